@@ -1,0 +1,40 @@
+"""Hugging Face checkpoints to verified Triton Inference Server model repositories.
+
+from builder import build, make_spec
+report = build(make_spec(model="sentence-transformers/all-MiniLM-L6-v2"))
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from builder.build import build
+    from builder.errors import BuilderError
+    from builder.repository.check import check
+    from builder.serve.client import Client
+    from builder.serve.load_test import load_test
+    from builder.serve.triton import running
+    from builder.spec import BuildSpec, load_specs, make_spec
+
+_HOMES = {
+    "BuildSpec": "builder.spec",
+    "BuilderError": "builder.errors",
+    "Client": "builder.serve.client",
+    "build": "builder.build",
+    "check": "builder.repository.check",
+    "load_specs": "builder.spec",
+    "load_test": "builder.serve.load_test",
+    "make_spec": "builder.spec",
+    "running": "builder.serve.triton",
+}
+
+__all__ = ["BuildSpec", "BuilderError", "Client", "build", "check", "load_specs", "load_test", "make_spec", "running"]
+
+
+def __getattr__(name: str) -> Any:
+    """Import on first use: `build-repo query` need not load torch."""
+    if name not in _HOMES:
+        raise AttributeError(f"module 'builder' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -1,0 +1,45 @@
+"""ONNX Runtime as an engine: its sessions, its fused operators, its name in Triton.
+
+Knows files and threads; knows nothing about checkpoints or tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+BACKEND = "onnxruntime"
+MODEL_FILE = "model.onnx"
+FUSED_ATTENTION = ("MultiHeadAttention",)
+FUSED_OPERATORS = (*FUSED_ATTENTION, "SkipLayerNormalization", "LayerNormalization", "BiasGelu", "FastGelu", "Gelu")
+QUANTISED_OPERATORS = ("MatMulInteger", "DequantizeLinear")
+
+
+def open_session(
+    model: Path, threads: int, spinning: bool = False, optimised_file: Path | None = None
+) -> onnxruntime.InferenceSession:
+    """Open `model` on the CPU with `threads` intra-operator threads.
+
+    With `optimised_file`, ONNX Runtime's hardware-independent fusions (its level "extended") are applied and
+    the resulting graph is written there.
+    """
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
+    if optimised_file is not None:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        options.optimized_model_filepath = str(optimised_file)
+    return onnxruntime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
+
+
+def infer_with(
+    session: onnxruntime.InferenceSession,
+) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    """An `infer` callable as the emitted pipeline wants it: named arrays in, named arrays out."""
+    names = [output.name for output in session.get_outputs()]
+    return lambda feeds: dict(zip(names, session.run(names, feeds), strict=True))

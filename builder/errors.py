@@ -1,0 +1,38 @@
+"""Every error a user can cause. The command line prints the message and exits 1; a traceback means a bug.
+
+BuilderError
+├── SpecError          an option or a models.yaml that cannot be meant
+├── CheckpointError    a checkpoint that cannot be found, trusted or served for the task
+├── ExportError        a graph that could not be made
+├── VerificationError  a model whose answers are not the reference's; nothing is published
+├── RepositoryError    a repository that cannot be written, or would not load
+└── ServeError         a server that cannot start, cannot be reached, or refuses a request
+"""
+
+
+class BuilderError(Exception):
+    """Says what was found, what was expected and what to do next, in one or two lines."""
+
+
+class SpecError(BuilderError):
+    pass
+
+
+class CheckpointError(BuilderError):
+    pass
+
+
+class ExportError(BuilderError):
+    pass
+
+
+class VerificationError(BuilderError):
+    pass
+
+
+class RepositoryError(BuilderError):
+    pass
+
+
+class ServeError(BuilderError):
+    pass

@@ -1,0 +1,67 @@
+"""What the exporter leaves in a graph and an engine would pay for at each run.
+
+Only rewrites that are identities by shape: nothing here recognises a model.
+"""
+
+from __future__ import annotations
+
+import onnx
+
+Shape = tuple[int | str, ...]
+
+
+def clean(model: onnx.ModelProto) -> None:
+    """In place: drop reshapes that undo one another, inputs nothing reads, nodes and weights nothing needs."""
+    graph = model.graph
+    shapes = _shapes(graph)
+    producers = {output: node for node in graph.node for output in node.output}
+    replaced: dict[str, str] = {}
+    for node in graph.node:
+        if node.op_type != "Reshape":
+            continue
+        previous = producers.get(node.input[0])
+        if previous is not None and previous.op_type == "Reshape":
+            node.input[0] = previous.input[0]  # only the last of two reshapes in a row decides the shape
+        source, target = shapes.get(node.input[0]), shapes.get(node.output[0])
+        if source is not None and source == target and node.output[0] not in {o.name for o in graph.output}:
+            replaced[node.output[0]] = node.input[0]
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            while name in replaced:
+                name = replaced[name]
+            node.input[place] = name
+    _drop_unused(graph)
+
+
+def _shapes(graph: onnx.GraphProto) -> dict[str, Shape]:
+    """Shapes all of whose dimensions have a number or a name."""
+    shapes = {}
+    for value in [*graph.value_info, *graph.input, *graph.output]:
+        dims = [d.dim_param or d.dim_value for d in value.type.tensor_type.shape.dim]
+        if dims and all(dims):
+            shapes[value.name] = tuple(dims)
+    return shapes
+
+
+def _drop_unused(graph: onnx.GraphProto) -> None:
+    needed = {output.name for output in graph.output}
+    kept = []
+    for node in reversed(graph.node):
+        if any(output in needed for output in node.output):
+            needed.update(_names_read(node))
+            kept.append(node)
+    del graph.node[:]
+    graph.node.extend(reversed(kept))
+    for values in (graph.initializer, graph.input, graph.value_info):
+        unused = [value for value in values if value.name not in needed]
+        for value in unused:
+            values.remove(value)
+
+
+def _names_read(node: onnx.NodeProto) -> set[str]:
+    """The values a node reads, those its subgraphs capture included."""
+    names = {name for name in node.input if name}
+    for attribute in node.attribute:
+        for inner in attribute.g.node:
+            names |= _names_read(inner)
+    return names

@@ -1,0 +1,123 @@
+"""PyTorch encoder to ONNX: attention fused where the architecture allows it, counted either way.
+
+Knows modules and their inputs; knows no architecture and no task.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from builder.checkpoint import Checkpoint
+from builder.engines.onnxruntime import FUSED_ATTENTION
+from builder.errors import ExportError
+from builder.export.architectures import fused_attention
+from builder.export.attention import ONNXRUNTIME, UNFUSED
+from builder.export.cleanup import clean
+from builder.export.graph import Graph, read_graph
+from builder.spec import BuildSpec
+from builder.tasks.base import TaskGraph
+
+OPSET = 20  # the newest that every supported release reads
+IR_VERSION = 9
+TOKENIZER_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+
+
+@dataclass(frozen=True)
+class Export:
+    """The exported graph, the module it was made from, and how much of its attention is fused."""
+
+    graph: Graph
+    module: TaskGraph
+    attentions: int  # fused
+    layers: int
+    warning: str | None
+
+
+def export(checkpoint: Checkpoint, spec: BuildSpec, folder: Path) -> Export:
+    """Export the task's graph into `folder`. Raises ExportError when no graph can be made at all."""
+    module = checkpoint.task.graph(checkpoint, spec, graph_inputs(checkpoint))
+    path = folder / "exported.onnx"
+    layers = int(checkpoint.config.num_hidden_layers)
+    reason = _try_export(module, path, fused=True)
+    attentions = 0 if reason else sum(read_graph(path).operators[name] for name in FUSED_ATTENTION)
+    if not attentions:
+        failure = _try_export(module, path, fused=False)
+        if failure:
+            raise ExportError(f"{checkpoint.source} ({checkpoint.config.model_type}) does not export: {failure}")
+    warning = None
+    if attentions < layers:
+        why = reason or f"{checkpoint.config.model_type} does not follow transformers' attention interface"
+        warning = (
+            f"{attentions} of {layers} attentions are fused ({why}); the others run as separate operators, which is "
+            "right but slower and takes memory quadratic in the length"
+        )
+    return Export(read_graph(path), module, attentions, layers, warning)
+
+
+def graph_inputs(checkpoint: Checkpoint) -> tuple[str, ...]:
+    """What the tokeniser makes and the model takes, then the task's own inputs."""
+    accepted = inspect.signature(checkpoint.model.forward).parameters
+    made = checkpoint.tokenizer.model_input_names
+    names = [name for name in TOKENIZER_INPUTS if name in accepted and name in made]
+    return (*names, *checkpoint.task.extra_inputs)
+
+
+def _try_export(module: TaskGraph, path: Path, fused: bool) -> str | None:
+    """Export `module`; the reason where that fails."""
+    model: PreTrainedModel = module.model
+    before = model.config._attn_implementation
+    try:
+        with fused_attention(model) if fused else torch.no_grad():
+            model.set_attn_implementation(ONNXRUNTIME if fused else UNFUSED)
+            _export(module.eval(), path)
+    except Exception as error:  # torch.export raises whatever the model's own code raises
+        return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else ''}"
+    finally:
+        model.set_attn_implementation(before)
+    return None
+
+
+def _export(module: TaskGraph, path: Path) -> None:
+    batch, sequence, masks = (torch.export.Dim(name) for name in ("batch", "sequence", "masks"))
+    tensors, shapes = [], []
+    for name in module.inputs:
+        second = sequence if name in TOKENIZER_INPUTS else masks
+        tensors.append(_example(name))
+        shapes.append({0: batch, 1: second})
+    with torch.no_grad():
+        program = torch.onnx.export(
+            module,
+            tuple(tensors),
+            dynamo=True,
+            opset_version=OPSET,
+            dynamic_shapes=(tuple(shapes),),
+            input_names=list(module.inputs),
+            output_names=list(module.outputs),
+            verbose=False,
+        )
+    if program is None:
+        raise ExportError("torch.onnx.export made no program")
+    model = program.model_proto
+    clean(model)
+    model.ir_version = IR_VERSION
+    path.write_bytes(model.SerializeToString())
+
+
+def _example(name: str) -> torch.Tensor:
+    """An example of an input, (batch, sequence) or (batch, masks), of sizes no axis is specialised on."""
+    if name == "input_ids":
+        return torch.arange(2 * 7, dtype=torch.long).reshape(2, 7) % 5 + 3
+    if name == "attention_mask":
+        mask = torch.ones((2, 7), dtype=torch.long)
+        mask[1, 5:] = 0
+        return mask
+    return torch.zeros((2, 7 if name in TOKENIZER_INPUTS else 3), dtype=torch.long)
+
+
+__all__: Sequence[str] = ("Export", "export", "graph_inputs")

@@ -1,0 +1,59 @@
+"""An exported model on disk, and what can be read off it.
+
+Knows ONNX files; knows nothing about how they were made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from builder.engines.releases import RELEASES
+from builder.errors import ExportError
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One ONNX file with its signature. `operators` counts nodes by operator type."""
+
+    path: Path
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    output_dims: tuple[tuple[int, ...], ...]  # batch excluded, -1 for any size
+    opset: int
+    ir_version: int
+    operators: Counter[str]
+    size: int  # bytes, weights included
+
+
+def read_graph(path: Path) -> Graph:
+    """Read the signature and operators of an ONNX file."""
+    model = onnx.load(str(path), load_external_data=False)
+    return Graph(
+        path=path,
+        inputs=tuple(value.name for value in model.graph.input),
+        outputs=tuple(value.name for value in model.graph.output),
+        output_dims=tuple(
+            tuple(d.dim_value or -1 for d in value.type.tensor_type.shape.dim)[1:] for value in model.graph.output
+        ),
+        opset=next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")),
+        ir_version=model.ir_version,
+        operators=Counter(node.op_type for node in model.graph.node),
+        size=sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")),
+    )
+
+
+def check_release(graph: Graph, triton: str) -> None:
+    """Refuse a graph that the ONNX Runtime of a Triton release cannot read. Raises ExportError."""
+    release = RELEASES[triton]
+    if graph.opset <= release.opset and graph.ir_version <= release.ir_version:
+        return
+    newer = [n for n, r in RELEASES.items() if graph.opset <= r.opset and graph.ir_version <= r.ir_version]
+    raise ExportError(
+        f"{graph.path.name} needs opset {graph.opset} and IR version {graph.ir_version}; Triton {triton} (ONNX Runtime "
+        f"{release.onnxruntime}) reads up to {release.opset} and {release.ir_version}. "
+        + (f"Build for Triton {newer[0]} or later" if newer else "No known release reads it")
+    )

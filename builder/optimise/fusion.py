@@ -1,0 +1,34 @@
+"""LayerNormalization, Gelu and bias fusions by ONNX Runtime's own optimiser, applied once and saved.
+
+Knows ONNX files; attention is fused before this, at export.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from builder.engines.onnxruntime import open_session
+from builder.errors import ExportError
+from builder.export.graph import Graph, read_graph
+
+STANDARD_DOMAINS = ("", "ai.onnx", "com.microsoft")
+
+
+def fuse(graph: Graph, folder: Path, threads: int) -> Graph:
+    """Write the fused graph into `folder`. Raises ExportError where it would need an operator no release has."""
+    path = folder / "fused.onnx"
+    open_session(graph.path, threads, optimised_file=path)
+    model = onnx.load(str(path))
+    used = {node.domain for node in model.graph.node} | {""}
+    foreign = used - set(STANDARD_DOMAINS)
+    if foreign:
+        raise ExportError(f"the optimiser used operators of {', '.join(sorted(foreign))}, which stock servers lack")
+    kept = [entry for entry in model.opset_import if entry.domain in used]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
+    model.ir_version = graph.ir_version
+    model.producer_version = ""
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return read_graph(path)

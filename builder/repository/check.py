@@ -1,0 +1,90 @@
+"""Lint a repository without a server: would a stock Triton of the release load it, and is it what was built?
+
+Knows files; starts nothing.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from builder.engines.onnxruntime import BACKEND, MODEL_FILE
+from builder.engines.releases import RELEASES
+from builder.errors import BuilderError
+from builder.export.graph import check_release, read_graph
+from builder.repository.render import parse
+
+
+def check(repository: Path, triton: str | None = None) -> list[str]:
+    """The problems found, one a line, each with the model's name. Empty: none."""
+    if not repository.is_dir():
+        return [f"{repository} is no folder; build a model first: build-repo MODEL --output {repository}"]
+    folders = [folder for folder in sorted(repository.iterdir()) if folder.is_dir()]
+    if not folders:
+        return [f"{repository} holds no model; build one: build-repo MODEL --output {repository}"]
+    return [f"{folder.name}: {problem}" for folder in folders for problem in _check_entry(folder, triton)]
+
+
+def _check_entry(folder: Path, triton: str | None) -> Iterator[str]:
+    path = folder / "config.pbtxt"
+    if not path.is_file():
+        yield "has no config.pbtxt"
+        return
+    try:
+        config = parse(path.read_text("utf-8"), folder.name)
+    except BuilderError as error:
+        yield str(error)
+        return
+    if config.name != folder.name:
+        yield f"config.pbtxt names it {config.name!r}; Triton wants the folder's name"
+    versions = [version for version in folder.iterdir() if version.is_dir() and version.name.isdigit()]
+    if not versions:
+        yield "has no version folder such as 1/"
+    report = folder / "build.json"
+    recorded = json.loads(report.read_text("utf-8")) if report.is_file() else {}
+    release = triton or recorded.get("triton")
+    for version in versions:
+        if config.backend == BACKEND:
+            yield from _check_graph(version, config, release)
+        elif config.backend == "python":
+            yield from _check_python(version, folder.parent, release)
+    for name, digest in recorded.get("files", {}).get(folder.name, {}).items():
+        if not (folder / name).is_file():
+            yield f"{name} is missing"
+        elif hashlib.sha256((folder / name).read_bytes()).hexdigest() != digest:
+            yield f"{name} is not the file that was built; build it again"
+
+
+def _check_graph(version: Path, config: object, release: str | None) -> Iterator[str]:
+    model = version / MODEL_FILE
+    if not model.is_file():
+        yield f"{version.name}/{MODEL_FILE} is missing"
+        return
+    graph = read_graph(model)
+    for kind, names in (("input", graph.inputs), ("output", graph.outputs)):
+        declared = tuple(value.name for value in getattr(config, kind))
+        if set(declared) - set(names):
+            yield f"config.pbtxt declares {kind}s {declared}, the graph has {names}"
+    if release in RELEASES:
+        try:
+            check_release(graph, release)
+        except BuilderError as error:
+            yield str(error)
+
+
+def _check_python(version: Path, repository: Path, release: str | None) -> Iterator[str]:
+    python = RELEASES[release].python if release in RELEASES else "3.10"
+    feature = tuple(int(part) for part in python.split("."))
+    for source in sorted(version.rglob("*.py")):
+        try:
+            ast.parse(source.read_text("utf-8"), feature_version=(feature[0], feature[1]))
+        except SyntaxError as error:
+            yield f"{source.relative_to(version.parent)} is no Python {python}: {error}"
+    serving = version / "serving.json"
+    if serving.is_file():
+        engine = json.loads(serving.read_text("utf-8"))["engine"]
+        if not (repository / engine / "config.pbtxt").is_file():
+            yield f"its engine {engine} is not in the repository"

@@ -1,0 +1,165 @@
+"""From a verified model to the entries of a repository. Pure: no file is read or written here.
+
+NAME/        python: tokenise, call the engine, post-process; dynamic batching on texts
+NAME_model/  the engine
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from builder.engines import onnxruntime as engine
+from builder.export.graph import Graph
+from builder.runtime.fields import Field
+from builder.spec import BuildSpec, Serving
+
+RUNTIME = Path(__file__).parent.parent / "runtime"
+RUNTIME_FILES = ("model.py", "pipeline.py", "task.py", "text.py", "fields.py", "cutting.py", "scores.py")
+SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """One warm-up request of the engine: a row of real tokens, repeated `batch_size` times."""
+
+    name: str
+    batch_size: int
+    inputs: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """What templates/config.pbtxt.j2 needs, all of it."""
+
+    name: str
+    backend: str
+    max_batch_size: int
+    inputs: Sequence[Field]
+    outputs: Sequence[Field]
+    instances: int
+    serving: Serving
+    dynamic_batching: bool
+    max_queue_delay_us: int = 0
+    default_model_filename: str = ""
+    rate_limited: bool = False
+    response_cache: bool = False
+    graph_level: int = 0
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    warm_ups: Sequence[WarmUp] = ()
+
+
+@dataclass(frozen=True)
+class RepositoryEntry:
+    """One model of the repository: its configuration and its files, as bytes or as a file to copy."""
+
+    name: str
+    config: Config
+    files: Mapping[str, bytes | Path]
+
+
+def serving_document(
+    spec: BuildSpec, module: str, graph: Graph, max_length: int, pad: Mapping[str, int], parameters: Mapping[str, Any]
+) -> dict[str, Any]:
+    """serving.json: the parameters of the emitted Python."""
+    return {
+        "task": module,
+        "engine": f"{spec.entry_name}_model",
+        "max_length": max_length,
+        "truncate": spec.truncate,
+        "inputs": {name: SOURCES.get(name, "task") for name in graph.inputs},
+        "outputs": list(graph.outputs),
+        "pad": dict(pad),
+        "batching": {
+            "token_budget": max(spec.serving.token_budget, max_length),
+            "max_rows": spec.max_batch_size,
+            "call_cost": spec.serving.call_cost,
+        },
+        "parameters": dict(parameters),
+    }
+
+
+def lay_out(
+    spec: BuildSpec,
+    serving: Mapping[str, Any],
+    tokenizer: str,
+    graph: Graph,
+    fields: tuple[Sequence[Field], Sequence[Field]],
+    warm_up_rows: Sequence[Mapping[str, Sequence[int]]],
+) -> tuple[RepositoryEntry, RepositoryEntry]:
+    """The front model and its engine."""
+    options = spec.serving
+    front = Config(
+        name=spec.entry_name,
+        backend="python",
+        max_batch_size=spec.max_batch_size,
+        inputs=fields[0],
+        outputs=fields[1],
+        instances=options.front_instances,
+        serving=options,
+        dynamic_batching=True,
+        max_queue_delay_us=spec.max_queue_delay_us,
+        response_cache=options.response_cache,
+        parameters=_front_parameters(spec, serving),
+    )
+    files: dict[str, bytes | Path] = {f"1/{name}": RUNTIME / name for name in RUNTIME_FILES}
+    files["1/tasks/__init__.py"] = RUNTIME / "tasks" / "__init__.py"
+    files.update({f"1/tasks/{name}": RUNTIME / "tasks" / name for name in task_files(serving["task"])})
+    files["1/serving.json"] = json.dumps(serving, indent=1, ensure_ascii=False).encode()
+    files["1/tokenizer.json"] = tokenizer.encode()
+    return RepositoryEntry(front.name, front, files), _engine_entry(spec, graph, warm_up_rows)
+
+
+def _front_parameters(spec: BuildSpec, serving: Mapping[str, Any]) -> dict[str, str]:
+    """What a client can learn of the model from its configuration: its task, its mask, the user's own words."""
+    parameters = {"task": serving["task"].replace("_", "-")}
+    if "mask" in serving["parameters"]:
+        parameters["mask_token"] = serving["parameters"]["mask"]
+    return {**parameters, **dict(sorted(spec.serving.metadata.items()))}
+
+
+def task_files(module: str) -> tuple[str, ...]:
+    """The emitted task and the tasks it builds on, found by its own relative imports."""
+    found = [f"{module}.py"]
+    for line in (RUNTIME / "tasks" / f"{module}.py").read_text("utf-8").splitlines():
+        if line.startswith("from .") and not line.startswith("from .."):
+            found.extend(task_files(line.split()[1][1:]))
+    return tuple(found)
+
+
+def _engine_entry(spec: BuildSpec, graph: Graph, rows: Sequence[Mapping[str, Sequence[int]]]) -> RepositoryEntry:
+    options = spec.serving
+    files: dict[str, bytes | Path] = {f"1/{engine.MODEL_FILE}": graph.path}
+    warm_ups = []
+    for index, row in enumerate(rows if options.warm_up else ()):
+        inputs = {}
+        for name in graph.inputs:
+            file = f"text_{index}_{name}"
+            files[f"warmup/{file}"] = np.asarray(row[name], dtype=np.int64).tobytes()
+            inputs[name] = {"length": len(row[name]), "file": file}
+        warm_ups.append(WarmUp(f"text_{index}", 1, inputs))
+    config = Config(
+        name=f"{spec.entry_name}_model",
+        backend=engine.BACKEND,
+        max_batch_size=spec.max_batch_size,
+        inputs=[Field(name, "TYPE_INT64", (-1,)) for name in graph.inputs],
+        outputs=[Field(n, "TYPE_FP32", dims) for n, dims in zip(graph.outputs, graph.output_dims, strict=True)],
+        instances=spec.instances,
+        serving=options,
+        dynamic_batching=False,  # rows of one call have one length: the front model has batched them already
+        default_model_filename=engine.MODEL_FILE,
+        rate_limited=True,
+        graph_level=options.optimization_level,
+        parameters={
+            "intra_op_thread_count": str(spec.threads_per_instance),
+            "inter_op_thread_count": "1",
+            "session.intra_op.allow_spinning": "1" if options.spinning else "0",
+        },
+        warm_ups=warm_ups,
+    )
+    return RepositoryEntry(config.name, config, files)

@@ -1,0 +1,39 @@
+"""Cutting a batch of rows of unequal length into engine calls that waste little on padding.
+
+Knows lengths; knows nothing about texts, tensors or engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def cut(lengths: Sequence[int], token_budget: int, max_rows: int, call_cost: int) -> list[list[int]]:
+    """Partition row indices into engine calls of least total cost.
+
+    Rows are sorted by length; a call on rows of longest length L costs `rows * L + call_cost`, in tokens,
+    where `call_cost` is what a call costs besides its tokens. The cheapest partition of the sorted rows into
+    runs is found by dynamic programming, O(n * max_rows). A call holds at most `max_rows` rows and at most
+    `token_budget` padded tokens, except that a single row is always allowed.
+    """
+    order = np.argsort(np.asarray(lengths, dtype=np.int64), kind="stable")
+    ordered = np.asarray(lengths, dtype=np.int64)[order]
+    n = len(order)
+    cost = np.zeros(n + 1)
+    start_of = np.zeros(n + 1, dtype=np.int64)
+    for end in range(1, n + 1):
+        longest = max(int(ordered[end - 1]), 1)
+        most = max(1, min(max_rows, token_budget // longest, end))
+        starts = np.arange(end - most, end)
+        costs = cost[starts] + (end - starts) * longest + call_cost
+        best = int(np.argmin(costs))
+        cost[end], start_of[end] = costs[best], starts[best]
+    calls = []
+    end = n
+    while end:
+        start = int(start_of[end])
+        calls.append(order[start:end].tolist())
+        end = start
+    return calls[::-1]

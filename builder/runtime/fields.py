@@ -1,0 +1,97 @@
+"""What a task says about its tensors, and how one request's tensors are read.
+
+Knows numpy arrays and names; knows nothing about Triton or tokenisers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+class InputError(ValueError):
+    """A request that cannot be answered as it stands; the message goes to its sender alone."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One tensor of the front model. `dims` excludes the batch dimension; -1 is any size."""
+
+    name: str
+    data_type: str
+    dims: tuple[int, ...] = (1,)
+    optional: bool = False
+
+
+Tensors = Mapping[str, np.ndarray]
+
+
+def strings(tensors: Tensors, name: str) -> list[list[str]]:
+    """Decode the BYTES tensor `name`, shape (rows, n), into one list of str a row.
+
+    Raises InputError for bytes that are not UTF-8 and for values that hold no text.
+    """
+    array = tensors[name]
+    if array.ndim != 2 or array.shape[0] == 0 or array.shape[1] == 0:
+        raise InputError(f"{name} has shape {list(array.shape)}; expected [rows, values], at least one of each")
+    return [[_decode(value, name, row) for value in values] for row, values in enumerate(array)]
+
+
+def _decode(value: Any, name: str, row: int) -> str:
+    try:
+        text = value if isinstance(value, str) else bytes(value).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{name}, row {row}: byte {error.start} is not UTF-8 ({error.reason}); encode the text as UTF-8"
+        ) from error
+    if not text.strip():
+        raise InputError(f"{name}, row {row}, is empty; send at least one character that is not a space")
+    return text
+
+
+def one_each(tensors: Tensors, name: str) -> list[str]:
+    """Decode `name` as one str a row, shape (rows, 1). Raises InputError for any other shape."""
+    rows = strings(tensors, name)
+    if any(len(row) != 1 for row in rows):
+        raise InputError(f"{name} has shape {list(tensors[name].shape)}; expected one text a row: [rows, 1]")
+    return [row[0] for row in rows]
+
+
+def option(tensors: Tensors, name: str, default: Any) -> Any:
+    """Read the option `name`, one value for the whole request, as int, float, bool or str.
+
+    Raises InputError when the rows of one request disagree: their answers would have no common shape.
+    """
+    array = tensors.get(name)
+    if array is None:
+        return default
+    values = [_decode(v, name, 0) if isinstance(v, (bytes, str)) else v.item() for v in array.ravel()]
+    if not values:
+        raise InputError(f"{name} is an empty tensor; leave the option out or send one value")
+    if any(value != values[0] for value in values):
+        raise InputError(f"{name} differs between the rows of one request; send one request for each value")
+    return values[0]
+
+
+def count(tensors: Tensors, name: str, default: int, least: int = 1) -> int:
+    """Read an integer option that must be at least `least`."""
+    value = int(option(tensors, name, default))
+    if value < least:
+        raise InputError(f"{name} is {value}; expected at least {least}")
+    return value
+
+
+def choice(tensors: Tensors, name: str, default: str, choices: tuple[str, ...]) -> str:
+    """Read a str option that must be one of `choices`."""
+    value = str(option(tensors, name, default)).lower()
+    if value not in choices:
+        raise InputError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
+    return value
+
+
+def as_bytes(rows: list[list[str]]) -> np.ndarray:
+    """Encode rows of str, all of one length, as a BYTES tensor (numpy object array of UTF-8 bytes)."""
+    return np.array([[text.encode("utf-8") for text in row] for row in rows], dtype=np.object_)

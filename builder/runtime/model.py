@@ -1,0 +1,68 @@
+"""The front model's adapter to Triton's Python backend. All it knows is how to carry tensors.
+
+`self.model` is the Pipeline; its `infer` is a BLS call of the engine's own Triton model.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
+
+from .fields import InputError
+from .pipeline import Answer, Pipeline
+
+
+class EngineError(RuntimeError):
+    """The engine's model refused or failed a call."""
+
+
+class TritonPythonModel:
+    def initialize(self, args: dict[str, str]) -> None:
+        _check_tensors_survive()
+        folder = Path(args["model_repository"]) / args["model_version"]
+        config = json.loads(args["model_config"])
+        self.inputs = [field["name"] for field in config["input"]]
+        self.model = Pipeline(folder, self._infer)
+        self.engine: str = self.model.serving["engine"]
+        self.engine_outputs: list[str] = self.model.serving["outputs"]
+
+    def _infer(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        response = pb_utils.InferenceRequest(
+            model_name=self.engine,
+            requested_output_names=self.engine_outputs,
+            inputs=[pb_utils.Tensor(name, array) for name, array in feeds.items()],
+        ).exec()
+        if response.has_error():
+            raise EngineError(f"{self.engine}: {response.error().message()}")
+        return {name: pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in self.engine_outputs}
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._response(answer) for answer in self.model([self._tensors(request) for request in requests])]
+
+    def _tensors(self, request: Any) -> dict[str, np.ndarray]:
+        tensors = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self.inputs}
+        return {name: tensor.as_numpy() for name, tensor in tensors.items() if tensor is not None}
+
+    def _response(self, answer: Answer) -> Any:
+        if isinstance(answer, InputError):
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(answer), pb_utils.TritonError.INVALID_ARG))
+        if isinstance(answer, Exception):
+            pb_utils.Logger.log_error(f"{type(answer).__name__}: {answer}")
+            message = f"this request failed inside the model: {type(answer).__name__}: {answer}"
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, pb_utils.TritonError.INTERNAL))
+        return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in answer.items()])
+
+
+def _check_tensors_survive() -> None:
+    """Refuse to load where tensors are corrupted on their way (a stub built for numpy 1, run with numpy 2)."""
+    sent = np.array([1, 2, 3], dtype=np.int64)
+    arrived = pb_utils.Tensor("check", sent).as_numpy()
+    if not np.array_equal(sent, arrived):
+        raise RuntimeError(
+            f"this Python backend corrupts tensors ({sent.tolist()} arrives as {arrived.tolist()}) with numpy "
+            f"{np.__version__}: install numpy below 2 in the interpreter that Triton runs"
+        )

@@ -1,0 +1,142 @@
+"""From the requests of one batch to their answers: read, tokenise, cut, infer, answer.
+
+Knows an `infer` callable that takes and returns named numpy arrays; in Triton it is a BLS call, in a build
+or a test an ONNX Runtime session. Knows nothing about which.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Union
+
+import numpy as np
+
+from .cutting import cut
+from .fields import InputError, Tensors
+from .task import TRUNCATED, Job, Row, Task
+from .text import TextEncoder
+
+Infer = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
+Answer = Union[dict[str, np.ndarray], Exception]
+
+
+@dataclass
+class Work:
+    """One request on its way: its job, its rows and, once the engine has run, each row's outputs."""
+
+    job: Job
+    rows: list[Row]
+    outputs: list[Mapping[str, np.ndarray]]
+
+
+@dataclass
+class Counts:
+    """Tokens since the start: those of the texts, and those of the padded batches the engine saw."""
+
+    calls: int = 0
+    tokens: int = 0
+    padded_tokens: int = 0
+
+
+class Pipeline:
+    """The whole path of a front model, without Triton."""
+
+    def __init__(self, folder: Path, infer: Infer) -> None:
+        self.serving: dict[str, Any] = json.loads((folder / "serving.json").read_text("utf-8"))
+        package = importlib.import_module(f".tasks.{self.serving['task']}", __package__)
+        task_type: type[Task] = package.Task
+        self.text = TextEncoder(folder / "tokenizer.json", task_type.offsets)
+        self.task = task_type(self.serving, self.text)
+        self.infer = infer
+        self.counts = Counts()
+
+    def __call__(self, requests: Sequence[Tensors]) -> list[Answer]:
+        """Answer each request: its output tensors, or the exception that is its own and nobody else's."""
+        answers: list[Answer | None] = [None] * len(requests)
+        works: dict[int, Work] = {}
+        jobs: dict[int, Job] = {}
+        for index, tensors in enumerate(requests):
+            try:
+                jobs[index] = self.task.read(tensors)
+            except Exception as error:
+                answers[index] = error
+        encodings = self._encode(jobs)
+        for index, job in jobs.items():
+            try:
+                rows = self.task.rows(job, encodings[index])
+                works[index] = Work(job, rows, [{}] * len(rows))
+            except Exception as error:
+                answers[index] = error
+        failed = self._run(works)
+        for index, work in works.items():
+            try:
+                if index in failed:
+                    raise failed[index]
+                answers[index] = self._answer(work)
+            except Exception as error:
+                answers[index] = error
+        return [answer if answer is not None else RuntimeError("no answer was made") for answer in answers]
+
+    def _encode(self, jobs: Mapping[int, Job]) -> dict[int, list[Any]]:
+        """Tokenise the texts of all jobs, one call for all that are cut the same way."""
+        encodings: dict[int, list[Any]] = {}
+        for truncation in dict.fromkeys(job.truncation for job in jobs.values()):
+            members = [index for index, job in jobs.items() if job.truncation == truncation]
+            batch = iter(self.text([text for index in members for text in jobs[index].texts], truncation))
+            for index in members:
+                encodings[index] = [next(batch) for _ in jobs[index].texts]
+        return encodings
+
+    def _run(self, works: Mapping[int, Work]) -> dict[int, Exception]:
+        """Run all rows of all requests, in calls of similar length; returns the requests whose call failed."""
+        places = [(index, position) for index, work in works.items() for position in range(len(work.rows))]
+        rows = [works[index].rows[position] for index, position in places]
+        failed: dict[int, Exception] = {}
+        limits = self.serving["batching"]
+        calls = cut([len(r.encoding) for r in rows], limits["token_budget"], limits["max_rows"], limits["call_cost"])
+        for call in calls:
+            try:
+                outputs = self.infer(self._feeds([rows[i] for i in call]))
+            except Exception as error:
+                failed.update({places[i][0]: error for i in call})
+                continue
+            for at, i in enumerate(call):
+                index, position = places[i]
+                works[index].outputs[position] = {name: array[at] for name, array in outputs.items()}
+        return failed
+
+    def _feeds(self, rows: Sequence[Row]) -> dict[str, np.ndarray]:
+        """Pad rows to the longest: each input of the engine as int64, shape (rows, longest)."""
+        columns: dict[str, list[list[int]]] = {}
+        for name, source in self.serving["inputs"].items():
+            if source == "task":
+                columns[name] = [row.feeds[name] for row in rows]
+            else:
+                columns[name] = [getattr(row.encoding, source) for row in rows]
+        self.counts.calls += 1
+        self.counts.tokens += sum(len(row.encoding) for row in rows)
+        self.counts.padded_tokens += len(rows) * max(len(row.encoding) for row in rows)
+        return {name: _pad(values, self.serving["pad"].get(name, 0)) for name, values in columns.items()}
+
+    def _answer(self, work: Work) -> dict[str, np.ndarray]:
+        tensors = self.task.answer(work.job, work.rows, work.outputs)
+        batch = len(next(iter(tensors.values())))
+        truncated = np.zeros((batch, 1), dtype=bool)
+        rows_per_answer = max(1, len(work.job.texts) // batch)
+        for row in work.rows:
+            truncated[row.source // rows_per_answer, 0] |= row.truncated
+        return {**tensors, TRUNCATED.name: truncated}
+
+
+def _pad(rows: Sequence[Sequence[int]], value: int) -> np.ndarray:
+    padded = np.full((len(rows), max(1, max(len(row) for row in rows))), value, dtype=np.int64)
+    for i, row in enumerate(rows):
+        padded[i, : len(row)] = row
+    return padded
+
+
+__all__ = ["Answer", "InputError", "Pipeline"]

@@ -1,0 +1,91 @@
+"""What every task has: one request becomes a job, the job's texts become rows, the rows' outputs an answer.
+
+Knows texts, token rows and numpy outputs; knows nothing about Triton or the engine behind `infer`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from tokenizers import Encoding
+
+from .fields import Field, InputError, Tensors, option
+from .text import Text, TextEncoder, Truncation
+
+Outputs = Mapping[str, np.ndarray]
+
+
+@dataclass
+class Job:
+    """One request: its texts in the order of its rows, its options, and how its texts are cut, if at all."""
+
+    texts: list[Text]
+    options: dict[str, Any]
+    truncate: bool
+    truncation: Truncation | None = None
+
+
+@dataclass
+class Row:
+    """One row of the engine's batch. `feeds` are per-row inputs beyond the tokeniser's, each 1-D int64."""
+
+    encoding: Encoding
+    source: int
+    truncated: bool = False
+    feeds: dict[str, list[int]] = field(default_factory=dict)
+
+
+class Task:
+    """Base of the tasks. A subclass says its tensors, reads a request and makes the answer from outputs."""
+
+    offsets = False  # whether the answer needs character offsets, which cost tokenising time
+    strategy = "longest_first"  # what `truncate` cuts, as the reference pipeline does
+
+    def __init__(self, serving: Mapping[str, Any], text: TextEncoder) -> None:
+        self.parameters: Mapping[str, Any] = serving["parameters"]
+        self.max_length: int = serving["max_length"]
+        self.truncate: bool = serving["truncate"]
+        self.text = text
+
+    @staticmethod
+    def inputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
+        """The task's own input tensors; `truncate` is added to each task's."""
+        raise NotImplementedError
+
+    @staticmethod
+    def outputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
+        """The task's own output tensors; `truncated` is added to each task's."""
+        raise NotImplementedError
+
+    def read(self, tensors: Tensors) -> Job:
+        """Check one request and take its texts and options out. Raises InputError."""
+        raise NotImplementedError
+
+    def answer(self, job: Job, rows: Sequence[Row], outputs: Sequence[Outputs]) -> dict[str, np.ndarray]:
+        """Make the output tensors from each row's outputs, batch dimension removed, padded positions kept."""
+        raise NotImplementedError
+
+    def rows(self, job: Job, encodings: Sequence[Encoding]) -> list[Row]:
+        """Make engine rows from the encodings of `job.texts`. Raises InputError for a text that is too long."""
+        return [self._fit(job, source, encoding) for source, encoding in enumerate(encodings)]
+
+    def _fit(self, job: Job, source: int, encoding: Encoding) -> Row:
+        if len(encoding) <= self.max_length:
+            return Row(encoding, source)
+        if not job.truncate:
+            raise InputError(
+                f"row {source} has {len(encoding)} tokens; the limit of this model is {self.max_length}: "
+                "shorten the text, or send truncate=true to have it cut"
+            )
+        cut = self.text([job.texts[source]], Truncation(self.max_length, self.strategy))[0]
+        return Row(cut, source, truncated=True)
+
+    def wants_truncation(self, tensors: Tensors) -> bool:
+        return bool(option(tensors, "truncate", self.truncate))
+
+
+TRUNCATE = Field("truncate", "TYPE_BOOL", optional=True)
+TRUNCATED = Field("truncated", "TYPE_BOOL")

@@ -1,0 +1,50 @@
+"""Labels of a text or of a pair of texts, with their scores, best first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import task
+from ..fields import Field, InputError, Tensors, as_bytes, choice, count, one_each
+from ..scores import FUNCTIONS
+
+
+class Task(task.Task):
+    @staticmethod
+    def inputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
+        return (
+            Field("text_input", "TYPE_STRING"),
+            Field("text_pair", "TYPE_STRING", optional=True),
+            Field("top_k", "TYPE_INT32", optional=True),
+            Field("function_to_apply", "TYPE_STRING", optional=True),
+        )
+
+    @staticmethod
+    def outputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
+        return (Field("label", "TYPE_STRING", (-1,)), Field("score", "TYPE_FP32", (-1,)))
+
+    def read(self, tensors: Tensors) -> task.Job:
+        texts = one_each(tensors, "text_input")
+        labels = len(self.parameters["labels"])
+        options = {
+            "top_k": min(count(tensors, "top_k", 1), labels),
+            "function": choice(tensors, "function_to_apply", self.parameters["function"], tuple(FUNCTIONS)),
+        }
+        if "text_pair" not in tensors:
+            return task.Job(list(texts), options, self.wants_truncation(tensors))
+        pairs = one_each(tensors, "text_pair")
+        if len(pairs) != len(texts):
+            raise InputError(f"text_pair has {len(pairs)} rows and text_input {len(texts)}; send one pair a text")
+        return task.Job(list(zip(texts, pairs)), options, self.wants_truncation(tensors))
+
+    def answer(self, job: task.Job, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]) -> dict[str, np.ndarray]:
+        scores = FUNCTIONS[job.options["function"]](np.stack([output["logits"] for output in outputs]))
+        best = np.argsort(-scores, axis=-1, kind="stable")[:, : job.options["top_k"]]
+        labels: list[str] = self.parameters["labels"]
+        return {
+            "label": as_bytes([[labels[i] for i in row] for row in best]),
+            "score": np.take_along_axis(scores, best, axis=-1).astype(np.float32),
+        }

@@ -1,0 +1,35 @@
+"""Relevance of documents to a query, by a cross-encoder that reads both together (arXiv:1901.04085)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import task
+from ..fields import Field, InputError, Tensors, one_each, strings
+from ..scores import FUNCTIONS
+
+
+class Task(task.Task):
+    @staticmethod
+    def inputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
+        return (Field("query", "TYPE_STRING"), Field("documents", "TYPE_STRING", (-1,)))
+
+    @staticmethod
+    def outputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
+        return (Field("score", "TYPE_FP32", (-1,)), Field("order", "TYPE_INT32", (-1,)))
+
+    def read(self, tensors: Tensors) -> task.Job:
+        queries = one_each(tensors, "query")
+        documents = strings(tensors, "documents")
+        if len(queries) != len(documents):
+            raise InputError(f"documents has {len(documents)} rows and query {len(queries)}; send one row a query")
+        pairs = [(query, document) for query, row in zip(queries, documents) for document in row]
+        return task.Job(list(pairs), {"shape": (len(documents), len(documents[0]))}, self.wants_truncation(tensors))
+
+    def answer(self, job: task.Job, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]) -> dict[str, np.ndarray]:
+        logits = np.stack([output["logits"] for output in outputs]).reshape(job.options["shape"])
+        scores = FUNCTIONS[self.parameters["function"]](logits).astype(np.float32)
+        return {"score": scores, "order": np.argsort(-scores, axis=-1, kind="stable").astype(np.int32)}

@@ -1,0 +1,53 @@
+"""Text to token ids with the Rust tokeniser, and nothing cut short unnoticed.
+
+Knows the tokeniser file and the length limit; knows nothing about tasks, engines or Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Union
+
+from tokenizers import Encoding, Tokenizer
+
+Text = Union[str, tuple[str, str]]
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """How a text is cut to `max_length` tokens, special tokens included.
+
+    `strategy` is one of tokenizers' longest_first, only_first, only_second; with `stride` > 0 the parts cut
+    off come back as further, overlapping encodings in `Encoding.overflowing`.
+    """
+
+    max_length: int
+    strategy: str = "longest_first"
+    stride: int = 0
+
+
+class TextEncoder:
+    """A fast tokeniser without padding; it truncates only when asked to, call by call."""
+
+    def __init__(self, tokenizer_file: Path, offsets: bool) -> None:
+        self.tokenizer: Tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        self.tokenizer.no_padding()
+        self.tokenizer.no_truncation()
+        self._encode_batch = self.tokenizer.encode_batch if offsets else self.tokenizer.encode_batch_fast
+
+    def __call__(self, texts: Sequence[Text], truncation: Truncation | None = None) -> list[Encoding]:
+        """Encode all `texts` (str, or pairs of str) in one call of the tokeniser, special tokens included."""
+        if truncation is None:
+            return self._encode_batch(list(texts))
+        self.tokenizer.enable_truncation(truncation.max_length, stride=truncation.stride, strategy=truncation.strategy)
+        try:
+            return self._encode_batch(list(texts))
+        finally:
+            self.tokenizer.no_truncation()
+
+    def to_string(self, tokens: list[str]) -> str:
+        """Join tokens into text, as `convert_tokens_to_string` of a fast tokeniser does."""
+        decoder = self.tokenizer.decoder
+        return decoder.decode(tokens) if decoder is not None else " ".join(tokens)

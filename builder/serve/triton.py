@@ -1,0 +1,254 @@
+"""The embedded Triton: the tritonserver that the nvidia-pytriton wheel carries, on a repository, without Docker.
+
+Knows processes, ports and logs; knows nothing about what the models do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tritonclient.grpc as grpc
+from tritonclient.utils import InferenceServerException
+
+from builder.errors import ServeError
+from builder.repository.publish import recover
+
+BACKENDS = Path(__file__).parent / "backends"
+SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY_NEEDED = 256 << 20
+PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+
+
+@dataclass(frozen=True)
+class Ports:
+    http: int = 8000
+    grpc: int = 8001
+    metrics: int = 8002
+
+
+@dataclass(frozen=True)
+class Server:
+    """A running Triton. `log` is its output so far."""
+
+    host: str
+    ports: Ports
+    process: subprocess.Popen[str]
+    log: list[str]
+
+    @property
+    def url(self) -> str:
+        return f"{self.host}:{self.ports.grpc}"
+
+    def models(self) -> list[tuple[str, str, str]]:
+        """(name, version, state) of each model of the repository."""
+        with grpc.InferenceServerClient(self.url) as client:
+            index = client.get_model_repository_index(as_json=True)
+        return [(m["name"], m.get("version", "-"), m.get("state", "-")) for m in index.get("models", [])]
+
+
+def free_ports(host: str = "127.0.0.1") -> Ports:
+    """Three ports that nothing listens on at this moment."""
+    sockets = [socket.socket() for _ in range(3)]
+    try:
+        for listener in sockets:
+            listener.bind((host, 0))
+        return Ports(*(listener.getsockname()[1] for listener in sockets))
+    finally:
+        for listener in sockets:
+            listener.close()
+
+
+@contextmanager
+def running(
+    repository: Path,
+    host: str = "127.0.0.1",
+    ports: Ports | None = None,
+    timeout_s: float = 120,
+    echo: Callable[[str], None] | None = None,
+    options: tuple[str, ...] = (),
+) -> Iterator[Server]:
+    """Start Triton on `repository`, wait until every model is ready, stop it at the end.
+
+    `echo` is called with each line of the server's log; `options` go to tritonserver as they are.
+    Raises ServeError when it cannot start, with the reason and what to do.
+    """
+    ports = ports or free_ports(host)
+    recover(repository)
+    _check(repository, host, ports)
+    with tempfile.TemporaryDirectory(prefix="triton-") as place:
+        command, environment, region = _command(repository, host, ports, Path(place))
+        process = subprocess.Popen(
+            [*command, *options],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            preexec_fn=_die_with_parent,
+        )
+        server = Server(host, ports, process, [])
+        reader = threading.Thread(target=_read, args=(server, echo), daemon=True)
+        reader.start()
+        try:
+            _wait_until_ready(server, timeout_s)
+            yield server
+        finally:
+            _stop(process)
+            reader.join(timeout=5)
+            for leftover in SHARED_MEMORY.glob(f"{region}*"):
+                leftover.unlink(missing_ok=True)
+
+
+def wheel_folder() -> Path:
+    """Where the nvidia-pytriton wheel keeps tritonserver. Raises ServeError where there is none."""
+    found = importlib.util.find_spec("pytriton")
+    folder = Path(found.origin).parent / "tritonserver" if found is not None and found.origin else None
+    if folder is None or not (folder / "bin" / "tritonserver").is_file():
+        raise ServeError(
+            f"no tritonserver for {sys.platform}: the nvidia-pytriton wheel, which carries it, exists for Linux x86-64 "
+            "and arm64. Use the container instead: docker compose up"
+        )
+    return folder
+
+
+def _check(repository: Path, host: str, ports: Ports) -> None:
+    if not repository.is_dir() or not any(repository.glob("*/config.pbtxt")):
+        raise ServeError(f"{repository} holds no model; build one first: build-repo MODEL --output {repository}")
+    if int(np.__version__.split(".")[0]) >= 2:
+        raise ServeError(f"numpy {np.__version__} corrupts tensors in this server's Python backend: install numpy<2")
+    for kind, port in (("http", ports.http), ("grpc", ports.grpc), ("metrics", ports.metrics)):
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                raise ServeError(
+                    f"port {port} on {host} cannot be used ({error.strerror}); choose another: --{kind}-port N"
+                ) from error
+    if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free < SHARED_MEMORY_NEEDED:
+        free = shutil.disk_usage(SHARED_MEMORY).free >> 20
+        raise ServeError(
+            f"{SHARED_MEMORY} has {free} MB free; the Python backend needs {SHARED_MEMORY_NEEDED >> 20} MB: enlarge it "
+            "(docker: --shm-size 1g) or remove what fills it"
+        )
+
+
+def _command(repository: Path, host: str, ports: Ports, place: Path) -> tuple[list[str], dict[str, str], str]:
+    """The command, its environment, and the prefix of its shared-memory regions."""
+    wheel = wheel_folder()
+    backends = place / "backends"
+    for source in [*(wheel / "backends" / "python").iterdir(), _stub(wheel)]:
+        if source.is_file():
+            _copy(source, backends / "python" / source.name)
+    for backend in BACKENDS.iterdir():
+        if (backend / "model.py").is_file():
+            _copy(backend / "model.py", backends / backend.name / "model.py")
+    region = f"build_repo_{uuid.uuid4().hex[:12]}_"
+    libraries = wheel.parent.parent / "nvidia_pytriton.libs"
+    environment = {
+        **os.environ,
+        # the stub runs the first python3 on PATH
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "LD_LIBRARY_PATH": f"{libraries}{os.pathsep}{os.environ.get('LD_LIBRARY_PATH', '')}",
+        "PYTHONDONTWRITEBYTECODE": "1",  # a served repository stays byte for byte as it was published
+        "TOKENIZERS_PARALLELISM": "true",
+    }
+    command = [
+        str(wheel / "bin" / "tritonserver"),
+        f"--model-repository={repository.resolve()}",
+        f"--backend-directory={backends}",
+        f"--backend-config=python,shm-region-prefix-name={region}",
+        f"--cache-directory={wheel / 'caches'}",
+        f"--http-address={host}",
+        f"--http-port={ports.http}",
+        f"--grpc-address={host}",
+        f"--grpc-port={ports.grpc}",
+        f"--metrics-address={host}",
+        f"--metrics-port={ports.metrics}",
+        "--disable-auto-complete-config",
+        "--exit-on-error=true",
+    ]
+    return command, environment, region
+
+
+def _stub(wheel: Path) -> Path:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = wheel / "python_backend_stubs" / version / "triton_python_backend_stub"
+    if not stub.is_file():
+        raise ServeError(f"this Triton has no Python backend for Python {version}; use Python 3.11 or 3.12")
+    return stub
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source, target)  # Triton refuses a library that is a link out of its folder
+
+
+def _die_with_parent() -> None:
+    """In the child: be terminated when the parent dies, however it dies, so that no server is left behind."""
+    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
+
+
+def _read(server: Server, echo: Callable[[str], None] | None) -> None:
+    assert server.process.stdout is not None
+    for line in server.process.stdout:
+        server.log.append(line.rstrip())
+        if echo is not None:
+            echo(line.rstrip())
+
+
+def _wait_until_ready(server: Server, timeout_s: float) -> None:
+    end = time.monotonic() + timeout_s
+    with grpc.InferenceServerClient(server.url) as client:
+        while time.monotonic() < end:
+            if server.process.poll() is not None:
+                time.sleep(0.2)  # the reader takes in the last lines
+                raise ServeError(_why(server.log))
+            try:
+                if client.is_server_ready(client_timeout=1):
+                    return
+            except InferenceServerException:
+                pass
+            time.sleep(0.1)
+    raise ServeError(f"Triton was not ready within {timeout_s:.0f} s: {_why(server.log)}")
+
+
+def _why(log: list[str]) -> str:
+    """The reason in a log why the server did not start, in a line."""
+    failed = [line for line in log if re.search(r"failed to load '([^']+)'", line)]
+    if failed:
+        name = re.search(r"failed to load '([^']+)'", failed[0])
+        reason = failed[0].split("failed to load", 1)[1].split(": ", 1)[-1]
+        assert name is not None
+        return f"the model {name[1]} does not load: {reason[:300]}. Check the repository: build-repo check"
+    errors = [line.split("] ", 1)[-1] for line in log if line.startswith("E") or "error" in line.lower()]
+    return f"Triton stopped: {errors[-1][:300] if errors else 'it gave no reason'}; -v shows its log"
+
+
+def _stop(process: subprocess.Popen[str]) -> None:
+    """SIGTERM to the server, SIGKILL to its whole group where that does not help."""
+    if process.poll() is None:
+        process.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=35)
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

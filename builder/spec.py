@@ -1,0 +1,205 @@
+"""What the user asks for: one BuildSpec a model, from the command line or from a models.yaml.
+
+Knows options and their limits; knows nothing about checkpoints, graphs or Triton files.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from builder.engines.releases import RELEASES
+from builder.errors import SpecError
+
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+class _Options(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+
+class QueuePolicy(_Options):
+    """Triton's default_queue_policy."""
+
+    timeout_us: int = Field(0, ge=0)
+    max_size: int = Field(0, ge=0)
+    allow_timeout_override: bool = False
+    timeout_action: Literal["REJECT", "DELAY"] = "REJECT"
+
+
+class RateLimiterResource(_Options):
+    name: str
+    count: int = Field(1, ge=1)
+    is_global: bool = False
+
+
+class Serving(_Options):
+    """What config.pbtxt says beyond the common options. Set in models.yaml under `serving:`."""
+
+    preferred_batch_sizes: tuple[int, ...] = ()
+    queue: QueuePolicy = QueuePolicy()
+    priority_levels: int = Field(0, ge=0)
+    default_priority: int = Field(0, ge=0)
+    front_instances: int = Field(2, ge=1)
+    """Instances of the front model: while one waits for the engine another tokenises."""
+    warm_up: bool = True
+    response_cache: bool = False
+    versions: Annotated[tuple[int, ...], Field(description="versions to serve; empty: the latest")] = ()
+    rate_limiter: tuple[RateLimiterResource, ...] = ()
+    rate_limiter_priority: int = Field(0, ge=0)
+    optimization_level: Literal[-1, 0, 1, 2] = 0
+    """Triton's optimization { graph { level } }."""
+    spinning: bool = True
+    """Whether the engine's threads spin while they wait for work."""
+    token_budget: int = Field(2048, ge=1)
+    """The most padded tokens in one engine call."""
+    call_cost: int = Field(32, ge=0)
+    """What one engine call costs besides its tokens, in tokens."""
+    metadata: Mapping[str, str] = {}
+
+
+class BuildSpec(_Options):
+    """One model to build. A field with a `flag` is also an option of the command line."""
+
+    model: str
+    """Hub id, or a local folder of transformers or sentence-transformers."""
+    task: str | None = Field(None, json_schema_extra={"flag": True})
+    """What the model is served for; inferred from the checkpoint when left out."""
+    name: str | None = Field(None, json_schema_extra={"flag": True})
+    """The model's name in Triton; the last part of MODEL when left out."""
+    output: Path = Field(Path("model_repository"), json_schema_extra={"flag": True})
+    """The repository to publish into."""
+    revision: str | None = Field(None, json_schema_extra={"flag": True})
+    """Branch, tag or commit on the Hub."""
+    precision: Literal["fp32", "int8"] = Field("fp32", json_schema_extra={"flag": True})
+    """int8: dynamically quantised weights and activations, gated by --quality."""
+    quality: float | None = Field(None, ge=0, le=1, json_schema_extra={"flag": True})
+    """The least mean agreement with PyTorch on the samples; the task's own when left out."""
+    samples: Path | None = Field(None, json_schema_extra={"flag": True})
+    """JSON lines of the task's inputs, to verify and to measure on."""
+    target: Literal["cpu"] = Field("cpu", json_schema_extra={"flag": True})
+    """What the repository runs on."""
+    triton: str = Field("24.10", json_schema_extra={"flag": True})
+    """The Triton release it must load on."""
+    max_batch_size: int = Field(64, ge=1, json_schema_extra={"flag": True})
+    """The most requests rows the front model batches."""
+    max_queue_delay_us: int = Field(0, ge=0, json_schema_extra={"flag": True})
+    """How long a request may wait for others; without a delay requests batch while the model is busy."""
+    instances: int = Field(1, ge=1, json_schema_extra={"flag": True})
+    """Engine instances."""
+    threads: int | None = Field(None, ge=1, json_schema_extra={"flag": True})
+    """Threads of each engine instance; cores / instances when left out."""
+    max_length: int | None = Field(None, ge=3, json_schema_extra={"flag": True})
+    """The most tokens of one text; the checkpoint's own when left out."""
+    truncate: bool = Field(False, json_schema_extra={"flag": True})
+    """Cut texts that are too long, and say so, instead of refusing them."""
+    pooling: Literal["cls", "mean", "max", "lasttoken"] | None = Field(None, json_schema_extra={"flag": True})
+    """How token features become one embedding, where the checkpoint does not say."""
+    serving: Serving = Serving()
+
+    @field_validator("triton")
+    @classmethod
+    def _known_release(cls, release: str) -> str:
+        if release not in RELEASES:
+            raise ValueError(f"Triton {release} is not known; known are {', '.join(RELEASES)}")
+        return release
+
+    @model_validator(mode="after")
+    def _consistent(self) -> BuildSpec:
+        if not NAME.fullmatch(self.entry_name):
+            raise ValueError(
+                f"the name {self.entry_name!r} is no model name: use letters, digits, '.', '_' and '-', "
+                "without a path (--name)"
+            )
+        too_big = [size for size in self.serving.preferred_batch_sizes if size > self.max_batch_size]
+        if too_big:
+            raise ValueError(f"preferred batch size {too_big[0]} exceeds max_batch_size {self.max_batch_size}")
+        if self.serving.default_priority > self.serving.priority_levels:
+            raise ValueError("default_priority exceeds priority_levels")
+        if self.serving.priority_levels and not self.serving.default_priority:
+            raise ValueError("priority_levels needs a default_priority of at least 1")
+        cores = available_cores()
+        if self.threads is not None and self.threads * self.instances > cores:
+            raise ValueError(
+                f"{self.instances} instances of {self.threads} threads exceed the {cores} cores here; "
+                "use fewer of either"
+            )
+        return self
+
+    @property
+    def entry_name(self) -> str:
+        """The name of the front model."""
+        return self.name if self.name is not None else Path(self.model.rstrip("/")).name
+
+    @property
+    def threads_per_instance(self) -> int:
+        return self.threads or max(1, available_cores() // self.instances)
+
+
+def available_cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def make_spec(**options: Any) -> BuildSpec:
+    """BuildSpec(**options), with errors a user can act on. Raises SpecError."""
+    try:
+        return BuildSpec(**options)
+    except ValidationError as error:
+        raise SpecError(_explain(error, options.get("model"))) from None
+
+
+def load_specs(path: Path) -> list[BuildSpec]:
+    """Read a models.yaml: a mapping with `models`, and `defaults` for all of them. Raises SpecError.
+
+    defaults: {triton: "24.10"}
+    models:
+      - {model: org/name, precision: int8}
+    """
+    try:
+        document = yaml.safe_load(path.read_text("utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise SpecError(f"{path} cannot be read as YAML: {error}") from error
+    if not isinstance(document, dict) or not isinstance(document.get("models"), list) or not document["models"]:
+        raise SpecError(f"{path}: expected a mapping with a list `models`, one mapping a model")
+    unknown = set(document) - {"models", "defaults"}
+    if unknown:
+        raise SpecError(f"{path}: unknown key {min(unknown)!r}{_nearest(min(unknown), ['models', 'defaults'])}")
+    specs = []
+    for entry in document["models"]:
+        if not isinstance(entry, dict) or "model" not in entry:
+            raise SpecError(f"{path}: each of `models` needs a key `model`; found {entry!r}")
+        specs.append(make_spec(**{**(document.get("defaults") or {}), **entry}))
+    names = [spec.entry_name for spec in specs]
+    twice = {name for name in names if names.count(name) > 1}
+    if twice:
+        raise SpecError(f"{path}: the name {min(twice)!r} is used twice; give each model its own `name`")
+    return specs
+
+
+def _explain(error: ValidationError, model: str | None) -> str:
+    lines = []
+    for problem in error.errors():
+        path = ".".join(str(part) for part in problem["loc"])
+        if problem["type"] == "extra_forbidden":
+            owner: type[BaseModel] = BuildSpec
+            for part in problem["loc"][:-1]:
+                annotation = owner.model_fields[str(part)].annotation if str(part) in owner.model_fields else None
+                owner = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else owner
+            lines.append(f"unknown key {path!r}{_nearest(str(problem['loc'][-1]), list(owner.model_fields))}")
+        else:
+            message = problem["msg"].removeprefix("Value error, ")
+            lines.append(f"{path}: {message}, found {problem['input']!r}" if path else message)
+    return (f"{model}: " if model else "") + "; ".join(lines)
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"

@@ -1,0 +1,46 @@
+"""The tasks, build side. The folder is the registry: `text-classification` is `text_classification.py`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from functools import cache
+
+from transformers import PreTrainedConfig
+
+from builder.errors import CheckpointError
+from builder.tasks.base import Task, model_class_names
+
+__all__ = ["Task", "all_tasks", "find_task", "infer_task"]
+
+
+@cache
+def all_tasks() -> dict[str, Task]:
+    """Every task by its name."""
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__) if module.name != "base")
+    tasks = [importlib.import_module(f"{__name__}.{name}").TASK for name in names]
+    return {task.name: task for task in tasks}
+
+
+def find_task(name: str) -> Task:
+    """The task called `name`. Raises CheckpointError, with the names there are."""
+    if name not in all_tasks():
+        raise CheckpointError(f"the task {name!r} is not known; known are {', '.join(all_tasks())}")
+    return all_tasks()[name]
+
+
+def infer_task(config: PreTrainedConfig, sentence_transformer: bool) -> Task:
+    """The task a checkpoint was saved for, from its architecture. Raises CheckpointError where none fits."""
+    candidates = [task for task in all_tasks().values() if task.claims(config, sentence_transformer)]
+    if candidates:
+        return max(candidates, key=lambda task: task.precedence)
+    have = ", ".join(config.architectures or ["no architecture in config.json"])
+    raise CheckpointError(
+        f"no task here fits a checkpoint of {have} (model type {config.model_type}); "
+        f"say one with --task: {', '.join(all_tasks())}"
+    )
+
+
+def supported_classes(task: Task) -> dict[str, str]:
+    """The model types that transformers has a head of `task` for, and the class of each."""
+    return model_class_names(task.auto_class())

@@ -1,0 +1,132 @@
+"""What a task is to the builder: which head it needs, what the graph computes, how good an answer is.
+
+Knows transformers' model classes and the emitted task of the same name; knows no architecture.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import transformers
+from optimum.exporters.tasks import TasksManager
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from builder.errors import CheckpointError
+from builder.runtime.fields import Field
+from builder.runtime.task import TRUNCATE, TRUNCATED
+from builder.runtime.task import Task as RuntimeTask
+
+if TYPE_CHECKING:
+    from builder.checkpoint import Checkpoint
+    from builder.spec import BuildSpec
+
+Sample = Mapping[str, Any]
+Answer = Mapping[str, Any]
+
+
+class TaskGraph(torch.nn.Module):
+    """The module that is exported: tensors in by position, named as `inputs`; a tuple out, named as `outputs`."""
+
+    def __init__(self, model: PreTrainedModel, inputs: Sequence[str], outputs: Sequence[str]) -> None:
+        super().__init__()
+        self.model = model
+        self.inputs = tuple(inputs)
+        self.outputs = tuple(outputs)
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return self.select(dict(zip(self.inputs, tensors, strict=True)))
+
+    def select(self, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """Run the model and take the outputs of the task."""
+        result = self.model(**tensors)
+        return tuple(result[name] for name in self.outputs)
+
+
+class Task(ABC):
+    """One task. Its emitted half is builder/runtime/tasks/<module>.py, which names its tensors."""
+
+    name: str
+    head: str  # the task's name in Optimum's table of tasks and auto classes
+    precedence = 0  # among tasks that claim a checkpoint, the highest wins
+    unused_weights: tuple[str, ...] = ("pooler.",)  # prefixes the task's graph never reads
+    per_token = True  # whether the graph's outputs have a sequence axis after the batch axis
+    extra_inputs: tuple[str, ...] = ()  # graph inputs beyond the tokeniser's, made by the emitted task
+    metric: str
+    threshold: float
+    samples: tuple[Sample, ...]
+
+    @property
+    def module(self) -> str:
+        return self.name.replace("-", "_")
+
+    @property
+    def runtime(self) -> type[RuntimeTask]:
+        """The emitted half of this task."""
+        task: type[RuntimeTask] = importlib.import_module(f"builder.runtime.tasks.{self.module}").Task
+        return task
+
+    def auto_class(self) -> Any:
+        """transformers' auto class for the head, by Optimum's table."""
+        return getattr(transformers, TasksManager._TRANSFORMERS_TASKS_TO_MODEL_LOADERS[self.head])
+
+    def claims(self, config: PreTrainedConfig, sentence_transformer: bool) -> bool:
+        """Whether a checkpoint with this configuration was saved for this task."""
+        classes = model_class_names(self.auto_class()).values()
+        return any(name in classes for name in config.architectures or [])
+
+    @abstractmethod
+    def graph(self, checkpoint: Checkpoint, spec: BuildSpec, inputs: Sequence[str]) -> TaskGraph:
+        """The module to export, given the names of its inputs."""
+
+    @abstractmethod
+    def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
+        """What the emitted task must know, as JSON. Raises CheckpointError."""
+
+    @abstractmethod
+    def reference(self, checkpoint: Checkpoint, spec: BuildSpec, sample: Sample) -> Answer:
+        """What transformers answers to `sample`, in the names and shapes of the emitted task's outputs."""
+
+    @abstractmethod
+    def agreement(self, expected: Answer, actual: Answer) -> float:
+        """How much two answers to one sample agree: 1 is equal, as `metric` measures it."""
+
+    def fields(self, parameters: Mapping[str, Any]) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
+        """All input and output tensors of the front model."""
+        runtime = self.runtime
+        return (*runtime.inputs(parameters), TRUNCATE), (*runtime.outputs(parameters), TRUNCATED)
+
+
+def model_class_names(auto_class: Any) -> dict[str, str]:
+    """Model type to class name for every architecture that `auto_class` has a head for."""
+    names = {}
+    for model_type, classes in auto_class._model_mapping._model_mapping.items():
+        names[model_type] = classes[0] if isinstance(classes, (tuple, list)) else classes
+    return names
+
+
+def pipeline_of(checkpoint: Checkpoint, task: str) -> Any:
+    """transformers.pipeline over the loaded checkpoint, the reference of most tasks."""
+    return transformers.pipeline(task, model=checkpoint.model, tokenizer=checkpoint.tokenizer, device="cpu")
+
+
+def cosine(expected: Any, actual: Any) -> float:
+    """Mean cosine over rows of two arrays (rows, size)."""
+    a, b = np.atleast_2d(np.asarray(expected, dtype=np.float64)), np.atleast_2d(np.asarray(actual, dtype=np.float64))
+    norms = np.linalg.norm(a, axis=-1) * np.linalg.norm(b, axis=-1)
+    return float(np.mean((a * b).sum(axis=-1) / np.maximum(norms, 1e-12)))
+
+
+def label_list(config: PreTrainedConfig, labels: int) -> list[str]:
+    """Labels in the order of the logits. Raises CheckpointError for a map with holes or of another size."""
+    names = {int(index): str(name) for index, name in config.id2label.items()}
+    if sorted(names) != list(range(labels)) or len(set(names.values())) != len(names):
+        raise CheckpointError(
+            f"id2label of config.json names {len(names)} labels ({', '.join(list(names.values())[:4])}...), the head "
+            f"has {labels} outputs; give each output from 0 to {labels - 1} one name of its own"
+        )
+    return [names[index] for index in range(labels)]

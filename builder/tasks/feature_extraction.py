@@ -1,0 +1,84 @@
+"""Features of a text: pooled where the checkpoint or the user says how, one vector a token otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel
+
+from builder.samples import TEXTS
+from builder.sentence import Pooler
+from builder.tasks.base import Answer, Sample, Task, TaskGraph, cosine, pipeline_of
+
+if TYPE_CHECKING:
+    from builder.checkpoint import Checkpoint
+    from builder.spec import BuildSpec
+
+
+class FeatureGraph(TaskGraph):
+    """Features of the last layer, through `pooler` where there is one."""
+
+    def __init__(self, model: PreTrainedModel, inputs: Sequence[str], pooler: Pooler | None) -> None:
+        super().__init__(model, inputs, ("features",))
+        self.pooler = pooler
+
+    def select(self, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        features = self.model(**tensors).last_hidden_state
+        return (features if self.pooler is None else self.pooler(features, tensors["attention_mask"]),)
+
+
+class FeatureExtraction(Task):
+    name = "feature-extraction"
+    head = "feature-extraction"
+    metric = "cosine"
+    threshold = 0.99
+    samples = tuple({"text_input": text} for text in TEXTS)
+
+    def graph(self, checkpoint: Checkpoint, spec: BuildSpec, inputs: Sequence[str]) -> TaskGraph:
+        return FeatureGraph(checkpoint.model, inputs, self.pooler(checkpoint, spec))
+
+    def pooler(self, checkpoint: Checkpoint, spec: BuildSpec) -> Pooler | None:
+        """The user's pooling before the checkpoint's; None for features of each token."""
+        sentence = checkpoint.sentence
+        if spec.pooling is not None:
+            return Pooler((spec.pooling,), normalize=sentence is not None and sentence.normalize)
+        if sentence is not None:
+            return Pooler(sentence.pooling, sentence.dense, sentence.normalize)
+        return None
+
+    def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
+        sentence = checkpoint.sentence
+        pooler = self.pooler(checkpoint, spec)
+        with torch.no_grad():
+            probe = torch.ones((1, 2), dtype=torch.long)
+            size = self.graph(checkpoint, spec, ("input_ids", "attention_mask"))(probe, probe)[0].shape[-1]
+        return {
+            "pooled": pooler is not None,
+            "size": size,
+            "prompts": sentence.prompts if sentence else {},
+            "default_prompt": sentence.default_prompt if sentence else None,
+            "lower_case": sentence.lower_case if sentence else False,
+        }
+
+    def reference(self, checkpoint: Checkpoint, spec: BuildSpec, sample: Sample) -> Answer:
+        """The pipeline's features of each token, then sentence-transformers' pooling where there is one."""
+        text = sample["text_input"]
+        sentence = checkpoint.sentence
+        if sentence is not None:
+            name = sample.get("prompt_name", sentence.default_prompt)
+            text = (sentence.prompts[name] if name else "") + text
+            text = text.lower() if sentence.lower_case else text
+        features = pipeline_of(checkpoint, "feature-extraction")(text, return_tensors=True)
+        pooler = self.pooler(checkpoint, spec)
+        if pooler is None:
+            return {"embedding": features[0].tolist()}
+        with torch.no_grad():
+            return {"embedding": pooler(features, torch.ones(features.shape[:2]))[0].tolist()}
+
+    def agreement(self, expected: Answer, actual: Answer) -> float:
+        return cosine(expected["embedding"], actual["embedding"])
+
+
+TASK = FeatureExtraction()

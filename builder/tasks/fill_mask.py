@@ -1,0 +1,84 @@
+"""The likeliest tokens for each mask of a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import PreTrainedModel
+
+from builder.errors import CheckpointError
+from builder.samples import TEXTS
+from builder.tasks.base import Answer, Sample, Task, TaskGraph, pipeline_of
+
+if TYPE_CHECKING:
+    from builder.checkpoint import Checkpoint
+    from builder.spec import BuildSpec
+
+
+class MaskGraph(TaskGraph):
+    """Logits (batch, masks, vocabulary) at `positions` (batch, masks) alone.
+
+    The head runs on the features of those positions only: they are picked as the base model returns, so the
+    graph neither computes nor moves the vocabulary's logits for any other token.
+    """
+
+    def __init__(self, model: PreTrainedModel, inputs: Sequence[str]) -> None:
+        super().__init__(model, inputs, ("logits",))
+
+    def select(self, tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        positions = tensors.pop("positions")
+
+        def pick(module: Any, arguments: Any, output: Any) -> Any:
+            index = positions.unsqueeze(-1).expand(-1, -1, output[0].shape[-1])
+            output["last_hidden_state"] = output[0].gather(1, index)
+            return output
+
+        hook = self.model.base_model.register_forward_hook(pick)
+        try:
+            return (self.model(**tensors).logits,)
+        finally:
+            hook.remove()
+
+
+class FillMask(Task):
+    name = "fill-mask"
+    head = "fill-mask"
+    precedence = 1
+    per_token = False
+    extra_inputs = ("positions",)
+    metric = "top token agreement"
+    threshold = 0.99
+
+    @property
+    def samples(self) -> tuple[Sample, ...]:  # type: ignore[override]
+        """Each text with one word masked; `{mask}` stands for the checkpoint's own mask token."""
+        masked = []
+        for i, text in enumerate(TEXTS):
+            words = text.split(" ")
+            words[i % len(words)] = "{mask}"
+            masked.append({"text_input": " ".join(words)})
+        return tuple(masked)
+
+    def graph(self, checkpoint: Checkpoint, spec: BuildSpec, inputs: Sequence[str]) -> TaskGraph:
+        return MaskGraph(checkpoint.model, inputs)
+
+    def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
+        if checkpoint.tokenizer.mask_token is None:
+            raise CheckpointError(f"the tokenizer of {checkpoint.source} has no mask token; fill-mask needs one")
+        return {"mask": checkpoint.tokenizer.mask_token, "mask_id": checkpoint.tokenizer.mask_token_id}
+
+    def reference(self, checkpoint: Checkpoint, spec: BuildSpec, sample: Sample) -> Answer:
+        options = {key: sample[key] for key in ("targets", "top_k") if key in sample}
+        predictions = pipeline_of(checkpoint, "fill-mask")(sample["text_input"], **options)
+        return {"predictions": json.dumps(predictions, ensure_ascii=False)}
+
+    def agreement(self, expected: Answer, actual: Answer) -> float:
+        a, b = (json.loads(answer["predictions"]) for answer in (expected, actual))
+        masks = [(a, b)] if isinstance(a[0], dict) else list(zip(a, b, strict=True))
+        return float(sum(x[0]["token"] == y[0]["token"] for x, y in masks) / len(masks))
+
+
+TASK = FillMask()

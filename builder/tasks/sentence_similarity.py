@@ -1,0 +1,33 @@
+"""Sentence embeddings to compare: feature extraction that must know how to pool."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedConfig
+
+from builder.errors import CheckpointError
+from builder.tasks.feature_extraction import FeatureExtraction
+
+if TYPE_CHECKING:
+    from builder.checkpoint import Checkpoint
+    from builder.spec import BuildSpec
+
+
+class SentenceSimilarity(FeatureExtraction):
+    name = "sentence-similarity"
+    precedence = 2
+
+    def claims(self, config: PreTrainedConfig, sentence_transformer: bool) -> bool:
+        return sentence_transformer
+
+    def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
+        if self.pooler(checkpoint, spec) is None:
+            raise CheckpointError(
+                f"{checkpoint.source} does not say how its tokens become one embedding (no modules.json); "
+                "say it with --pooling cls or mean, as its authors trained it"
+            )
+        return super().parameters(checkpoint, spec)
+
+
+TASK = SentenceSimilarity()

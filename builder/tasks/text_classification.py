@@ -1,0 +1,60 @@
+"""Labels of a text or of a pair of texts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from builder.samples import TEXTS
+from builder.tasks.base import Answer, Sample, Task, TaskGraph, label_list, pipeline_of
+
+if TYPE_CHECKING:
+    from builder.checkpoint import Checkpoint
+    from builder.spec import BuildSpec
+
+
+class TextClassification(Task):
+    name = "text-classification"
+    head = "text-classification"
+    precedence = 1
+    unused_weights = ()
+    per_token = False
+    metric = "label agreement"
+    threshold = 0.99
+    samples = tuple({"text_input": text} for text in TEXTS)
+
+    def graph(self, checkpoint: Checkpoint, spec: BuildSpec, inputs: Sequence[str]) -> TaskGraph:
+        return TaskGraph(checkpoint.model, inputs, ("logits",))
+
+    def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
+        config = checkpoint.config
+        if config.problem_type == "regression":
+            function = "none"
+        elif config.problem_type == "multi_label_classification" or config.num_labels == 1:
+            function = "sigmoid"
+        else:
+            function = "softmax"
+        return {"labels": label_list(config, head_size(checkpoint)), "function": function}
+
+    def reference(self, checkpoint: Checkpoint, spec: BuildSpec, sample: Sample) -> Answer:
+        text: Any = sample["text_input"]
+        if "text_pair" in sample:
+            text = {"text": text, "text_pair": sample["text_pair"]}
+        options = {key: sample[key] for key in ("function_to_apply",) if key in sample}
+        answers = pipeline_of(checkpoint, "text-classification")(text, top_k=int(sample.get("top_k", 1)), **options)
+        return {"label": [a["label"] for a in answers], "score": [a["score"] for a in answers]}
+
+    def agreement(self, expected: Answer, actual: Answer) -> float:
+        return float(expected["label"][0] == actual["label"][0])
+
+
+def head_size(checkpoint: Checkpoint) -> int:
+    """How many outputs the checkpoint's classification head has, from a run of it."""
+    import torch
+
+    with torch.no_grad():
+        probe = torch.ones((1, 4), dtype=torch.long)
+        return int(checkpoint.model(input_ids=probe, attention_mask=probe).logits.shape[-1])
+
+
+TASK = TextClassification()

@@ -1,0 +1,51 @@
+"""Entities of a text."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from builder.samples import TEXTS
+from builder.tasks.base import Answer, Sample, Task, TaskGraph, label_list, pipeline_of
+
+if TYPE_CHECKING:
+    from builder.checkpoint import Checkpoint
+    from builder.spec import BuildSpec
+
+
+class TokenClassification(Task):
+    name = "token-classification"
+    head = "token-classification"
+    precedence = 1
+    metric = "token label agreement"
+    threshold = 0.99
+    samples = tuple({"text_input": text, "ignore_labels": ["no such label"]} for text in TEXTS)
+
+    def graph(self, checkpoint: Checkpoint, spec: BuildSpec, inputs: Sequence[str]) -> TaskGraph:
+        return TaskGraph(checkpoint.model, inputs, ("logits",))
+
+    def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
+        tokenizer = checkpoint.tokenizer
+        with torch.no_grad():
+            outputs = checkpoint.model(input_ids=torch.ones((1, 4), dtype=torch.long)).logits.shape[-1]
+        return {
+            "labels": label_list(checkpoint.config, outputs),
+            "unk_id": tokenizer.unk_token_id,
+            "word_aware": bool(getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)),
+        }
+
+    def reference(self, checkpoint: Checkpoint, spec: BuildSpec, sample: Sample) -> Answer:
+        options = {key: sample[key] for key in ("aggregation_strategy", "ignore_labels") if key in sample}
+        entities = pipeline_of(checkpoint, "token-classification")(sample["text_input"], **options)
+        return {"entities": json.dumps(entities, default=float, ensure_ascii=False)}
+
+    def agreement(self, expected: Answer, actual: Answer) -> float:
+        a, b = (json.loads(answer["entities"]) for answer in (expected, actual))
+        labels = [{(e["start"], e["end"], e.get("entity", e.get("entity_group"))) for e in side} for side in (a, b)]
+        return len(labels[0] & labels[1]) / max(1, len(labels[0] | labels[1]))
+
+
+TASK = TokenClassification()

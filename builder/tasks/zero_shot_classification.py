@@ -1,0 +1,44 @@
+"""Labels named in the request, by a model trained on textual entailment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from transformers import PreTrainedConfig
+
+from builder.errors import CheckpointError
+from builder.samples import TEXTS
+from builder.tasks.base import Answer, Sample, pipeline_of
+from builder.tasks.text_classification import TextClassification, head_size
+
+if TYPE_CHECKING:
+    from builder.checkpoint import Checkpoint
+    from builder.spec import BuildSpec
+
+
+class ZeroShotClassification(TextClassification):
+    name = "zero-shot-classification"
+    samples = tuple(
+        {"text_input": text, "candidate_labels": ["business", "travel", "science", "food"]} for text in TEXTS[:24]
+    )
+
+    def claims(self, config: PreTrainedConfig, sentence_transformer: bool) -> bool:
+        return False  # nothing in a configuration says so: an entailment model also classifies pairs
+
+    def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
+        labels = super().parameters(checkpoint, spec)["labels"]
+        entailment = [index for index, label in enumerate(labels) if label.lower().startswith("entail")]
+        if len(entailment) != 1 or head_size(checkpoint) < 2:
+            raise CheckpointError(
+                f"zero-shot classification needs a model with a label 'entailment'; this one has {', '.join(labels)}"
+            )
+        return {"labels": labels, "entailment": entailment[0]}
+
+    def reference(self, checkpoint: Checkpoint, spec: BuildSpec, sample: Sample) -> Answer:
+        options = {key: sample[key] for key in ("hypothesis_template", "multi_label") if key in sample}
+        pipeline = pipeline_of(checkpoint, "zero-shot-classification")
+        answer = pipeline(sample["text_input"], candidate_labels=list(sample["candidate_labels"]), **options)
+        return {"label": answer["labels"], "score": answer["scores"]}
+
+
+TASK = ZeroShotClassification()

@@ -1,0 +1,63 @@
+"""Between Python values and the front model's tensors; the same for builds, queries and load tests."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from builder.errors import SpecError
+from builder.runtime.fields import Field
+
+NUMPY_TYPES: dict[str, Any] = {
+    "TYPE_BOOL": np.bool_,
+    "TYPE_INT32": np.int32,
+    "TYPE_INT64": np.int64,
+    "TYPE_FP32": np.float32,
+    "TYPE_STRING": np.object_,
+}
+
+
+def to_tensors(sample: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, np.ndarray]:
+    """One sample as tensors with a batch dimension of 1; str becomes UTF-8 bytes. Raises SpecError."""
+    known = {field.name: field for field in fields}
+    unknown = set(sample) - set(known)
+    if unknown:
+        raise SpecError(f"{min(unknown)!r} is no input of this model; it has {', '.join(known)}")
+    missing = [field.name for field in fields if not field.optional and field.name not in sample]
+    if missing:
+        raise SpecError(f"{missing[0]} is missing; this model needs it")
+    tensors = {}
+    for name, value in sample.items():
+        values = list(value) if isinstance(value, (list, tuple)) else [value]
+        dtype = NUMPY_TYPES[known[name].data_type]
+        if dtype is np.object_:
+            values = [item if isinstance(item, bytes) else str(item).encode("utf-8") for item in values]
+        elif dtype is np.bool_:
+            values = [str(item).lower() in ("true", "1") for item in values]
+        try:
+            tensors[name] = np.array([values], dtype=dtype)
+        except (TypeError, ValueError) as error:
+            raise SpecError(f"{name} is {value!r}; expected {known[name].data_type.removeprefix('TYPE_')}") from error
+    return tensors
+
+
+def to_values(tensors: Mapping[str, np.ndarray], fields: Sequence[Field]) -> list[dict[str, Any]]:
+    """Output tensors as Python values, one mapping a row; a dimension of exactly 1 becomes a scalar."""
+    scalar = {field.name for field in fields if tuple(field.dims) == (1,)}
+    rows = len(next(iter(tensors.values())))
+    answers = []
+    for row in range(rows):
+        answer: dict[str, Any] = {}
+        for name, array in tensors.items():
+            values = _decoded(array[row].tolist())
+            answer[name] = values[0] if name in scalar else values
+        answers.append(answer)
+    return answers
+
+
+def _decoded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_decoded(item) for item in value]
+    return value.decode("utf-8") if isinstance(value, bytes) else value

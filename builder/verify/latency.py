@@ -1,0 +1,57 @@
+"""Latency of one engine at a time, over a grid of batch sizes and lengths.
+
+Engines are timed one after the other, each with the same threads, and none while another is open.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import numpy as np
+import torch
+
+from builder.engines.onnxruntime import infer_with, open_session
+from builder.export.encoder import TOKENIZER_INPUTS
+from builder.export.graph import Graph
+from builder.tasks.base import TaskGraph
+
+BATCHES = (1, 8)
+LENGTHS = (16, 64, 128)
+Latencies = dict[str, float]  # "batch x length" to milliseconds, medians
+
+
+def pytorch_latencies(module: TaskGraph, max_length: int, threads: int) -> Latencies:
+    """The module as transformers runs it, with its own attention."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            return _grid(module.inputs, max_length, lambda feeds: module(*map(torch.from_numpy, feeds.values())))
+    finally:
+        torch.set_num_threads(before)
+
+
+def engine_latencies(graph: Graph, max_length: int, threads: int, spinning: bool) -> Latencies:
+    """The graph in ONNX Runtime, with the threads and spinning it will be served with."""
+    return _grid(graph.inputs, max_length, infer_with(open_session(graph.path, threads, spinning)))
+
+
+def _grid(names: tuple[str, ...], max_length: int, run: Callable[[dict[str, np.ndarray]], object]) -> Latencies:
+    lengths = sorted({min(length, max_length) for length in LENGTHS})
+    return {f"{b}x{n}": _median(names, (b, n), run) for b in BATCHES for n in lengths}
+
+
+def _median(names: tuple[str, ...], shape: tuple[int, int], run: Callable[[dict[str, np.ndarray]], object]) -> float:
+    """Median of 3 to 10 runs after one to warm up, a tenth of a second of them if they are short."""
+    feeds = {}
+    for name in names:
+        size = shape if name in TOKENIZER_INPUTS else (shape[0], 1)
+        feeds[name] = np.ones(size, dtype=np.int64) if name != "token_type_ids" else np.zeros(size, dtype=np.int64)
+    run(feeds)
+    times: list[float] = []
+    while len(times) < 3 or (len(times) < 10 and sum(times) < 0.1):
+        start = time.perf_counter()
+        run(feeds)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times)) * 1000
