@@ -37,6 +37,8 @@ def multi_head_attention(
     """
     batch, heads, queries, _ = query.shape
     size = value.shape[-1]
+    if attention_bias is not None:  # ONNX Runtime before 1.20 broadcasts neither the batch nor the heads
+        attention_bias = attention_bias.expand(batch, heads, -1, -1)
     fused = torch.onnx.ops.symbolic(
         "com.microsoft::MultiHeadAttention",
         [

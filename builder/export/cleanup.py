@@ -1,17 +1,19 @@
 """What the exporter leaves in a graph and an engine would pay for at each run.
 
-Only rewrites that are identities by shape: nothing here recognises a model.
+Only rewrites that leave every value as it is: nothing here recognises a model.
 """
 
 from __future__ import annotations
 
+import numpy as np
 import onnx
+from onnx import numpy_helper
 
 Shape = tuple[int | str, ...]
 
 
 def clean(model: onnx.ModelProto) -> None:
-    """In place: drop reshapes that undo one another, inputs nothing reads, nodes and weights nothing needs."""
+    """In place: drop reshapes that undo one another, give normalisations a bias, drop what nothing reads."""
     graph = model.graph
     shapes = _shapes(graph)
     producers = {output: node for node in graph.node for output in node.output}
@@ -30,7 +32,24 @@ def clean(model: onnx.ModelProto) -> None:
             while name in replaced:
                 name = replaced[name]
             node.input[place] = name
+    _give_biases(graph)
     _drop_unused(graph)
+
+
+def _give_biases(graph: onnx.GraphProto) -> None:
+    """Give each LayerNormalization without a bias one of zeros.
+
+    ONNX Runtime before 1.19 aborts when it optimises one without, and none fuses it with the sum before it.
+    """
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "LayerNormalization" and len(node.input) == 2 and node.input[1] in weights:
+            scale = weights[node.input[1]]
+            zeros = numpy_helper.from_array(np.zeros(tuple(scale.dims), np.float32), f"{scale.name}.zero_bias")
+            if zeros.name not in weights:
+                graph.initializer.append(zeros)
+                weights[zeros.name] = zeros
+            node.input.append(zeros.name)
 
 
 def _shapes(graph: onnx.GraphProto) -> dict[str, Shape]:

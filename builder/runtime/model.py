@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,9 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from .fields import InputError
 from .pipeline import Answer, Pipeline
+
+
+CALLS_AT_ONCE = 3  # the engine finds the next call waiting when it has done one
 
 
 class EngineError(RuntimeError):
@@ -26,7 +30,8 @@ class TritonPythonModel:
         folder = Path(args["model_repository"]) / args["model_version"]
         config = json.loads(args["model_config"])
         self.inputs = [field["name"] for field in config["input"]]
-        self.model = Pipeline(folder, self._infer)
+        self.calls = ThreadPoolExecutor(CALLS_AT_ONCE)
+        self.model = Pipeline(folder, self._infer, self.calls.map)
         self.engine: str = self.model.serving["engine"]
         self.engine_outputs: list[str] = self.model.serving["outputs"]
 

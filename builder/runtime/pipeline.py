@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Union
@@ -45,13 +45,14 @@ class Counts:
 class Pipeline:
     """The whole path of a front model, without Triton."""
 
-    def __init__(self, folder: Path, infer: Infer) -> None:
+    def __init__(self, folder: Path, infer: Infer, map_calls: Callable[..., Iterable[Any]] = map) -> None:
         self.serving: dict[str, Any] = json.loads((folder / "serving.json").read_text("utf-8"))
         package = importlib.import_module(f".tasks.{self.serving['task']}", __package__)
         task_type: type[Task] = package.Task
         self.text = TextEncoder(folder / "tokenizer.json", task_type.offsets)
         self.task = task_type(self.serving, self.text)
         self.infer = infer
+        self.map_calls = map_calls
         self.counts = Counts()
 
     def __call__(self, requests: Sequence[Tensors]) -> list[Answer]:
@@ -98,16 +99,22 @@ class Pipeline:
         failed: dict[int, Exception] = {}
         limits = self.serving["batching"]
         calls = cut([len(r.encoding) for r in rows], limits["token_budget"], limits["max_rows"], limits["call_cost"])
-        for call in calls:
-            try:
-                outputs = self.infer(self._feeds([rows[i] for i in call]))
-            except Exception as error:
-                failed.update({places[i][0]: error for i in call})
+        feeds = [self._feeds([rows[i] for i in call]) for call in calls]
+        results = (self.map_calls if len(calls) > 1 else map)(self._try_infer, feeds)
+        for call, outputs in zip(calls, results):
+            if isinstance(outputs, Exception):
+                failed.update({places[i][0]: outputs for i in call})
                 continue
             for at, i in enumerate(call):
                 index, position = places[i]
                 works[index].outputs[position] = {name: array[at] for name, array in outputs.items()}
         return failed
+
+    def _try_infer(self, feeds: dict[str, np.ndarray]) -> Mapping[str, np.ndarray] | Exception:
+        try:
+            return self.infer(feeds)
+        except Exception as error:
+            return error
 
     def _feeds(self, rows: Sequence[Row]) -> dict[str, np.ndarray]:
         """Pad rows to the longest: each input of the engine as int64, shape (rows, longest)."""

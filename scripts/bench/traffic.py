@@ -1,0 +1,24 @@
+"""The traffic of the benchmarks: English texts of mixed length, the same for every side."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from builder.samples import TEXTS
+
+WORDS = " ".join(TEXTS).split()
+
+
+def mixed_texts(tokens: Callable[[str], int], count: int = 256, least: int = 8, most: int = 256) -> list[str]:
+    """`count` texts of `least` to `most` tokens: log-normal lengths with a mean near 48 words, seed 0."""
+    generator = np.random.default_rng(0)
+    texts: list[str] = []
+    while len(texts) < count:
+        words = int(np.clip(generator.lognormal(mean=3.5, sigma=0.8), 6, 240))
+        start = int(generator.integers(0, len(WORDS) - words))
+        text = " ".join(WORDS[start : start + words])
+        if least <= tokens(text) <= most:
+            texts.append(text)
+    return texts
