@@ -10,19 +10,19 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from builder.build import build
     from builder.errors import BuilderError
     from builder.repository.check import check
     from builder.serve.client import Client
     from builder.serve.load_test import load_test
     from builder.serve.triton import running
     from builder.spec import BuildSpec, load_specs, make_spec
+    from builder.stages import build
 
 _HOMES = {
     "BuildSpec": "builder.spec",
     "BuilderError": "builder.errors",
     "Client": "builder.serve.client",
-    "build": "builder.build",
+    "build": "builder.stages",
     "check": "builder.repository.check",
     "load_specs": "builder.spec",
     "load_test": "builder.serve.load_test",

@@ -108,8 +108,8 @@ def _build(options: argparse.Namespace) -> int:
         specs = [make_spec(model=options.model, **flags)]
 
     with screen.status("loading torch and transformers"):
-        from builder.build import build
         from builder.checkpoint import quiet_libraries
+        from builder.stages import build
 
         if not options.verbose:
             quiet_libraries()

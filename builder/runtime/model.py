@@ -16,7 +16,6 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 from .fields import InputError
 from .pipeline import Answer, Pipeline
 
-
 CALLS_AT_ONCE = 3  # the engine finds the next call waiting when it has done one
 
 

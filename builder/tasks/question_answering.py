@@ -56,16 +56,19 @@ class QuestionAnswering(Task):
             for logits in (output.start_logits, output.end_logits)
         )
         scores = np.tril(np.triu(np.outer(start, end)), 14)
-        first, last = np.unravel_index(scores.argmax(), scores.shape)
-        words = [encoded.token_to_word(0, context[i]) for i in (first, last)]
-        if None in words:
-            begin, stop = offsets[context[first]][0], offsets[context[last]][1]
-        else:
-            begin, stop = (
-                encoded.word_to_chars(0, words[0], 1).start,
-                encoded.word_to_chars(0, words[1], 1).end,
-            )
-        return {"answer": sample["context"][begin:stop], "start": begin, "end": stop}
+        merged: dict[str, dict[str, Any]] = {}
+        for flat in np.argsort(-scores, axis=None)[:12]:  # as many as the last pipeline looks at for one answer
+            first, last = (context[i] for i in np.unravel_index(flat, scores.shape))
+            words = encoded.token_to_word(0, first), encoded.token_to_word(0, last)
+            if None in words:
+                begin, stop = offsets[first][0], offsets[last][1]
+            else:
+                begin = encoded.word_to_chars(0, words[0], 1).start
+                stop = encoded.word_to_chars(0, words[1], 1).end
+            text = sample["context"][begin:stop]
+            span = merged.setdefault(text.lower(), {"answer": text, "start": begin, "end": stop, "score": 0.0})
+            span["score"] += float(scores.flat[flat])
+        return max(merged.values(), key=lambda span: span["score"])
 
     def agreement(self, expected: Answer, actual: Answer) -> float:
         return float(expected["answer"] == actual["answer"])

@@ -62,5 +62,5 @@ def _random_feeds(
         elif name in TOKENIZER_INPUTS:
             feeds[name] = np.zeros(shape, dtype=np.int64)
         else:
-            feeds[name] = generator.integers(0, min(lengths), (shape[0], 2))
+            feeds[name] = np.stack([generator.integers(0, length, 2) for length in lengths])
     return feeds

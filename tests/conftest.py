@@ -1,0 +1,59 @@
+"""Fixtures: checkpoints and repositories are made once a worker, in folders that pytest removes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from builder.serve.client import Client
+from builder.serve.triton import Server, running
+from builder.spec import make_spec
+from builder.stages import build
+from tests.models import SERVED, checkpoint_of, minilm
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The checkpoint of a model in tests/models.py, made at its first use."""
+    made: dict[str, Path] = {}
+
+    def get(name: str) -> Path:
+        if name not in made:
+            made[name] = checkpoint_of(name, tmp_path_factory.mktemp("checkpoints"))
+        return made[name]
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def repository(tmp_path_factory: pytest.TempPathFactory, checkpoint: Callable[[str], Path]) -> Path:
+    """All models of tests/models.py and the real MiniLM in fp32 and int8, built by the product itself."""
+    folder = tmp_path_factory.mktemp("served") / "model_repository"
+    for name, model in SERVED.items():
+        build(make_spec(model=str(checkpoint(name)), name=name, task=model.task, output=folder, **model.spec))
+    for precision in ("fp32", "int8"):
+        build(make_spec(model=str(minilm()), name=f"minilm_{precision}", precision=precision, output=folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(repository: Path) -> Iterator[Server]:
+    """A real Triton on `repository`."""
+    with running(repository, options=("--cache-config=local,size=1048576",)) as server:
+        yield server
+
+
+@pytest.fixture
+def client(server: Server) -> Iterator[Callable[[str], Client]]:
+    """A gRPC client of one of the served models."""
+    clients: list[Client] = []
+
+    def connect(name: str) -> Client:
+        clients.append(Client(server.url, name))
+        return clients[-1]
+
+    yield connect
+    for one in clients:
+        one.__exit__()

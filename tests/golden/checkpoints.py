@@ -1,0 +1,25 @@
+"""The seeded checkpoints that golden answers belong to: python -m tests.golden.checkpoints FOLDER"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+from transformers import AutoTokenizer
+
+from tests.checkpoints import SPECIAL, make_checkpoint
+
+QUESTION_ANSWERING = ("bert", "roberta", "xlm-roberta")
+
+
+def make(folder: Path) -> None:
+    """One checkpoint an architecture, with what another transformers needs to read its tokeniser."""
+    for model_type in QUESTION_ANSWERING:
+        target = make_checkpoint(folder / model_type, model_type, "question-answering")
+        names = AutoTokenizer.from_pretrained(target).model_input_names
+        (target / "golden.json").write_text(json.dumps({**SPECIAL, "model_input_names": names}))
+
+
+if __name__ == "__main__":
+    make(Path(sys.argv[1]))

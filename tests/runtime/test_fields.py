@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from builder.runtime.fields import InputError, as_bytes, choice, count, one_each, option, strings
+
+
+def _bytes(*rows: list[bytes]) -> np.ndarray:
+    return np.array(rows, dtype=object)
+
+
+def test_text_survives_unicode() -> None:
+    text = "naïve – 東京 🚆 Straße"
+    assert one_each({"t": _bytes([text.encode()])}, "t") == [text]
+    assert as_bytes([[text]])[0, 0] == text.encode()
+
+
+@pytest.mark.parametrize(
+    ("array", "message"),
+    [
+        (_bytes([b"\xff\xfe"]), "byte 0 is not UTF-8"),
+        (_bytes([b"fine"], [b"a\x80"]), "row 1: byte 1 is not UTF-8"),
+        (_bytes([b""]), "row 0, is empty"),
+        (_bytes([b" \n "]), "row 0, is empty"),
+        (np.zeros((0, 1), dtype=object), "at least one of each"),
+        (np.zeros((1, 0), dtype=object), "at least one of each"),
+    ],
+)
+def test_text_that_is_none_is_refused(array: np.ndarray, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        strings({"t": array}, "t")
+
+
+def test_two_texts_in_a_row_are_refused_not_cut_to_the_first() -> None:
+    with pytest.raises(InputError, match="one text a row"):
+        one_each({"t": _bytes([b"one", b"two"])}, "t")
+
+
+def test_options() -> None:
+    tensors = {"k": np.array([[3], [3]]), "name": _bytes([b"SIMPLE"])}
+    assert option(tensors, "absent", 7) == 7
+    assert count(tensors, "k", 1) == 3
+    assert choice(tensors, "name", "none", ("none", "simple")) == "simple"
+    with pytest.raises(InputError, match="k is 3; expected at least 4"):
+        count(tensors, "k", 1, least=4)
+    with pytest.raises(InputError, match="expected one of first, max"):
+        choice(tensors, "name", "first", ("first", "max"))
+    with pytest.raises(InputError, match="differs between the rows"):
+        option({"k": np.array([[1], [2]])}, "k", 0)

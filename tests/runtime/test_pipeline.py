@@ -1,0 +1,123 @@
+"""The emitted path in this process: isolation of requests, order, truncation, failing engines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.runtime.fields import InputError
+from builder.runtime.pipeline import Pipeline
+from tests.checkpoints import make_tokenizer
+
+LIMIT = 12
+
+
+class SumEngine:
+    """A fake engine: the feature of a row is the sum of its tokens, so padding and order would show."""
+
+    def __init__(self, fail_on: int | None = None) -> None:
+        self.shapes: list[tuple[int, ...]] = []
+        self.fail_on = fail_on
+
+    def __call__(self, feeds: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        self.shapes.append(feeds["input_ids"].shape)
+        if self.fail_on is not None and (feeds["input_ids"] == self.fail_on).any():
+            raise RuntimeError("engine failed")
+        total = (feeds["input_ids"] * feeds["attention_mask"]).sum(axis=1, keepdims=True)
+        return {"features": np.repeat(total, 2, axis=1).astype(np.float32)}
+
+
+@pytest.fixture
+def front(tmp_path: Path) -> Callable[..., Pipeline]:
+    tokenizer = make_tokenizer("wordpiece", type_ids=True)
+
+    def make(engine: SumEngine, **changes: Any) -> Pipeline:
+        serving = {
+            "task": "feature_extraction",
+            "max_length": LIMIT,
+            "truncate": False,
+            "inputs": {"input_ids": "ids", "attention_mask": "attention_mask"},
+            "outputs": ["features"],
+            "pad": {"input_ids": 0},
+            "batching": {"token_budget": 64, "max_rows": 8, "call_cost": 4},
+            "parameters": {"pooled": True, "size": 2, "prompts": {}, "default_prompt": None, "lower_case": False},
+            **changes,
+        }
+        (tmp_path / "serving.json").write_text(json.dumps(serving))
+        (tmp_path / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str())
+        return Pipeline(tmp_path, engine)
+
+    return make
+
+
+def _request(*texts: str, **options: Any) -> dict[str, np.ndarray]:
+    tensors = {"text_input": np.array([[text.encode()] for text in texts], dtype=object)}
+    return {**tensors, **{name: np.array([[value]] * len(texts)) for name, value in options.items()}}
+
+
+def _sum(pipeline: Pipeline, text: str) -> float:
+    return float(sum(pipeline.text([text])[0].ids))
+
+
+def test_answers_keep_the_order_of_the_requests(front: Callable[..., Pipeline]) -> None:
+    engine = SumEngine()
+    pipeline = front(engine)
+    texts = ["the train to the coast", "a", "the museum is closed", "wheat", "a fox", "he forgot the box"] * 3
+    answers = pipeline([_request(text) for text in texts])
+    assert [a["embedding"][0, 0] for a in answers] == [_sum(pipeline, t) for t in texts]  # type: ignore[index]
+    assert 1 < len(engine.shapes) < len(texts), "rows of similar length share calls"
+    assert pipeline.counts.calls == len(engine.shapes)
+    assert pipeline.counts.padded_tokens == sum(rows * length for rows, length in engine.shapes)
+
+
+def test_a_bad_request_keeps_its_error_to_itself(front: Callable[..., Pipeline]) -> None:
+    pipeline = front(SumEngine())
+    bad = {"text_input": np.array([[b"\xff"]], dtype=object)}
+    answers = pipeline([_request("a fox"), bad, _request("word " * 50), _request("the box")])
+    assert isinstance(answers[1], InputError)
+    assert isinstance(answers[2], InputError)
+    assert "the limit of this model is 12" in str(answers[2])
+    assert [float(answers[i]["embedding"][0, 0]) for i in (0, 3)] == [  # type: ignore[index]
+        _sum(pipeline, "a fox"),
+        _sum(pipeline, "the box"),
+    ]
+
+
+def test_an_engine_that_fails_fails_only_the_call(front: Callable[..., Pipeline]) -> None:
+    pipeline = front(SumEngine())
+    poison = pipeline.text.tokenizer.token_to_id("the")
+    pipeline.infer = SumEngine(fail_on=poison)
+    answers = pipeline([_request("the " * 8), _request("a")])
+    assert isinstance(answers[0], RuntimeError)
+    assert isinstance(answers[1], dict)
+
+
+def test_truncation_is_asked_for_and_said(front: Callable[..., Pipeline]) -> None:
+    pipeline = front(SumEngine())
+    (cut,) = pipeline([_request("the " * 50, truncate=True)])
+    (whole,) = pipeline([_request("the", truncate=True)])
+    assert isinstance(cut, dict)
+    assert isinstance(whole, dict)
+    assert cut["truncated"].tolist() == [[True]]
+    assert whole["truncated"].tolist() == [[False]]
+    the = pipeline.text.tokenizer.token_to_id("the")
+    assert cut["embedding"][0, 0] == the * (LIMIT - 2) + _sum(pipeline, "the") - the
+
+
+def test_only_the_rows_that_were_cut_say_so(front: Callable[..., Pipeline]) -> None:
+    (answer,) = front(SumEngine(), truncate=True)([_request("a", "the " * 50, "b")])
+    assert isinstance(answer, dict)
+    assert answer["truncated"].tolist() == [[False], [True], [False]]
+
+
+def test_no_request_is_dropped_from_a_batch(front: Callable[..., Pipeline]) -> None:
+    pipeline = front(SumEngine())
+    for size in (0, 1, 7, 40):
+        answers = pipeline([_request("a " * (1 + i % 9)) for i in range(size)])
+        assert len(answers) == size
+        assert all(isinstance(answer, dict) for answer in answers)

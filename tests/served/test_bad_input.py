@@ -1,0 +1,105 @@
+"""Bad requests to a real Triton: a clear error for each, and a server that stays up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+from tritonclient.utils import InferenceServerException
+
+from builder.errors import ServeError, SpecError
+from builder.samples import TEXTS
+from builder.serve.client import Client
+from builder.serve.triton import Server
+
+pytestmark = pytest.mark.xdist_group("served")
+
+
+@pytest.mark.parametrize(
+    ("name", "sample", "message"),
+    [
+        ("topics", {"text_input": b"caf\xe9"}, "byte 3 is not UTF-8"),
+        ("topics", {"text_input": ""}, "is empty"),
+        ("topics", {"text_input": "x " * 500_000}, "the limit of this model is 512"),
+        ("topics", {"text_input": "x" * 1_000_000, "text_pair": "y " * 1000}, "the limit of this model is 512"),
+        ("topics", {"text_input": "a", "top_k": 0}, "top_k is 0; expected at least 1"),
+        ("topics", {"text_input": "a", "function_to_apply": "relu"}, "expected one of softmax, sigmoid, none"),
+        ("entail", {"text_input": "a", "candidate_labels": [""]}, "candidate_labels, row 0, is empty"),
+        ("entail", {"text_input": "a", "candidate_labels": ["b"], "hypothesis_template": "none"}, "expected {} once"),
+        ("entail", {"text_input": "a", "candidate_labels": ["b"], "hypothesis_template": "{0.x}"}, "expected {} once"),
+        ("names", {"text_input": "a", "aggregation_strategy": "best"}, "expected one of none, simple, first"),
+        ("answers", {"question": "word " * 200, "context": "a"}, "shorten the question"),
+        ("answers", {"question": "a", "context": TEXTS[30], "doc_stride": 200}, "send a smaller doc_stride"),
+        ("answers", {"question": "a", "context": "b", "max_answer_len": 0}, "max_answer_len is 0"),
+        ("masks", {"text_input": "no mask here"}, r"has no \[MASK\] in it"),
+        ("masks", {"text_input": "[MASK]", "targets": ["not one token"]}, "not single tokens"),
+        ("features", {"text_input": "\x00\x01"}, None),
+    ],
+)
+def test_each_bad_request_says_what_was_found_and_expected(
+    name: str, sample: dict[str, Any], message: str | None, client: Callable[[str], Client]
+) -> None:
+    served = client(name)
+    if message is None:
+        assert np.isfinite(served.ask(sample)["embedding"]).all()
+    else:
+        with pytest.raises(ServeError, match=message):
+            served.ask(sample)
+    with grpc.InferenceServerClient(served.url) as control:
+        assert control.is_server_ready()
+        assert control.is_model_ready(name)
+
+
+def test_truncation_on_request(client: Callable[[str], Client]) -> None:
+    served = client("minilm_fp32")
+    long = " ".join(TEXTS)
+    answer = served.ask({"text_input": long, "truncate": True})
+    assert answer["truncated"] is True
+    assert abs(np.linalg.norm(answer["embedding"]) - 1) < 1e-5
+    with pytest.raises(ServeError, match="the limit of this model is 256"):
+        served.ask({"text_input": long})
+
+
+def test_values_that_do_not_fit_are_refused_before_they_are_sent(client: Callable[[str], Client]) -> None:
+    served = client("topics")
+    with pytest.raises(SpecError, match="'texts' is no input of this model; it has text_input"):
+        served.ask({"texts": "a"})
+    with pytest.raises(SpecError, match="text_input is missing"):
+        served.ask({"top_k": 1})
+    with pytest.raises(SpecError, match="top_k is 'many'; expected INT32"):
+        served.ask({"text_input": "a", "top_k": "many"})
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"text_input": np.zeros((1, 1), np.float32)}, "FP32"),
+        ({"text_input": np.array([[b"a", b"b"]], dtype=object)}, "unexpected shape"),
+        ({"text_input": np.array([b"a"], dtype=object)}, "unexpected shape"),
+        ({"text_input": np.zeros((0, 1), dtype=object)}, "."),
+        ({"text_input": np.array([[b"a"]] * 65, dtype=object)}, "batch-size must be <= 64"),
+        ({"text_input": np.array([[b"a"]] * 3, dtype=object), "text_pair": np.array([[b"a"]], dtype=object)}, "."),
+        ({"other": np.array([[b"a"]], dtype=object)}, "unexpected inference input"),
+    ],
+)
+def test_wrong_dtype_shape_or_name(tensors: dict[str, np.ndarray], message: str, server: Server) -> None:
+    types = {"O": "BYTES", "f": "FP32"}
+    inputs = []
+    for name, array in tensors.items():
+        tensor = grpc.InferInput(name, list(array.shape), types[array.dtype.kind])
+        tensor.set_data_from_numpy(array)
+        inputs.append(tensor)
+    with grpc.InferenceServerClient(server.url) as control:
+        with pytest.raises(InferenceServerException, match=message):
+            control.infer("topics", inputs)
+        assert control.is_model_ready("topics")
+
+
+def test_unknown_model_and_no_server(server: Server) -> None:
+    with pytest.raises(ServeError, match="nobody is not served at"):
+        Client(server.url, "nobody")
+    with pytest.raises(ServeError, match="no Triton answers at 127.0.0.1:1; start one"):
+        Client("127.0.0.1:1", "topics")

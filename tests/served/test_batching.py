@@ -1,0 +1,96 @@
+"""Batching on a real Triton: it happens, and it changes no answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from builder.errors import ServeError
+from builder.samples import TEXTS
+from builder.serve.client import Client
+from builder.verify.answers import difference
+
+pytestmark = pytest.mark.xdist_group("served")
+
+
+def _rows(texts: list[str]) -> dict[str, np.ndarray]:
+    return {"text_input": np.array([[text.encode()] for text in texts], dtype=object)}
+
+
+@pytest.mark.parametrize("name", ["minilm_fp32", "topics", "pooled", "names"])
+def test_a_row_alone_in_a_batch_and_in_another_order(name: str, client: Callable[[str], Client]) -> None:
+    served = client(name)
+    texts = [*TEXTS[:26:3], "a"]
+    alone = [served.ask({"text_input": text}) for text in texts]
+    together = served.ask_tensors(_rows(texts))
+    backwards = served.ask_tensors(_rows(texts[::-1]))[::-1]
+    for batch in (together, backwards):
+        error, where = difference(alone, batch)
+        assert error < 1e-5, where
+
+
+def test_batch_mates_change_an_int8_answer_only_a_little(client: Callable[[str], Client]) -> None:
+    served = client("minilm_int8")
+    alone = np.array([served.ask({"text_input": text})["embedding"] for text in TEXTS])
+    together = np.array([answer["embedding"] for answer in served.ask_tensors(_rows(list(TEXTS)))])
+    cosines = (alone * together).sum(axis=1)
+    assert cosines.min() > 0.97
+    assert cosines.min() < 1 - 1e-6, "activations are quantised over the whole batch"
+
+
+def test_concurrent_requests_of_unequal_length_share_executions(client: Callable[[str], Client]) -> None:
+    served = client("minilm_fp32")
+    alone = {text: served.ask({"text_input": text})["embedding"] for text in TEXTS}
+    before = served.statistics()
+    texts = list(TEXTS) * 6
+    with ThreadPoolExecutor(24) as pool:
+        answers = list(pool.map(lambda text: served.ask({"text_input": text})["embedding"], texts))
+    after = served.statistics()
+    inferences = after["inference_count"] - before["inference_count"]
+    executions = after["execution_count"] - before["execution_count"]
+    assert inferences == len(texts)
+    assert executions < inferences / 2
+    for text, answer in zip(texts, answers, strict=True):
+        np.testing.assert_allclose(answer, alone[text], atol=1e-5)
+
+
+def test_requests_with_other_label_counts_and_options_share_executions(client: Callable[[str], Client]) -> None:
+    served = client("entail")
+    samples = [
+        {"text_input": TEXTS[i % 9], "candidate_labels": list("abcdef"[: 1 + i % 5]), "multi_label": bool(i % 2)}
+        for i in range(48)
+    ]
+    alone = [served.ask(sample) for sample in samples]
+    before = served.statistics()
+    with ThreadPoolExecutor(24) as pool:
+        answers = list(pool.map(served.ask, samples))
+    after = served.statistics()
+    assert after["execution_count"] - before["execution_count"] < len(samples) / 2
+    error, where = difference(alone, answers)
+    assert error < 1e-5, where
+
+
+def test_bad_requests_in_a_batch_get_their_own_errors(client: Callable[[str], Client]) -> None:
+    served = client("topics")
+    good = {"text_input": TEXTS[3]}
+    expected = served.ask(good)
+    bad = [{"text_input": b"\xff\xfe"}, {"text_input": "word " * 3000}, {"text_input": " "}]
+    requests = [good, *bad] * 12
+
+    def ask(sample: dict[str, object]) -> object:
+        try:
+            return served.ask(sample)
+        except ServeError as error:
+            return str(error)
+
+    with ThreadPoolExecutor(24) as pool:
+        answers = list(pool.map(ask, requests))
+    messages = ("is not UTF-8", "the limit of this model is 512", "is empty")
+    for index, answer in enumerate(answers):
+        if index % 4 == 0:
+            assert difference(expected, answer)[0] < 1e-5
+        else:
+            assert messages[index % 4 - 1] in str(answer)

@@ -1,0 +1,108 @@
+"""What a real Triton answers, against transformers, for every task, with its options, on real text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.checkpoint import Checkpoint, resolve
+from builder.samples import TEXTS
+from builder.serve.client import Client
+from builder.spec import BuildSpec, make_spec
+from builder.verify.answers import difference
+from tests.models import SERVED, minilm
+
+pytestmark = pytest.mark.xdist_group("served")
+UNICODE = "Zürich – 東京 and the naïve 🚆 café."
+QUESTION = "What was loud?"
+REQUESTS: dict[str, list[dict[str, Any]]] = {
+    "topics": [
+        {"text_input": TEXTS[0]},
+        {"text_input": UNICODE, "top_k": 3},
+        {"text_input": TEXTS[1], "text_pair": TEXTS[9], "top_k": 2},
+        {"text_input": TEXTS[2], "top_k": 3, "function_to_apply": "sigmoid"},
+        {"text_input": TEXTS[2], "top_k": 3, "function_to_apply": "none"},
+    ],
+    "flags": [{"text_input": TEXTS[4], "top_k": 3}, {"text_input": UNICODE}],
+    "entail": [
+        {"text_input": TEXTS[6], "candidate_labels": ["sport", "music", "phones"]},
+        {"text_input": TEXTS[6], "candidate_labels": ["sport", "music"], "multi_label": True},
+        {"text_input": TEXTS[7], "candidate_labels": ["health"]},
+        {"text_input": UNICODE, "candidate_labels": ["a", "ü"], "hypothesis_template": "It is about {} here."},
+    ],
+    "names": [
+        {"text_input": text, "aggregation_strategy": strategy}
+        for strategy in ("none", "simple", "first", "average", "max")
+        for text in (TEXTS[11], UNICODE)
+    ]
+    + [{"text_input": TEXTS[11], "ignore_labels": ["B-PER", "I-LOC"]}],
+    "names_bpe": [{"text_input": text, "aggregation_strategy": "simple"} for text in (TEXTS[11], UNICODE)],
+    "answers": [{"question": QUESTION, "context": TEXTS[0]}, {"question": QUESTION, "context": UNICODE}],
+    "masks": [
+        {"text_input": "The [MASK] to the coast."},
+        {"text_input": "The [MASK] to the [MASK].", "top_k": 2},
+        {"text_input": "The [MASK] ü 東.", "targets": ["▁the", "a"], "top_k": 2},
+    ],
+    "ranks": [{"query": TEXTS[0], "documents": list(TEXTS[1:6])}, {"query": UNICODE, "documents": [TEXTS[3]]}],
+    "features": [{"text_input": TEXTS[5]}, {"text_input": UNICODE}],
+    "pooled": [{"text_input": TEXTS[26]}, {"text_input": UNICODE}],
+    "minilm_fp32": [{"text_input": text} for text in (*TEXTS[20:26], UNICODE)],
+}
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Callable[[str], Path]) -> Callable[[str], tuple[BuildSpec, Checkpoint]]:
+    loaded: dict[str, tuple[BuildSpec, Checkpoint]] = {}
+
+    def get(name: str) -> tuple[BuildSpec, Checkpoint]:
+        if name not in loaded:
+            model = SERVED.get(name)
+            spec = (
+                make_spec(model=str(checkpoint(name)), task=model.task, **model.spec)
+                if model
+                else make_spec(model=str(minilm()))
+            )
+            loaded[name] = spec, resolve(spec)
+        return loaded[name]
+
+    return get
+
+
+@pytest.mark.parametrize(
+    ("name", "request_index"), [(name, i) for name, requests in REQUESTS.items() for i in range(len(requests))]
+)
+def test_served_answer_is_transformers_answer(
+    name: str, request_index: int, client: Callable[[str], Client], reference: Callable[[str], Any]
+) -> None:
+    sample = REQUESTS[name][request_index]
+    spec, checkpoint = reference(name)
+    expected = checkpoint.task.reference(checkpoint, spec, sample)
+    answer = client(name).ask(sample)
+    error, where = difference(expected, answer)
+    assert error < 1e-4, where
+    assert answer["truncated"] is False
+
+
+def test_every_served_model_is_compared() -> None:
+    assert set(REQUESTS) == {*SERVED, "minilm_fp32"}
+
+
+def test_embeddings_are_those_of_sentence_transformers(client: Callable[[str], Client]) -> None:
+    sentence_transformers = pytest.importorskip("sentence_transformers", reason="comes with the demo's model")
+    expected = sentence_transformers.SentenceTransformer(str(minilm()), device="cpu").encode(list(TEXTS[:12]))
+    served = client("minilm_fp32")
+    answers = served.ask_tensors({"text_input": np.array([[t.encode()] for t in TEXTS[:12]], dtype=object)})
+    np.testing.assert_allclose([a["embedding"] for a in answers], expected, atol=1e-5)
+
+
+def test_int8_keeps_the_promised_cosine(client: Callable[[str], Client]) -> None:
+    vectors = [
+        np.array([client(name).ask({"text_input": text})["embedding"] for text in TEXTS])
+        for name in ("minilm_fp32", "minilm_int8")
+    ]
+    cosines = (vectors[0] * vectors[1]).sum(axis=1)
+    assert 0.99 <= cosines.mean() < 0.99999, "close to fp32, and not fp32"

@@ -1,0 +1,46 @@
+"""The emitted question answering against the last pipeline that transformers had for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from builder.checkpoint import resolve, tokenizer_json
+from builder.engines.onnxruntime import infer_with, open_session
+from builder.export.encoder import export
+from builder.repository.layout import serving_document
+from builder.runtime.pipeline import Pipeline
+from builder.spec import make_spec
+from builder.tensors import to_tensors, to_values
+from builder.verify.answers import difference
+from tests.golden import checkpoints
+
+GOLDEN = json.loads((Path(checkpoints.__file__).parent / "question_answering.json").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("model_type", checkpoints.QUESTION_ANSWERING)
+def test_golden_answers(model_type: str, tmp_path: Path) -> None:
+    """Windows, n-best, unanswerable questions, strides and Unicode offsets."""
+    checkpoints.make(tmp_path)
+    spec = make_spec(model=str(tmp_path / model_type), name="model", max_length=GOLDEN["max_length"])
+    checkpoint = resolve(spec)
+    graph = export(checkpoint, spec, tmp_path).graph
+    parameters = checkpoint.task.parameters(checkpoint, spec)
+    serving = serving_document(spec, "question_answering", graph, checkpoint.max_length, {"input_ids": 0}, parameters)
+    (tmp_path / "serving.json").write_text(json.dumps(serving))
+    (tmp_path / "tokenizer.json").write_text(tokenizer_json(checkpoint.tokenizer))
+    pipeline = Pipeline(tmp_path, infer_with(open_session(graph.path, 1)))
+    inputs, outputs = checkpoint.task.fields(parameters)
+    cases = [case for case in GOLDEN["cases"] if case["checkpoint"] == model_type]
+    assert len(cases) == 8
+    answers = pipeline([to_tensors(case["request"], inputs) for case in cases])
+    for case, answer in zip(cases, answers, strict=True):
+        assert isinstance(answer, dict), answer
+        (values,) = to_values(answer, outputs)
+        found = json.loads(values["answers"])
+        assert difference(case["answers"], found) <= (1e-5, "answer~"), case["request"]
+        assert {key: values[key] for key in ("answer", "start", "end")} == {
+            key: found[0][key] for key in ("answer", "start", "end")
+        }

@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from builder.errors import SpecError
+from builder.spec import available_cores, load_specs, make_spec
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"name": "../evil"}, "without a path"),
+        ({"name": "a/b"}, "without a path"),
+        ({"name": ""}, "without a path"),
+        ({"triton": "19.01"}, "Triton 19.01 is not known"),
+        ({"precision": "int3"}, "precision"),
+        ({"max_batch_size": 0}, "max_batch_size"),
+        ({"instances": 2, "threads": 10_000}, "exceed the"),
+        ({"max_batch": 3}, "did you mean 'max_batch_size'"),
+        ({"serving": {"preferred_batch_sizes": [128]}}, "exceeds max_batch_size"),
+        ({"serving": {"queue": {"timeout": 3}}}, "did you mean 'timeout_us'"),
+        ({"serving": {"priority_levels": 2}}, "default_priority"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        make_spec(model="org/name", **options)
+
+
+def test_threads_times_instances_fit_the_cores() -> None:
+    for instances in range(1, available_cores() + 1):
+        spec = make_spec(model="org/name", instances=instances)
+        assert 1 <= spec.threads_per_instance * instances <= available_cores()
+
+
+def test_the_name_is_the_last_part_of_the_model() -> None:
+    assert make_spec(model="org/name").entry_name == "name"
+    assert make_spec(model="/some/folder/").entry_name == "folder"
+
+
+def test_many_models_with_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text("defaults: {precision: int8}\nmodels:\n  - {model: a/b}\n  - {model: c/d, precision: fp32}\n")
+    assert [(s.entry_name, s.precision) for s in load_specs(path)] == [("b", "int8"), ("d", "fp32")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("models: []", "expected a mapping with a list"),
+        ("- a", "expected a mapping"),
+        ("models: [{model: a/b, precison: int8}]", "did you mean 'precision'"),
+        ("model: [{model: a/b}]", "expected a mapping with a list"),
+        ("models: [{model: a/b}]\ndefault: {}", "did you mean 'defaults'"),
+        ("models: [{name: x}]", "needs a key `model`"),
+        ("models: [{model: a/b}, {model: c/b}]", "'b' is used twice"),
+        ("models: [", "cannot be read as YAML"),
+    ],
+)
+def test_a_models_yaml_that_cannot_be_meant(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "models.yaml"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=message):
+        load_specs(path)
