@@ -47,8 +47,8 @@ class Serving(_Options):
     queue: QueuePolicy = QueuePolicy()
     priority_levels: int = Field(0, ge=0)
     default_priority: int = Field(0, ge=0)
-    front_instances: int = Field(2, ge=1)
-    """Instances of the front model: while one waits for the engine another tokenises."""
+    front_instances: int | None = Field(None, ge=1)
+    """Instances of the front model; as many as of the engine when left out."""
     warm_up: bool = True
     response_cache: bool = False
     versions: Annotated[tuple[int, ...], Field(description="versions to serve; empty: the latest")] = ()
@@ -60,7 +60,7 @@ class Serving(_Options):
     """Whether the engine's threads spin while they wait for work."""
     token_budget: int = Field(2048, ge=1)
     """The most padded tokens in one engine call."""
-    call_cost: int = Field(32, ge=0)
+    call_cost: int = Field(16, ge=0)
     """What one engine call costs besides its tokens, in tokens."""
     metadata: Mapping[str, str] = {}
 

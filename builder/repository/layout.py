@@ -100,7 +100,7 @@ def lay_out(
         max_batch_size=spec.max_batch_size,
         inputs=fields[0],
         outputs=fields[1],
-        instances=options.front_instances,
+        instances=options.front_instances or spec.instances,
         serving=options,
         dynamic_batching=True,
         max_queue_delay_us=spec.max_queue_delay_us,

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,45 @@ import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
 from .fields import InputError
-from .pipeline import Answer, Pipeline
+from .pipeline import Answer, Counts, Pipeline
 
 CALLS_AT_ONCE = 3  # the engine finds the next call waiting when it has done one
 
 
 class EngineError(RuntimeError):
     """The engine's model refused or failed a call."""
+
+
+class Metrics:
+    """Counters on Triton's own /metrics: engine calls, tokens of texts, and tokens that only pad a batch.
+
+    Each increment is a message to the server, so they are sent with the first batch of each second.
+    """
+
+    def __init__(self, model: str) -> None:
+        self.families = {  # kept: a metric dies with its family
+            name: pb_utils.MetricFamily(
+                name=f"build_repo_{name}_total", description=description, kind=pb_utils.MetricFamily.COUNTER
+            )
+            for name, description in (
+                ("engine_calls", "Calls of the engine"),
+                ("tokens", "Tokens of the texts, special tokens included"),
+                ("padding_tokens", "Tokens added to texts to make them as long as their batch mates"),
+            )
+        }
+        self.counters = {name: family.Metric(labels={"model": model}) for name, family in self.families.items()}
+        self.sent = Counts()
+        self.sent_at = 0.0
+
+    def publish(self, counts: Counts) -> None:
+        """Add what came since the last time."""
+        if time.monotonic() - self.sent_at < 1:
+            return
+        tokens = counts.tokens - self.sent.tokens
+        self.counters["engine_calls"].increment(counts.calls - self.sent.calls)
+        self.counters["tokens"].increment(tokens)
+        self.counters["padding_tokens"].increment(counts.padded_tokens - self.sent.padded_tokens - tokens)
+        self.sent, self.sent_at = replace(counts), time.monotonic()
 
 
 class TritonPythonModel:
@@ -32,6 +66,7 @@ class TritonPythonModel:
         self.calls = ThreadPoolExecutor(CALLS_AT_ONCE)
         self.model = Pipeline(folder, self._infer, self.calls.map)
         self.engine: str = self.model.serving["engine"]
+        self.metrics = Metrics(args["model_name"])
         self.engine_outputs: list[str] = self.model.serving["outputs"]
 
     def _infer(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -45,7 +80,9 @@ class TritonPythonModel:
         return {name: pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in self.engine_outputs}
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        return [self._response(answer) for answer in self.model([self._tensors(request) for request in requests])]
+        answers = self.model([self._tensors(request) for request in requests])
+        self.metrics.publish(self.model.counts)
+        return [self._response(answer) for answer in answers]
 
     def _tensors(self, request: Any) -> dict[str, np.ndarray]:
         tensors = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self.inputs}

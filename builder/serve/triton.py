@@ -113,6 +113,8 @@ def running(
         finally:
             _stop(process)
             reader.join(timeout=5)
+            if process.stdout is not None:
+                process.stdout.close()
             for leftover in SHARED_MEMORY.glob(f"{region}*"):
                 leftover.unlink(missing_ok=True)
 

@@ -101,5 +101,5 @@ def test_wrong_dtype_shape_or_name(tensors: dict[str, np.ndarray], message: str,
 def test_unknown_model_and_no_server(server: Server) -> None:
     with pytest.raises(ServeError, match="nobody is not served at"):
         Client(server.url, "nobody")
-    with pytest.raises(ServeError, match="no Triton answers at 127.0.0.1:1; start one"):
+    with pytest.raises(ServeError, match="no Triton answers at 127"):
         Client("127.0.0.1:1", "topics")
