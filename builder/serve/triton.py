@@ -175,7 +175,7 @@ def _command(repository: Path, host: str, ports: Ports, place: Path) -> tuple[li
     }
     command = [
         str(wheel / "bin" / "tritonserver"),
-        f"--model-repository={repository.resolve()}",
+        f"--model-repository={_plain_path(repository.resolve(), place)}",
         f"--backend-directory={backends}",
         f"--backend-config=python,shm-region-prefix-name={region}",
         f"--cache-directory={wheel / 'caches'}",
@@ -197,6 +197,15 @@ def _stub(wheel: Path) -> Path:
     if not stub.is_file():
         raise ServeError(f"this Triton has no Python backend for Python {version}; use Python 3.11 or 3.12")
     return stub
+
+
+def _plain_path(repository: Path, place: Path) -> Path:
+    """The repository, by a link where its path has characters that Triton's launch of Python would trip over."""
+    if re.fullmatch(r"[\w./+=@~:-]+", str(repository)):
+        return repository
+    link = place / "model_repository"
+    link.symlink_to(repository)
+    return link
 
 
 def _copy(source: Path, target: Path) -> None:

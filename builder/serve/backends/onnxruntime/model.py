@@ -14,6 +14,8 @@ from typing import Any
 import onnxruntime
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
+from builder.engines.onnxruntime import SLOW_FUSIONS
+
 LEVELS = {
     -1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     0: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
@@ -42,7 +44,9 @@ class TritonPythonModel:
                 options.add_session_config_entry(key, value)
         file = config.get("default_model_filename") or "model.onnx"
         path = Path(args["model_repository"]) / args["model_version"] / file
-        self.session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        self.session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(SLOW_FUSIONS)
+        )
         self.inputs = [value.name for value in self.session.get_inputs()]
         self.outputs = [value.name for value in self.session.get_outputs()]
 
