@@ -159,6 +159,7 @@ def _engine_entry(spec: BuildSpec, graph: Graph, rows: Sequence[Mapping[str, Seq
             "intra_op_thread_count": str(spec.threads_per_instance),
             "inter_op_thread_count": "1",
             "session.intra_op.allow_spinning": "1" if options.spinning else "0",
+            "session.force_spinning_stop": "1",  # the cores are the front's and Triton's between two calls
         },
         warm_ups=warm_ups,
     )
