@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from builder.errors import CheckpointError
@@ -70,9 +71,15 @@ def resolve(spec: BuildSpec) -> Checkpoint:
 
 def load_model(folder: Path, task: Task, config: PreTrainedConfig) -> PreTrainedModel:
     """Load the task's model class in fp32, every weight of it from the checkpoint. Raises CheckpointError."""
-    model, info = task.auto_class().from_pretrained(
-        folder, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
-    )
+    try:
+        model, info = task.auto_class().from_pretrained(
+            folder, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
+        )
+    except (RuntimeError, ValueError, OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"the checkpoint does not load for {task.name}: {_first_line(error)[:300]}. Its weights, its config.json "
+            "(id2label too) and the task must belong together"
+        ) from error
     missing = sorted(key for key in info["missing_keys"] if not key.startswith(task.unused_weights))
     mismatched = sorted(str(key) for key in info.get("mismatched_keys", ()))
     if missing or mismatched:

@@ -37,13 +37,13 @@ class BuildReport:
     """Everything that was decided and measured, in the order of the stages."""
 
     name: str
-    repository: str
     task: str
     triton: str
     checkpoint: dict[str, Any]
     versions: dict[str, str]
     cpu: dict[str, Any]
-    fused: dict[str, Any]
+    attention: dict[str, int]
+    operators: dict[str, int]
     quantised: dict[str, Any] | None
     ladder: tuple[Rung, ...]
     metric: str
@@ -54,10 +54,8 @@ class BuildReport:
     files: dict[str, dict[str, str]]
 
     def document(self) -> dict[str, Any]:
-        """As JSON, without the folder it was published into: a repository may be moved."""
-        document = asdict(self)
-        del document["repository"]
-        return document
+        """As JSON. The folder it was published into is not in it: a repository may be moved."""
+        return asdict(self)
 
     def table(self) -> Table:
         """The ladder: each rung's size, latency (batch x length, speed-up over PyTorch), error and quality."""

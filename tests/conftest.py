@@ -41,7 +41,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, checkpoint: Callable[[s
 @pytest.fixture(scope="session")
 def server(repository: Path) -> Iterator[Server]:
     """A real Triton on `repository`."""
-    with running(repository, options=("--cache-config=local,size=1048576",)) as server:
+    with running(repository) as server:
         yield server
 
 

@@ -6,7 +6,6 @@ Knows modules and their inputs; knows no architecture and no task.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,12 +13,12 @@ import torch
 from transformers import PreTrainedModel
 
 from builder.checkpoint import Checkpoint
-from builder.engines.onnxruntime import FUSED_ATTENTION
+from builder.engines.onnxruntime import FUSED_ATTENTION, MODEL_FILE
 from builder.errors import ExportError
 from builder.export.architectures import fused_attention
 from builder.export.attention import ONNXRUNTIME, UNFUSED
 from builder.export.cleanup import clean
-from builder.export.graph import Graph, read_graph
+from builder.export.graph import Graph, read_graph, save_graph
 from builder.spec import BuildSpec
 from builder.tasks.base import TaskGraph
 
@@ -42,7 +41,7 @@ class Export:
 def export(checkpoint: Checkpoint, spec: BuildSpec, folder: Path) -> Export:
     """Export the task's graph into `folder`. Raises ExportError when no graph can be made at all."""
     module = checkpoint.task.graph(checkpoint, spec, graph_inputs(checkpoint))
-    path = folder / "exported.onnx"
+    path = folder / "exported" / MODEL_FILE
     layers = int(checkpoint.config.num_hidden_layers)
     reason = _try_export(module, path, fused=True)
     attentions = 0 if reason else sum(read_graph(path).operators[name] for name in FUSED_ATTENTION)
@@ -75,7 +74,7 @@ def _try_export(module: TaskGraph, path: Path, fused: bool) -> str | None:
     try:
         with fused_attention(model) if fused else torch.no_grad():
             model.set_attn_implementation(ONNXRUNTIME if fused else UNFUSED)
-            _export(module.eval(), path)
+            export_module(module, path)
     except Exception as error:  # torch.export raises whatever the model's own code raises
         return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else ''}"
     finally:
@@ -83,7 +82,9 @@ def _try_export(module: TaskGraph, path: Path, fused: bool) -> str | None:
     return None
 
 
-def _export(module: TaskGraph, path: Path) -> None:
+def export_module(module: TaskGraph, path: Path) -> Graph:
+    """Export `module` as it is, with dynamic batch and sequence axes."""
+    module.eval()
     batch, sequence, masks = (torch.export.Dim(name) for name in ("batch", "sequence", "masks"))
     tensors, shapes = [], []
     for name in module.inputs:
@@ -106,7 +107,7 @@ def _export(module: TaskGraph, path: Path) -> None:
     model = program.model_proto
     clean(model)
     model.ir_version = IR_VERSION
-    path.write_bytes(model.SerializeToString())
+    return save_graph(model, path)
 
 
 def _example(name: str) -> torch.Tensor:
@@ -118,6 +119,3 @@ def _example(name: str) -> torch.Tensor:
         mask[1, 5:] = 0
         return mask
     return torch.zeros((2, 7 if name in TOKENIZER_INPUTS else 3), dtype=torch.long)
-
-
-__all__: Sequence[str] = ("Export", "export", "graph_inputs")

@@ -28,6 +28,24 @@ class Graph:
     operators: Counter[str]
     size: int  # bytes, weights included
 
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The file, and the file of its weights where they are too large for one."""
+        return tuple(sorted(self.path.parent.glob(f"{self.path.name}*")))
+
+
+EXTERNAL_FROM = 1_500_000_000  # bytes of weights; protobuf itself ends at 2 GiB
+
+
+def save_graph(model: onnx.ModelProto, path: Path) -> Graph:
+    """Write `model`, the same bytes for the same model; large weights go to a file beside it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) < EXTERNAL_FROM:
+        path.write_bytes(model.SerializeToString(deterministic=True))
+    else:
+        onnx.save_model(model, str(path), save_as_external_data=True, location=f"{path.name}.data")
+    return read_graph(path)
+
 
 def read_graph(path: Path) -> Graph:
     """Read the signature and operators of an ONNX file."""

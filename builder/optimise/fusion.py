@@ -9,16 +9,17 @@ from pathlib import Path
 
 import onnx
 
-from builder.engines.onnxruntime import open_session
+from builder.engines.onnxruntime import MODEL_FILE, open_session
 from builder.errors import ExportError
-from builder.export.graph import Graph, read_graph
+from builder.export.graph import Graph, save_graph
 
 STANDARD_DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 
 def fuse(graph: Graph, folder: Path, threads: int) -> Graph:
     """Write the fused graph into `folder`. Raises ExportError where it would need an operator no release has."""
-    path = folder / "fused.onnx"
+    path = folder / "fused" / MODEL_FILE
+    path.parent.mkdir()
     open_session(graph.path, threads, optimised_file=path)
     model = onnx.load(str(path))
     used = {node.domain for node in model.graph.node} | {""}
@@ -30,5 +31,4 @@ def fuse(graph: Graph, folder: Path, threads: int) -> Graph:
     model.opset_import.extend(kept)
     model.ir_version = graph.ir_version
     model.producer_version = ""
-    path.write_bytes(model.SerializeToString(deterministic=True))
-    return read_graph(path)
+    return save_graph(model, path)

@@ -6,6 +6,7 @@ whose quantisation costs quality are left in fp32, found by measurement. Knows g
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,8 +17,9 @@ import onnxruntime
 from onnx import numpy_helper
 from onnxruntime.quantization import QuantType, quantize_dynamic
 
+from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import VerificationError
-from builder.export.graph import Graph, read_graph
+from builder.export.graph import EXTERNAL_FROM, Graph, save_graph
 
 Feeds = Mapping[str, np.ndarray]
 EMBEDDING_BYTES = 1 << 20  # smaller tables save no memory worth an extra operator
@@ -47,7 +49,7 @@ def quantise(
     while leave <= len(candidates) // 2:
         if leave and not ranked:
             ranked = sensitivity(graph, candidates, feeds)
-        result = _quantise(graph, folder / "int8.onnx", candidates, ranked[:leave])
+        result = _quantise(graph, folder / "int8" / MODEL_FILE, candidates, ranked[:leave])
         reached = quality(result)
         best = max(best, reached)
         if reached >= threshold:
@@ -63,6 +65,7 @@ def quantise(
 
 
 def _quantise(graph: Graph, path: Path, candidates: Mapping[str, str], left_alone: Sequence[str]) -> Graph:
+    path.parent.mkdir(exist_ok=True)
     chosen = [name for name in candidates if name not in left_alone]
     quantize_dynamic(
         str(graph.path),
@@ -71,9 +74,10 @@ def _quantise(graph: Graph, path: Path, candidates: Mapping[str, str], left_alon
         nodes_to_quantize=chosen,
         per_channel=True,
         weight_type=QuantType.QInt8,
+        use_external_data_format=graph.size >= EXTERNAL_FROM,
         extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT, "MatMulConstBOnly": True},
     )
-    result = read_graph(path)
+    result = save_graph(onnx.load(str(path)), path)
     expected = sum(candidates[name] == "MatMul" for name in chosen)
     if not expected or result.operators["MatMulInteger"] != expected:
         raise VerificationError(
@@ -110,7 +114,9 @@ def sensitivity(graph: Graph, candidates: Mapping[str, str], feeds: Sequence[Fee
     known = {output.name for output in model.graph.output}
     captured = {node.input[0] for node in nodes.values() if node.op_type == "MatMul"} - known
     model.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in sorted(captured))
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    with tempfile.TemporaryDirectory() as place:
+        watched = save_graph(model, Path(place) / MODEL_FILE)
+        session = onnxruntime.InferenceSession(str(watched.path), providers=["CPUExecutionProvider"])
     errors = dict.fromkeys(candidates, 0.0)
     names = [output.name for output in session.get_outputs()]
     for feed in feeds:

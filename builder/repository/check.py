@@ -43,6 +43,9 @@ def _check_entry(folder: Path, triton: str | None) -> Iterator[str]:
     versions = [version for version in folder.iterdir() if version.is_dir() and version.name.isdigit()]
     if not versions:
         yield "has no version folder such as 1/"
+    absent = set(map(str, config.version_policy.specific.versions)) - {version.name for version in versions}
+    if absent:
+        yield f"version_policy asks for version {min(absent)}, which is not there"
     report = folder / "build.json"
     recorded = json.loads(report.read_text("utf-8")) if report.is_file() else {}
     release = triton or recorded.get("triton")

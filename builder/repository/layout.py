@@ -134,7 +134,7 @@ def task_files(module: str) -> tuple[str, ...]:
 
 def _engine_entry(spec: BuildSpec, graph: Graph, rows: Sequence[Mapping[str, Sequence[int]]]) -> RepositoryEntry:
     options = spec.serving
-    files: dict[str, bytes | Path] = {f"1/{engine.MODEL_FILE}": graph.path}
+    files: dict[str, bytes | Path] = {f"1/{file.name}": file for file in graph.files}
     warm_ups = []
     for index, row in enumerate(rows if options.warm_up else ()):
         inputs = {}

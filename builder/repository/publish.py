@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from builder.errors import RepositoryError
+from builder.repository.check import check
 from builder.repository.layout import RepositoryEntry
 from builder.repository.render import render
 
@@ -31,6 +32,9 @@ def publish(repository: Path, entries: Sequence[RepositoryEntry], report: dict[s
         with _staging(repository) as staging:
             for entry in entries:
                 _write(staging / "new" / entry.name, entry, report)
+            problems = check(staging / "new")
+            if problems:
+                raise RepositoryError(f"the new model would not load: {problems[0]}. Nothing was published")
             _swap(repository, staging, [entry.name for entry in entries])
     except OSError as error:
         raise RepositoryError(

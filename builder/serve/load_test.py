@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -20,7 +20,9 @@ from builder.errors import ServeError
 from builder.runtime.fields import Field
 from builder.serve.client import Client
 from builder.serve.perf_analyzer import find_perf_analyzer
-from builder.tasks.base import Sample
+
+if TYPE_CHECKING:
+    from builder.tasks.base import Sample
 
 MILLISECOND = 1000.0  # perf_analyzer writes microseconds
 

@@ -33,6 +33,7 @@ from builder.repository.publish import recover
 BACKENDS = Path(__file__).parent / "backends"
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_NEEDED = 256 << 20
+RESPONSE_CACHE = 16 << 20  # bytes, for models whose configuration asks for it
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
@@ -82,11 +83,10 @@ def running(
     ports: Ports | None = None,
     timeout_s: float = 120,
     echo: Callable[[str], None] | None = None,
-    options: tuple[str, ...] = (),
 ) -> Iterator[Server]:
     """Start Triton on `repository`, wait until every model is ready, stop it at the end.
 
-    `echo` is called with each line of the server's log; `options` go to tritonserver as they are.
+    `echo` is called with each line of the server's log.
     Raises ServeError when it cannot start, with the reason and what to do.
     """
     ports = ports or free_ports(host)
@@ -95,7 +95,7 @@ def running(
     with tempfile.TemporaryDirectory(prefix="triton-") as place:
         command, environment, region = _command(repository, host, ports, Path(place))
         process = subprocess.Popen(
-            [*command, *options],
+            command,
             env=environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -179,6 +179,7 @@ def _command(repository: Path, host: str, ports: Ports, place: Path) -> tuple[li
         f"--backend-directory={backends}",
         f"--backend-config=python,shm-region-prefix-name={region}",
         f"--cache-directory={wheel / 'caches'}",
+        f"--cache-config=local,size={RESPONSE_CACHE}",
         f"--http-address={host}",
         f"--http-port={ports.http}",
         f"--grpc-address={host}",

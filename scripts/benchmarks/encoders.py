@@ -32,7 +32,8 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from builder.checkpoint import quiet_libraries, resolve
 from builder.engines.onnxruntime import infer_with, open_session
-from builder.export.encoder import UNFUSED, _export
+from builder.export.attention import UNFUSED
+from builder.export.encoder import export_module
 from builder.runtime.pipeline import Pipeline
 from builder.serve.load_test import load_test
 from builder.serve.triton import Server, free_ports, running
@@ -186,7 +187,7 @@ def _naive_repository(folder: Path, repository: Path, real: bool) -> Path:
     front = repository / "encoder_tokenize" / "1"
     for path in (engine, front, repository / "encoder" / "1"):
         path.mkdir(parents=True)
-    _export(module.eval(), engine / "model.onnx")
+    export_module(module, engine / "model.onnx")
     size = checkpoint.config.hidden_size
     checkpoint.tokenizer.save_pretrained(front)
     shutil.copy(Path(__file__).with_name("naive_tokenizer.py"), front / "model.py")

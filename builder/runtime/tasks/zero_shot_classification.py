@@ -34,7 +34,8 @@ class Task(task.Task):
         if len(labels) != len(texts):
             raise InputError(f"candidate_labels has {len(labels)} rows and text_input {len(texts)}; send one for each")
         template = str(option(tensors, "hypothesis_template", "This example is {}."))
-        if template.count("{}") != 1 or template.replace("{}", "").strip("{}") != template.replace("{}", ""):
+        rest = template.replace("{}", "", 1)
+        if rest == template or "{" in rest or "}" in rest:
             raise InputError(f"hypothesis_template is {template!r}; expected {{}} once, where the label goes")
         pairs = [(text, template.replace("{}", label)) for text, row in zip(texts, labels) for label in row]
         options = {"labels": labels, "multi_label": bool(option(tensors, "multi_label", False))}

@@ -1,0 +1,113 @@
+"""`build-repo MODEL`: build and publish one model, or all of a models.yaml."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import time
+import types
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from builder.commands import screen
+from builder.errors import SpecError
+from builder.spec import BuildSpec, load_specs, make_spec
+
+
+def parser() -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(prog="build-repo", formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("model", metavar="MODEL", help="Hub id, local folder, or models.yaml")
+    for name, field in BuildSpec.model_fields.items():
+        if not isinstance(field.json_schema_extra, dict) or not field.json_schema_extra.get("flag"):
+            continue
+        flags = [f"--{name.replace('_', '-')}", *(["-o"] if name == "output" else [])]
+        kind, choices = _kind(field.annotation)
+        text = f"{field.description}" + (f" (default {field.default})" if field.default is not None else "")
+        if kind is bool:
+            arguments.add_argument(*flags, action="store_true", default=argparse.SUPPRESS, help=text)
+        else:
+            arguments.add_argument(
+                *flags, type=kind, choices=choices, default=argparse.SUPPRESS, help=text, metavar=name.upper()
+            )
+    arguments.add_argument("--json", action="store_true", help="print the report as JSON on standard output")
+    arguments.add_argument("-v", "--verbose", action="store_true", help="show what the libraries say")
+    return arguments
+
+
+def _kind(annotation: Any) -> tuple[Any, list[Any] | None]:
+    """The type of a flag and its choices, from a field's annotation."""
+    if typing.get_origin(annotation) in (typing.Union, types.UnionType):
+        annotation = next(part for part in typing.get_args(annotation) if part is not type(None))
+    if typing.get_origin(annotation) is typing.Literal:
+        choices = list(typing.get_args(annotation))
+        return type(choices[0]), choices
+    return annotation, None
+
+
+def run(options: argparse.Namespace) -> int:
+    flags = {key: value for key, value in vars(options).items() if key not in ("model", "json", "verbose")}
+    if options.model.endswith((".yaml", ".yml")):
+        if flags:
+            raise SpecError(f"with a models.yaml, options belong in the file; found --{min(flags).replace('_', '-')}")
+        specs = load_specs(Path(options.model))
+    else:
+        specs = [make_spec(model=options.model, **flags)]
+
+    with screen.status("loading torch and transformers"):
+        from builder.checkpoint import quiet_libraries
+        from builder.stages import build
+
+        if not options.verbose:
+            quiet_libraries()
+    reports = []
+    for spec in specs:
+        screen.print(f"[bold]{spec.entry_name}[/] from {spec.model}", highlight=False)
+        with _library_output(options.verbose):
+            report = build(spec, _stage)
+        reports.append(report)
+        for warning in report.warnings:
+            screen.print(f"  [yellow]warning:[/] {warning}", highlight=False)
+        fused = ", ".join(f"{count} {name}" for name, count in report.operators.items())
+        screen.print(
+            f"  attention fused in {report.attention['fused']} of {report.attention['layers']} layers; {fused}",
+            highlight=False,
+            soft_wrap=True,
+        )
+        if not options.json:
+            Console().print(report.table())
+        screen.print(f"  published {report.name} and {report.name}_model in {spec.output}", highlight=False)
+    if options.json:
+        documents = [report.document() for report in reports]
+        print(json.dumps(documents if len(documents) > 1 else documents[0], indent=1))
+    return 0
+
+
+@contextlib.contextmanager
+def _stage(name: str) -> Iterator[None]:
+    """One line a stage: a spinner while it runs, its time when it is done."""
+    start = time.perf_counter()
+    with screen.status(name):
+        yield
+    screen.print(f"  [green]✓[/] {name:<16} {time.perf_counter() - start:6.1f} s", highlight=False)
+
+
+@contextlib.contextmanager
+def _library_output(shown: bool) -> Iterator[None]:
+    """Send what libraries print, from Python or C++, to standard error, or nowhere: never to standard output."""
+    sys.stdout.flush()
+    kept = os.dup(1)
+    try:
+        with open(os.devnull, "w") as nowhere:
+            os.dup2(2 if shown else nowhere.fileno(), 1)
+            yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(kept, 1)
+        os.close(kept)

@@ -1,0 +1,36 @@
+"""`build-repo check`: lint a repository without a server."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.markup import escape
+
+from builder.commands import DEFAULT_REPOSITORY, screen
+from builder.engines.releases import RELEASES
+from builder.errors import SpecError
+from builder.repository.check import check
+from builder.repository.publish import recover
+
+
+def parser() -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(prog="build-repo check", description="Lint a repository without a server.")
+    arguments.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY)
+    arguments.add_argument(
+        "--triton", metavar="RELEASE", help="the release to check against; that of the build when left out"
+    )
+    return arguments
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.triton is not None and options.triton not in RELEASES:
+        raise SpecError(f"Triton {options.triton} is not known; known are {', '.join(RELEASES)}")
+    for name in recover(options.repository):
+        screen.print(f"{name}: an interrupted build was undone", highlight=False)
+    problems = check(options.repository, options.triton)
+    for problem in problems:
+        screen.print(f"[red]✗[/] {escape(problem)}", highlight=False, soft_wrap=True)
+    if not problems:
+        screen.print(f"[green]✓[/] {options.repository}: nothing to complain about", highlight=False)
+    return int(bool(problems))

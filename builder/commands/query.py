@@ -1,0 +1,65 @@
+"""`build-repo query`: ask a served model, one line of JSON an answer."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from builder.commands import DEFAULT_URL
+from builder.errors import BuilderError, SpecError
+from builder.serve.client import Client
+
+
+def parser() -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(
+        prog="build-repo query",
+        description="Ask a served model over gRPC. Each line of input is a JSON object of the model's inputs, or, for "
+        "a model with one required input, its text. Each answer is one line of JSON.",
+    )
+    arguments.add_argument("name", help="the model")
+    arguments.add_argument("values", nargs="*", metavar="KEY=VALUE", help="inputs; a VALUE in [...] is a JSON list")
+    arguments.add_argument("--file", type=Path, help="read requests from this file, one a line; - is standard input")
+    arguments.add_argument("--url", default=DEFAULT_URL, metavar="HOST:PORT")
+    return arguments
+
+
+def run(options: argparse.Namespace) -> int:
+    with Client(options.url, options.name) as client:
+        required = [field.name for field in client.signature.inputs if not field.optional]
+        failed = False
+        for sample in _requests(options, required):
+            try:
+                print(json.dumps(client.ask(sample), ensure_ascii=False), flush=True)
+            except BuilderError as error:
+                failed = True
+                print(json.dumps({"error": str(error)}, ensure_ascii=False), flush=True)
+    return int(failed)
+
+
+def _requests(options: argparse.Namespace, required: list[str]) -> Iterator[dict[str, Any]]:
+    if options.values:
+        yield dict(_key_value(item) for item in options.values)
+        return
+    if options.file is None and sys.stdin.isatty():
+        raise SpecError(f"nothing to ask: give {required[0]}=..., --file FILE, or lines on standard input")
+    stream = sys.stdin.buffer if options.file in (None, Path("-")) else options.file.open("rb")
+    with stream:
+        for line in stream:
+            text = line.rstrip(b"\r\n")
+            if text.startswith(b"{"):
+                yield json.loads(text)
+            elif text:
+                if len(required) != 1:
+                    raise SpecError(f"this model needs {', '.join(required)}: write each line as a JSON object")
+                yield {required[0]: text}
+
+
+def _key_value(item: str) -> tuple[str, Any]:
+    key, found, value = item.partition("=")
+    if not found:
+        raise SpecError(f"{item!r} is not KEY=VALUE")
+    return key, json.loads(value) if value.startswith("[") else value

@@ -1,0 +1,116 @@
+"""What every rung of the ladder is measured on: the emitted front, the samples, and transformers' answers to them.
+
+Knows the checkpoint and its task; the numbers come from parity, quality and latency.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from builder.checkpoint import Checkpoint, tokenizer_json
+from builder.errors import CheckpointError
+from builder.export.graph import Graph
+from builder.report import Rung
+from builder.repository.layout import serving_document
+from builder.runtime.fields import Field
+from builder.runtime.pipeline import Pipeline
+from builder.samples import load_samples, with_mask
+from builder.spec import BuildSpec
+from builder.tasks.base import Answer, Sample, TaskGraph
+from builder.tensors import to_tensors
+from builder.verify.latency import engine_latencies
+from builder.verify.parity import graph_error
+from builder.verify.quality import Quality, served_quality
+
+
+@dataclass(frozen=True)
+class Bench:
+    """One model's measurements. `front` holds serving.json and tokenizer.json, as they will be emitted."""
+
+    spec: BuildSpec
+    checkpoint: Checkpoint
+    module: TaskGraph
+    front: Path
+    serving: Mapping[str, Any]
+    tokenizer: str
+    fields: tuple[Sequence[Field], Sequence[Field]]
+    samples: tuple[Sample, ...]
+    expected: tuple[Answer, ...]
+
+    def quality(self, graph: Graph) -> Quality:
+        """The emitted code over `graph`, against transformers."""
+        task, threads = self.checkpoint.task, self.spec.threads_per_instance
+        return served_quality(graph, self.front, task, self.fields, self.samples, self.expected, threads)
+
+    def rung(self, name: str, graph: Graph, quality: Quality) -> Rung:
+        """`graph` as a rung: its size, its latency, its error, and the quality already measured."""
+        spec, checkpoint = self.spec, self.checkpoint
+        limits = (checkpoint.max_length, spec.threads_per_instance)
+        latency = engine_latencies(graph, *limits, spec.serving.spinning)
+        vocabulary = int(checkpoint.config.vocab_size)
+        error = graph_error(graph, self.module, vocabulary, *limits, per_token=checkpoint.task.per_token)
+        return Rung(name, graph.size, latency, error, quality.mean, quality.worst, quality.batch_agreement)
+
+    def engine_feeds(self) -> list[dict[str, np.ndarray]]:
+        """The engine's inputs on the samples, call by call, as the emitted code makes them; shortest first."""
+        seen: list[dict[str, np.ndarray]] = []
+
+        def record(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+            seen.append(feeds)
+            raise InterruptedError  # no answer is needed: each request fails alone, after its feeds were seen
+
+        Pipeline(self.front, record)([to_tensors(sample, self.fields[0]) for sample in self.samples])
+        return seen
+
+    def warm_up_rows(self) -> list[dict[str, list[int]]]:
+        """The tokens of a short and of a long text of the samples, without padding."""
+        sources = self.serving["inputs"]
+        rows = []
+        feeds = self.engine_feeds()
+        for call in (feeds[0], feeds[-1]):
+            length = int(call["attention_mask"][0].sum())
+            lengths = {name: None if source == "task" else length for name, source in sources.items()}
+            rows.append({name: call[name][0, : lengths[name]].tolist() for name in sources})
+        return rows
+
+
+def make_bench(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, graph: Graph, folder: Path) -> Bench:
+    """Write the front's files into `folder` and ask transformers for its answers.
+
+    Raises SpecError for samples that do not fit the task, CheckpointError when there are none to verify on.
+    """
+    task = checkpoint.task
+    parameters = task.parameters(checkpoint, spec)
+    pad = {"input_ids": checkpoint.tokenizer.pad_token_id or 0}
+    serving = serving_document(spec, task.module, graph, checkpoint.max_length, pad, parameters)
+    tokenizer = tokenizer_json(checkpoint.tokenizer)
+    front = folder / "front"
+    front.mkdir()
+    (front / "serving.json").write_text(json.dumps(serving), "utf-8")
+    (front / "tokenizer.json").write_text(tokenizer, "utf-8")
+    fields = task.fields(parameters)
+    if spec.samples is not None:
+        samples: tuple[Sample, ...] = load_samples(spec.samples, fields[0])
+    else:
+        mask = checkpoint.tokenizer.mask_token or ""
+        samples = tuple(s for s in (with_mask(s, mask) for s in task.samples) if _fits(s, checkpoint))
+    if not samples:
+        raise CheckpointError(
+            f"none of the default samples fits {checkpoint.max_length} tokens; give your own with --samples"
+        )
+    expected = tuple(task.reference(checkpoint, spec, sample) for sample in samples)
+    return Bench(spec, checkpoint, module, front, serving, tokenizer, fields, samples, expected)
+
+
+def _fits(sample: Sample, checkpoint: Checkpoint) -> bool:
+    """Whether the longest row a sample makes is within the limit: all its texts and its longest list item."""
+    texts = [value for value in sample.values() if isinstance(value, str)]
+    lists = [item for value in sample.values() if isinstance(value, list) for item in value]
+    longest = max(lists, key=len, default="")
+    return len(checkpoint.tokenizer(" ".join([*texts, longest]))["input_ids"]) + 3 <= checkpoint.max_length

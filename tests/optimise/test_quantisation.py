@@ -1,0 +1,97 @@
+"""int8: something is quantised, quality is kept, or nothing is published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from builder.checkpoint import resolve
+from builder.errors import VerificationError
+from builder.export.encoder import Export, export
+from builder.export.graph import Graph
+from builder.optimise.fusion import fuse
+from builder.optimise.quantisation import quantise, sensitivity
+from builder.spec import make_spec
+from builder.stages import build
+from tests.models import minilm
+
+
+@pytest.fixture(scope="module")
+def fused(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    folder = tmp_path_factory.mktemp("fused")
+    spec = make_spec(model=str(minilm()))
+    exported: Export = export(resolve(spec), spec, folder)
+    return fuse(exported.graph, folder, 1)
+
+
+@pytest.fixture
+def feeds() -> list[dict[str, np.ndarray]]:
+    ids = np.random.default_rng(0).integers(1000, 20000, (2, 12))
+    return [{"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}]
+
+
+def test_all_products_and_the_word_table_become_int8(
+    fused: Graph, feeds: list[dict[str, np.ndarray]], tmp_path: Path
+) -> None:
+    result = quantise(fused, tmp_path, lambda graph: 1.0, 0.99, feeds)
+    assert (result.matmuls, result.embeddings, result.left_alone) == (36, 1, ())
+    assert result.graph.operators["MatMulInteger"] == 36
+    assert result.graph.operators["MatMul"] == 0
+    assert result.graph.operators["MultiHeadAttention"] == 6
+    assert result.graph.size < 0.3 * fused.size
+    weights = {t.name: t for t in onnx.load(str(result.graph.path)).graph.initializer}
+    scales = [t for name, t in weights.items() if name.endswith("_scale") and t.dims and t.dims[0] > 1]
+    assert len(scales) == 36, "one scale for each output channel"
+
+
+def test_the_most_sensitive_layers_are_left_alone_until_quality_is_reached(
+    fused: Graph, feeds: list[dict[str, np.ndarray]], tmp_path: Path
+) -> None:
+    tried: list[int] = []
+
+    def quality(graph: Graph) -> float:
+        tried.append(36 - graph.operators["MatMulInteger"])
+        return 0.9 + 0.03 * len(tried)
+
+    result = quantise(fused, tmp_path, quality, 0.985, feeds)
+    assert len(result.left_alone) == 2
+    assert len(tried) == 3
+    model = onnx.load(str(fused.path))
+    candidates = {n.name: n.op_type for n in model.graph.node if n.op_type == "MatMul"}
+    ranked = sensitivity(fused, candidates, feeds)
+    assert set(ranked) == set(candidates)
+    left = [name for name in result.left_alone if name in candidates]
+    assert left == [name for name in ranked if name in left], "worst first"
+
+
+def test_a_quality_out_of_reach_names_the_number(
+    fused: Graph, feeds: list[dict[str, np.ndarray]], tmp_path: Path
+) -> None:
+    with pytest.raises(VerificationError, match=r"reaches a quality of 0\.9000 .* 0\.9900 is asked"):
+        quantise(fused, tmp_path, lambda graph: 0.9, 0.99, feeds)
+
+
+def test_a_quantiser_that_quantised_nothing_is_an_error(
+    fused: Graph, feeds: list[dict[str, np.ndarray]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(source: str, target: str, **options: object) -> None:
+        Path(target).write_bytes(Path(source).read_bytes())
+
+    monkeypatch.setattr("builder.optimise.quantisation.quantize_dynamic", nothing)
+    with pytest.raises(VerificationError, match="of 36 matrix products 0 were quantised"):
+        quantise(fused, tmp_path, lambda graph: 1.0, 0.99, feeds)
+
+
+def test_a_build_below_its_quality_publishes_nothing(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    output = tmp_path / "model_repository"
+    options = {"model": str(checkpoint("names")), "name": "names", "output": output}
+    build(make_spec(**options))
+    before = {p: p.read_bytes() for p in output.rglob("*") if p.is_file()}
+    with pytest.raises(VerificationError, match="Nothing was published"):
+        build(make_spec(**options, precision="int8", quality=1.0))
+    assert {p: p.read_bytes() for p in output.rglob("*") if p.is_file()} == before
+    assert [p.name for p in tmp_path.iterdir()] == ["model_repository"]

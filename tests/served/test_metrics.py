@@ -1,0 +1,39 @@
+"""What operators see: tokens, padding and engine calls on Triton's own /metrics."""
+
+from __future__ import annotations
+
+import re
+import time
+import urllib.request
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from builder.samples import TEXTS
+from builder.serve.client import Client
+from builder.serve.triton import Server
+
+pytestmark = pytest.mark.xdist_group("served")
+
+
+def _metrics(server: Server, model: str) -> dict[str, float]:
+    url = f"http://{server.host}:{server.ports.metrics}/metrics"
+    text = urllib.request.urlopen(url, timeout=10).read().decode()
+    return {m[1]: float(m[2]) for m in re.finditer(rf'build_repo_(\w+)_total{{model="{model}"}} (\S+)', text)}
+
+
+def test_tokens_padding_and_calls_are_counted(server: Server, client: Callable[[str], Client]) -> None:
+    served = client("pooled")
+    time.sleep(1.1)
+    served.ask({"text_input": "a"})
+    before = _metrics(server, "pooled")
+    rows = np.array([[text.encode()] for text in TEXTS[:26]], dtype=object)
+    served.ask_tensors({"text_input": rows})
+    time.sleep(1.1)
+    served.ask({"text_input": "a"})
+    after = _metrics(server, "pooled")
+    grown = {name: after[name] - before[name] for name in after}
+    assert grown["tokens"] > 500
+    assert 0 < grown["padding_tokens"] < 0.1 * grown["tokens"]
+    assert 2 <= grown["engine_calls"] < 20

@@ -1,0 +1,193 @@
+"""The command line as a user runs it: processes, exit codes, what they print."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from builder.cli import main
+from builder.serve.triton import Server, free_ports
+
+BUILD_REPO = str(Path(sys.executable).with_name("build-repo"))
+
+
+def _run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([BUILD_REPO, *arguments], capture_output=True, text=True, check=False, timeout=300, **options)  # type: ignore[call-overload]
+
+
+@pytest.mark.slow
+def test_build_from_a_models_yaml_then_check(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """One model of a file is built, reported as JSON on standard output and nothing else, and passes `check`."""
+    path = tmp_path / "models.yaml"
+    output = tmp_path / "model_repository"
+    path.write_text(
+        f"defaults: {{output: {output}}}\nmodels:\n  - model: {checkpoint('topics')}\n    name: topics\n"
+        "    max_batch_size: 8\n    serving: {metadata: {owner: me}, queue: {max_size: 32}}\n"
+    )
+    built = _run(str(path), "--json")
+    assert built.returncode == 0, built.stderr
+    report = json.loads(built.stdout)
+    assert report["task"] == "text-classification"
+    assert report["attention"] == {"fused": 2, "layers": 2}
+    assert [rung["name"] for rung in report["ladder"]] == ["PyTorch fp32", "fp32 fused"]
+    assert report["ladder"][1]["error"] < 1e-4
+    assert "✓ verify" in built.stderr
+    config = (output / "topics" / "config.pbtxt").read_text()
+    assert "max_batch_size: 8" in config
+    assert "max_queue_size: 32" in config
+    assert 'key: "owner"' in config
+    assert json.loads((output / "topics" / "build.json").read_text()) == report
+    checked = _run("check", str(output))
+    assert checked.returncode == 0
+    (output / "topics" / "1" / "serving.json").write_text("{}")
+    (output / "topics_model" / "1" / "model.onnx").unlink()
+    damaged = _run("check", str(output))
+    assert damaged.returncode == 1
+    assert "serving.json is not the file that was built" in damaged.stderr
+    assert "1/model.onnx is missing" in damaged.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["no-such/model"], "no folder no-such/model here"),
+        (["../nowhere/at/all"], "neither a folder nor a Hub id"),
+        (["org/name", "--name", "a/b"], "without a path"),
+        (["absent.yaml"], "absent.yaml cannot be read"),
+        (["absent.yaml", "--precision", "int8"], "options belong in the file"),
+        (["serve", "no-such-folder"], "holds no model; build one first"),
+        (["check", "no-such-folder"], "is no folder; build a model first"),
+        (["check", "--triton", "1.0"], "Triton 1.0 is not known"),
+        (["query", "m", "text", "--url", "127.0.0.1:1"], "no Triton answers at 127.0.0.1:1"),
+        (["load-test", "m", "--concurrency", "many"], "no list of numbers"),
+    ],
+)
+def test_errors_are_lines_not_tracebacks(
+    arguments: list[str], message: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert main(arguments) == 1
+    error = capfd.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+
+
+@pytest.mark.xdist_group("served")
+def test_query_from_arguments_and_from_standard_input(server: Server) -> None:
+    one = _run("query", "topics", "text_input=A fox.", "top_k=2", "--url", server.url)
+    assert one.returncode == 0, one.stderr
+    answer = json.loads(one.stdout)
+    assert len(answer["label"]) == len(answer["score"]) == 2
+    many = _run("query", "topics", "--url", server.url, input='A fox.\n{"text_input": "A box.", "top_k": 3}\n\n')
+    lines = [json.loads(line) for line in many.stdout.splitlines()]
+    assert [len(line["label"]) for line in lines] == [1, 3]
+    assert lines[0]["label"] == answer["label"][:1]
+    wrong = _run("query", "topics", "text_input= ", "--url", server.url)
+    assert wrong.returncode == 1
+    assert "is empty" in json.loads(wrong.stdout)["error"]
+    lists = _run("query", "entail", "text_input=A fox.", 'candidate_labels=["animals", "trains"]', "--url", server.url)
+    assert sorted(json.loads(lists.stdout)["label"]) == ["animals", "trains"]
+
+
+@pytest.mark.xdist_group("served")
+def test_query_reads_a_file_with_bytes_that_are_no_text(server: Server, tmp_path: Path) -> None:
+    path = tmp_path / "texts"
+    path.write_bytes(b"fine\n\xff\xfe\nfine too\n")
+    asked = _run("query", "topics", "--file", str(path), "--url", server.url)
+    answers = [json.loads(line) for line in asked.stdout.splitlines()]
+    assert ["error" in answer for answer in answers] == [False, True, False]
+    assert asked.returncode == 1
+
+
+@pytest.mark.xdist_group("served")
+@pytest.mark.parametrize("name", ["masks", "entail"])
+def test_load_test_drives_any_task_with_fitting_inputs(name: str, server: Server) -> None:
+    loaded = _run("load-test", name, "--url", server.url, "--concurrency", "4", "--json")
+    assert loaded.returncode == 0, loaded.stderr
+    (load,) = json.loads(loaded.stdout)
+    assert load["concurrency"] == 4
+    assert load["requests_per_s"] > 0
+    assert load["failures"] == 0
+    assert 0 < load["p50_ms"] <= load["p99_ms"]
+    assert load["mean_batch"] > 1
+
+
+@pytest.mark.xdist_group("served")
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_serve_says_when_it_is_ready_and_leaves_nothing_behind(stop: signal.Signals, repository: Path) -> None:
+    ports = free_ports()
+    command = [BUILD_REPO, "serve", str(repository), "--grpc-port", str(ports.grpc)]
+    command += ["--http-port", str(ports.http), "--metrics-port", str(ports.metrics)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if "ready" in line:
+                break
+        children = _children(process.pid)
+        assert children, "".join(lines)
+        process.send_signal(stop)
+        rest = process.stdout.read()
+        process.wait(timeout=60)
+    assert any("minilm_int8_model" in line and "READY" in line for line in lines), "".join(lines)
+    assert any(f"127.0.0.1:{ports.grpc}" in line for line in lines)
+    if stop is not signal.SIGKILL:
+        assert "stopped" in rest
+        assert process.returncode == 0
+    for _ in range(400):
+        if not any(Path(f"/proc/{child}").exists() for child in children):
+            break
+        time.sleep(0.1)
+    assert not [child for child in children if Path(f"/proc/{child}").exists()]
+
+
+@pytest.mark.xdist_group("served")
+def test_serve_names_the_port_that_is_taken(repository: Path) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        served = _run("serve", str(repository), "--grpc-port", str(port))
+    assert served.returncode == 1
+    assert f"port {port} on 127.0.0.1 cannot be used" in served.stderr
+    assert "--grpc-port N" in served.stderr
+
+
+@pytest.mark.xdist_group("served")
+def test_serve_names_the_model_that_does_not_load(repository: Path, tmp_path: Path) -> None:
+    broken = tmp_path / "with a space" / "model_repository"
+    broken.parent.mkdir()
+    subprocess.run(["cp", "-r", str(repository), str(broken)], check=True)
+    for folder in broken.iterdir():
+        if not folder.name.startswith("topics"):
+            subprocess.run(["rm", "-r", str(folder)], check=True)
+    (broken / "topics_model" / "1" / "model.onnx").write_bytes(b"no graph")
+    ports = free_ports()
+    numbers = [f"--{kind}-port={getattr(ports, kind)}" for kind in ("http", "grpc", "metrics")]
+    served = _run("serve", str(broken), *numbers)
+    assert served.returncode == 1
+    assert "the model topics_model does not load" in served.stderr
+    assert "build-repo check" in served.stderr
+
+
+def _children(pid: int) -> list[int]:
+    """All descendants of a process."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rsplit(")", 1)[1].split()
+        except OSError:
+            continue
+        if int(fields[1]) == pid:
+            found.append(int(path.parent.name))
+    return [*found, *(grandchild for child in found for grandchild in _children(child))]

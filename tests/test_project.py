@@ -1,0 +1,125 @@
+"""What the README and the deployment files promise."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import yaml
+
+import builder
+from builder.engines.releases import RELEASES
+from builder.repository.layout import RUNTIME, RUNTIME_FILES
+from builder.tasks import all_tasks
+from scripts.readme_tables import rendered
+from tests.checkpoints import ARCHITECTURES
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text("utf-8")
+
+
+def test_the_generated_tables_are_true() -> None:
+    assert rendered(README) == README, "run scripts/docs"
+
+
+def test_every_path_the_readme_names_exists() -> None:
+    tree = README.split("```text")[1].split("```")[0]
+    folders: list[str] = []
+    for line in tree.splitlines():
+        match = re.match(r"( *)([\w.,/ -]+?)(?:  +.*)?$", line)
+        if not line.strip() or not match:
+            continue
+        depth = len(match[1]) // 2
+        names = match[2].split(", ")
+        for name in names:
+            path = ROOT.joinpath(*folders[:depth], name)
+            assert path.exists(), f"{path} of the README's tree"
+        folders[depth:] = [names[0]]
+
+
+def test_every_command_the_readme_names_is_one() -> None:
+    from builder.cli import VERBS
+
+    assert set(VERBS) <= set(re.findall(r"build-repo ([a-z-]+)", README))
+    scripts = set(re.findall(r"\bscripts/(\w+)", README))
+    assert {"demo", "test", "bench"} <= scripts
+    for script in scripts:
+        assert (ROOT / "scripts" / script).stat().st_mode & 0o100
+
+
+def test_the_library_exports_what_it_says() -> None:
+    assert sorted(builder.__all__) == builder.__all__
+    for name in builder.__all__:
+        assert getattr(builder, name) is not None
+    assert callable(builder.build)
+    with pytest.raises(AttributeError):
+        builder.nothing  # noqa: B018
+
+
+def test_every_task_has_its_emitted_half_and_every_emitted_file_is_listed() -> None:
+    for task in all_tasks().values():
+        assert task.runtime.inputs
+        assert len(task.samples) >= 10
+    emitted = {path.name for path in RUNTIME.glob("*.py")} - {"__init__.py"}
+    assert emitted == set(RUNTIME_FILES)
+
+
+def test_tasks_name_no_architecture_and_architectures_no_task() -> None:
+    for path in [*ROOT.glob("builder/tasks/*.py"), *ROOT.glob("builder/runtime/**/*.py")]:
+        text = path.read_text().lower()
+        for name in ARCHITECTURES:
+            assert not re.search(rf"\b{re.escape(name)}\b", text), f"{path.name} names {name}"
+    for path in ROOT.glob("builder/export/**/*.py"):
+        for name in all_tasks():
+            assert name not in path.read_text(), f"{path.name} names {name}"
+
+
+def test_the_emitted_python_imports_only_what_its_requirements_name() -> None:
+    allowed = {"numpy", "tokenizers", "triton_python_backend_utils", *sys.stdlib_module_names}
+    for path in RUNTIME.rglob("*.py"):
+        for name in re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE):
+            assert name in allowed, f"{path.name} imports {name}"
+    pinned = (RUNTIME / "requirements.txt").read_text()
+    assert re.search(r"^numpy==1\.", pinned, re.MULTILINE), "numpy 2 corrupts tensors in the older containers"
+
+
+def test_compose_starts_a_known_release_on_this_machine_only() -> None:
+    service = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]["triton"]
+    release = re.search(r":-([\d.]+)}", service["image"])
+    assert release is not None
+    assert release[1] in RELEASES
+    assert all(port.startswith("127.0.0.1:") for port in service["ports"])
+    assert service["shm_size"]
+    assert service["healthcheck"]["test"]
+    for volume in service["volumes"]:
+        assert (ROOT / volume.split(":")[0]).exists()
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_finds_its_templates_outside_the_checkout(tmp_path: Path) -> None:
+    build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    subprocess.run([*build, "--wheel-dir", str(tmp_path), str(ROOT)], check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    installed = tmp_path / "installed"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(installed)
+        assert not [name for name in archive.namelist() if name.startswith(("tests/", "scripts/"))]
+    program = """
+import sys
+sys.path = [sys.argv[1], *(p for p in sys.path if p not in ("", sys.argv[2]))]
+from builder import build
+from builder.repository import layout, render
+from builder.spec import Serving
+config = layout.Config("m", "python", 1, [], [], 1, Serving(), dynamic_batching=True)
+assert str(render.templates()).startswith(sys.argv[1]), render.templates()
+assert render.parse(render.render(config), "m").name == "m"
+assert all((layout.RUNTIME / name).is_file() for name in layout.RUNTIME_FILES)
+print("found", build.__name__)
+"""
+    arguments = [sys.executable, "-c", program, str(installed), str(ROOT)]
+    found = subprocess.run(arguments, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == "found build"

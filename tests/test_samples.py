@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from builder.errors import SpecError
+from builder.runtime.fields import Field
+from builder.samples import TEXTS, load_samples
+from builder.spec import make_spec
+from builder.stages import build
+
+FIELDS = (Field("text_input", "TYPE_STRING"), Field("top_k", "TYPE_INT32", optional=True))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('{"text_input": "a"}\nnot json\n', "line 2, is not JSON"),
+        ('{"text": "a"}\n', "line 1: expected an object with text_input"),
+        ('{"text_input": "a", "topk": 1}\n', "line 1: expected an object with text_input .and perhaps top_k."),
+        ("\n\n", "holds no sample"),
+    ],
+)
+def test_samples_that_do_not_fit_name_their_line(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    path.write_text(text)
+    with pytest.raises(SpecError, match=message):
+        load_samples(path, FIELDS)
+
+
+def test_the_users_samples_are_what_is_verified(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    path = tmp_path / "samples.jsonl"
+    path.write_text('{"text_input": "One fox.", "top_k": 2}\n\n{"text_input": "Two boxes."}\n')
+    spec = make_spec(model=str(checkpoint("topics")), name="t", output=tmp_path / "r", samples=path)
+    assert build(spec).samples == 2
+    path.write_text('{"text_input": "' + "word " * 900 + '"}\n')
+    with pytest.raises(SpecError, match="sample 1 is refused by the model itself: row 0 has"):
+        build(spec)
+
+
+def test_the_default_texts_are_of_mixed_length() -> None:
+    words = sorted(len(text.split()) for text in TEXTS)
+    assert words[0] < 10
+    assert words[-1] > 120
+    assert len(set(TEXTS)) == len(TEXTS) == 32
