@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -28,14 +29,27 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 
 @pytest.fixture(scope="session")
-def repository(tmp_path_factory: pytest.TempPathFactory, checkpoint: Callable[[str], Path]) -> Path:
-    """All models of tests/models.py and the real MiniLM in fp32 and int8, built by the product itself."""
-    folder = tmp_path_factory.mktemp("served") / "model_repository"
+def repository(tmp_path_factory: pytest.TempPathFactory, checkpoint: Callable[[str], Path], worker_id: str) -> Path:
+    """All models of tests/models.py and the real MiniLM in fp32 and int8, built by the product itself.
+
+    One repository for all workers: the first to need it builds it, the others wait.
+    """
+    base = tmp_path_factory.getbasetemp()
+    shared = base if worker_id == "master" else base.parent
+    folder, done = shared / "served" / "model_repository", shared / "served-is-built"
+    with (shared / "served-lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not done.exists():
+            _build_all(folder, checkpoint)
+            done.touch()
+    return folder
+
+
+def _build_all(folder: Path, checkpoint: Callable[[str], Path]) -> None:
     for name, model in SERVED.items():
         build(make_spec(model=str(checkpoint(name)), name=name, task=model.task, output=folder, **model.spec))
     for precision in ("fp32", "int8"):
         build(make_spec(model=str(minilm()), name=f"minilm_{precision}", precision=precision, output=folder))
-    return folder
 
 
 @pytest.fixture(scope="session")

@@ -81,7 +81,6 @@ def test_errors_are_lines_not_tracebacks(
     assert "Traceback" not in error
 
 
-@pytest.mark.xdist_group("served")
 def test_query_from_arguments_and_from_standard_input(server: Server) -> None:
     one = _run("query", "topics", "text_input=A fox.", "top_k=2", "--url", server.url)
     assert one.returncode == 0, one.stderr
@@ -98,7 +97,6 @@ def test_query_from_arguments_and_from_standard_input(server: Server) -> None:
     assert sorted(json.loads(lists.stdout)["label"]) == ["animals", "trains"]
 
 
-@pytest.mark.xdist_group("served")
 def test_query_reads_a_file_with_bytes_that_are_no_text(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "texts"
     path.write_bytes(b"fine\n\xff\xfe\nfine too\n")
@@ -108,7 +106,6 @@ def test_query_reads_a_file_with_bytes_that_are_no_text(server: Server, tmp_path
     assert asked.returncode == 1
 
 
-@pytest.mark.xdist_group("served")
 @pytest.mark.parametrize("name", ["masks", "entail"])
 def test_load_test_drives_any_task_with_fitting_inputs(name: str, server: Server) -> None:
     loaded = _run("load-test", name, "--url", server.url, "--concurrency", "4", "--json")
@@ -121,7 +118,6 @@ def test_load_test_drives_any_task_with_fitting_inputs(name: str, server: Server
     assert load["mean_batch"] > 1
 
 
-@pytest.mark.xdist_group("served")
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_serve_says_when_it_is_ready_and_leaves_nothing_behind(stop: signal.Signals, repository: Path) -> None:
     ports = free_ports()
@@ -151,7 +147,6 @@ def test_serve_says_when_it_is_ready_and_leaves_nothing_behind(stop: signal.Sign
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
 
 
-@pytest.mark.xdist_group("served")
 def test_serve_names_the_port_that_is_taken(repository: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -163,7 +158,6 @@ def test_serve_names_the_port_that_is_taken(repository: Path) -> None:
     assert "--grpc-port N" in served.stderr
 
 
-@pytest.mark.xdist_group("served")
 def test_serve_names_the_model_that_does_not_load(repository: Path, tmp_path: Path) -> None:
     broken = tmp_path / "with a space" / "model_repository"
     broken.parent.mkdir()

@@ -39,6 +39,10 @@ EXTERNAL_FROM = 1_500_000_000  # bytes of weights; protobuf itself ends at 2 GiB
 
 def save_graph(model: onnx.ModelProto, path: Path) -> Graph:
     """Write `model`, the same bytes for the same model; large weights go to a file beside it."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    described = [value for value in model.graph.value_info if value.name in weights]
+    for value in described:  # said twice, and wrong as soon as a tool transposes the weight
+        model.graph.value_info.remove(value)
     path.parent.mkdir(parents=True, exist_ok=True)
     if sum(len(tensor.raw_data) for tensor in model.graph.initializer) < EXTERNAL_FROM:
         path.write_bytes(model.SerializeToString(deterministic=True))

@@ -47,7 +47,11 @@ def _check_entry(folder: Path, triton: str | None) -> Iterator[str]:
     if absent:
         yield f"version_policy asks for version {min(absent)}, which is not there"
     report = folder / "build.json"
-    recorded = json.loads(report.read_text("utf-8")) if report.is_file() else {}
+    try:
+        recorded = json.loads(report.read_text("utf-8")) if report.is_file() else {}
+    except ValueError as error:
+        yield f"build.json is not JSON: {error}; build it again"
+        recorded = {}
     release = triton or recorded.get("triton")
     for version in versions:
         if config.backend == BACKEND:
@@ -88,6 +92,10 @@ def _check_python(version: Path, repository: Path, release: str | None) -> Itera
             yield f"{source.relative_to(version.parent)} is no Python {python}: {error}"
     serving = version / "serving.json"
     if serving.is_file():
-        engine = json.loads(serving.read_text("utf-8"))["engine"]
+        try:
+            engine = json.loads(serving.read_text("utf-8"))["engine"]
+        except (ValueError, KeyError) as error:
+            yield f"serving.json does not name the engine ({error!r}); build it again"
+            return
         if not (repository / engine / "config.pbtxt").is_file():
             yield f"its engine {engine} is not in the repository"

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 
 from builder.checkpoint import Checkpoint, tokenizer_json
-from builder.errors import CheckpointError
+from builder.errors import CheckpointError, SpecError
 from builder.export.graph import Graph
 from builder.report import Rung
 from builder.repository.layout import serving_document
-from builder.runtime.fields import Field
+from builder.runtime.fields import Field, InputError
 from builder.runtime.pipeline import Pipeline
 from builder.samples import load_samples, with_mask
 from builder.spec import BuildSpec
@@ -104,8 +104,23 @@ def make_bench(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, graph
         raise CheckpointError(
             f"none of the default samples fits {checkpoint.max_length} tokens; give your own with --samples"
         )
+    _refuse_unanswerable(front, fields, samples)
     expected = tuple(task.reference(checkpoint, spec, sample) for sample in samples)
     return Bench(spec, checkpoint, module, front, serving, tokenizer, fields, samples, expected)
+
+
+def _refuse_unanswerable(
+    front: Path, fields: tuple[Sequence[Field], Sequence[Field]], samples: Sequence[Sample]
+) -> None:
+    """Raise SpecError for a sample that the emitted code refuses: the reference could not answer it either."""
+
+    def unasked(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        raise InterruptedError
+
+    answers = Pipeline(front, unasked)([to_tensors(sample, fields[0]) for sample in samples])
+    for number, answer in enumerate(answers, 1):
+        if isinstance(answer, InputError):
+            raise SpecError(f"sample {number} is refused by the model itself: {answer}")
 
 
 def _fits(sample: Sample, checkpoint: Checkpoint) -> bool:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from builder.engines.onnxruntime import infer_with, open_session
-from builder.errors import SpecError, VerificationError
+from builder.errors import VerificationError
 from builder.export.graph import Graph
-from builder.runtime.fields import Field, InputError
+from builder.runtime.fields import Field
 from builder.runtime.pipeline import Pipeline
 from builder.tasks.base import Answer, Sample, Task
 from builder.tensors import to_tensors, to_values
@@ -68,8 +68,6 @@ def served_quality(
 def _answers(pipeline: Pipeline, requests: Sequence[Any], fields: Sequence[Field]) -> list[Answer]:
     answers: list[Answer] = []
     for index, answer in enumerate(pipeline(requests)):
-        if isinstance(answer, InputError):
-            raise SpecError(f"sample {index + 1} is refused by the model itself: {answer}")
         if isinstance(answer, Exception):
             raise VerificationError(f"sample {index + 1} fails in the emitted code: {answer!r}") from answer
         answers.append(to_values(answer, fields)[0])

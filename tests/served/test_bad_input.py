@@ -15,8 +15,6 @@ from builder.samples import TEXTS
 from builder.serve.client import Client
 from builder.serve.triton import Server
 
-pytestmark = pytest.mark.xdist_group("served")
-
 
 @pytest.mark.parametrize(
     ("name", "sample", "message"),

@@ -13,8 +13,6 @@ from builder.samples import TEXTS
 from builder.serve.client import Client
 from builder.verify.answers import difference
 
-pytestmark = pytest.mark.xdist_group("served")
-
 
 def _rows(texts: list[str]) -> dict[str, np.ndarray]:
     return {"text_input": np.array([[text.encode()] for text in texts], dtype=object)}

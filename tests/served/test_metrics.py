@@ -8,13 +8,10 @@ import urllib.request
 from collections.abc import Callable
 
 import numpy as np
-import pytest
 
 from builder.samples import TEXTS
 from builder.serve.client import Client
 from builder.serve.triton import Server
-
-pytestmark = pytest.mark.xdist_group("served")
 
 
 def _metrics(server: Server, model: str) -> dict[str, float]:

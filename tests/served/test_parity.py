@@ -16,7 +16,6 @@ from builder.spec import BuildSpec, make_spec
 from builder.verify.answers import difference
 from tests.models import SERVED, minilm
 
-pytestmark = pytest.mark.xdist_group("served")
 UNICODE = "Zürich – 東京 and the naïve 🚆 café."
 QUESTION = "What was loud?"
 REQUESTS: dict[str, list[dict[str, Any]]] = {
