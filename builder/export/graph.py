@@ -44,10 +44,12 @@ def save_graph(model: onnx.ModelProto, path: Path) -> Graph:
     for value in described:  # said twice, and wrong as soon as a tool transposes the weight
         model.graph.value_info.remove(value)
     path.parent.mkdir(parents=True, exist_ok=True)
+    data = path.with_name(f"{path.name}.data")
+    data.unlink(missing_ok=True)  # onnx would append to it
     if sum(len(tensor.raw_data) for tensor in model.graph.initializer) < EXTERNAL_FROM:
         path.write_bytes(model.SerializeToString(deterministic=True))
     else:
-        onnx.save_model(model, str(path), save_as_external_data=True, location=f"{path.name}.data")
+        onnx.save_model(model, str(path), save_as_external_data=True, location=data.name)
     return read_graph(path)
 
 

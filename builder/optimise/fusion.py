@@ -5,6 +5,7 @@ Knows ONNX files; attention is fused before this, at export.
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import onnx
@@ -18,10 +19,10 @@ STANDARD_DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 def fuse(graph: Graph, folder: Path, threads: int) -> Graph:
     """Write the fused graph into `folder`. Raises ExportError where it would need an operator no release has."""
-    path = folder / "fused" / MODEL_FILE
-    path.parent.mkdir()
-    open_session(graph.path, threads, optimised_file=path)
-    model = onnx.load(str(path))
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        written = Path(place) / MODEL_FILE
+        open_session(graph.path, threads, optimised_file=written)
+        model = onnx.load(str(written))
     used = {node.domain for node in model.graph.node} | {""}
     foreign = used - set(STANDARD_DOMAINS)
     if foreign:
@@ -31,4 +32,4 @@ def fuse(graph: Graph, folder: Path, threads: int) -> Graph:
     model.opset_import.extend(kept)
     model.ir_version = graph.ir_version
     model.producer_version = ""
-    return save_graph(model, path)
+    return save_graph(model, folder / "fused" / MODEL_FILE)

@@ -65,19 +65,20 @@ def quantise(
 
 
 def _quantise(graph: Graph, path: Path, candidates: Mapping[str, str], left_alone: Sequence[str]) -> Graph:
-    path.parent.mkdir(exist_ok=True)
     chosen = [name for name in candidates if name not in left_alone]
-    quantize_dynamic(
-        str(graph.path),
-        str(path),
-        op_types_to_quantize=["MatMul", "Gather"],
-        nodes_to_quantize=chosen,
-        per_channel=True,
-        weight_type=QuantType.QInt8,
-        use_external_data_format=graph.size >= EXTERNAL_FROM,
-        extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT, "MatMulConstBOnly": True},
-    )
-    result = save_graph(onnx.load(str(path)), path)
+    with tempfile.TemporaryDirectory() as place:
+        written = Path(place) / MODEL_FILE
+        quantize_dynamic(
+            str(graph.path),
+            str(written),
+            op_types_to_quantize=["MatMul", "Gather"],
+            nodes_to_quantize=chosen,
+            per_channel=True,
+            weight_type=QuantType.QInt8,
+            use_external_data_format=graph.size >= EXTERNAL_FROM,
+            extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT, "MatMulConstBOnly": True},
+        )
+        result = save_graph(onnx.load(str(written)), path)
     expected = sum(candidates[name] == "MatMul" for name in chosen)
     if not expected or result.operators["MatMulInteger"] != expected:
         raise VerificationError(

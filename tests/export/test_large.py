@@ -31,7 +31,9 @@ def test_weights_beside_the_graph(
     )
     files = json.loads((output / "m" / "build.json").read_text())["files"]["m_model"]
     assert {"1/model.onnx", "1/model.onnx.data"} <= set(files)
-    assert (output / "m_model" / "1" / "model.onnx.data").stat().st_size > 10_000
+    weights = (output / "m_model" / "1" / "model.onnx.data").stat().st_size
+    parameters = (checkpoint("pooled") / "model.safetensors").stat().st_size
+    assert 10_000 < weights < 1.2 * parameters, "once, not twice"
     assert check(output) == []
     with running(output) as server, Client(server.url, "m") as client:
         assert len(client.ask({"text_input": "A fox."})["embedding"]) == 32
