@@ -32,7 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb == "build":
         parser.description = __doc__
     options = parser.parse_args(arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell's background job is started with it ignored
+        signal.signal(number, _interrupt)
     try:
         return int(command.run(options))
     except BuilderError as error:

@@ -123,6 +123,7 @@ def test_serve_says_when_it_is_ready_and_leaves_nothing_behind(stop: signal.Sign
     ports = free_ports()
     command = [BUILD_REPO, "serve", str(repository), "--grpc-port", str(ports.grpc)]
     command += ["--http-port", str(ports.http), "--metrics-port", str(ports.metrics)]
+    command = ["bash", "-c", 'trap "" INT; exec "$@"', "bash", *command]  # as in a background job of a shell
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
         lines = []

@@ -6,6 +6,7 @@ Knows Python values; a str that holds JSON is compared as what it holds.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -27,7 +28,8 @@ def difference(expected: Any, actual: Any, path: str = "answer") -> tuple[float,
         parts = [difference(a, b, f"{path}[{i}]") for i, (a, b) in enumerate(zip(expected, actual, strict=True))]
         return max(parts, default=(0.0, path))
     if _number(expected) and _number(actual):
-        return abs(expected - actual) / max(1.0, abs(expected)), path
+        error = abs(expected - actual) / max(1.0, abs(expected))
+        return (error, path) if not math.isnan(error) else (math.inf, f"{path}: {expected} became {actual}")
     if expected == actual:
         return 0.0, path
     return float("inf"), f"{path}: {str(expected)[:80]!r} became {str(actual)[:80]!r}"

@@ -37,9 +37,10 @@ def graph_error(
         actual = infer({name: feeds[name] for name in graph.inputs})
         for name, tensor in zip(module.outputs, expected, strict=True):
             a, b = tensor.numpy(), actual[name]
-            if a.shape != b.shape or not np.isfinite(b).all():
+            if a.shape != b.shape or not np.isfinite(a).all() or not np.isfinite(b).all():
                 raise VerificationError(
-                    f"output {name} of the graph has shape {b.shape} or holds NaN; expected {a.shape}"
+                    f"output {name} has shape {b.shape} in the graph and {a.shape} in PyTorch, or one holds NaN. "
+                    "Nothing was published: check the checkpoint's weights"
                 )
             if per_token and a.ndim > 1 and a.shape[1] == feeds["attention_mask"].shape[1]:
                 keep = feeds["attention_mask"].astype(bool)

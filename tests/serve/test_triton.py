@@ -1,0 +1,69 @@
+"""Servers that cannot start say why in one line, before anything is started."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from builder.errors import ServeError
+from builder.serve import perf_analyzer, triton
+from builder.serve.triton import running
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    """A folder with the looks of a repository; nothing here gets as far as loading it."""
+    folder = tmp_path / "model_repository"
+    (folder / "model").mkdir(parents=True)
+    (folder / "model" / "config.pbtxt").write_text('name: "model"')
+    return folder
+
+
+def _refused(repository: Path, message: str) -> None:
+    with pytest.raises(ServeError, match=message), running(repository):
+        pytest.fail("it started")
+
+
+def test_no_model(tmp_path: Path) -> None:
+    _refused(tmp_path, "holds no model; build one first: build-repo MODEL")
+
+
+def test_shared_memory_too_small(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton, "SHARED_MEMORY_NEEDED", 1 << 60)
+    _refused(repository, r"/dev/shm has \d+ MB free; the Python backend needs .* --shm-size")
+
+
+def test_no_wheel_for_the_platform(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    _refused(repository, "no tritonserver for .* docker compose up")
+
+
+def test_an_interpreter_the_server_has_no_stub_for(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "version_info", type("Version", (), {"major": 3, "minor": 99})())
+    _refused(repository, r"no Python backend for Python 3\.99")
+
+
+def test_a_numpy_that_corrupts_tensors(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(np, "__version__", "2.1.0")
+    _refused(repository, "install numpy<2")
+
+
+def test_a_model_that_does_not_load_is_named(repository: Path) -> None:
+    (repository / "model" / "config.pbtxt").write_text('name: "model" backend: "python" max_batch_size: 1')
+    (repository / "model" / "1").mkdir()
+    (repository / "model" / "1" / "model.py").write_text("import no_such_module\n")
+    _refused(repository, "the model model does not load: .*no_such_module.* build-repo check")
+
+
+def test_perf_analyzer_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(perf_analyzer.shutil, "which", lambda name: None)
+    failed = subprocess.CompletedProcess([], 1, "", "no network\n")
+    monkeypatch.setattr(perf_analyzer.subprocess, "run", lambda *a, **k: failed)
+    with pytest.raises(ServeError, match=r"could not be fetched \(no network\): put perf_analyzer on PATH"):
+        perf_analyzer.find_perf_analyzer()
+    assert not list(tmp_path.rglob("perf_analyzer"))

@@ -1,0 +1,66 @@
+"""A graph that is wrong is found to be wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+
+from builder.checkpoint import resolve
+from builder.errors import VerificationError
+from builder.export.encoder import Export, export
+from builder.export.graph import save_graph
+from builder.spec import make_spec
+from builder.stages import build
+from builder.verify.parity import TOLERANCE, graph_error
+
+
+@pytest.fixture
+def exported(checkpoint: Callable[[str], Path], tmp_path: Path) -> Export:
+    spec = make_spec(model=str(checkpoint("names")), name="names")
+    return export(resolve(spec), spec, tmp_path)
+
+
+def _error(exported: Export, path: Path) -> float:
+    model = onnx.load(str(exported.graph.path))
+    bias = next(t for t in model.graph.initializer if t.name.endswith("classifier.bias"))
+    values = numpy_helper.to_array(bias).copy()
+    values[0] += 0.01
+    bias.CopyFrom(numpy_helper.from_array(values, bias.name))
+    return graph_error(save_graph(model, path), exported.module, 350, 512, 1, per_token=True)
+
+
+def test_a_small_mistake_in_one_weight_is_seen(exported: Export, tmp_path: Path) -> None:
+    assert graph_error(exported.graph, exported.module, 350, 512, 1, per_token=True) < TOLERANCE
+    assert _error(exported, tmp_path / "wrong" / "model.onnx") > TOLERANCE
+
+
+def test_nan_is_never_right(exported: Export) -> None:
+    with torch.no_grad():
+        next(exported.module.model.parameters())[200:] = np.nan
+    with pytest.raises(VerificationError, match="holds NaN"):
+        graph_error(exported.graph, exported.module, 350, 512, 1, per_token=True)
+
+
+def test_a_wrong_answer_stops_the_build(
+    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The emitted code and transformers disagree about one score: nothing is published."""
+    from builder.tasks import find_task
+
+    task = type(find_task("text-classification"))
+    right = task.reference
+
+    def wrong(self: object, *arguments: object) -> dict[str, object]:
+        answer = right(self, *arguments)  # type: ignore[arg-type]
+        return {**answer, "score": [answer["score"][0] + 0.01]}
+
+    monkeypatch.setattr(task, "reference", wrong)
+    with pytest.raises(VerificationError, match=r"not transformers' answer \(answer\.score\[0\]"):
+        build(make_spec(model=str(checkpoint("topics")), name="topics", output=tmp_path / "repository"))
+    assert not list((tmp_path / "repository").glob("*"))
