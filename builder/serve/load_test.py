@@ -64,7 +64,16 @@ def _measure(
     command += ["--measurement-interval", str(window_ms), "--stability-percentage", "999"]
     command += ["--percentile", "50", "-f", str(report)]
     before = client.statistics()
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=600)
+    limit_s = 60 + 20 * window_ms / 1000
+    try:
+        finished = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, timeout=limit_s
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ServeError(
+            f"perf_analyzer did not end within {limit_s:.0f} s at concurrency {concurrency}; is {client.name} answering? "
+            "Try fewer clients, or ask it something with build-repo query"
+        ) from error
     after = client.statistics()
     if not report.is_file():
         lines = [line for line in (finished.stdout + finished.stderr).splitlines() if line.strip()]
