@@ -71,8 +71,8 @@ def _measure(
         )
     except subprocess.TimeoutExpired as error:
         raise ServeError(
-            f"perf_analyzer did not end within {limit_s:.0f} s at concurrency {concurrency}. Ask {client.name} something "
-            "with build-repo query; a model with response_cache makes perf_analyzer 2.51 hang, so test it without"
+            f"perf_analyzer did not end within {limit_s:.0f} s at concurrency {concurrency}. Ask {client.name} "
+            "something with build-repo query; a model with response_cache makes perf_analyzer 2.51 hang: test without"
         ) from error
     after = client.statistics()
     if not report.is_file():
