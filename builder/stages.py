@@ -81,8 +81,7 @@ def verify(bench: Bench, fused: Graph, reference: Rung, folder: Path) -> Verifie
     _refuse_wrong_answers(exact, quality)
     if spec.precision == "fp32":
         return VerifiedModel(fused, bench, (reference, exact), quality, threshold, None)
-    feeds = bench.engine_feeds()
-    quantised = quantise(fused, folder, lambda graph: bench.quality(graph).mean, threshold, feeds)
+    quantised = quantise(fused, folder, lambda graph: bench.quality(graph).mean, threshold, bench.feeds)
     quality = bench.quality(quantised.graph)
     rounded = bench.rung("int8 dynamic", quantised.graph, quality)
     return VerifiedModel(quantised.graph, bench, (reference, exact, rounded), quality, threshold, quantised)

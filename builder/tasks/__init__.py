@@ -9,7 +9,7 @@ from functools import cache
 from transformers import PreTrainedConfig
 
 from builder.errors import CheckpointError
-from builder.tasks.base import Task, model_class_names
+from builder.tasks.base import Task
 
 __all__ = ["Task", "all_tasks", "find_task", "infer_task"]
 
@@ -39,8 +39,3 @@ def infer_task(config: PreTrainedConfig, sentence_transformer: bool) -> Task:
         f"no task here fits a checkpoint of {have} (model type {config.model_type}); "
         f"say one with --task: {', '.join(all_tasks())}"
     )
-
-
-def supported_classes(task: Task) -> dict[str, str]:
-    """The model types that transformers has a head of `task` for, and the class of each."""
-    return model_class_names(task.auto_class())

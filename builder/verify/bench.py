@@ -42,6 +42,7 @@ class Bench:
     fields: tuple[Sequence[Field], Sequence[Field]]
     samples: tuple[Sample, ...]
     expected: tuple[Answer, ...]
+    feeds: tuple[dict[str, np.ndarray], ...]  # the engine's inputs on the samples, call by call, shortest first
 
     def quality(self, graph: Graph) -> Quality:
         """The emitted code over `graph`, against transformers."""
@@ -57,23 +58,11 @@ class Bench:
         error = graph_error(graph, self.module, vocabulary, *limits, per_token=checkpoint.task.per_token)
         return Rung(name, graph.size, latency, error, quality.mean, quality.worst, quality.batch_agreement)
 
-    def engine_feeds(self) -> list[dict[str, np.ndarray]]:
-        """The engine's inputs on the samples, call by call, as the emitted code makes them; shortest first."""
-        seen: list[dict[str, np.ndarray]] = []
-
-        def record(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-            seen.append(feeds)
-            raise InterruptedError  # no answer is needed: each request fails alone, after its feeds were seen
-
-        Pipeline(self.front, record)([to_tensors(sample, self.fields[0]) for sample in self.samples])
-        return seen
-
     def warm_up_rows(self) -> list[dict[str, list[int]]]:
         """The tokens of a short and of a long text of the samples, without padding."""
         sources = self.serving["inputs"]
         rows = []
-        feeds = self.engine_feeds()
-        for call in (feeds[0], feeds[-1]):
+        for call in (self.feeds[0], self.feeds[-1]):
             length = int(call["attention_mask"][0].sum())
             lengths = {name: None if source == "task" else length for name, source in sources.items()}
             rows.append({name: call[name][0, : lengths[name]].tolist() for name in sources})
@@ -104,23 +93,29 @@ def make_bench(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, graph
         raise CheckpointError(
             f"none of the default samples fits {checkpoint.max_length} tokens; give your own with --samples"
         )
-    _refuse_unanswerable(front, fields, samples)
+    feeds = _engine_feeds(front, fields, samples)
     expected = tuple(task.reference(checkpoint, spec, sample) for sample in samples)
-    return Bench(spec, checkpoint, module, front, serving, tokenizer, fields, samples, expected)
+    return Bench(spec, checkpoint, module, front, serving, tokenizer, fields, samples, expected, feeds)
 
 
-def _refuse_unanswerable(
+def _engine_feeds(
     front: Path, fields: tuple[Sequence[Field], Sequence[Field]], samples: Sequence[Sample]
-) -> None:
-    """Raise SpecError for a sample that the emitted code refuses: the reference could not answer it either."""
+) -> tuple[dict[str, np.ndarray], ...]:
+    """The engine's inputs on the samples, call by call, as the emitted code makes them; shortest first.
 
-    def unasked(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        raise InterruptedError
+    Raises SpecError for a sample that the emitted code refuses: the reference could not answer it either.
+    """
+    seen: list[dict[str, np.ndarray]] = []
 
-    answers = Pipeline(front, unasked)([to_tensors(sample, fields[0]) for sample in samples])
+    def record(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        seen.append(feeds)
+        raise InterruptedError  # no answer is needed: each request fails alone, after its feeds were seen
+
+    answers = Pipeline(front, record)([to_tensors(sample, fields[0]) for sample in samples])
     for number, answer in enumerate(answers, 1):
         if isinstance(answer, InputError):
             raise SpecError(f"sample {number} is refused by the model itself: {answer}")
+    return tuple(seen)
 
 
 def _fits(sample: Sample, checkpoint: Checkpoint) -> bool:
