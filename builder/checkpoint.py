@@ -64,7 +64,7 @@ def resolve(spec: BuildSpec) -> Checkpoint:
         tokenizer=tokenizer,
         model=model,
         task=task,
-        max_length=_max_length(spec, tokenizer, model, sentence),
+        max_length=_max_length(spec, tokenizer, model, sentence, task.longest),
         sentence=sentence,
     )
 
@@ -148,12 +148,17 @@ def _tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrained
 
 
 def _max_length(
-    spec: BuildSpec, tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel, sentence: SentenceModules | None
+    spec: BuildSpec,
+    tokenizer: PreTrainedTokenizerFast,
+    model: PreTrainedModel,
+    sentence: SentenceModules | None,
+    longest: int | None,
 ) -> int:
-    """The most tokens of one row: what the user said, what the checkpoint says, what positions there are."""
+    """The most tokens of one row: what the user said, what checkpoint and task say, what positions there are."""
     limits = [position_limit(model), tokenizer.model_max_length if tokenizer.model_max_length < 10**6 else None]
     hard = min((limit for limit in limits if limit), default=None)
     own = sentence.max_length if sentence is not None and sentence.max_length else hard
+    own = min((limit for limit in (own, longest) if limit), default=None)
     if spec.max_length is not None:
         positions = limits[0]
         if positions is not None and spec.max_length > positions:
@@ -176,10 +181,10 @@ def position_limit(model: PreTrainedModel) -> int | None:
         for name, module in model.named_modules()
         if name.rsplit(".", 1)[-1] in POSITION_TABLES and isinstance(module, torch.nn.Embedding)
     ]
-    if limits:
-        return min(limits)
     declared: Any = getattr(model.config, "max_position_embeddings", None)
-    return int(declared) if declared and declared > 0 else None
+    if declared and declared > 0:  # a table may have rows beyond it that mean something else
+        limits.append(int(declared))
+    return min(limits, default=None)
 
 
 def tokenizer_json(tokenizer: PreTrainedTokenizerFast) -> str:

@@ -30,6 +30,7 @@ class Rung:
     quality: float  # mean agreement on the samples
     worst: float
     batch_agreement: float
+    perplexity: float | None = None  # on the samples, of a model that generates
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class BuildReport:
     padding: float
     warnings: tuple[str, ...]
     files: dict[str, dict[str, str]]
+    memory: dict[str, int] | None = None  # bytes, of a model that keeps a cache
 
     def document(self) -> dict[str, Any]:
         """As JSON. The folder it was published into is not in it: a repository may be moved."""
@@ -74,6 +76,8 @@ class BuildReport:
         table.add_row(
             "same alone and batched", *(_unless_base(r, base, f"{r.batch_agreement:.4f}") for r in self.ladder)
         )
+        if base.perplexity is not None:
+            table.add_row("perplexity", *(f"{rung.perplexity:.4f}" for rung in self.ladder))
         return table
 
 

@@ -62,6 +62,10 @@ class Serving(_Options):
     """The most padded tokens in one engine call."""
     call_cost: int = Field(16, ge=0)
     """What one engine call costs besides its tokens, in tokens."""
+    prefill_tokens: int = Field(256, ge=1)
+    """Tokens of prompts between two decode steps: more starts sooner, less disturbs running streams less."""
+    prefix_cache: bool = True
+    """Whether prompts that begin alike share the keys and values of their beginning."""
     metadata: Mapping[str, str] = {}
 
 
@@ -78,10 +82,23 @@ class BuildSpec(_Options):
     """The repository to publish into."""
     revision: str | None = Field(None, json_schema_extra={"flag": True})
     """Branch, tag or commit on the Hub."""
-    precision: Literal["fp32", "int8"] = Field("fp32", json_schema_extra={"flag": True})
-    """int8: dynamically quantised weights and activations, gated by --quality."""
+    precision: Literal["fp32", "int8", "int8-weights", "int4-weights", "auto"] = Field(
+        "fp32", json_schema_extra={"flag": True}
+    )
+    """int8: weights and activations; int8-weights, int4-weights: weights in blocks (generation); auto: the fastest
+    that keeps --quality (generation)."""
     quality: float | None = Field(None, ge=0, le=1, json_schema_extra={"flag": True})
     """The least mean agreement with PyTorch on the samples; the task's own when left out."""
+    perplexity: float = Field(1.05, ge=1, json_schema_extra={"flag": True})
+    """The most a generating model's perplexity on the samples may grow, as a ratio to PyTorch's."""
+    block_size: int = Field(32, json_schema_extra={"flag": True})
+    """Inputs that share a scale in int8-weights and int4-weights: 16, 32, 64, 128 or 256."""
+    asymmetric: bool = Field(False, json_schema_extra={"flag": True})
+    """Give each block of int8-weights and int4-weights a zero point."""
+    slots: int = Field(16, ge=1, le=512, json_schema_extra={"flag": True})
+    """Sequences that a generating model decodes at once; each has room for --max-length tokens."""
+    executor: Literal["in-process", "bls"] = Field("in-process", json_schema_extra={"flag": True})
+    """Where decode steps run: inside NAME, the cache in place, or as a Triton model NAME_model of its own."""
     samples: Path | None = Field(None, json_schema_extra={"flag": True})
     """JSON lines of the task's inputs, to verify and to measure on."""
     target: Literal["cpu"] = Field("cpu", json_schema_extra={"flag": True})
@@ -110,6 +127,13 @@ class BuildSpec(_Options):
         if release not in RELEASES:
             raise ValueError(f"Triton {release} is not known; known are {', '.join(RELEASES)}")
         return release
+
+    @field_validator("block_size")
+    @classmethod
+    def _power_of_two(cls, size: int) -> int:
+        if size not in (16, 32, 64, 128, 256):
+            raise ValueError("a block holds 16, 32, 64, 128 or 256 inputs")
+        return size
 
     @model_validator(mode="after")
     def _consistent(self) -> BuildSpec:

@@ -19,8 +19,8 @@ NUMPY_TYPES: dict[str, Any] = {
 }
 
 
-def to_tensors(sample: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, np.ndarray]:
-    """One sample as tensors with a batch dimension of 1; str becomes UTF-8 bytes. Raises SpecError."""
+def to_tensors(sample: Mapping[str, Any], fields: Sequence[Field], batched: bool = True) -> dict[str, np.ndarray]:
+    """One sample as tensors, with a batch dimension of 1 if `batched`; str becomes UTF-8 bytes. Raises SpecError."""
     known = {field.name: field for field in fields}
     unknown = set(sample) - set(known)
     if unknown:
@@ -37,7 +37,7 @@ def to_tensors(sample: Mapping[str, Any], fields: Sequence[Field]) -> dict[str, 
         elif dtype is np.bool_:
             values = [str(item).lower() in ("true", "1") for item in values]
         try:
-            tensors[name] = np.array([values], dtype=dtype)
+            tensors[name] = np.array([values] if batched else values, dtype=dtype)
         except (TypeError, ValueError) as error:
             raise SpecError(f"{name} is {value!r}; expected {known[name].data_type.removeprefix('TYPE_')}") from error
     return tensors

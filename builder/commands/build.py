@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
         )
         if not options.json:
             Console().print(report.table())
-        screen.print(f"  published {report.name} and {report.name}_model in {spec.output}", highlight=False)
+        screen.print(f"  published {' and '.join(report.files)} in {spec.output}", highlight=False)
     if options.json:
         documents = [report.document() for report in reports]
         print(json.dumps(documents if len(documents) > 1 else documents[0], indent=1))

@@ -18,7 +18,8 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="build-repo query",
         description="Ask a served model over gRPC. Each line of input is a JSON object of the model's inputs, or, for "
-        "a model with one required input, its text. Each answer is one line of JSON.",
+        "a model with one required input, its text. Each answer is one line of JSON; on a terminal, text that is "
+        "generated is shown as it comes.",
     )
     arguments.add_argument("name", help="the model")
     arguments.add_argument("values", nargs="*", metavar="KEY=VALUE", help="inputs; a VALUE in [...] is a JSON list")
@@ -29,15 +30,26 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     with Client(options.url, options.name) as client:
-        required = [field.name for field in client.signature.inputs if not field.optional]
+        required = [field.name for field in client.signature.inputs if not field.optional] or ["text_input"]
         failed = False
         for sample in _requests(options, required):
             try:
-                print(json.dumps(client.ask(sample), ensure_ascii=False), flush=True)
+                if client.signature.streams and sys.stdout.isatty():
+                    _show(client.stream({"stream": True, **sample}))
+                else:
+                    print(json.dumps(client.ask(sample), ensure_ascii=False), flush=True)
             except BuilderError as error:
                 failed = True
                 print(json.dumps({"error": str(error)}, ensure_ascii=False), flush=True)
     return int(failed)
+
+
+def _show(answers: Iterator[dict[str, Any]]) -> None:
+    """Print text as it comes, then why it ended."""
+    for answer in answers:
+        print("".join(answer["text_output"]), end="", flush=True)
+        if "finish_reason" in answer:
+            print(f"\n[{', '.join(answer['finish_reason'])}; {answer['completion_tokens'][0]} tokens]", flush=True)
 
 
 def _requests(options: argparse.Namespace, required: list[str]) -> Iterator[dict[str, Any]]:

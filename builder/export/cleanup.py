@@ -33,7 +33,7 @@ def clean(model: onnx.ModelProto) -> None:
                 name = replaced[name]
             node.input[place] = name
     _give_biases(graph)
-    _drop_unused(graph)
+    drop_unused(graph)
 
 
 def _give_biases(graph: onnx.GraphProto) -> None:
@@ -62,7 +62,8 @@ def _shapes(graph: onnx.GraphProto) -> dict[str, Shape]:
     return shapes
 
 
-def _drop_unused(graph: onnx.GraphProto) -> None:
+def drop_unused(graph: onnx.GraphProto) -> None:
+    """Drop nodes, weights, inputs and descriptions that no output depends on."""
     needed = {output.name for output in graph.output}
     kept = []
     for node in reversed(graph.node):

@@ -20,7 +20,7 @@ from builder.export.attention import ONNXRUNTIME, UNFUSED
 from builder.export.cleanup import clean
 from builder.export.graph import Graph, read_graph, save_graph
 from builder.spec import BuildSpec
-from builder.tasks.base import TaskGraph
+from builder.tasks.base import TaskGraph, encoder_task
 
 OPSET = 20  # the newest that every supported release reads
 IR_VERSION = 9
@@ -40,7 +40,7 @@ class Export:
 
 def export(checkpoint: Checkpoint, spec: BuildSpec, folder: Path) -> Export:
     """Export the task's graph into `folder`. Raises ExportError when no graph can be made at all."""
-    module = checkpoint.task.graph(checkpoint, spec, graph_inputs(checkpoint))
+    module = encoder_task(checkpoint.task).graph(checkpoint, spec, graph_inputs(checkpoint))
     path = folder / "exported" / MODEL_FILE
     layers = int(checkpoint.config.num_hidden_layers)
     reason = _try_export(module, path, fused=True)
@@ -64,7 +64,7 @@ def graph_inputs(checkpoint: Checkpoint) -> tuple[str, ...]:
     accepted = inspect.signature(checkpoint.model.forward).parameters
     made = checkpoint.tokenizer.model_input_names
     names = [name for name in TOKENIZER_INPUTS if name in accepted and name in made]
-    return (*names, *checkpoint.task.extra_inputs)
+    return (*names, *encoder_task(checkpoint.task).extra_inputs)
 
 
 def _try_export(module: TaskGraph, path: Path, fused: bool) -> str | None:

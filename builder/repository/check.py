@@ -93,9 +93,12 @@ def _check_python(version: Path, repository: Path, release: str | None) -> Itera
     serving = version / "serving.json"
     if serving.is_file():
         try:
-            engine = json.loads(serving.read_text("utf-8"))["engine"]
+            document = json.loads(serving.read_text("utf-8"))
+            engine, own = document["engine"], document.get("model")
         except (ValueError, KeyError) as error:
             yield f"serving.json does not name the engine ({error!r}); build it again"
             return
-        if not (repository / engine / "config.pbtxt").is_file():
+        if engine is not None and not (repository / engine / "config.pbtxt").is_file():
             yield f"its engine {engine} is not in the repository"
+        if own is not None and not (version / own).is_file():
+            yield f"{version.name}/{own} is missing"

@@ -17,10 +17,21 @@ import numpy as np
 from builder.engines import onnxruntime as engine
 from builder.export.graph import Graph
 from builder.runtime.fields import Field
+from builder.runtime.generation.options import INPUTS, OUTPUTS
 from builder.spec import BuildSpec, Serving
 
 RUNTIME = Path(__file__).parent.parent / "runtime"
-RUNTIME_FILES = ("model.py", "pipeline.py", "task.py", "text.py", "fields.py", "cutting.py", "scores.py")
+SHARED_FILES = ("fields.py", "tensors_check.py")
+ENCODER_FILES = ("model.py", "pipeline.py", "task.py", "text.py", "cutting.py", "scores.py")
+GENERATION_FILES = ("__init__", "cache", "chat", "engine", "executor", "options", "sampling", "service", "text")
+RUNTIME_FILES: Mapping[str, Mapping[str, str]] = {  # family -> file in the version folder -> file in builder/runtime
+    "encoder": {name: name for name in (*SHARED_FILES, *ENCODER_FILES)},
+    "decoder": {
+        **{name: name for name in SHARED_FILES},
+        "model.py": "generation_model.py",
+        **{f"generation/{name}.py": f"generation/{name}.py" for name in GENERATION_FILES},
+    },
+}
 SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
 
@@ -52,6 +63,7 @@ class Config:
     graph_level: int = 0
     parameters: Mapping[str, str] = field(default_factory=dict)
     warm_ups: Sequence[WarmUp] = ()
+    decoupled: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,12 +119,68 @@ def lay_out(
         response_cache=options.response_cache,
         parameters=_front_parameters(spec, serving),
     )
-    files: dict[str, bytes | Path] = {f"1/{name}": RUNTIME / name for name in RUNTIME_FILES}
+    files = _runtime_files("encoder")
     files["1/tasks/__init__.py"] = RUNTIME / "tasks" / "__init__.py"
     files.update({f"1/tasks/{name}": RUNTIME / "tasks" / name for name in task_files(serving["task"])})
     files["1/serving.json"] = json.dumps(serving, indent=1, ensure_ascii=False).encode()
     files["1/tokenizer.json"] = tokenizer.encode()
     return RepositoryEntry(front.name, front, files), _engine_entry(spec, graph, warm_up_rows)
+
+
+def lay_out_decoder(
+    spec: BuildSpec, serving: Mapping[str, Any], tokenizer: str, graph: Graph, inputs: Sequence[Field]
+) -> tuple[RepositoryEntry, ...]:
+    """The generating model, with its graph inside or, for BLS, beside it. `inputs`: the graph's, past included."""
+    front = Config(
+        name=spec.entry_name,
+        backend="python",
+        max_batch_size=0,  # the decode loop batches; a request is one prompt, as Triton's LLM clients send it
+        inputs=INPUTS,
+        outputs=OUTPUTS,
+        instances=1,
+        serving=spec.serving,
+        dynamic_batching=False,
+        decoupled=True,
+        parameters={"task": serving["task"], **dict(sorted(spec.serving.metadata.items()))},
+    )
+    files = _runtime_files("decoder")
+    files["1/serving.json"] = json.dumps(serving, indent=1, ensure_ascii=False).encode()
+    files["1/tokenizer.json"] = tokenizer.encode()
+    if spec.executor == "in-process":
+        files.update({f"1/{file.name}": file for file in graph.files})
+        return (RepositoryEntry(front.name, front, files),)
+    logits = Field("logits", "TYPE_FP32", (-1, serving["vocabulary"]))
+    step = Config(
+        name=serving["engine"],
+        backend=engine.BACKEND,
+        max_batch_size=0,
+        inputs=inputs,
+        outputs=[logits, *(_present(field) for field in inputs if field.name.startswith("past_"))],
+        instances=1,
+        serving=spec.serving,
+        dynamic_batching=False,
+        default_model_filename=engine.MODEL_FILE,
+        parameters=_session_parameters(spec),
+    )
+    weights: dict[str, bytes | Path] = {f"1/{file.name}": file for file in graph.files}
+    return RepositoryEntry(front.name, front, files), RepositoryEntry(step.name, step, weights)
+
+
+def _present(past: Field) -> Field:
+    return Field(past.name.replace("past_", "present_"), past.data_type, past.dims)
+
+
+def _runtime_files(family: str) -> dict[str, bytes | Path]:
+    return {f"1/{target}": RUNTIME / source for target, source in RUNTIME_FILES[family].items()}
+
+
+def _session_parameters(spec: BuildSpec) -> dict[str, str]:
+    return {
+        "intra_op_thread_count": str(spec.threads_per_instance),
+        "inter_op_thread_count": "1",
+        "session.intra_op.allow_spinning": "1" if spec.serving.spinning else "0",
+        "session.force_spinning_stop": "1",  # the cores are the front's and Triton's between two calls
+    }
 
 
 def _front_parameters(spec: BuildSpec, serving: Mapping[str, Any]) -> dict[str, str]:
@@ -155,12 +223,7 @@ def _engine_entry(spec: BuildSpec, graph: Graph, rows: Sequence[Mapping[str, Seq
         default_model_filename=engine.MODEL_FILE,
         rate_limited=True,
         graph_level=options.optimization_level,
-        parameters={
-            "intra_op_thread_count": str(spec.threads_per_instance),
-            "inter_op_thread_count": "1",
-            "session.intra_op.allow_spinning": "1" if options.spinning else "0",
-            "session.force_spinning_stop": "1",  # the cores are the front's and Triton's between two calls
-        },
+        parameters=_session_parameters(spec),
         warm_ups=warm_ups,
     )
     return RepositoryEntry(config.name, config, files)

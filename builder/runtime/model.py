@@ -17,6 +17,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from .fields import InputError
 from .pipeline import Answer, Counts, Pipeline
+from .tensors_check import check_tensors_survive
 
 CALLS_AT_ONCE = 3  # the engine finds the next call waiting when it has done one
 
@@ -59,7 +60,7 @@ class Metrics:
 
 class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
-        _check_tensors_survive()
+        check_tensors_survive()
         folder = Path(args["model_repository"]) / args["model_version"]
         config = json.loads(args["model_config"])
         self.inputs = [field["name"] for field in config["input"]]
@@ -96,14 +97,3 @@ class TritonPythonModel:
             message = f"this request failed inside the model: {type(answer).__name__}: {answer}"
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, pb_utils.TritonError.INTERNAL))
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in answer.items()])
-
-
-def _check_tensors_survive() -> None:
-    """Refuse to load where tensors are corrupted on their way (a stub built for numpy 1, run with numpy 2)."""
-    sent = np.array([1, 2, 3], dtype=np.int64)
-    arrived = pb_utils.Tensor("check", sent).as_numpy()
-    if not np.array_equal(sent, arrived):
-        raise RuntimeError(
-            f"this Python backend corrupts tensors ({sent.tolist()} arrives as {arrived.tolist()}) with numpy "
-            f"{np.__version__}: install numpy below 2 in the interpreter that Triton runs"
-        )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import queue
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,6 +31,8 @@ class Signature:
     inputs: tuple[Field, ...]
     outputs: tuple[Field, ...]
     parameters: Mapping[str, str]
+    batched: bool = True  # whether tensors have a batch dimension
+    streams: bool = False  # whether one request may have several responses
 
 
 class Client:
@@ -48,21 +51,55 @@ class Client:
 
     def ask(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Answer one sample. Raises SpecError for values that do not fit, ServeError for refusals."""
+        if self.signature.streams:
+            return list(self.stream({**sample, "stream": False}))[-1]
         return self.ask_tensors(to_tensors(sample, self.signature.inputs))[0]
+
+    def stream(self, sample: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        """The responses to one sample as they come. Raises ServeError; an iterator left early cancels the request."""
+        arrived: queue.SimpleQueue[tuple[Any, InferenceServerException | None]] = queue.SimpleQueue()
+        inputs = self._inputs(to_tensors(sample, self.signature.inputs, self.signature.batched))
+        with grpc.InferenceServerClient(self.url) as connection:
+            connection.start_stream(lambda result, error: arrived.put((result, error)))
+            try:
+                connection.async_stream_infer(self.name, inputs, enable_empty_final_response=True)
+                while True:
+                    result, error = self._next(arrived)
+                    if error is not None:
+                        raise ServeError(f"{self.name}: {error.message()}") from error
+                    response = result.get_response()
+                    outputs = {field.name: result.as_numpy(field.name) for field in self.signature.outputs}
+                    tensors = {name: array[None] for name, array in outputs.items() if array is not None}
+                    if tensors:
+                        yield to_values(tensors, self.signature.outputs)[0]
+                    final = response.parameters.get("triton_final_response")
+                    if final is not None and final.bool_param:
+                        return
+            finally:
+                connection.stop_stream(cancel_requests=True)
+
+    def _next(self, arrived: queue.SimpleQueue[Any]) -> Any:
+        try:
+            return arrived.get(timeout=self.timeout_s)
+        except queue.Empty:
+            raise ServeError(f"{self.name}: no answer within {self.timeout_s:g} s") from None
 
     def ask_tensors(self, tensors: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
         """Answer a batch of rows given as tensors with a batch dimension."""
-        types = {field.name: TRITON_TYPES[field.data_type] for field in self.signature.inputs}
-        inputs = []
-        for name, array in tensors.items():
-            tensor = grpc.InferInput(name, list(array.shape), types[name])
-            inputs.append(tensor.set_data_from_numpy(array))
+        inputs = self._inputs(tensors)
         try:
             result = self._client.infer(self.name, inputs, client_timeout=self.timeout_s)
         except InferenceServerException as error:
             raise ServeError(f"{self.name}: {error.message()}") from error
         outputs = {field.name: result.as_numpy(field.name) for field in self.signature.outputs}
         return to_values({n: a for n, a in outputs.items() if a is not None}, self.signature.outputs)
+
+    def _inputs(self, tensors: Mapping[str, np.ndarray]) -> list[Any]:
+        types = {field.name: TRITON_TYPES[field.data_type] for field in self.signature.inputs}
+        return [
+            grpc.InferInput(name, list(array.shape), types[name]).set_data_from_numpy(array)
+            for name, array in tensors.items()
+        ]
 
     def statistics(self) -> dict[str, int]:
         """Triton's counts for the model: inference_count, execution_count and failures."""
@@ -80,7 +117,9 @@ class Client:
                 raise ServeError(f"no Triton answers at {self.url}; start one: build-repo serve") from error
             raise ServeError(f"{self.name} is not served at {self.url}: {error.message()}") from error
         parameters = {key: entry["string_value"] for key, entry in config.get("parameters", {}).items()}
-        return Signature(_fields(config["input"]), _fields(config["output"]), parameters)
+        batched = int(config.get("max_batch_size", 0)) > 0
+        streams = bool(config.get("model_transaction_policy", {}).get("decoupled", False))
+        return Signature(_fields(config["input"]), _fields(config["output"]), parameters, batched, streams)
 
 
 def _fields(entries: list[dict[str, Any]]) -> tuple[Field, ...]:

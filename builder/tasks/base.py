@@ -48,14 +48,14 @@ class TaskGraph(torch.nn.Module):
 
 
 class Task(ABC):
-    """One task. Its emitted half is builder/runtime/tasks/<module>.py, which names its tensors."""
+    """One task: the family of graphs that serves it, and the checkpoints that were saved for it."""
 
     name: str
+    family: str  # builder/families/<family>.py
     head: str  # the task's name in Optimum's table of tasks and auto classes
     precedence = 0  # among tasks that claim a checkpoint, the highest wins
     unused_weights: tuple[str, ...] = ("pooler.",)  # prefixes the task's graph never reads
-    per_token = True  # whether the graph's outputs have a sequence axis after the batch axis
-    extra_inputs: tuple[str, ...] = ()  # graph inputs beyond the tokeniser's, made by the emitted task
+    longest: int | None = None  # the most tokens of one row, where the user and the checkpoint do not say less
     metric: str
     threshold: float
     samples: tuple[Sample, ...]
@@ -63,12 +63,6 @@ class Task(ABC):
     @property
     def module(self) -> str:
         return self.name.replace("-", "_")
-
-    @property
-    def runtime(self) -> type[RuntimeTask]:
-        """The emitted half of this task."""
-        task: type[RuntimeTask] = importlib.import_module(f"builder.runtime.tasks.{self.module}").Task
-        return task
 
     def auto_class(self) -> Any:
         """transformers' auto class for the head, by Optimum's table."""
@@ -78,6 +72,20 @@ class Task(ABC):
         """Whether a checkpoint with this configuration was saved for this task."""
         classes = model_class_names(self.auto_class()).values()
         return any(name in classes for name in config.architectures or [])
+
+
+class EncoderTask(Task):
+    """A task of one engine call. Its emitted half is builder/runtime/tasks/<module>.py, which names its tensors."""
+
+    family = "encoder"
+    per_token = True  # whether the graph's outputs have a sequence axis after the batch axis
+    extra_inputs: tuple[str, ...] = ()  # graph inputs beyond the tokeniser's, made by the emitted task
+
+    @property
+    def runtime(self) -> type[RuntimeTask]:
+        """The emitted half of this task."""
+        task: type[RuntimeTask] = importlib.import_module(f"builder.runtime.tasks.{self.module}").Task
+        return task
 
     @abstractmethod
     def graph(self, checkpoint: Checkpoint, spec: BuildSpec, inputs: Sequence[str]) -> TaskGraph:
@@ -99,6 +107,12 @@ class Task(ABC):
         """All input and output tensors of the front model."""
         runtime = self.runtime
         return (*runtime.inputs(parameters), TRUNCATE), (*runtime.outputs(parameters), TRUNCATED)
+
+
+def encoder_task(task: Task) -> EncoderTask:
+    """`task`, known to be an encoder's: its checkpoint was handed to that family."""
+    assert isinstance(task, EncoderTask)
+    return task
 
 
 def model_class_names(auto_class: Any) -> dict[str, str]:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from builder.samples import TEXTS
 from builder.sentence import Pooler
-from builder.tasks.base import Answer, Sample, Task, TaskGraph, cosine, pipeline_of
+from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, cosine, pipeline_of
 
 if TYPE_CHECKING:
     from builder.checkpoint import Checkpoint
@@ -29,7 +29,7 @@ class FeatureGraph(TaskGraph):
         return (features if self.pooler is None else self.pooler(features, tensors["attention_mask"]),)
 
 
-class FeatureExtraction(Task):
+class FeatureExtraction(EncoderTask):
     name = "feature-extraction"
     head = "feature-extraction"
     metric = "cosine"

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 
 from builder.errors import CheckpointError
 from builder.samples import TEXTS
-from builder.tasks.base import Answer, Sample, Task, TaskGraph, pipeline_of
+from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, pipeline_of
 
 if TYPE_CHECKING:
     from builder.checkpoint import Checkpoint
@@ -43,7 +43,7 @@ class MaskGraph(TaskGraph):
             hook.remove()
 
 
-class FillMask(Task):
+class FillMask(EncoderTask):
     name = "fill-mask"
     head = "fill-mask"
     precedence = 1

@@ -9,14 +9,14 @@ import numpy as np
 import torch
 
 from builder.samples import TEXTS
-from builder.tasks.base import Answer, Sample, Task, TaskGraph
+from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph
 
 if TYPE_CHECKING:
     from builder.checkpoint import Checkpoint
     from builder.spec import BuildSpec
 
 
-class QuestionAnswering(Task):
+class QuestionAnswering(EncoderTask):
     name = "question-answering"
     head = "question-answering"
     precedence = 1

@@ -6,14 +6,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from builder.samples import TEXTS
-from builder.tasks.base import Answer, Sample, Task, TaskGraph, label_list, pipeline_of
+from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, label_list, pipeline_of
 
 if TYPE_CHECKING:
     from builder.checkpoint import Checkpoint
     from builder.spec import BuildSpec
 
 
-class TextClassification(Task):
+class TextClassification(EncoderTask):
     name = "text-classification"
     head = "text-classification"
     precedence = 1

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from builder.samples import TEXTS
-from builder.tasks.base import Answer, Sample, Task, TaskGraph, label_list, pipeline_of
+from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, label_list, pipeline_of
 
 if TYPE_CHECKING:
     from builder.checkpoint import Checkpoint
     from builder.spec import BuildSpec
 
 
-class TokenClassification(Task):
+class TokenClassification(EncoderTask):
     name = "token-classification"
     head = "token-classification"
     precedence = 1

@@ -22,7 +22,7 @@ from builder.runtime.fields import Field, InputError
 from builder.runtime.pipeline import Pipeline
 from builder.samples import load_samples, with_mask
 from builder.spec import BuildSpec
-from builder.tasks.base import Answer, Sample, TaskGraph
+from builder.tasks.base import Answer, Sample, TaskGraph, encoder_task
 from builder.tensors import to_tensors
 from builder.verify.latency import engine_latencies
 from builder.verify.parity import graph_error
@@ -46,7 +46,7 @@ class Bench:
 
     def quality(self, graph: Graph) -> Quality:
         """The emitted code over `graph`, against transformers."""
-        task, threads = self.checkpoint.task, self.spec.threads_per_instance
+        task, threads = encoder_task(self.checkpoint.task), self.spec.threads_per_instance
         return served_quality(graph, self.front, task, self.fields, self.samples, self.expected, threads)
 
     def rung(self, name: str, graph: Graph, quality: Quality) -> Rung:
@@ -55,7 +55,7 @@ class Bench:
         limits = (checkpoint.max_length, spec.threads_per_instance)
         latency = engine_latencies(graph, *limits, spec.serving.spinning)
         vocabulary = int(checkpoint.config.vocab_size)
-        error = graph_error(graph, self.module, vocabulary, *limits, per_token=checkpoint.task.per_token)
+        error = graph_error(graph, self.module, vocabulary, *limits, per_token=encoder_task(checkpoint.task).per_token)
         return Rung(name, graph.size, latency, error, quality.mean, quality.worst, quality.batch_agreement)
 
     def warm_up_rows(self) -> list[dict[str, list[int]]]:
@@ -74,7 +74,7 @@ def make_bench(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, graph
 
     Raises SpecError for samples that do not fit the task, CheckpointError when there are none to verify on.
     """
-    task = checkpoint.task
+    task = encoder_task(checkpoint.task)
     parameters = task.parameters(checkpoint, spec)
     pad = {"input_ids": checkpoint.tokenizer.pad_token_id or 0}
     serving = serving_document(spec, task.module, graph, checkpoint.max_length, pad, parameters)

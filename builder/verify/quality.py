@@ -17,7 +17,7 @@ from builder.errors import VerificationError
 from builder.export.graph import Graph
 from builder.runtime.fields import Field
 from builder.runtime.pipeline import Pipeline
-from builder.tasks.base import Answer, Sample, Task
+from builder.tasks.base import Answer, EncoderTask, Sample
 from builder.tensors import to_tensors, to_values
 from builder.verify.answers import difference
 
@@ -37,7 +37,7 @@ class Quality:
 def served_quality(
     graph: Graph,
     front: Path,
-    task: Task,
+    task: EncoderTask,
     fields: tuple[Sequence[Field], Sequence[Field]],
     samples: Sequence[Sample],
     expected: Sequence[Answer],

@@ -1,0 +1,167 @@
+"""PyTorch decoder to ONNX: one graph for prefill and for decoding, its key/value cache updated in place.
+
+Inputs, for `batch` rows of `sequence` new tokens each:
+  input_ids, position_ids      (batch, sequence) int64
+  seqlens_k                    (batch,) int32, tokens in the cache after this call, less one
+  total_sequence_length        () int32, the most tokens of any row after this call
+  logits_index                 (batch,) int64, the position in this call whose logits are wanted
+  past_key_i, past_value_i     (batch, key heads, max_length, head size) of each layer
+Outputs: logits (batch, vocabulary) and present_key_i, present_value_i, to be bound to the buffers of the past.
+
+Knows modules and their inputs; knows no architecture and no task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from builder.engines.onnxruntime import MODEL_FILE
+from builder.errors import ExportError
+from builder.export.architectures import fused_attention
+from builder.export.cached_attention import CACHED, ExportCache, exporting
+from builder.export.cleanup import clean
+from builder.export.encoder import IR_VERSION, OPSET
+from builder.export.graph import Graph, save_graph
+from builder.export.projections import merge_projections
+from builder.export.rotary import fused_rotary, settled_frequencies
+
+STEP_INPUTS = ("input_ids", "position_ids", "seqlens_k", "total_sequence_length", "logits_index")
+CACHED_ATTENTION = "GroupQueryAttention"
+
+
+@dataclass(frozen=True)
+class CacheShape:
+    """One layer's keys and values: each (slots, heads, max_length, size)."""
+
+    heads: int
+    size: int
+
+
+@dataclass(frozen=True)
+class DecoderExport:
+    graph: Graph
+    caches: tuple[CacheShape, ...]
+
+
+class DecoderGraph(torch.nn.Module):
+    """The module that is exported: `STEP_INPUTS` and the past by position, logits and the present out."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, *tensors: Any) -> tuple[torch.Tensor, ...]:
+        input_ids, position_ids, seqlens_k, total, logits_index, *past = tensors
+        cache = ExportCache(past, seqlens_k, total)
+        rows = torch.arange(input_ids.shape[0]) * input_ids.shape[1] + logits_index
+
+        def only_wanted(head: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
+            hidden = arguments[0]  # (batch, sequence, hidden): the head need not see the positions nobody asked for
+            return hidden.reshape(-1, hidden.shape[-1]).index_select(0, rows)
+
+        handle = self.model.get_output_embeddings().register_forward_pre_hook(only_wanted)
+        try:
+            with exporting(cache):
+                result = self.model(
+                    input_ids=input_ids, position_ids=position_ids, past_key_values=cache, use_cache=True
+                )
+        finally:
+            handle.remove()
+        return result.logits, *cache.outputs()
+
+
+def export_decoder(model: PreTrainedModel, folder: Path, max_length: int) -> DecoderExport:
+    """Export `model` for rows of up to `max_length` tokens. Raises ExportError where that cannot be right."""
+    path = folder / "exported" / MODEL_FILE
+    before = model.config._attn_implementation
+    kind = model.config.model_type
+    try:
+        caches = cache_shapes(model)
+        with fused_attention(model), settled_frequencies(model, max_length), fused_rotary(model):
+            model.set_attn_implementation(CACHED)
+            graph = _export(DecoderGraph(model), caches, path)
+    except ExportError as error:
+        raise ExportError(f"{kind} cannot be served for generation: {error}") from error
+    except Exception as error:  # torch.export raises whatever the model's own code raises
+        reason = str(error).rsplit("## Exception summary", 1)[-1].strip().splitlines() or [""]
+        raise ExportError(
+            f"{kind} cannot be served for generation: it does not export with its cache as tensors "
+            f"({type(error).__name__}: {reason[0][:200]})"
+        ) from error
+    finally:
+        model.set_attn_implementation(before)
+    if graph.operators[CACHED_ATTENTION] != len(caches):
+        raise ExportError(
+            f"{kind} cannot be served for generation: {graph.operators[CACHED_ATTENTION]} of its {len(caches)} layers "
+            "use the fused attention"
+        )
+    return DecoderExport(graph, caches)
+
+
+def cache_shapes(model: PreTrainedModel) -> tuple[CacheShape, ...]:
+    """What each layer puts into its cache, seen in a run over three tokens. Raises ExportError."""
+    from transformers import DynamicCache
+
+    with torch.no_grad():
+        past = model(input_ids=torch.ones((1, 3), dtype=torch.long), use_cache=True).past_key_values
+    if not isinstance(past, DynamicCache):
+        raise ExportError(f"its state is a {type(past).__name__}, not the keys and values of attention layers")
+    shapes = []
+    for index, layer in enumerate(past.layers):
+        keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor) or keys.dim() != 4:
+            raise ExportError(f"layer {index} keeps a {type(layer).__name__}, not keys and values of attention")
+        if keys.shape[-1] != values.shape[-1]:
+            raise ExportError(f"layer {index} has keys of size {keys.shape[-1]} and values of {values.shape[-1]}")
+        shapes.append(CacheShape(int(keys.shape[1]), int(keys.shape[3])))
+    if not shapes:
+        raise ExportError("it has no attention layers")
+    return tuple(shapes)
+
+
+def past_names(layers: int) -> list[str]:
+    """The cache inputs in the order of the graph's inputs; outputs are named present_ for past_."""
+    return [f"past_{kind}_{layer}" for layer in range(layers) for kind in ("key", "value")]
+
+
+def _export(module: DecoderGraph, caches: Sequence[CacheShape], path: Path) -> Graph:
+    module.eval()
+    batch, sequence, length = (torch.export.Dim(name) for name in ("batch", "sequence", "max_length"))
+    shapes: list[dict[int, Any]] = [{0: batch, 1: sequence}, {0: batch, 1: sequence}, {0: batch}, {}, {0: batch}]
+    tensors = [
+        torch.arange(2 * 7).reshape(2, 7) % 5 + 3,
+        torch.arange(7).repeat(2, 1),
+        torch.tensor([6, 6], dtype=torch.int32),
+        torch.tensor(7, dtype=torch.int32),
+        torch.tensor([6, 6]),
+    ]
+    for cache in caches:
+        for _ in ("key", "value"):
+            tensors.append(torch.zeros((2, cache.heads, 40, cache.size)))
+            shapes.append({0: batch, 2: length})
+    past = past_names(len(caches))
+    outputs = ["logits", *(name.replace("past_", "present_") for name in past)]
+    with torch.no_grad():
+        program = torch.onnx.export(
+            module,
+            tuple(tensors),
+            dynamo=True,
+            opset_version=OPSET,
+            dynamic_shapes=(tuple(shapes),),
+            input_names=[*STEP_INPUTS, *past],
+            output_names=outputs,
+            verbose=False,
+        )
+    if program is None:
+        raise ExportError("torch.onnx.export made no program")
+    model = program.model_proto
+    clean(model)
+    merge_projections(model)
+    model.ir_version = IR_VERSION
+    return save_graph(model, path)

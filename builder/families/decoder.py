@@ -1,0 +1,261 @@
+"""Decoders: one graph for prefill and decoding over a cache in place, run by the emitted decode loop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from builder.checkpoint import Checkpoint, tokenizer_json
+from builder.engines.onnxruntime import FUSED_OPERATORS
+from builder.errors import CheckpointError, SpecError, VerificationError
+from builder.export.decoder import CacheShape, DecoderExport, export_decoder
+from builder.export.graph import Graph, check_release
+from builder.families import Prepared, Stage
+from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_weights
+from builder.optimise.fusion import fuse
+from builder.report import BuildReport, Rung, cpu, file_hashes, versions
+from builder.repository.layout import RepositoryEntry, lay_out_decoder
+from builder.runtime.fields import Field
+from builder.samples import load_samples
+from builder.spec import BuildSpec
+from builder.verify.generation import (
+    Reference,
+    available_memory,
+    make_reference,
+    measure,
+    pytorch_step_latencies,
+    refuse_wrong_text,
+    step_latencies,
+)
+
+MAX_TOKENS = 128  # of an answer whose request does not say, where the checkpoint does not either
+QUEUE = 256  # requests that may wait, where the user does not say
+AUTO = ("int8", "int8-weights", "int4-weights")
+HEADROOM = 0.9  # of the memory that is free
+
+
+@dataclass(frozen=True)
+class VerifiedDecoder:
+    """A graph that says what PyTorch says. Nothing else can be published."""
+
+    graph: Graph
+    ladder: tuple[Rung, ...]
+    quantised: Quantised | None
+    chosen: str
+    warnings: tuple[str, ...]
+
+
+def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Prepared:
+    """The generating model, verified. Raises BuilderError."""
+    if spec.pooling is not None or spec.truncate:
+        raise SpecError("--pooling and --truncate are for encoders; a prompt that is too long is refused")
+    vocabulary = int(checkpoint.model.get_output_embeddings().weight.shape[0])
+    with stage("plan memory"):
+        caches_bytes, weights_bytes = plan_memory(spec, checkpoint)
+    with stage("measure PyTorch"):
+        reference = make_reference(checkpoint.model, sample_rows(spec, checkpoint))
+        latency = pytorch_step_latencies(checkpoint.model, spec.threads_per_instance)
+        base = Rung("PyTorch fp32", weights_bytes, latency, 0.0, 1.0, 1.0, 1.0, reference.perplexity)
+    with stage("export"):
+        exported = export_decoder(checkpoint.model, folder, checkpoint.max_length)
+    with stage("fuse"):
+        fused = fuse(exported.graph, folder, spec.threads_per_instance)
+        if spec.executor == "bls":
+            check_release(fused, spec.triton)
+    with stage("verify"):
+        verified = verify(spec, checkpoint, exported, fused, reference, base, folder)
+    serving = serving_document(spec, checkpoint, exported.caches, verified.graph, vocabulary)
+    inputs = graph_fields(verified.graph, exported.caches)
+    entries = lay_out_decoder(spec, serving, tokenizer_json(checkpoint.tokenizer), verified.graph, inputs)
+    memory = {"cache": caches_bytes, "weights": verified.graph.size}
+    report = _report(spec, checkpoint, exported, verified, reference, entries, memory)
+    return Prepared(entries, report)
+
+
+def plan_memory(spec: BuildSpec, checkpoint: Checkpoint) -> tuple[int, int]:
+    """Bytes of the cache and of the weights in fp32. Raises SpecError for more than this machine has."""
+    from builder.export.decoder import cache_shapes
+
+    caches = cache_shapes(checkpoint.model)
+    cache = sum(2 * shape.heads * shape.size * 4 for shape in caches) * spec.slots * checkpoint.max_length
+    weights = sum(parameter.numel() * 4 for parameter in checkpoint.model.parameters())
+    free = available_memory()
+    if cache > HEADROOM * free:
+        raise SpecError(
+            f"the cache needs {cache / 1e9:.1f} GB ({spec.slots} slots of {checkpoint.max_length} tokens) and this "
+            f"machine has {free / 1e9:.1f} GB free; lower --slots or --max-length"
+        )
+    return cache, weights
+
+
+def sample_rows(spec: BuildSpec, checkpoint: Checkpoint) -> list[list[int]]:
+    """The samples as token rows. Raises SpecError, or CheckpointError where none is left."""
+    from builder.runtime.generation.options import INPUTS
+
+    task = checkpoint.task
+    samples: Sequence[Mapping[str, Any]] = task.samples
+    if spec.samples is not None:
+        samples = load_samples(spec.samples, INPUTS)
+    texts = [str(sample["text_input"]) for sample in samples if sample.get("text_input")]
+    rows = [checkpoint.tokenizer(text)["input_ids"][: checkpoint.max_length - 32] for text in texts]
+    rows = [row for row in rows if len(row) > 2]
+    if not rows:
+        raise CheckpointError("no sample has more than two tokens; give texts with --samples, as text_input")
+    return rows
+
+
+def verify(
+    spec: BuildSpec,
+    checkpoint: Checkpoint,
+    exported: DecoderExport,
+    fused: Graph,
+    reference: Reference,
+    base: Rung,
+    folder: Path,
+) -> VerifiedDecoder:
+    """Compare the fused graph with PyTorch, then quantise as asked. Raises VerificationError with what was missed."""
+    vocabulary = int(checkpoint.model.get_output_embeddings().weight.shape[0])
+    threads = spec.threads_per_instance
+    threshold = spec.quality if spec.quality is not None else checkpoint.task.threshold
+
+    def rung(name: str, graph: Graph) -> tuple[Rung, Any]:
+        found = measure(graph, exported.caches, vocabulary, reference, threads)
+        latency = step_latencies(graph, exported.caches, vocabulary, threads)
+        quality = (found.error, found.mean, found.worst, found.alone, found.perplexity)
+        return Rung(name, graph.size, latency, *quality), found
+
+    exact, agreement = rung("fp32 fused", fused)
+    refuse_wrong_text(checkpoint.model, reference, agreement)
+    ladder = [base, exact]
+    if spec.precision == "fp32":
+        return VerifiedDecoder(fused, tuple(ladder), None, "fp32", ())
+    options = WeightOptions(spec.block_size, not spec.asymmetric)
+    made: dict[str, Quantised] = {}
+    for precision in AUTO if spec.precision == "auto" else (spec.precision,):
+        made[precision] = quantise_weights(fused, precision, options, folder)
+        ladder.append(rung(precision, made[precision].graph)[0])
+    ratio = {r.name: (r.perplexity or 1.0) / reference.perplexity for r in ladder}
+    good = [r for r in ladder[1:] if r.quality >= threshold and ratio[r.name] <= spec.perplexity]
+    if spec.precision != "auto":
+        last = ladder[-1]
+        if last not in good:
+            raise VerificationError(
+                f"{last.name} agrees with PyTorch on {last.quality:.4f} of next tokens ({threshold:.4f} is asked) and "
+                f"its perplexity is {ratio[last.name]:.4f} of PyTorch's (at most {spec.perplexity:.4f}). Nothing was "
+                "published: use another --precision, or accept less with --quality and --perplexity"
+            )
+        return VerifiedDecoder(made[last.name].graph, tuple(ladder), made[last.name], last.name, ())
+    best = min(good, key=_time)
+    missed = [r.name for r in ladder[2:] if r not in good]
+    note = f"auto chose {best.name}" + (f"; {', '.join(missed)} missed the quality asked" if missed else "")
+    quantised = made.get(best.name)
+    return VerifiedDecoder(quantised.graph if quantised else fused, tuple(ladder), quantised, best.name, (note,))
+
+
+def _time(rung: Rung) -> float:
+    """What `auto` compares: the product of a token's time at batch 1 and at batch 8."""
+    one, eight = (ms for cell, ms in rung.latency_ms.items() if cell.startswith("token"))
+    return one * eight
+
+
+def serving_document(
+    spec: BuildSpec, checkpoint: Checkpoint, caches: Sequence[CacheShape], graph: Graph, vocabulary: int
+) -> dict[str, Any]:
+    """serving.json: the parameters of the emitted loop, the checkpoint's generation_config as its defaults."""
+    config, tokenizer = checkpoint.model.generation_config, checkpoint.tokenizer
+    ends = config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_token_id
+    template = tokenizer.chat_template
+    if isinstance(template, dict):
+        template = template.get("default")
+    special = {f"{kind}_token": getattr(tokenizer, f"{kind}_token", None) for kind in ("bos", "eos", "unk", "pad")}
+    return {
+        "task": checkpoint.task.name,
+        "executor": spec.executor.replace("-", "_"),
+        "engine": f"{spec.entry_name}_model" if spec.executor == "bls" else None,
+        "model": graph.path.name if spec.executor == "in-process" else None,
+        "inputs": list(graph.inputs),
+        "outputs": list(graph.outputs),
+        "session": {
+            "threads": spec.threads_per_instance,
+            "entries": {"session.intra_op.allow_spinning": "1" if spec.serving.spinning else "0"},
+        },
+        "slots": spec.slots,
+        "max_length": checkpoint.max_length,
+        "vocabulary": vocabulary,
+        "layers": [[cache.heads, cache.size] for cache in caches],
+        "queue": spec.serving.queue.max_size or QUEUE,
+        "prefill_tokens": spec.serving.prefill_tokens,
+        "prefix_cache": spec.serving.prefix_cache,
+        "end_ids": sorted({int(end) for end in (ends if isinstance(ends, list) else [ends]) if end is not None}),
+        "max_tokens": config.max_new_tokens or MAX_TOKENS,
+        "defaults": _defaults(config),
+        "chat_template": template,
+        "special_tokens": {name: token for name, token in special.items() if token is not None},
+    }
+
+
+def _defaults(config: Any) -> dict[str, Any]:
+    """The options that a request leaves out, from the checkpoint's generation_config; greedy unless it samples."""
+    defaults = {"repetition_penalty": config.repetition_penalty, "temperature": 0.0}
+    if config.do_sample:
+        defaults.update({name: getattr(config, name, None) for name in ("top_k", "top_p", "min_p", "typical_p")})
+        defaults["temperature"] = config.temperature if config.temperature is not None else 1.0
+        if defaults["top_k"] is None:
+            defaults["top_k"] = 50  # transformers' own default for sampling
+    return {name: value for name, value in defaults.items() if value is not None}
+
+
+def graph_fields(graph: Graph, caches: Sequence[CacheShape]) -> list[Field]:
+    """The graph's inputs as config.pbtxt states them where the steps are a Triton model of their own."""
+    shapes = {"input_ids": (-1, -1), "position_ids": (-1, -1), "seqlens_k": (-1,), "logits_index": (-1,)}
+    fields = []
+    for name in graph.inputs:
+        if name.startswith("past_"):
+            cache = caches[int(name.rsplit("_", 1)[1])]
+            fields.append(Field(name, "TYPE_FP32", (-1, cache.heads, -1, cache.size)))
+        elif name == "total_sequence_length":
+            fields.append(Field(name, "TYPE_INT32", ()))
+        else:
+            fields.append(Field(name, "TYPE_INT32" if name == "seqlens_k" else "TYPE_INT64", shapes[name]))
+    return fields
+
+
+def _report(
+    spec: BuildSpec,
+    checkpoint: Checkpoint,
+    exported: DecoderExport,
+    verified: VerifiedDecoder,
+    reference: Reference,
+    entries: Sequence[RepositoryEntry],
+    memory: dict[str, int],
+) -> BuildReport:
+    operators, quantised = verified.graph.operators, verified.quantised
+    names = (*FUSED_OPERATORS, "GroupQueryAttention", "RotaryEmbedding", "SimplifiedLayerNormalization")
+    return BuildReport(
+        name=spec.entry_name,
+        task=checkpoint.task.name,
+        triton=spec.triton,
+        checkpoint={
+            "source": checkpoint.source,
+            "revision": checkpoint.revision,
+            "model_type": checkpoint.config.model_type,
+            "weights_sha256": checkpoint.weights_sha256,
+        },
+        versions=versions(),
+        cpu=cpu(),
+        attention={"fused": operators["GroupQueryAttention"], "layers": len(exported.caches)},
+        operators={name: operators[name] for name in names if operators[name]},
+        quantised=None
+        if quantised is None
+        else {"precision": verified.chosen, "matmuls": quantised.matmuls, "embeddings": quantised.embeddings},
+        ladder=verified.ladder,
+        metric=checkpoint.task.metric,
+        threshold=spec.quality if spec.quality is not None else checkpoint.task.threshold,
+        samples=len(reference.rows),
+        padding=0.0,
+        warnings=verified.warnings,
+        files=file_hashes(entries),
+        memory=memory,
+    )

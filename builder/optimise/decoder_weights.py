@@ -1,0 +1,212 @@
+"""Smaller weights for decoders: int8 with int8 activations, or int8 and int4 weights alone.
+
+`int8`: weights per output channel, activations per token, both symmetric; the product is an 8-bit dot product. One
+scale a token, not one a call as DynamicQuantizeLinear has, makes a row's answer independent of the rows beside it:
+what a request gets does not depend on who else is served. `int8-weights` and `int4-weights`: MatMulNBits, blocks of
+inputs with a scale each, activations quantised in the same blocks.
+
+A token embedding that is also the output matrix is stored once. Knows graphs; knows nothing about quality.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
+
+from builder.engines.onnxruntime import MODEL_FILE
+from builder.errors import VerificationError
+from builder.export.cleanup import drop_unused
+from builder.export.graph import Graph, save_graph
+
+BITS = {"int8-weights": 8, "int4-weights": 4}
+ACCURACY_INT8 = 4  # MatMulNBits: 8-bit activations
+
+
+@dataclass(frozen=True)
+class WeightOptions:
+    """Of weight-only quantisation: inputs that share a scale, and whether a block has a zero point."""
+
+    block_size: int
+    symmetric: bool
+
+
+@dataclass(frozen=True)
+class Quantised:
+    """A graph and how many of its products and lookups are quantised."""
+
+    graph: Graph
+    matmuls: int
+    embeddings: int
+
+
+def quantise_weights(graph: Graph, precision: str, options: WeightOptions, folder: Path) -> Quantised:
+    """Write `graph` at `precision` into `folder`. Raises VerificationError where a product was missed."""
+    model = onnx.load(str(graph.path))
+    expected = sum(1 for _ in _products(model.graph)) + len(_tied_heads(model.graph))
+    embeddings = 0
+    if precision == "int8":
+        embeddings = _eight_bit_tables(model.graph)
+        _eight_bit_products(model.graph)
+        made = "MatMulIntegerToFloat"
+    else:
+        _untie(model.graph)
+        model = _blockwise(model, BITS[precision], options)
+        made = "MatMulNBits"
+    drop_unused(model.graph)
+    if not any(entry.domain == "com.microsoft" for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    result = save_graph(model, folder / precision / MODEL_FILE)
+    if not expected or result.operators[made] != expected:
+        raise VerificationError(
+            f"of {expected} matrix products {result.operators[made]} were quantised; nothing was published. "
+            "Use --precision fp32 for this checkpoint"
+        )
+    return Quantised(result, expected, embeddings)
+
+
+def _products(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """MatMul nodes with a constant matrix."""
+    weights = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    return [node for node in graph.node if node.op_type == "MatMul" and weights.get(node.input[1]) == 2]
+
+
+def _tied_heads(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """Gemm nodes that read a matrix by its rows, as the table of a lookup is stored."""
+    weights = {tensor.name for tensor in graph.initializer}
+    return [
+        node
+        for node in graph.node
+        if node.op_type == "Gemm"
+        and node.input[1] in weights
+        and any(a.name == "transB" and a.i for a in node.attribute)
+        and len(node.input) == 2
+    ]
+
+
+def _eight_bit_tables(graph: onnx.GraphProto) -> int:
+    """Token tables to int8 with a scale a row, shared with the output matrix where that is tied to them."""
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    heads = {node.input[1]: node for node in _tied_heads(graph)}
+    count = 0
+    nodes = []
+    for node in graph.node:
+        lookup = node.op_type == "Gather" and node.input[1] == "input_ids" and node.input[0] in weights
+        if node.op_type == "Gemm" and heads.get(node.input[1]) is not None:
+            table = node.input[1]
+            _store(graph, table, numpy_helper.to_array(weights[table]), axis=1)
+            nodes.append(helper.make_node("Transpose", [f"{table}.int8"], [f"{table}.columns"], perm=[1, 0]))
+            nodes.extend(_product(node.input[0], node.output[0], f"{table}.columns", f"{table}.scale.flat", table))
+            _add(graph, f"{table}.scale.flat", _scales(numpy_helper.to_array(weights[table]), 1).ravel())
+            _add(graph, f"{table}.zero", np.zeros(weights[table].dims[0], np.int8))
+        elif lookup:
+            table, output = node.input[0], node.output[0]
+            _store(graph, table, numpy_helper.to_array(weights[table]), axis=1)
+            nodes.append(helper.make_node("Gather", [f"{table}.int8", "input_ids"], [f"{output}.int8"]))
+            nodes.append(helper.make_node("Cast", [f"{output}.int8"], [f"{output}.cast"], to=onnx.TensorProto.FLOAT))
+            nodes.append(helper.make_node("Gather", [f"{table}.scale", "input_ids"], [f"{output}.scale"]))
+            nodes.append(helper.make_node("Mul", [f"{output}.cast", f"{output}.scale"], [output]))
+            count += 1
+        else:
+            nodes.append(node)
+    _replace(graph, nodes)
+    return count
+
+
+def _eight_bit_products(graph: onnx.GraphProto) -> None:
+    """MatMul(x, W) -> x's scale * (int8(x) . int8(W)) * W's scales."""
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    chosen = {node.output[0] for node in _products(graph)}
+    _add(graph, "quantise.zero", np.array(128, np.uint8))
+    _add(graph, "quantise.one", np.array(1, np.float32))
+    _add(graph, "quantise.step", np.array(1 / 127, np.float32))
+    _add(graph, "quantise.axis", np.array([-1], np.int64))
+    nodes: list[onnx.NodeProto] = []
+    rounded: set[str] = set()
+    for node in graph.node:
+        source = node.input[0] if node.input else ""
+        reads = node.output[0] in chosen or node.op_type == "MatMulIntegerToFloat"
+        if reads and source.removesuffix(".int8") not in rounded:
+            source = source.removesuffix(".int8")
+            nodes.extend(_round(source))
+            rounded.add(source)
+        if node.output[0] in chosen:
+            name = node.input[1]
+            _store(graph, name, numpy_helper.to_array(weights[name]), axis=0)
+            nodes.extend(_product(source, node.output[0], f"{name}.int8", f"{name}.scale.flat", name))
+            _add(graph, f"{name}.scale.flat", _scales(numpy_helper.to_array(weights[name]), 0).ravel())
+            _add(graph, f"{name}.zero", np.zeros(weights[name].dims[1], np.int8))
+        else:
+            nodes.append(node)
+    _replace(graph, nodes)
+
+
+def _round(source: str) -> list[onnx.NodeProto]:
+    """Activations to 8 bits around 128, with one scale a token: the largest of its row over 127."""
+    make: Callable[..., onnx.NodeProto] = helper.make_node
+    return [
+        make("Abs", [source], [f"{source}.abs"]),
+        make("ReduceMax", [f"{source}.abs", "quantise.axis"], [f"{source}.most"], keepdims=1),
+        make("Mul", [f"{source}.most", "quantise.step"], [f"{source}.step"]),
+        make("Div", [source, f"{source}.step"], [f"{source}.steps"]),
+        make("QuantizeLinear", [f"{source}.steps", "quantise.one", "quantise.zero"], [f"{source}.int8"]),
+    ]
+
+
+def _product(source: str, output: str, matrix: str, scales: str, name: str) -> list[onnx.NodeProto]:
+    inputs = [f"{source}.int8", matrix, "quantise.one", scales, "quantise.zero", f"{name}.zero"]
+    return [
+        helper.make_node("MatMulIntegerToFloat", inputs, [f"{output}.steps"], domain="com.microsoft"),
+        helper.make_node("Mul", [f"{output}.steps", f"{source}.step"], [output]),
+    ]
+
+
+def _scales(values: np.ndarray, axis: int) -> np.ndarray:
+    """The step of symmetric 8-bit rounding along `axis`; never zero."""
+    return np.maximum(np.abs(values).max(axis=axis, keepdims=True) / 127, 1e-12).astype(np.float32)
+
+
+def _store(graph: onnx.GraphProto, name: str, values: np.ndarray, axis: int) -> None:
+    """`name`.int8 and `name`.scale, once."""
+    if any(tensor.name == f"{name}.int8" for tensor in graph.initializer):
+        return
+    scales = _scales(values, axis)
+    _add(graph, f"{name}.int8", np.round(values / scales).astype(np.int8))
+    _add(graph, f"{name}.scale", scales)
+
+
+def _add(graph: onnx.GraphProto, name: str, values: np.ndarray) -> None:
+    graph.initializer.append(numpy_helper.from_array(values, name))
+
+
+def _replace(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
+    for index, node in enumerate(nodes):
+        if not node.name:
+            node.name = f"{node.op_type}_{index}_{node.output[0]}"
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def _untie(graph: onnx.GraphProto) -> None:
+    """A tied head becomes a MatMul of its own, to be quantised in blocks; the table stays as it is."""
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    for node in _tied_heads(graph):
+        matrix = f"{node.input[1]}.columns"
+        _add(graph, matrix, np.ascontiguousarray(numpy_helper.to_array(weights[node.input[1]]).T))
+        node.CopyFrom(helper.make_node("MatMul", [node.input[0], matrix], node.output, name=f"{node.name}.product"))
+
+
+def _blockwise(model: onnx.ModelProto, bits: int, options: WeightOptions) -> onnx.ModelProto:
+    config = DefaultWeightOnlyQuantConfig(
+        block_size=options.block_size, is_symmetric=options.symmetric, accuracy_level=ACCURACY_INT8, bits=bits
+    )
+    quantiser = MatMulNBitsQuantizer(model, algo_config=config)
+    quantiser.process()
+    result: onnx.ModelProto = quantiser.model.model
+    return result

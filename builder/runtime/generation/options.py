@@ -1,0 +1,183 @@
+"""What one request asks for: its options, their limits, and how they are read from tensors or JSON parameters.
+
+Names are those that clients of Triton's vLLM and TensorRT-LLM backends send. Knows numpy arrays; knows no Triton.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ..fields import Field, InputError, Tensors
+
+UNSET_SEED = -1
+
+
+@dataclass(frozen=True)
+class Options:
+    """One request, checked. `prompt` is text, or `messages` of a chat; token limits are in tokens."""
+
+    prompt: str = ""
+    messages: "list[dict[str, Any]] | None" = None
+    max_tokens: "int | None" = None
+    min_tokens: int = 0
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: "dict[int, float]" = field(default_factory=dict)
+    bad_words: "tuple[str, ...]" = ()
+    stop_words: "tuple[str, ...]" = ()
+    stop_token_ids: "tuple[int, ...]" = ()
+    random_seed: int = UNSET_SEED
+    n: int = 1
+    logprobs: int = -1
+    ignore_eos: bool = False
+    echo: bool = False
+    stream: bool = False
+    priority: int = 0
+    timeout_ms: int = 0
+
+
+TEXT, WHOLE, REAL, FLAG = "TYPE_STRING", "TYPE_INT32", "TYPE_FP32", "TYPE_BOOL"
+INPUTS = (
+    Field("text_input", TEXT, optional=True),
+    Field("messages", TEXT, optional=True),
+    Field("max_tokens", WHOLE, optional=True),
+    Field("min_tokens", WHOLE, optional=True),
+    Field("temperature", REAL, optional=True),
+    Field("top_k", WHOLE, optional=True),
+    Field("top_p", REAL, optional=True),
+    Field("min_p", REAL, optional=True),
+    Field("typical_p", REAL, optional=True),
+    Field("repetition_penalty", REAL, optional=True),
+    Field("presence_penalty", REAL, optional=True),
+    Field("frequency_penalty", REAL, optional=True),
+    Field("logit_bias", TEXT, optional=True),
+    Field("bad_words", TEXT, (-1,), optional=True),
+    Field("stop_words", TEXT, (-1,), optional=True),
+    Field("stop_token_ids", WHOLE, (-1,), optional=True),
+    Field("random_seed", "TYPE_INT64", optional=True),
+    Field("n", WHOLE, optional=True),
+    Field("logprobs", WHOLE, optional=True),
+    Field("ignore_eos", FLAG, optional=True),
+    Field("echo", FLAG, optional=True),
+    Field("stream", FLAG, optional=True),
+    Field("priority", WHOLE, optional=True),
+    Field("timeout_ms", WHOLE, optional=True),
+)
+OUTPUTS = (
+    Field("text_output", TEXT, (-1,)),
+    Field("finish_reason", TEXT, (-1,)),
+    Field("index", WHOLE, (-1,)),
+    Field("prompt_tokens", WHOLE, (1,)),
+    Field("completion_tokens", WHOLE, (-1,)),
+    Field("logprobs_output", TEXT, (-1,)),
+)
+LISTS = tuple(f.name for f in INPUTS if f.dims == (-1,))
+RANGES: "dict[str, tuple[float, float]]" = {  # inclusive, of every number that has limits of its own
+    "min_tokens": (0, 2**31),
+    "temperature": (0.0, 100.0),
+    "top_k": (0, 2**31),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "typical_p": (0.0, 1.0),
+    "repetition_penalty": (0.01, 100.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+    "random_seed": (-1, 2**63 - 1),
+    "n": (1, 16),
+    "logprobs": (-1, 20),
+    "timeout_ms": (0, 2**31),
+}
+
+
+def read_options(tensors: Tensors, parameters: Mapping[str, Any], defaults: Mapping[str, Any]) -> Options:
+    """Check one request: its tensors, then its JSON parameters, over the model's defaults. Raises InputError."""
+    known = {f.name: f for f in INPUTS}
+    given: "dict[str, Any]" = {}
+    for name, array in tensors.items():
+        given[name] = _values(name, array)
+    for name, value in parameters.items():
+        if name not in known:
+            raise InputError(f"{name!r} is no option of this model; it has {', '.join(known)}")
+        given.setdefault(name, list(value) if isinstance(value, (list, tuple)) else [value])
+    options = dict(defaults)
+    for name, values in given.items():
+        if not values:  # an empty tensor is an option left out, as clients with fixed inputs send it
+            continue
+        if name not in LISTS and len(values) > 1:
+            raise InputError(f"{name} has {len(values)} values; expected one")
+        options[name] = _typed(known[name], values)
+    return _checked(options, set(given))
+
+
+def _values(name: str, array: np.ndarray) -> "list[Any]":
+    values = []
+    for value in array.ravel().tolist():
+        if isinstance(value, bytes):
+            try:
+                value = value.decode("utf-8")
+            except UnicodeDecodeError as error:
+                raise InputError(f"{name}: byte {error.start} is not UTF-8 ({error.reason}); send UTF-8") from error
+        values.append(value)
+    return values
+
+
+def _typed(entry: Field, values: "Sequence[Any]") -> Any:
+    kinds: "dict[str, tuple[type, ...]]" = {TEXT: (str,), FLAG: (bool, int), REAL: (int, float)}
+    allowed = kinds.get(entry.data_type, (int,))
+    for value in values:
+        if not isinstance(value, allowed) or (isinstance(value, bool) and entry.data_type != FLAG):
+            wanted = entry.data_type.replace("TYPE_", "")
+            raise InputError(f"{entry.name} is {value!r}; expected {wanted}")
+    if entry.name in LISTS:
+        return tuple(values)
+    return bool(values[0]) if entry.data_type == FLAG else values[0]
+
+
+def _checked(options: "dict[str, Any]", given: "set[str]") -> Options:
+    if "messages" in given and options.get("messages"):
+        if "text_input" in given and options.get("text_input"):
+            raise InputError("text_input and messages are both given; send one of them")
+        options["messages"] = _json("messages", options["messages"], list)
+        bad = [m for m in options["messages"] if not isinstance(m, dict) or "role" not in m]
+        if bad or not options["messages"]:
+            raise InputError('messages must be a JSON list such as [{"role": "user", "content": "..."}]')
+    elif not options.get("text_input"):
+        raise InputError("text_input is missing or empty; send the prompt there, or a chat in messages")
+    else:
+        options.pop("messages", None)
+    options["prompt"] = options.pop("text_input", "")
+    if "logit_bias" in given:
+        bias = _json("logit_bias", options["logit_bias"], dict)
+        try:
+            options["logit_bias"] = {int(token): float(value) for token, value in bias.items()}
+        except (TypeError, ValueError) as error:
+            raise InputError(f'logit_bias must map token ids to numbers, such as {{"42": -5}}: {error}') from error
+    sampling = given & {"top_k", "top_p", "min_p", "typical_p", "random_seed"}
+    if sampling and "temperature" not in given and options.get("temperature") == 0:
+        options["temperature"] = 1.0  # who asks for a way to sample wants to sample
+    for name, (low, high) in RANGES.items():
+        value = options.get(name)
+        if value is not None and not low <= value <= high:
+            raise InputError(f"{name} is {value}; expected {low:g} to {high:g}")
+    return Options(**options)
+
+
+def _json(name: str, text: str, kind: type) -> Any:
+    try:
+        value = json.loads(text)
+    except ValueError as error:
+        raise InputError(f"{name} is not JSON: {error}") from error
+    if not isinstance(value, kind):
+        raise InputError(f"{name} holds a JSON {type(value).__name__}; expected a {kind.__name__}")
+    return value

@@ -1,0 +1,219 @@
+"""From logits to tokens, over all rows of a step at once; each row has options and a random stream of its own.
+
+Filters are those of transformers' logits processors, in its order: penalties, forbidden tokens, temperature, top-k,
+top-p (arXiv:1904.09751), min-p (arXiv:2407.01082), locally typical (arXiv:2202.00666). Knows arrays; knows no text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from .options import Options
+
+CANDIDATES = 1024  # the most probable tokens that are looked at first; all are, where these do not settle it
+
+
+@dataclass
+class Sampler:
+    """One row's options, its random stream, and the tokens that penalties and bans depend on."""
+
+    options: Options
+    forbidden: "tuple[int, ...]" = ()  # while fewer than min_tokens are generated: the tokens that would end it
+    bad_words: "tuple[tuple[int, ...], ...]" = ()
+    stream: int = 0  # which of a request's n sequences this is
+    prompt: "Sequence[int]" = ()
+    generated: "list[int]" = field(default_factory=list)
+    random: np.random.Generator = field(init=False)
+
+    def __post_init__(self) -> None:
+        seed = self.options.random_seed
+        if seed < 0:
+            seed = int(np.random.SeedSequence().generate_state(1, np.uint64)[0])
+        self.random = np.random.Generator(np.random.Philox(key=[seed, self.stream]))
+
+    @property
+    def greedy(self) -> bool:
+        return self.options.temperature == 0 or self.options.top_k == 1
+
+    @property
+    def plain(self) -> bool:
+        """Whether the highest logit is the answer as it stands."""
+        options = self.options
+        return (
+            self.greedy
+            and options.repetition_penalty == 1
+            and not options.presence_penalty
+            and not options.frequency_penalty
+            and not options.logit_bias
+            and not self.bad_words
+            and len(self.generated) >= options.min_tokens
+        )
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A chosen token; with log-probabilities, its own and those of the most probable tokens, best first."""
+
+    token: int
+    logprob: "float | None" = None
+    top: "tuple[tuple[int, float], ...]" = ()
+
+
+def choose(logits: np.ndarray, samplers: "Sequence[Sampler]") -> "list[Choice]":
+    """Choose one token a row. `logits`: (rows, vocabulary) float32, not changed."""
+    tokens = np.zeros(len(samplers), np.int64)
+    simple = [row for row, sampler in enumerate(samplers) if sampler.plain]
+    if simple:
+        tokens[simple] = _rows(logits, simple).argmax(axis=-1)
+    rest = [row for row, sampler in enumerate(samplers) if not sampler.plain]
+    if rest:
+        scores = np.array(_rows(logits, rest), dtype=np.float32)
+        for row, index in enumerate(rest):
+            _penalise(scores[row], samplers[index])
+        greedy = [row for row, index in enumerate(rest) if samplers[index].greedy]
+        if greedy:
+            tokens[[rest[row] for row in greedy]] = _rows(scores, greedy).argmax(axis=-1)
+        sampled = [row for row, index in enumerate(rest) if not samplers[index].greedy]
+        if sampled:
+            chosen = _sample(_rows(scores, sampled), [samplers[rest[row]] for row in sampled])
+            tokens[[rest[row] for row in sampled]] = chosen
+    return [_choice(logits[row], int(tokens[row]), sampler) for row, sampler in enumerate(samplers)]
+
+
+def _rows(array: np.ndarray, rows: "list[int]") -> np.ndarray:
+    return array if len(rows) == len(array) else array[rows]
+
+
+def _penalise(scores: np.ndarray, sampler: Sampler) -> None:
+    """In place, one row: what was said already, what is wanted more or less, what must not be said now."""
+    options, generated = sampler.options, sampler.generated
+    if options.repetition_penalty != 1:
+        seen = np.unique(np.array([*sampler.prompt, *generated], dtype=np.int64))
+        values = scores[seen]
+        scores[seen] = np.where(values < 0, values * options.repetition_penalty, values / options.repetition_penalty)
+    if generated and (options.presence_penalty or options.frequency_penalty):
+        seen, counts = np.unique(np.array(generated, dtype=np.int64), return_counts=True)
+        scores[seen] -= options.presence_penalty + options.frequency_penalty * counts.astype(np.float32)
+    for token, value in options.logit_bias.items():
+        scores[token] += value
+    for word in sampler.bad_words:
+        if len(word) == 1 or tuple(generated[-len(word) + 1 :]) == word[:-1]:
+            scores[word[-1]] = -np.inf
+    if len(generated) < options.min_tokens:
+        scores[list(sampler.forbidden)] = -np.inf
+
+
+def _sample(scores: np.ndarray, samplers: "Sequence[Sampler]") -> np.ndarray:
+    """Draw one token a row of (rows, vocabulary) from what the filters leave."""
+    temperature = np.array([sampler.options.temperature for sampler in samplers], np.float32)
+    scores = scores / temperature[:, None]
+    tokens = np.zeros(len(samplers), np.int64)
+    unfiltered = [row for row, sampler in enumerate(samplers) if not _filters(sampler.options)]
+    if unfiltered:
+        probabilities = _softmax(_rows(scores, unfiltered))
+        tokens[unfiltered] = _draw(probabilities, [samplers[row] for row in unfiltered])
+    filtered = [row for row, sampler in enumerate(samplers) if _filters(sampler.options)]
+    if filtered:
+        few, options = _rows(scores, filtered), [samplers[row].options for row in filtered]
+        size = min(CANDIDATES, few.shape[1])
+        order, kept = _filter(few, options, size)
+        if size < few.shape[1] and not _settled(few, order, kept, options):
+            order, kept = _filter(few, options, few.shape[1])
+        drawn = _draw(kept, [samplers[row] for row in filtered])
+        tokens[filtered] = order[np.arange(len(filtered)), drawn]
+    return tokens
+
+
+def _filters(options: Options) -> bool:
+    return bool(options.top_k) or options.top_p < 1 or options.min_p > 0 or options.typical_p < 1
+
+
+def _filter(scores: np.ndarray, options: "Sequence[Options]", size: int) -> "tuple[np.ndarray, np.ndarray]":
+    """The `size` best tokens of each row, best first, and their probabilities after all filters."""
+    vocabulary = scores.shape[1]
+    if size < vocabulary:
+        order = np.argpartition(scores, vocabulary - size, axis=-1)[:, vocabulary - size :]
+        values = np.take_along_axis(scores, order, axis=-1)
+    else:
+        order, values = np.broadcast_to(np.arange(vocabulary), scores.shape), scores
+    ranks = np.argsort(-values, axis=-1, kind="stable")
+    order, values = np.take_along_axis(order, ranks, axis=-1), np.take_along_axis(values, ranks, axis=-1)
+    top_k = np.array([o.top_k or vocabulary for o in options])
+    # each filter renormalises over what the one before left, as transformers' chain of processors does
+    kept = np.isfinite(values) & (np.arange(size) < top_k[:, None])
+    outside = np.where(top_k < vocabulary, 0.0, _mass(scores, values))
+    probabilities = _normalised(values, kept, outside)
+    top_p = np.array([o.top_p for o in options])[:, None]
+    kept &= (np.cumsum(probabilities, axis=-1) - probabilities < top_p) | (np.arange(size) < 1) | (top_p >= 1)
+    probabilities = _normalised(values, kept, np.where(top_p[:, 0] < 1, 0.0, outside))
+    min_p = np.array([o.min_p for o in options])[:, None]
+    kept &= probabilities >= min_p * probabilities.max(axis=-1, keepdims=True)
+    if any(o.typical_p < 1 for o in options):
+        kept &= _typical(_normalised(values, kept, np.zeros(len(options))), kept, options)
+    return order, _normalised(values, kept, np.zeros(len(options)))
+
+
+def _mass(scores: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """The sum of exp(score - best) over the tokens that are not among `values`, a row."""
+    best = values[:, :1]
+    if values.shape[1] == scores.shape[1]:
+        return np.zeros(len(scores))
+    return np.maximum(np.exp(scores - best).sum(axis=-1) - np.exp(values - best).sum(axis=-1), 0.0)
+
+
+def _settled(scores: np.ndarray, order: np.ndarray, kept: np.ndarray, options: "Sequence[Options]") -> bool:
+    """Whether no token outside the candidates could have passed the filters."""
+    for row, option in enumerate(options):
+        if 0 < option.top_k <= order.shape[1]:
+            continue
+        if kept[row, -1] > 0 or option.typical_p < 1:
+            return False
+    return True
+
+
+def _typical(probabilities: np.ndarray, kept: np.ndarray, options: "Sequence[Options]") -> np.ndarray:
+    """Keep the tokens whose surprise is nearest to the entropy, until their mass reaches typical_p."""
+    logs = np.log(np.where(kept, probabilities, 1.0))
+    entropy = -(probabilities * logs).sum(axis=-1, keepdims=True)
+    distance = np.where(kept, np.abs(-logs - entropy), np.inf)
+    ranks = np.argsort(distance, axis=-1, kind="stable")
+    mass = np.cumsum(np.take_along_axis(probabilities, ranks, axis=-1), axis=-1)
+    wanted = np.array([o.typical_p for o in options])[:, None]
+    before = np.concatenate([np.zeros((len(mass), 1)), mass[:, :-1]], axis=-1)
+    chosen = np.zeros_like(kept)
+    np.put_along_axis(chosen, ranks, (before < wanted) | (wanted >= 1), axis=-1)
+    return chosen
+
+
+def _normalised(values: np.ndarray, kept: np.ndarray, outside: np.ndarray) -> np.ndarray:
+    """Probabilities of the kept values; `outside` is the mass beyond them, relative to the best."""
+    weights = np.where(kept, np.exp((values - values[:, :1]).astype(np.float64)), 0.0)
+    return weights / (weights.sum(axis=-1) + outside)[:, None]
+
+
+def _softmax(scores: np.ndarray) -> np.ndarray:
+    weights = np.exp((scores - scores.max(axis=-1, keepdims=True)).astype(np.float64))
+    return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def _draw(probabilities: np.ndarray, samplers: "Sequence[Sampler]") -> np.ndarray:
+    """Inverse transform sampling: one uniform number of each row's own stream."""
+    cumulative = np.cumsum(probabilities, axis=-1)
+    uniform = np.array([sampler.random.random() for sampler in samplers])
+    target = uniform * cumulative[:, -1]
+    return np.array([np.searchsorted(row, value, side="right") for row, value in zip(cumulative, target)]).clip(
+        0, probabilities.shape[1] - 1
+    )
+
+
+def _choice(logits: np.ndarray, token: int, sampler: Sampler) -> Choice:
+    wanted = sampler.options.logprobs
+    if wanted < 0:
+        return Choice(token)
+    best = float(logits.max())
+    total = best + float(np.log(np.exp((logits - best).astype(np.float64)).sum()))
+    top: "list[int]" = np.argsort(-logits, kind="stable")[:wanted].tolist() if wanted else []
+    return Choice(token, float(logits[token]) - total, tuple((int(t), float(logits[t]) - total) for t in top))

@@ -1,0 +1,75 @@
+"""Token ids to text as they come: no half characters, no half stop strings, and the same text in the end.
+
+Knows the tokeniser and strings; knows nothing about sampling or Triton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from tokenizers import Tokenizer
+
+BROKEN = "\ufffd"  # what a decoder makes of bytes that are no character yet
+CONTEXT = 8  # tokens of the prompt that decide how the first new token is spelled (its leading space, say)
+
+
+class Detokenizer:
+    """Text of one sequence, piece by piece; all pieces together are the decoding of all tokens."""
+
+    def __init__(self, tokenizer: Tokenizer, prompt: "Sequence[int]") -> None:
+        self.tokenizer = tokenizer
+        self.tokens = list(prompt[-CONTEXT:])
+        self.start = 0
+        self.read = len(self.tokens)
+
+    def push(self, token: int) -> str:
+        """The text that `token` completes; empty while it ends within a character."""
+        self.tokens.append(token)
+        before = self._decode(self.start, self.read)
+        after = self._decode(self.start, len(self.tokens))
+        if after.endswith(BROKEN) or len(after) <= len(before):
+            return ""
+        self.start, self.read = self.read, len(self.tokens)
+        return after[len(before) :]
+
+    def flush(self) -> str:
+        """What is left when no token follows: bytes that never became a character show as U+FFFD."""
+        before, after = self._decode(self.start, self.read), self._decode(self.start, len(self.tokens))
+        self.start = self.read = len(self.tokens)
+        return after[len(before) :]
+
+    def _decode(self, start: int, end: int) -> str:
+        return self.tokenizer.decode(self.tokens[start:end], skip_special_tokens=True)
+
+
+class StopStrings:
+    """Lets text through up to the first stop string, and holds back what might become one."""
+
+    def __init__(self, words: "Sequence[str]") -> None:
+        self.words = tuple(words)
+        self.held = ""
+        self.found = False
+
+    def push(self, text: str) -> str:
+        """What may be shown now. Sets `found` when a stop string is complete; nothing follows it."""
+        if not self.words:
+            return text
+        self.held += text
+        places = [place for place in (self.held.find(word) for word in self.words) if place >= 0]
+        if places:
+            self.found = True
+            shown, self.held = self.held[: min(places)], ""
+            return shown
+        keep = max((_overlap(self.held, word) for word in self.words), default=0)
+        shown, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+        return shown
+
+    def flush(self) -> str:
+        """What was held back and turned out not to be a stop string."""
+        shown, self.held = self.held, ""
+        return shown
+
+
+def _overlap(text: str, word: str) -> int:
+    """How long the end of `text` is the beginning of `word`."""
+    return next((size for size in range(min(len(text), len(word) - 1), 0, -1) if text.endswith(word[:size])), 0)

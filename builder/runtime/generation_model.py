@@ -1,0 +1,171 @@
+"""The adapter of a generating model to Triton's Python backend; emitted as model.py. It carries tensors, no more.
+
+Decoupled: execute() hands requests to the decode loop and returns; responses go out from a thread of their own, so
+that a step never waits for the transport.
+"""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
+
+from .fields import InputError
+from .generation.engine import DeadlineExceeded, QueueFull, Request
+from .generation.service import Answer, Service
+from .tensors_check import check_tensors_survive
+
+CANCELLATION_POLL_S = 0.01
+FAMILIES = (
+    ("generated_tokens", "COUNTER", "Tokens generated"),
+    ("prompt_tokens", "COUNTER", "Tokens of prompts"),
+    ("reused_tokens", "COUNTER", "Tokens of prompts whose keys and values were still there"),
+    ("requests", "COUNTER", "Requests accepted"),
+    ("failures", "COUNTER", "Requests that failed or ran out of time"),
+    ("steps", "COUNTER", "Turns of the decode loop"),
+    ("first_token_seconds", "COUNTER", "Time from arrival to first token, summed over first_tokens"),
+    ("first_tokens", "COUNTER", "Requests that got a first token"),
+    ("token_seconds", "COUNTER", "Time from the first token to the last, summed over later_tokens"),
+    ("later_tokens", "COUNTER", "Tokens after the first of sequences that ended"),
+    ("running", "GAUGE", "Sequences in slots"),
+    ("waiting", "GAUGE", "Sequences in the queue"),
+    ("slots", "GAUGE", "Slots of the cache"),
+)
+
+
+class TritonPythonModel:
+    def initialize(self, args: "dict[str, str]") -> None:
+        check_tensors_survive()
+        folder = Path(args["model_repository"]) / args["model_version"]
+        self.inputs = [entry["name"] for entry in json.loads(args["model_config"])["input"]]
+        self.service = Service(folder, self._infer)
+        self.engine_name: str = self.service.serving["engine"]
+        self.engine_outputs: "list[str]" = self.service.serving["outputs"]
+        self.outbox: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
+        self.open: "dict[Any, Request]" = {}
+        self.lock = threading.Lock()
+        self.families = {
+            name: pb_utils.MetricFamily(
+                name=f"build_repo_{name}" + ("_total" if kind == "COUNTER" else ""),
+                description=description,
+                kind=getattr(pb_utils.MetricFamily, kind),
+            )
+            for name, kind, description in FAMILIES
+        }  # kept: a metric dies with its family
+        self.metrics = {name: f.Metric(labels={"model": args["model_name"]}) for name, f in self.families.items()}
+        self.sent = dict.fromkeys(self.families, 0.0)
+        self.stopping = threading.Event()
+        self.threads = [threading.Thread(target=work, daemon=True) for work in (self._send, self._watch)]
+        for thread in self.threads:
+            thread.start()
+        self.service.engine.start()
+
+    def execute(self, requests: "list[Any]") -> None:
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self._submit(request, sender)
+            except Exception as error:
+                self._respond(sender, error, True)
+
+    def finalize(self) -> None:
+        self.service.engine.stop()
+        self.stopping.set()
+        self.outbox.put(None)
+        for thread in self.threads:
+            thread.join()
+
+    def _submit(self, request: Any, sender: Any) -> None:
+        tensors = {}
+        for name in self.inputs:
+            tensor = pb_utils.get_input_tensor_by_name(request, name)
+            if tensor is not None:
+                tensors[name] = tensor.as_numpy()
+        parameters = json.loads(request.parameters() or "{}")
+        parameters.pop("triton_enable_empty_final_response", None)  # what gRPC clients send beside their options
+        if request.timeout():
+            parameters.setdefault("timeout_ms", max(request.timeout() // 1000, 1))
+        with self.lock:  # the first answer must not come before the request is known
+            submitted = self.service.submit(
+                tensors, parameters, lambda answer, last: self.outbox.put((sender, answer, last))
+            )
+            self.open[sender] = submitted
+
+    def _send(self) -> None:
+        """Send what the loop has to say, in its order."""
+        while True:
+            item = self.outbox.get()
+            if item is None:
+                return
+            sender, answer, last = item
+            self._respond(sender, answer, last)
+
+    def _respond(self, sender: Any, answer: Answer, last: bool) -> None:
+        flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0
+        if isinstance(answer, Exception):
+            response = pb_utils.InferenceResponse(error=pb_utils.TritonError(*_error(answer)))
+        else:
+            response = pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in answer.items()])
+        if last:
+            with self.lock:
+                self.open.pop(sender, None)
+        try:
+            sender.send(response, flags=flags)
+        except Exception as error:  # the client is gone: its request must not run on
+            pb_utils.Logger.log_verbose(f"a response could not be sent: {error}")
+            with self.lock:
+                left = self.open.pop(sender, None)
+            if left is not None:
+                left.cancelled = True
+
+    def _watch(self) -> None:
+        """Notice cancelled requests, and publish metrics once a second."""
+        published = 0.0
+        while not self.stopping.wait(CANCELLATION_POLL_S):
+            with self.lock:
+                running = list(self.open.items())
+            for sender, request in running:
+                if not request.cancelled and sender.is_cancelled():
+                    request.cancelled = True
+                    self.outbox.put((sender, RuntimeError("the request was cancelled"), True))
+            if time.monotonic() - published > 1:
+                published = time.monotonic()
+                self._publish()
+            if self.service.engine.failure is not None:
+                pb_utils.Logger.log_error(f"the decode loop failed: {self.service.engine.failure!r}")
+                return
+
+    def _publish(self) -> None:
+        for name, kind, _ in FAMILIES:
+            value = float(getattr(self.service.engine.stats, name))
+            if kind == "GAUGE":
+                self.metrics[name].set(value)
+            elif value > self.sent[name]:
+                self.metrics[name].increment(value - self.sent[name])
+            self.sent[name] = value
+
+    def _infer(self, feeds: "dict[str, np.ndarray]") -> "dict[str, np.ndarray]":
+        response = pb_utils.InferenceRequest(
+            model_name=self.engine_name,
+            requested_output_names=self.engine_outputs,
+            inputs=[pb_utils.Tensor(name, array) for name, array in feeds.items()],
+        ).exec()
+        if response.has_error():
+            raise RuntimeError(f"{self.engine_name}: {response.error().message()}")
+        return {name: pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in self.engine_outputs}
+
+
+def _error(error: Exception) -> "tuple[str, int]":
+    """What a client reads, and Triton's code for it."""
+    if isinstance(error, InputError):
+        return str(error), pb_utils.TritonError.INVALID_ARG
+    if isinstance(error, (QueueFull, DeadlineExceeded)):
+        return str(error), pb_utils.TritonError.UNAVAILABLE
+    pb_utils.Logger.log_error(f"{type(error).__name__}: {error}")
+    return f"this request failed inside the model: {type(error).__name__}: {error}", pb_utils.TritonError.INTERNAL

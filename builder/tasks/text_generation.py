@@ -1,0 +1,20 @@
+"""Text that continues a prompt or answers a chat."""
+
+from __future__ import annotations
+
+from builder.samples import TEXTS
+from builder.tasks.base import Task
+
+
+class TextGeneration(Task):
+    name = "text-generation"
+    family = "decoder"
+    head = "text-generation"
+    unused_weights = ()
+    longest = 2048
+    metric = "next-token agreement"
+    threshold = 0.95
+    samples = tuple({"text_input": text} for text in TEXTS)
+
+
+TASK = TextGeneration()

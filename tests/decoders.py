@@ -1,0 +1,123 @@
+"""Decoder checkpoints made by code, from fixed seeds: one tiny configuration of each supported architecture.
+
+`DECODERS` is what the support table of the README is generated from and what the export tests enumerate.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from tests.checkpoints import VOCABULARY, make_tokenizer
+
+SIZES = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "intermediate_size": 64,
+    "max_position_embeddings": 256,
+    "initializer_range": 0.2,
+    "pad_token_id": 0,
+    "bos_token_id": 2,
+    "eos_token_id": 3,
+}
+GROUPED = {"num_key_value_heads": 2}
+WINDOW = {**GROUPED, "sliding_window": 16}
+CHAT = (
+    "{{ bos_token }}{% for message in messages %}{% if message.role not in ('system', 'user', 'assistant') %}"
+    "{{ raise_exception('unknown role ' + message.role) }}{% endif %}"
+    "<{{ message.role }}> {{ message.content | trim }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant> {% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """A tiny configuration of one model type."""
+
+    options: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+
+DECODERS: dict[str, Decoder] = {
+    "apertus": Decoder(GROUPED),
+    "arcee": Decoder(GROUPED),
+    "biogpt": Decoder(),
+    "bloom": Decoder(note="ALiBi as attention bias"),
+    "codegen": Decoder({"n_positions": 256, "n_ctx": 256, "rotary_dim": 4}),
+    "cohere": Decoder(GROUPED),
+    "cohere2": Decoder(WINDOW, note="sliding window"),
+    "ernie4_5": Decoder(GROUPED),
+    "exaone4": Decoder(WINDOW, note="sliding window"),
+    "falcon": Decoder({"new_decoder_architecture": False, "multi_query": True, "parallel_attn": True}),
+    "gemma": Decoder({**GROUPED, "head_dim": 8}),
+    "gemma2": Decoder(
+        {
+            **WINDOW,
+            "head_dim": 8,
+            "query_pre_attn_scalar": 8,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+        },
+        note="soft-capping, alternating windows",
+    ),
+    "gemma3_text": Decoder(
+        {**WINDOW, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window_pattern": 2}, note="alternating windows"
+    ),
+    "glm": Decoder({**GROUPED, "head_dim": 8}),
+    "glm4": Decoder({**GROUPED, "head_dim": 8}),
+    "gpt2": Decoder({"n_positions": 256}),
+    "gpt_bigcode": Decoder({"n_positions": 256}, note="multi-query"),
+    "gpt_neo": Decoder(
+        {"attention_types": [[["global", "local"], 2]], "window_size": 16, "num_layers": 4, "num_heads": 4},
+        note="local attention",
+    ),
+    "gpt_neox": Decoder(),
+    "gptj": Decoder({"n_positions": 256, "rotary_dim": 4}),
+    "granite": Decoder(GROUPED),
+    "helium": Decoder({**GROUPED, "head_dim": 8}),
+    "hunyuan_v1_dense": Decoder({**GROUPED, "head_dim": 8}),
+    "llama": Decoder(GROUPED, note="SmolLM too"),
+    "mistral": Decoder(WINDOW, note="sliding window"),
+    "mpt": Decoder({"d_model": 32, "n_heads": 4, "n_layers": 4, "max_seq_len": 256}, note="ALiBi as attention bias"),
+    "nemotron": Decoder({**GROUPED, "head_dim": 8}),
+    "olmo": Decoder(GROUPED),
+    "olmo2": Decoder(GROUPED),
+    "olmo3": Decoder(WINDOW, note="sliding window"),
+    "opt": Decoder({"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.2}),
+    "persimmon": Decoder(),
+    "phi": Decoder(GROUPED, note="partial rotary"),
+    "phi3": Decoder({**GROUPED, "original_max_position_embeddings": 256}),
+    "qwen2": Decoder({**WINDOW, "use_sliding_window": True, "max_window_layers": 2}, note="2.5 too; sliding window"),
+    "qwen3": Decoder({**GROUPED, "head_dim": 8}),
+    "seed_oss": Decoder({**GROUPED, "head_dim": 8}),
+    "smollm3": Decoder(GROUPED, note="layers without positions"),
+    "stablelm": Decoder(GROUPED, note="partial rotary"),
+    "starcoder2": Decoder(WINDOW, note="sliding window"),
+}
+
+
+def make_decoder(model_type: str, **options: Any) -> PreTrainedModel:
+    """A tiny model of `model_type` with random weights."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **{**SIZES, **DECODERS[model_type].options, **options})
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(config).eval()
+    return model
+
+
+def make_decoder_checkpoint(folder: Path, model_type: str, chat: bool = False, **options: Any) -> Path:
+    """Save a tiny decoder of `model_type` with its tokeniser into `folder`."""
+    tokenizer = make_tokenizer("bpe", type_ids=False)
+    tokenizer.backend_tokenizer.post_processor = None
+    tokenizer.bos_token, tokenizer.eos_token = "[CLS]", "[SEP]"
+    if chat:
+        tokenizer.chat_template = CHAT
+    model = make_decoder(model_type, **options)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
