@@ -97,7 +97,7 @@ DECODERS: dict[str, Decoder] = {
     "qwen3": Decoder({**GROUPED, "head_dim": 8}),
     "seed_oss": Decoder({**GROUPED, "head_dim": 8}),
     "smollm3": Decoder(GROUPED, note="layers without positions"),
-    "stablelm": Decoder(GROUPED, note="partial rotary"),
+    "stablelm": Decoder({**GROUPED, "partial_rotary_factor": 0.25}, note="partial rotary"),
     "starcoder2": Decoder(WINDOW, note="sliding window"),
 }
 

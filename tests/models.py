@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.checkpoints import make_checkpoint
+from tests.decoders import make_decoder_checkpoint
 
 NER = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
 
@@ -42,8 +43,22 @@ SERVED: dict[str, Served] = {
 }
 
 
+# Generating models of the test repository: model type, and options of the build.
+GENERATORS: dict[str, tuple[str, dict[str, Any]]] = {
+    "writes": ("llama", {"slots": 4, "max_length": 128}),
+    "writes_int8": ("gpt2", {"slots": 4, "precision": "int8", "quality": 0.8, "perplexity": 1.5}),
+    "writes_bls": ("llama", {"slots": 4, "max_length": 128, "executor": "bls"}),
+    "writes_one": (
+        "qwen3",
+        {"slots": 1, "max_length": 256, "serving": {"queue": {"max_size": 2}, "prefill_tokens": 16}},
+    ),
+}
+
+
 def checkpoint_of(name: str, folder: Path) -> Path:
     """Make the checkpoint of a served model."""
+    if name in GENERATORS:
+        return make_decoder_checkpoint(folder / f"{name}-checkpoint", GENERATORS[name][0], chat=name != "writes_int8")
     model = SERVED[name]
     return make_checkpoint(folder / f"{name}-checkpoint", model.model_type, model.task, model.labels, **model.options)
 

@@ -121,10 +121,10 @@ def test_weights_that_are_not_those_of_the_configuration(copy: Callable[[str], P
 
 def test_a_task_the_architecture_has_no_class_for(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "nomic", "nomic_bert", "fill-mask")
-    _edit(folder / "config.json", model_type="gpt2", architectures=["GPT2LMHeadModel"])
+    _edit(folder / "config.json", model_type="vit", architectures=["ViTForImageClassification"])
     with pytest.raises(CheckpointError, match="does not load for fill-mask: Unrecognized configuration class"):
         _resolve(folder, task="fill-mask")
-    with pytest.raises(CheckpointError, match="no task here fits a checkpoint of GPT2LMHeadModel"):
+    with pytest.raises(CheckpointError, match="no task here fits a checkpoint of ViTForImageClassification"):
         _resolve(folder)
 
 

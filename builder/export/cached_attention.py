@@ -8,7 +8,7 @@ with this layer's past and present. Knows tensors; knows no architecture and no 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
@@ -34,6 +34,7 @@ class ExportCache(Cache):  # type: ignore[misc]
         self.seqlens_k = seqlens_k
         self.total = total
         self.layer: int | None = None
+        self.bias: torch.Tensor | None = None
         self.rotations: dict[int, tuple[torch.Tensor, ...]] = {}
 
     def update(
@@ -143,6 +144,20 @@ def group_query_attention(
     cache.present[cache.layer] = (present_key, present_value)
     cache.layer = None
     return output.reshape(batch, sequence, heads, size)
+
+
+def position_bias(of: Callable[[torch.Tensor], torch.Tensor], sequence: Any) -> torch.Tensor:
+    """A bias by the key's position alone, made once for all layers: (1, heads, sequence, total length).
+
+    `of` takes positions (total length,) float32 and gives (heads, total length).
+    """
+    cache = running_cache()
+    if cache.bias is None:
+        total = cache.total.item()
+        torch._check(total >= 0)
+        values = of(torch.arange(total, dtype=torch.float32))
+        cache.bias = values[None, :, None, :].expand(1, values.shape[0], sequence, total)
+    return cache.bias
 
 
 def _merge_heads(tensor: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,7 @@
 Inputs, for `batch` rows of `sequence` new tokens each:
   input_ids, position_ids      (batch, sequence) int64
   seqlens_k                    (batch,) int32, tokens in the cache after this call, less one
-  total_sequence_length        () int32, the most tokens of any row after this call
+  total_sequence_length        (1,) int32, the most tokens of any row after this call
   logits_index                 (batch,) int64, the position in this call whose logits are wanted
   past_key_i, past_value_i     (batch, key heads, max_length, head size) of each layer
 Outputs: logits (batch, vocabulary) and present_key_i, present_value_i, to be bound to the buffers of the past.
@@ -138,7 +138,7 @@ def _export(module: DecoderGraph, caches: Sequence[CacheShape], path: Path) -> G
         torch.arange(2 * 7).reshape(2, 7) % 5 + 3,
         torch.arange(7).repeat(2, 1),
         torch.tensor([6, 6], dtype=torch.int32),
-        torch.tensor(7, dtype=torch.int32),
+        torch.tensor([7], dtype=torch.int32),
         torch.tensor([6, 6]),
     ]
     for cache in caches:

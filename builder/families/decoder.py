@@ -216,7 +216,7 @@ def graph_fields(graph: Graph, caches: Sequence[CacheShape]) -> list[Field]:
             cache = caches[int(name.rsplit("_", 1)[1])]
             fields.append(Field(name, "TYPE_FP32", (-1, cache.heads, -1, cache.size)))
         elif name == "total_sequence_length":
-            fields.append(Field(name, "TYPE_INT32", ()))
+            fields.append(Field(name, "TYPE_INT32", (1,)))
         else:
             fields.append(Field(name, "TYPE_INT32" if name == "seqlens_k" else "TYPE_INT64", shapes[name]))
     return fields

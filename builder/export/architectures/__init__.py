@@ -26,11 +26,16 @@ def fused_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
 
 
 @contextmanager
-def replaced_forward(module_class: type[torch.nn.Module], forward: Callable[..., Any]) -> Iterator[None]:
-    """Run with another `forward` of `module_class`."""
-    original = module_class.forward
-    module_class.forward = forward  # type: ignore[method-assign]
+def replaced_method(module_class: type[torch.nn.Module], method: Callable[..., Any], name: str) -> Iterator[None]:
+    """Run with another method `name` of `module_class`."""
+    original = getattr(module_class, name)
+    setattr(module_class, name, method)
     try:
         yield
     finally:
-        module_class.forward = original  # type: ignore[method-assign]
+        setattr(module_class, name, original)
+
+
+def replaced_forward(module_class: type[torch.nn.Module], forward: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Run with another `forward` of `module_class`."""
+    return replaced_method(module_class, forward, "forward")

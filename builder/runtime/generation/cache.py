@@ -50,7 +50,7 @@ class SlotTable:
         first, last = self.range()
 
         def order(slot: int) -> tuple[int, int, int]:
-            outside = 0 if first == last else max(first - slot - 1, slot - last, 0)
+            outside = 0 if first == last else max(first - slot, slot - last + 1, 0)  # how much wider
             return outside, -common[slot], self.last_used[slot]
 
         slot = min((slot for slot, used in enumerate(self.taken) if not used), key=order)

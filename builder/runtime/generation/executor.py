@@ -62,7 +62,7 @@ class _Step:
             "input_ids": np.zeros((rows, new), np.int64),
             "position_ids": np.zeros((rows, new), np.int64),
             "seqlens_k": np.zeros(rows, np.int32),
-            "total_sequence_length": np.zeros((), np.int32),
+            "total_sequence_length": np.zeros(1, np.int32),
             "logits_index": np.full(rows, new - 1, np.int64),
         }
 

@@ -1,0 +1,27 @@
+"""GPT-J: scores are computed in a method of its own, which the fused operator replaces."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+
+import torch
+from transformers import PreTrainedModel
+from transformers.models.gptj.modeling_gptj import GPTJAttention
+
+from builder.export.architectures import replaced_method
+from builder.export.cached_attention import group_query_attention
+
+
+def fused(model: PreTrainedModel) -> AbstractContextManager[None]:
+    return replaced_method(GPTJAttention, _attn, "_attn")
+
+
+def _attn(
+    self: GPTJAttention,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, None]:
+    output = group_query_attention(query, key, value, 1 / float(self.scale_attn))
+    return output.transpose(1, 2), None

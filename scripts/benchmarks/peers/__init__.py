@@ -1,0 +1,47 @@
+"""Other engines on the same work, each run by the interpreter of an environment of its own.
+
+Each file is a program: WORK.json in (token ids of prompts, lengths of answers, concurrency, threads), one line of JSON
+out: {"tokens_per_s", "first_token_ms"}. They import nothing of this project.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import venv
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent
+PACKAGES = {
+    "llama_cpp_peer": ("llama-cpp-python==0.3.36", "gguf==0.19.0", "safetensors", "numpy<2.5"),
+    "ctranslate2_peer": ("ctranslate2==4.8.5", "transformers==4.57.6", "torch==2.13.0"),
+    "genai_peer": ("onnxruntime-genai==0.18.0", "transformers==5.23.0", "torch==2.13.0", "onnx_ir", "onnx"),
+    "transformers_peer": (),  # the project's own environment
+}
+
+
+def interpreter(peer: str, root: Path) -> Path:
+    """A Python with what `peer` needs, made under `root` at its first use."""
+    packages = PACKAGES[peer]
+    if not packages:
+        return Path(sys.executable)
+    python = root / peer / "bin" / "python"
+    done = root / peer / "installed"
+    if not done.exists():
+        venv.create(root / peer, with_pip=True, clear=True)
+        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
+        done.touch()
+    return python
+
+
+def run(peer: str, root: Path, *arguments: object) -> dict[str, Any]:
+    """The figures of one peer; `error` holds its last line where it failed."""
+    command = [str(interpreter(peer, root)), str(FOLDER / f"{peer}.py"), *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    lines = [line for line in result.stdout.splitlines() if line.startswith("{")]
+    if result.returncode or not lines:
+        return {"error": (result.stderr.strip().splitlines() or ["no output"])[-1][:200]}
+    figures: dict[str, Any] = json.loads(lines[-1])
+    return figures

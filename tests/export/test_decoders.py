@@ -1,0 +1,125 @@
+"""Every decoder of the support table: greedy text equal to transformers', in one batch that rows join and leave."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from builder.errors import ExportError
+from builder.export.decoder import export_decoder
+from builder.export.graph import Graph
+from builder.optimise.fusion import fuse
+from builder.runtime.generation.executor import InProcess
+from builder.verify.generation import generate, geometry_of, greedy_tokens
+from tests.checkpoints import VOCABULARY
+from tests.decoders import DECODERS, SIZES, make_decoder
+
+LENGTHS = (5, 40, 17, 3, 30, 9)  # windows are 16: prompts and answers go far beyond
+NEW_TOKENS = 64
+
+
+def prompts() -> list[list[int]]:
+    generator = np.random.default_rng(0)
+    return [generator.integers(5, VOCABULARY, length).tolist() for length in LENGTHS]
+
+
+def exported(model_type: str, folder: Path, **options: object) -> tuple[Graph, list[list[int]], list[list[int]]]:
+    """The fused graph, what it says after the prompts in 4 slots, and what transformers says."""
+    model = make_decoder(model_type, **options)
+    result = export_decoder(model, folder, 128)
+    graph = fuse(result.graph, folder, threads=1)
+    executor = InProcess(graph.path, geometry_of(result.caches, 4, 128, VOCABULARY), {"threads": 1})
+    actual = generate(executor, prompts(), NEW_TOKENS)
+    return graph, actual, [greedy_tokens(model, prompt, NEW_TOKENS) for prompt in prompts()]
+
+
+@pytest.mark.parametrize("model_type", DECODERS)
+def test_greedy_text_is_transformers(model_type: str, tmp_path: Path) -> None:
+    graph, actual, expected = exported(model_type, tmp_path)
+    assert actual == expected
+    assert graph.operators["GroupQueryAttention"] == SIZES["num_hidden_layers"]
+    assert graph.operators["Softmax"] == 0, "an attention was left unfused"
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options"),
+    [
+        ("falcon", {"alibi": True}),
+        ("falcon", {"new_decoder_architecture": True, "num_kv_heads": 2}),
+        ("llama", {"tie_word_embeddings": True, "attention_bias": True, "mlp_bias": True}),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}}),
+        ("gpt_neox", {"use_parallel_residual": False, "tie_word_embeddings": True}),
+        ("bloom", {"num_attention_heads": 2, "apply_residual_connection_post_layernorm": True}),
+    ],
+)
+def test_variants_of_an_architecture(model_type: str, options: dict[str, object], tmp_path: Path) -> None:
+    _, actual, expected = exported(model_type, tmp_path, **options)
+    assert actual == expected
+
+
+@pytest.mark.parametrize("model_type", ["mistral", "gemma2", "starcoder2"])
+def test_a_window_changes_the_text(model_type: str, tmp_path: Path) -> None:
+    _, narrow, _ = exported(model_type, tmp_path / "narrow")
+    _, wide, _ = exported(model_type, tmp_path / "wide", sliding_window=200)
+    assert narrow != wide
+
+
+def test_soft_capping_changes_the_text(tmp_path: Path) -> None:
+    _, capped, _ = exported("gemma2", tmp_path / "capped")
+    _, free, _ = exported("gemma2", tmp_path / "free", attn_logit_softcapping=None)
+    assert capped != free
+
+
+def test_projections_and_rotations_are_merged(tmp_path: Path) -> None:
+    """One product for queries, keys and values, one for gate and up; one operator a rotation, and no Reshape left."""
+    graph, _, _ = exported("llama", tmp_path)
+    layers = int(SIZES["num_hidden_layers"])  # type: ignore[call-overload]
+    assert graph.operators["MatMul"] == 4 * layers + 1
+    assert graph.operators["RotaryEmbedding"] == 2 * layers
+    assert graph.operators["SimplifiedLayerNormalization"] == 2 * layers + 1
+    assert graph.operators["Transpose"] == 0
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options", "reason"),
+    [
+        ("mamba", {}, "mamba cannot be served for generation"),
+        ("openai-gpt", {"n_positions": 64}, "openai-gpt cannot be served for generation"),
+        (
+            "deepseek_v3",
+            {
+                "num_key_value_heads": 4,
+                "q_lora_rank": 16,
+                "kv_lora_rank": 16,
+                "qk_rope_head_dim": 8,
+                "qk_nope_head_dim": 8,
+                "v_head_dim": 8,
+                "n_routed_experts": 4,
+                "num_experts_per_tok": 2,
+                "n_group": 1,
+                "topk_group": 1,
+                "moe_intermediate_size": 16,
+                "first_k_dense_replace": 1,
+            },
+            "keys of size 16 and values of 8",
+        ),
+        ("mixtral", {"num_key_value_heads": 2, "num_local_experts": 4}, "mixtral cannot be served for generation"),
+    ],
+)
+def test_what_cannot_be_right_is_refused_by_name(
+    model_type: str, options: dict[str, object], reason: str, tmp_path: Path
+) -> None:
+    config = AutoConfig.for_model(model_type, **{**SIZES, **options})
+    with pytest.raises(ExportError, match=reason):
+        export_decoder(AutoModelForCausalLM.from_config(config).eval(), tmp_path, 64)
+
+
+def test_scaling_that_changes_with_the_length_is_refused_beyond_it(tmp_path: Path) -> None:
+    scaling = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    model = make_decoder("llama", rope_parameters=scaling)
+    with pytest.raises(ExportError, match="--max-length 256 or less"):
+        export_decoder(model, tmp_path, 300)
+    assert export_decoder(model, tmp_path, 256).graph.operators["GroupQueryAttention"] == 4

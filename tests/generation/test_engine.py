@@ -1,0 +1,267 @@
+"""The decode loop over an executor whose answers depend on every position of the cache."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.runtime.generation.engine import (
+    DeadlineExceeded,
+    Engine,
+    EngineFailed,
+    GeneratedSequence,
+    Limits,
+    Piece,
+    QueueFull,
+    Request,
+    no_thread,
+)
+from builder.runtime.generation.options import Options
+from builder.runtime.generation.sampling import Sampler
+from builder.runtime.generation.text import StopStrings
+from tests.generation.executors import SumExecutor, expected
+
+
+class Letters:
+    """A detokeniser of one letter a token."""
+
+    def push(self, token: int) -> str:
+        return chr(ord("A") + token)
+
+    def flush(self) -> str:
+        return ""
+
+
+class Asked:
+    """One request and what came of it."""
+
+    def __init__(self, prompt: list[int], count: int, ends: tuple[int, ...] = (), **options: Any) -> None:
+        self.pieces: list[Piece] = []
+        self.errors: list[Exception] = []
+        deadline = options.pop("deadline", None)
+        self.request = Request(
+            prompt,
+            Options(**{"temperature": 0.0, **options}),
+            count,
+            self.pieces.append,
+            self.errors.append,
+            deadline,
+        )
+        text: Any = Letters()
+        self.sequences = [
+            GeneratedSequence(
+                self.request,
+                Sampler(self.request.options, ends, stream=index, prompt=prompt),
+                text,
+                StopStrings(self.request.options.stop_words),
+                frozenset(ends),
+            )
+            for index in range(self.request.options.n)
+        ]
+
+    @property
+    def tokens(self) -> list[int]:
+        return self.sequences[0].sampler.generated
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+
+def engine_of(executor: SumExecutor, queue: int = 100, prefill: int = 4, reuse: bool = True) -> Engine:
+    return Engine(executor, Limits(queue, prefill), reuse)
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+@pytest.mark.parametrize("slots", [1, 3, 8])
+def test_answers_are_those_each_prompt_gets_alone(slots: int, reuse: bool) -> None:
+    """40 requests of unequal length, with common beginnings, arriving while others run, through few slots."""
+    generator = np.random.default_rng(1)
+    executor = SumExecutor(slots)
+    engine = engine_of(executor, reuse=reuse)
+    begin = generator.integers(0, 50, 6).tolist()
+    asked = []
+    for number in range(40):
+        own = generator.integers(0, 50, int(generator.integers(1, 12))).tolist()
+        prompt = [*begin, *own] if number % 3 else own
+        asked.append(Asked(prompt, int(generator.integers(1, 12))))
+        engine.submit(asked[-1].sequences)
+        for _ in range(int(generator.integers(0, 4))):
+            engine.step()
+    no_thread(engine)
+    for one in asked:
+        assert one.tokens == expected(one.request.prompt, one.request.max_tokens)
+        assert one.pieces[-1].finish_reason == "length"
+        assert [bool(piece.finish_reason) for piece in one.pieces].count(True) == 1
+        assert not one.errors
+    assert engine.table.free == slots
+    assert (engine.stats.reused_tokens > 0) == reuse
+
+
+def test_a_step_serves_all_that_run_and_a_freed_slot_is_used_at_once() -> None:
+    executor = SumExecutor(slots=2)
+    engine = engine_of(executor, prefill=100)
+    first, second, third = Asked([1, 2], 2), Asked([3], 9), Asked([4], 3)
+    for one in (first, second, third):
+        engine.submit(one.sequences)
+    engine.step()  # prefill of two, then one token of each: the first is done
+    assert first.pieces[-1].finish_reason
+    assert executor.calls[-1] == (0, 2, 1)
+    engine.step()
+    assert third.tokens, "the third runs in the step after the first ended"
+    assert executor.calls[-1] == (0, 2, 1)
+
+
+def test_a_long_prompt_does_not_stall_the_others() -> None:
+    executor = SumExecutor(slots=2, max_length=200)
+    engine = engine_of(executor, prefill=10)
+    short, long = Asked([1], 50), Asked(list(range(40)) * 3, 2)
+    engine.submit(short.sequences)
+    engine.step()
+    engine.submit(long.sequences)
+    before = len(short.tokens)
+    for _ in range(6):
+        engine.step()
+    assert len(short.tokens) == before + 6, "a token a step while the long prompt is read"
+    assert not long.tokens
+    assert max(new for _, _, new in executor.calls) == 10
+    no_thread(engine)
+    assert long.tokens == expected(long.request.prompt, 2)
+
+
+def test_priorities_then_arrival() -> None:
+    engine = engine_of(SumExecutor(slots=1))
+    order: list[str] = []
+    for name, priority in (("first", 1), ("second", 1), ("urgent", 0), ("later", 5)):
+        one = Asked([1, 2], 1, priority=priority)
+        one.request.emit = lambda piece, name=name: order.append(name)  # type: ignore[misc]
+        engine.submit(one.sequences)
+    no_thread(engine)
+    assert order == ["urgent", "first", "second", "later"]
+
+
+def test_a_cancelled_request_frees_its_slot_within_a_step() -> None:
+    engine = engine_of(SumExecutor(slots=1))
+    gone, waiting = Asked([1], 30), Asked([2], 3)
+    engine.submit(gone.sequences)
+    engine.submit(waiting.sequences)
+    engine.step()
+    gone.request.cancelled = True
+    engine.step()
+    assert waiting.tokens
+    said = len(gone.pieces)
+    no_thread(engine)
+    assert len(gone.pieces) == said
+    assert waiting.tokens == expected([2], 3)
+
+
+def test_deadlines_of_waiting_and_of_running_requests() -> None:
+    engine = engine_of(SumExecutor(slots=1))
+    running = Asked([1], 30, deadline=time.monotonic() + 0.05)
+    waiting = Asked([2], 3, deadline=time.monotonic() - 1)
+    engine.submit(running.sequences)
+    engine.submit(waiting.sequences)
+    engine.step()
+    assert isinstance(waiting.errors[0], DeadlineExceeded)
+    time.sleep(0.06)
+    engine.step()
+    assert isinstance(running.errors[0], DeadlineExceeded)
+    assert len(running.errors) == len(waiting.errors) == 1
+    assert engine.table.free == 1
+
+
+def test_the_queue_is_bounded() -> None:
+    engine = engine_of(SumExecutor(slots=1), queue=2)
+    for _ in range(2):
+        engine.submit(Asked([1], 2).sequences)
+    with pytest.raises(QueueFull, match="2 sequences wait already and the limit is 2"):
+        engine.submit(Asked([1], 2).sequences)
+
+
+def test_a_failing_step_is_told_to_everybody_and_to_whoever_comes_later() -> None:
+    executor = SumExecutor(slots=1)
+    engine = engine_of(executor)
+    executor.run = lambda *arguments: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    running, waiting = Asked([1], 5), Asked([2], 5)
+    engine.submit(running.sequences)
+    engine.submit(waiting.sequences)
+    engine.start()
+    deadline = time.monotonic() + 5
+    while not (running.errors and waiting.errors) and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert "ZeroDivisionError" in str(running.errors[0])
+    assert "ZeroDivisionError" in str(waiting.errors[0])
+    with pytest.raises(EngineFailed, match="reload the model"):
+        engine.submit(Asked([1], 5).sequences)
+
+
+def test_stopping_answers_what_is_left() -> None:
+    engine = engine_of(SumExecutor(slots=1, max_length=100_000))
+    one = Asked([1], 90_000)
+    engine.submit(one.sequences)
+    engine.start()
+    while not one.pieces:
+        time.sleep(0.001)
+    engine.stop()
+    assert isinstance(one.errors[0], EngineFailed)
+
+
+def test_end_tokens_and_minimum() -> None:
+    tokens = expected([1, 2], 10)
+    end = tokens[3]
+    first = tokens.index(end)
+    stopped, forced = Asked([1, 2], 10, ends=(end,)), Asked([1, 2], 10, ends=(end,), min_tokens=8)
+    engine = engine_of(SumExecutor())
+    engine.submit(stopped.sequences)
+    engine.submit(forced.sequences)
+    no_thread(engine)
+    assert stopped.tokens == tokens[: first + 1]
+    assert stopped.pieces[-1].finish_reason == "stop"
+    assert len(stopped.text) == first, "the end token is no text"
+    assert end not in forced.tokens[:8]
+    assert len(forced.tokens) > 8
+
+
+def test_a_stop_string_ends_the_text_before_it() -> None:
+    letters = "".join(chr(ord("A") + token) for token in expected([1, 2], 10))
+    one = Asked([1, 2], 10, stop_words=(letters[4:6], "never"))
+    engine = engine_of(SumExecutor())
+    engine.submit(one.sequences)
+    no_thread(engine)
+    assert one.text == letters[: letters.index(letters[4:6])]
+    assert one.pieces[-1].finish_reason == "stop"
+
+
+def test_sequences_of_one_request_share_its_prefill() -> None:
+    executor = SumExecutor(slots=4)
+    engine = engine_of(executor, prefill=100)
+    prompt = list(range(20))
+    one = Asked(prompt, 5, n=3)
+    engine.submit(one.sequences)
+    no_thread(engine)
+    assert all(sequence.sampler.generated == expected(prompt, 5) for sequence in one.sequences)
+    assert engine.stats.reused_tokens == 2 * 19
+    assert {piece.index for piece in one.pieces} == {0, 1, 2}
+
+
+def test_a_full_cache_ends_a_text() -> None:
+    engine = engine_of(SumExecutor(slots=1, max_length=8))
+    one = Asked([1, 2, 3], 100)
+    engine.submit(one.sequences)
+    no_thread(engine)
+    assert one.tokens == expected([1, 2, 3], 5)
+    assert one.pieces[-1].finish_reason == "length"
+
+
+def test_rows_are_brought_together_when_others_leave() -> None:
+    executor = SumExecutor(slots=6)
+    engine = engine_of(executor, prefill=100)
+    asked = [Asked([number, 7], 3 if number < 5 else 20) for number in range(6)]
+    for one in asked:
+        engine.submit(one.sequences)
+    no_thread(engine)
+    assert asked[5].tokens == expected([5, 7], 20)
+    assert executor.calls[-1][1] == 1, "one row is left, and one row is run"

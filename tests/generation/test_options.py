@@ -1,0 +1,72 @@
+"""Requests as clients send them, and what is said to those that cannot be meant."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.runtime.fields import InputError
+from builder.runtime.generation.options import Options, read_options
+
+GREEDY = {"temperature": 0.0}
+
+
+def read(parameters: dict[str, Any] | None = None, **tensors: Any) -> Options:
+    arrays = {}
+    for name, value in tensors.items():
+        values = value if isinstance(value, list) else [value]
+        kind = np.object_ if isinstance(values[0], (str, bytes)) else None
+        encoded = [v.encode() if isinstance(v, str) else v for v in values]
+        arrays[name] = np.array(encoded, dtype=kind)
+    return read_options(arrays, parameters or {}, GREEDY)
+
+
+def test_everything_but_the_prompt_may_be_left_out() -> None:
+    options = read(text_input="Hello")
+    assert options == Options(prompt="Hello", temperature=0.0)
+    assert read(text_input="Hello", stop_words=["a", "b"], n=2).stop_words == ("a", "b")
+    assert read({"top_k": 3, "stop_words": ["x"]}, text_input="Hello").stop_words == ("x",)
+
+
+def test_who_asks_for_a_way_to_sample_samples() -> None:
+    assert read(text_input="Hello", top_p=np.float32(0.9)).temperature == 1.0
+    assert read(text_input="Hello", top_p=np.float32(0.9), temperature=np.float32(0)).temperature == 0.0
+
+
+def test_an_empty_tensor_is_an_option_left_out() -> None:
+    assert (
+        read_options(
+            {"text_input": np.array([b"Hello"], object), "stop_words": np.zeros(0, object)}, {}, GREEDY
+        ).stop_words
+        == ()
+    )
+
+
+@pytest.mark.parametrize(
+    ("tensors", "parameters", "message"),
+    [
+        ({}, {}, "text_input is missing"),
+        ({"text_input": ""}, {}, "text_input is missing or empty"),
+        ({"text_input": "a", "messages": '[{"role": "user"}]'}, {}, "are both given"),
+        ({"messages": "{not json"}, {}, "messages is not JSON"),
+        ({"messages": '{"role": "user"}'}, {}, "holds a JSON dict; expected a list"),
+        ({"messages": '["hello"]'}, {}, "must be a JSON list"),
+        ({"messages": "[]"}, {}, "must be a JSON list"),
+        ({"text_input": b"\xff\xfe"}, {}, "byte 0 is not UTF-8"),
+        ({"text_input": "a", "temperature": -1.0}, {}, "temperature is -1.0; expected 0 to 100"),
+        ({"text_input": "a", "temperature": float("nan")}, {}, "temperature is nan"),
+        ({"text_input": "a", "top_p": 1.5}, {}, "top_p is 1.5; expected 0 to 1"),
+        ({"text_input": "a", "n": 99}, {}, "n is 99; expected 1 to 16"),
+        ({"text_input": "a", "logit_bias": "[1]"}, {}, "expected a dict"),
+        ({"text_input": "a", "logit_bias": '{"x": 1}'}, {}, "must map token ids to numbers"),
+        ({"text_input": ["a", "b"]}, {}, "text_input has 2 values; expected one"),
+        ({"text_input": "a"}, {"best_of": 3}, "'best_of' is no option of this model; it has text_input"),
+        ({"text_input": "a"}, {"max_tokens": "many"}, "max_tokens is 'many'; expected INT32"),
+        ({"text_input": "a"}, {"max_tokens": True}, "max_tokens is True; expected INT32"),
+    ],
+)
+def test_bad_requests(tensors: dict[str, Any], parameters: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message.replace("[", r"\[")):
+        read(parameters, **tensors)

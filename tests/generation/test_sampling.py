@@ -1,0 +1,146 @@
+"""Sampling against transformers' own logits processors, and against what a user is promised of seeds and bans."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers.generation import logits_process as reference
+
+from builder.runtime.generation.options import Options
+from builder.runtime.generation.sampling import CANDIDATES, Sampler, _filter, choose
+
+FILTERS: list[dict[str, Any]] = [
+    {"top_k": 5},
+    {"top_p": 0.7},
+    {"top_p": 0.02},
+    {"min_p": 0.1},
+    {"typical_p": 0.6},
+    {"top_k": 40, "top_p": 0.8},
+    {"top_p": 0.9, "min_p": 0.05},
+    {"top_k": 30, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.8, "temperature": 0.7},
+    {"temperature": 1.7, "top_p": 0.95},
+]
+
+
+def transformers_probabilities(scores: np.ndarray, options: Options) -> np.ndarray:
+    values, ids = torch.from_numpy(scores), torch.zeros((len(scores), 1), dtype=torch.long)
+    chain: list[Any] = []
+    if options.temperature != 1:
+        chain.append(reference.TemperatureLogitsWarper(options.temperature))
+    if options.top_k:
+        chain.append(reference.TopKLogitsWarper(options.top_k))
+    if options.top_p < 1:
+        chain.append(reference.TopPLogitsWarper(options.top_p))
+    if options.min_p:
+        chain.append(reference.MinPLogitsWarper(options.min_p))
+    if options.typical_p < 1:
+        chain.append(reference.TypicalLogitsWarper(options.typical_p))
+    for processor in chain:
+        values = processor(ids, values)
+    return torch.softmax(values.double(), dim=-1).numpy()
+
+
+@pytest.mark.parametrize("spread", [1.0, 4.0])
+@pytest.mark.parametrize("options", FILTERS, ids=str)
+def test_filters_are_those_of_transformers(options: dict[str, Any], spread: float) -> None:
+    vocabulary = 3 * CANDIDATES
+    scores = np.random.default_rng(0).normal(0, spread, (3, vocabulary)).astype(np.float32)
+    chosen = Options(**options)
+    order, kept = _filter(scores / np.float32(chosen.temperature), [chosen] * 3, vocabulary)
+    actual = np.zeros_like(kept)
+    np.put_along_axis(actual, np.asarray(order), kept, axis=-1)
+    np.testing.assert_allclose(actual, transformers_probabilities(scores, chosen), atol=1e-6)
+
+
+@pytest.mark.parametrize("spread", [0.5, 6.0])
+@pytest.mark.parametrize("options", FILTERS, ids=str)
+def test_looking_at_the_best_first_changes_no_choice(options: dict[str, Any], spread: float) -> None:
+    """Flat and peaked distributions over more tokens than are looked at first: the same draws as over all."""
+    vocabulary = 4 * CANDIDATES
+    scores = np.random.default_rng(1).normal(0, spread, (4, vocabulary)).astype(np.float32)
+    samplers = [Sampler(Options(random_seed=seed, **options)) for seed in range(4)]
+    drawn = [choice.token for choice in choose(scores, samplers)]
+    for row, sampler in enumerate(samplers):
+        uniform = Sampler(sampler.options).random.random()
+        order, kept = _filter(
+            scores[row : row + 1] / np.float32(sampler.options.temperature), [sampler.options], vocabulary
+        )
+        place = int(np.searchsorted(np.cumsum(kept[0]), uniform * kept[0].sum(), side="right"))
+        assert drawn[row] == np.asarray(order)[0, place]
+
+
+def test_penalties_are_those_of_transformers() -> None:
+    scores = np.random.default_rng(2).normal(0, 2, (1, 100)).astype(np.float32)
+    prompt, said = [3, 4, 5, 5], [7, 8, 8]
+    options = Options(temperature=0.0, repetition_penalty=1.7)
+    sampler = Sampler(options, prompt=prompt, generated=list(said))
+    wanted = reference.RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[*prompt, *said]]), torch.from_numpy(scores))
+    assert choose(scores, [sampler])[0].token == int(wanted.argmax())
+    counted = Sampler(Options(temperature=0.0, frequency_penalty=2.0, presence_penalty=1.0), generated=[9, 9, 11])
+    flat = np.zeros((1, 20), np.float32)
+    flat[0, 9], flat[0, 11], flat[0, 3] = 4.9, 2.5, 0.1  # 9 loses 1 + 2 x 2, 11 loses 1 + 2
+    assert choose(flat, [counted])[0].token == 3
+
+
+def test_frequencies_follow_the_probabilities() -> None:
+    logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], np.float32))
+    sampler = Sampler(Options(random_seed=3))
+    counts = Counter(choose(logits, [sampler])[0].token for _ in range(4000))
+    for token, share in enumerate((0.5, 0.3, 0.15, 0.05)):
+        assert abs(counts[token] / 4000 - share) < 0.03
+
+
+def test_a_seed_gives_the_same_tokens_whoever_else_is_in_the_batch() -> None:
+    generator = np.random.default_rng(4)
+    logits = generator.normal(0, 1, (30, 1, 2000)).astype(np.float32)
+
+    def tokens(others: int, **options: Any) -> list[int]:
+        mine = Sampler(Options(random_seed=11, **options))
+        mates = [Sampler(Options(random_seed=seed, top_p=0.5 + seed / 100)) for seed in range(others)]
+        result = []
+        for step in logits:
+            rows = np.concatenate([generator.normal(0, 1, (others, 2000)).astype(np.float32), step])
+            result.append(choose(rows, [*mates, mine])[-1].token)
+        return result
+
+    for options in ({}, {"top_p": 0.9}, {"top_k": 50, "min_p": 0.01}, {"typical_p": 0.9}):
+        assert tokens(0, **options) == tokens(7, **options)
+    assert tokens(0) != [choose(s, [Sampler(Options(random_seed=12))])[0].token for s in logits]
+
+
+def test_streams_of_one_request_differ() -> None:
+    logits = np.zeros((1, 5000), np.float32)
+    draws = {choose(logits, [Sampler(Options(random_seed=1), stream=index)])[0].token for index in range(8)}
+    assert len(draws) > 4
+
+
+def test_forbidden_words_and_biases() -> None:
+    logits = np.array([[5.0, 4.0, 3.0, 2.0]], np.float32)
+
+    def said(generated: list[int], options: Options, **more: Any) -> int:
+        return choose(logits, [Sampler(options, generated=generated, **more)])[0].token
+
+    greedy = Options(temperature=0.0)
+    assert said([], greedy, bad_words=((0,),)) == 1
+    assert said([2], greedy, bad_words=((2, 0),)) == 1, "the word would be complete"
+    assert said([3], greedy, bad_words=((2, 0),)) == 0
+    assert said([], Options(temperature=0.0, logit_bias={3: 10.0})) == 3
+    assert said([], Options(temperature=0.0, min_tokens=2), forbidden=(0,)) == 1
+    assert said([1, 1], Options(temperature=0.0, min_tokens=2), forbidden=(0,)) == 0
+    assert logits.tolist() == [[5.0, 4.0, 3.0, 2.0]], "the engine's logits are not changed"
+
+
+def test_log_probabilities() -> None:
+    logits = np.random.default_rng(5).normal(0, 2, (2, 300)).astype(np.float32)
+    wanted = torch.log_softmax(torch.from_numpy(logits).double(), dim=-1).numpy()
+    samplers = [Sampler(Options(temperature=0.0, logprobs=3)), Sampler(Options(temperature=0.0))]
+    with_them, without = choose(logits, samplers)
+    assert without.logprob is None
+    assert with_them.logprob == pytest.approx(wanted[0].max(), abs=1e-5)
+    best = np.argsort(-wanted[0])[:3]
+    assert [token for token, _ in with_them.top] == best.tolist()
+    np.testing.assert_allclose([value for _, value in with_them.top], wanted[0][best], atol=1e-5)

@@ -1,0 +1,230 @@
+"""Text generation on a real Triton: over gRPC streams and HTTP, against transformers' own text."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from builder.errors import ServeError
+from builder.serve.client import Client
+from builder.serve.triton import Server
+
+Connect = Callable[[str], Client]
+PROMPTS = ("The museum in Oslo", "My order arrived", "Water expands when it freezes, which is why", "A")
+
+
+def reference(folder: Path, prompt: str, count: int, special: bool = True) -> str:
+    """What transformers adds to the prompt, greedily and past any end."""
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForCausalLM.from_pretrained(folder)
+    ids = tokenizer(prompt, return_tensors="pt", add_special_tokens=special)["input_ids"]
+    with torch.no_grad():
+        result = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=count,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        )
+    whole = tokenizer.decode(result[0], skip_special_tokens=True)
+    return whole[len(tokenizer.decode(ids[0], skip_special_tokens=True)) :]
+
+
+def text(answer: dict[str, Any]) -> str:
+    return "".join(answer["text_output"])
+
+
+def streamed(client: Client, **sample: Any) -> tuple[str, list[dict[str, Any]]]:
+    answers = list(client.stream({"stream": True, **sample}))
+    return "".join(text(answer) for answer in answers), answers
+
+
+@pytest.mark.parametrize("name", ["writes", "writes_bls", "writes_one"])
+def test_greedy_text_is_transformers_streamed_and_whole(
+    name: str, client: Connect, checkpoint: Callable[[str], Path]
+) -> None:
+    connection = client(name)
+    for prompt in PROMPTS:
+        expected = reference(checkpoint(name), prompt, 24)
+        sample = {"text_input": prompt, "max_tokens": 24, "ignore_eos": True}
+        whole = connection.ask(sample)
+        assert text(whole) == expected
+        assert whole["finish_reason"] == ["length"]
+        assert whole["completion_tokens"] == [24]
+        said, answers = streamed(connection, **sample)
+        assert said == expected
+        assert len(answers) > 3
+        assert [answer.get("finish_reason") for answer in answers].count(["length"]) == 1
+        assert all("\ufffd" not in text(answer) or "\ufffd" in expected for answer in answers)
+
+
+def test_many_at_once_get_what_each_gets_alone(client: Connect) -> None:
+    """24 streams over 4 slots, of unequal length, joining and leaving."""
+    connection = client("writes_int8")
+    samples = [
+        {"text_input": PROMPTS[i % 4] + " and" * (i % 5), "max_tokens": 5 + 7 * (i % 6), "ignore_eos": True}
+        for i in range(24)
+    ]
+    alone = [text(connection.ask(sample)) for sample in samples]
+    said: dict[int, str] = {}
+
+    def ask(index: int) -> None:
+        with Client(connection.url, "writes_int8") as own:
+            said[index] = streamed(own, **samples[index])[0]
+
+    threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(samples))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [said[index] for index in range(len(samples))] == alone
+
+
+def test_a_chat_goes_through_the_template(client: Connect, checkpoint: Callable[[str], Path]) -> None:
+    messages = [{"role": "user", "content": "Where is the museum?"}]
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint("writes"))
+    prompt = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+    answer = client("writes").ask({"messages": json.dumps(messages), "max_tokens": 12, "ignore_eos": True})
+    assert text(answer) == reference(checkpoint("writes"), prompt, 12, special=False)
+    echoed = client("writes").ask({"messages": json.dumps(messages), "max_tokens": 2, "echo": True})
+    assert text(echoed).startswith(prompt)
+
+
+def test_seeds_and_several_sequences(client: Connect) -> None:
+    connection = client("writes")
+    sample = {"text_input": "The committee", "max_tokens": 16, "temperature": 1.0, "top_p": 0.95, "ignore_eos": True}
+    first = connection.ask({**sample, "random_seed": 5, "n": 3})
+    again = connection.ask({**sample, "random_seed": 5, "n": 3})
+    other = connection.ask({**sample, "random_seed": 6, "n": 3})
+    assert first == again
+    assert first["text_output"] != other["text_output"]
+    assert len(set(first["text_output"])) == 3
+    pieces: dict[int, str] = {0: "", 1: "", 2: ""}
+    for answer in connection.stream({**sample, "random_seed": 5, "n": 3, "stream": True}):
+        pieces[answer.get("index", [0])[0]] += text(answer)
+    assert list(pieces.values()) == first["text_output"]
+
+
+def test_stops_and_log_probabilities(client: Connect) -> None:
+    connection = client("writes")
+    sample = {"text_input": "The film starts", "max_tokens": 20, "ignore_eos": True}
+    whole = text(connection.ask(sample))
+    stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
+    said, answers = streamed(connection, **sample, stop_words=[stop])
+    assert said == whole[: whole.find(stop)]
+    assert answers[-1]["finish_reason"] == ["stop"]
+    answer = connection.ask({**sample, "logprobs": 2})
+    tokens = json.loads(answer["logprobs_output"][0])
+    assert len(tokens) == answer["completion_tokens"][0] == 20
+    assert all(entry["logprob"] == entry["top"][0]["logprob"] <= 0 for entry in tokens), "greedy takes the best"
+
+
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        ({"text_input": "word " * 300}, "the prompt has [0-9]+ tokens; this model takes 1 to 127"),
+        ({"text_input": "Hello", "max_tokens": 5000}, "max_tokens is 5000; after a prompt of [0-9]+ tokens it can be"),
+        ({"text_input": "Hello", "max_tokens": 0}, "max_tokens is 0"),
+        ({"text_input": "Hello", "temperature": -2}, "temperature is -2.0; expected 0 to 100"),
+        ({"text_input": "Hello", "stop_token_ids": [999999]}, "999999 is no token id; this model has 0 to"),
+        ({"text_input": ""}, "text_input is missing or empty"),
+        ({"messages": "nonsense"}, "messages is not JSON"),
+        ({"messages": '[{"role": "wizard", "content": "x"}]'}, "unknown role wizard"),
+        ({"text_input": "Hello", "timeout_ms": 1, "max_tokens": 100, "n": 16}, "the request's time was over"),
+    ],
+)
+def test_bad_requests_are_told_and_nothing_else_happens(sample: dict[str, Any], message: str, client: Connect) -> None:
+    connection = client("writes")
+    with pytest.raises(ServeError, match=message):
+        connection.ask(sample)
+    assert connection.ask({"text_input": "Hello", "max_tokens": 3})["finish_reason"]
+
+
+def test_a_checkpoint_without_a_template_says_so(client: Connect) -> None:
+    with pytest.raises(ServeError, match="no chat template"):
+        client("writes_int8").ask({"messages": '[{"role": "user", "content": "x"}]'})
+
+
+def test_a_client_that_leaves_frees_its_slot(client: Connect) -> None:
+    """One slot: the next request is answered although the one before asked for far more."""
+    connection = client("writes_one")
+    long = {"text_input": "The", "max_tokens": 250, "ignore_eos": True, "stream": True}
+    for _ in range(3):
+        answers = connection.stream(long)
+        next(answers)
+        answers.close()  # type: ignore[attr-defined]
+    assert connection.ask({"text_input": "The", "max_tokens": 3})["finish_reason"]
+
+
+def test_a_full_queue_refuses(client: Connect) -> None:
+    """One slot and a queue of two: of 12 requests at once some are refused, and every other is answered."""
+    url, outcomes = client("writes_one").url, []
+
+    def ask() -> None:
+        with Client(url, "writes_one") as own:
+            try:
+                own.ask({"text_input": "The", "max_tokens": 200, "ignore_eos": True})
+                outcomes.append("answered")
+            except ServeError as error:
+                outcomes.append("refused" if "sequences wait already" in str(error) else str(error))
+
+    threads = [threading.Thread(target=ask) for _ in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert set(outcomes) == {"answered", "refused"}
+
+
+def _post(server: Server, path: str, body: dict[str, Any]) -> str:
+    request = urllib.request.Request(
+        f"http://{server.host}:{server.ports.http}/v2/models/{path}", json.dumps(body).encode(), method="POST"
+    )
+    with urllib.request.urlopen(request, timeout=60) as response:
+        content: str = response.read().decode()
+    return content
+
+
+def test_generate_and_generate_stream_over_http(server: Server, client: Connect) -> None:
+    body = {"text_input": "The museum", "max_tokens": 12, "ignore_eos": True}
+    expected = text(client("writes").ask(body))
+    assert json.loads(_post(server, "writes/generate", body))["text_output"] == expected
+    events = _post(server, "writes/generate_stream", {**body, "stream": True})
+    pieces = [json.loads(line.removeprefix("data: ")) for line in events.splitlines() if line.startswith("data: ")]
+    assert "".join(piece["text_output"] for piece in pieces) == expected
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        _post(server, "writes/generate", {**body, "best_of": 2})
+    assert "'best_of' is no option of this model" in refused.value.read().decode()
+
+
+def test_metrics(server: Server, client: Connect) -> None:
+    def read() -> dict[str, float]:
+        url = f"http://{server.host}:{server.ports.metrics}/metrics"
+        with urllib.request.urlopen(url, timeout=10) as response:
+            lines = response.read().decode().splitlines()
+        mine = [line for line in lines if line.startswith("build_repo_") and 'model="writes"' in line]
+        return {line.split("{")[0].removeprefix("build_repo_"): float(line.rsplit(" ", 1)[1]) for line in mine}
+
+    before = read()
+    prompt = "The court in Nairobi ruled on Tuesday that the ministry must publish the contracts"
+    for _ in range(2):
+        client("writes").ask({"text_input": prompt, "max_tokens": 9, "ignore_eos": True})
+    deadline = time.monotonic() + 10
+    while read()["generated_tokens_total"] < before["generated_tokens_total"] + 18 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    after = read()
+    assert after["generated_tokens_total"] >= before["generated_tokens_total"] + 18
+    assert after["requests_total"] >= before["requests_total"] + 2
+    assert after["reused_tokens_total"] > before["reused_tokens_total"], "the second prompt was there already"
+    assert after["first_token_seconds_total"] > before["first_token_seconds_total"]
+    assert after["slots"] == 4
