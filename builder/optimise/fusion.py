@@ -9,6 +9,8 @@ import tempfile
 from pathlib import Path
 
 import onnx
+from onnx.helper import get_attribute_value
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from builder.engines.onnxruntime import MODEL_FILE, open_session
 from builder.errors import ExportError
@@ -30,6 +32,27 @@ def fuse(graph: Graph, folder: Path, threads: int) -> Graph:
     kept = [entry for entry in model.opset_import if entry.domain in used]
     del model.opset_import[:]
     model.opset_import.extend(kept)
+    _drop_defaults(model)
     model.ir_version = graph.ir_version
     model.producer_version = ""
     return save_graph(model, folder / "fused" / MODEL_FILE)
+
+
+def _drop_defaults(model: onnx.ModelProto) -> None:
+    """Drop attributes that say what an operator does anyway: the optimiser spells them out, those of operators that
+    an older release has without that attribute included, and that release would refuse the graph.
+    """
+    defaults = {
+        (schema.name, name): onnx.AttributeProto.FromString(attribute._default_value)
+        for schema in get_all_operator_schema()
+        if schema.domain == "com.microsoft"
+        for name, attribute in schema.attributes.items()
+        if not attribute.required
+    }
+    for node in model.graph.node:
+        if node.domain != "com.microsoft":
+            continue
+        for attribute in list(node.attribute):
+            default = defaults.get((node.op_type, attribute.name))
+            if default is not None and default.name and get_attribute_value(default) == get_attribute_value(attribute):
+                node.attribute.remove(attribute)

@@ -21,7 +21,7 @@ from .generation.engine import DeadlineExceeded, QueueFull, Request
 from .generation.service import Answer, Service
 from .tensors_check import check_tensors_survive
 
-CANCELLATION_POLL_S = 0.01
+CANCELLATION_POLL_S = 0.03  # each question is a message to the server
 FAMILIES = (
     ("generated_tokens", "COUNTER", "Tokens generated"),
     ("prompt_tokens", "COUNTER", "Tokens of prompts"),
@@ -131,7 +131,7 @@ class TritonPythonModel:
             with self.lock:
                 running = list(self.open.items())
             for sender, request in running:
-                if not request.cancelled and sender.is_cancelled():
+                if not request.cancelled and self._is_cancelled(sender):
                     request.cancelled = True
                     self.outbox.put((sender, RuntimeError("the request was cancelled"), True))
             if time.monotonic() - published > 1:
@@ -140,6 +140,11 @@ class TritonPythonModel:
             if self.service.engine.failure is not None:
                 pb_utils.Logger.log_error(f"the decode loop failed: {self.service.engine.failure!r}")
                 return
+
+    def _is_cancelled(self, sender: Any) -> bool:
+        """Never asked of a sender whose last response is on its way: the server would read freed memory and die."""
+        with self.lock:
+            return sender in self.open and bool(sender.is_cancelled())
 
     def _publish(self) -> None:
         for name, kind, _ in FAMILIES:

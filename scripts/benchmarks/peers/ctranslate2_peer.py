@@ -16,6 +16,9 @@ def main() -> None:
     work, checkpoint, kind = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]), sys.argv[3]
     target = checkpoint / f"ct2-{kind}"
     if not target.exists():
+        named = checkpoint / "tokenizer_config.json"  # this older transformers does not know newer class names
+        written = json.loads(named.read_text())
+        named.write_text(json.dumps({**written, "tokenizer_class": "PreTrainedTokenizerFast"}))
         ctranslate2.converters.TransformersConverter(str(checkpoint)).convert(str(target), quantization=kind)
     generator = ctranslate2.Generator(
         str(target), device="cpu", compute_type=kind, inter_threads=1, intra_threads=work["threads"]

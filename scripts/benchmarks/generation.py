@@ -1,0 +1,281 @@
+"""Text generation, side by side: this project through Triton's gRPC streams, other engines in their own processes.
+
+Work: prompts of 16 to 512 tokens and answers of 16 to 256 (log-uniform, seed 0), greedy, past any end token, from
+`concurrency` clients that each send the next request when the last is answered. Real architecture sizes, random
+weights. One side at a time, equal threads, each warmed up. Tokens per second are those that requests asked for.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from builder.checkpoint import quiet_libraries
+from builder.report import cpu
+from builder.samples import TEXTS
+from builder.serve.triton import running
+from builder.spec import available_cores, make_spec
+from builder.stages import build
+from scripts.benchmarks import peers
+
+LONGEST = 768
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "gpt2": ("gpt2", {}),
+    "qwen3-0.6b": (
+        "qwen3",
+        {
+            "vocab_size": 151936,
+            "hidden_size": 1024,
+            "intermediate_size": 3072,
+            "num_hidden_layers": 28,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "head_dim": 128,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "llama-1b": (
+        "llama",
+        {
+            "vocab_size": 128256,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
+        },
+    ),
+}
+OURS = ("int8", "int8-weights", "int4-weights", "fp32")
+PEERS = (
+    ("llama.cpp Q8_0", "llama_cpp_peer", "Q8_0"),
+    ("llama.cpp Q4_0", "llama_cpp_peer", "Q4_0"),
+    ("CTranslate2 int8", "ctranslate2_peer", "int8"),
+    ("onnxruntime-genai int4", "genai_peer", "int4"),
+    ("transformers, cache", "transformers_peer", "cache"),
+    ("transformers, no cache", "transformers_peer", "no-cache"),
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request: its prompt as text and as tokens, and the tokens of its answer."""
+
+    text: str
+    prompt: list[int]
+    new_tokens: int
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench generation")
+    parser.add_argument("--models", default="gpt2")
+    parser.add_argument("--concurrency", default="1,4,8,16")
+    parser.add_argument("--requests", type=int, default=8, help="at concurrency 1; three for each client beyond")
+    parser.add_argument("--ours", default="int8,int4-weights")
+    parser.add_argument("--peers", default=",".join(name for name, _, _ in PEERS))
+    parser.add_argument("--environments", type=Path, default=Path(".peers"), help="where the peers are installed")
+    parser.add_argument("--checkpoints", type=Path, help="keep checkpoints and conversions here")
+    parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
+    options = parser.parse_args()
+    quiet_libraries()
+    console = Console(width=130)
+    cores = available_cores()
+    console.print(f"{cores} cores, {cpu()['model']}", highlight=False)
+    figures: dict[str, Any] = {"cores": cores, "cpu": cpu()["model"], "models": {}}
+    with tempfile.TemporaryDirectory() as place:
+        root = options.checkpoints or Path(place)
+        for name in options.models.split(","):
+            figures["models"][name] = _bench_model(console, name, root / name, Path(place), options)
+            if options.output:
+                options.output.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def make_checkpoint(name: str, folder: Path) -> Path:
+    """A checkpoint of a real size with random weights, and a byte-level tokeniser with as many tokens."""
+    if (folder / "model.safetensors").exists():
+        return folder
+    model_type, options = SHAPES[name]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **options)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder, max_shard_size="100GB")
+    trained = Tokenizer(models.BPE())
+    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trained.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=2000, initial_alphabet=alphabet))
+    state = json.loads(trained.to_str())["model"]
+    vocabulary = state["vocab"]
+    for index in range(len(vocabulary), config.vocab_size):
+        vocabulary[f"Ġword{index}"] = index  # never made from a text, but said by the model
+    full = Tokenizer(models.BPE(vocabulary, [tuple(merge) for merge in state["merges"]]))
+    full.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    full.decoder = decoders.ByteLevel()
+    PreTrainedTokenizerFast(tokenizer_object=full, bos_token="!", eos_token="!", unk_token="!").save_pretrained(folder)
+    return folder
+
+
+def make_work(tokenizer: Any, count: int) -> list[Asked]:
+    """`count` requests; the same for the same count, and the first ones the same for any."""
+    generator = np.random.default_rng(0)
+    words = " ".join(TEXTS).split()
+    work = []
+    for _ in range(count):
+        prompt, answer = (int(np.exp(generator.uniform(np.log(16), np.log(most)))) for most in (512, 256))
+        start = int(generator.integers(0, len(words)))
+        text = " ".join((words[start:] + words + words)[:prompt])
+        ids = tokenizer(text)["input_ids"][:prompt]
+        text = tokenizer.decode(ids)
+        work.append(Asked(text, tokenizer(text)["input_ids"], answer))
+    return work
+
+
+def _bench_model(console: Console, name: str, folder: Path, place: Path, options: argparse.Namespace) -> dict[str, Any]:
+    checkpoint = make_checkpoint(name, folder)
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    concurrencies = [int(part) for part in options.concurrency.split(",")]
+    counts = {c: options.requests if c == 1 else max(options.requests, 3 * c) for c in concurrencies}
+    work = make_work(tokenizer, max(counts.values()))
+    sides: dict[str, dict[str, Any]] = {}
+    for precision in filter(None, options.ours.split(",")):
+        repository = place / f"{name}-{precision}"
+        spec = make_spec(
+            model=str(checkpoint),
+            name="model",
+            output=repository,
+            precision=precision,
+            max_length=LONGEST,
+            slots=max(concurrencies),
+            quality=0.0,  # random weights have none to lose
+            perplexity=1e9,
+        )
+        report = build(spec)
+        with running(repository, timeout_s=600) as server:
+            load(server.url, work[:1] * 2, 1)
+            sides[f"ours {precision}"] = {str(c): load(server.url, work[: counts[c]], c) for c in concurrencies}
+        sides[f"ours {precision}"]["megabytes"] = report.ladder[-1].size / 1e6
+        _show(console, name, f"ours {precision}", sides)
+    for title, peer, kind in PEERS:
+        if title not in options.peers.split(","):
+            continue
+        sides[title] = {}
+        for concurrency in concurrencies:
+            if kind == "no-cache" and concurrency > 1:
+                continue
+            asked = work[: counts[concurrency]]
+            if kind == "no-cache":
+                asked = asked[:3]
+            path = place / "work.json"
+            path.write_text(json.dumps(_work_document(asked, concurrency)))
+            sides[title][str(concurrency)] = peers.run(peer, options.environments, path, checkpoint, kind)
+        _show(console, name, title, sides)
+    console.print(_table(name, sides, concurrencies))
+    return sides
+
+
+def _work_document(work: Sequence[Asked], concurrency: int) -> dict[str, Any]:
+    return {
+        "concurrency": concurrency,
+        "threads": available_cores(),
+        "max_length": LONGEST,
+        "requests": [{"prompt": asked.prompt, "new_tokens": asked.new_tokens} for asked in work],
+    }
+
+
+def load(url: str, work: Sequence[Asked], concurrency: int) -> dict[str, Any]:
+    """Clients over one gRPC stream: tokens per second, and the median time to the first token."""
+    outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    waiting = list(enumerate(work))
+    sent: dict[str, float] = {}
+    first: dict[str, float] = {}
+    tokens = 0
+
+    def send() -> None:
+        index, asked = waiting.pop(0)
+        sent[str(index)] = time.perf_counter()
+        outgoing.put(_request(str(index), asked))
+
+    with grpc.insecure_channel(url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        start = time.perf_counter()
+        for _ in range(min(concurrency, len(waiting))):
+            send()
+        left = len(work)
+        for message in stub.ModelStreamInfer(iter(outgoing.get, None)):
+            if message.error_message:
+                raise RuntimeError(message.error_message)
+            response = message.infer_response
+            first.setdefault(response.id, time.perf_counter() - sent[response.id])
+            names = [output.name for output in response.outputs]
+            if "completion_tokens" in names:
+                raw = response.raw_output_contents[names.index("completion_tokens")]
+                tokens += int(np.frombuffer(raw, np.int32)[0])
+                left -= 1
+                if waiting:
+                    send()
+                if not left:
+                    break
+        seconds = time.perf_counter() - start
+        outgoing.put(None)
+    return {"tokens_per_s": tokens / seconds, "first_token_ms": float(np.median(list(first.values()))) * 1000}
+
+
+def _request(identity: str, asked: Asked) -> Any:
+    request = service_pb2.ModelInferRequest(model_name="model", id=identity)
+    text = asked.text.encode()
+    values = (
+        ("text_input", "BYTES", len(text).to_bytes(4, "little") + text),
+        ("max_tokens", "INT32", np.int32(asked.new_tokens).tobytes()),
+        ("ignore_eos", "BOOL", b"\x01"),
+        ("stream", "BOOL", b"\x01"),
+    )
+    for name, kind, raw in values:
+        request.inputs.add(name=name, datatype=kind, shape=[1])
+        request.raw_input_contents.append(raw)
+    return request
+
+
+def _show(console: Console, name: str, title: str, sides: dict[str, dict[str, Any]]) -> None:
+    figures = {c: v for c, v in sides[title].items() if isinstance(v, dict)}
+    text = ", ".join(
+        f"{c}: {v.get('error') or format(v['tokens_per_s'], '.1f')} ({v.get('first_token_ms', 0):.0f} ms)"
+        for c, v in figures.items()
+    )
+    console.print(f"{name}, {title}: {text}", highlight=False)
+
+
+def _table(name: str, sides: dict[str, dict[str, Any]], concurrencies: Sequence[int]) -> Table:
+    table = Table(title=f"{name}: tokens/s (median ms to the first token)", title_justify="left")
+    table.add_column("")
+    for concurrency in concurrencies:
+        table.add_column(f"{concurrency} clients", justify="right")
+    for title, figures in sides.items():
+        cells = []
+        for concurrency in concurrencies:
+            cell = figures.get(str(concurrency), {})
+            known = "tokens_per_s" in cell
+            cells.append(f"{cell['tokens_per_s']:.1f} ({cell['first_token_ms']:.0f})" if known else "-")
+        table.add_row(title, *cells)
+    return table
+
+
+if __name__ == "__main__":
+    main()
