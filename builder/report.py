@@ -54,6 +54,7 @@ class BuildReport:
     warnings: tuple[str, ...]
     files: dict[str, dict[str, str]]
     memory: dict[str, int] | None = None  # bytes, of a model that keeps a cache
+    choice: str | None = None  # what a search chose, and why
 
     def document(self) -> dict[str, Any]:
         """As JSON. The folder it was published into is not in it: a repository may be moved."""
@@ -65,7 +66,7 @@ class BuildReport:
         table = Table(title=f"{self.name}: {self.task}, {self.samples} samples", title_justify="left")
         table.add_column("")
         for rung in self.ladder:
-            table.add_column(rung.name, justify="right", no_wrap=True)
+            table.add_column(rung.name, justify="right")
         table.add_row("size, MB", *(f"{rung.size / 1e6:.1f}" for rung in self.ladder))
         for cell in base.latency_ms:
             times = [(rung.latency_ms[cell], base.latency_ms[cell] / rung.latency_ms[cell]) for rung in self.ladder]

@@ -97,6 +97,8 @@ class BuildSpec(_Options):
     """Give each block of int8-weights and int4-weights a zero point."""
     slots: int = Field(16, ge=1, le=512, json_schema_extra={"flag": True})
     """Sequences that a generating model decodes at once; each has room for --max-length tokens."""
+    cache: Literal["fp32", "int8"] = Field("fp32", json_schema_extra={"flag": True})
+    """Keys and values of a generating model; int8 needs ONNX Runtime 1.31 or later in Triton's interpreter."""
     executor: Literal["in-process", "bls"] = Field("in-process", json_schema_extra={"flag": True})
     """Where decode steps run: inside NAME, the cache in place, or as a Triton model NAME_model of its own."""
     samples: Path | None = Field(None, json_schema_extra={"flag": True})
@@ -149,6 +151,8 @@ class BuildSpec(_Options):
             raise ValueError("default_priority exceeds priority_levels")
         if self.serving.priority_levels and not self.serving.default_priority:
             raise ValueError("priority_levels needs a default_priority of at least 1")
+        if self.cache != "fp32" and self.executor == "bls":
+            raise ValueError("--cache int8 needs the in-process executor: no Triton release reads it yet")
         cores = available_cores()
         if self.threads is not None and self.threads * self.instances > cores:
             raise ValueError(

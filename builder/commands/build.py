@@ -74,6 +74,11 @@ def run(options: argparse.Namespace) -> int:
         reports.append(report)
         for warning in report.warnings:
             screen.print(f"  [yellow]warning:[/] {warning}", highlight=False)
+        if report.choice:
+            screen.print(f"  {report.choice}", highlight=False)
+        if report.memory:
+            parts = ", ".join(f"{size / 1e6:.0f} MB of {what}" for what, size in report.memory.items())
+            screen.print(f"  {parts}", highlight=False)
         fused = ", ".join(f"{count} {name}" for name, count in report.operators.items())
         screen.print(
             f"  attention fused in {report.attention['fused']} of {report.attention['layers']} layers; {fused}",

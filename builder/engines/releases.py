@@ -17,6 +17,14 @@ class Release:
     python: str
 
 
+# The ONNX Runtime that first has what a graph may use, measured by loading and running such graphs on 1.17 to 1.23.
+OPERATOR_NEEDS: dict[str, str] = {
+    "GroupQueryAttention on CPU": "1.18.0",
+    "GroupQueryAttention with softcap": "1.20.0",
+    "GroupQueryAttention with attention_bias": "1.22.0",
+    "GroupQueryAttention with an int8 cache": "1.31.0",
+}
+
 RELEASES: dict[str, Release] = {
     "24.04": Release("1.17.3", 20, 9, "3.10"),
     "24.05": Release("1.18.0", 21, 10, "3.10"),

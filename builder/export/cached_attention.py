@@ -153,8 +153,8 @@ def position_bias(of: Callable[[torch.Tensor], torch.Tensor], sequence: Any) -> 
     """
     cache = running_cache()
     if cache.bias is None:
-        total = cache.total.item()
-        torch._check(total >= 0)
+        total: Any = cache.total.item()
+        torch._check(total >= 0)  # type: ignore[no-untyped-call]
         values = of(torch.arange(total, dtype=torch.float32))
         cache.bias = values[None, :, None, :].expand(1, values.shape[0], sequence, total)
     return cache.bias

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx
 
-from builder.engines.releases import RELEASES
+from builder.engines.releases import OPERATOR_NEEDS, RELEASES
 from builder.errors import ExportError
 
 
@@ -70,9 +70,39 @@ def read_graph(path: Path) -> Graph:
     )
 
 
+def operator_needs(graph: Graph) -> list[str]:
+    """What of OPERATOR_NEEDS a graph uses."""
+    model = onnx.load(str(graph.path), load_external_data=False)
+    needs = set()
+    for node in model.graph.node:
+        if node.op_type != "GroupQueryAttention":
+            continue
+        needs.add("GroupQueryAttention on CPU")
+        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+        if attributes.get("softcap"):
+            needs.add("GroupQueryAttention with softcap")
+        if attributes.get("kv_cache_bit_width"):
+            needs.add("GroupQueryAttention with an int8 cache")
+        if len(node.input) > 10 and node.input[10]:
+            needs.add("GroupQueryAttention with attention_bias")
+    return sorted(needs)
+
+
+def _version(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.split("."))
+
+
 def check_release(graph: Graph, triton: str) -> None:
     """Refuse a graph that the ONNX Runtime of a Triton release cannot read. Raises ExportError."""
     release = RELEASES[triton]
+    for need in operator_needs(graph):
+        if _version(OPERATOR_NEEDS[need]) > _version(release.onnxruntime):
+            found = [n for n, r in RELEASES.items() if _version(r.onnxruntime) >= _version(OPERATOR_NEEDS[need])]
+            raise ExportError(
+                f"{graph.path.name} uses {need}, which ONNX Runtime has from {OPERATOR_NEEDS[need]}; Triton {triton} "
+                f"has {release.onnxruntime}. "
+                + (f"Build for Triton {found[0]} or later" if found else "No known release has it")
+            )
     if graph.opset <= release.opset and graph.ir_version <= release.ir_version:
         return
     newer = [n for n, r in RELEASES.items() if graph.opset <= r.opset and graph.ir_version <= r.ir_version]

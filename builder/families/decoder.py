@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from builder.checkpoint import Checkpoint, tokenizer_json
 from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import CheckpointError, SpecError, VerificationError
 from builder.export.decoder import CacheShape, DecoderExport, export_decoder
 from builder.export.graph import Graph, check_release
 from builder.families import Prepared, Stage
+from builder.optimise.cache_precision import quantise_cache
 from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_weights
 from builder.optimise.fusion import fuse
 from builder.report import BuildReport, Rung, cpu, file_hashes, versions
@@ -23,6 +26,7 @@ from builder.spec import BuildSpec
 from builder.verify.generation import (
     Reference,
     available_memory,
+    largest_values,
     make_reference,
     measure,
     pytorch_step_latencies,
@@ -33,6 +37,7 @@ from builder.verify.generation import (
 MAX_TOKENS = 128  # of an answer whose request does not say, where the checkpoint does not either
 QUEUE = 256  # requests that may wait, where the user does not say
 AUTO = ("int8", "int8-weights", "int4-weights")
+CACHE_TYPES = {"fp32": "float32", "int8": "int8"}
 HEADROOM = 0.9  # of the memory that is free
 
 
@@ -44,7 +49,7 @@ class VerifiedDecoder:
     ladder: tuple[Rung, ...]
     quantised: Quantised | None
     chosen: str
-    warnings: tuple[str, ...]
+    choice: str | None  # what `auto` chose, in words
 
 
 def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Prepared:
@@ -79,7 +84,8 @@ def plan_memory(spec: BuildSpec, checkpoint: Checkpoint) -> tuple[int, int]:
     from builder.export.decoder import cache_shapes
 
     caches = cache_shapes(checkpoint.model)
-    cache = sum(2 * shape.heads * shape.size * 4 for shape in caches) * spec.slots * checkpoint.max_length
+    width = np.dtype(CACHE_TYPES[spec.cache]).itemsize
+    cache = sum(2 * shape.heads * shape.size * width for shape in caches) * spec.slots * checkpoint.max_length
     weights = sum(parameter.numel() * 4 for parameter in checkpoint.model.parameters())
     free = available_memory()
     if cache > HEADROOM * free:
@@ -120,38 +126,48 @@ def verify(
     threads = spec.threads_per_instance
     threshold = spec.quality if spec.quality is not None else checkpoint.task.threshold
 
-    def rung(name: str, graph: Graph) -> tuple[Rung, Any]:
-        found = measure(graph, exported.caches, vocabulary, reference, threads)
-        latency = step_latencies(graph, exported.caches, vocabulary, threads)
+    def rung(name: str, graph: Graph, cache: str = "float32") -> tuple[Rung, Any]:
+        found = measure(graph, exported.caches, vocabulary, reference, threads, cache)
+        latency = step_latencies(graph, exported.caches, vocabulary, threads, cache)
         quality = (found.error, found.mean, found.worst, found.alone, found.perplexity)
         return Rung(name, graph.size, latency, *quality), found
 
     exact, agreement = rung("fp32 fused", fused)
     refuse_wrong_text(checkpoint.model, reference, agreement)
     ladder = [base, exact]
-    if spec.precision == "fp32":
-        return VerifiedDecoder(fused, tuple(ladder), None, "fp32", ())
-    options = WeightOptions(spec.block_size, not spec.asymmetric)
+    graphs = {exact.name: fused}
     made: dict[str, Quantised] = {}
-    for precision in AUTO if spec.precision == "auto" else (spec.precision,):
+    options = WeightOptions(spec.block_size, not spec.asymmetric)
+    precisions = AUTO if spec.precision == "auto" else (spec.precision,)
+    for precision in precisions if precisions != ("fp32",) else ():
         made[precision] = quantise_weights(fused, precision, options, folder)
-        ladder.append(rung(precision, made[precision].graph)[0])
-    ratio = {r.name: (r.perplexity or 1.0) / reference.perplexity for r in ladder}
-    good = [r for r in ladder[1:] if r.quality >= threshold and ratio[r.name] <= spec.perplexity]
-    if spec.precision != "auto":
-        last = ladder[-1]
-        if last not in good:
-            raise VerificationError(
-                f"{last.name} agrees with PyTorch on {last.quality:.4f} of next tokens ({threshold:.4f} is asked) and "
-                f"its perplexity is {ratio[last.name]:.4f} of PyTorch's (at most {spec.perplexity:.4f}). Nothing was "
-                "published: use another --precision, or accept less with --quality and --perplexity"
-            )
-        return VerifiedDecoder(made[last.name].graph, tuple(ladder), made[last.name], last.name, ())
-    best = min(good, key=_time)
-    missed = [r.name for r in ladder[2:] if r not in good]
-    note = f"auto chose {best.name}" + (f"; {', '.join(missed)} missed the quality asked" if missed else "")
-    quantised = made.get(best.name)
-    return VerifiedDecoder(quantised.graph if quantised else fused, tuple(ladder), quantised, best.name, (note,))
+        graphs[precision] = made[precision].graph
+        ladder.append(rung(precision, graphs[precision])[0])
+
+    def keeps(candidate: Rung) -> bool:
+        growth = (candidate.perplexity or 1.0) / reference.perplexity
+        return candidate.quality >= threshold and growth <= spec.perplexity
+
+    note: str | None = None
+    chosen = ladder[-1]
+    if spec.precision == "auto":
+        chosen = min((candidate for candidate in ladder[1:] if keeps(candidate)), key=_time)
+        missed = [candidate.name for candidate in ladder[2:] if not keeps(candidate)]
+        note = f"auto chose {chosen.name}" + (f"; {', '.join(missed)} missed the quality asked" if missed else "")
+    graph, quantised = graphs[chosen.name], made.get(chosen.name)
+    if spec.cache == "int8":
+        largest = largest_values(fused, exported.caches, vocabulary, reference, threads)
+        graph = quantise_cache(graph, largest, folder)
+        chosen = rung(f"{chosen.name}, int8 cache", graph, "int8")[0]
+        ladder.append(chosen)
+    if chosen is not exact and not keeps(chosen):
+        growth = (chosen.perplexity or 1.0) / reference.perplexity
+        raise VerificationError(
+            f"{chosen.name} agrees with PyTorch on {chosen.quality:.4f} of next tokens ({threshold:.4f} is asked) and "
+            f"its perplexity is {growth:.4f} of PyTorch's (at most {spec.perplexity:.4f}). Nothing was published: use "
+            "another --precision or --cache, or accept less with --quality and --perplexity"
+        )
+    return VerifiedDecoder(graph, tuple(ladder), quantised, chosen.name, note)
 
 
 def _time(rung: Rung) -> float:
@@ -184,6 +200,7 @@ def serving_document(
         "slots": spec.slots,
         "max_length": checkpoint.max_length,
         "vocabulary": vocabulary,
+        "cache": CACHE_TYPES[spec.cache],
         "layers": [[cache.heads, cache.size] for cache in caches],
         "queue": spec.serving.queue.max_size or QUEUE,
         "prefill_tokens": spec.serving.prefill_tokens,
@@ -255,7 +272,8 @@ def _report(
         threshold=spec.quality if spec.quality is not None else checkpoint.task.threshold,
         samples=len(reference.rows),
         padding=0.0,
-        warnings=verified.warnings,
+        warnings=(),
+        choice=verified.choice,
         files=file_hashes(entries),
         memory=memory,
     )

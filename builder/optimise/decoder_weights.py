@@ -5,12 +5,13 @@ scale a token, not one a call as DynamicQuantizeLinear has, makes a row's answer
 what a request gets does not depend on who else is served. `int8-weights` and `int4-weights`: MatMulNBits, blocks of
 inputs with a scale each, activations quantised in the same blocks.
 
-A token embedding that is also the output matrix is stored once. Knows graphs; knows nothing about quality.
+A token embedding is int8 with a scale a row in each of them; where it is the output matrix too, it is stored once.
+Knows graphs; knows nothing about quality.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,22 +50,18 @@ def quantise_weights(graph: Graph, precision: str, options: WeightOptions, folde
     """Write `graph` at `precision` into `folder`. Raises VerificationError where a product was missed."""
     model = onnx.load(str(graph.path))
     expected = sum(1 for _ in _products(model.graph)) + len(_tied_heads(model.graph))
-    embeddings = 0
-    if precision == "int8":
-        embeddings = _eight_bit_tables(model.graph)
-        _eight_bit_products(model.graph)
-        made = "MatMulIntegerToFloat"
-    else:
-        _untie(model.graph)
+    embeddings = _eight_bit_tables(model.graph)
+    _eight_bit_products(model.graph, _products(model.graph) if precision == "int8" else [])
+    if precision in BITS:
         model = _blockwise(model, BITS[precision], options)
-        made = "MatMulNBits"
     drop_unused(model.graph)
     if not any(entry.domain == "com.microsoft" for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     result = save_graph(model, folder / precision / MODEL_FILE)
-    if not expected or result.operators[made] != expected:
+    done = result.operators["MatMulIntegerToFloat"] + result.operators["MatMulNBits"]
+    if not expected or done != expected:
         raise VerificationError(
-            f"of {expected} matrix products {result.operators[made]} were quantised; nothing was published. "
+            f"of {expected} matrix products {done} were quantised; nothing was published. "
             "Use --precision fp32 for this checkpoint"
         )
     return Quantised(result, expected, embeddings)
@@ -118,10 +115,10 @@ def _eight_bit_tables(graph: onnx.GraphProto) -> int:
     return count
 
 
-def _eight_bit_products(graph: onnx.GraphProto) -> None:
-    """MatMul(x, W) -> x's scale * (int8(x) . int8(W)) * W's scales."""
+def _eight_bit_products(graph: onnx.GraphProto, products: Sequence[onnx.NodeProto]) -> None:
+    """MatMul(x, W) -> x's scale * (int8(x) . int8(W)) * W's scales; activations of tied heads are rounded here too."""
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    chosen = {node.output[0] for node in _products(graph)}
+    chosen = {node.output[0] for node in products}
     _add(graph, "quantise.zero", np.array(128, np.uint8))
     _add(graph, "quantise.one", np.array(1, np.float32))
     _add(graph, "quantise.step", np.array(1 / 127, np.float32))
@@ -191,15 +188,6 @@ def _replace(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
     kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(kept)
-
-
-def _untie(graph: onnx.GraphProto) -> None:
-    """A tied head becomes a MatMul of its own, to be quantised in blocks; the table stays as it is."""
-    weights = {tensor.name: tensor for tensor in graph.initializer}
-    for node in _tied_heads(graph):
-        matrix = f"{node.input[1]}.columns"
-        _add(graph, matrix, np.ascontiguousarray(numpy_helper.to_array(weights[node.input[1]]).T))
-        node.CopyFrom(helper.make_node("MatMul", [node.input[0], matrix], node.output, name=f"{node.name}.product"))
 
 
 def _blockwise(model: onnx.ModelProto, bits: int, options: WeightOptions) -> onnx.ModelProto:

@@ -36,6 +36,7 @@ FAMILIES = (
     ("running", "GAUGE", "Sequences in slots"),
     ("waiting", "GAUGE", "Sequences in the queue"),
     ("slots", "GAUGE", "Slots of the cache"),
+    ("healthy", "GAUGE", "1 while the decode loop runs, 0 once it failed"),
 )
 
 
@@ -137,8 +138,12 @@ class TritonPythonModel:
             if time.monotonic() - published > 1:
                 published = time.monotonic()
                 self._publish()
-            if self.service.engine.failure is not None:
-                pb_utils.Logger.log_error(f"the decode loop failed: {self.service.engine.failure!r}")
+            failure = self.service.engine.failure
+            if failure is not None:
+                self._publish()
+                pb_utils.Logger.log_error(
+                    f"the decode loop failed: {failure!r}; every request is refused until a reload"
+                )
                 return
 
     def _is_cancelled(self, sender: Any) -> bool:

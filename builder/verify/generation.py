@@ -93,16 +93,38 @@ def greedy_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int) -> 
     return [int(token) for token in result[0, len(prompt) :]]
 
 
-def geometry_of(caches: Sequence[CacheShape], slots: int, max_length: int, vocabulary: int) -> Geometry:
-    return Geometry(slots, max_length, vocabulary, tuple((cache.heads, cache.size) for cache in caches))
+def geometry_of(
+    caches: Sequence[CacheShape], slots: int, max_length: int, vocabulary: int, cache: str = "float32"
+) -> Geometry:
+    return Geometry(slots, max_length, vocabulary, tuple((shape.heads, shape.size) for shape in caches), cache)
+
+
+def largest_values(
+    graph: Graph, caches: Sequence[CacheShape], vocabulary: int, reference: Reference, threads: int
+) -> dict[str, np.ndarray]:
+    """The largest key and value of each channel, (heads, size), that the samples put into the cache."""
+    longest = max(map(len, reference.rows))
+    executor = InProcess(graph.path, geometry_of(caches, 1, longest, vocabulary), {"threads": threads})
+    largest = {name: np.zeros((t.shape[1], t.shape[3]), np.float32) for name, t in executor.arena.items()}
+    for row in reference.rows:
+        executor.run(0, np.array([row], np.int64), np.zeros(1, np.int64))
+        for name, tensor in executor.arena.items():
+            seen = np.abs(tensor[0, :, : len(row)]).max(axis=1)
+            largest[name] = np.maximum(largest[name], seen)
+    return largest
 
 
 def measure(
-    graph: Graph, caches: Sequence[CacheShape], vocabulary: int, reference: Reference, threads: int
+    graph: Graph,
+    caches: Sequence[CacheShape],
+    vocabulary: int,
+    reference: Reference,
+    threads: int,
+    cache: str = "float32",
 ) -> Agreement:
     """Run the graph over the reference's rows, in batches of unequal rows, and on from its prompts."""
     longest = max(max(map(len, reference.rows)), max(len(p) + NEW_TOKENS for p in reference.prompts))
-    geometry = geometry_of(caches, ROWS, longest + 1, vocabulary)
+    geometry = geometry_of(caches, ROWS, longest + 1, vocabulary, cache)
     executor = InProcess(graph.path, geometry, {"threads": threads})
     hits, logprobs = _teacher_forced(executor, reference.rows, reference.best)
     errors = [np.abs(a - b).max() for a, b in zip(reference.logprobs, logprobs, strict=True)]
@@ -216,9 +238,12 @@ def pytorch_step_latencies(model: PreTrainedModel, threads: int) -> Latencies:
         torch.set_num_threads(before)
 
 
-def step_latencies(graph: Graph, caches: Sequence[CacheShape], vocabulary: int, threads: int) -> Latencies:
+def step_latencies(
+    graph: Graph, caches: Sequence[CacheShape], vocabulary: int, threads: int, cache: str = "float32"
+) -> Latencies:
     """The same steps on the graph, in the emitted executor."""
-    executor = InProcess(graph.path, geometry_of(caches, ROWS, 4 * CONTEXT, vocabulary), {"threads": threads})
+    geometry = geometry_of(caches, ROWS, 4 * CONTEXT, vocabulary, cache)
+    executor = InProcess(graph.path, geometry, {"threads": threads})
     times = {}
     for rows in (1, ROWS):
         tokens, lengths = np.ones((rows, 1), np.int64), np.full(rows, CONTEXT)

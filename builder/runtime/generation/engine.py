@@ -85,6 +85,7 @@ class Stats:
     running: int = 0
     waiting: int = 0
     slots: int = 0
+    healthy: int = 1
 
 
 class QueueFull(RuntimeError):
@@ -162,7 +163,7 @@ class Engine:
                 self.step()
             except Exception as error:
                 with self._changed:
-                    self.failure = error
+                    self.failure, self.stats.healthy = error, 0
                 self._fail_all(EngineFailed(f"the decode loop failed: {error!r}"))
                 return
 

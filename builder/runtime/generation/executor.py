@@ -18,17 +18,18 @@ import onnxruntime
 
 @dataclass(frozen=True)
 class Geometry:
-    """The arena: `layers` holds each layer's (heads, head size); keys and values are float32."""
+    """The arena: `layers` holds each layer's (heads, head size); `cache` is the type of keys and values."""
 
     slots: int
     max_length: int
     vocabulary: int
     layers: tuple[tuple[int, int], ...]
+    cache: str = "float32"
 
     def allocate(self) -> dict[str, np.ndarray]:
         """Each layer's keys and values, (slots, heads, max_length, size), by the names of the graph's inputs."""
         return {
-            f"{kind}_{index}": np.zeros((self.slots, heads, self.max_length, size), np.float32)
+            f"{kind}_{index}": np.zeros((self.slots, heads, self.max_length, size), self.cache)
             for index, (heads, size) in enumerate(self.layers)
             for kind in ("key", "value")
         }
@@ -103,8 +104,9 @@ class InProcess(Executor):
                 binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         for name, tensor in self.arena.items():
             view = tensor[first : first + rows]
-            binding.bind_input(f"past_{name}", "cpu", 0, np.float32, view.shape, view.ctypes.data)
-            binding.bind_output(f"present_{name}", "cpu", 0, np.float32, view.shape, view.ctypes.data)
+            kind = view.dtype.type
+            binding.bind_input(f"past_{name}", "cpu", 0, kind, view.shape, view.ctypes.data)
+            binding.bind_output(f"present_{name}", "cpu", 0, kind, view.shape, view.ctypes.data)
         logits = self.logits[:rows]
         binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         return step, binding

@@ -105,7 +105,7 @@ class Service:
 def make_executor(folder: Path, serving: "Mapping[str, Any]", infer: "Infer | None") -> Executor:
     """The executor that serving.json names; `infer` is for the one that calls another model."""
     layers = tuple((heads, size) for heads, size in serving["layers"])
-    geometry = Geometry(serving["slots"], serving["max_length"], serving["vocabulary"], layers)
+    geometry = Geometry(serving["slots"], serving["max_length"], serving["vocabulary"], layers, serving["cache"])
     if serving["executor"] == "in_process":
         return InProcess(folder / serving["model"], geometry, serving["session"])
     assert infer is not None

@@ -1,0 +1,164 @@
+"""Minutes of mixed traffic on a generating model: streams, whole answers, cancellations, disconnects, bad requests.
+
+Every answer that survives must be the one its prompt gets alone, no slot may be lost, and memory must stay flat.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import tempfile
+import threading
+import time
+import urllib.request
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from builder.checkpoint import quiet_libraries
+from builder.errors import ServeError
+from builder.samples import TEXTS
+from builder.serve.client import Client
+from builder.serve.triton import Server, running
+from builder.spec import make_spec
+from builder.stages import build
+from tests.decoders import make_decoder_checkpoint
+
+PROMPTS = 48
+BAD = (
+    {"text_input": ""},
+    {"text_input": "x", "temperature": -1.0},
+    {"text_input": "x", "max_tokens": 10**6},
+    {"messages": "{"},
+    {"text_input": "word " * 400},
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench soak")
+    parser.add_argument("--minutes", type=float, default=10)
+    parser.add_argument("--clients", type=int, default=12)
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    quiet_libraries()
+    with tempfile.TemporaryDirectory() as place:
+        folder = make_decoder_checkpoint(Path(place) / "checkpoint", "llama", chat=True)
+        quality = {"quality": 0.0, "perplexity": 1e9} if options.precision != "fp32" else {}
+        spec = make_spec(
+            model=str(folder),
+            name="model",
+            output=Path(place) / "repository",
+            slots=6,
+            precision=options.precision,
+            serving={"prefill_tokens": 32},
+            **quality,
+        )
+        build(spec)
+        with running(spec.output) as server:
+            report = _soak(server, options.minutes, options.clients)
+    print(json.dumps(report, indent=1))
+    if options.output:
+        options.output.write_text(json.dumps(report, indent=1) + "\n")
+    assert not report["wrong"], report["wrong"]
+    assert report["running_at_the_end"] == report["waiting_at_the_end"] == 0, "a slot was lost"
+
+
+def _soak(server: Server, minutes: float, clients: int) -> dict[str, object]:
+    generator = np.random.default_rng(0)
+    with Client(server.url, "model") as client:
+        samples, alone = [], []
+        for index in range(PROMPTS):
+            words = TEXTS[index % len(TEXTS)].split()
+            prompt = " ".join(words[: int(generator.integers(1, 14))])
+            samples.append({"text_input": prompt, "max_tokens": int(generator.integers(2, 90)), "ignore_eos": True})
+            alone.append("".join(client.ask(samples[-1])["text_output"]))
+    counts: Counter[str] = Counter()
+    wrong: list[str] = []
+    end = time.monotonic() + 60 * minutes
+    threads = [
+        threading.Thread(target=_client, args=(server.url, seed, end, samples, alone, counts, wrong))
+        for seed in range(clients)
+    ]
+    for thread in threads:
+        thread.start()
+    memory = []
+    while any(thread.is_alive() for thread in threads):
+        memory.append(_resident_megabytes(server))
+        time.sleep(5)
+    time.sleep(3)
+    metrics = _metrics(server)
+    settled = memory[len(memory) // 5 :] or memory
+    return {
+        "minutes": minutes,
+        "clients": clients,
+        **dict(counts),
+        "wrong": wrong[:5],
+        "tokens": metrics["generated_tokens_total"],
+        "reused_prompt_tokens": metrics["reused_tokens_total"],
+        "running_at_the_end": metrics["running"],
+        "waiting_at_the_end": metrics["waiting"],
+        "megabytes_after_a_fifth": round(settled[0], 1),
+        "megabytes_at_the_end": round(settled[-1], 1),
+    }
+
+
+def _client(
+    url: str, seed: int, end: float, samples: list[dict], alone: list[str], counts: Counter[str], wrong: list[str]
+) -> None:
+    chance = random.Random(seed)
+    with Client(url, "model") as client:
+        while time.monotonic() < end:
+            index = chance.randrange(len(samples))
+            kind = chance.choices(("streamed", "whole", "left", "bad"), (60, 15, 20, 5))[0]
+            try:
+                if kind == "bad":
+                    client.ask(chance.choice(BAD))
+                    wrong.append("a bad request was answered")
+                elif kind == "whole":
+                    _compare("".join(client.ask(samples[index])["text_output"]), alone[index], wrong)
+                else:
+                    text, pieces = "", 0
+                    answers = client.stream({**samples[index], "stream": True})
+                    for answer in answers:
+                        text, pieces = text + "".join(answer["text_output"]), pieces + 1
+                        if kind == "left" and chance.random() < 0.3:
+                            break
+                    answers.close()  # type: ignore[attr-defined]
+                    _compare(text, alone[index][: len(text)] if kind == "left" else alone[index], wrong)
+            except ServeError as error:
+                if kind != "bad":
+                    wrong.append(str(error))
+            counts[kind] += 1
+
+
+def _compare(text: str, expected: str, wrong: list[str]) -> None:
+    if text != expected:
+        wrong.append(f"{text!r} instead of {expected!r}")
+
+
+def _resident_megabytes(server: Server) -> float:
+    """Of Triton and its children."""
+    total = 0
+    for status in Path("/proc").glob("[0-9]*/status"):
+        try:
+            text = status.read_text()
+        except OSError:
+            continue
+        fields = dict(re.findall(r"^(PPid|Pid|VmRSS):\s+(\d+)", text, re.MULTILINE))
+        if str(server.process.pid) in (fields.get("Pid"), fields.get("PPid")):
+            total += int(fields.get("VmRSS", 0))
+    return total / 1024
+
+
+def _metrics(server: Server) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://{server.host}:{server.ports.metrics}/metrics", timeout=10) as response:
+        text = response.read().decode()
+    return {name: float(value) for name, value in re.findall(r"^build_repo_(\w+){.*} ([\d.e+-]+)$", text, re.MULTILINE)}
+
+
+if __name__ == "__main__":
+    main()
