@@ -71,7 +71,7 @@ def read_graph(path: Path) -> Graph:
 
 
 def operator_needs(graph: Graph) -> list[str]:
-    """What of OPERATOR_NEEDS a graph uses."""
+    """What of OPERATOR_NEEDS a graph uses, the newest first."""
     model = onnx.load(str(graph.path), load_external_data=False)
     needs = set()
     for node in model.graph.node:
@@ -85,7 +85,7 @@ def operator_needs(graph: Graph) -> list[str]:
             needs.add("GroupQueryAttention with an int8 cache")
         if len(node.input) > 10 and node.input[10]:
             needs.add("GroupQueryAttention with attention_bias")
-    return sorted(needs)
+    return sorted(needs, key=lambda need: _version(OPERATOR_NEEDS[need]), reverse=True)
 
 
 def _version(text: str) -> tuple[int, ...]:

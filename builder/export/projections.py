@@ -32,8 +32,8 @@ class Projection:
 def merge_projections(model: onnx.ModelProto) -> None:
     """In place: Gemm becomes MatMul and Add, products of one input become one, GroupQueryAttention takes it whole."""
     graph = model.graph
+    spell_out_gemms(graph)
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    _spell_out_gemms(graph, weights)
     _drop_flattening(graph, weights)
     _merge(graph, weights)
     _rewrite_reciprocals(graph)
@@ -41,8 +41,9 @@ def merge_projections(model: onnx.ModelProto) -> None:
     drop_unused(graph)
 
 
-def _spell_out_gemms(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto]) -> None:
+def spell_out_gemms(graph: onnx.GraphProto) -> None:
     """Gemm -> MatMul + Add. One whose matrix is also read elsewhere (a tied embedding) stays, to share it."""
+    weights = {tensor.name: tensor for tensor in graph.initializer}
     readers = Counter(name for node in graph.node for name in node.input)
     nodes = []
     for node in graph.node:

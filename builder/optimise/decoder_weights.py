@@ -24,6 +24,7 @@ from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import VerificationError
 from builder.export.cleanup import drop_unused
 from builder.export.graph import Graph, save_graph
+from builder.export.projections import spell_out_gemms
 
 BITS = {"int8-weights": 8, "int4-weights": 4}
 ACCURACY_INT8 = 4  # MatMulNBits: 8-bit activations
@@ -49,6 +50,7 @@ class Quantised:
 def quantise_weights(graph: Graph, precision: str, options: WeightOptions, folder: Path) -> Quantised:
     """Write `graph` at `precision` into `folder`. Raises VerificationError where a product was missed."""
     model = onnx.load(str(graph.path))
+    spell_out_gemms(model.graph)  # ONNX Runtime's optimiser makes some of MatMul and Add again
     expected = sum(1 for _ in _products(model.graph)) + len(_tied_heads(model.graph))
     embeddings = _eight_bit_tables(model.graph)
     _eight_bit_products(model.graph, _products(model.graph) if precision == "int8" else [])
@@ -59,7 +61,7 @@ def quantise_weights(graph: Graph, precision: str, options: WeightOptions, folde
         model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     result = save_graph(model, folder / precision / MODEL_FILE)
     done = result.operators["MatMulIntegerToFloat"] + result.operators["MatMulNBits"]
-    if not expected or done != expected:
+    if not expected or done != expected or result.operators["Gemm"]:
         raise VerificationError(
             f"of {expected} matrix products {done} were quantised; nothing was published. "
             "Use --precision fp32 for this checkpoint"
