@@ -11,6 +11,7 @@ from typing import Any
 from builder.runtime.fields import Field
 from builder.tasks import all_tasks
 from tests.checkpoints import ARCHITECTURES
+from tests.decoders import DECODERS
 
 ROOT = Path(__file__).parent.parent
 PARAMETERS: dict[str, Any] = {"prompts": {}, "pooled": True, "size": "size"}
@@ -43,6 +44,67 @@ def architectures() -> str:
     return "\n".join(lines)
 
 
+def decoders() -> str:
+    """Each tested decoder."""
+    lines = ["| model type | note |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {name} | {decoder.note} |" for name, decoder in DECODERS.items())])
+
+
+def generation() -> str:
+    """The figures that `scripts/bench generation --output docs/generation.json` recorded."""
+    figures = json.loads((ROOT / "docs" / "generation.json").read_text("utf-8"))
+    lines = [
+        f"Tokens a second (median milliseconds to the first token), {figures['cores']} cores of an {figures['cpu']}:"
+    ]
+    for model, sides in figures["models"].items():
+        counts = sorted({int(count) for side in sides.values() for count in side if count.isdigit()})
+        lines += ["", f"| {model} | " + " | ".join(f"{count} client{'s' * (count > 1)}" for count in counts) + " |"]
+        lines.append("|---" * (len(counts) + 1) + "|")
+        for title, side in sides.items():
+            cells = [_speed(side.get(str(count), {})) for count in counts]
+            lines.append(f"| {title} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _speed(cell: dict[str, float]) -> str:
+    return f"{cell['tokens_per_s']:.0f} ({cell['first_token_ms']:.0f})" if "tokens_per_s" in cell else "-"
+
+
+def decoding() -> str:
+    """The figures that `scripts/bench decoding --output docs/decoding.json` recorded."""
+    figures = json.loads((ROOT / "docs" / "decoding.json").read_text("utf-8"))
+    lines = ["| tokens in the cache | session.run with numpy | I/O binding, a new cache each step | in place |"]
+    lines.append("|---|---|---|---|")
+    designs = ("numpy", "binding", "in place")
+    for row in figures["cache"]:
+        cells = [f"{row[d]['bytes'] / 1e6:.2f} MB, {row[d]['ms']:.1f} ms" for d in designs]
+        lines.append(f"| {row['context']} | {' | '.join(cells)} |")
+    longest = figures["cache"][-1]
+    most = max(longest[design]["ms"] for design in designs)
+    lines += ["", "```", f"milliseconds a step after {longest['context']} tokens"]
+    lines += [f"{d:9}{'█' * round(40 * longest[d]['ms'] / most)} {longest[d]['ms']:.1f}" for d in designs]
+    lines.append("```")
+    limits = figures["limits"]
+    lines += [
+        "",
+        f"At one row a step of int8 takes {limits['step_1_ms']:.1f} ms; reading its weights once at the measured "
+        f"{limits['bandwidth_gb_s']:.0f} GB/s would take {limits['limit_1_ms']:.1f}. At 16 rows it takes "
+        f"{limits['step_16_ms']:.1f} ms; its products at the measured {limits['int8_gop_s']:.0f} GOP/s would take "
+        f"{limits['limit_16_ms']:.1f}.",
+    ]
+    for clients in ("1", "4"):
+        cached, plain = (figures["prefixes"][side][clients] for side in ("prefixes", "none"))
+        here, there = (figures["executors"][side][clients] for side in ("in process", "BLS"))
+        lines += [
+            "",
+            f"{clients} client{'s' * (clients != '1')}: prompts that share their first 400 tokens or so get their "
+            f"first token after {cached['first_token_ms']:.0f} ms with the prefix cache and {plain['first_token_ms']:.0f} ms "
+            f"without; mixed prompts get {here['tokens_per_s']:.0f} tokens/s in process and "
+            f"{there['tokens_per_s']:.0f} through BLS.",
+        ]
+    return "\n".join(lines)
+
+
 def encoders() -> str:
     """The figures that `scripts/bench encoders --output docs/encoders.json` recorded."""
     figures = json.loads((ROOT / "docs" / "encoders.json").read_text("utf-8"))
@@ -69,7 +131,14 @@ def _ratio(row: dict[str, float], base: dict[str, float]) -> str:
     return f"{row['requests_per_s'] / base['requests_per_s']:.1f}"
 
 
-TABLES = {"tasks": tasks, "architectures": architectures, "encoders": encoders}
+TABLES = {
+    "tasks": tasks,
+    "architectures": architectures,
+    "decoders": decoders,
+    "encoders": encoders,
+    "generation": generation,
+    "decoding": decoding,
+}
 
 
 def rendered(text: str) -> str:

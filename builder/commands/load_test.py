@@ -73,4 +73,6 @@ def _load_samples(options: argparse.Namespace, url: str) -> Sequence[Any]:
         if task is None:
             raise SpecError(f"{options.name} does not say its task; give inputs for it with --samples FILE")
         mask = client.signature.parameters.get("mask_token", "")
-        return [{**with_mask(sample, mask), "truncate": True} for sample in find_task(task).samples]
+        fixed = {"truncate": True, "max_tokens": 32, "ignore_eos": True}  # of these, what the model has
+        fixed = {name: value for name, value in fixed.items() if name in {f.name for f in client.signature.inputs}}
+        return [{**with_mask(sample, mask), **fixed} for sample in find_task(task).samples]

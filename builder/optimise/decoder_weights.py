@@ -122,7 +122,6 @@ def _eight_bit_products(graph: onnx.GraphProto, products: Sequence[onnx.NodeProt
     weights = {tensor.name: tensor for tensor in graph.initializer}
     chosen = {node.output[0] for node in products}
     _add(graph, "quantise.zero", np.array(128, np.uint8))
-    _add(graph, "quantise.one", np.array(1, np.float32))
     _add(graph, "quantise.step", np.array(1 / 127, np.float32))
     _add(graph, "quantise.axis", np.array([-1], np.int64))
     nodes: list[onnx.NodeProto] = []
@@ -151,17 +150,16 @@ def _round(source: str) -> list[onnx.NodeProto]:
     return [
         make("Abs", [source], [f"{source}.abs"]),
         make("ReduceMax", [f"{source}.abs", "quantise.axis"], [f"{source}.most"], keepdims=1),
-        make("Mul", [f"{source}.most", "quantise.step"], [f"{source}.step"]),
-        make("Div", [source, f"{source}.step"], [f"{source}.steps"]),
-        make("QuantizeLinear", [f"{source}.steps", "quantise.one", "quantise.zero"], [f"{source}.int8"]),
+        make("Div", [source, f"{source}.most"], [f"{source}.shares"]),
+        make("QuantizeLinear", [f"{source}.shares", "quantise.step", "quantise.zero"], [f"{source}.int8"]),
     ]
 
 
 def _product(source: str, output: str, matrix: str, scales: str, name: str) -> list[onnx.NodeProto]:
-    inputs = [f"{source}.int8", matrix, "quantise.one", scales, "quantise.zero", f"{name}.zero"]
+    inputs = [f"{source}.int8", matrix, "quantise.step", scales, "quantise.zero", f"{name}.zero"]
     return [
-        helper.make_node("MatMulIntegerToFloat", inputs, [f"{output}.steps"], domain="com.microsoft"),
-        helper.make_node("Mul", [f"{output}.steps", f"{source}.step"], [output]),
+        helper.make_node("MatMulIntegerToFloat", inputs, [f"{output}.shares"], domain="com.microsoft"),
+        helper.make_node("Mul", [f"{output}.shares", f"{source}.most"], [output]),
     ]
 
 

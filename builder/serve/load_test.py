@@ -63,6 +63,7 @@ def _measure(
     command += ["--input-data", str(data), "--concurrency-range", str(concurrency)]
     command += ["--measurement-interval", str(window_ms), "--stability-percentage", "999"]
     command += ["--percentile", "50", "-f", str(report)]
+    command += ["--streaming"] if client.signature.streams else []
     before = client.statistics()
     limit_s = 60 + 20 * window_ms / 1000
     try:

@@ -73,6 +73,10 @@ class Task(ABC):
         classes = model_class_names(self.auto_class()).values()
         return any(name in classes for name in config.architectures or [])
 
+    @abstractmethod
+    def fields(self, parameters: Mapping[str, Any]) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
+        """All input and output tensors of the front model."""
+
 
 class EncoderTask(Task):
     """A task of one engine call. Its emitted half is builder/runtime/tasks/<module>.py, which names its tensors."""
@@ -104,7 +108,6 @@ class EncoderTask(Task):
         """How much two answers to one sample agree: 1 is equal, as `metric` measures it."""
 
     def fields(self, parameters: Mapping[str, Any]) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
-        """All input and output tensors of the front model."""
         runtime = self.runtime
         return (*runtime.inputs(parameters), TRUNCATE), (*runtime.outputs(parameters), TRUNCATED)
 

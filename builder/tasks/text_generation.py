@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from builder.runtime.fields import Field
+from builder.runtime.generation.options import INPUTS, OUTPUTS
 from builder.samples import TEXTS
 from builder.tasks.base import Task
 
@@ -15,6 +20,9 @@ class TextGeneration(Task):
     metric = "next-token agreement"
     threshold = 0.95
     samples = tuple({"text_input": text} for text in TEXTS)
+
+    def fields(self, parameters: Mapping[str, Any]) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
+        return INPUTS, OUTPUTS
 
 
 TASK = TextGeneration()

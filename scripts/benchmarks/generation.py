@@ -66,14 +66,14 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-OURS = ("int8", "int8-weights", "int4-weights", "fp32")
+OURS = ("int8", "int8/int8", "int4-weights", "int4-weights@128", "fp32")
 PEERS = (
     ("llama.cpp Q8_0", "llama_cpp_peer", "Q8_0"),
     ("llama.cpp Q4_0", "llama_cpp_peer", "Q4_0"),
     ("CTranslate2 int8", "ctranslate2_peer", "int8"),
     ("onnxruntime-genai int4", "genai_peer", "int4"),
-    ("transformers, cache", "transformers_peer", "cache"),
-    ("transformers, no cache", "transformers_peer", "no-cache"),
+    ("transformers generate", "transformers_peer", "cache"),
+    ("transformers generate without cache", "transformers_peer", "no-cache"),
 )
 
 
@@ -90,8 +90,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench generation")
     parser.add_argument("--models", default="gpt2")
     parser.add_argument("--concurrency", default="1,4,8,16")
-    parser.add_argument("--requests", type=int, default=8, help="at concurrency 1; three for each client beyond")
-    parser.add_argument("--ours", default="int8,int4-weights")
+    parser.add_argument("--requests", type=int, default=8, help="at least; more with more clients")
+    parser.add_argument("--per-client", type=int, default=3)
+    parser.add_argument("--ours", default=",".join(OURS), help="precisions; @128 sets the block size, /int8 the cache")
     parser.add_argument("--peers", default=",".join(name for name, _, _ in PEERS))
     parser.add_argument("--environments", type=Path, default=Path(".peers"), help="where the peers are installed")
     parser.add_argument("--checkpoints", type=Path, help="keep checkpoints and conversions here")
@@ -152,16 +153,21 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
     checkpoint = make_checkpoint(name, folder)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     concurrencies = [int(part) for part in options.concurrency.split(",")]
-    counts = {c: options.requests if c == 1 else max(options.requests, 3 * c) for c in concurrencies}
+    counts = {c: options.requests if c == 1 else max(options.requests, options.per_client * c) for c in concurrencies}
     work = make_work(tokenizer, max(counts.values()))
     sides: dict[str, dict[str, Any]] = {}
-    for precision in filter(None, options.ours.split(",")):
-        repository = place / f"{name}-{precision}"
+    for kind in filter(None, options.ours.split(",")):
+        weights, _, cache = kind.partition("/")
+        precision, _, block = weights.partition("@")
+        title = f"ours {precision}" + (f", blocks of {block}" if block else "") + (", int8 cache" if cache else "")
+        repository = place / f"{name}-{precision}-{block}-{cache}"
         spec = make_spec(
             model=str(checkpoint),
             name="model",
             output=repository,
             precision=precision,
+            cache=cache or "fp32",
+            block_size=int(block or 32),
             max_length=LONGEST,
             slots=max(concurrencies),
             quality=0.0,  # random weights have none to lose
@@ -170,9 +176,9 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
         report = build(spec)
         with running(repository, timeout_s=600) as server:
             load(server.url, work[:1] * 2, 1)
-            sides[f"ours {precision}"] = {str(c): load(server.url, work[: counts[c]], c) for c in concurrencies}
-        sides[f"ours {precision}"]["megabytes"] = report.ladder[-1].size / 1e6
-        _show(console, name, f"ours {precision}", sides)
+            sides[title] = {str(c): load(server.url, work[: counts[c]], c) for c in concurrencies}
+        sides[title]["megabytes"] = report.ladder[-1].size / 1e6
+        _show(console, name, title, sides)
     for title, peer, kind in PEERS:
         if title not in options.peers.split(","):
             continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 import urllib.error
@@ -17,7 +18,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from builder.errors import ServeError
 from builder.serve.client import Client
-from builder.serve.triton import Server
+from builder.serve.load_test import load_test
+from builder.serve.triton import Server, running
 
 Connect = Callable[[str], Client]
 PROMPTS = ("The museum in Oslo", "My order arrived", "Water expands when it freezes, which is why", "A")
@@ -207,24 +209,51 @@ def test_generate_and_generate_stream_over_http(server: Server, client: Connect)
     assert "'best_of' is no option of this model" in refused.value.read().decode()
 
 
-def test_metrics(server: Server, client: Connect) -> None:
-    def read() -> dict[str, float]:
-        url = f"http://{server.host}:{server.ports.metrics}/metrics"
-        with urllib.request.urlopen(url, timeout=10) as response:
-            lines = response.read().decode().splitlines()
-        mine = [line for line in lines if line.startswith("build_repo_") and 'model="writes"' in line]
-        return {line.split("{")[0].removeprefix("build_repo_"): float(line.rsplit(" ", 1)[1]) for line in mine}
+def _metrics(server: Server, model: str) -> dict[str, float]:
+    with urllib.request.urlopen(f"http://{server.host}:{server.ports.metrics}/metrics", timeout=10) as response:
+        lines = response.read().decode().splitlines()
+    mine = [line for line in lines if line.startswith("build_repo_") and f'model="{model}"' in line]
+    return {line.split("{")[0].removeprefix("build_repo_"): float(line.rsplit(" ", 1)[1]) for line in mine}
 
-    before = read()
+
+def test_metrics(server: Server, client: Connect) -> None:
+    before = _metrics(server, "writes")
     prompt = "The court in Nairobi ruled on Tuesday that the ministry must publish the contracts"
     for _ in range(2):
         client("writes").ask({"text_input": prompt, "max_tokens": 9, "ignore_eos": True})
     deadline = time.monotonic() + 10
-    while read()["generated_tokens_total"] < before["generated_tokens_total"] + 18 and time.monotonic() < deadline:
+    while (
+        _metrics(server, "writes")["generated_tokens_total"] < before["generated_tokens_total"] + 18
+        and time.monotonic() < deadline
+    ):
         time.sleep(0.1)
-    after = read()
+    after = _metrics(server, "writes")
     assert after["generated_tokens_total"] >= before["generated_tokens_total"] + 18
     assert after["requests_total"] >= before["requests_total"] + 2
     assert after["reused_tokens_total"] > before["reused_tokens_total"], "the second prompt was there already"
     assert after["first_token_seconds_total"] > before["first_token_seconds_total"]
     assert after["slots"] == 4
+
+
+def test_a_loop_that_fails_tells_everybody(repository: Path, tmp_path: Path) -> None:
+    """A model whose graph does not give what serving.json says: its first step fails, the server stays up."""
+    shutil.copytree(repository / "writes", tmp_path / "repository" / "writes")
+    path = tmp_path / "repository" / "writes" / "1" / "serving.json"
+    document = json.loads(path.read_text())
+    path.write_text(json.dumps({**document, "vocabulary": document["vocabulary"] - 1}))
+    with running(tmp_path / "repository") as server, Client(server.url, "writes") as connection:
+        with pytest.raises(ServeError, match="the decode loop failed: "):
+            connection.ask({"text_input": "Hello", "max_tokens": 3})
+        with pytest.raises(ServeError, match=r"the decode loop failed earlier: .*; reload the model"):
+            connection.ask({"text_input": "Hello", "max_tokens": 3})
+        deadline = time.monotonic() + 10
+        while _metrics(server, "writes")["healthy"] and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert _metrics(server, "writes")["healthy"] == 0
+
+
+def test_perf_analyzer_drives_a_stream(server: Server) -> None:
+    sample = {"text_input": "The museum in Oslo", "max_tokens": 8, "ignore_eos": True}
+    (load,) = load_test(server.url, "writes", [sample], [2], window_ms=500)
+    assert load.requests_per_s > 1
+    assert load.failures == 0
