@@ -44,6 +44,15 @@ class Checkpoint:
     max_length: int
     sentence: SentenceModules | None
 
+    def identity(self) -> dict[str, Any]:
+        """What build.json says of it."""
+        return {
+            "source": self.source,
+            "revision": self.revision,
+            "model_type": self.config.model_type,
+            "weights_sha256": self.weights_sha256,
+        }
+
 
 def resolve(spec: BuildSpec) -> Checkpoint:
     """Find, check and load the checkpoint of `spec`. Raises CheckpointError."""

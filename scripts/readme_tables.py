@@ -92,16 +92,15 @@ def decoding() -> str:
         f"{limits['step_16_ms']:.1f} ms; its products at the measured {limits['int8_gop_s']:.0f} GOP/s would take "
         f"{limits['limit_16_ms']:.1f}.",
     ]
-    for clients in ("1", "4"):
-        cached, plain = (figures["prefixes"][side][clients] for side in ("prefixes", "none"))
-        here, there = (figures["executors"][side][clients] for side in ("in process", "BLS"))
-        lines += [
-            "",
-            f"{clients} client{'s' * (clients != '1')}: prompts that share their first 400 tokens or so get their "
-            f"first token after {cached['first_token_ms']:.0f} ms with the prefix cache and {plain['first_token_ms']:.0f} ms "
-            f"without; mixed prompts get {here['tokens_per_s']:.0f} tokens/s in process and "
-            f"{there['tokens_per_s']:.0f} through BLS.",
-        ]
+    lines += ["", "| | 1 client | 4 clients |", "|---|---|---|"]
+    shared, loops = figures["prefixes"], figures["executors"]
+    for title, side, key in (
+        ("first token of prompts that share their first 400 tokens or so, ms", shared["none"], "first_token_ms"),
+        ("the same with the prefix cache, ms", shared["prefixes"], "first_token_ms"),
+        ("mixed prompts in process, tokens/s", loops["in process"], "tokens_per_s"),
+        ("the same through BLS, tokens/s", loops["BLS"], "tokens_per_s"),
+    ):
+        lines.append(f"| {title} | {side['1'][key]:.0f} | {side['4'][key]:.0f} |")
     return "\n".join(lines)
 
 

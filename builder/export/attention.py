@@ -42,7 +42,7 @@ def multi_head_attention(
     fused = torch.onnx.ops.symbolic(
         "com.microsoft::MultiHeadAttention",
         [
-            *(_merge_heads(tensor) for tensor in (query, key, value)),
+            *(merge_heads(tensor) for tensor in (query, key, value)),
             None,
             None if key_padding_mask is None else key_padding_mask.to(torch.int32),
             attention_bias,
@@ -55,7 +55,8 @@ def multi_head_attention(
     return fused.reshape(batch, queries, heads, size)
 
 
-def _merge_heads(tensor: torch.Tensor) -> torch.Tensor:
+def merge_heads(tensor: torch.Tensor) -> torch.Tensor:
+    """(batch, heads, sequence, size) to (batch, sequence, heads * size), as the fused operators take it."""
     batch, heads, sequence, size = tensor.shape
     return tensor.transpose(1, 2).reshape(batch, sequence, heads * size)
 

@@ -18,6 +18,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache
 
 from builder.errors import ExportError
+from builder.export.attention import merge_heads
 
 CACHED = "onnxruntime_group_query_attention"
 # Arguments of an attention function that change scores, and that the operator has no input for.
@@ -129,7 +130,7 @@ def group_query_attention(
     output, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
         [
-            *(_merge_heads(tensor) for tensor in (query, key, value)),
+            *(merge_heads(tensor) for tensor in (query, key, value)),
             past_key,
             past_value,
             cache.seqlens_k,
@@ -158,11 +159,6 @@ def position_bias(of: Callable[[torch.Tensor], torch.Tensor], sequence: Any) -> 
         values = of(torch.arange(total, dtype=torch.float32))
         cache.bias = values[None, :, None, :].expand(1, values.shape[0], sequence, total)
     return cache.bias
-
-
-def _merge_heads(tensor: torch.Tensor) -> torch.Tensor:
-    batch, heads, sequence, size = tensor.shape
-    return tensor.transpose(1, 2).reshape(batch, sequence, heads * size)
 
 
 def _attention(

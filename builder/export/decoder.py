@@ -25,9 +25,8 @@ from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import ExportError
 from builder.export.architectures import fused_attention
 from builder.export.cached_attention import CACHED, ExportCache, exporting
-from builder.export.cleanup import clean
-from builder.export.encoder import IR_VERSION, OPSET
 from builder.export.graph import Graph, save_graph
+from builder.export.program import to_onnx
 from builder.export.projections import merge_projections
 from builder.export.rotary import fused_rotary, settled_frequencies
 
@@ -131,7 +130,6 @@ def past_names(layers: int) -> list[str]:
 
 
 def _export(module: DecoderGraph, caches: Sequence[CacheShape], path: Path) -> Graph:
-    module.eval()
     batch, sequence, length = (torch.export.Dim(name) for name in ("batch", "sequence", "max_length"))
     shapes: list[dict[int, Any]] = [{0: batch, 1: sequence}, {0: batch, 1: sequence}, {0: batch}, {}, {0: batch}]
     tensors = [
@@ -147,21 +145,6 @@ def _export(module: DecoderGraph, caches: Sequence[CacheShape], path: Path) -> G
             shapes.append({0: batch, 2: length})
     past = past_names(len(caches))
     outputs = ["logits", *(name.replace("past_", "present_") for name in past)]
-    with torch.no_grad():
-        program = torch.onnx.export(
-            module,
-            tuple(tensors),
-            dynamo=True,
-            opset_version=OPSET,
-            dynamic_shapes=(tuple(shapes),),
-            input_names=[*STEP_INPUTS, *past],
-            output_names=outputs,
-            verbose=False,
-        )
-    if program is None:
-        raise ExportError("torch.onnx.export made no program")
-    model = program.model_proto
-    clean(model)
+    model = to_onnx(module, tensors, shapes, [*STEP_INPUTS, *past], outputs)
     merge_projections(model)
-    model.ir_version = IR_VERSION
     return save_graph(model, path)

@@ -17,13 +17,11 @@ from builder.engines.onnxruntime import FUSED_ATTENTION, MODEL_FILE
 from builder.errors import ExportError
 from builder.export.architectures import fused_attention
 from builder.export.attention import ONNXRUNTIME, UNFUSED
-from builder.export.cleanup import clean
 from builder.export.graph import Graph, read_graph, save_graph
+from builder.export.program import to_onnx
 from builder.spec import BuildSpec
 from builder.tasks.base import TaskGraph, encoder_task
 
-OPSET = 20  # the newest that every supported release reads
-IR_VERSION = 9
 TOKENIZER_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
@@ -84,30 +82,12 @@ def _try_export(module: TaskGraph, path: Path, fused: bool) -> str | None:
 
 def export_module(module: TaskGraph, path: Path) -> Graph:
     """Export `module` as it is, with dynamic batch and sequence axes."""
-    module.eval()
     batch, sequence, masks = (torch.export.Dim(name) for name in ("batch", "sequence", "masks"))
-    tensors, shapes = [], []
+    tensors, axes = [], []
     for name in module.inputs:
-        second = sequence if name in TOKENIZER_INPUTS else masks
         tensors.append(_example(name))
-        shapes.append({0: batch, 1: second})
-    with torch.no_grad():
-        program = torch.onnx.export(
-            module,
-            tuple(tensors),
-            dynamo=True,
-            opset_version=OPSET,
-            dynamic_shapes=(tuple(shapes),),
-            input_names=list(module.inputs),
-            output_names=list(module.outputs),
-            verbose=False,
-        )
-    if program is None:
-        raise ExportError("torch.onnx.export made no program")
-    model = program.model_proto
-    clean(model)
-    model.ir_version = IR_VERSION
-    return save_graph(model, path)
+        axes.append({0: batch, 1: sequence if name in TOKENIZER_INPUTS else masks})
+    return save_graph(to_onnx(module, tensors, axes, module.inputs, module.outputs), path)
 
 
 def _example(name: str) -> torch.Tensor:

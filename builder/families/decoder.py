@@ -54,8 +54,7 @@ class VerifiedDecoder:
 
 def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Prepared:
     """The generating model, verified. Raises BuilderError."""
-    if spec.pooling is not None or spec.truncate:
-        raise SpecError("--pooling and --truncate are for encoders; a prompt that is too long is refused")
+    _refuse_encoder_options(spec)
     vocabulary = int(checkpoint.model.get_output_embeddings().weight.shape[0])
     with stage("plan memory"):
         caches_bytes, weights_bytes = plan_memory(spec, checkpoint)
@@ -77,6 +76,22 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
     memory = {"cache": caches_bytes, "weights": verified.graph.size}
     report = _report(spec, checkpoint, exported, verified, reference, entries, memory)
     return Prepared(entries, report)
+
+
+def _refuse_encoder_options(spec: BuildSpec) -> None:
+    """No option is ignored: what means nothing to a model that generates is refused."""
+    given = {
+        "--pooling": spec.pooling is not None,
+        "--truncate": spec.truncate,
+        "--instances (use --slots)": spec.instances > 1,
+        "--max-queue-delay-us": spec.max_queue_delay_us > 0,
+        "serving.response_cache": spec.serving.response_cache,
+        "serving.preferred_batch_sizes": bool(spec.serving.preferred_batch_sizes),
+        "serving.priority_levels": spec.serving.priority_levels > 0,
+    }
+    unusable = [name for name, used in given.items() if used]
+    if unusable:
+        raise SpecError(f"{', '.join(unusable)}: of encoders only; a model that generates batches by itself")
 
 
 def plan_memory(spec: BuildSpec, checkpoint: Checkpoint) -> tuple[int, int]:
@@ -254,12 +269,7 @@ def _report(
         name=spec.entry_name,
         task=checkpoint.task.name,
         triton=spec.triton,
-        checkpoint={
-            "source": checkpoint.source,
-            "revision": checkpoint.revision,
-            "model_type": checkpoint.config.model_type,
-            "weights_sha256": checkpoint.weights_sha256,
-        },
+        checkpoint=checkpoint.identity(),
         versions=versions(),
         cpu=cpu(),
         attention={"fused": operators["GroupQueryAttention"], "layers": len(exported.caches)},

@@ -109,12 +109,7 @@ def _report(
         name=spec.entry_name,
         task=checkpoint.task.name,
         triton=spec.triton,
-        checkpoint={
-            "source": checkpoint.source,
-            "revision": checkpoint.revision,
-            "model_type": checkpoint.config.model_type,
-            "weights_sha256": checkpoint.weights_sha256,
-        },
+        checkpoint=checkpoint.identity(),
         versions=versions(),
         cpu=cpu(),
         attention={"fused": exported.attentions, "layers": exported.layers},

@@ -265,3 +265,15 @@ def test_rows_are_brought_together_when_others_leave() -> None:
     no_thread(engine)
     assert asked[5].tokens == expected([5, 7], 20)
     assert executor.calls[-1][1] == 1, "one row is left, and one row is run"
+
+
+def test_a_sampler_that_fails_takes_nobody_with_it() -> None:
+    engine = engine_of(SumExecutor(slots=2), prefill=100)
+    bad, good = Asked([1], 8, temperature=1.0, logit_bias={10**9: 1.0}), Asked([2], 8)
+    engine.submit(bad.sequences)
+    engine.submit(good.sequences)
+    no_thread(engine)
+    assert isinstance(bad.errors[0], IndexError)
+    assert len(bad.errors) == 1
+    assert good.tokens == expected([2], 8)
+    assert engine.table.free == 2

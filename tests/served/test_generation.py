@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import pty
 import shutil
+import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -257,3 +261,15 @@ def test_perf_analyzer_drives_a_stream(server: Server) -> None:
     (load,) = load_test(server.url, "writes", [sample], [2], window_ms=500)
     assert load.requests_per_s > 1
     assert load.failures == 0
+
+
+def test_query_shows_text_on_a_terminal_as_it_comes(server: Server, client: Connect) -> None:
+    expected = text(client("writes").ask({"text_input": "The film", "max_tokens": 8, "ignore_eos": True}))
+    ours, theirs = pty.openpty()
+    command = [sys.executable, "-m", "builder.cli", "query", "writes", "--url", server.url]
+    command += ["text_input=The film", "max_tokens=8", "ignore_eos=true"]
+    subprocess.run(command, stdout=theirs, check=True, timeout=60)
+    os.close(theirs)
+    shown = os.read(ours, 10_000).decode().replace("\r\n", "\n")
+    os.close(ours)
+    assert shown == f"{expected}\n[length; 8 tokens]\n"

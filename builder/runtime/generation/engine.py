@@ -269,10 +269,20 @@ class Engine:
                     sequence.slot = target
 
     def _accept(self, sequences: "list[GeneratedSequence]", logits: np.ndarray) -> None:
-        """Choose a token for each row, and pass on what it says."""
-        choices = choose(logits, [sequence.sampler for sequence in sequences])
+        """Choose a token for each row, and pass on what it says. What fails for one request fails for it alone."""
+        samplers = [sequence.sampler for sequence in sequences]
+        choices: "list[Choice | Exception]"
+        try:
+            choices = list(choose(logits, samplers))
+        except Exception:
+            choices = [_choose_alone(logits[row : row + 1], sampler) for row, sampler in enumerate(samplers)]
         now = time.monotonic()
         for sequence, choice in zip(sequences, choices):
+            if isinstance(choice, Exception):
+                self._fail(sequence.request, choice)
+                sequence.request.cancelled = True  # its slot is free with the next step
+                sequence.sampler.generated.append(0)
+                continue
             self.stats.generated_tokens += 1
             request = sequence.request
             if request.first_token is None:
@@ -303,6 +313,13 @@ class Engine:
         for sequence in left:
             if not sequence.request.cancelled:
                 self._fail(sequence.request, error)
+
+
+def _choose_alone(logits: np.ndarray, sampler: Sampler) -> "Choice | Exception":
+    try:
+        return choose(logits, [sampler])[0]
+    except Exception as error:
+        return error
 
 
 def advance(sequence: GeneratedSequence, choice: Choice, max_length: int) -> "Piece | None":
