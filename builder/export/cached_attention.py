@@ -22,7 +22,7 @@ from builder.export.attention import merge_heads
 
 CACHED = "onnxruntime_group_query_attention"
 # Arguments of an attention function that change scores, and that the operator has no input for.
-UNSUPPORTED = ("position_bias", "head_mask", "indexer", "relative_bias")
+UNSUPPORTED = ("position_bias", "head_mask", "s_aux")
 
 
 class ExportCache(Cache):  # type: ignore[misc]
@@ -103,13 +103,12 @@ def group_query_attention(
     window: int | None = None,
     softcap: float | None = None,
     attention_bias: torch.Tensor | None = None,
-    sinks: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Emit one GroupQueryAttention node over the running layer's cache: causal, each row at its own length.
 
     query: (batch, heads, sequence, head size); key, value: (batch, key heads, sequence, head size), new tokens
     only; `window`: how many of the last keys count, the query's own included; attention_bias: (batch or 1, heads
-    or 1, sequence, total length), added to the scores; sinks: (heads,), logits beside the keys'.
+    or 1, sequence, total length), added to the scores.
     Returns (batch, sequence, heads, head size).
     """
     cache = running_cache()
@@ -124,9 +123,7 @@ def group_query_attention(
         attributes["local_window_size"] = int(window)
     if softcap is not None:
         attributes["softcap"] = float(softcap)
-    optional = [None, None, None, attention_bias, sinks]  # cos_cache, sin_cache, position_ids come first
-    while optional and optional[-1] is None:
-        optional.pop()
+    optional = [] if attention_bias is None else [None, None, None, attention_bias]  # rotary inputs come first
     output, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
         [
@@ -171,7 +168,6 @@ def _attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
-    s_aux: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function; causality and windows are the operator's, so there is no mask."""
@@ -179,7 +175,7 @@ def _attention(
         if options.get(name) is not None:
             raise ExportError(f"attention with {name} has no fused operator")
     scale = scaling if scaling is not None else 1.0 / math.sqrt(query.shape[-1])
-    return group_query_attention(query, key, value, scale, sliding_window, softcap, sinks=s_aux), None
+    return group_query_attention(query, key, value, scale, sliding_window, softcap), None
 
 
 def _no_mask(**options: Any) -> None:

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -348,7 +347,7 @@ def advance(sequence: GeneratedSequence, choice: Choice, max_length: int) -> "Pi
     return Piece(sequence.index, text, tokens, reason, count)
 
 
-def no_thread(engine: Engine) -> Any:
+def no_thread(engine: Engine) -> None:
     """For builds and tests: run the loop in the caller's thread until nothing is left."""
     while engine.waiting or engine.prefilling or engine.decoding:
         engine.step()
