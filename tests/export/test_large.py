@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from builder.repository.check import check
+from builder.runtime.generation.engine import no_thread
+from builder.runtime.generation.service import Service
 from builder.serve.client import Client
 from builder.serve.triton import running
 from builder.spec import make_spec
 from builder.stages import build
+from tests.decoders import make_decoder_checkpoint
 
 
 @pytest.mark.slow
@@ -37,3 +42,22 @@ def test_weights_beside_the_graph(
     assert check(output) == []
     with running(output) as server, Client(server.url, "m") as client:
         assert len(client.ask({"text_input": "A fox."})["embedding"]) == 32
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4-weights"])
+def test_weights_beside_a_decoder(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The graph and its weights both lie in the generating model, and the emitted code runs from there."""
+    monkeypatch.setattr("builder.export.graph.EXTERNAL_FROM", 10_000)
+    checkpoint = make_decoder_checkpoint(tmp_path / "checkpoint", "gpt2")
+    options = {"precision": precision, "quality": 0.0, "perplexity": 100.0, "slots": 2}
+    output = tmp_path / "model_repository"
+    build(make_spec(model=str(checkpoint), name="m", output=output, **options))
+    assert {"model.onnx", "model.onnx.data"} <= {path.name for path in (output / "m" / "1").iterdir()}
+    assert check(output) == []
+    service = Service(output / "m" / "1")
+    answers: list[Any] = []
+    request = {"text_input": np.array([b"A fox"], np.object_), "max_tokens": np.array([5])}
+    service.submit(request, {}, lambda answer, last: answers.append(answer))
+    no_thread(service.engine)
+    assert answers[0]["completion_tokens"].tolist() == [5]
