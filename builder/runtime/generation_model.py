@@ -40,6 +40,10 @@ FAMILIES = (
 )
 
 
+class Cancelled(RuntimeError):
+    """The client has gone away; nobody reads this."""
+
+
 class TritonPythonModel:
     def initialize(self, args: "dict[str, str]") -> None:
         check_tensors_survive()
@@ -134,7 +138,7 @@ class TritonPythonModel:
             for sender, request in running:
                 if not request.cancelled and self._is_cancelled(sender):
                     request.cancelled = True
-                    self.outbox.put((sender, RuntimeError("the request was cancelled"), True))
+                    self.outbox.put((sender, Cancelled("the request was cancelled"), True))
             if time.monotonic() - published > 1:
                 published = time.monotonic()
                 self._publish()
@@ -175,6 +179,8 @@ def _error(error: Exception) -> "tuple[str, int]":
     """What a client reads, and Triton's code for it."""
     if isinstance(error, InputError):
         return str(error), pb_utils.TritonError.INVALID_ARG
+    if isinstance(error, Cancelled):
+        return str(error), pb_utils.TritonError.CANCELLED
     if isinstance(error, (QueueFull, DeadlineExceeded)):
         return str(error), pb_utils.TritonError.UNAVAILABLE
     pb_utils.Logger.log_error(f"{type(error).__name__}: {error}")

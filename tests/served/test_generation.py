@@ -266,10 +266,11 @@ def test_perf_analyzer_drives_a_stream(server: Server) -> None:
 def test_query_shows_text_on_a_terminal_as_it_comes(server: Server, client: Connect) -> None:
     expected = text(client("writes").ask({"text_input": "The film", "max_tokens": 8, "ignore_eos": True}))
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "builder.cli", "query", "writes", "--url", server.url]
+    program = "import sys; from builder.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", program, "query", "writes", "--url", server.url]
     command += ["text_input=The film", "max_tokens=8", "ignore_eos=true"]
     subprocess.run(command, stdout=theirs, check=True, timeout=60)
-    os.close(theirs)
     shown = os.read(ours, 10_000).decode().replace("\r\n", "\n")
+    os.close(theirs)
     os.close(ours)
     assert shown == f"{expected}\n[length; 8 tokens]\n"
