@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = command.parser()
     if verb == "build":
         parser.description = __doc__
-    options = parser.parse_args(arguments)
+    options = parser.parse_intermixed_args(arguments)
     for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell's background job is started with it ignored
         signal.signal(number, _interrupt)
     try:
