@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import DynamicCache, PreTrainedModel
 
 from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import ExportError
@@ -80,8 +80,8 @@ def export_decoder(model: PreTrainedModel, folder: Path, max_length: int) -> Dec
     path = folder / "exported" / MODEL_FILE
     before = model.config._attn_implementation
     kind = model.config.model_type
+    caches = cache_shapes(model)
     try:
-        caches = cache_shapes(model)
         with fused_attention(model), settled_frequencies(model, max_length), fused_rotary(model):
             model.set_attn_implementation(CACHED)
             graph = _export(DecoderGraph(model), caches, path)
@@ -104,11 +104,17 @@ def export_decoder(model: PreTrainedModel, folder: Path, max_length: int) -> Dec
 
 
 def cache_shapes(model: PreTrainedModel) -> tuple[CacheShape, ...]:
-    """What each layer puts into its cache, seen in a run over three tokens. Raises ExportError."""
-    from transformers import DynamicCache
+    """What each layer puts into its cache, seen in a run over three tokens. Raises ExportError, by the model's name."""
+    try:
+        return _cache_shapes(model)
+    except ExportError as error:
+        raise ExportError(f"{model.config.model_type} cannot be served for generation: {error}") from error
 
+
+def _cache_shapes(model: PreTrainedModel) -> tuple[CacheShape, ...]:
     with torch.no_grad():
-        past = model(input_ids=torch.ones((1, 3), dtype=torch.long), use_cache=True).past_key_values
+        result = model(input_ids=torch.ones((1, 3), dtype=torch.long), use_cache=True)
+    past = getattr(result, "past_key_values", None)
     if not isinstance(past, DynamicCache):
         raise ExportError(f"its state is a {type(past).__name__}, not the keys and values of attention layers")
     shapes = []

@@ -12,7 +12,7 @@ import numpy as np
 from builder.checkpoint import Checkpoint, tokenizer_json
 from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import CheckpointError, SpecError, VerificationError
-from builder.export.decoder import CacheShape, DecoderExport, export_decoder
+from builder.export.decoder import CacheShape, DecoderExport, cache_shapes, export_decoder
 from builder.export.graph import Graph, check_release
 from builder.families import Prepared, Stage
 from builder.optimise.cache_precision import quantise_cache
@@ -21,6 +21,7 @@ from builder.optimise.fusion import fuse
 from builder.report import BuildReport, Rung, cpu, file_hashes, versions
 from builder.repository.layout import RepositoryEntry, lay_out_decoder
 from builder.runtime.fields import Field
+from builder.runtime.generation.options import INPUTS
 from builder.samples import load_samples
 from builder.spec import BuildSpec
 from builder.verify.generation import (
@@ -55,7 +56,6 @@ class VerifiedDecoder:
 def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Prepared:
     """The generating model, verified. Raises BuilderError."""
     _refuse_encoder_options(spec)
-    vocabulary = int(checkpoint.model.get_output_embeddings().weight.shape[0])
     with stage("plan memory"):
         caches_bytes, weights_bytes = plan_memory(spec, checkpoint)
     with stage("measure PyTorch"):
@@ -70,7 +70,7 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
             check_release(fused, spec.triton)
     with stage("verify"):
         verified = verify(spec, checkpoint, exported, fused, reference, base, folder)
-    serving = serving_document(spec, checkpoint, exported.caches, verified.graph, vocabulary)
+    serving = serving_document(spec, checkpoint, exported.caches, verified.graph)
     inputs = graph_fields(verified.graph, exported.caches)
     entries = lay_out_decoder(spec, serving, tokenizer_json(checkpoint.tokenizer), verified.graph, inputs)
     memory = {"cache": caches_bytes, "weights": verified.graph.size}
@@ -96,8 +96,6 @@ def _refuse_encoder_options(spec: BuildSpec) -> None:
 
 def plan_memory(spec: BuildSpec, checkpoint: Checkpoint) -> tuple[int, int]:
     """Bytes of the cache and of the weights in fp32. Raises SpecError for more than this machine has."""
-    from builder.export.decoder import cache_shapes
-
     caches = cache_shapes(checkpoint.model)
     width = np.dtype(CACHE_TYPES[spec.cache]).itemsize
     cache = sum(2 * shape.heads * shape.size * width for shape in caches) * spec.slots * checkpoint.max_length
@@ -113,8 +111,6 @@ def plan_memory(spec: BuildSpec, checkpoint: Checkpoint) -> tuple[int, int]:
 
 def sample_rows(spec: BuildSpec, checkpoint: Checkpoint) -> list[list[int]]:
     """The samples as token rows. Raises SpecError, or CheckpointError where none is left."""
-    from builder.runtime.generation.options import INPUTS
-
     task = checkpoint.task
     samples: Sequence[Mapping[str, Any]] = task.samples
     if spec.samples is not None:
@@ -137,7 +133,7 @@ def verify(
     folder: Path,
 ) -> VerifiedDecoder:
     """Compare the fused graph with PyTorch, then quantise as asked. Raises VerificationError with what was missed."""
-    vocabulary = int(checkpoint.model.get_output_embeddings().weight.shape[0])
+    vocabulary = _vocabulary(checkpoint)
     threads = spec.threads_per_instance
     threshold = spec.quality if spec.quality is not None else checkpoint.task.threshold
 
@@ -166,7 +162,7 @@ def verify(
     note: str | None = None
     chosen = ladder[-1]
     if spec.precision == "auto":
-        chosen = min((candidate for candidate in ladder[1:] if keeps(candidate)), key=_time)
+        chosen = min((rung for rung in ladder[1:] if rung is exact or keeps(rung)), key=_time)
         missed = [candidate.name for candidate in ladder[2:] if not keeps(candidate)]
         note = f"auto chose {chosen.name}" + (f"; {', '.join(missed)} missed the quality asked" if missed else "")
     graph, quantised = graphs[chosen.name], made.get(chosen.name)
@@ -185,6 +181,11 @@ def verify(
     return VerifiedDecoder(graph, tuple(ladder), quantised, chosen.name, note)
 
 
+def _vocabulary(checkpoint: Checkpoint) -> int:
+    """How many logits a position has; may be more than the tokeniser has tokens."""
+    return int(checkpoint.model.get_output_embeddings().weight.shape[0])
+
+
 def _time(rung: Rung) -> float:
     """What `auto` compares: the product of a token's time at batch 1 and at batch 8."""
     one, eight = (ms for cell, ms in rung.latency_ms.items() if cell.startswith("token"))
@@ -192,7 +193,7 @@ def _time(rung: Rung) -> float:
 
 
 def serving_document(
-    spec: BuildSpec, checkpoint: Checkpoint, caches: Sequence[CacheShape], graph: Graph, vocabulary: int
+    spec: BuildSpec, checkpoint: Checkpoint, caches: Sequence[CacheShape], graph: Graph
 ) -> dict[str, Any]:
     """serving.json: the parameters of the emitted loop, the checkpoint's generation_config as its defaults."""
     config, tokenizer = checkpoint.model.generation_config, checkpoint.tokenizer
@@ -214,7 +215,7 @@ def serving_document(
         },
         "slots": spec.slots,
         "max_length": checkpoint.max_length,
-        "vocabulary": vocabulary,
+        "vocabulary": _vocabulary(checkpoint),
         "cache": CACHE_TYPES[spec.cache],
         "layers": [[cache.heads, cache.size] for cache in caches],
         "queue": spec.serving.queue.max_size or QUEUE,

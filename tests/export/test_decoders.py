@@ -13,8 +13,10 @@ from builder.export.decoder import export_decoder
 from builder.export.graph import Graph
 from builder.optimise.fusion import fuse
 from builder.runtime.generation.executor import InProcess
+from builder.spec import make_spec
+from builder.stages import build
 from builder.verify.generation import generate, geometry_of, greedy_tokens
-from tests.checkpoints import VOCABULARY
+from tests.checkpoints import VOCABULARY, make_tokenizer
 from tests.decoders import DECODERS, SIZES, make_decoder
 
 LENGTHS = (5, 40, 17, 3, 30, 9)  # windows are 16: prompts and answers go far beyond
@@ -123,3 +125,13 @@ def test_scaling_that_changes_with_the_length_is_refused_beyond_it(tmp_path: Pat
     with pytest.raises(ExportError, match="--max-length 256 or less"):
         export_decoder(model, tmp_path, 300)
     assert export_decoder(model, tmp_path, 256).graph.operators["GroupQueryAttention"] == 4
+
+
+def test_a_build_refuses_by_name_before_anything_is_measured(tmp_path: Path) -> None:
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("mamba", **SIZES))
+    model.save_pretrained(tmp_path / "checkpoint")
+    make_tokenizer("bpe", type_ids=False).save_pretrained(tmp_path / "checkpoint")
+    spec = make_spec(model=str(tmp_path / "checkpoint"), name="m", output=tmp_path / "out", max_length=64)
+    with pytest.raises(ExportError, match="mamba cannot be served for generation: its state is a NoneType"):
+        build(spec)
+    assert not (tmp_path / "out").exists()

@@ -120,7 +120,7 @@ def _sample(scores: np.ndarray, samplers: "Sequence[Sampler]") -> np.ndarray:
         few, options = _rows(scores, filtered), [samplers[row].options for row in filtered]
         size = min(CANDIDATES, few.shape[1])
         order, kept = _filter(few, options, size)
-        if size < few.shape[1] and not _settled(few, order, kept, options):
+        if size < few.shape[1] and not _settled(order, kept, options):
             order, kept = _filter(few, options, few.shape[1])
         drawn = _draw(kept, [samplers[row] for row in filtered])
         tokens[filtered] = order[np.arange(len(filtered)), drawn]
@@ -164,7 +164,7 @@ def _mass(scores: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.maximum(np.exp(scores - best).sum(axis=-1) - np.exp(values - best).sum(axis=-1), 0.0)
 
 
-def _settled(scores: np.ndarray, order: np.ndarray, kept: np.ndarray, options: "Sequence[Options]") -> bool:
+def _settled(order: np.ndarray, kept: np.ndarray, options: "Sequence[Options]") -> bool:
     """Whether no token outside the candidates could have passed the filters."""
     for row, option in enumerate(options):
         if 0 < option.top_k <= order.shape[1]:
