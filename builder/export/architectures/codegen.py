@@ -1,27 +1,15 @@
-"""CodeGen: scores are computed in a method of its own, which the fused operator replaces."""
+"""CodeGen: GPT-J's attention under another class name."""
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
 
-import torch
 from transformers import PreTrainedModel
 from transformers.models.codegen.modeling_codegen import CodeGenAttention
 
 from builder.export.architectures import replaced_method
-from builder.export.cached_attention import group_query_attention
+from builder.export.architectures.gptj import attend
 
 
 def fused(model: PreTrainedModel) -> AbstractContextManager[None]:
-    return replaced_method(CodeGenAttention, _attn, "_attn")
-
-
-def _attn(
-    self: CodeGenAttention,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None = None,
-) -> tuple[torch.Tensor, None]:
-    output = group_query_attention(query, key, value, 1 / float(self.scale_attn))
-    return output.transpose(1, 2), None
+    return replaced_method(CodeGenAttention, attend, "_attn")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -13,15 +14,16 @@ from builder.export.cached_attention import group_query_attention
 
 
 def fused(model: PreTrainedModel) -> AbstractContextManager[None]:
-    return replaced_method(GPTJAttention, _attn, "_attn")
+    return replaced_method(GPTJAttention, attend, "_attn")
 
 
-def _attn(
-    self: GPTJAttention,
+def attend(
+    self: Any,
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
     attention_mask: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, None]:
+    """Scores over the square root of the head size, as `scale_attn` holds it."""
     output = group_query_attention(query, key, value, 1 / float(self.scale_attn))
     return output.transpose(1, 2), None
