@@ -31,6 +31,8 @@ class Rung:
     worst: float
     batch_agreement: float
     perplexity: float | None = None  # on the samples, of a model that generates
+    tokens: float | None = None  # share of PyTorch's tokens that are the most probable here too, of a model that reads
+    answers: float | None = None  # and share of its answers that are the same token for token
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,12 @@ class BuildReport:
         )
         if base.perplexity is not None:
             table.add_row("perplexity", *(f"{rung.perplexity:.4f}" for rung in self.ladder))
+        for title, values in (
+            ("next-token agreement", [rung.tokens for rung in self.ladder]),
+            ("same answer", [rung.answers for rung in self.ladder]),
+        ):
+            if any(value is not None for value in values):
+                table.add_row(title, *("reference" if value is None else f"{value:.4f}" for value in values))
         return table
 
 

@@ -97,6 +97,10 @@ class BuildSpec(_Options):
     """Give each block of int8-weights and int4-weights a zero point."""
     slots: int = Field(16, ge=1, le=512, json_schema_extra={"flag": True})
     """Sequences that a generating model decodes at once; each has room for --max-length tokens."""
+    beams: int | None = Field(None, ge=1, le=64, json_schema_extra={"flag": True})
+    """The most beams of one search; what the checkpoint prefers, or for a decoder --slots, when left out."""
+    max_answer: int | None = Field(None, ge=2, json_schema_extra={"flag": True})
+    """The most tokens of an encoder-decoder model's answer; what the checkpoint prefers, or 256, when left out."""
     cache: Literal["fp32", "int8"] = Field("fp32", json_schema_extra={"flag": True})
     """Keys and values of a generating model; int8 needs ONNX Runtime 1.31 or later in Triton's interpreter."""
     executor: Literal["in-process", "bls"] = Field("in-process", json_schema_extra={"flag": True})

@@ -13,6 +13,7 @@ import onnxruntime
 
 BACKEND = "onnxruntime"
 MODEL_FILE = "model.onnx"
+ENCODER_FILE = "encoder.onnx"  # of an encoder-decoder model; its decoder is MODEL_FILE
 FUSED_ATTENTION = ("MultiHeadAttention",)
 FUSED_OPERATORS = (*FUSED_ATTENTION, "SkipLayerNormalization", "LayerNormalization", "BiasGelu", "FastGelu", "Gelu")
 # Fusions that ONNX Runtime 1.31 runs slower than the operators they replace (MiniLM in int8: 1.36x with it left out,

@@ -22,7 +22,7 @@ from builder.export.attention import merge_heads
 
 CACHED = "onnxruntime_group_query_attention"
 # Arguments of an attention function that change scores, and that the operator has no input for.
-UNSUPPORTED = ("position_bias", "head_mask", "s_aux")
+UNSUPPORTED = ("head_mask", "s_aux")
 
 
 class ExportCache(Cache):  # type: ignore[misc]
@@ -37,6 +37,8 @@ class ExportCache(Cache):  # type: ignore[misc]
         self.layer: int | None = None
         self.bias: torch.Tensor | None = None
         self.rotations: dict[int, tuple[torch.Tensor, ...]] = {}
+        self.positions: torch.Tensor | None = None  # (batch, sequence), for decoders that take them from the cache
+        self.cross: CrossCache | None = None
 
     def update(
         self, key: torch.Tensor, value: torch.Tensor, layer: int, *rest: Any, **options: Any
@@ -52,8 +54,8 @@ class ExportCache(Cache):  # type: ignore[misc]
             raise ExportError(f"layer {missing[0]} of {layers} has an attention that does not use the cache")
         return tuple(tensor for layer in range(layers) for tensor in self.present[layer])
 
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return 0
+    def get_seq_length(self, layer_idx: int = 0) -> Any:
+        return 0 if self.positions is None else self.positions[:, :1]
 
     def get_mask_sizes(self, query_length: Any, layer_idx: int = 0) -> tuple[Any, int]:
         return query_length, 0
@@ -77,7 +79,7 @@ class ExportCache(Cache):  # type: ignore[misc]
         return len(self.past) // 2
 
 
-_running: ContextVar[ExportCache] = ContextVar("running")
+_running: ContextVar[ExportCache | None] = ContextVar("running", default=None)
 
 
 @contextmanager
@@ -90,9 +92,16 @@ def exporting(cache: ExportCache) -> Iterator[None]:
         _running.reset(token)
 
 
+def is_exporting() -> bool:
+    """Whether a decoder's forward over caches as tensors runs now."""
+    return _running.get() is not None
+
+
 def running_cache() -> ExportCache:
     """The cache of the forward that runs now."""
-    return _running.get()
+    cache = _running.get()
+    assert cache is not None
+    return cache
 
 
 def group_query_attention(
@@ -144,6 +153,97 @@ def group_query_attention(
     return output.reshape(batch, sequence, heads, size)
 
 
+class CrossCache(Cache):  # type: ignore[misc]
+    """transformers' cross-attention cache, full already: each layer's keys and values are the graph's inputs.
+
+    Whoever reads a layer's keys is about to attend to them: that is how the attention function knows.
+    `rows`: (places, beams), the row that is a place's n-th query; `places`: (rows,), where among those a row is;
+    `last`: (places, 1, both kinds of all layers), the keys and values of each text's last token.
+    """
+
+    def __init__(
+        self,
+        past: Sequence[torch.Tensor],
+        seqlens_k: torch.Tensor,
+        total: torch.Tensor,
+        rows: torch.Tensor,
+        places: torch.Tensor,
+        last: torch.Tensor,
+    ) -> None:
+        self.layers: list[Any] = [_CrossLayer(self, index, *past[2 * index : 2 * index + 2]) for index in range(len(past) // 2)]
+        self.seqlens_k, self.total, self.rows, self.places = seqlens_k, total, rows, places
+        sizes = [int(tensor.shape[1]) * int(tensor.shape[3]) for tensor in past]
+        self.last = torch.split(last, sizes, dim=-1)
+        self.present: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.layer: int | None = None
+
+    def outputs(self) -> tuple[torch.Tensor, ...]:
+        """present_cross_key_0, present_cross_value_0, ..."""
+        missing = [layer for layer in range(len(self.layers)) if layer not in self.present]
+        if missing:
+            raise ExportError(f"layer {missing[0]} of {len(self.layers)} has a cross-attention that is not fused")
+        return tuple(tensor for layer in range(len(self.layers)) for tensor in self.present[layer])
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 1
+
+    def __len__(self) -> int:
+        return len(self.layers)
+
+
+class _CrossLayer:
+    def __init__(self, cache: CrossCache, index: int, keys: torch.Tensor, values: torch.Tensor) -> None:
+        self.cache, self.index, self.past = cache, index, (keys, values)
+
+    @property
+    def keys(self) -> torch.Tensor:
+        self.cache.layer = self.index
+        return self.past[0]
+
+    @property
+    def values(self) -> torch.Tensor:
+        return self.past[1]
+
+
+def cross_attention(query: torch.Tensor, scale: float, cache: CrossCache) -> torch.Tensor:
+    """Emit one GroupQueryAttention node over what an encoder made, in place and unchanged.
+
+    The beams of one text are the query heads of one row: each key head has as many as there may be beams. The
+    operator appends one token to the cache; it is given the text's last token again, so nothing changes.
+    query: (rows, heads, 1, head size). Returns (rows, 1, heads, head size).
+    """
+    assert cache.layer is not None
+    index, cache.layer = cache.layer, None
+    past_key, past_value = cache.layers[index].past
+    rows, heads, _, size = query.shape
+    places, beams = cache.rows.shape
+    if int(past_key.shape[1]) != int(heads):
+        raise ExportError(f"a cross-attention of {heads} heads over {past_key.shape[1]} key heads is not supported")
+    gathered = query.reshape(rows, heads, size).index_select(0, cache.rows.reshape(-1))
+    if beams > 1:
+        gathered = gathered.reshape(places, beams, heads, size).transpose(1, 2)
+    output, present_key, present_value = torch.onnx.ops.symbolic_multi_out(
+        "com.microsoft::GroupQueryAttention",
+        [
+            gathered.reshape(places, 1, heads * beams * size),
+            cache.last[2 * index],
+            cache.last[2 * index + 1],
+            past_key,
+            past_value,
+            cache.seqlens_k,
+            cache.total,
+        ],
+        attrs={"num_heads": int(heads) * int(beams), "kv_num_heads": int(heads), "scale": float(scale)},
+        dtypes=[query.dtype, past_key.dtype, past_value.dtype],
+        shapes=[(places, 1, heads * beams * size), past_key.shape, past_value.shape],
+        version=1,
+    )
+    cache.present[index] = (present_key, present_value)
+    if beams > 1:
+        output = output.reshape(places, heads, beams, size).transpose(1, 2)
+    return output.reshape(places * beams, heads * size).index_select(0, cache.places).reshape(rows, 1, heads, size)
+
+
 def position_bias(of: Callable[[torch.Tensor], torch.Tensor], sequence: Any) -> torch.Tensor:
     """A bias by the key's position alone, made once for all layers: (1, heads, sequence, total length).
 
@@ -168,6 +268,7 @@ def _attention(
     dropout: float = 0.0,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    position_bias: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function; causality and windows are the operator's, so there is no mask."""
@@ -175,7 +276,10 @@ def _attention(
         if options.get(name) is not None:
             raise ExportError(f"attention with {name} has no fused operator")
     scale = scaling if scaling is not None else 1.0 / math.sqrt(query.shape[-1])
-    return group_query_attention(query, key, value, scale, sliding_window, softcap), None
+    cross = running_cache().cross
+    if cross is not None and cross.layer is not None:
+        return cross_attention(query, scale, cross), None
+    return group_query_attention(query, key, value, scale, sliding_window, softcap, position_bias), None
 
 
 def _no_mask(**options: Any) -> None:

@@ -11,17 +11,17 @@ import numpy as np
 
 from builder.checkpoint import Checkpoint, tokenizer_json
 from builder.engines.onnxruntime import FUSED_OPERATORS
-from builder.errors import CheckpointError, SpecError, VerificationError
+from builder.errors import CheckpointError, SpecError
 from builder.export.decoder import CacheShape, DecoderExport, cache_shapes, export_decoder
 from builder.export.graph import Graph, check_release
 from builder.families import Prepared, Stage
 from builder.optimise.cache_precision import quantise_cache
 from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_weights
 from builder.optimise.fusion import fuse
+from builder.generation_config import bad_words, end_ids, max_tokens, option_defaults, token_list
 from builder.report import BuildReport, Rung, cpu, file_hashes, versions
-from builder.repository.layout import RepositoryEntry, lay_out_decoder
+from builder.repository.layout import RepositoryEntry, lay_out_generating
 from builder.runtime.fields import Field
-from builder.runtime.generation.options import INPUTS
 from builder.samples import load_samples
 from builder.spec import BuildSpec
 from builder.verify.generation import (
@@ -34,10 +34,9 @@ from builder.verify.generation import (
     refuse_wrong_text,
     step_latencies,
 )
+from builder.verify.ladder import Limits, climb
 
-MAX_TOKENS = 128  # of an answer whose request does not say, where the checkpoint does not either
 QUEUE = 256  # requests that may wait, where the user does not say
-AUTO = ("int8", "int8-weights", "int4-weights")
 CACHE_TYPES = {"fp32": "float32", "int8": "int8"}
 HEADROOM = 0.9  # of the memory that is free
 
@@ -72,7 +71,9 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
         verified = verify(spec, checkpoint, exported, fused, reference, base, folder)
     serving = serving_document(spec, checkpoint, exported.caches, verified.graph)
     inputs = graph_fields(verified.graph, exported.caches)
-    entries = lay_out_decoder(spec, serving, tokenizer_json(checkpoint.tokenizer), verified.graph, inputs)
+    fields = checkpoint.task.fields({})
+    tokenizer = tokenizer_json(checkpoint.tokenizer)
+    entries = lay_out_generating(spec, serving, tokenizer, [verified.graph], fields, inputs)
     memory = {"cache": caches_bytes, "weights": verified.graph.size}
     report = _report(spec, checkpoint, exported, verified, reference, entries, memory)
     return Prepared(entries, report)
@@ -114,7 +115,7 @@ def sample_rows(spec: BuildSpec, checkpoint: Checkpoint) -> list[list[int]]:
     task = checkpoint.task
     samples: Sequence[Mapping[str, Any]] = task.samples
     if spec.samples is not None:
-        samples = load_samples(spec.samples, INPUTS)
+        samples = load_samples(spec.samples, task.fields({})[0])
     texts = [str(sample["text_input"]) for sample in samples if sample.get("text_input")]
     rows = [checkpoint.tokenizer(text)["input_ids"][: checkpoint.max_length - 32] for text in texts]
     rows = [row for row in rows if len(row) > 2]
@@ -135,7 +136,7 @@ def verify(
     """Compare the fused graph with PyTorch, then quantise as asked. Raises VerificationError with what was missed."""
     vocabulary = _vocabulary(checkpoint)
     threads = spec.threads_per_instance
-    threshold = spec.quality if spec.quality is not None else checkpoint.task.threshold
+    limits = Limits(threshold(spec, checkpoint), spec.perplexity)
 
     def rung(name: str, graph: Graph, cache: str = "float32") -> tuple[Rung, Any]:
         found = measure(graph, exported.caches, vocabulary, reference, threads, cache)
@@ -143,42 +144,27 @@ def verify(
         quality = (found.error, found.mean, found.worst, found.alone, found.perplexity)
         return Rung(name, graph.size, latency, *quality), found
 
+    def make(precision: str) -> tuple[Rung, Quantised | None]:
+        quantised = quantise_weights(fused, precision, WeightOptions(spec.block_size, not spec.asymmetric), folder)
+        return rung(precision, quantised.graph)[0], quantised
+
     exact, agreement = rung("fp32 fused", fused)
     refuse_wrong_text(checkpoint.model, reference, agreement)
-    ladder = [base, exact]
-    graphs = {exact.name: fused}
-    made: dict[str, Quantised] = {}
-    options = WeightOptions(spec.block_size, not spec.asymmetric)
-    precisions = AUTO if spec.precision == "auto" else (spec.precision,)
-    for precision in precisions if precisions != ("fp32",) else ():
-        made[precision] = quantise_weights(fused, precision, options, folder)
-        graphs[precision] = made[precision].graph
-        ladder.append(rung(precision, graphs[precision])[0])
-
-    def keeps(candidate: Rung) -> bool:
-        growth = (candidate.perplexity or 1.0) / reference.perplexity
-        return candidate.quality >= threshold and growth <= spec.perplexity
-
-    note: str | None = None
-    chosen = ladder[-1]
-    if spec.precision == "auto":
-        chosen = min((rung for rung in ladder[1:] if rung is exact or keeps(rung)), key=_time)
-        missed = [candidate.name for candidate in ladder[2:] if not keeps(candidate)]
-        note = f"auto chose {chosen.name}" + (f"; {', '.join(missed)} missed the quality asked" if missed else "")
-    graph, quantised = graphs[chosen.name], made.get(chosen.name)
+    climbed = climb(spec, limits, base, (exact, None), make)
+    chosen, quantised, ladder = climbed.chosen, climbed.candidate, climbed.ladder
+    graph = quantised.graph if quantised is not None else fused
     if spec.cache == "int8":
         largest = largest_values(fused, exported.caches, vocabulary, reference, threads)
         graph = quantise_cache(graph, largest, folder)
         chosen = rung(f"{chosen.name}, int8 cache", graph, "int8")[0]
-        ladder.append(chosen)
-    if chosen is not exact and not keeps(chosen):
-        growth = (chosen.perplexity or 1.0) / reference.perplexity
-        raise VerificationError(
-            f"{chosen.name} agrees with PyTorch on {chosen.quality:.4f} of next tokens ({threshold:.4f} is asked) and "
-            f"its perplexity is {growth:.4f} of PyTorch's (at most {spec.perplexity:.4f}). Nothing was published: use "
-            "another --precision or --cache, or accept less with --quality and --perplexity"
-        )
-    return VerifiedDecoder(graph, tuple(ladder), quantised, chosen.name, note)
+        ladder = (*ladder, chosen)
+    if chosen is not exact:
+        limits.refuse(chosen, base, checkpoint.task.metric)
+    return VerifiedDecoder(graph, ladder, quantised, climbed.chosen.name, climbed.choice)
+
+
+def threshold(spec: BuildSpec, checkpoint: Checkpoint) -> float:
+    return spec.quality if spec.quality is not None else checkpoint.task.threshold
 
 
 def _vocabulary(checkpoint: Checkpoint) -> int:
@@ -186,18 +172,11 @@ def _vocabulary(checkpoint: Checkpoint) -> int:
     return int(checkpoint.model.get_output_embeddings().weight.shape[0])
 
 
-def _time(rung: Rung) -> float:
-    """What `auto` compares: the product of a token's time at batch 1 and at batch 8."""
-    one, eight = (ms for cell, ms in rung.latency_ms.items() if cell.startswith("token"))
-    return one * eight
-
-
 def serving_document(
     spec: BuildSpec, checkpoint: Checkpoint, caches: Sequence[CacheShape], graph: Graph
 ) -> dict[str, Any]:
     """serving.json: the parameters of the emitted loop, the checkpoint's generation_config as its defaults."""
     config, tokenizer = checkpoint.model.generation_config, checkpoint.tokenizer
-    ends = config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_token_id
     template = tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("default")
@@ -221,23 +200,16 @@ def serving_document(
         "queue": spec.serving.queue.max_size or QUEUE,
         "prefill_tokens": spec.serving.prefill_tokens,
         "prefix_cache": spec.serving.prefix_cache,
-        "end_ids": sorted({int(end) for end in (ends if isinstance(ends, list) else [ends]) if end is not None}),
-        "max_tokens": config.max_new_tokens or MAX_TOKENS,
-        "defaults": _defaults(config),
+        "end_ids": end_ids(config, tokenizer),
+        "max_tokens": max_tokens(config),
+        "defaults": option_defaults(config),
+        "bad_words": bad_words(config),
+        "last": token_list(config.forced_eos_token_id),
+        "beams": spec.beams or spec.slots,
+        "fields": [field.name for field in checkpoint.task.fields({})[0]],
         "chat_template": template,
         "special_tokens": {name: token for name, token in special.items() if token is not None},
     }
-
-
-def _defaults(config: Any) -> dict[str, Any]:
-    """The options that a request leaves out, from the checkpoint's generation_config; greedy unless it samples."""
-    defaults = {"repetition_penalty": config.repetition_penalty, "temperature": 0.0}
-    if config.do_sample:
-        defaults.update({name: getattr(config, name, None) for name in ("top_k", "top_p", "min_p", "typical_p")})
-        defaults["temperature"] = config.temperature if config.temperature is not None else 1.0
-        if defaults["top_k"] is None:
-            defaults["top_k"] = 50  # transformers' own default for sampling
-    return {name: value for name, value in defaults.items() if value is not None}
 
 
 def graph_fields(graph: Graph, caches: Sequence[CacheShape]) -> list[Field]:
@@ -280,7 +252,7 @@ def _report(
         else {"precision": verified.chosen, "matmuls": quantised.matmuls, "embeddings": quantised.embeddings},
         ladder=verified.ladder,
         metric=checkpoint.task.metric,
-        threshold=spec.quality if spec.quality is not None else checkpoint.task.threshold,
+        threshold=threshold(spec, checkpoint),
         samples=len(reference.rows),
         padding=0.0,
         warnings=(),

@@ -20,7 +20,6 @@ import onnx
 from onnx import helper, numpy_helper
 from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
-from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import VerificationError
 from builder.export.cleanup import drop_unused
 from builder.export.graph import Graph, save_graph
@@ -59,7 +58,7 @@ def quantise_weights(graph: Graph, precision: str, options: WeightOptions, folde
     drop_unused(model.graph)
     if not any(entry.domain == "com.microsoft" for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
-    result = save_graph(model, folder / precision / MODEL_FILE)
+    result = save_graph(model, folder / precision / graph.path.name)
     done = result.operators["MatMulIntegerToFloat"] + result.operators["MatMulNBits"]
     if not expected or done != expected or result.operators["Gemm"]:
         raise VerificationError(

@@ -35,7 +35,7 @@ def fuse(graph: Graph, folder: Path, threads: int) -> Graph:
     _drop_defaults(model)
     model.ir_version = graph.ir_version
     model.producer_version = ""
-    return save_graph(model, folder / "fused" / MODEL_FILE)
+    return save_graph(model, folder / "fused" / graph.path.name)
 
 
 def _drop_defaults(model: onnx.ModelProto) -> None:

@@ -17,20 +17,21 @@ import numpy as np
 from builder.engines import onnxruntime as engine
 from builder.export.graph import Graph
 from builder.runtime.fields import Field
-from builder.runtime.generation.options import INPUTS, OUTPUTS
 from builder.spec import BuildSpec, Serving
 
 RUNTIME = Path(__file__).parent.parent / "runtime"
 SHARED_FILES = ("fields.py", "tensors_check.py")
 ENCODER_FILES = ("model.py", "pipeline.py", "task.py", "text.py", "cutting.py", "scores.py")
-GENERATION_FILES = ("__init__", "cache", "chat", "engine", "executor", "options", "sampling", "service", "text")
+GENERATION = tuple(sorted(file.name for file in (RUNTIME / "generation").glob("*.py")))
+GENERATING = {
+    **{name: name for name in SHARED_FILES},
+    "model.py": "generation_model.py",
+    **{f"generation/{name}": f"generation/{name}" for name in GENERATION},
+}
 RUNTIME_FILES: Mapping[str, Mapping[str, str]] = {  # family -> file in the version folder -> file in builder/runtime
     "encoder": {name: name for name in (*SHARED_FILES, *ENCODER_FILES)},
-    "decoder": {
-        **{name: name for name in SHARED_FILES},
-        "model.py": "generation_model.py",
-        **{f"generation/{name}.py": f"generation/{name}.py" for name in GENERATION_FILES},
-    },
+    "decoder": GENERATING,
+    "seq2seq": GENERATING,
 }
 SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
@@ -127,16 +128,24 @@ def lay_out(
     return RepositoryEntry(front.name, front, files), _engine_entry(spec, graph, warm_up_rows)
 
 
-def lay_out_decoder(
-    spec: BuildSpec, serving: Mapping[str, Any], tokenizer: str, graph: Graph, inputs: Sequence[Field]
+def lay_out_generating(
+    spec: BuildSpec,
+    serving: Mapping[str, Any],
+    tokenizer: str,
+    graphs: Sequence[Graph],
+    fields: tuple[Sequence[Field], Sequence[Field]],
+    step_inputs: Sequence[Field] = (),
 ) -> tuple[RepositoryEntry, ...]:
-    """The generating model, with its graph inside or, for BLS, beside it. `inputs`: the graph's, past included."""
+    """The generating model, with its graphs inside or, for BLS, its only one beside it.
+
+    `fields`: of the front model; `step_inputs`: of the graph that BLS calls, past included.
+    """
     front = Config(
         name=spec.entry_name,
         backend="python",
         max_batch_size=0,  # the decode loop batches; a request is one prompt, as Triton's LLM clients send it
-        inputs=INPUTS,
-        outputs=OUTPUTS,
+        inputs=fields[0],
+        outputs=fields[1],
         instances=1,
         serving=spec.serving,
         dynamic_batching=False,
@@ -147,22 +156,22 @@ def lay_out_decoder(
     files["1/serving.json"] = json.dumps(serving, indent=1, ensure_ascii=False).encode()
     files["1/tokenizer.json"] = tokenizer.encode()
     if spec.executor == "in-process":
-        files.update({f"1/{file.name}": file for file in graph.files})
+        files.update({f"1/{file.name}": file for graph in graphs for file in graph.files})
         return (RepositoryEntry(front.name, front, files),)
     logits = Field("logits", "TYPE_FP32", (-1, serving["vocabulary"]))
     step = Config(
         name=serving["engine"],
         backend=engine.BACKEND,
         max_batch_size=0,
-        inputs=inputs,
-        outputs=[logits, *(_present(field) for field in inputs if field.name.startswith("past_"))],
+        inputs=step_inputs,
+        outputs=[logits, *(_present(field) for field in step_inputs if field.name.startswith("past_"))],
         instances=1,
         serving=spec.serving,
         dynamic_batching=False,
         default_model_filename=engine.MODEL_FILE,
         parameters=_session_parameters(spec),
     )
-    weights: dict[str, bytes | Path] = {f"1/{file.name}": file for file in graph.files}
+    weights: dict[str, bytes | Path] = {f"1/{file.name}": file for graph in graphs for file in graph.files}
     return RepositoryEntry(front.name, front, files), RepositoryEntry(step.name, step, weights)
 
 

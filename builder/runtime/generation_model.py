@@ -17,7 +17,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
 from .fields import InputError
-from .generation.engine import DeadlineExceeded, QueueFull, Request
+from .generation.engine import DeadlineExceeded, QueueFull
+from .generation.sequences import Request
 from .generation.service import Answer, Service
 from .tensors_check import check_tensors_survive
 
@@ -33,6 +34,9 @@ FAMILIES = (
     ("first_tokens", "COUNTER", "Requests that got a first token"),
     ("token_seconds", "COUNTER", "Time from the first token to the last, summed over later_tokens"),
     ("later_tokens", "COUNTER", "Tokens after the first of sequences that ended"),
+    ("encoded_tokens", "COUNTER", "Tokens that an encoder read"),
+    ("encoder_calls", "COUNTER", "Runs of the encoder"),
+    ("moved_positions", "COUNTER", "Positions of the cache copied because a beam split"),
     ("running", "GAUGE", "Sequences in slots"),
     ("waiting", "GAUGE", "Sequences in the queue"),
     ("slots", "GAUGE", "Slots of the cache"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +19,10 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from builder.errors import CheckpointError
 from builder.runtime.fields import Field
+from builder.runtime.generation.options import COMMON, LANGUAGES, OUTPUTS, SOURCE
 from builder.runtime.task import TRUNCATE, TRUNCATED
 from builder.runtime.task import Task as RuntimeTask
+from builder.samples import TEXTS
 
 if TYPE_CHECKING:
     from builder.checkpoint import Checkpoint
@@ -63,6 +66,10 @@ class Task(ABC):
     @property
     def module(self) -> str:
         return self.name.replace("-", "_")
+
+    def answers_to(self, name: str) -> bool:
+        """Whether `name`, of a specification, means this task."""
+        return name == self.name
 
     def auto_class(self) -> Any:
         """transformers' auto class for the head, by Optimum's table."""
@@ -110,6 +117,46 @@ class EncoderTask(Task):
     def fields(self, parameters: Mapping[str, Any]) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
         runtime = self.runtime
         return (*runtime.inputs(parameters), TRUNCATE), (*runtime.outputs(parameters), TRUNCATED)
+
+
+@dataclass(frozen=True)
+class Instructions:
+    """How a text-to-text checkpoint is told what to do: a prefix, or one for each pair of languages ("en to de").
+
+    `options`: of its generation_config that hold for this task alone. `source`, `target`: languages where a request
+    says none.
+    """
+
+    prefix: str = ""
+    pairs: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    source: str | None = None
+    target: str | None = None
+
+
+class Seq2SeqTask(Task):
+    """A task of an encoder-decoder: text in, text out."""
+
+    family = "seq2seq"
+    head = "text2text-generation"
+    unused_weights = ()
+    longest = 1024
+    metric = "chrF"
+    threshold = 0.9
+    samples = tuple({"text_input": text} for text in TEXTS)
+
+    def instructions(self, config: PreTrainedConfig, name: str) -> Instructions:
+        """What the checkpoint wants to be told for this task, which the user called `name`."""
+        return Instructions()
+
+    def fields(self, parameters: Mapping[str, Any]) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
+        return (*COMMON, *SOURCE, *(LANGUAGES if parameters.get("languages") else ())), OUTPUTS
+
+
+def seq2seq_task(task: Task) -> Seq2SeqTask:
+    """`task`, known to be an encoder-decoder's: its checkpoint was handed to that family."""
+    assert isinstance(task, Seq2SeqTask)
+    return task
 
 
 def encoder_task(task: Task) -> EncoderTask:

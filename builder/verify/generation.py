@@ -18,10 +18,13 @@ from transformers import PreTrainedModel
 from builder.errors import VerificationError
 from builder.export.decoder import CacheShape
 from builder.export.graph import Graph
-from builder.runtime.generation.engine import Engine, GeneratedSequence, Limits, Request, no_thread
+from builder.runtime.generation.beams import BeamSearch, Hypothesis
+from builder.runtime.generation.engine import Engine, Limits, no_thread
 from builder.runtime.generation.executor import Executor, Geometry, InProcess
 from builder.runtime.generation.options import Options
+from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler
+from builder.runtime.generation.sequences import Beams, GeneratedSequence, Request
 from builder.runtime.generation.text import StopStrings
 from builder.verify.latency import Latencies
 
@@ -174,22 +177,48 @@ class _NoText:
         return ""
 
 
+@dataclass(frozen=True)
+class Asked:
+    """One request of the emitted engine: a prompt, the rules of its answer, and the text its encoder reads."""
+
+    prompt: tuple[int, ...]
+    rules: Rules
+    source: tuple[int, ...] = ()
+
+
 def generate(executor: Executor, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
     """Greedy tokens after each prompt, all of them together in the emitted engine, joining and leaving as they may."""
-    engine = Engine(executor, Limits(queue=len(prompts), prefill_tokens=16), reuse_prefixes=False)
-    sequences: list[GeneratedSequence] = []
+    rules = Rules(Options(temperature=0.0), max_tokens=count)
+    return [list(found[0].tokens) for found in answer(executor, [Asked(tuple(prompt), rules) for prompt in prompts])]
+
+
+def answer(executor: Executor, asked: Sequence[Asked]) -> list[list[Hypothesis]]:
+    """What the emitted engine says to each, all together: the n best of a search, or one sequence with no score."""
+    engine = Engine(executor, Limits(queue=len(asked), prefill_tokens=16), reuse_prefixes=False)
+    running: list[GeneratedSequence | Beams] = []
     errors: list[Exception] = []
-    for index, prompt in enumerate(prompts):
-        options = Options(temperature=0.0, max_tokens=count)
-        request = Request(list(prompt), options, count, lambda piece: None, errors.append)
-        text: Any = _NoText()
-        sampler = Sampler(options, stream=index, prompt=prompt)
-        sequences.append(GeneratedSequence(request, sampler, text, StopStrings(()), frozenset()))
-        engine.submit([sequences[-1]])
+    text: Any = _NoText()
+    for index, one in enumerate(asked):
+        rules = one.rules
+        request = Request(
+            list(one.prompt), rules.options, rules.max_tokens, lambda piece: None, errors.append, source=one.source
+        )
+        ends = frozenset(rules.ends)
+        if rules.options.num_beams > 1:
+            running.append(Beams(request, BeamSearch(rules, one.prompt, ends), lambda: text))
+        else:
+            sampler = Sampler(rules, index, one.prompt)
+            running.append(GeneratedSequence(request, sampler, text, StopStrings(()), ends))
+        engine.submit(running[-1:])
     no_thread(engine)
     if errors:
         raise VerificationError(f"the emitted engine failed on the samples: {errors[0]!r}")
-    return [sequence.sampler.generated for sequence in sequences]
+    return [
+        sequence.search.ended[: sequence.request.options.n]
+        if isinstance(sequence, Beams)
+        else [Hypothesis(tuple(sequence.sampler.generated), 0.0, "")]
+        for sequence in running
+    ]
 
 
 def refuse_wrong_text(model: PreTrainedModel, reference: Reference, agreement: Agreement) -> None:
@@ -230,9 +259,9 @@ def pytorch_step_latencies(model: PreTrainedModel, threads: int) -> Latencies:
                 def run(step: torch.Tensor = step, past: Any = past) -> None:
                     model(input_ids=step, past_key_values=past, use_cache=True)
 
-                times[f"token, {rows} rows"] = _median(run)
+                times[f"token, {rows} rows"] = median_ms(run)
             prompt = torch.ones((1, 2 * CONTEXT), dtype=torch.long)
-            times["prompt of 128"] = _median(lambda: model(input_ids=prompt, use_cache=True, logits_to_keep=1))
+            times["prompt of 128"] = median_ms(lambda: model(input_ids=prompt, use_cache=True, logits_to_keep=1))
             return times
     finally:
         torch.set_num_threads(before)
@@ -251,13 +280,13 @@ def step_latencies(
         def run(tokens: np.ndarray = tokens, lengths: np.ndarray = lengths) -> None:
             executor.run(0, tokens, lengths)
 
-        times[f"token, {rows} rows"] = _median(run)
+        times[f"token, {rows} rows"] = median_ms(run)
     prompt, nothing = np.ones((1, 2 * CONTEXT), np.int64), np.zeros(1, np.int64)
-    times["prompt of 128"] = _median(lambda: executor.run(0, prompt, nothing))
+    times["prompt of 128"] = median_ms(lambda: executor.run(0, prompt, nothing))
     return times
 
 
-def _median(run: Callable[[], object]) -> float:
+def median_ms(run: Callable[[], object]) -> float:
     """Median of 3 to 20 runs after two to warm up, in milliseconds."""
     run()
     run()

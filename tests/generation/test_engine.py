@@ -12,15 +12,14 @@ from builder.runtime.generation.engine import (
     DeadlineExceeded,
     Engine,
     EngineFailed,
-    GeneratedSequence,
     Limits,
-    Piece,
     QueueFull,
-    Request,
     no_thread,
 )
 from builder.runtime.generation.options import Options
+from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler
+from builder.runtime.generation.sequences import GeneratedSequence, Piece, Request
 from builder.runtime.generation.text import StopStrings
 from tests.generation.executors import SumExecutor, expected
 
@@ -54,7 +53,7 @@ class Asked:
         self.sequences = [
             GeneratedSequence(
                 self.request,
-                Sampler(self.request.options, ends, stream=index, prompt=prompt),
+                Sampler(Rules(self.request.options, ends), stream=index, prompt=prompt),
                 text,
                 StopStrings(self.request.options.stop_words),
                 frozenset(ends),

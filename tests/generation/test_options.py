@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from builder.runtime.fields import InputError
-from builder.runtime.generation.options import Options, read_options
+from builder.runtime.generation.options import CHAT, COMMON, LANGUAGES, SOURCE, Options, read_options
 
 GREEDY = {"temperature": 0.0}
+FIELDS = [field.name for field in (*COMMON, *CHAT, *SOURCE, *LANGUAGES)]
 
 
 def read(parameters: dict[str, Any] | None = None, **tensors: Any) -> Options:
@@ -20,7 +21,7 @@ def read(parameters: dict[str, Any] | None = None, **tensors: Any) -> Options:
         kind = np.object_ if isinstance(values[0], (str, bytes)) else None
         encoded = [v.encode() if isinstance(v, str) else v for v in values]
         arrays[name] = np.array(encoded, dtype=kind)
-    return read_options(arrays, parameters or {}, GREEDY)
+    return read_options(arrays, parameters or {}, GREEDY, FIELDS)
 
 
 def test_everything_but_the_prompt_may_be_left_out() -> None:

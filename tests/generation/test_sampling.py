@@ -11,6 +11,7 @@ import torch
 from transformers.generation import logits_process as reference
 
 from builder.runtime.generation.options import Options
+from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import CANDIDATES, Sampler, _filter, choose
 
 FILTERS: list[dict[str, Any]] = [
@@ -62,10 +63,10 @@ def test_looking_at_the_best_first_changes_no_choice(options: dict[str, Any], sp
     """Flat and peaked distributions over more tokens than are looked at first: the same draws as over all."""
     vocabulary = 4 * CANDIDATES
     scores = np.random.default_rng(1).normal(0, spread, (4, vocabulary)).astype(np.float32)
-    samplers = [Sampler(Options(random_seed=seed, **options)) for seed in range(4)]
+    samplers = [Sampler(Rules(Options(random_seed=seed, **options))) for seed in range(4)]
     drawn = [choice.token for choice in choose(scores, samplers)]
     for row, sampler in enumerate(samplers):
-        uniform = Sampler(sampler.options).random.random()
+        uniform = Sampler(sampler.rules).random.random()
         order, kept = _filter(
             scores[row : row + 1] / np.float32(sampler.options.temperature), [sampler.options], vocabulary
         )
@@ -77,10 +78,10 @@ def test_penalties_are_those_of_transformers() -> None:
     scores = np.random.default_rng(2).normal(0, 2, (1, 100)).astype(np.float32)
     prompt, said = [3, 4, 5, 5], [7, 8, 8]
     options = Options(temperature=0.0, repetition_penalty=1.7)
-    sampler = Sampler(options, prompt=prompt, generated=list(said))
+    sampler = Sampler(Rules(options), prompt=prompt, generated=list(said))
     wanted = reference.RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[*prompt, *said]]), torch.from_numpy(scores))
     assert choose(scores, [sampler])[0].token == int(wanted.argmax())
-    counted = Sampler(Options(temperature=0.0, frequency_penalty=2.0, presence_penalty=1.0), generated=[9, 9, 11])
+    counted = Sampler(Rules(Options(temperature=0.0, frequency_penalty=2.0, presence_penalty=1.0)), generated=[9, 9, 11])
     flat = np.zeros((1, 20), np.float32)
     flat[0, 9], flat[0, 11], flat[0, 3] = 4.9, 2.5, 0.1  # 9 loses 1 + 2 x 2, 11 loses 1 + 2
     assert choose(flat, [counted])[0].token == 3
@@ -88,7 +89,7 @@ def test_penalties_are_those_of_transformers() -> None:
 
 def test_frequencies_follow_the_probabilities() -> None:
     logits = np.log(np.array([[0.5, 0.3, 0.15, 0.05]], np.float32))
-    sampler = Sampler(Options(random_seed=3))
+    sampler = Sampler(Rules(Options(random_seed=3)))
     counts = Counter(choose(logits, [sampler])[0].token for _ in range(4000))
     for token, share in enumerate((0.5, 0.3, 0.15, 0.05)):
         assert abs(counts[token] / 4000 - share) < 0.03
@@ -99,8 +100,8 @@ def test_a_seed_gives_the_same_tokens_whoever_else_is_in_the_batch() -> None:
     logits = generator.normal(0, 1, (30, 1, 2000)).astype(np.float32)
 
     def tokens(others: int, **options: Any) -> list[int]:
-        mine = Sampler(Options(random_seed=11, **options))
-        mates = [Sampler(Options(random_seed=seed, top_p=0.5 + seed / 100)) for seed in range(others)]
+        mine = Sampler(Rules(Options(random_seed=11, **options)))
+        mates = [Sampler(Rules(Options(random_seed=seed, top_p=0.5 + seed / 100))) for seed in range(others)]
         result = []
         for step in logits:
             rows = np.concatenate([generator.normal(0, 1, (others, 2000)).astype(np.float32), step])
@@ -109,12 +110,12 @@ def test_a_seed_gives_the_same_tokens_whoever_else_is_in_the_batch() -> None:
 
     for options in ({}, {"top_p": 0.9}, {"top_k": 50, "min_p": 0.01}, {"typical_p": 0.9}):
         assert tokens(0, **options) == tokens(7, **options)
-    assert tokens(0) != [choose(s, [Sampler(Options(random_seed=12))])[0].token for s in logits]
+    assert tokens(0) != [choose(s, [Sampler(Rules(Options(random_seed=12)))])[0].token for s in logits]
 
 
 def test_streams_of_one_request_differ() -> None:
     logits = np.zeros((1, 5000), np.float32)
-    draws = {choose(logits, [Sampler(Options(random_seed=1), stream=index)])[0].token for index in range(8)}
+    draws = {choose(logits, [Sampler(Rules(Options(random_seed=1)), stream=index)])[0].token for index in range(8)}
     assert len(draws) > 4
 
 
@@ -122,22 +123,22 @@ def test_forbidden_words_and_biases() -> None:
     logits = np.array([[5.0, 4.0, 3.0, 2.0]], np.float32)
 
     def said(generated: list[int], options: Options, **more: Any) -> int:
-        return choose(logits, [Sampler(options, generated=generated, **more)])[0].token
+        return choose(logits, [Sampler(Rules(options, **more), generated=generated)])[0].token
 
     greedy = Options(temperature=0.0)
     assert said([], greedy, bad_words=((0,),)) == 1
     assert said([2], greedy, bad_words=((2, 0),)) == 1, "the word would be complete"
     assert said([3], greedy, bad_words=((2, 0),)) == 0
     assert said([], Options(temperature=0.0, logit_bias={3: 10.0})) == 3
-    assert said([], Options(temperature=0.0, min_tokens=2), forbidden=(0,)) == 1
-    assert said([1, 1], Options(temperature=0.0, min_tokens=2), forbidden=(0,)) == 0
+    assert said([], Options(temperature=0.0, min_tokens=2), ends=(0,)) == 1
+    assert said([1, 1], Options(temperature=0.0, min_tokens=2), ends=(0,)) == 0
     assert logits.tolist() == [[5.0, 4.0, 3.0, 2.0]], "the engine's logits are not changed"
 
 
 def test_log_probabilities() -> None:
     logits = np.random.default_rng(5).normal(0, 2, (2, 300)).astype(np.float32)
     wanted = torch.log_softmax(torch.from_numpy(logits).double(), dim=-1).numpy()
-    samplers = [Sampler(Options(temperature=0.0, logprobs=3)), Sampler(Options(temperature=0.0))]
+    samplers = [Sampler(Rules(Options(temperature=0.0, logprobs=3))), Sampler(Rules(Options(temperature=0.0)))]
     with_them, without = choose(logits, samplers)
     assert without.logprob is None
     assert with_them.logprob == pytest.approx(wanted[0].max(), abs=1e-5)

@@ -45,7 +45,7 @@ class SlotTable:
 
         At least the last token of the prompt is always left to run, for its logits.
         """
-        common = [_common(prompt, tokens) if self.reuse else 0 for tokens in self.tokens]
+        common = [common_length(prompt, tokens) if self.reuse else 0 for tokens in self.tokens]
         common = [min(length, len(prompt) - 1) for length in common]
         first, last = self.range()
 
@@ -60,6 +60,10 @@ class SlotTable:
         self.taken[slot], self.last_used[slot] = True, self.clock
         self.tokens[slot] = list(prompt[:reused])
         return Placement(slot, source, reused)
+
+    def take(self) -> int:
+        """Take a free slot, the nearest to the others, for a beam that will be copied there."""
+        return self.place([0]).slot
 
     def release(self, slot: int) -> None:
         """Free `slot`; what it holds may be reused."""
@@ -85,7 +89,8 @@ class SlotTable:
         return len(self.tokens[slot])
 
 
-def _common(prompt: Sequence[int], tokens: Sequence[int]) -> int:
+def common_length(prompt: Sequence[int], tokens: Sequence[int]) -> int:
+    """How many tokens both begin with."""
     for index, (a, b) in enumerate(zip(prompt, tokens)):
         if a != b:
             return index

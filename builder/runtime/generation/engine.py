@@ -1,8 +1,9 @@
 """The decode loop: continuous batching over a fixed arena of slots.
 
 Each step drops what was cancelled, admits what waits, runs a bounded piece of prefill and then one token of every
-running sequence. A sequence that ends frees its slot in that step. Knows token ids, an executor and callbacks; knows
-nothing about Triton, tensors of requests, or how a prompt was made.
+running sequence and beam. Who ends frees its slots in that step. What an encoder reads is encoded by a thread of its
+own, ahead of its turn. Knows token ids and an executor; knows nothing about Triton, tensors of requests, or how a
+prompt was made.
 """
 
 from __future__ import annotations
@@ -12,59 +13,17 @@ import itertools
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
-from .cache import SlotTable
-from .executor import Executor
-from .options import Options
+from .beams import reorder
+from .cache import SlotTable, common_length
+from .executor import CrossAttending, Executor
 from .sampling import Choice, Sampler, choose
-from .text import Detokenizer, StopStrings
+from .sequences import Beams, GeneratedSequence, Piece, Request, Running
 
-
-@dataclass(frozen=True)
-class Piece:
-    """What one step gave one sequence. `finish_reason` is set on the last piece."""
-
-    index: int
-    text: str
-    tokens: "tuple[Choice, ...]"
-    finish_reason: str = ""
-    completion_tokens: int = 0
-
-
-@dataclass(eq=False)
-class Request:
-    """One request on its way: its prompt, and where its pieces, or its one error, go."""
-
-    prompt: "list[int]"
-    options: Options
-    max_tokens: int
-    emit: "Callable[[Piece], None]"
-    fail: "Callable[[Exception], None]"
-    deadline: "float | None" = None  # time.monotonic()
-    arrived: float = field(default_factory=time.monotonic)
-    first_token: "float | None" = None
-    cancelled: bool = False
-    failed: bool = False
-
-
-@dataclass(eq=False)
-class GeneratedSequence:
-    """One of a request's n sequences."""
-
-    request: Request
-    sampler: Sampler
-    detokenizer: Detokenizer
-    stops: StopStrings
-    end_ids: "frozenset[int]"
-    slot: int = -1
-    unsent: "list[Choice]" = field(default_factory=list)
-
-    @property
-    def index(self) -> int:
-        return self.sampler.stream
+SIMILAR = 1.3  # texts of one encoder call differ in length by no more than this
 
 
 @dataclass
@@ -81,6 +40,9 @@ class Stats:
     first_tokens: int = 0
     token_seconds: float = 0.0
     later_tokens: int = 0
+    encoded_tokens: int = 0
+    encoder_calls: int = 0
+    moved_positions: int = 0  # of beams' keys and values
     running: int = 0
     waiting: int = 0
     slots: int = 0
@@ -102,7 +64,7 @@ class EngineFailed(RuntimeError):
 @dataclass(frozen=True)
 class Limits:
     queue: int  # requests that may wait
-    prefill_tokens: int  # of prompts, between two decode steps
+    prefill_tokens: int  # of prompts, between two decode steps; of texts, in one encoder call
 
 
 class Engine:
@@ -111,31 +73,37 @@ class Engine:
     def __init__(self, executor: Executor, limits: Limits, reuse_prefixes: bool = True) -> None:
         geometry = executor.geometry
         self.executor = executor
+        self.encoder = executor if isinstance(executor, CrossAttending) else None
         self.limits = limits
-        self.table = SlotTable(geometry.slots, geometry.max_length, reuse_prefixes)
-        self.waiting: "list[tuple[int, int, GeneratedSequence]]" = []  # a heap: priority, then arrival
-        self.prefilling: "list[GeneratedSequence]" = []
-        self.decoding: "list[GeneratedSequence]" = []
+        self.table = SlotTable(geometry.slots, geometry.max_length, reuse_prefixes and self.encoder is None)
+        self.sources = [False] * geometry.slots  # places for what an encoder read: taken or not
+        self.waiting: "list[tuple[int, int, Running]]" = []  # a heap: priority, then arrival
+        self.prefilling: "list[Running]" = []
+        self.decoding: "list[Running]" = []
         self.stats = Stats(slots=geometry.slots)
         self.failure: "Exception | None" = None
         self._order = itertools.count()
         self._changed = threading.Condition()
         self._stopping = False
-        self._thread = threading.Thread(target=self._loop, name="decode loop", daemon=True)
+        self._threads = [threading.Thread(target=self._loop, name="decode loop", daemon=True)]
+        if self.encoder is not None:
+            self._threads.append(threading.Thread(target=self._encode_loop, name="encoder", daemon=True))
 
     def start(self) -> None:
-        self._thread.start()
+        for thread in self._threads:
+            thread.start()
 
     def stop(self) -> None:
         """End the loop after the step that runs; requests that are left get an error."""
         with self._changed:
             self._stopping = True
-            self._changed.notify()
-        if self._thread.is_alive():
-            self._thread.join()
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread.is_alive():
+                thread.join()
         self._fail_all(EngineFailed("the model was unloaded before this request was answered"))
 
-    def submit(self, sequences: "Sequence[GeneratedSequence]") -> None:
+    def submit(self, sequences: "Sequence[Running]") -> None:
         """Queue the sequences of one request. Raises QueueFull, or EngineFailed when the loop is dead."""
         with self._changed:
             if self.failure is not None:
@@ -149,22 +117,39 @@ class Engine:
             for sequence in sequences:
                 entry = (sequence.request.options.priority, next(self._order), sequence)
                 heapq.heappush(self.waiting, entry)
-            self._changed.notify()
+            self._changed.notify_all()
 
     def _loop(self) -> None:
         while True:
             with self._changed:
-                while not (self.waiting or self.prefilling or self.decoding or self._stopping):
-                    self._changed.wait()
+                while not (self.prefilling or self.decoding or self._startable() or self._stopping):
+                    self._changed.wait(0.05 if self.waiting else None)
                 if self._stopping:
                     return
-            try:
-                self.step()
-            except Exception as error:
-                with self._changed:
-                    self.failure, self.stats.healthy = error, 0
-                self._fail_all(EngineFailed(f"the decode loop failed: {error!r}"))
+            if not self._guarded(self.step):
                 return
+
+    def _encode_loop(self) -> None:
+        while True:
+            with self._changed:
+                while not (self._unread() or self._stopping or self.failure):
+                    self._changed.wait()
+                if self._stopping or self.failure:
+                    return
+            if not self._guarded(self.encode):
+                return
+
+    def _guarded(self, work: "Callable[[], None]") -> bool:
+        """Do `work`; False where it failed, which everybody who waits or runs is told."""
+        try:
+            work()
+        except Exception as error:
+            with self._changed:
+                self.failure, self.stats.healthy = error, 0
+                self._changed.notify_all()
+            self._fail_all(EngineFailed(f"the decode loop failed: {error!r}"))
+            return False
+        return True
 
     def step(self) -> None:
         """One turn of the loop."""
@@ -176,6 +161,40 @@ class Engine:
         self.stats.running = len(self.prefilling) + len(self.decoding)
         self.stats.waiting = len(self.waiting)
 
+    def encode(self) -> None:
+        """Run the encoder once, over the text whose turn is next and others of about its length."""
+        assert self.encoder is not None
+        with self._changed:
+            unread = self._unread()
+            batch = [request for request in unread if _similar(len(request.source), len(unread[0].source))]
+            longest = max((len(request.source) for request in batch), default=0)
+            batch = batch[: max(1, self.limits.prefill_tokens // max(longest, 1))]
+            for request in batch:
+                request.encoding = True
+        if not batch:
+            return
+        encoded = self.encoder.encode([request.source for request in batch])
+        with self._changed:
+            for request, result in zip(batch, encoded):
+                request.encoded = result
+            self.stats.encoder_calls += 1
+            self.stats.encoded_tokens += sum(len(request.source) for request in batch)
+            self._changed.notify_all()
+
+    def _unread(self) -> "list[Request]":
+        """Requests whose text the encoder has yet to read, in order, no further ahead than there are slots."""
+        if self.encoder is None:
+            return []
+        turn = dict.fromkeys(entry[2].request for entry in heapq.nsmallest(len(self.table.tokens), self.waiting))
+        return [request for request in turn if not request.encoding and not request.cancelled]
+
+    def _startable(self) -> bool:
+        """Whether a step could do something for a sequence that waits."""
+        return any(self._ready(entry[2]) or entry[2].request.cancelled for entry in self.waiting)
+
+    def _ready(self, sequence: Running) -> bool:
+        return self.encoder is None or sequence.request.encoded is not None
+
     def _drop(self) -> None:
         """Forget cancelled requests, and refuse those whose time is over."""
         now = time.monotonic()
@@ -185,7 +204,7 @@ class Engine:
             request = sequence.request
             if request.deadline is not None and now > request.deadline and not request.cancelled:
                 request.cancelled = True
-                done = len(sequence.sampler.generated)
+                done = sequence.generated
                 self._fail(request, DeadlineExceeded(f"the request's time was over after {done} tokens"))
         with self._changed:
             if any(sequence.request.cancelled for _, _, sequence in self.waiting):
@@ -194,7 +213,7 @@ class Engine:
         for group in (self.prefilling, self.decoding):
             for sequence in [sequence for sequence in group if sequence.request.cancelled]:
                 group.remove(sequence)
-                self.table.release(sequence.slot)
+                self._release(sequence)
 
     def _admit(self) -> None:
         """Give free slots to the sequences that wait, in order; the first of a request prefills for its siblings."""
@@ -203,22 +222,46 @@ class Engine:
             while self.waiting and self.table.free:
                 entry = heapq.heappop(self.waiting)
                 sequence = entry[2]
-                if any(other.request is sequence.request for other in self.prefilling):
+                if sequence.width > self.table.free:  # it is the next: the slots that come free are kept for it
+                    later.append(entry)
+                    break
+                siblings = any(other.request is sequence.request for other in self.prefilling)
+                if siblings or not self._ready(sequence):
                     later.append(entry)
                     continue
                 self._place(sequence)
             for entry in later:
                 heapq.heappush(self.waiting, entry)
 
-    def _place(self, sequence: GeneratedSequence) -> None:
-        prompt = sequence.request.prompt
-        placement = self.table.place(prompt)
+    def _place(self, sequence: Running) -> None:
+        request = sequence.request
+        placement = self.table.place(request.prompt)
         if placement.source != placement.slot and placement.reused:
             self.executor.copy(placement.source, placement.slot, placement.reused)
-        sequence.slot = placement.slot
+        sequence.slots = [placement.slot, *(self.table.take() for _ in range(sequence.width - 1))]
         self.stats.reused_tokens += placement.reused
-        self.stats.prompt_tokens += len(prompt)
-        self.prefilling.append(sequence)
+        self.stats.prompt_tokens += len(request.source or request.prompt)
+        if self.encoder is None:
+            self.prefilling.append(sequence)
+            return
+        sequence.source = self.sources.index(False)
+        self.sources[sequence.source] = True
+        self.encoder.attach(sequence.source, request.encoded)
+        self._assign(sequence)
+        self.decoding.append(sequence)  # its prompt is one token: a step like any other
+
+    def _assign(self, sequence: Running) -> None:
+        if self.encoder is not None:
+            for place, slot in enumerate(sequence.slots):
+                self.encoder.assign(slot, sequence.source, place)
+
+    def _release(self, sequence: Running) -> None:
+        for slot in sequence.slots:
+            self.table.release(slot)
+        if self.encoder is not None:
+            self.sources[sequence.source] = False
+            for slot in sequence.slots:
+                self.encoder.assign(slot, -1, 0)
 
     def _prefill(self) -> None:
         """Run pieces of prompts, first come first, up to the limit a step; who is done gets its first token."""
@@ -226,35 +269,35 @@ class Engine:
         for sequence in list(self.prefilling):
             if budget <= 0:
                 return
-            prompt, held = sequence.request.prompt, self.table.tokens[sequence.slot]
+            prompt, held = sequence.request.prompt, self.table.tokens[sequence.slots[0]]
             piece = prompt[len(held) : len(held) + budget]
             budget -= len(piece)
-            logits = self.executor.run(sequence.slot, np.array([piece], np.int64), np.array([len(held)], np.int64))
+            logits = self.executor.run(sequence.slots[0], np.array([piece], np.int64), np.array([len(held)], np.int64))
             held.extend(piece)
             if len(held) == len(prompt):
                 self.prefilling.remove(sequence)
                 self.decoding.append(sequence)
-                self._accept([sequence], logits)
+                self._accept([sequence], logits, [0])
 
     def _decode(self) -> None:
-        """One token of every sequence that is past its prompt."""
+        """One token of every sequence and beam that is past its prompt."""
         if not self.decoding:
             return
         self._close_ranks()
         first, last = self.table.range()
         lengths = np.array([self.table.spare_position(slot) for slot in range(first, last)], np.int64)
         tokens = np.zeros((last - first, 1), np.int64)
-        for sequence in self.decoding:
-            tokens[sequence.slot - first, 0] = sequence.sampler.generated[-1]
+        running = [(slot, t) for sequence in self.decoding for slot, t in zip(sequence.slots, sequence.inputs())]
+        for slot, token in running:
+            tokens[slot - first, 0] = token
         logits = self.executor.run(first, tokens, lengths)
-        for sequence in self.decoding:
-            self.table.tokens[sequence.slot].append(sequence.sampler.generated[-1])
-        rows = [sequence.slot - first for sequence in self.decoding]
-        self._accept(list(self.decoding), logits if rows == list(range(len(logits))) else logits[rows])
+        for slot, token in running:
+            self.table.tokens[slot].append(token)
+        self._accept(list(self.decoding), logits, [slot - first for slot, _ in running])
 
     def _close_ranks(self) -> None:
         """Move sequences into the holes that ended ones left, unless others wait for those."""
-        if self.waiting:
+        if any(self._ready(entry[2]) for entry in self.waiting):
             return
         while True:
             hole = self.table.hole()
@@ -264,10 +307,30 @@ class Engine:
             self.executor.copy(source, target, len(self.table.tokens[source]))
             self.table.move(source, target)
             for sequence in (*self.prefilling, *self.decoding):
-                if sequence.slot == source:
-                    sequence.slot = target
+                if source in sequence.slots:
+                    sequence.slots[sequence.slots.index(source)] = target
+                    if self.encoder is not None:
+                        self.encoder.assign(source, -1, 0)
+                    self._assign(sequence)
 
-    def _accept(self, sequences: "list[GeneratedSequence]", logits: np.ndarray) -> None:
+    def _accept(self, sequences: "Sequence[Running]", logits: np.ndarray, rows: "list[int]") -> None:
+        """Choose what each sequence says next, and pass it on. `rows`: of `logits`, in the order of the sequences."""
+        singles = [sequence for sequence in sequences if isinstance(sequence, GeneratedSequence)]
+        if len(singles) == len(sequences):
+            self._say(singles, logits if rows == list(range(len(logits))) else logits[rows])
+            return
+        start, own = 0, []
+        for sequence in sequences:
+            count = len(sequence.inputs())
+            if isinstance(sequence, Beams):
+                self._search(sequence, logits[rows[start : start + count]])
+            else:
+                own.append(rows[start])
+            start += count
+        if singles:
+            self._say(singles, logits[own])
+
+    def _say(self, sequences: "list[GeneratedSequence]", logits: np.ndarray) -> None:
         """Choose a token for each row, and pass on what it says. What fails for one request fails for it alone."""
         samplers = [sequence.sampler for sequence in sequences]
         choices: "list[Choice | Exception]"
@@ -278,26 +341,60 @@ class Engine:
         now = time.monotonic()
         for sequence, choice in zip(sequences, choices):
             if isinstance(choice, Exception):
-                self._fail(sequence.request, choice)
-                sequence.request.cancelled = True  # its slot is free with the next step
+                self._give_up(sequence, choice)
                 sequence.sampler.generated.append(0)
                 continue
             self.stats.generated_tokens += 1
-            request = sequence.request
-            if request.first_token is None:
-                request.first_token = now
-                self.stats.first_token_seconds += now - request.arrived
-                self.stats.first_tokens += 1
-            piece = advance(sequence, choice, self.table.max_length)
+            self._count_first(sequence.request, now)
+            piece = sequence.advance(choice, self.table.max_length)
             if piece is None:
                 continue
             if piece.finish_reason:
-                self.decoding.remove(sequence)
-                self.table.release(sequence.slot)
-                self.stats.token_seconds += now - request.first_token
-                self.stats.later_tokens += len(sequence.sampler.generated) - 1
-            if not request.cancelled:
-                request.emit(piece)
+                self._finish(sequence, [piece], now)
+            elif not sequence.request.cancelled:
+                sequence.request.emit(piece)
+
+    def _search(self, beams: Beams, logits: np.ndarray) -> None:
+        """Let a search choose its next beams, and bring their keys and values to where they go on."""
+        now = time.monotonic()
+        try:
+            parents = beams.search.step(logits)
+        except Exception as error:
+            self._give_up(beams, error)
+            return
+        self._count_first(beams.request, now)
+        if beams.search.done:
+            pieces = beams.pieces()
+            self.stats.generated_tokens += sum(piece.completion_tokens for piece in pieces)
+            self._finish(beams, pieces, now)
+            return
+        beams.slots, copies = reorder(beams.slots, parents)
+        for source, target in copies:
+            held, other = self.table.tokens[source], self.table.tokens[target]
+            start = common_length(held, other)  # beams share the keys and values of what they said alike
+            self.executor.copy(source, target, len(held), start)
+            self.table.tokens[target] = list(held)
+            self.stats.moved_positions += len(held) - start
+
+    def _count_first(self, request: Request, now: float) -> None:
+        if request.first_token is None:
+            request.first_token = now
+            self.stats.first_token_seconds += now - request.arrived
+            self.stats.first_tokens += 1
+
+    def _finish(self, sequence: Running, pieces: "list[Piece]", now: float) -> None:
+        """Free the slots of a sequence that ended, then pass on its last pieces."""
+        self.decoding.remove(sequence)
+        self._release(sequence)
+        self.stats.token_seconds += now - (sequence.request.first_token or now)
+        self.stats.later_tokens += sum(piece.completion_tokens for piece in pieces) - len(pieces)
+        if not sequence.request.cancelled:
+            for piece in pieces:
+                sequence.request.emit(piece)
+
+    def _give_up(self, sequence: Running, error: Exception) -> None:
+        self._fail(sequence.request, error)
+        sequence.request.cancelled = True  # its slots are free with the next step
 
     def _fail(self, request: Request, error: Exception) -> None:
         if not request.failed:
@@ -314,6 +411,10 @@ class Engine:
                 self._fail(sequence.request, error)
 
 
+def _similar(length: int, other: int) -> bool:
+    return max(length, other) <= SIMILAR * min(length, other) + 8
+
+
 def _choose_alone(logits: np.ndarray, sampler: Sampler) -> "Choice | Exception":
     try:
         return choose(logits, [sampler])[0]
@@ -321,33 +422,9 @@ def _choose_alone(logits: np.ndarray, sampler: Sampler) -> "Choice | Exception":
         return error
 
 
-def advance(sequence: GeneratedSequence, choice: Choice, max_length: int) -> "Piece | None":
-    """Append a token to a sequence: the piece to pass on; None where it only began a character or a stop string."""
-    sampler, options = sequence.sampler, sequence.request.options
-    sampler.generated.append(choice.token)
-    count = len(sampler.generated)
-    sequence.unsent.append(choice)
-    reason = ""
-    if choice.token in sequence.end_ids and count > options.min_tokens:
-        reason, text = "stop", sequence.detokenizer.flush()
-    else:
-        text = sequence.detokenizer.push(choice.token)
-        if count >= sequence.request.max_tokens or len(sequence.request.prompt) + count >= max_length:
-            reason = "length"
-            text += sequence.detokenizer.flush()
-    if count > options.min_tokens:
-        text = sequence.stops.push(text)
-        if sequence.stops.found:
-            reason = "stop"
-        elif reason:
-            text += sequence.stops.flush()
-    if not text and not reason:
-        return None
-    tokens, sequence.unsent = tuple(sequence.unsent), []
-    return Piece(sequence.index, text, tokens, reason, count)
-
-
 def no_thread(engine: Engine) -> None:
     """For builds and tests: run the loop in the caller's thread until nothing is left."""
     while engine.waiting or engine.prefilling or engine.decoding:
+        if engine.encoder is not None:
+            engine.encode()
         engine.step()

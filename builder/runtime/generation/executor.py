@@ -1,7 +1,7 @@
-"""Running the decoder's graph over a range of slots. Two ways, one interface.
+"""Running the decoder's graph over a range of slots. Three ways, one interface.
 
 `InProcess` owns an ONNX Runtime session whose cache inputs and outputs are bound to the same buffers, so that a step
-writes one position and moves nothing else. `Remote` calls an `infer` that takes and returns the cache as tensors: a
+writes one position and moves nothing else; `CrossAttending` is that, with an encoder. `Remote` calls an `infer` that takes and returns the cache as tensors: a
 BLS call of the engine's own Triton model. Both keep the arena; both know nothing about requests.
 """
 
@@ -35,6 +35,18 @@ class Geometry:
         }
 
 
+@dataclass(frozen=True)
+class CrossGeometry:
+    """What decoder layers attend to: each layer's (heads, head size), for texts of up to `max_length` tokens.
+
+    `beams`: how many slots may attend to one text.
+    """
+
+    max_length: int
+    beams: int
+    layers: tuple[tuple[int, int], ...]
+
+
 class Executor:
     """What the engine needs: to run tokens of some slots, and to copy a slot."""
 
@@ -49,10 +61,10 @@ class Executor:
         """
         raise NotImplementedError
 
-    def copy(self, source: int, target: int, length: int) -> None:
-        """Copy the first `length` positions of a slot to another."""
+    def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
+        """Copy positions `start` to `length` of a slot to another."""
         for tensor in self.arena.values():
-            tensor[target, :, :length] = tensor[source, :, :length]
+            tensor[target, :, start:length] = tensor[source, :, start:length]
 
 
 class _Step:
@@ -110,6 +122,99 @@ class InProcess(Executor):
         logits = self.logits[:rows]
         binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
         return step, binding
+
+
+class CrossAttending(InProcess):
+    """A decoder that also attends to what an encoder read: keys and values made once a text, shared by its beams.
+
+    They lie in an arena of their own, a place a text; `assign` says which slots attend to which place. A step binds
+    them where they are, and moves nothing of them.
+    """
+
+    def __init__(
+        self,
+        decoder: Path,
+        encoder: Path,
+        geometry: Geometry,
+        cross: CrossGeometry,
+        session_options: Mapping[str, Any],
+    ) -> None:
+        super().__init__(decoder, geometry, session_options)
+        self.encoder = open_session(encoder, session_options)
+        self.cross = cross
+        places = geometry.slots
+        self.cross_arena = {
+            f"cross_{kind}_{index}": np.zeros((places, heads, cross.max_length, size), np.float32)
+            for index, (heads, size) in enumerate(cross.layers)
+            for kind in ("key", "value")
+        }
+        self.last = np.zeros((places, 1, 2 * sum(heads * size for heads, size in cross.layers)), np.float32)
+        self.lengths = np.ones(places, np.int32)  # of the texts
+        self.place_of = np.full(geometry.slots, -1, np.int64)
+        self.beam_of = np.zeros(geometry.slots, np.int64)
+        self.bound: dict[tuple[int, int, int], tuple[dict[str, np.ndarray], Any]] = {}
+
+    def encode(self, rows: "Sequence[Sequence[int]]") -> "list[list[np.ndarray]]":
+        """Keys and values of each text, a tensor a layer and kind: (heads, length, size), in the arena's order."""
+        longest = max(map(len, rows))
+        ids, mask = np.zeros((len(rows), longest), np.int64), np.zeros((len(rows), longest), np.int64)
+        for row, tokens in enumerate(rows):
+            ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
+        outputs = self.encoder.run(list(self.cross_arena), {"input_ids": ids, "attention_mask": mask})
+        return [[output[row, :, : len(tokens)] for output in outputs] for row, tokens in enumerate(rows)]
+
+    def attach(self, place: int, encoded: "list[np.ndarray]") -> None:
+        """Put what `encode` made of one text into a place of the arena."""
+        self.lengths[place] = encoded[0].shape[1]
+        ends = []
+        for tensor, values in zip(self.cross_arena.values(), encoded):
+            tensor[place, :, : values.shape[1]] = values
+            ends.append(values[:, -1].ravel())
+        self.last[place, 0] = np.concatenate(ends)
+
+    def assign(self, slot: int, place: int, beam: int) -> None:
+        """Let `slot` attend to `place`, as the `beam`-th of those that do; to none for -1."""
+        self.place_of[slot], self.beam_of[slot] = place, beam
+
+    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        rows = len(tokens)
+        places, beams = self.place_of[first : first + rows], self.beam_of[first : first + rows]
+        used = int(places.max()) + 1
+        if (first, rows, used) not in self.bound:
+            self.bound[first, rows, used] = self._bind_cross(first, rows, used)
+        feeds, binding = self.bound[first, rows, used]
+        feeds["input_ids"][:] = tokens
+        feeds["position_ids"][:] = lengths[:, None]
+        feeds["seqlens_k"][:] = lengths
+        feeds["total_sequence_length"][:] = lengths.max() + 1
+        feeds["cross_places"][:] = np.maximum(places, 0) * self.cross.beams + beams
+        attending = np.flatnonzero(places >= 0)
+        feeds["cross_rows"][:] = 0
+        feeds["cross_rows"][places[attending], beams[attending]] = attending
+        feeds["cross_seqlens_k"][:] = 0  # a place that nobody attends to costs one key
+        feeds["cross_seqlens_k"][places[attending]] = self.lengths[places[attending]] - 1
+        feeds["cross_total"][:] = feeds["cross_seqlens_k"].max() + 1
+        self.session.run_with_iobinding(binding)
+        return self.logits[:rows]
+
+    def _bind_cross(self, first: int, rows: int, used: int) -> "tuple[dict[str, np.ndarray], Any]":
+        step, binding = self._bind(first, rows, 1)
+        feeds = {
+            **step.feeds,
+            "cross_rows": np.zeros((used, self.cross.beams), np.int64),
+            "cross_places": np.zeros(rows, np.int64),
+            "cross_seqlens_k": np.zeros(used, np.int32),
+            "cross_total": np.zeros(1, np.int32),
+        }
+        views = {**{name: feeds[name] for name in feeds if name.startswith("cross_")}, "cross_last": self.last[:used]}
+        for name, tensor in self.cross_arena.items():
+            view = tensor[:used]
+            views[f"past_{name}"] = view
+            binding.bind_output(f"present_{name}", "cpu", 0, view.dtype.type, view.shape, view.ctypes.data)
+        for name, view in views.items():
+            if name in self.inputs:
+                binding.bind_input(name, "cpu", 0, view.dtype.type, view.shape, view.ctypes.data)
+        return feeds, binding
 
 
 Infer = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]

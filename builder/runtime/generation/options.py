@@ -33,12 +33,19 @@ class Options:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    no_repeat_ngram_size: int = 0
+    encoder_no_repeat_ngram_size: int = 0
     logit_bias: "dict[int, float]" = field(default_factory=dict)
     bad_words: "tuple[str, ...]" = ()
     stop_words: "tuple[str, ...]" = ()
     stop_token_ids: "tuple[int, ...]" = ()
     random_seed: int = UNSET_SEED
     n: int = 1
+    num_beams: int = 1
+    length_penalty: float = 1.0
+    early_stopping: str = "false"
+    source_language: str = ""
+    target_language: str = ""
     logprobs: int = -1
     ignore_eos: bool = False
     echo: bool = False
@@ -48,9 +55,8 @@ class Options:
 
 
 TEXT, WHOLE, REAL, FLAG = "TYPE_STRING", "TYPE_INT32", "TYPE_FP32", "TYPE_BOOL"
-INPUTS = (
+COMMON = (
     Field("text_input", TEXT, optional=True),
-    Field("messages", TEXT, optional=True),
     Field("max_tokens", WHOLE, optional=True),
     Field("min_tokens", WHOLE, optional=True),
     Field("temperature", REAL, optional=True),
@@ -61,19 +67,25 @@ INPUTS = (
     Field("repetition_penalty", REAL, optional=True),
     Field("presence_penalty", REAL, optional=True),
     Field("frequency_penalty", REAL, optional=True),
+    Field("no_repeat_ngram_size", WHOLE, optional=True),
     Field("logit_bias", TEXT, optional=True),
     Field("bad_words", TEXT, (-1,), optional=True),
     Field("stop_words", TEXT, (-1,), optional=True),
     Field("stop_token_ids", WHOLE, (-1,), optional=True),
     Field("random_seed", "TYPE_INT64", optional=True),
     Field("n", WHOLE, optional=True),
+    Field("num_beams", WHOLE, optional=True),
+    Field("length_penalty", REAL, optional=True),
+    Field("early_stopping", TEXT, optional=True),
     Field("logprobs", WHOLE, optional=True),
     Field("ignore_eos", FLAG, optional=True),
-    Field("echo", FLAG, optional=True),
     Field("stream", FLAG, optional=True),
     Field("priority", WHOLE, optional=True),
     Field("timeout_ms", WHOLE, optional=True),
 )
+CHAT = (Field("messages", TEXT, optional=True), Field("echo", FLAG, optional=True))
+SOURCE = (Field("encoder_no_repeat_ngram_size", WHOLE, optional=True),)
+LANGUAGES = (Field("source_language", TEXT, optional=True), Field("target_language", TEXT, optional=True))
 OUTPUTS = (
     Field("text_output", TEXT, (-1,)),
     Field("finish_reason", TEXT, (-1,)),
@@ -81,8 +93,10 @@ OUTPUTS = (
     Field("prompt_tokens", WHOLE, (1,)),
     Field("completion_tokens", WHOLE, (-1,)),
     Field("logprobs_output", TEXT, (-1,)),
+    Field("scores", REAL, (-1,)),
 )
-LISTS = tuple(f.name for f in INPUTS if f.dims == (-1,))
+LISTS = tuple(f.name for f in COMMON if f.dims == (-1,))
+EARLY_STOPPING = ("true", "false", "never")
 RANGES: "dict[str, tuple[float, float]]" = {  # inclusive, of every number that has limits of its own
     "min_tokens": (0, 2**31),
     "temperature": (0.0, 100.0),
@@ -94,15 +108,24 @@ RANGES: "dict[str, tuple[float, float]]" = {  # inclusive, of every number that 
     "presence_penalty": (-2.0, 2.0),
     "frequency_penalty": (-2.0, 2.0),
     "random_seed": (-1, 2**63 - 1),
+    "no_repeat_ngram_size": (0, 2**31),
+    "encoder_no_repeat_ngram_size": (0, 2**31),
     "n": (1, 16),
+    "num_beams": (1, 64),
+    "length_penalty": (-100.0, 100.0),
     "logprobs": (-1, 20),
     "timeout_ms": (0, 2**31),
 }
 
 
-def read_options(tensors: Tensors, parameters: Mapping[str, Any], defaults: Mapping[str, Any]) -> Options:
-    """Check one request: its tensors, then its JSON parameters, over the model's defaults. Raises InputError."""
-    known = {f.name: f for f in INPUTS}
+def read_options(
+    tensors: Tensors, parameters: Mapping[str, Any], defaults: Mapping[str, Any], inputs: "Sequence[str]"
+) -> Options:
+    """Check one request: its tensors, then its JSON parameters, over the model's defaults. Raises InputError.
+
+    `inputs`: the names of the fields that this model has.
+    """
+    known = {f.name: f for f in (*COMMON, *CHAT, *SOURCE, *LANGUAGES) if f.name in inputs}
     given: "dict[str, Any]" = {}
     for name, array in tensors.items():
         given[name] = _values(name, array)
@@ -166,11 +189,37 @@ def _checked(options: "dict[str, Any]", given: "set[str]") -> Options:
     sampling = given & {"top_k", "top_p", "min_p", "typical_p", "random_seed"}
     if sampling and "temperature" not in given and options.get("temperature") == 0:
         options["temperature"] = 1.0  # who asks for a way to sample wants to sample
+    if "min_tokens" not in given and options.get("max_tokens") is not None:
+        options["min_tokens"] = min(options.get("min_tokens", 0), options["max_tokens"])  # the checkpoint's own gives way
+    if given & {"temperature", "top_k", "top_p", "min_p", "typical_p", "random_seed"} and "num_beams" not in given:
+        options["num_beams"] = 1  # who asks for a way to sample wants no search, whatever the checkpoint prefers
     for name, (low, high) in RANGES.items():
         value = options.get(name)
         if value is not None and not low <= value <= high:
             raise InputError(f"{name} is {value}; expected {low:g} to {high:g}")
-    return Options(**options)
+    return _consistent(Options(**options), given)
+
+
+def _consistent(options: Options, given: "set[str]") -> Options:
+    """Refuse options that contradict one another. Raises InputError."""
+    if options.early_stopping not in EARLY_STOPPING:
+        raise InputError(f"early_stopping is {options.early_stopping!r}; expected one of {', '.join(EARLY_STOPPING)}")
+    if options.num_beams == 1:
+        unused = given & {"length_penalty", "early_stopping"}
+        if unused:
+            raise InputError(f"{min(unused)} is of beam search only; send num_beams of at least 2 with it")
+        return options
+    contradictions = {
+        "a temperature above 0": options.temperature > 0,
+        "stop_words": bool(options.stop_words),
+        "logprobs": options.logprobs >= 0,
+    }
+    for name, present in contradictions.items():
+        if present:
+            raise InputError(f"{name} and num_beams {options.num_beams} contradict each other; send one of them")
+    if options.n > options.num_beams:
+        raise InputError(f"n is {options.n}, more than num_beams, {options.num_beams}: a search ends with that many")
+    return options
 
 
 def _json(name: str, text: str, kind: type) -> Any:

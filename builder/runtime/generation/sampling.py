@@ -1,6 +1,6 @@
 """From logits to tokens, over all rows of a step at once; each row has options and a random stream of its own.
 
-Filters are those of transformers' logits processors, in its order: penalties, forbidden tokens, temperature, top-k,
+Filters are those of transformers' logits processors, in its order: the rules of the request, temperature, top-k,
 top-p (arXiv:1904.09751), min-p (arXiv:2407.01082), locally typical (arXiv:2202.00666). Knows arrays; knows no text.
 """
 
@@ -12,17 +12,16 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .options import Options
+from .processors import Rules
 
 CANDIDATES = 1024  # the most probable tokens that are looked at first; all are, where these do not settle it
 
 
 @dataclass
 class Sampler:
-    """One row's options, its random stream, and the tokens that penalties and bans depend on."""
+    """One row: the rules of its request, what it has said, and its random stream."""
 
-    options: Options
-    forbidden: "tuple[int, ...]" = ()  # while fewer than min_tokens are generated: the tokens that would end it
-    bad_words: "tuple[tuple[int, ...], ...]" = ()
+    rules: Rules
     stream: int = 0  # which of a request's n sequences this is
     prompt: "Sequence[int]" = ()
     generated: "list[int]" = field(default_factory=list)
@@ -35,22 +34,17 @@ class Sampler:
         self.random = np.random.Generator(np.random.Philox(key=[seed, self.stream]))
 
     @property
+    def options(self) -> Options:
+        return self.rules.options
+
+    @property
     def greedy(self) -> bool:
         return self.options.temperature == 0 or self.options.top_k == 1
 
     @property
     def plain(self) -> bool:
         """Whether the highest logit is the answer as it stands."""
-        options = self.options
-        return (
-            self.greedy
-            and options.repetition_penalty == 1
-            and not options.presence_penalty
-            and not options.frequency_penalty
-            and not options.logit_bias
-            and not self.bad_words
-            and len(self.generated) >= options.min_tokens
-        )
+        return self.greedy and self.rules.idle(len(self.generated))
 
 
 @dataclass(frozen=True)
@@ -72,7 +66,8 @@ def choose(logits: np.ndarray, samplers: "Sequence[Sampler]") -> "list[Choice]":
     if rest:
         scores = np.array(_rows(logits, rest), dtype=np.float32)
         for row, index in enumerate(rest):
-            _penalise(scores[row], samplers[index])
+            sampler = samplers[index]
+            sampler.rules.apply(scores[row], sampler.prompt, sampler.generated)
         greedy = [row for row, index in enumerate(rest) if samplers[index].greedy]
         if greedy:
             tokens[[rest[row] for row in greedy]] = _rows(scores, greedy).argmax(axis=-1)
@@ -85,25 +80,6 @@ def choose(logits: np.ndarray, samplers: "Sequence[Sampler]") -> "list[Choice]":
 
 def _rows(array: np.ndarray, rows: "list[int]") -> np.ndarray:
     return array if len(rows) == len(array) else array[rows]
-
-
-def _penalise(scores: np.ndarray, sampler: Sampler) -> None:
-    """In place, one row: what was said already, what is wanted more or less, what must not be said now."""
-    options, generated = sampler.options, sampler.generated
-    if options.repetition_penalty != 1:
-        seen = np.unique(np.array([*sampler.prompt, *generated], dtype=np.int64))
-        values = scores[seen]
-        scores[seen] = np.where(values < 0, values * options.repetition_penalty, values / options.repetition_penalty)
-    if generated and (options.presence_penalty or options.frequency_penalty):
-        seen, counts = np.unique(np.array(generated, dtype=np.int64), return_counts=True)
-        scores[seen] -= options.presence_penalty + options.frequency_penalty * counts.astype(np.float32)
-    for token, value in options.logit_bias.items():
-        scores[token] += value
-    for word in sampler.bad_words:
-        if len(word) == 1 or tuple(generated[-len(word) + 1 :]) == word[:-1]:
-            scores[word[-1]] = -np.inf
-    if len(generated) < options.min_tokens:
-        scores[list(sampler.forbidden)] = -np.inf
 
 
 def _sample(scores: np.ndarray, samplers: "Sequence[Sampler]") -> np.ndarray:

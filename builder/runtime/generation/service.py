@@ -1,6 +1,6 @@
-"""A served decoder without Triton: one request's tensors in, its responses out through a callback.
+"""A generating model without Triton: one request's tensors in, its responses out through a callback.
 
-Reads serving.json and the tokeniser beside it, makes prompts, and puts the engine's pieces into output tensors.
+Reads serving.json and the tokeniser beside it, and puts the engine's pieces into output tensors.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ..fields import InputError, Tensors
-from .chat import ChatTemplate
-from .engine import Engine, GeneratedSequence, Limits, Piece, Request
-from .executor import Executor, Geometry, Infer, InProcess, Remote
+from .beams import BeamSearch
+from .engine import Engine, Limits
+from .executor import CrossAttending, CrossGeometry, Executor, Geometry, Infer, InProcess, Remote
 from .options import Options, read_options
+from .processors import Rules
+from .prompts import DecoderPrompts, Prompt, SourceTexts
 from .sampling import Choice, Sampler
+from .sequences import Beams, GeneratedSequence, Piece, Request, Running
 from .text import Detokenizer, StopStrings
 
 Answer = Union["dict[str, np.ndarray]", Exception]
@@ -34,8 +37,7 @@ class Service:
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
-        template = self.serving["chat_template"]
-        self.chat = ChatTemplate(template, self.serving["special_tokens"]) if template else None
+        self.prompt = (SourceTexts if "source" in self.serving else DecoderPrompts)(self.serving, self.tokenizer)
         limits = Limits(self.serving["queue"], self.serving["prefill_tokens"])
         self.engine = Engine(make_executor(folder, self.serving, infer), limits, self.serving["prefix_cache"])
 
@@ -44,58 +46,73 @@ class Service:
 
         `respond` is called from the loop's thread, with `True` exactly once, last.
         """
-        options = read_options(tensors, parameters, self.serving["defaults"])
-        text, prompt = self._prompt(options)
-        maximum = self._max_tokens(options, len(prompt))
-        answers = (StreamedAnswer if options.stream else WholeAnswer)(self, options, text, len(prompt), respond)
+        options = read_options(tensors, parameters, self.serving["defaults"], self.serving["fields"])
+        prompt = self.prompt(options)
+        maximum = self._max_tokens(options, prompt)
+        answers = (StreamedAnswer if options.stream else WholeAnswer)(self, options, prompt, respond)
         deadline = time.monotonic() + options.timeout_ms / 1000 if options.timeout_ms else None
-        request = Request(prompt, options, maximum, answers.add, lambda error: respond(error, True), deadline)
-        self.engine.submit([self._sequence(request, index) for index in range(options.n)])
+        tokens, fail = list(prompt.tokens), lambda error: respond(error, True)
+        request = Request(tokens, options, maximum, answers.add, fail, deadline, prompt.source)
+        self.engine.submit(self._sequences(request, prompt.first))
         return request
 
-    def _prompt(self, options: Options) -> "tuple[str, list[int]]":
-        if options.messages is None:
-            text, special = options.prompt, True
-        elif self.chat is None:
-            raise InputError("this checkpoint has no chat template; send the prompt as text_input")
-        else:
-            text, special = self.chat(options.messages), False
-        return text, self.tokenizer.encode(text, add_special_tokens=special).ids
-
-    def _max_tokens(self, options: Options, prompt: int) -> int:
+    def _max_tokens(self, options: Options, prompt: Prompt) -> int:
         longest = self.serving["max_length"]
-        room = longest - prompt
-        if room < 1 or prompt < 1:
-            raise InputError(
-                f"the prompt has {prompt} tokens; this model takes 1 to {longest - 1}, so that one can follow"
-            )
+        room = longest - len(prompt.tokens)
         if options.max_tokens is None:
             return min(int(self.serving["max_tokens"]), room)
         if not 1 <= options.max_tokens <= room:
             raise InputError(
-                f"max_tokens is {options.max_tokens}; after a prompt of {prompt} tokens it can be 1 to {room} "
-                f"(this model holds {longest} tokens)"
+                f"max_tokens is {options.max_tokens}; after a prompt of {len(prompt.tokens)} tokens it can be 1 to "
+                f"{room} (this model holds {longest} tokens)"
             )
         if options.min_tokens > options.max_tokens:
             raise InputError(f"min_tokens is {options.min_tokens}, more than max_tokens, {options.max_tokens}")
         return options.max_tokens
 
-    def _sequence(self, request: Request, index: int) -> GeneratedSequence:
+    def _sequences(self, request: Request, first: "int | None") -> "list[Running]":
+        """What the engine is to run for a request: its n sequences, or the beams of its one search."""
         options, vocabulary = request.options, self.serving["vocabulary"]
         strange = [t for t in (*options.logit_bias, *options.stop_token_ids) if not 0 <= t < vocabulary]
         if strange:
             raise InputError(f"{strange[0]} is no token id; this model has 0 to {vocabulary - 1}")
+        if options.num_beams > self.serving["beams"]:
+            raise InputError(
+                f"num_beams is {options.num_beams}; this model was built for at most {self.serving['beams']}. "
+                f"Build it with --beams {options.num_beams} and at least as many --slots"
+            )
         ends = frozenset(self.serving["end_ids"]) if not options.ignore_eos else frozenset()
         ends |= frozenset(options.stop_token_ids)
+        rules = Rules(
+            options,
+            tuple(sorted(ends)),
+            self._bad_words(options),
+            request.source,
+            first,
+            tuple(self.serving["last"]),
+            request.max_tokens,
+        )
+
+        def detokenizer() -> Detokenizer:
+            return Detokenizer(self.tokenizer, request.prompt)
+
+        if options.num_beams > 1:
+            return [Beams(request, BeamSearch(rules, request.prompt, ends), detokenizer)]
+        return [
+            GeneratedSequence(
+                request, Sampler(rules, index, request.prompt), detokenizer(), StopStrings(options.stop_words), ends
+            )
+            for index in range(options.n)
+        ]
+
+    def _bad_words(self, options: Options) -> "tuple[tuple[int, ...], ...]":
         words = {
             tuple(self.tokenizer.encode(form, add_special_tokens=False).ids)
             for word in options.bad_words
             for form in (word, f" {word}")
         }
-        sampler = Sampler(options, tuple(sorted(ends)), tuple(sorted(words - {()})), index, request.prompt)
-        return GeneratedSequence(
-            request, sampler, Detokenizer(self.tokenizer, request.prompt), StopStrings(options.stop_words), ends
-        )
+        words |= {tuple(word) for word in self.serving["bad_words"]}
+        return tuple(sorted(words - {()}))
 
     def token_text(self, token: int) -> str:
         """One token as text, as log-probabilities name it."""
@@ -106,6 +123,11 @@ def make_executor(folder: Path, serving: "Mapping[str, Any]", infer: "Infer | No
     """The executor that serving.json names; `infer` is for the one that calls another model."""
     layers = tuple((heads, size) for heads, size in serving["layers"])
     geometry = Geometry(serving["slots"], serving["max_length"], serving["vocabulary"], layers, serving["cache"])
+    if "source" in serving:
+        cross = serving["cross"]
+        shape = CrossGeometry(cross["max_length"], serving["beams"], tuple((h, s) for h, s in cross["layers"]))
+        files = folder / serving["model"], folder / serving["encoder"]
+        return CrossAttending(*files, geometry, shape, serving["session"])
     if serving["executor"] == "in_process":
         return InProcess(folder / serving["model"], geometry, serving["session"])
     assert infer is not None
@@ -115,12 +137,12 @@ def make_executor(folder: Path, serving: "Mapping[str, Any]", infer: "Infer | No
 class StreamedAnswer:
     """One response a piece of text."""
 
-    def __init__(self, service: Service, options: Options, prompt: str, tokens: int, respond: Respond) -> None:
+    def __init__(self, service: Service, options: Options, prompt: Prompt, respond: Respond) -> None:
         self.service, self.respond = service, respond
         self.logprobs = options.logprobs >= 0
-        self.prompt_tokens = tokens
+        self.prompt_tokens = prompt.length
         self.left = options.n
-        self.echo = dict.fromkeys(range(options.n), prompt) if options.echo else {}
+        self.echo = dict.fromkeys(range(options.n), prompt.text) if options.echo else {}
 
     def add(self, piece: Piece) -> None:
         self.left -= bool(piece.finish_reason)
@@ -133,10 +155,10 @@ class StreamedAnswer:
 class WholeAnswer:
     """One response for all sequences of a request, when the last of them has ended."""
 
-    def __init__(self, service: Service, options: Options, prompt: str, tokens: int, respond: Respond) -> None:
+    def __init__(self, service: Service, options: Options, prompt: Prompt, respond: Respond) -> None:
         self.service, self.options, self.respond = service, options, respond
-        self.prompt_tokens = tokens
-        self.texts = [prompt if options.echo else ""] * options.n
+        self.prompt_tokens = prompt.length
+        self.texts = [prompt.text if options.echo else ""] * options.n
         self.tokens: "list[list[Choice]]" = [[] for _ in range(options.n)]
         self.last: "dict[int, Piece]" = {}
 
@@ -163,6 +185,8 @@ def _tensors(
         tensors["finish_reason"] = np.array([piece.finish_reason.encode() for piece in pieces], np.object_)
         tensors["prompt_tokens"] = np.array([prompt_tokens], np.int32)
         tensors["completion_tokens"] = np.array([piece.completion_tokens for piece in pieces], np.int32)
+        if all(piece.score is not None for piece in pieces):
+            tensors["scores"] = np.array([piece.score for piece in pieces], np.float32)
     if logprobs is not None:
         tensors["logprobs_output"] = np.array([text.encode("utf-8") for text in logprobs], np.object_)
     return tensors

@@ -1,0 +1,356 @@
+"""Encoder-decoders: an encoder graph that ends in the decoder's keys and values, and a decoder step over caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import GenerationConfig
+
+from builder.checkpoint import Checkpoint, tokenizer_json
+from builder.engines.onnxruntime import FUSED_OPERATORS
+from builder.errors import CheckpointError, SpecError
+from builder.export.seq2seq import export_seq2seq, seq2seq_shapes
+from builder.families import Prepared, Stage
+from builder.generation_config import bad_words, end_ids, max_tokens, option_defaults, token_list
+from builder.languages import languages, nearest
+from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_weights
+from builder.optimise.fusion import fuse
+from builder.report import BuildReport, Rung, cpu, file_hashes, versions
+from builder.repository.layout import RepositoryEntry, lay_out_generating
+from builder.runtime.generation.options import Options
+from builder.runtime.generation.prompts import SourceTexts
+from builder.samples import load_samples
+from builder.spec import BuildSpec
+from builder.tasks.base import Instructions, seq2seq_task
+from builder.verify.generation import available_memory
+from builder.verify.ladder import Limits, climb
+from builder.verify.seq2seq import (
+    Graphs,
+    Reference,
+    make_reference,
+    measure,
+    pytorch_latencies,
+    refuse_wrong_answers,
+    step_latencies,
+    text_agreement,
+)
+
+LONGEST_ANSWER = 256  # tokens, where the user and the checkpoint do not say
+QUEUE = 256  # requests that may wait, where the user does not say
+HEADROOM = 0.9  # of the memory that is free
+VERIFIED_BEAMS = 4  # a search with more takes longer to verify, and shows no more
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a checkpoint wants of its decode loop, for one task."""
+
+    config: GenerationConfig
+    instructions: Instructions
+    start: int
+    beams: int
+    max_answer: int
+    languages: Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class VerifiedSeq2Seq:
+    """Graphs that say what PyTorch says. Nothing else can be published."""
+
+    graphs: Graphs
+    ladder: tuple[Rung, ...]
+    quantised: tuple[Quantised, ...]
+    chosen: str
+    choice: str | None
+
+
+def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Prepared:
+    """The generating model, verified. Raises BuilderError."""
+    _refuse_options(spec)
+    settings = read_settings(spec, checkpoint)
+    with stage("plan memory"):
+        cache_bytes, weights_bytes = plan_memory(spec, checkpoint, settings)
+    source = source_document(checkpoint, settings)
+    with stage("measure PyTorch"):
+        rows = sample_rows(spec, checkpoint, source)
+        ends = end_ids(settings.config, checkpoint.tokenizer)
+        beams = min(settings.beams, VERIFIED_BEAMS)
+        first = _first(source)
+        reference = make_reference(checkpoint.model, rows, settings.start, first, ends, beams)
+        latency = pytorch_latencies(checkpoint.model, spec.threads_per_instance)
+        base = Rung("PyTorch fp32", weights_bytes, latency, 0.0, 1.0, 1.0, 1.0, reference.perplexity)
+    with stage("export"):
+        exported = export_seq2seq(checkpoint.model, folder, settings.beams)
+    with stage("fuse"):
+        threads = spec.threads_per_instance
+        encoder, decoder = fuse(exported.encoder, folder, threads), fuse(exported.decoder, folder, threads)
+        vocabulary = int(checkpoint.model.get_output_embeddings().weight.shape[0])
+        fused = Graphs(encoder, decoder, exported.caches, exported.cross, settings.beams, vocabulary)
+    with stage("verify"):
+        verified = verify(spec, checkpoint, fused, reference, base, folder)
+    serving = serving_document(spec, checkpoint, settings, source, verified.graphs)
+    fields = checkpoint.task.fields({"languages": bool(source["languages"] or source["pairs"])})
+    serving["fields"] = [field.name for field in fields[0]]
+    graphs = [verified.graphs.decoder, verified.graphs.encoder]
+    entries = lay_out_generating(spec, serving, tokenizer_json(checkpoint.tokenizer), graphs, fields)
+    memory = {"cache": cache_bytes, "weights": verified.graphs.size}
+    layers = int(checkpoint.config.num_hidden_layers)
+    warning = None
+    if exported.encoder_attentions < layers:
+        warning = (
+            f"{exported.encoder_attentions} of {layers} attentions of the encoder are fused; the others run as separate "
+            "operators, which is right but slower and takes memory quadratic in the length"
+        )
+    report = _report(spec, checkpoint, verified, reference, entries, memory, warning)
+    return Prepared(entries, report)
+
+
+def _refuse_options(spec: BuildSpec) -> None:
+    """No option is ignored: what means nothing to an encoder-decoder is refused."""
+    given = {
+        "--pooling": spec.pooling is not None,
+        "--truncate": spec.truncate,
+        "--instances (use --slots)": spec.instances > 1,
+        "--max-queue-delay-us": spec.max_queue_delay_us > 0,
+        "--executor bls (its cross-attention cache would travel at each step)": spec.executor == "bls",
+        "--cache int8": spec.cache == "int8",
+        "serving.response_cache": spec.serving.response_cache,
+        "serving.preferred_batch_sizes": bool(spec.serving.preferred_batch_sizes),
+        "serving.priority_levels": spec.serving.priority_levels > 0,
+    }
+    unusable = [name for name, used in given.items() if used]
+    if unusable:
+        raise SpecError(f"{', '.join(unusable)}: not of an encoder-decoder model, which batches by itself")
+
+
+def read_settings(spec: BuildSpec, checkpoint: Checkpoint) -> Settings:
+    """The checkpoint's generation_config, with what holds for this task alone. Raises CheckpointError and SpecError."""
+    instructions = seq2seq_task(checkpoint.task).instructions(checkpoint.config, spec.task or checkpoint.task.name)
+    config = GenerationConfig.from_dict({**checkpoint.model.generation_config.to_dict(), **instructions.options})
+    start = config.decoder_start_token_id
+    if start is None:
+        start = config.bos_token_id
+    if start is None:
+        raise CheckpointError(
+            f"{checkpoint.source} does not say which token its answers start from; add decoder_start_token_id to its "
+            "generation_config.json"
+        )
+    beams = spec.beams or config.num_beams or 1
+    if beams > spec.slots:
+        raise SpecError(f"a search of {beams} beams needs as many slots; --slots is {spec.slots}")
+    longest = spec.max_answer or max(config.max_length or 0, LONGEST_ANSWER)
+    positions = getattr(checkpoint.config, "max_position_embeddings", None)
+    if spec.max_answer and positions and spec.max_answer > positions:
+        raise SpecError(f"--max-answer {spec.max_answer} exceeds the {positions} positions this model has")
+    known = languages(checkpoint.tokenizer)
+    if known or instructions.pairs:
+        named = {"source": instructions.source, "target": instructions.target}
+        for kind, code in named.items():
+            if known and code is not None and nearest(code, known) is None:
+                raise SpecError(f"the {kind} language {code!r} of --task is not known; known are {', '.join(known)}")
+        if known:
+            instructions = replace(instructions, **{kind: nearest(code, known) for kind, code in named.items()})
+        elif instructions.source and f"{instructions.source} to {instructions.target}" not in instructions.pairs:
+            raise SpecError(f"--task {spec.task}: the model translates {', '.join(instructions.pairs)}")
+    elif instructions.source:
+        instructions = replace(instructions, source=None, target=None)  # a model of one pair needs no names for it
+    return Settings(config, instructions, int(start), beams, min(longest, positions or longest), known)
+
+
+def source_document(checkpoint: Checkpoint, settings: Settings) -> dict[str, Any]:
+    """What serving.json says of texts: their limit, what is put before them, and how answers begin."""
+    target = settings.instructions.target
+    forced = settings.config.forced_bos_token_id
+    if settings.languages and target is None and forced is not None:
+        target = next((code for code, entry in settings.languages.items() if entry["first"] == forced), None)
+    source = settings.instructions.source
+    if settings.languages and source is None:
+        source = getattr(checkpoint.tokenizer, "src_lang", None)
+    return {
+        "start": settings.start,
+        "first": forced,
+        "max_length": checkpoint.max_length,
+        "prefix": settings.instructions.prefix,
+        "pairs": dict(settings.instructions.pairs),
+        "languages": {code: dict(entry) for code, entry in settings.languages.items()},
+        "source_language": source,
+        "target_language": target,
+    }
+
+
+def _first(source: Mapping[str, Any]) -> int | None:
+    """The token that a verified answer begins with: of the default target language, or of the first that is known."""
+    if not source["languages"]:
+        return source["first"]
+    return int(source["languages"][_verified_target(source)]["first"])
+
+
+def _verified_target(source: Mapping[str, Any]) -> str:
+    return str(source["target_language"] or next(iter(source["languages"])))
+
+
+def sample_rows(spec: BuildSpec, checkpoint: Checkpoint, source: Mapping[str, Any]) -> list[tuple[int, ...]]:
+    """The samples as the emitted code tokenises them. Raises SpecError, or CheckpointError where none is left."""
+    task = checkpoint.task
+    fields = task.fields({"languages": True})[0]
+    samples: Sequence[Mapping[str, Any]] = task.samples
+    if spec.samples is not None:
+        samples = load_samples(spec.samples, fields)
+    pair = next(iter(source["pairs"]), "").split(" to ")
+    defaults = {"source_language": pair[0], "target_language": pair[-1]} if source["pairs"] else {}
+    if source["languages"]:
+        defaults = {"target_language": _verified_target(source)}
+    longest = {**source, "max_length": 10**9, **{k: source[k] or v for k, v in defaults.items()}}
+    prompts = SourceTexts({"source": longest}, _backend(checkpoint))
+    texts = [str(sample["text_input"]) for sample in samples if sample.get("text_input")]
+    rows = [prompts(Options(prompt=text)).source[: checkpoint.max_length] for text in texts]
+    if not rows:
+        raise CheckpointError("there is no sample; give texts with --samples, as text_input")
+    return rows
+
+
+def _backend(checkpoint: Checkpoint) -> Any:
+    from tokenizers import Tokenizer
+
+    return Tokenizer.from_str(tokenizer_json(checkpoint.tokenizer))
+
+
+def plan_memory(spec: BuildSpec, checkpoint: Checkpoint, settings: Settings) -> tuple[int, int]:
+    """Bytes of both caches and of the weights in fp32. Raises SpecError for more than this machine has."""
+    own, cross = seq2seq_shapes(checkpoint.model)
+    width = np.dtype(np.float32).itemsize
+    cache = sum(2 * shape.heads * shape.size * width for shape in own) * spec.slots * settings.max_answer
+    cache += sum(2 * shape.heads * shape.size * width for shape in cross) * spec.slots * checkpoint.max_length
+    weights = sum(parameter.numel() * width for parameter in checkpoint.model.parameters())
+    free = available_memory()
+    if cache > HEADROOM * free:
+        raise SpecError(
+            f"the caches need {cache / 1e9:.1f} GB ({spec.slots} slots of {checkpoint.max_length} tokens read and "
+            f"{settings.max_answer} said) and this machine has {free / 1e9:.1f} GB free; lower --slots, --max-length "
+            "or --max-answer"
+        )
+    return cache, weights
+
+
+def verify(
+    spec: BuildSpec, checkpoint: Checkpoint, fused: Graphs, reference: Reference, base: Rung, folder: Path
+) -> VerifiedSeq2Seq:
+    """Compare the fused graphs with PyTorch, then quantise as asked. Raises VerificationError with what was missed."""
+    threads = spec.threads_per_instance
+    limits = Limits(threshold(spec, checkpoint), spec.perplexity)
+
+    def decode(tokens: Sequence[int]) -> str:
+        return str(checkpoint.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def rung(name: str, graphs: Graphs) -> tuple[Rung, Any]:
+        found = measure(graphs, reference, threads)
+        texts = text_agreement(reference.greedy, found.greedy, decode)
+        same = float(np.mean([a == b for a, b in zip(reference.greedy, found.greedy, strict=True)]))
+        quality = (found.error, float(np.mean(texts)), min(texts), found.alone, found.perplexity, found.hits, same)
+        return Rung(name, graphs.size, step_latencies(graphs, threads), *quality), found
+
+    def make(precision: str) -> tuple[Rung, tuple[Quantised, ...]]:
+        options = WeightOptions(spec.block_size, not spec.asymmetric)
+        made = tuple(quantise_weights(graph, precision, options, folder) for graph in (fused.encoder, fused.decoder))
+        return rung(precision, _with(fused, made))[0], made
+
+    exact, agreement = rung("fp32 fused", fused)
+    refuse_wrong_answers(checkpoint.model, reference, agreement)
+    none: tuple[Quantised, ...] = ()
+    climbed = climb(spec, limits, base, (exact, none), make)
+    if climbed.chosen is not exact:
+        limits.refuse(climbed.chosen, base, checkpoint.task.metric)
+    graphs = _with(fused, climbed.candidate)
+    return VerifiedSeq2Seq(graphs, climbed.ladder, climbed.candidate, climbed.chosen.name, climbed.choice)
+
+
+def _with(graphs: Graphs, quantised: tuple[Quantised, ...]) -> Graphs:
+    return replace(graphs, encoder=quantised[0].graph, decoder=quantised[1].graph) if quantised else graphs
+
+
+def threshold(spec: BuildSpec, checkpoint: Checkpoint) -> float:
+    return spec.quality if spec.quality is not None else checkpoint.task.threshold
+
+
+def serving_document(
+    spec: BuildSpec, checkpoint: Checkpoint, settings: Settings, source: Mapping[str, Any], graphs: Graphs
+) -> dict[str, Any]:
+    """serving.json: the parameters of the emitted loop, the checkpoint's generation_config as its defaults."""
+    config = settings.config
+    return {
+        "task": checkpoint.task.name,
+        "executor": "in_process",
+        "engine": None,
+        "model": graphs.decoder.path.name,
+        "encoder": graphs.encoder.path.name,
+        "outputs": list(graphs.decoder.outputs),
+        "session": {
+            "threads": spec.threads_per_instance,
+            "entries": {"session.intra_op.allow_spinning": "1" if spec.serving.spinning else "0"},
+        },
+        "slots": spec.slots,
+        "max_length": settings.max_answer,
+        "vocabulary": graphs.vocabulary,
+        "cache": "float32",
+        "layers": [[shape.heads, shape.size] for shape in graphs.caches],
+        "cross": {
+            "max_length": checkpoint.max_length,
+            "layers": [[shape.heads, shape.size] for shape in graphs.cross],
+        },
+        "source": dict(source),
+        "beams": settings.beams,
+        "queue": spec.serving.queue.max_size or QUEUE,
+        "prefill_tokens": spec.serving.token_budget,
+        "prefix_cache": False,
+        "end_ids": end_ids(config, checkpoint.tokenizer),
+        "last": token_list(config.forced_eos_token_id),
+        "bad_words": bad_words(config),
+        "max_tokens": max_tokens(config, 1),
+        "defaults": option_defaults(config, 1),
+    }
+
+
+def _report(
+    spec: BuildSpec,
+    checkpoint: Checkpoint,
+    verified: VerifiedSeq2Seq,
+    reference: Reference,
+    entries: Sequence[RepositoryEntry],
+    memory: dict[str, int],
+    warning: str | None,
+) -> BuildReport:
+    graphs, quantised = verified.graphs, verified.quantised
+    operators = graphs.encoder.operators + graphs.decoder.operators
+    names = (*FUSED_OPERATORS, "GroupQueryAttention", "SimplifiedLayerNormalization")
+    fused = operators["GroupQueryAttention"] + operators["MultiHeadAttention"]
+    layers = len(graphs.caches) + len(graphs.cross) + int(checkpoint.config.num_hidden_layers)
+    return BuildReport(
+        name=spec.entry_name,
+        task=checkpoint.task.name,
+        triton=spec.triton,
+        checkpoint=checkpoint.identity(),
+        versions=versions(),
+        cpu=cpu(),
+        attention={"fused": fused, "layers": layers},
+        operators={name: operators[name] for name in names if operators[name]},
+        quantised={
+            "precision": verified.chosen,
+            "matmuls": sum(part.matmuls for part in quantised),
+            "embeddings": sum(part.embeddings for part in quantised),
+        }
+        if quantised
+        else None,
+        ladder=verified.ladder,
+        metric=checkpoint.task.metric,
+        threshold=threshold(spec, checkpoint),
+        samples=len(reference.sources),
+        padding=0.0,
+        warnings=tuple(filter(None, [warning])),
+        choice=verified.choice,
+        files=file_hashes(entries),
+        memory=memory,
+    )

@@ -1,0 +1,103 @@
+"""What a model is asked, as tokens: a prompt or a chat that a decoder goes on with, or a text that an encoder reads.
+
+Knows the tokeniser, chat templates and languages; knows nothing about how an answer is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import Tokenizer
+
+from ..fields import InputError
+from .chat import ChatTemplate
+from .options import Options
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """`tokens` a decoder starts from; `source` an encoder reads first; `first` the token every answer begins with."""
+
+    text: str
+    tokens: "tuple[int, ...]"
+    source: "tuple[int, ...]" = ()
+    first: "int | None" = None
+
+    @property
+    def length(self) -> int:
+        """The tokens of what was asked."""
+        return len(self.source or self.tokens)
+
+
+class DecoderPrompts:
+    """A text, or messages through the checkpoint's chat template."""
+
+    def __init__(self, serving: "Mapping[str, Any]", tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.longest: int = serving["max_length"] - 1
+        template = serving["chat_template"]
+        self.chat = ChatTemplate(template, serving["special_tokens"]) if template else None
+
+    def __call__(self, options: Options) -> Prompt:
+        """Raises InputError for a prompt that leaves no room for an answer, or a chat without a template."""
+        if options.messages is None:
+            text, special = options.prompt, True
+        elif self.chat is None:
+            raise InputError("this checkpoint has no chat template; send the prompt as text_input")
+        else:
+            text, special = self.chat(options.messages), False
+        tokens = self.tokenizer.encode(text, add_special_tokens=special).ids
+        if not 1 <= len(tokens) <= self.longest:
+            raise InputError(
+                f"the prompt has {len(tokens)} tokens; this model takes 1 to {self.longest}, so that one can follow"
+            )
+        return Prompt(text, tuple(tokens))
+
+
+class SourceTexts:
+    """A text for an encoder, with the prefix of the task, or the tokens of its language, that the checkpoint wants."""
+
+    def __init__(self, serving: "Mapping[str, Any]", tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self.source: "Mapping[str, Any]" = serving["source"]
+
+    def __call__(self, options: Options) -> Prompt:
+        """Raises InputError for a text beyond the encoder's limit, or a language that the model does not know."""
+        source, first = self.source, self.source["first"]
+        spoken = options.source_language or source["source_language"]
+        wanted = options.target_language or source["target_language"]
+        text = source["prefix"] + options.prompt
+        if source["pairs"]:
+            text = self._pair(spoken, wanted) + options.prompt
+        if source["languages"]:
+            language = self._language("source_language", spoken)
+            ids = self.tokenizer.encode(text, add_special_tokens=False).ids
+            tokens = [*language["before"], *ids, *language["after"]]
+            first = self._language("target_language", wanted)["first"]
+        else:
+            tokens = self.tokenizer.encode(text).ids
+        if len(tokens) > source["max_length"]:
+            raise InputError(
+                f"the text has {len(tokens)} tokens; this model reads at most {source['max_length']}. Send less of it, "
+                "or build the model with a larger --max-length, where its positions allow it"
+            )
+        return Prompt(options.prompt, (source["start"],), tuple(tokens), first)
+
+    def _language(self, name: str, code: "str | None") -> "Mapping[str, Any]":
+        known: "Mapping[str, Mapping[str, Any]]" = self.source["languages"]
+        if code is None or code not in known:
+            found = f"{name} is {code!r}" if code else f"{name} is missing"
+            raise InputError(f"{found}; this model knows {', '.join(known)}")
+        return known[code]
+
+    def _pair(self, spoken: "str | None", wanted: "str | None") -> str:
+        """The instruction that a checkpoint trained on instructions knows a pair of languages by."""
+        pairs: "Mapping[str, str]" = self.source["pairs"]
+        pair = f"{spoken} to {wanted}"
+        if pair not in pairs:
+            raise InputError(
+                f"source_language is {spoken!r} and target_language is {wanted!r}; this model knows {', '.join(pairs)}"
+            )
+        return pairs[pair]

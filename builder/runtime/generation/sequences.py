@@ -1,0 +1,141 @@
+"""What the decode loop runs: a sequence that says a token a step, or the beams of one search. Both end as text.
+
+Knows token ids, detokenisers and stops; knows nothing about slots' contents, executors or Triton.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Union
+
+from .beams import BeamSearch
+from .options import Options
+from .sampling import Choice, Sampler
+from .text import Detokenizer, StopStrings
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one step gave one sequence. `finish_reason` is set on the last piece, `score` on one of a beam search."""
+
+    index: int
+    text: str
+    tokens: "tuple[Choice, ...]"
+    finish_reason: str = ""
+    completion_tokens: int = 0
+    score: "float | None" = None
+
+
+@dataclass(eq=False)
+class Request:
+    """One request on its way: its prompt, and where its pieces, or its one error, go.
+
+    `source` is what the encoder of an encoder-decoder model reads; `prompt` is then the one token a decoder starts
+    with. `encoded` are its keys and values, once there.
+    """
+
+    prompt: "list[int]"
+    options: Options
+    max_tokens: int
+    emit: "Callable[[Piece], None]"
+    fail: "Callable[[Exception], None]"
+    deadline: "float | None" = None  # time.monotonic()
+    source: "tuple[int, ...]" = ()
+    arrived: float = field(default_factory=time.monotonic)
+    first_token: "float | None" = None
+    encoding: bool = False
+    encoded: Any = None
+    cancelled: bool = False
+    failed: bool = False
+
+
+@dataclass(eq=False)
+class GeneratedSequence:
+    """One of a request's n sequences."""
+
+    request: Request
+    sampler: Sampler
+    detokenizer: Detokenizer
+    stops: StopStrings
+    end_ids: "frozenset[int]"
+    slots: "list[int]" = field(default_factory=list)
+    source: int = -1
+    unsent: "list[Choice]" = field(default_factory=list)
+
+    width = 1
+
+    @property
+    def index(self) -> int:
+        return self.sampler.stream
+
+    @property
+    def generated(self) -> int:
+        return len(self.sampler.generated)
+
+    def inputs(self) -> "list[int]":
+        """The token that the next step runs."""
+        return [(self.sampler.generated or self.request.prompt)[-1]]
+
+    def advance(self, choice: Choice, max_length: int) -> "Piece | None":
+        """Append a token: the piece to pass on; None where it only began a character or a stop string."""
+        sampler, options = self.sampler, self.request.options
+        sampler.generated.append(choice.token)
+        count = len(sampler.generated)
+        self.unsent.append(choice)
+        reason = ""
+        if choice.token in self.end_ids and count > options.min_tokens:
+            reason, text = "stop", self.detokenizer.flush()
+        else:
+            text = self.detokenizer.push(choice.token)
+            if count >= self.request.max_tokens or len(self.request.prompt) + count >= max_length:
+                reason = "length"
+                text += self.detokenizer.flush()
+        if count > options.min_tokens:
+            text = self.stops.push(text)
+            if self.stops.found:
+                reason = "stop"
+            elif reason:
+                text += self.stops.flush()
+        if not text and not reason:
+            return None
+        tokens, self.unsent = tuple(self.unsent), []
+        return Piece(self.index, text, tokens, reason, count)
+
+
+@dataclass(eq=False)
+class Beams:
+    """The beams of one request; they say nothing until the search is over, and then its n best hypotheses."""
+
+    request: Request
+    search: BeamSearch
+    detokenizer: "Callable[[], Detokenizer]"
+    slots: "list[int]" = field(default_factory=list)  # those of running beams first
+    source: int = -1
+
+    @property
+    def width(self) -> int:
+        return self.search.width
+
+    @property
+    def generated(self) -> int:
+        return len(self.search.said[0])
+
+    def inputs(self) -> "list[int]":
+        """The token of each running beam that the next step runs."""
+        return [(said or self.request.prompt)[-1] for said in self.search.said]
+
+    def pieces(self) -> "list[Piece]":
+        """The n best hypotheses, best first."""
+        found = []
+        for index, hypothesis in enumerate(self.search.ended[: self.request.options.n]):
+            detokenizer = self.detokenizer()
+            said: "Sequence[int]" = hypothesis.tokens[: -1 if hypothesis.finish_reason == "stop" else None]
+            text = "".join(map(detokenizer.push, said)) + detokenizer.flush()
+            count = len(hypothesis.tokens)
+            found.append(Piece(index, text, (), hypothesis.finish_reason, count, hypothesis.score))
+        return found
+
+
+Running = Union[GeneratedSequence, Beams]

@@ -1,0 +1,22 @@
+"""A shorter text that says what a text says."""
+
+from __future__ import annotations
+
+from transformers import PreTrainedConfig
+
+from builder.tasks.base import Instructions, Seq2SeqTask
+
+
+class Summarization(Seq2SeqTask):
+    name = "summarization"
+
+    def claims(self, config: PreTrainedConfig, sentence_transformer: bool) -> bool:
+        return False  # a checkpoint does not say that it summarises
+
+    def instructions(self, config: PreTrainedConfig, name: str) -> Instructions:
+        """As transformers' pipeline had it: config.json's task_specific_params for this task."""
+        options = dict((getattr(config, "task_specific_params", None) or {}).get("summarization", {}))
+        return Instructions(prefix=options.pop("prefix", ""), options=options)
+
+
+TASK = Summarization()

@@ -1,0 +1,37 @@
+"""Text in another language. `translation_xx_to_yy` says which where a request does not."""
+
+from __future__ import annotations
+
+import re
+
+from transformers import PreTrainedConfig
+
+from builder.tasks.base import Instructions, Seq2SeqTask
+
+PAIR = re.compile(r"translation_(\w+)_to_(\w+)")
+
+
+class Translation(Seq2SeqTask):
+    name = "translation"
+
+    def answers_to(self, name: str) -> bool:
+        return name == self.name or PAIR.fullmatch(name) is not None
+
+    def claims(self, config: PreTrainedConfig, sentence_transformer: bool) -> bool:
+        return False  # a checkpoint does not say that it translates
+
+    def instructions(self, config: PreTrainedConfig, name: str) -> Instructions:
+        """As transformers' pipeline had it: config.json's task_specific_params for each pair of languages."""
+        pairs, options = {}, {}
+        for key, settings in (getattr(config, "task_specific_params", None) or {}).items():
+            found = PAIR.fullmatch(key)
+            if found and "prefix" in settings:
+                pairs[f"{found[1]} to {found[2]}"] = str(settings["prefix"])
+                options[key] = {option: value for option, value in settings.items() if option != "prefix"}
+        wanted = PAIR.fullmatch(name)
+        source, target = (wanted[1], wanted[2]) if wanted else (None, None)
+        chosen = options.get(name) or (next(iter(options.values())) if options else {})
+        return Instructions("", pairs, chosen, source, target)
+
+
+TASK = Translation()

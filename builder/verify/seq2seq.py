@@ -1,0 +1,299 @@
+"""An encoder-decoder's graphs against PyTorch: the same probabilities token by token, the same answers, the same text.
+
+What is run is what Triton will serve: the emitted engine over the graphs. Knows tokens; knows no architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from sacrebleu.metrics import CHRF
+from transformers import PreTrainedModel
+
+from builder.errors import VerificationError
+from builder.export.decoder import CacheShape
+from builder.export.graph import Graph
+from builder.runtime.generation.executor import CrossAttending, CrossGeometry, Geometry
+from builder.runtime.generation.options import Options
+from builder.runtime.generation.processors import Rules
+from builder.verify.generation import CONTEXT, ROWS, TIE, TOLERANCE, Asked, answer, median_ms
+from builder.verify.latency import Latencies
+
+NEW_TOKENS = 32
+LONGEST_SAMPLE = 128
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """An encoder and a decoder that belong together, and the shapes of what lies between calls."""
+
+    encoder: Graph
+    decoder: Graph
+    caches: tuple[CacheShape, ...]
+    cross: tuple[CacheShape, ...]
+    beams: int
+    vocabulary: int
+
+    @property
+    def size(self) -> int:
+        return self.encoder.size + self.decoder.size
+
+    def executor(self, slots: int, max_length: int, max_source: int, threads: int) -> CrossAttending:
+        """The emitted executor over these graphs."""
+        geometry = Geometry(slots, max_length, self.vocabulary, _pairs(self.caches))
+        cross = CrossGeometry(max_source, self.beams, _pairs(self.cross))
+        return CrossAttending(self.decoder.path, self.encoder.path, geometry, cross, {"threads": threads})
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What PyTorch says to the samples, greedily and, where the model is built for it, by beam search.
+
+    `first` is the token that each answer is made to begin with, if there is one.
+    """
+
+    sources: tuple[tuple[int, ...], ...]
+    start: int
+    first: int | None
+    ends: tuple[int, ...]
+    greedy: tuple[tuple[int, ...], ...]
+    best: tuple[np.ndarray, ...]  # at each position of the greedy answer, the most probable token
+    logprobs: tuple[np.ndarray, ...]  # and the answer's own token's log-probability
+    beams: int
+    searched: tuple[tuple[int, ...], ...]
+
+    @property
+    def perplexity(self) -> float:
+        return float(np.exp(-np.concatenate(self.logprobs).mean()))
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How near graphs come to a Reference."""
+
+    error: float  # largest difference of a token's log-probability
+    hits: float  # share of positions whose most probable token is PyTorch's
+    perplexity: float
+    greedy: tuple[tuple[int, ...], ...]
+    searched: tuple[tuple[int, ...], ...]
+    alone: float  # share of greedy answers that are the same alone and among others
+
+
+def make_reference(
+    model: PreTrainedModel,
+    sources: Sequence[Sequence[int]],
+    start: int,
+    first: int | None,
+    ends: Sequence[int],
+    beams: int,
+) -> Reference:
+    """Let PyTorch answer `sources`, one by one."""
+    kept = tuple(tuple(source[:LONGEST_SAMPLE]) for source in sources)
+    greedy, best, logprobs = [], [], []
+    for source in kept:
+        said = pytorch_answer(model, source, start, ends, NEW_TOKENS, forced_bos_token_id=first)[0]
+        with torch.no_grad():
+            inputs = torch.tensor([[start, *said[:-1]]])
+            logits = model(input_ids=torch.tensor([source]), decoder_input_ids=inputs, use_cache=False).logits[0]
+        chosen = torch.log_softmax(logits.float(), dim=-1).gather(-1, torch.tensor(said)[:, None])
+        greedy.append(said)
+        best.append(logits.argmax(dim=-1).numpy())
+        logprobs.append(chosen[:, 0].numpy())
+    options = {"num_beams": beams, "forced_bos_token_id": first}
+    searched = [pytorch_answer(model, source, start, ends, NEW_TOKENS, **options)[0] for source in kept if beams > 1]
+    return Reference(
+        kept, start, first, tuple(ends), tuple(greedy), tuple(best), tuple(logprobs), beams, tuple(searched)
+    )
+
+
+def pytorch_answer(
+    model: PreTrainedModel, source: Sequence[int], start: int, ends: Sequence[int], count: int, **options: Any
+) -> list[tuple[int, ...]]:
+    """`model.generate` with `options` alone, none of the checkpoint's: new tokens of each returned sequence."""
+    ids = torch.tensor([list(source)])
+    settings = {
+        "do_sample": False,
+        "num_beams": 1,
+        "max_new_tokens": count,
+        "min_length": 0,
+        "early_stopping": False,
+        "length_penalty": 1.0,
+        "repetition_penalty": 1.0,
+        "no_repeat_ngram_size": 0,
+        "encoder_no_repeat_ngram_size": 0,
+        "forced_bos_token_id": None,
+        "forced_eos_token_id": None,
+        "bad_words_ids": None,
+        "suppress_tokens": None,
+        "decoder_start_token_id": start,
+        "eos_token_id": list(ends) or None,
+        "pad_token_id": 0,
+        **options,
+    }
+    before = model.generation_config
+    try:
+        model.generation_config = type(before)(**settings)
+        with torch.no_grad():
+            result = model.generate(ids, attention_mask=torch.ones_like(ids))
+    finally:
+        model.generation_config = before
+    return [_cut(row[1:].tolist(), ends, count) for row in result]
+
+
+def _cut(tokens: list[int], ends: Sequence[int], count: int) -> tuple[int, ...]:
+    """Up to the first end token; what follows is padding."""
+    places = [place for place, token in enumerate(tokens) if token in ends]
+    return tuple(tokens[: places[0] + 1] if places else tokens[:count])
+
+
+def measure(graphs: Graphs, reference: Reference, threads: int) -> Agreement:
+    """Run the emitted engine over the reference's texts, together and alone."""
+    longest = max(map(len, reference.sources))
+    executor = graphs.executor(2 * ROWS, NEW_TOKENS + 1, longest, threads)
+    hits, logprobs = _teacher_forced(executor, reference)
+    if not all(np.isfinite(values).all() for values in logprobs):
+        raise VerificationError("the graphs give NaN on the samples. Nothing was published: check the weights")
+    errors = [np.abs(a - b).max() for a, b in zip(reference.logprobs, logprobs, strict=True)]
+    greedy = Rules(Options(temperature=0.0), reference.ends, first=reference.first, max_tokens=NEW_TOKENS)
+    asked = [Asked((reference.start,), greedy, source) for source in reference.sources]
+    together = [found[0].tokens for found in answer(executor, asked)]
+    alone = [answer(executor, [one])[0][0].tokens for one in asked]
+    searched: list[tuple[int, ...]] = []
+    if reference.beams > 1:
+        options = Options(temperature=0.0, num_beams=reference.beams)
+        search = Rules(options, reference.ends, first=reference.first, max_tokens=NEW_TOKENS)
+        asked = [Asked((reference.start,), search, source) for source in reference.sources]
+        searched = [found[0].tokens for found in answer(executor, asked)]
+    return Agreement(
+        error=float(max(errors)),
+        hits=float(np.concatenate(hits).mean()),
+        perplexity=float(np.exp(-np.concatenate(logprobs).mean())),
+        greedy=tuple(together),
+        searched=tuple(searched),
+        alone=float(np.mean([a == b for a, b in zip(alone, together, strict=True)])),
+    )
+
+
+def _teacher_forced(executor: CrossAttending, reference: Reference) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Feed each of PyTorch's answers token by token: where the best token is PyTorch's, and log-probabilities."""
+    hits = [np.zeros(len(row)) for row in reference.greedy]
+    logprobs = [np.zeros(len(row)) for row in reference.greedy]
+    order = sorted(range(len(hits)), key=lambda index: -len(hits[index]))
+    for begin in range(0, len(order), ROWS):
+        group = order[begin : begin + ROWS]
+        for place, encoded in enumerate(executor.encode([reference.sources[index] for index in group])):
+            executor.attach(place, encoded)
+            executor.assign(place, place, 0)
+        for position in range(len(hits[group[0]])):
+            running = [index for index in group if position < len(hits[index])]
+            inputs = [[(reference.start, *reference.greedy[index])[position]] for index in running]
+            lengths = np.full(len(running), position, np.int64)
+            logits = executor.run(0, np.array(inputs, np.int64), lengths).astype(np.float64)
+            shifted = logits - logits.max(axis=-1, keepdims=True)
+            totals = np.log(np.exp(shifted).sum(axis=-1))
+            for place, index in enumerate(running):
+                hits[index][position] = logits[place].argmax() == reference.best[index][position]
+                logprobs[index][position] = shifted[place, reference.greedy[index][position]] - totals[place]
+        for place in range(len(group)):
+            executor.assign(place, -1, 0)
+    return hits, logprobs
+
+
+def text_agreement(
+    expected: Sequence[Sequence[int]], actual: Sequence[Sequence[int]], decode: Callable[[Sequence[int]], str]
+) -> list[float]:
+    """chrF (Popović 2015, by sacrebleu) of each answer to PyTorch's, 1 where they are the same token for token."""
+    metric = CHRF()
+    return [
+        1.0 if tuple(a) == tuple(b) else metric.sentence_score(decode(b), [decode(a)]).score / 100
+        for a, b in zip(expected, actual, strict=True)
+    ]
+
+
+def refuse_wrong_answers(model: PreTrainedModel, reference: Reference, agreement: Agreement) -> None:
+    """Raise VerificationError where probabilities are off, or an answer differs from PyTorch's without a tie."""
+    if agreement.error > TOLERANCE:
+        raise VerificationError(
+            f"the fused graphs' log-probabilities are off by {agreement.error:.1e} of PyTorch's; at most "
+            f"{TOLERANCE:.0e} is right. Nothing was published: this is a bug worth reporting, with the model's name"
+        )
+    kinds = (("greedy", reference.greedy, agreement.greedy), ("searched", reference.searched, agreement.searched))
+    for kind, answers, actual in kinds:
+        for source, expected, found in zip(reference.sources if answers else (), answers, actual, strict=True):
+            whole = kind == "searched"
+            if expected != found and abs(_gap(model, reference, source, (expected, found), whole)) > TIE:
+                raise VerificationError(
+                    f"a {kind} answer begins {list(found[:6])}, transformers' {list(expected[:6])}, and they are no "
+                    "tie. Nothing was published: this is a bug worth reporting, with the checkpoint's name"
+                )
+
+
+def _gap(
+    model: PreTrainedModel,
+    reference: Reference,
+    source: Sequence[int],
+    answers: tuple[Sequence[int], Sequence[int]],
+    whole: bool,
+) -> float:
+    """How far apart PyTorch finds two answers, in log-probability a token: up to where they part, or as wholes."""
+    same = next((i for i, (a, b) in enumerate(zip(*answers, strict=False)) if a != b), min(map(len, answers)))
+    scores = []
+    for tokens in answers:
+        part = tokens if whole else tokens[: same + 1]
+        with torch.no_grad():
+            inputs = torch.tensor([[reference.start, *part[:-1]]])
+            logits = model(input_ids=torch.tensor([source]), decoder_input_ids=inputs, use_cache=False).logits[0]
+        chosen = torch.log_softmax(logits.double(), dim=-1).gather(-1, torch.tensor(part)[:, None])
+        begin = 0 if reference.first is None else 1  # what is forced has no probability
+        scores.append(float(chosen[begin:].sum()) / len(part))
+    return scores[0] - scores[1]
+
+
+def pytorch_latencies(model: PreTrainedModel, threads: int) -> Latencies:
+    """A text of 128 tokens through the encoder, and a token of 1 and of 8 rows after `CONTEXT`, in transformers."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            ids = torch.ones((1, 2 * CONTEXT), dtype=torch.long)
+            times = {"text of 128": median_ms(lambda: model.get_encoder()(input_ids=ids))}
+            for rows in (1, ROWS):
+                hidden = model.get_encoder()(input_ids=ids.repeat(rows, 1))
+                begun = torch.ones((rows, CONTEXT), dtype=torch.long)
+                past = model(encoder_outputs=hidden, decoder_input_ids=begun, use_cache=True).past_key_values
+                step = torch.ones((rows, 1), dtype=torch.long)
+
+                def run(hidden: Any = hidden, past: Any = past, step: torch.Tensor = step) -> None:
+                    model(encoder_outputs=hidden, decoder_input_ids=step, past_key_values=past, use_cache=True)
+
+                times[f"token, {rows} rows"] = median_ms(run)
+            return times
+    finally:
+        torch.set_num_threads(before)
+
+
+def step_latencies(graphs: Graphs, threads: int) -> Latencies:
+    """The same on the graphs, in the emitted executor."""
+    executor = graphs.executor(ROWS, 4 * CONTEXT, 2 * CONTEXT, threads)
+    text = [1] * (2 * CONTEXT)
+    times = {"text of 128": median_ms(lambda: executor.encode([text]))}
+    (encoded,) = executor.encode([text])
+    for rows in (1, ROWS):
+        for place in range(rows):
+            executor.attach(place, encoded)
+            executor.assign(place, place, 0)
+        tokens, lengths = np.ones((rows, 1), np.int64), np.full(rows, CONTEXT)
+
+        def run(tokens: np.ndarray = tokens, lengths: np.ndarray = lengths) -> None:
+            executor.run(0, tokens, lengths)
+
+        times[f"token, {rows} rows"] = median_ms(run)
+    return times
+
+
+def _pairs(shapes: Sequence[CacheShape]) -> tuple[tuple[int, int], ...]:
+    return tuple((shape.heads, shape.size) for shape in shapes)

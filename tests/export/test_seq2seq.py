@@ -1,0 +1,119 @@
+"""Every encoder-decoder of the support table: answers equal to transformers', greedy and searched in one batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
+
+from builder.errors import ExportError
+from builder.export.seq2seq import export_seq2seq
+from builder.optimise.fusion import fuse
+from builder.runtime.generation.options import Options
+from builder.runtime.generation.processors import Rules
+from builder.verify.generation import Asked, answer
+from builder.verify.seq2seq import Graphs, pytorch_answer
+from tests.checkpoints import VOCABULARY
+from tests.seq2seqs import BART, SEQ2SEQS, SPECIAL, make_seq2seq
+
+LENGTHS = (5, 40, 17, 1, 30)
+START, END = 2, 3
+BEAMS = 4
+SEARCHES: tuple[dict[str, Any], ...] = (
+    {},
+    {"num_beams": 2},
+    {"num_beams": 4, "length_penalty": 2.0, "early_stopping": "true"},
+    {"num_beams": 4, "length_penalty": 0.4, "early_stopping": "never", "no_repeat_ngram_size": 2},
+    {"num_beams": 3, "encoder_no_repeat_ngram_size": 2, "repetition_penalty": 1.3, "min_tokens": 5},
+    {"no_repeat_ngram_size": 3, "min_tokens": 4},
+)
+FORCED: dict[str, Any] = {"num_beams": 4, "length_penalty": -0.5}  # with a first and a last token that must come
+
+
+def sources() -> list[tuple[int, ...]]:
+    generator = np.random.default_rng(0)
+    return [tuple(generator.integers(5, VOCABULARY, length).tolist()) for length in LENGTHS]
+
+
+def graphs_of(model: PreTrainedModel, folder: Path, beams: int = BEAMS) -> Graphs:
+    exported = export_seq2seq(model, folder, beams)
+    parts = fuse(exported.encoder, folder, threads=1), fuse(exported.decoder, folder, threads=1)
+    return Graphs(*parts, exported.caches, exported.cross, beams, VOCABULARY)
+
+
+def asked(source: tuple[int, ...], options: dict[str, Any], count: int, **more: Any) -> Asked:
+    chosen = Options(temperature=0.0, **options)
+    return Asked((START,), Rules(chosen, (END,), source=source, max_tokens=count, **more), source)
+
+
+def expected(model: PreTrainedModel, source: tuple[int, ...], options: dict[str, Any], count: int, **more: Any) -> Any:
+    settings = dict(options)
+    stopping = {"true": True, "false": False, "never": "never"}[settings.pop("early_stopping", "false")]
+    settings["min_new_tokens"] = settings.pop("min_tokens", None)
+    settings["num_return_sequences"] = settings.pop("n", 1)
+    return pytorch_answer(model, source, START, [END], count, early_stopping=stopping, **settings, **more)
+
+
+@pytest.mark.parametrize("model_type", SEQ2SEQS)
+def test_answers_are_transformers(model_type: str, tmp_path: Path) -> None:
+    """Greedy rows and searches of 2, 3 and 4 beams, over texts of unequal length, together in 8 slots."""
+    model = make_seq2seq(model_type)
+    graphs = graphs_of(model, tmp_path)
+    executor = graphs.executor(slots=8, max_length=40, max_source=40, threads=1)
+    together = []
+    for number, source in enumerate(sources()):
+        for place, options in enumerate(SEARCHES):
+            together.append((source, options, 12 + (number + place) % 4 * 8, {}))
+        together.append((source, FORCED, 14, {"first": 7, "last": (END,)}))
+    found = answer(executor, [asked(source, options, count, **more) for source, options, count, more in together])
+    for (source, options, count, more), hypotheses in zip(together, found, strict=True):
+        forced = {"forced_bos_token_id": 7, "forced_eos_token_id": END} if more else {}
+        wanted = expected(model, source, options, count, **forced)
+        assert [hypothesis.tokens for hypothesis in hypotheses] == wanted, (options, len(source))
+    layers = len(graphs.caches)
+    assert graphs.decoder.operators["GroupQueryAttention"] == 2 * layers
+    assert graphs.encoder.operators["MultiHeadAttention"] == model.config.num_hidden_layers
+    for graph in (graphs.encoder, graphs.decoder):
+        assert graph.operators["Softmax"] == 0, "an attention was left unfused"
+
+
+@pytest.mark.parametrize("model_type", ["t5", "bart"])
+def test_the_n_best_and_their_scores(model_type: str, tmp_path: Path) -> None:
+    import torch
+
+    model = make_seq2seq(model_type)
+    executor = graphs_of(model, tmp_path).executor(8, 40, 40, threads=1)
+    source = sources()[1]
+    options = {"num_beams": 4, "n": 3, "length_penalty": 1.5}
+    (found,) = answer(executor, [asked(source, options, 16)])
+    assert [hypothesis.tokens for hypothesis in found] == expected(model, source, options, 16)
+    for hypothesis in found:
+        ids = torch.tensor([[START, *hypothesis.tokens[:-1]]])
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([source]), decoder_input_ids=ids).logits[0]
+        total = torch.log_softmax(logits, -1).gather(-1, torch.tensor(hypothesis.tokens)[:, None]).sum()
+        assert hypothesis.score == pytest.approx(float(total) / len(hypothesis.tokens) ** 1.5, rel=1e-4)
+
+
+def test_a_build_for_one_beam_serves_greedy_rows_alone(tmp_path: Path) -> None:
+    model = make_seq2seq("t5")
+    executor = graphs_of(model, tmp_path, beams=1).executor(2, 40, 40, threads=1)
+    found = answer(executor, [asked(source, {}, 20) for source in sources()])
+    assert [one[0].tokens for one in found] == [expected(model, source, {}, 20)[0] for source in sources()]
+
+
+@pytest.mark.parametrize(
+    ("model_type", "options"),
+    [
+        ("prophetnet", {"hidden_size": 32, "num_encoder_layers": 2, "num_decoder_layers": 2}),
+        ("fsmt", {**BART, "langs": ["en", "de"], "src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY}),
+    ],
+)
+def test_what_cannot_be_right_is_refused_by_name(model_type: str, options: dict[str, Any], tmp_path: Path) -> None:
+    config = AutoConfig.for_model(model_type, **{"vocab_size": VOCABULARY, **SPECIAL, **options})
+    model = AutoModelForSeq2SeqLM.from_config(config).eval()
+    with pytest.raises(ExportError, match=f"{model_type} cannot be served for generation"):
+        export_seq2seq(model, tmp_path, 1)
