@@ -95,12 +95,25 @@ class DecoderGraph(torch.nn.Module):
         both.is_updated = dict.fromkeys(range(len(others) // 2), True)
         # The hidden states of the encoder are in the cross cache; what stands here is looked at by nobody.
         nothing = torch.zeros((1, 1, 1)).expand(input_ids.shape[0], 1, int(self.model.config.hidden_size))
-        with exporting(cache), _positions_by_row(self.model.get_decoder()):
+        with exporting(cache), _positions_by_row(self.model.get_decoder()), _flat_input(self.model):
             result = self.model(
                 encoder_outputs=(nothing,), decoder_input_ids=input_ids, past_key_values=both, use_cache=True
             )
-        logits = result.logits
-        return logits.reshape(-1, logits.shape[-1]), *cache.outputs(), *cache.cross.outputs()
+        return result.logits, *cache.outputs(), *cache.cross.outputs()
+
+
+@contextmanager
+def _flat_input(model: PreTrainedModel) -> Iterator[None]:
+    """The output matrix over two axes: a product that shares a tied embedding by reading it by its rows."""
+
+    def flat(head: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return arguments[0].reshape(-1, arguments[0].shape[-1])
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(flat)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 @contextmanager

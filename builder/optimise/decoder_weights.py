@@ -60,10 +60,11 @@ def quantise_weights(graph: Graph, precision: str, options: WeightOptions, folde
         model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     result = save_graph(model, folder / precision / graph.path.name)
     done = result.operators["MatMulIntegerToFloat"] + result.operators["MatMulNBits"]
-    if not expected or done != expected or result.operators["Gemm"]:
+    left = _unquantised(model.graph)
+    if not expected or done != expected or left:
         raise VerificationError(
-            f"of {expected} matrix products {done} were quantised; nothing was published. "
-            "Use --precision fp32 for this checkpoint"
+            f"of {expected + len(left)} matrix products {done} were quantised" + (f", not {left[0]}" if left else "")
+            + "; nothing was published. Use --precision fp32 for this checkpoint"
         )
     return Quantised(result, expected, embeddings)
 
@@ -72,6 +73,17 @@ def _products(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """MatMul nodes with a constant matrix."""
     weights = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
     return [node for node in graph.node if node.op_type == "MatMul" and weights.get(node.input[1]) == 2]
+
+
+def _unquantised(graph: onnx.GraphProto) -> list[str]:
+    """Products, by whatever operator, that still read a constant matrix of real numbers."""
+    matrices = {t.name for t in graph.initializer if len(t.dims) == 2 and t.data_type == onnx.TensorProto.FLOAT}
+    transposed = {node.output[0] for node in graph.node if node.op_type == "Transpose" and node.input[0] in matrices}
+    return [
+        node.name or node.output[0]
+        for node in graph.node
+        if node.op_type in ("MatMul", "Gemm", "FusedMatMul") and node.input[1] in matrices | transposed
+    ]
 
 
 def _tied_heads(graph: onnx.GraphProto) -> list[onnx.NodeProto]:

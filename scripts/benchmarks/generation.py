@@ -119,19 +119,25 @@ def make_checkpoint(name: str, folder: Path) -> Path:
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **options)
     AutoModelForCausalLM.from_config(config).save_pretrained(folder, max_shard_size="100GB")
+    save_tokenizer(folder, config.vocab_size)
+    return folder
+
+
+def save_tokenizer(folder: Path, size: int, **special: str) -> None:
+    """A byte-level tokeniser of `size` tokens, most of which no text is made of."""
     trained = Tokenizer(models.BPE())
     trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trained.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=2000, initial_alphabet=alphabet))
     state = json.loads(trained.to_str())["model"]
     vocabulary = state["vocab"]
-    for index in range(len(vocabulary), config.vocab_size):
+    for index in range(len(vocabulary), size):
         vocabulary[f"Ġword{index}"] = index  # never made from a text, but said by the model
     full = Tokenizer(models.BPE(vocabulary, [tuple(merge) for merge in state["merges"]]))
     full.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     full.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(tokenizer_object=full, bos_token="!", eos_token="!", unk_token="!").save_pretrained(folder)
-    return folder
+    named = {"bos_token": "!", "eos_token": "!", "unk_token": "!", **special}
+    PreTrainedTokenizerFast(tokenizer_object=full, **named).save_pretrained(folder)
 
 
 def make_work(tokenizer: Any, count: int) -> list[Asked]:

@@ -39,7 +39,7 @@ def test_who_asks_for_a_way_to_sample_samples() -> None:
 def test_an_empty_tensor_is_an_option_left_out() -> None:
     assert (
         read_options(
-            {"text_input": np.array([b"Hello"], object), "stop_words": np.zeros(0, object)}, {}, GREEDY
+            {"text_input": np.array([b"Hello"], object), "stop_words": np.zeros(0, object)}, {}, GREEDY, FIELDS
         ).stop_words
         == ()
     )

@@ -39,8 +39,8 @@ class BeamSearch:
         self.ended: "list[Hypothesis]" = []  # the best `width`, best first
         self.done = False
 
-    def step(self, logits: np.ndarray) -> "list[int]":
-        """Extend the beams by one token; `logits`: (beams, vocabulary). Returns of each new beam the one it extends.
+    def step(self, logits: "Sequence[np.ndarray]") -> "list[int]":
+        """Extend the beams by one token; `logits`: (vocabulary,) of each. Returns of each new beam the one it extends.
 
         At the last step `done` is set, and what is returned means nothing. Raises RuntimeError where no token may come.
         """
@@ -63,13 +63,16 @@ class BeamSearch:
         """The best continuations of all beams, best first: beam, token, and log-probability of the whole."""
         found = []
         for beam, (row, said) in enumerate(zip(logits, self.said)):
-            best = row.max()
-            shifted = row - best
-            logprobs = shifted - np.log(np.exp(shifted).sum())
-            if not self.rules.idle(len(said)):
-                self.rules.apply(logprobs, self.prompt, said)
-            tokens = largest(logprobs, count)
-            found.append((np.full(len(tokens), beam), tokens, logprobs[tokens] + self.scores[beam]))
+            total = log_sum_exp(row)
+            if self.rules.idle(len(said)):
+                tokens = largest(row, count)
+                logprobs = row[tokens] - total
+            else:
+                changed = row - total
+                self.rules.apply(changed, self.prompt, said)
+                tokens = largest(changed, count)
+                logprobs = changed[tokens]
+            found.append((np.full(len(tokens), beam), tokens, logprobs + self.scores[beam]))
         beams, tokens, scores = (np.concatenate(parts) for parts in zip(*found))
         order = np.argsort(-scores, kind="stable")[:count]
         order = order[np.isfinite(scores[order])]  # a token that must come leaves no other
@@ -101,20 +104,33 @@ class BeamSearch:
         return float(self.scores[0]) / length**options.length_penalty > self.ended[-1].score
 
 
+def log_sum_exp(row: np.ndarray) -> np.float32:
+    """The logarithm of the sum of exponentials of (vocabulary,)."""
+    best = row.max()
+    shifted = row - best
+    np.exp(shifted, out=shifted)
+    total: np.float32 = best + np.log(shifted.sum())
+    return total
+
+
 def largest(scores: np.ndarray, count: int) -> np.ndarray:
     """The places of the `count` largest of (vocabulary,), largest first.
 
-    Each of them lies in one of the `count` groups with the largest maxima, so only those are sorted.
+    Each of them lies in one of the `count` groups with the largest maxima, so only those are looked into.
     """
     rows = len(scores) // GROUPS
     if rows < 4 or count >= GROUPS // 2:
         places = np.arange(len(scores))
     else:
         maxima = scores[: rows * GROUPS].reshape(rows, GROUPS).max(axis=0)
-        groups = np.argpartition(-maxima, count)[:count]
+        groups = np.argpartition(maxima, GROUPS - count)[GROUPS - count :]
         inside = (np.arange(rows)[:, None] * GROUPS + groups).ravel()
         places = np.concatenate([inside, np.arange(rows * GROUPS, len(scores))])
-    return places[np.argsort(-scores[places], kind="stable")[:count]]
+    values = scores[places]
+    if count < len(places):
+        best = np.argpartition(values, len(values) - count)[len(values) - count :]
+        places, values = places[best], values[best]
+    return places[np.argsort(-values, kind="stable")]
 
 
 def reorder(slots: "Sequence[int]", parents: "Sequence[int]") -> "tuple[list[int], list[tuple[int, int]]]":

@@ -323,7 +323,7 @@ class Engine:
         for sequence in sequences:
             count = len(sequence.inputs())
             if isinstance(sequence, Beams):
-                self._search(sequence, logits[rows[start : start + count]])
+                self._search(sequence, [logits[row] for row in rows[start : start + count]])
             else:
                 own.append(rows[start])
             start += count
@@ -354,7 +354,7 @@ class Engine:
             elif not sequence.request.cancelled:
                 sequence.request.emit(piece)
 
-    def _search(self, beams: Beams, logits: np.ndarray) -> None:
+    def _search(self, beams: Beams, logits: "list[np.ndarray]") -> None:
         """Let a search choose its next beams, and bring their keys and values to where they go on."""
         now = time.monotonic()
         try:

@@ -1,0 +1,51 @@
+"""CTranslate2's Translator: WORK.json CHECKPOINT int8|float32. Groups of `concurrency` texts, as translate_batch takes
+them."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import ctranslate2
+
+
+def main() -> None:
+    work, checkpoint, kind = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]), sys.argv[3]
+    target = checkpoint / f"ct2-{kind}"
+    if not target.exists():
+        named = checkpoint / "tokenizer_config.json"  # this older transformers does not know newer class names
+        written = json.loads(named.read_text())
+        named.write_text(json.dumps({**written, "tokenizer_class": "PreTrainedTokenizerFast"}))
+        ctranslate2.converters.TransformersConverter(str(checkpoint)).convert(str(target), quantization=kind)
+    translator = ctranslate2.Translator(
+        str(target), device="cpu", compute_type=kind, inter_threads=1, intra_threads=work["threads"]
+    )
+    file = next(path for name in ("shared_vocabulary.json", "source_vocabulary.json") if (path := target / name).exists())
+    words = json.loads(file.read_text())
+
+    def group(requests: list[dict]) -> None:
+        count = max(r["new_tokens"] for r in requests)
+        results = translator.translate_batch(
+            [[words[token] for token in r["source"]] for r in requests],
+            beam_size=work["beams"],
+            max_decoding_length=count,
+            min_decoding_length=count,
+            max_input_length=0,
+        )
+        short = [len(result.hypotheses[0]) for result in results if len(result.hypotheses[0]) != count]
+        if short:
+            raise RuntimeError(f"an answer has {short[0]} tokens instead of {count}")
+
+    requests, size = work["requests"], work["concurrency"]
+    group([{**requests[0], "new_tokens": 8}])
+    start = time.perf_counter()
+    for place in range(0, len(requests), size):
+        group(requests[place : place + size])
+    seconds = time.perf_counter() - start
+    tokens = sum(r["new_tokens"] for r in requests)
+    print(json.dumps({"tokens_per_s": tokens / seconds, "answer_ms": seconds / len(requests) * size * 1000}))
+
+
+main()

@@ -1,0 +1,62 @@
+"""Optimum's ORTModelForSeq2SeqLM: WORK.json CHECKPOINT fp32|int8. Exported by Optimum with a cache; int8 is its own
+dynamic quantisation for AVX512-VNNI of each of the exported files. Groups of `concurrency` texts, padded."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+import warnings
+from pathlib import Path
+
+import onnxruntime
+import torch
+from optimum.onnxruntime import ORTModelForSeq2SeqLM, ORTQuantizer
+from optimum.onnxruntime.configuration import AutoQuantizationConfig
+
+
+def main() -> None:
+    warnings.filterwarnings("ignore")
+    work, checkpoint, kind = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]), sys.argv[3]
+    exported = checkpoint / "optimum-fp32"
+    if not (exported / "config.json").exists():
+        ORTModelForSeq2SeqLM.from_pretrained(checkpoint, export=True).save_pretrained(exported)
+    folder = exported
+    if kind == "int8":
+        folder = checkpoint / "optimum-int8"
+        if not (folder / "config.json").exists():
+            settings = AutoQuantizationConfig.avx512_vnni(is_static=False, per_channel=True)
+            for file in sorted(exported.glob("*.onnx")):
+                quantizer = ORTQuantizer.from_pretrained(exported, file_name=file.name)
+                quantizer.quantize(save_dir=folder, quantization_config=settings, file_suffix="")
+            for file in exported.glob("*.json"):
+                (folder / file.name).write_text(file.read_text())
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = work["threads"]
+    model = ORTModelForSeq2SeqLM.from_pretrained(folder, session_options=options)
+
+    def group(requests: list[dict]) -> None:
+        width = max(len(r["source"]) for r in requests)
+        ids = torch.tensor([r["source"] + [0] * (width - len(r["source"])) for r in requests])
+        mask = torch.tensor([[1] * len(r["source"]) + [0] * (width - len(r["source"])) for r in requests])
+        count = max(r["new_tokens"] for r in requests)
+        model.generate(
+            input_ids=ids,
+            attention_mask=mask,
+            max_new_tokens=count,
+            min_new_tokens=count,
+            num_beams=work["beams"],
+            do_sample=False,
+        )
+
+    requests, size = work["requests"], work["concurrency"]
+    group([{**requests[0], "new_tokens": 4}])
+    start = time.perf_counter()
+    for place in range(0, len(requests), size):
+        group(requests[place : place + size])
+    seconds = time.perf_counter() - start
+    tokens = sum(r["new_tokens"] for r in requests)
+    print(json.dumps({"tokens_per_s": tokens / seconds, "answer_ms": seconds / len(requests) * size * 1000}))
+
+
+main()

@@ -1,0 +1,243 @@
+"""Encoder-decoders, side by side: this project through Triton's gRPC streams, other engines in their own processes.
+
+Work: texts of 16 to 256 tokens (log-uniform, seed 0), answers of 48, past any end token, greedily and with 4 beams, from
+`concurrency` clients that each send the next text when the last is answered; the other engines get groups of as many.
+Real architecture sizes, random weights. One side at a time, equal threads, each warmed up. All answers are of one
+length, so that no side computes tokens that do not count.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import queue
+import tempfile
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
+from tritonclient import grpc
+
+from builder.checkpoint import quiet_libraries
+from builder.report import cpu
+from builder.samples import TEXTS
+from builder.serve.triton import running
+from builder.spec import available_cores, make_spec
+from builder.stages import build
+from scripts.benchmarks import peers
+from scripts.benchmarks.generation import save_tokenizer
+
+LONGEST, ANSWER = 256, 48
+LARGE_BART = {
+    "d_model": 1024,
+    "encoder_layers": 12,
+    "decoder_layers": 12,
+    "encoder_attention_heads": 16,
+    "decoder_attention_heads": 16,
+    "encoder_ffn_dim": 4096,
+    "decoder_ffn_dim": 4096,
+}
+SMALL_MARIAN = {
+    "d_model": 512,
+    "encoder_layers": 6,
+    "decoder_layers": 6,
+    "encoder_attention_heads": 8,
+    "decoder_attention_heads": 8,
+    "encoder_ffn_dim": 2048,
+    "decoder_ffn_dim": 2048,
+}
+SPECIAL = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
+    "t5-small": ("t5", {"vocab_size": 32128}),
+    "marian": ("marian", {**SMALL_MARIAN, "vocab_size": 58101, "scale_embedding": True, "forced_eos_token_id": None}),
+    "mbart-large-50": (
+        "mbart",
+        {**LARGE_BART, "vocab_size": 250054, "scale_embedding": True, "forced_eos_token_id": None},
+    ),
+}
+OURS = ("int8", "fp32")
+PEERS = (
+    ("transformers eager", "transformers_seq2seq_peer", "eager"),
+    ("transformers, dynamic int8", "transformers_seq2seq_peer", "dynamic-int8"),
+    ("Optimum ONNX Runtime fp32", "optimum_seq2seq_peer", "fp32"),
+    ("Optimum ONNX Runtime int8", "optimum_seq2seq_peer", "int8"),
+    ("CTranslate2 int8", "ctranslate2_seq2seq_peer", "int8"),
+)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One request: its text, and the same as tokens."""
+
+    text: str
+    source: list[int]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench seq2seq")
+    parser.add_argument("--models", default=",".join(SHAPES))
+    parser.add_argument("--concurrency", default="1,4,8")
+    parser.add_argument("--beams", default="1,4")
+    parser.add_argument("--requests", type=int, default=8)
+    parser.add_argument("--ours", default=",".join(OURS))
+    parser.add_argument("--peers", default=",".join(name for name, _, _ in PEERS))
+    parser.add_argument("--environments", type=Path, default=Path(".peers"), help="where the peers are installed")
+    parser.add_argument("--checkpoints", type=Path, help="keep checkpoints and conversions here")
+    parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
+    options = parser.parse_args()
+    quiet_libraries()
+    console = Console(width=130)
+    cores = available_cores()
+    console.print(f"{cores} cores, {cpu()['model']}", highlight=False)
+    figures: dict[str, Any] = {"cores": cores, "cpu": cpu()["model"], "models": {}}
+    with tempfile.TemporaryDirectory() as place:
+        root = options.checkpoints or Path(place)
+        for name in options.models.split(","):
+            figures["models"][name] = _bench_model(console, name, root / name, Path(place), options)
+            if options.output:
+                options.output.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def make_checkpoint(name: str, folder: Path) -> Path:
+    """A checkpoint of a real size with random weights, and a byte-level tokeniser with as many tokens."""
+    if (folder / "model.safetensors").exists():
+        return folder
+    model_type, options = SHAPES[name]
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **{**SPECIAL, **options})
+    AutoModelForSeq2SeqLM.from_config(config).save_pretrained(folder, max_shard_size="100GB")
+    save_tokenizer(folder, config.vocab_size, pad_token="!", eos_token='"')
+    return folder
+
+
+def make_work(tokenizer: Any, count: int) -> list[Asked]:
+    """`count` texts; the same for the same count, and the first ones the same for any."""
+    generator = np.random.default_rng(0)
+    words = " ".join(TEXTS).split()
+    work = []
+    for _ in range(count):
+        length = int(np.exp(generator.uniform(np.log(16), np.log(LONGEST))))
+        start = int(generator.integers(0, len(words)))
+        text = tokenizer.decode(tokenizer(" ".join((words[start:] + words + words)[:length]))["input_ids"][:length])
+        work.append(Asked(text, tokenizer(text)["input_ids"]))
+    return work
+
+
+def _bench_model(console: Console, name: str, folder: Path, place: Path, options: argparse.Namespace) -> dict[str, Any]:
+    checkpoint = make_checkpoint(name, folder)
+    concurrencies = [int(part) for part in options.concurrency.split(",")]
+    widths = [int(part) for part in options.beams.split(",")]
+    work = make_work(AutoTokenizer.from_pretrained(checkpoint), max(options.requests, 2 * max(concurrencies)))
+    cells = [(beams, clients, work[: max(options.requests, 2 * clients)]) for beams in widths for clients in concurrencies]
+    sides: dict[str, dict[str, Any]] = {}
+    for precision in filter(None, options.ours.split(",")):
+        repository = place / f"{name}-{precision}"
+        spec = make_spec(
+            model=str(checkpoint),
+            name="model",
+            output=repository,
+            precision=precision,
+            max_length=LONGEST,
+            max_answer=64,
+            beams=max(widths),
+            slots=max(widths) * max(concurrencies),
+            quality=0.0,  # random weights have none to lose
+            perplexity=1e9,
+        )
+        report = build(spec)
+        title = f"ours {precision}"
+        with running(repository, timeout_s=600) as server:
+            load(server.url, work[:2], 1, max(widths))
+            sides[title] = {f"{beams}/{clients}": load(server.url, asked, clients, beams) for beams, clients, asked in cells}
+        sides[title]["megabytes"] = report.ladder[-1].size / 1e6
+        _show(console, name, title, sides)
+    for title, peer, kind in PEERS:
+        if title not in options.peers.split(","):
+            continue
+        sides[title] = {}
+        for beams, clients, asked in cells:
+            path = place / "work.json"
+            path.write_text(json.dumps(_work_document(asked, clients, beams)))
+            sides[title][f"{beams}/{clients}"] = peers.run(peer, options.environments, path, checkpoint, kind)
+        _show(console, name, title, sides)
+    console.print(_table(name, sides, [(beams, clients) for beams, clients, _ in cells]))
+    return sides
+
+
+def _work_document(work: Sequence[Asked], concurrency: int, beams: int) -> dict[str, Any]:
+    return {
+        "concurrency": concurrency,
+        "beams": beams,
+        "threads": available_cores(),
+        "requests": [{"source": asked.source, "new_tokens": ANSWER} for asked in work],
+    }
+
+
+def load(url: str, work: Sequence[Asked], clients: int, beams: int) -> dict[str, Any]:
+    """So many clients, each on its own stream: tokens per second, and the median time of an answer."""
+    times: list[float] = []
+
+    def serve(mine: Sequence[Asked]) -> int:
+        tokens = 0
+        with grpc.InferenceServerClient(url) as client:
+            arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+            client.start_stream(lambda result, error: arrived.put((result, error)))
+            for asked in mine:
+                start = time.perf_counter()
+                client.async_stream_infer("model", _inputs(asked, beams))
+                result, error = arrived.get()
+                if error is not None:
+                    raise error
+                tokens += int(result.as_numpy("completion_tokens")[0])
+                times.append(time.perf_counter() - start)
+            client.stop_stream()
+        return tokens
+
+    with ThreadPoolExecutor(clients) as pool:
+        start = time.perf_counter()
+        tokens = sum(pool.map(serve, [work[client::clients] for client in range(clients)]))
+        seconds = time.perf_counter() - start
+    return {"tokens_per_s": tokens / seconds, "answer_ms": float(np.median(times)) * 1000}
+
+
+def _inputs(asked: Asked, beams: int) -> list[Any]:
+    values = {
+        "text_input": ("BYTES", np.array([asked.text.encode()], np.object_)),
+        "max_tokens": ("INT32", np.array([ANSWER], np.int32)),
+        "ignore_eos": ("BOOL", np.array([True])),
+        "num_beams": ("INT32", np.array([beams], np.int32)),
+    }
+    inputs = []
+    for name, (kind, array) in values.items():
+        inputs.append(grpc.InferInput(name, [1], kind))
+        inputs[-1].set_data_from_numpy(array)
+    return inputs
+
+
+def _show(console: Console, name: str, title: str, sides: dict[str, dict[str, Any]]) -> None:
+    figures = {cell: value for cell, value in sides[title].items() if isinstance(value, dict)}
+    text = ", ".join(f"{c}: {v.get('error') or format(v['tokens_per_s'], '.1f')}" for c, v in figures.items())
+    console.print(f"{name}, {title} (beams/clients): {text}", highlight=False)
+
+
+def _table(name: str, sides: dict[str, dict[str, Any]], cells: Sequence[tuple[int, int]]) -> Table:
+    table = Table(title=f"{name}: tokens/s", title_justify="left")
+    table.add_column("")
+    for beams, clients in cells:
+        table.add_column(f"{'greedy' if beams == 1 else f'{beams} beams'}, {clients} clients", justify="right")
+    for title, figures in sides.items():
+        found = [figures.get(f"{beams}/{clients}", {}) for beams, clients in cells]
+        table.add_row(title, *(f"{c['tokens_per_s']:.1f}" if "tokens_per_s" in c else "-" for c in found))
+    return table
+
+
+if __name__ == "__main__":
+    main()
