@@ -21,11 +21,12 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrained
 
 from builder.errors import CheckpointError
 from builder.sentence import SentenceModules, read_modules
+from builder.slow_tokenizers import as_fast
 from builder.spec import BuildSpec
 from builder.tasks import Task, find_task, infer_task
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-FILES = ["*.json", "*.safetensors", "*.txt", "*.model"]  # nothing that runs, nothing pickled
+FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm"]  # nothing that runs, nothing pickled
 POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
 
 
@@ -146,7 +147,10 @@ def _tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrained
     except Exception as error:  # whatever a broken file makes tokenizers raise
         raise CheckpointError(f"the tokenizer of {model} does not load: {_first_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
-        raise CheckpointError(f"{model} has only a slow tokenizer ({type(tokenizer).__name__}); add a tokenizer.json")
+        try:
+            tokenizer = as_fast(tokenizer)
+        except CheckpointError as error:
+            raise CheckpointError(f"{model}: {error}") from error
     rows = getattr(config, "vocab_size", None)
     if rows is not None and len(tokenizer) > rows:
         raise CheckpointError(

@@ -12,9 +12,10 @@ from builder.runtime.fields import Field
 from builder.tasks import all_tasks
 from tests.checkpoints import ARCHITECTURES
 from tests.decoders import DECODERS
+from tests.seq2seqs import SEQ2SEQS
 
 ROOT = Path(__file__).parent.parent
-PARAMETERS: dict[str, Any] = {"prompts": {}, "pooled": True, "size": "size"}
+PARAMETERS: dict[str, Any] = {"prompts": {}, "pooled": True, "size": "size", "languages": True}
 
 
 def tasks() -> str:
@@ -48,6 +49,35 @@ def decoders() -> str:
     """Each tested decoder."""
     lines = ["| model type | note |", "|---|---|"]
     return "\n".join([*lines, *(f"| {name} | {decoder.note} |" for name, decoder in DECODERS.items())])
+
+
+def seq2seqs() -> str:
+    """Each tested encoder-decoder."""
+    lines = ["| model type | note |", "|---|---|"]
+    return "\n".join([*lines, *(f"| {name} | {model.note} |" for name, model in SEQ2SEQS.items())])
+
+
+def seq2seq() -> str:
+    """The figures that `scripts/bench seq2seq --output docs/seq2seq.json` recorded."""
+    figures = json.loads((ROOT / "docs" / "seq2seq.json").read_text("utf-8"))
+    lines = [
+        f"Tokens a second, {figures['cores']} cores of an {figures['cpu']}; in brackets, times transformers eager:"
+    ]
+    for model, sides in figures["models"].items():
+        cells = list(dict.fromkeys(cell for side in sides.values() for cell in side if "/" in cell))
+        heads = [f"{'greedy' if c[0] == '1' else f'{c[0]} beams'}, {c[2:]} client{'s' * (c[2:] != '1')}" for c in cells]
+        lines += ["", f"| {model} | {' | '.join(heads)} |", "|---" * (len(cells) + 1) + "|"]
+        base = sides["transformers eager"]
+        for title, side in sides.items():
+            lines.append(f"| {title} | {' | '.join(_times(side.get(c, {}), base.get(c, {})) for c in cells)} |")
+    return "\n".join(lines)
+
+
+def _times(cell: dict[str, float], base: dict[str, float]) -> str:
+    if "tokens_per_s" not in cell:
+        return "-"
+    speed = cell["tokens_per_s"]
+    return f"{speed:.0f} ({speed / base['tokens_per_s']:.1f}x)" if "tokens_per_s" in base else f"{speed:.0f}"
 
 
 def generation() -> str:
@@ -135,6 +165,8 @@ TABLES = {
     "architectures": architectures,
     "decoders": decoders,
     "encoders": encoders,
+    "seq2seqs": seq2seqs,
+    "seq2seq": seq2seq,
     "generation": generation,
     "decoding": decoding,
 }

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.checkpoints import make_checkpoint
 from tests.decoders import make_decoder_checkpoint
+from tests.seq2seqs import make_seq2seq_checkpoint
 
 NER = {0: "O", 1: "B-PER", 2: "I-PER", 3: "B-LOC", 4: "I-LOC"}
 
@@ -55,10 +56,33 @@ GENERATORS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+# Encoder-decoders of the test repository: model type, options of the checkpoint, and options of the build.
+READERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
+    "sums": (
+        "t5",
+        {"task_specific_params": {"summarization": {"prefix": "summarize: ", "num_beams": 3, "length_penalty": 2.0}}},
+        {"task": "summarization", "slots": 6, "max_length": 96, "max_answer": 40},
+    ),
+    "speaks": (
+        "mbart",
+        {"multilingual": True, "pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2},
+        {"task": "translation_en_to_ro", "slots": 4, "max_length": 64, "max_answer": 40, "beams": 4},
+    ),
+    "speaks_int8": (
+        "bart",
+        {"generation_config": {"num_beams": 2, "no_repeat_ngram_size": 3, "max_length": 30, "forced_eos_token_id": 3}},
+        {"slots": 6, "max_length": 96, "precision": "int8", "quality": 0.5, "perplexity": 2.0},
+    ),
+}
+
+
 def checkpoint_of(name: str, folder: Path) -> Path:
     """Make the checkpoint of a served model."""
     if name in GENERATORS:
         return make_decoder_checkpoint(folder / f"{name}-checkpoint", GENERATORS[name][0], chat=name != "writes_int8")
+    if name in READERS:
+        model_type, options, _ = READERS[name]
+        return make_seq2seq_checkpoint(folder / f"{name}-checkpoint", model_type, **options)
     model = SERVED[name]
     return make_checkpoint(folder / f"{name}-checkpoint", model.model_type, model.task, model.labels, **model.options)
 

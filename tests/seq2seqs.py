@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
+from transformers import AutoConfig, AutoModelForSeq2SeqLM, MBart50Tokenizer, PreTrainedModel
 
+from builder.samples import TEXTS
 from tests.checkpoints import VOCABULARY, make_tokenizer
 from tests.decoders import Decoder as Seq2Seq
 
@@ -68,9 +69,22 @@ def make_seq2seq(model_type: str, **options: Any) -> PreTrainedModel:
     return model
 
 
-def make_seq2seq_checkpoint(folder: Path, model_type: str, **options: Any) -> Path:
-    """Save a tiny encoder-decoder of `model_type` with its tokeniser into `folder`."""
+def make_multilingual_tokenizer() -> MBart50Tokenizer:
+    """A tokeniser of the few words of the packaged samples, with the languages of mBART-50."""
+    words = sorted({word for text in TEXTS for word in text.lower().split()} | set("abcdefghijklmnopqrstuvwxyz"))[:300]
+    pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)]
+    pieces += [(f"▁{word}", -2.0 - 0.01 * place) for place, word in enumerate(words)]
+    pieces += [(letter, -8.0) for letter in "abcdefghijklmnopqrstuvwxyz"]
+    return MBart50Tokenizer(vocab=pieces, src_lang="en_XX", model_max_length=64)
+
+
+def make_seq2seq_checkpoint(folder: Path, model_type: str, multilingual: bool = False, **options: Any) -> Path:
+    """Save a tiny encoder-decoder of `model_type` with its tokeniser into `folder`; see `generation_config`."""
+    generation = options.pop("generation_config", {})
     model = make_seq2seq(model_type, **options)
+    for name, value in generation.items():
+        setattr(model.generation_config, name, value)
     model.save_pretrained(folder)
-    make_tokenizer("bpe", type_ids=False).save_pretrained(folder)
+    tokenizer = make_multilingual_tokenizer() if multilingual else make_tokenizer("bpe", type_ids=False)
+    tokenizer.save_pretrained(folder)
     return folder

@@ -19,6 +19,7 @@ from builder.tasks.base import EncoderTask
 from scripts.readme_tables import rendered
 from tests.checkpoints import ARCHITECTURES
 from tests.decoders import DECODERS
+from tests.seq2seqs import SEQ2SEQS
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text("utf-8")
@@ -75,7 +76,7 @@ def test_every_task_has_its_emitted_half_and_every_emitted_file_is_listed() -> N
 def test_tasks_name_no_architecture_and_architectures_no_task() -> None:
     for path in [*ROOT.glob("builder/tasks/*.py"), *ROOT.glob("builder/runtime/**/*.py")]:
         text = path.read_text().lower()
-        for name in (*ARCHITECTURES, *DECODERS):
+        for name in (*ARCHITECTURES, *DECODERS, *SEQ2SEQS):
             assert not re.search(rf"\b{re.escape(name)}\b", text), f"{path.name} names {name}"
     for path in ROOT.glob("builder/export/**/*.py"):
         for name in all_tasks():

@@ -170,7 +170,9 @@ class CrossCache(Cache):  # type: ignore[misc]
         places: torch.Tensor,
         last: torch.Tensor,
     ) -> None:
-        self.layers: list[Any] = [_CrossLayer(self, index, *past[2 * index : 2 * index + 2]) for index in range(len(past) // 2)]
+        self.layers: list[Any] = [
+            _CrossLayer(self, index, *past[2 * index : 2 * index + 2]) for index in range(len(past) // 2)
+        ]
         self.seqlens_k, self.total, self.rows, self.places = seqlens_k, total, rows, places
         sizes = [int(tensor.shape[1]) * int(tensor.shape[3]) for tensor in past]
         self.last = torch.split(last, sizes, dim=-1)

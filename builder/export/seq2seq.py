@@ -1,4 +1,4 @@
-"""PyTorch encoder-decoder to two ONNX graphs: an encoder that ends in the decoder's keys and values, and a decoder step.
+"""PyTorch encoder-decoder to two ONNX graphs: an encoder that ends in the decoder's keys and values, and a step.
 
 Encoder: input_ids, attention_mask (batch, sequence) int64; out come cross_key_i, cross_value_i of each decoder layer,
 (batch, heads, sequence, head size).

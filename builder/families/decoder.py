@@ -15,10 +15,10 @@ from builder.errors import CheckpointError, SpecError
 from builder.export.decoder import CacheShape, DecoderExport, cache_shapes, export_decoder
 from builder.export.graph import Graph, check_release
 from builder.families import Prepared, Stage
+from builder.generation_config import bad_words, end_ids, max_tokens, option_defaults, token_list
 from builder.optimise.cache_precision import quantise_cache
 from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_weights
 from builder.optimise.fusion import fuse
-from builder.generation_config import bad_words, end_ids, max_tokens, option_defaults, token_list
 from builder.report import BuildReport, Rung, cpu, file_hashes, versions
 from builder.repository.layout import RepositoryEntry, lay_out_generating
 from builder.runtime.fields import Field

@@ -102,8 +102,8 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
     warning = None
     if exported.encoder_attentions < layers:
         warning = (
-            f"{exported.encoder_attentions} of {layers} attentions of the encoder are fused; the others run as separate "
-            "operators, which is right but slower and takes memory quadratic in the length"
+            f"{exported.encoder_attentions} of {layers} attentions of the encoder are fused; the others run as "
+            "separate operators, which is right but slower and takes memory quadratic in the length"
         )
     report = _report(spec, checkpoint, verified, reference, entries, memory, warning)
     return Prepared(entries, report)
@@ -153,7 +153,8 @@ def read_settings(spec: BuildSpec, checkpoint: Checkpoint) -> Settings:
             if known and code is not None and nearest(code, known) is None:
                 raise SpecError(f"the {kind} language {code!r} of --task is not known; known are {', '.join(known)}")
         if known:
-            instructions = replace(instructions, **{kind: nearest(code, known) for kind, code in named.items()})
+            source, target = (nearest(code, known) for code in named.values())
+            instructions = replace(instructions, source=source, target=target)
         elif instructions.source and f"{instructions.source} to {instructions.target}" not in instructions.pairs:
             raise SpecError(f"--task {spec.task}: the model translates {', '.join(instructions.pairs)}")
     elif instructions.source:

@@ -63,7 +63,8 @@ def quantise_weights(graph: Graph, precision: str, options: WeightOptions, folde
     left = _unquantised(model.graph)
     if not expected or done != expected or left:
         raise VerificationError(
-            f"of {expected + len(left)} matrix products {done} were quantised" + (f", not {left[0]}" if left else "")
+            f"of {expected + len(left)} matrix products {done} were quantised"
+            + (f", not {left[0]}" if left else "")
             + "; nothing was published. Use --precision fp32 for this checkpoint"
         )
     return Quantised(result, expected, embeddings)

@@ -28,10 +28,11 @@ GENERATING = {
     "model.py": "generation_model.py",
     **{f"generation/{name}": f"generation/{name}" for name in GENERATION},
 }
-RUNTIME_FILES: Mapping[str, Mapping[str, str]] = {  # family -> file in the version folder -> file in builder/runtime
+RUNTIME_FILES: Mapping[
+    str, Mapping[str, str]
+] = {  # kind of model -> file in the version folder -> file in builder/runtime
     "encoder": {name: name for name in (*SHARED_FILES, *ENCODER_FILES)},
-    "decoder": GENERATING,
-    "seq2seq": GENERATING,
+    "generating": GENERATING,
 }
 SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
@@ -152,7 +153,7 @@ def lay_out_generating(
         decoupled=True,
         parameters={"task": serving["task"], **dict(sorted(spec.serving.metadata.items()))},
     )
-    files = _runtime_files("decoder")
+    files = _runtime_files("generating")
     files["1/serving.json"] = json.dumps(serving, indent=1, ensure_ascii=False).encode()
     files["1/tokenizer.json"] = tokenizer.encode()
     if spec.executor == "in-process":
@@ -179,8 +180,8 @@ def _present(past: Field) -> Field:
     return Field(past.name.replace("past_", "present_"), past.data_type, past.dims)
 
 
-def _runtime_files(family: str) -> dict[str, bytes | Path]:
-    return {f"1/{target}": RUNTIME / source for target, source in RUNTIME_FILES[family].items()}
+def _runtime_files(kind: str) -> dict[str, bytes | Path]:
+    return {f"1/{target}": RUNTIME / source for target, source in RUNTIME_FILES[kind].items()}
 
 
 def _session_parameters(spec: BuildSpec) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from sacrebleu.metrics import CHRF
+from sacrebleu.metrics.chrf import CHRF
 from transformers import PreTrainedModel
 
 from builder.errors import VerificationError
@@ -141,10 +141,10 @@ def pytorch_answer(
             result = model.generate(ids, attention_mask=torch.ones_like(ids))
     finally:
         model.generation_config = before
-    return [_cut(row[1:].tolist(), ends, count) for row in result]
+    return [cut(row[1:].tolist(), ends, count) for row in result]
 
 
-def _cut(tokens: list[int], ends: Sequence[int], count: int) -> tuple[int, ...]:
+def cut(tokens: Sequence[int], ends: Sequence[int], count: int) -> tuple[int, ...]:
     """Up to the first end token; what follows is padding."""
     places = [place for place, token in enumerate(tokens) if token in ends]
     return tuple(tokens[: places[0] + 1] if places else tokens[:count])

@@ -1,9 +1,9 @@
 """Encoder-decoders, side by side: this project through Triton's gRPC streams, other engines in their own processes.
 
-Work: texts of 16 to 256 tokens (log-uniform, seed 0), answers of 48, past any end token, greedily and with 4 beams, from
-`concurrency` clients that each send the next text when the last is answered; the other engines get groups of as many.
-Real architecture sizes, random weights. One side at a time, equal threads, each warmed up. All answers are of one
-length, so that no side computes tokens that do not count.
+Work: texts of 16 to 256 tokens (log-uniform, seed 0), answers of 48, past any end token, greedily and with 4 beams,
+from `concurrency` clients that each send the next text when the last is answered; the other engines get groups of as
+many. Real architecture sizes, random weights. One side at a time, equal threads, each warmed up. All answers are of
+one length, so that no side computes tokens that do not count.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 OURS = ("int8", "fp32")
 PEERS = (
     ("transformers eager", "transformers_seq2seq_peer", "eager"),
-    ("transformers, dynamic int8", "transformers_seq2seq_peer", "dynamic-int8"),
+    ("transformers dynamic int8", "transformers_seq2seq_peer", "dynamic-int8"),
     ("Optimum ONNX Runtime fp32", "optimum_seq2seq_peer", "fp32"),
     ("Optimum ONNX Runtime int8", "optimum_seq2seq_peer", "int8"),
     ("CTranslate2 int8", "ctranslate2_seq2seq_peer", "int8"),
@@ -136,7 +136,9 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
     concurrencies = [int(part) for part in options.concurrency.split(",")]
     widths = [int(part) for part in options.beams.split(",")]
     work = make_work(AutoTokenizer.from_pretrained(checkpoint), max(options.requests, 2 * max(concurrencies)))
-    cells = [(beams, clients, work[: max(options.requests, 2 * clients)]) for beams in widths for clients in concurrencies]
+    cells = [
+        (beams, clients, work[: max(options.requests, 2 * clients)]) for beams in widths for clients in concurrencies
+    ]
     sides: dict[str, dict[str, Any]] = {}
     for precision in filter(None, options.ours.split(",")):
         repository = place / f"{name}-{precision}"
@@ -156,7 +158,9 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
         title = f"ours {precision}"
         with running(repository, timeout_s=600) as server:
             load(server.url, work[:2], 1, max(widths))
-            sides[title] = {f"{beams}/{clients}": load(server.url, asked, clients, beams) for beams, clients, asked in cells}
+            sides[title] = {
+                f"{beams}/{clients}": load(server.url, asked, clients, beams) for beams, clients, asked in cells
+            }
         sides[title]["megabytes"] = report.ladder[-1].size / 1e6
         _show(console, name, title, sides)
     for title, peer, kind in PEERS:

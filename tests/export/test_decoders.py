@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from builder.errors import ExportError
@@ -13,9 +15,12 @@ from builder.export.decoder import export_decoder
 from builder.export.graph import Graph
 from builder.optimise.fusion import fuse
 from builder.runtime.generation.executor import InProcess
+from builder.runtime.generation.options import Options
+from builder.runtime.generation.processors import Rules
 from builder.spec import make_spec
 from builder.stages import build
-from builder.verify.generation import generate, geometry_of, greedy_tokens
+from builder.verify.generation import Asked, answer, generate, geometry_of, greedy_tokens
+from builder.verify.seq2seq import cut
 from tests.checkpoints import VOCABULARY, make_tokenizer
 from tests.decoders import DECODERS, SIZES, make_decoder
 
@@ -135,3 +140,42 @@ def test_a_build_refuses_by_name_before_anything_is_measured(tmp_path: Path) -> 
     with pytest.raises(ExportError, match="mamba cannot be served for generation: its state is a NoneType"):
         build(spec)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "llama", "bloom", "gemma3_text"])
+def test_beams_of_a_decoder_are_transformers(model_type: str, tmp_path: Path) -> None:
+    """Searches of unequal prompts, beside a greedy row, in one batch."""
+    model = make_decoder(model_type)
+    result = export_decoder(model, tmp_path, 128)
+    graph = fuse(result.graph, tmp_path, threads=1)
+    executor = InProcess(graph.path, geometry_of(result.caches, 12, 128, VOCABULARY), {"threads": 1})
+    kinds: list[dict[str, Any]] = [
+        {"num_beams": 3},
+        {"num_beams": 4, "length_penalty": 0.5, "no_repeat_ngram_size": 2, "n": 2},
+        {"num_beams": 2, "early_stopping": "true"},
+        {},
+    ]
+    asked = [
+        Asked(tuple(prompt), Rules(Options(temperature=0.0, **options), (3,), max_tokens=20))
+        for prompt, options in zip(prompts(), kinds * 2, strict=False)
+    ]
+    for one, found in zip(asked, answer(executor, asked), strict=True):
+        options = one.rules.options
+        ids = torch.tensor([one.prompt])
+        with torch.no_grad():
+            rows = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=20,
+                do_sample=False,
+                num_beams=options.num_beams,
+                num_return_sequences=options.n,
+                length_penalty=options.length_penalty,
+                no_repeat_ngram_size=options.no_repeat_ngram_size,
+                early_stopping=options.early_stopping == "true",
+                eos_token_id=3,
+                pad_token_id=0,
+            )
+        wanted = [cut(row[len(one.prompt) :].tolist(), (3,), 20) for row in rows]
+        got = [cut(hypothesis.tokens, (3,), 20) for hypothesis in found]
+        assert got == wanted, options

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from builder.runtime.generation.executor import Executor, Geometry
+from builder.runtime.generation.executor import CrossAttending, CrossGeometry, Executor, Geometry
 
 VOCABULARY = 50
 
@@ -41,3 +43,41 @@ def expected(prompt: list[int], count: int) -> list[int]:
     for _ in range(count):
         tokens.append(next_token(tokens))
     return tokens[len(prompt) :]
+
+
+class ReadingExecutor(CrossAttending):
+    """The same with a text to attend to, read from its place in the arena: a wrong place, length or leftover shows."""
+
+    def __init__(self, slots: int = 4, max_length: int = 32, max_source: int = 32, beams: int = 4) -> None:
+        Executor.__init__(self, Geometry(slots, max_length, VOCABULARY, ((1, 1),)))
+        self._allocate(CrossGeometry(max_source, beams, ((1, 1),)))
+        self.texts: list[list[int]] = []  # lengths of the texts of each encoder call
+
+    def encode(self, rows: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
+        self.texts.append([len(row) for row in rows])
+        return [[np.array(row, np.float32).reshape(1, -1, 1)] * 2 for row in rows]
+
+    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        logits = np.tile(np.linspace(0, 1, VOCABULARY, dtype=np.float32), (len(tokens), 1))
+        places = self.place_of[first : first + len(tokens)]
+        seen = {(place, beam) for place, beam in zip(places, self.beam_of[first:], strict=False) if place >= 0}
+        assert len(seen) == (places >= 0).sum(), "two rows are the same beam of a text"
+        for row, (length, place) in enumerate(zip(lengths.tolist(), places.tolist(), strict=True)):
+            cache = self.arena["key_0"][first + row, 0, :, 0]
+            cache[length] = tokens[row, 0]
+            if place >= 0:
+                text = self.cross_arena["cross_key_0"][place, 0, : self.lengths[place], 0]
+                logits[row, answer_token(text.astype(int).tolist(), cache[: length + 1].astype(int).tolist())] = 9.0
+        return logits
+
+
+def answer_token(text: list[int], tokens: list[int]) -> int:
+    """What ReadingExecutor says after `tokens`, having read `text`."""
+    return (next_token(text) * 7 + next_token(tokens)) % VOCABULARY
+
+
+def answered(text: list[int], count: int, start: int = 1) -> list[int]:
+    tokens = [start]
+    for _ in range(count):
+        tokens.append(answer_token(text, tokens))
+    return tokens[1:]

@@ -81,7 +81,9 @@ def test_penalties_are_those_of_transformers() -> None:
     sampler = Sampler(Rules(options), prompt=prompt, generated=list(said))
     wanted = reference.RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[*prompt, *said]]), torch.from_numpy(scores))
     assert choose(scores, [sampler])[0].token == int(wanted.argmax())
-    counted = Sampler(Rules(Options(temperature=0.0, frequency_penalty=2.0, presence_penalty=1.0)), generated=[9, 9, 11])
+    counted = Sampler(
+        Rules(Options(temperature=0.0, frequency_penalty=2.0, presence_penalty=1.0)), generated=[9, 9, 11]
+    )
     flat = np.zeros((1, 20), np.float32)
     flat[0, 9], flat[0, 11], flat[0, 3] = 4.9, 2.5, 0.1  # 9 loses 1 + 2 x 2, 11 loses 1 + 2
     assert choose(flat, [counted])[0].token == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 from builder.errors import SpecError, VerificationError
 from builder.export.decoder import CacheShape, export_decoder
-from builder.export.graph import Graph, check_release, operator_needs
+from builder.export.graph import Graph, check_release, operator_needs, save_graph
 from builder.families import decoder
 from builder.optimise.cache_precision import quantise_cache
 from builder.optimise.decoder_weights import WeightOptions, quantise_weights
@@ -112,7 +113,7 @@ def test_what_a_release_cannot_load_is_refused(tmp_path: Path) -> None:
 def test_the_gate_and_auto(tmp_path: Path) -> None:
     checkpoint = str(make_decoder_checkpoint(tmp_path / "checkpoint", "llama"))
     options: dict[str, Any] = {"model": checkpoint, "name": "m", "output": tmp_path / "out", "slots": 2}
-    with pytest.raises(VerificationError, match=r"int4-weights agrees with PyTorch on 0.[0-9]+ of next tokens"):
+    with pytest.raises(VerificationError, match=r"int4-weights has a next-token agreement of 0.[0-9]+ against PyTorch"):
         build(make_spec(**options, precision="int4-weights", quality=0.999))
     assert not (tmp_path / "out").exists()
     report = build(make_spec(**options, precision="auto", quality=0.999, perplexity=1.001))
@@ -141,3 +142,14 @@ def test_options_of_the_other_family_are_refused(tmp_path: Path) -> None:
         make_spec(model="x", block_size=17)
     with pytest.raises(SpecError, match="in-process executor"):
         make_spec(model="x", cache="int8", executor="bls")
+
+
+def test_a_product_left_in_real_numbers_fails_the_build(tmp_path: Path) -> None:
+    """ONNX Runtime's optimiser may fold a scale into a product, and call it FusedMatMul: the quantiser sees MatMul."""
+    graph = fuse(export_decoder(make_decoder("llama"), tmp_path, 64).graph, tmp_path, threads=1)
+    model = onnx.load(str(graph.path))
+    hidden = next(node for node in model.graph.node if node.op_type == "MatMul")
+    hidden.op_type, hidden.domain = "FusedMatMul", "com.microsoft"
+    changed = save_graph(model, tmp_path / "changed" / "model.onnx")
+    with pytest.raises(VerificationError, match=f"not {re.escape(hidden.name)}; nothing was published"):
+        quantise_weights(changed, "int8", WeightOptions(32, True), tmp_path)

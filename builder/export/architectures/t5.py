@@ -13,7 +13,6 @@ from transformers.models.t5.modeling_t5 import T5Attention
 from builder.export.architectures import replaced_method
 from builder.export.cached_attention import is_exporting, running_cache
 
-
 Buckets = Callable[[Any, torch.Tensor], torch.Tensor]
 
 

@@ -59,7 +59,7 @@ class BeamSearch:
         self.done = not self._may_improve()
         return beams[going].tolist()
 
-    def _candidates(self, logits: np.ndarray, count: int) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
+    def _candidates(self, logits: "Sequence[np.ndarray]", count: int) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
         """The best continuations of all beams, best first: beam, token, and log-probability of the whole."""
         found = []
         for beam, (row, said) in enumerate(zip(logits, self.said)):
@@ -109,7 +109,7 @@ def log_sum_exp(row: np.ndarray) -> np.float32:
     best = row.max()
     shifted = row - best
     np.exp(shifted, out=shifted)
-    total: np.float32 = best + np.log(shifted.sum())
+    total: np.float32 = best + np.log(np.add.reduce(shifted))
     return total
 
 
@@ -121,16 +121,20 @@ def largest(scores: np.ndarray, count: int) -> np.ndarray:
     rows = len(scores) // GROUPS
     if rows < 4 or count >= GROUPS // 2:
         places = np.arange(len(scores))
+        values = scores
     else:
-        maxima = scores[: rows * GROUPS].reshape(rows, GROUPS).max(axis=0)
-        groups = np.argpartition(maxima, GROUPS - count)[GROUPS - count :]
-        inside = (np.arange(rows)[:, None] * GROUPS + groups).ravel()
-        places = np.concatenate([inside, np.arange(rows * GROUPS, len(scores))])
-    values = scores[places]
+        grouped = scores[: rows * GROUPS].reshape(rows, GROUPS)
+        groups = grouped.max(axis=0).argpartition(GROUPS - count)[GROUPS - count :]
+        places = np.concatenate([_grid(rows, groups), np.arange(rows * GROUPS, len(scores))])
+        values = scores[places]
     if count < len(places):
-        best = np.argpartition(values, len(values) - count)[len(values) - count :]
+        best = values.argpartition(len(values) - count)[len(values) - count :]
         places, values = places[best], values[best]
-    return places[np.argsort(-values, kind="stable")]
+    return places[(-values).argsort(kind="stable")]
+
+
+def _grid(rows: int, groups: np.ndarray) -> np.ndarray:
+    return (np.arange(0, rows * GROUPS, GROUPS)[:, None] + groups).ravel()
 
 
 def reorder(slots: "Sequence[int]", parents: "Sequence[int]") -> "tuple[list[int], list[tuple[int, int]]]":

@@ -232,6 +232,7 @@ class Engine:
                 self._place(sequence)
             for entry in later:
                 heapq.heappush(self.waiting, entry)
+            self._changed.notify_all()  # the encoder may read on
 
     def _place(self, sequence: Running) -> None:
         request = sequence.request

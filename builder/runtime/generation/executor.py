@@ -1,8 +1,9 @@
 """Running the decoder's graph over a range of slots. Three ways, one interface.
 
 `InProcess` owns an ONNX Runtime session whose cache inputs and outputs are bound to the same buffers, so that a step
-writes one position and moves nothing else; `CrossAttending` is that, with an encoder. `Remote` calls an `infer` that takes and returns the cache as tensors: a
-BLS call of the engine's own Triton model. Both keep the arena; both know nothing about requests.
+writes one position and moves nothing else; `CrossAttending` is that, with an encoder. `Remote` calls an `infer` that
+takes and returns the cache as tensors: a BLS call of the engine's own Triton model. All keep the arena; all know
+nothing about requests.
 """
 
 from __future__ import annotations
@@ -141,8 +142,12 @@ class CrossAttending(InProcess):
     ) -> None:
         super().__init__(decoder, geometry, session_options)
         self.encoder = open_session(encoder, session_options)
+        self.bound: dict[tuple[int, int, int], tuple[dict[str, np.ndarray], Any]] = {}
+        self._allocate(cross)
+
+    def _allocate(self, cross: CrossGeometry) -> None:
         self.cross = cross
-        places = geometry.slots
+        places = self.geometry.slots
         self.cross_arena = {
             f"cross_{kind}_{index}": np.zeros((places, heads, cross.max_length, size), np.float32)
             for index, (heads, size) in enumerate(cross.layers)
@@ -150,9 +155,8 @@ class CrossAttending(InProcess):
         }
         self.last = np.zeros((places, 1, 2 * sum(heads * size for heads, size in cross.layers)), np.float32)
         self.lengths = np.ones(places, np.int32)  # of the texts
-        self.place_of = np.full(geometry.slots, -1, np.int64)
-        self.beam_of = np.zeros(geometry.slots, np.int64)
-        self.bound: dict[tuple[int, int, int], tuple[dict[str, np.ndarray], Any]] = {}
+        self.place_of = np.full(places, -1, np.int64)
+        self.beam_of = np.zeros(places, np.int64)
 
     def encode(self, rows: "Sequence[Sequence[int]]") -> "list[list[np.ndarray]]":
         """Keys and values of each text, a tensor a layer and kind: (heads, length, size), in the arena's order."""

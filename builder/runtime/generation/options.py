@@ -190,7 +190,9 @@ def _checked(options: "dict[str, Any]", given: "set[str]") -> Options:
     if sampling and "temperature" not in given and options.get("temperature") == 0:
         options["temperature"] = 1.0  # who asks for a way to sample wants to sample
     if "min_tokens" not in given and options.get("max_tokens") is not None:
-        options["min_tokens"] = min(options.get("min_tokens", 0), options["max_tokens"])  # the checkpoint's own gives way
+        options["min_tokens"] = min(
+            options.get("min_tokens", 0), options["max_tokens"]
+        )  # the checkpoint's own gives way
     if given & {"temperature", "top_k", "top_p", "min_p", "typical_p", "random_seed"} and "num_beams" not in given:
         options["num_beams"] = 1  # who asks for a way to sample wants no search, whatever the checkpoint prefers
     for name, (low, high) in RANGES.items():

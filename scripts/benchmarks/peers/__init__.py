@@ -21,7 +21,13 @@ PACKAGES = {
     "transformers_peer": (),  # the project's own environment
     "transformers_seq2seq_peer": (),
     "ctranslate2_seq2seq_peer": ("ctranslate2==4.8.5", "transformers==4.57.6", "torch==2.13.0"),
-    "optimum_seq2seq_peer": ("optimum==2.1.0", "optimum-onnx==0.1.0", "transformers==4.57.6", "torch==2.13.0", "onnxruntime"),
+    "optimum_seq2seq_peer": (
+        "optimum==2.1.0",
+        "optimum-onnx==0.1.0",
+        "transformers==4.57.6",
+        "torch==2.13.0",
+        "onnxruntime",
+    ),
 }
 
 

@@ -22,7 +22,9 @@ def main() -> None:
     translator = ctranslate2.Translator(
         str(target), device="cpu", compute_type=kind, inter_threads=1, intra_threads=work["threads"]
     )
-    file = next(path for name in ("shared_vocabulary.json", "source_vocabulary.json") if (path := target / name).exists())
+    file = next(
+        path for name in ("shared_vocabulary.json", "source_vocabulary.json") if (path := target / name).exists()
+    )
     words = json.loads(file.read_text())
 
     def group(requests: list[dict]) -> None:

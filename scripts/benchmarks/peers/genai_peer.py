@@ -1,5 +1,5 @@
-"""onnxruntime-genai: WORK.json CHECKPOINT int4|fp32. Its Engine, which batches continuously; `concurrency` requests at
-once."""
+"""onnxruntime-genai: WORK.json CHECKPOINT int4|fp32. Its Generator for one request at a time; for more its
+Engine, which batches continuously."""
 
 from __future__ import annotations
 
@@ -30,7 +30,19 @@ def main() -> None:
     model = genai.Model(str(target))
     first: list[float] = []
 
-    def serve(requests: list[dict]) -> None:
+    def serve_one_by_one(requests: list[dict]) -> None:
+        for asked in requests:
+            params = genai.GeneratorParams(model)
+            total = len(asked["prompt"]) + asked["new_tokens"]
+            params.set_search_options(do_sample=False, max_length=total, min_length=total)
+            begun, generator = time.perf_counter(), genai.Generator(model, params)
+            generator.append_tokens(np.array(asked["prompt"], np.int32))
+            for place in range(asked["new_tokens"]):
+                generator.generate_next_token()
+                if not place:
+                    first.append(time.perf_counter() - begun)
+
+    def serve_together(requests: list[dict]) -> None:
         engine = genai.Engine(model)
         waiting, running = list(requests), {}
         while waiting or running:
@@ -57,6 +69,7 @@ def main() -> None:
                 running = {key: value for key, value in running.items() if value is not state}
 
     requests = work["requests"]
+    serve = serve_one_by_one if work["concurrency"] == 1 else serve_together
     serve([{**requests[0], "new_tokens": 8}])
     first.clear()
     start = time.perf_counter()

@@ -1,0 +1,161 @@
+"""Beam search beside other rows: what it finds, what it moves, and that nobody else is disturbed."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.runtime.generation.beams import BeamSearch, largest, log_sum_exp, reorder
+from builder.runtime.generation.engine import DeadlineExceeded, Engine, Limits, no_thread
+from builder.runtime.generation.options import Options
+from builder.runtime.generation.processors import Rules
+from builder.runtime.generation.sequences import Beams, Piece, Request
+from tests.generation.executors import VOCABULARY, SumExecutor
+from tests.generation.test_engine import Asked, Letters, engine_of, expected
+
+
+def logits_after(tokens: list[int]) -> np.ndarray:
+    """What SumExecutor says after `tokens`, from a cache of its own."""
+    executor = SumExecutor(slots=1, max_length=64)
+    return executor.run(0, np.array([tokens], np.int64), np.zeros(1, np.int64))[0].copy()
+
+
+def best_answers(prompt: list[int], beams: int, count: int) -> list[tuple[float, tuple[int, ...]]]:
+    """A beam search without a cache, written the long way."""
+    kept: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    for _ in range(count):
+        grown = []
+        for score, said in kept:
+            row = logits_after([*prompt, *said]).astype(np.float64)
+            row -= row.max() + np.log(np.exp(row - row.max()).sum())
+            grown += [(score + row[token], (*said, token)) for token in range(VOCABULARY)]
+        kept = sorted(grown, reverse=True)[:beams]
+    return kept
+
+
+class Searched:
+    """One request for a beam search and what came of it."""
+
+    def __init__(self, prompt: list[int], count: int, beams: int, n: int = 1, deadline: float | None = None) -> None:
+        self.pieces: list[Piece] = []
+        self.errors: list[Exception] = []
+        options = Options(temperature=0.0, num_beams=beams, n=n)
+        self.request = Request(prompt, options, count, self.pieces.append, self.errors.append, deadline)
+        text: Any = Letters()
+        search = BeamSearch(Rules(options, max_tokens=count), prompt, frozenset())
+        self.beams = Beams(self.request, search, lambda: text)
+
+    @property
+    def answers(self) -> list[tuple[int, ...]]:
+        return [hypothesis.tokens for hypothesis in self.beams.search.ended[: self.request.options.n]]
+
+
+@pytest.mark.parametrize("reuse", [True, False])
+@pytest.mark.parametrize("slots", [4, 9])
+def test_searches_and_rows_share_a_batch(slots: int, reuse: bool) -> None:
+    """Greedy rows and searches of 2 to 4 beams come and go; each finds what it finds alone, in a cache of its own."""
+    generator = np.random.default_rng(3)
+    engine = Engine(SumExecutor(slots, max_length=40), Limits(100, 5), reuse)
+    begin = generator.integers(0, VOCABULARY, 4).tolist()
+    searched, asked = [], []
+    for number in range(18):
+        prompt = [*begin, *generator.integers(0, VOCABULARY, int(generator.integers(1, 8))).tolist()]
+        count = int(generator.integers(1, 7))
+        if number % 3:
+            searched.append(Searched(prompt, count, beams=2 + number % 3, n=2))
+            engine.submit([searched[-1].beams])
+        else:
+            asked.append(Asked(prompt, count))
+            engine.submit(asked[-1].sequences)
+        for _ in range(int(generator.integers(0, 4))):
+            engine.step()
+    no_thread(engine)
+    for one in asked:
+        assert one.tokens == expected(one.request.prompt, one.request.max_tokens)
+    for one in searched:
+        width, count = one.request.options.num_beams, one.request.max_tokens
+        assert one.answers == [said for _, said in best_answers(one.request.prompt, width, count)[:2]]
+        assert [piece.finish_reason for piece in one.pieces] == ["length", "length"]
+        assert [piece.index for piece in one.pieces] == [0, 1]
+        assert one.pieces[0].score >= one.pieces[1].score  # type: ignore[operator]
+        assert not one.errors
+    assert engine.table.free == slots
+    assert engine.stats.moved_positions > 0
+
+
+def test_beams_stay_where_they_are_and_second_children_move() -> None:
+    assert reorder([4, 7, 5], [0, 1, 2]) == ([4, 7, 5], [])
+    assert reorder([4, 7, 5], [2, 0, 1]) == ([5, 4, 7], []), "an order of beams moves nothing"
+    assert reorder([4, 7, 5], [1, 1, 0]) == ([7, 5, 4], [(7, 5)])
+    assert reorder([4, 7, 5], [0, 0, 0]) == ([4, 7, 5], [(4, 7), (4, 5)])
+    assert reorder([4, 7, 5], [0]) == ([4, 7, 5], []), "fewer beams leave spare slots"
+
+
+def test_only_what_beams_do_not_share_is_copied() -> None:
+    """A beam that splits late copies the positions since its target parted from it, not its whole past."""
+    executor = SumExecutor(slots=2, max_length=64)
+    copied: list[tuple[int, int]] = []
+    whole = executor.copy
+    executor.copy = lambda source, target, length, start=0: (  # type: ignore[method-assign]
+        copied.append((start, length)),
+        whole(source, target, length, start),
+    )[1]
+    engine = Engine(executor, Limits(10, 100), reuse_prefixes=False)
+    prompt = list(range(30))
+    engine.submit([Searched(prompt, 12, beams=2).beams])
+    no_thread(engine)
+    assert copied[0] == (0, 30), "at the first split the second beam has nothing yet"
+    assert all(length - start <= 11 for start, length in copied[1:])
+    assert all(start >= 30 for start, _ in copied[1:]), "the prompt is never copied again"
+    assert engine.stats.moved_positions == sum(length - start for start, length in copied)
+
+
+def test_a_search_waits_for_all_its_slots_and_is_not_overtaken() -> None:
+    engine = engine_of(SumExecutor(slots=3, max_length=40), prefill=100)
+    first, wide, later = Asked([1], 6), Searched([2], 2, beams=3), Asked([3], 1)
+    engine.submit(first.sequences)
+    engine.step()
+    engine.submit([wide.beams])
+    engine.submit(later.sequences)
+    engine.step()
+    assert not later.tokens, "two slots are free, and they are kept for the search"
+    no_thread(engine)
+    assert later.tokens == expected([3], 1)
+    assert wide.answers == [best_answers([2], 3, 2)[0][1]]
+
+
+def test_a_search_that_fails_or_runs_out_of_time_takes_nobody_with_it() -> None:
+    engine = engine_of(SumExecutor(slots=6, max_length=40), prefill=100)
+    late, broken, good = Searched([1], 30, 2, deadline=time.monotonic() - 1), Searched([2], 5, 2), Asked([3], 8)
+    broken.beams.search.rules = Rules(
+        Options(temperature=0.0, num_beams=2), bad_words=tuple((token,) for token in range(VOCABULARY)), max_tokens=5
+    )
+    engine.submit([late.beams])
+    engine.submit([broken.beams])
+    engine.submit(good.sequences)
+    no_thread(engine)
+    assert isinstance(late.errors[0], DeadlineExceeded)
+    assert "forbid every token" in str(broken.errors[0])
+    assert good.tokens == expected([3], 8)
+    assert engine.table.free == 6
+
+
+@pytest.mark.parametrize("size", [50, 5000, 70_000])
+@pytest.mark.parametrize("count", [1, 8, 33])
+def test_the_largest_are_the_largest(size: int, count: int) -> None:
+    generator = np.random.default_rng(size)
+    for scores in (
+        generator.normal(size=size).astype(np.float32),
+        np.where(np.arange(size) > size - 40, 9, 0).astype(np.float32) + generator.random(size, dtype=np.float32),
+    ):
+        places = largest(scores, count)
+        np.testing.assert_array_equal(scores[places], np.sort(scores)[::-1][:count])
+        assert len(set(places.tolist())) == count
+
+
+def test_log_sum_exp_of_large_scores() -> None:
+    row = np.array([1000.0, 999.0, -1000.0], np.float32)
+    assert log_sum_exp(row) == pytest.approx(1000 + np.log(1 + np.exp(-1)))

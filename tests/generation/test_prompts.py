@@ -1,0 +1,82 @@
+"""Texts for an encoder: prefixes, pairs of languages, language tokens, and what is said of those not known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from transformers import MBart50Tokenizer
+
+from builder.checkpoint import tokenizer_json
+from builder.languages import languages, nearest
+from builder.runtime.fields import InputError
+from builder.runtime.generation.options import Options
+from builder.runtime.generation.prompts import SourceTexts
+from tests.checkpoints import make_tokenizer
+from tests.seq2seqs import make_multilingual_tokenizer
+
+PLAIN: dict[str, Any] = {
+    "start": 2,
+    "first": None,
+    "max_length": 30,
+    "prefix": "",
+    "pairs": {},
+    "languages": {},
+    "source_language": None,
+    "target_language": None,
+}
+
+
+def texts(tokenizer: Any, **source: Any) -> SourceTexts:
+    return SourceTexts({"source": {**PLAIN, **source}}, Tokenizer.from_str(tokenizer_json(tokenizer)))
+
+
+def test_a_text_is_tokenised_as_transformers_does() -> None:
+    tokenizer = make_tokenizer("bpe", type_ids=False)
+    prompt = texts(tokenizer)(Options(prompt="The train leaves."))
+    assert list(prompt.source) == tokenizer("The train leaves.")["input_ids"]
+    assert (prompt.tokens, prompt.first, prompt.length) == ((2,), None, len(prompt.source))
+
+
+def test_the_prefix_of_a_task_and_of_a_pair_of_languages() -> None:
+    tokenizer = make_tokenizer("bpe", type_ids=False)
+    prompt = texts(tokenizer, prefix="summarize: ")(Options(prompt="The train."))
+    assert list(prompt.source) == tokenizer("summarize: The train.")["input_ids"]
+    pairs = {"en to de": "translate English to German: "}
+    both = texts(tokenizer, pairs=pairs, source_language="en", target_language="de")
+    assert list(both(Options(prompt="Hi")).source) == tokenizer("translate English to German: Hi")["input_ids"]
+    with pytest.raises(InputError, match="target_language is 'fr'; this model knows en to de"):
+        both(Options(prompt="Hi", target_language="fr"))
+
+
+def test_language_tokens_are_the_tokenisers_own() -> None:
+    tokenizer = make_multilingual_tokenizer()
+    known = languages(tokenizer)
+    assert {"en_XX", "ro_RO", "de_DE"} <= set(known)
+    assert len(known) == 52
+    reader = texts(tokenizer, languages=known, source_language="en_XX")
+    for code in ("en_XX", "de_DE"):
+        tokenizer.src_lang = code
+        options = Options(prompt="the train", source_language=code, target_language="ro_RO")
+        prompt = reader(options)
+        assert list(prompt.source) == tokenizer("the train")["input_ids"]
+        assert prompt.first == tokenizer.convert_tokens_to_ids("ro_RO")
+    with pytest.raises(InputError, match="target_language is missing; this model knows af_ZA, ar_AR"):
+        reader(Options(prompt="the train"))
+    with pytest.raises(InputError, match="source_language is 'xx'; this model knows af_ZA, ar_AR"):
+        reader(Options(prompt="the train", source_language="xx", target_language="ro_RO"))
+
+
+def test_a_short_name_of_a_language() -> None:
+    known = languages(make_multilingual_tokenizer())
+    assert nearest("de", known) == "de_DE"
+    assert nearest("de_DE", known) == "de_DE"
+    assert nearest("xx", known) is None
+    assert languages(make_tokenizer("bpe", type_ids=False)) == {}
+    assert isinstance(make_multilingual_tokenizer(), MBart50Tokenizer)
+
+
+def test_a_text_beyond_the_limit() -> None:
+    with pytest.raises(InputError, match=r"the text has \d+ tokens; this model reads at most 30"):
+        texts(make_tokenizer("bpe", type_ids=False))(Options(prompt="word " * 40))

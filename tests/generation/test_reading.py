@@ -1,0 +1,138 @@
+"""The decode loop of an encoder-decoder: who reads what, when the encoder runs, and what is left behind."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.runtime.generation.engine import Engine, EngineFailed, Limits, no_thread
+from builder.runtime.generation.options import Options
+from builder.runtime.generation.processors import Rules
+from builder.runtime.generation.sampling import Sampler
+from builder.runtime.generation.sequences import GeneratedSequence, Piece, Request
+from builder.runtime.generation.text import StopStrings
+from tests.generation.executors import ReadingExecutor, answered
+from tests.generation.test_engine import Letters
+
+
+class Read:
+    """One request of n sequences, and what came of it."""
+
+    def __init__(self, text: list[int], count: int, n: int = 1, deadline: float | None = None) -> None:
+        self.text, self.count = text, count
+        self.pieces: list[Piece] = []
+        self.errors: list[Exception] = []
+        options = Options(temperature=0.0, n=n)
+        self.request = Request(
+            [1], options, count, self.pieces.append, self.errors.append, deadline, source=tuple(text)
+        )
+        letters: Any = Letters()
+        self.sequences = [
+            GeneratedSequence(self.request, Sampler(Rules(options), index, [1]), letters, StopStrings(()), frozenset())
+            for index in range(n)
+        ]
+
+    @property
+    def said(self) -> list[list[int]]:
+        return [sequence.sampler.generated for sequence in self.sequences]
+
+
+def texts(count: int, seed: int = 0, longest: int = 30) -> list[list[int]]:
+    generator = np.random.default_rng(seed)
+    return [generator.integers(0, 50, int(generator.integers(1, longest))).tolist() for _ in range(count)]
+
+
+@pytest.mark.parametrize("slots", [1, 3, 8])
+def test_each_row_reads_its_own_text(slots: int) -> None:
+    executor = ReadingExecutor(slots)
+    engine = Engine(executor, Limits(100, 64))
+    asked = [Read(text, 1 + number % 9, n=1 + number % 2) for number, text in enumerate(texts(30))]
+    for one in asked:
+        engine.submit(one.sequences)
+        engine.encode()
+        engine.step()
+    no_thread(engine)
+    for one in asked:
+        assert one.said == [answered(one.text, one.count)] * len(one.sequences)
+        assert not one.errors
+    assert engine.table.free == slots
+    assert engine.sources == [False] * slots
+    assert set(executor.place_of.tolist()) == {-1}
+    assert sum(map(len, executor.texts)) == len(asked), "each text is read once, for all sequences of its request"
+    assert engine.stats.encoded_tokens == sum(len(one.text) for one in asked)
+
+
+def test_texts_of_one_length_share_a_call_within_the_budget() -> None:
+    executor = ReadingExecutor(slots=8)
+    engine = Engine(executor, Limits(100, prefill_tokens=64))
+    for length in (20, 21, 30, 22, 19, 20, 2, 3):
+        engine.submit(Read([5] * length, 2).sequences)
+    no_thread(engine)
+    assert executor.texts[0] == [20, 21], "three of 22 tokens would be more than 64; 30 is too long for them"
+    assert all(max(call) * len(call) <= 64 or len(call) == 1 for call in executor.texts)
+    assert [2, 3] in executor.texts
+    assert len(executor.texts) < 8
+
+
+def test_a_text_is_read_before_a_slot_is_free_for_it() -> None:
+    executor = ReadingExecutor(slots=1)
+    engine = Engine(executor, Limits(100, 64))
+    first, second = Read([3, 4], 6), Read([9, 9, 9], 2)
+    for one in (first, second):
+        engine.submit(one.sequences)
+    engine.encode()
+    engine.step()
+    engine.encode()
+    assert second.request.encoded is not None
+    assert len(first.said[0]) == 1, "the first still writes"
+    no_thread(engine)
+    assert second.said == [answered([9, 9, 9], 2)]
+
+
+def test_a_text_whose_request_is_over_is_not_read() -> None:
+    executor = ReadingExecutor(slots=1)
+    engine = Engine(executor, Limits(100, 64))
+    late, gone, kept = Read([1] * 5, 3, deadline=time.monotonic() - 1), Read([2] * 9, 3), Read([3] * 20, 3)
+    gone.request.cancelled = True
+    for one in (late, gone, kept):
+        engine.submit(one.sequences)
+    engine.step()
+    no_thread(engine)
+    assert executor.texts == [[20]]
+    assert "time was over" in str(late.errors[0])
+    assert kept.said == [answered(kept.text, 3)]
+
+
+def test_the_threads_answer_as_the_loop_does() -> None:
+    executor = ReadingExecutor(slots=3)
+    engine = Engine(executor, Limits(1000, 64))
+    engine.start()
+    asked = [Read(text, 1 + number % 7) for number, text in enumerate(texts(200, seed=4))]
+    for one in asked:
+        engine.submit(one.sequences)
+    deadline = time.monotonic() + 30
+    while any(not one.pieces or not one.pieces[-1].finish_reason for one in asked) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    engine.stop()
+    for one in asked:
+        assert one.said == [answered(one.text, one.count)]
+    assert engine.table.free == 3
+
+
+def test_an_encoder_that_fails_is_told_to_everybody() -> None:
+    executor = ReadingExecutor(slots=1)
+    executor.encode = lambda rows: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    engine = Engine(executor, Limits(100, 64))
+    one = Read([1, 2], 3)
+    engine.submit(one.sequences)
+    engine.start()
+    deadline = time.monotonic() + 5
+    while not one.errors and time.monotonic() < deadline:
+        time.sleep(0.005)
+    assert "ZeroDivisionError" in str(one.errors[0])
+    with pytest.raises(EngineFailed, match="reload the model"):
+        engine.submit(Read([1], 1).sequences)
+    engine.stop()
