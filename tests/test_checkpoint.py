@@ -18,6 +18,7 @@ from builder.spec import make_spec
 from builder.stages import build
 from tests.checkpoints import make_checkpoint
 from tests.models import minilm
+from tests.seq2seqs import make_seq2seq_checkpoint
 
 
 @pytest.fixture
@@ -208,3 +209,18 @@ def test_every_error_is_a_builder_error(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text("{broken")
     with pytest.raises(BuilderError, match="does not load"):
         _resolve(folder)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "task", "expected"),
+    [
+        ("bart", None, "text2text-generation"),
+        ("t5", None, "text2text-generation"),
+        ("bart", "fill-mask", "fill-mask"),
+        ("t5", "summarization", "summarization"),
+        ("mbart", "translation_en_to_ro", "translation"),
+    ],
+)
+def test_the_task_of_an_encoder_decoder(model_type: str, task: str | None, expected: str, tmp_path: Path) -> None:
+    folder = make_seq2seq_checkpoint(tmp_path / "checkpoint", model_type)
+    assert resolve(make_spec(model=str(folder), name="m", task=task, max_length=32)).task.name == expected

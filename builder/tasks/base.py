@@ -139,6 +139,7 @@ class Seq2SeqTask(Task):
 
     family = "seq2seq"
     head = "text2text-generation"
+    precedence = 2  # some of these checkpoints can fill masks too
     unused_weights = ()
     longest = 1024
     metric = "chrF"
