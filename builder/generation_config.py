@@ -12,24 +12,26 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 MAX_TOKENS = 128  # of an answer whose request does not say, where the checkpoint does not either
 SAME_NAME = ("repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size")
 SAMPLING = ("top_k", "top_p", "min_p", "typical_p")
-SEARCH = ("num_beams", "length_penalty")
 
 
-def option_defaults(config: GenerationConfig, prompt: int = 0) -> dict[str, Any]:
+def option_defaults(config: GenerationConfig, beams: int, start: int | None = None) -> dict[str, Any]:
     """Options that a request leaves out; greedy unless the checkpoint samples or searches.
 
-    `prompt`: the tokens a decoder starts with, which transformers counts in min_length.
+    `beams`: the most that were built for; `start`: of an encoder-decoder, the tokens its decoder starts with, which
+    transformers counts in min_length. (A decoder's min_length counts a prompt that nobody knows here.)
     """
     defaults: dict[str, Any] = {name: getattr(config, name, None) for name in SAME_NAME}
     defaults["temperature"] = 0.0
-    defaults["min_tokens"] = max((config.min_length or 0) - prompt, config.min_new_tokens or 0)
+    shortest = (config.min_length or 0) - start if start is not None else 0
+    defaults["min_tokens"] = max(shortest, config.min_new_tokens or 0)
     if config.do_sample:
         defaults.update({name: getattr(config, name, None) for name in SAMPLING})
         defaults["temperature"] = config.temperature if config.temperature is not None else 1.0
         if defaults["top_k"] is None:
             defaults["top_k"] = 50  # transformers' own default for sampling
-    elif (config.num_beams or 1) > 1:
-        defaults.update({name: getattr(config, name, None) for name in SEARCH})
+    elif min(config.num_beams or 1, beams) > 1:
+        defaults["num_beams"] = min(config.num_beams, beams)
+        defaults["length_penalty"] = config.length_penalty
         defaults["early_stopping"] = str(config.early_stopping or False).lower()
     return {name: value for name, value in defaults.items() if value is not None}
 
@@ -40,12 +42,12 @@ def end_ids(config: GenerationConfig, tokenizer: PreTrainedTokenizerFast) -> lis
     return token_list(ends)
 
 
-def max_tokens(config: GenerationConfig, prompt: int = 0) -> int:
-    """New tokens of an answer whose request does not say."""
+def max_tokens(config: GenerationConfig, start: int | None = None) -> int:
+    """New tokens of an answer whose request does not say. `start`: as for `option_defaults`."""
     if config.max_new_tokens:
         return int(config.max_new_tokens)
-    if prompt and config.max_length:  # of a decoder-only model it counts the prompt, whatever that is
-        return int(config.max_length) - prompt
+    if start is not None and config.max_length:
+        return int(config.max_length) - start
     return MAX_TOKENS
 
 

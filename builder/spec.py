@@ -157,6 +157,8 @@ class BuildSpec(_Options):
             raise ValueError("priority_levels needs a default_priority of at least 1")
         if self.cache != "fp32" and self.executor == "bls":
             raise ValueError("--cache int8 needs the in-process executor: no Triton release reads it yet")
+        if self.beams is not None and self.beams > self.slots:
+            raise ValueError(f"a search of {self.beams} beams needs as many slots; --slots is {self.slots}")
         cores = available_cores()
         if self.threads is not None and self.threads * self.instances > cores:
             raise ValueError(

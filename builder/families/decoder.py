@@ -54,7 +54,7 @@ class VerifiedDecoder:
 
 def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Prepared:
     """The generating model, verified. Raises BuilderError."""
-    _refuse_encoder_options(spec)
+    _refuse_options(spec)
     with stage("plan memory"):
         caches_bytes, weights_bytes = plan_memory(spec, checkpoint)
     with stage("measure PyTorch"):
@@ -79,20 +79,21 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
     return Prepared(entries, report)
 
 
-def _refuse_encoder_options(spec: BuildSpec) -> None:
-    """No option is ignored: what means nothing to a model that generates is refused."""
+def _refuse_options(spec: BuildSpec) -> None:
+    """No option is ignored: what means nothing to a decoder is refused."""
     given = {
         "--pooling": spec.pooling is not None,
         "--truncate": spec.truncate,
         "--instances (use --slots)": spec.instances > 1,
         "--max-queue-delay-us": spec.max_queue_delay_us > 0,
+        "--max-answer (use --max-length)": spec.max_answer is not None,
         "serving.response_cache": spec.serving.response_cache,
         "serving.preferred_batch_sizes": bool(spec.serving.preferred_batch_sizes),
         "serving.priority_levels": spec.serving.priority_levels > 0,
     }
     unusable = [name for name, used in given.items() if used]
     if unusable:
-        raise SpecError(f"{', '.join(unusable)}: of encoders only; a model that generates batches by itself")
+        raise SpecError(f"{', '.join(unusable)}: not of a decoder, which batches by itself")
 
 
 def plan_memory(spec: BuildSpec, checkpoint: Checkpoint) -> tuple[int, int]:
@@ -202,7 +203,7 @@ def serving_document(
         "prefix_cache": spec.serving.prefix_cache,
         "end_ids": end_ids(config, tokenizer),
         "max_tokens": max_tokens(config),
-        "defaults": option_defaults(config),
+        "defaults": option_defaults(config, spec.beams or spec.slots),
         "bad_words": bad_words(config),
         "last": token_list(config.forced_eos_token_id),
         "beams": spec.beams or spec.slots,

@@ -45,6 +45,8 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
             f"--precision {spec.precision} is for models that generate; {checkpoint.task.name} has "
             + " and ".join(PRECISIONS)
         )
+    if spec.beams is not None or spec.max_answer is not None:
+        raise SpecError(f"--beams and --max-answer are for models that generate; {checkpoint.task.name} has neither")
     with stage("export"):
         exported = export(checkpoint, spec, folder)
     with stage("measure PyTorch"):

@@ -310,8 +310,8 @@ def serving_document(
         "end_ids": end_ids(config, checkpoint.tokenizer),
         "last": token_list(config.forced_eos_token_id),
         "bad_words": bad_words(config),
-        "max_tokens": max_tokens(config, 1),
-        "defaults": option_defaults(config, 1),
+        "max_tokens": max_tokens(config, start=1),
+        "defaults": option_defaults(config, settings.beams, start=1),
     }
 
 

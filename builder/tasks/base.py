@@ -144,7 +144,7 @@ class Seq2SeqTask(Task):
     longest = 1024
     metric = "chrF"
     threshold = 0.9
-    samples = tuple({"text_input": text} for text in TEXTS)
+    samples = tuple({"text_input": text} for text in TEXTS[::2])  # PyTorch answers them all, token by token
 
     def instructions(self, config: PreTrainedConfig, name: str) -> Instructions:
         """What the checkpoint wants to be told for this task, which the user called `name`."""

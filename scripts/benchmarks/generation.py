@@ -133,6 +133,8 @@ def save_tokenizer(folder: Path, size: int, **special: str) -> None:
     vocabulary = state["vocab"]
     for index in range(len(vocabulary), size):
         vocabulary[f"Ġword{index}"] = index  # never made from a text, but said by the model
+    if "pad_token" in special and special["pad_token"] not in vocabulary:
+        vocabulary[special["pad_token"]] = vocabulary.pop(f"Ġword{size - 1}")
     full = Tokenizer(models.BPE(vocabulary, [tuple(merge) for merge in state["merges"]]))
     full.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     full.decoder = decoders.ByteLevel()

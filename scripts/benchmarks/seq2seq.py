@@ -55,12 +55,13 @@ SMALL_MARIAN = {
     "decoder_ffn_dim": 2048,
 }
 SPECIAL = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+SHARED = {"scale_embedding": True, "forced_eos_token_id": None}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "t5-small": ("t5", {"vocab_size": 32128}),
-    "marian": ("marian", {**SMALL_MARIAN, "vocab_size": 58101, "scale_embedding": True, "forced_eos_token_id": None}),
+    "marian": ("marian", {**SMALL_MARIAN, "vocab_size": 58101, **SHARED, "pad_token_id": 58100}),
     "mbart-large-50": (
         "mbart",
-        {**LARGE_BART, "vocab_size": 250054, "scale_embedding": True, "forced_eos_token_id": None},
+        {**LARGE_BART, "vocab_size": 250054, **SHARED},
     ),
 }
 OURS = ("int8", "fp32")
@@ -113,8 +114,10 @@ def make_checkpoint(name: str, folder: Path) -> Path:
     model_type, options = SHAPES[name]
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **{**SPECIAL, **options})
+    config.decoder_start_token_id = config.pad_token_id
     AutoModelForSeq2SeqLM.from_config(config).save_pretrained(folder, max_shard_size="100GB")
-    save_tokenizer(folder, config.vocab_size, pad_token="!", eos_token='"')
+    pad = "!" if config.pad_token_id == 0 else "<pad>"  # the first token there is, or one after all others
+    save_tokenizer(folder, config.vocab_size, pad_token=pad, eos_token='"')
     return folder
 
 

@@ -114,6 +114,7 @@ class Engine:
                     "send the request again later"
                 )
             self.stats.requests += 1
+            sequences[0].request.unplaced = len(sequences)
             for sequence in sequences:
                 entry = (sequence.request.options.priority, next(self._order), sequence)
                 heapq.heappush(self.waiting, entry)
@@ -218,7 +219,7 @@ class Engine:
     def _admit(self) -> None:
         """Give free slots to the sequences that wait, in order; the first of a request prefills for its siblings."""
         with self._changed:
-            later = []
+            later, free = [], self.table.free
             while self.waiting and self.table.free:
                 entry = heapq.heappop(self.waiting)
                 sequence = entry[2]
@@ -232,7 +233,8 @@ class Engine:
                 self._place(sequence)
             for entry in later:
                 heapq.heappush(self.waiting, entry)
-            self._changed.notify_all()  # the encoder may read on
+            if self.encoder is not None and self.table.free < free:
+                self._changed.notify_all()  # the encoder may read on
 
     def _place(self, sequence: Running) -> None:
         request = sequence.request
@@ -248,6 +250,9 @@ class Engine:
         sequence.source = self.sources.index(False)
         self.sources[sequence.source] = True
         self.encoder.attach(sequence.source, request.encoded)
+        request.unplaced -= 1
+        if not request.unplaced:
+            request.encoded = None  # it lies in the arena now
         self._assign(sequence)
         self.decoding.append(sequence)  # its prompt is one token: a step like any other
 

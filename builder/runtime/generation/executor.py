@@ -16,6 +16,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+MOST_BOUND = 256  # combinations of rows and texts whose bindings are kept
+
 
 @dataclass(frozen=True)
 class Geometry:
@@ -185,6 +187,8 @@ class CrossAttending(InProcess):
         places, beams = self.place_of[first : first + rows], self.beam_of[first : first + rows]
         used = int(places.max()) + 1
         if (first, rows, used) not in self.bound:
+            if len(self.bound) >= MOST_BOUND:
+                self.bound.clear()
             self.bound[first, rows, used] = self._bind_cross(first, rows, used)
         feeds, binding = self.bound[first, rows, used]
         feeds["input_ids"][:] = tokens

@@ -47,6 +47,7 @@ class Request:
     first_token: "float | None" = None
     encoding: bool = False
     encoded: Any = None
+    unplaced: int = 0  # of its sequences, those that wait
     cancelled: bool = False
     failed: bool = False
 
