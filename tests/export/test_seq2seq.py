@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from builder.errors import ExportError
@@ -82,8 +83,6 @@ def test_answers_are_transformers(model_type: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("model_type", ["t5", "bart"])
 def test_the_n_best_and_their_scores(model_type: str, tmp_path: Path) -> None:
-    import torch
-
     model = make_seq2seq(model_type)
     executor = graphs_of(model, tmp_path).executor(8, 40, 40, threads=1)
     source = sources()[1]

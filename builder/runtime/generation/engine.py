@@ -20,10 +20,9 @@ import numpy as np
 from .beams import reorder
 from .cache import SlotTable, common_length
 from .executor import CrossAttending, Executor
+from .reading import Reader
 from .sampling import Choice, Sampler, choose
 from .sequences import Beams, GeneratedSequence, Piece, Request, Running
-
-SIMILAR = 1.3  # texts of one encoder call differ in length by no more than this
 
 
 @dataclass
@@ -73,10 +72,9 @@ class Engine:
     def __init__(self, executor: Executor, limits: Limits, reuse_prefixes: bool = True) -> None:
         geometry = executor.geometry
         self.executor = executor
-        self.encoder = executor if isinstance(executor, CrossAttending) else None
+        self.reader = Reader(executor, limits.prefill_tokens) if isinstance(executor, CrossAttending) else None
         self.limits = limits
-        self.table = SlotTable(geometry.slots, geometry.max_length, reuse_prefixes and self.encoder is None)
-        self.sources = [False] * geometry.slots  # places for what an encoder read: taken or not
+        self.table = SlotTable(geometry.slots, geometry.max_length, reuse_prefixes and self.reader is None)
         self.waiting: "list[tuple[int, int, Running]]" = []  # a heap: priority, then arrival
         self.prefilling: "list[Running]" = []
         self.decoding: "list[Running]" = []
@@ -86,7 +84,7 @@ class Engine:
         self._changed = threading.Condition()
         self._stopping = False
         self._threads = [threading.Thread(target=self._loop, name="decode loop", daemon=True)]
-        if self.encoder is not None:
+        if self.reader is not None:
             self._threads.append(threading.Thread(target=self._encode_loop, name="encoder", daemon=True))
 
     def start(self) -> None:
@@ -164,17 +162,12 @@ class Engine:
 
     def encode(self) -> None:
         """Run the encoder once, over the text whose turn is next and others of about its length."""
-        assert self.encoder is not None
+        assert self.reader is not None
         with self._changed:
-            unread = self._unread()
-            batch = [request for request in unread if _similar(len(request.source), len(unread[0].source))]
-            longest = max((len(request.source) for request in batch), default=0)
-            batch = batch[: max(1, self.limits.prefill_tokens // max(longest, 1))]
-            for request in batch:
-                request.encoding = True
+            batch = self.reader.next_batch(self._unread())
         if not batch:
             return
-        encoded = self.encoder.encode([request.source for request in batch])
+        encoded = self.reader.executor.encode([request.source for request in batch])
         with self._changed:
             for request, result in zip(batch, encoded):
                 request.encoded = result
@@ -183,18 +176,18 @@ class Engine:
             self._changed.notify_all()
 
     def _unread(self) -> "list[Request]":
-        """Requests whose text the encoder has yet to read, in order, no further ahead than there are slots."""
-        if self.encoder is None:
+        """What the encoder has yet to read, in order, no further ahead than there are slots."""
+        if self.reader is None:
             return []
-        turn = dict.fromkeys(entry[2].request for entry in heapq.nsmallest(len(self.table.tokens), self.waiting))
-        return [request for request in turn if not request.encoding and not request.cancelled]
+        ahead = heapq.nsmallest(len(self.table.tokens), self.waiting)
+        return self.reader.unread(sequence for _, _, sequence in ahead)
 
     def _startable(self) -> bool:
         """Whether a step could do something for a sequence that waits."""
         return any(self._ready(entry[2]) or entry[2].request.cancelled for entry in self.waiting)
 
     def _ready(self, sequence: Running) -> bool:
-        return self.encoder is None or sequence.request.encoded is not None
+        return self.reader is None or sequence.request.encoded is not None
 
     def _drop(self) -> None:
         """Forget cancelled requests, and refuse those whose time is over."""
@@ -233,7 +226,7 @@ class Engine:
                 self._place(sequence)
             for entry in later:
                 heapq.heappush(self.waiting, entry)
-            if self.encoder is not None and self.table.free < free:
+            if self.reader is not None and self.table.free < free:
                 self._changed.notify_all()  # the encoder may read on
 
     def _place(self, sequence: Running) -> None:
@@ -244,30 +237,17 @@ class Engine:
         sequence.slots = [placement.slot, *(self.table.take() for _ in range(sequence.width - 1))]
         self.stats.reused_tokens += placement.reused
         self.stats.prompt_tokens += len(request.source or request.prompt)
-        if self.encoder is None:
+        if self.reader is None:
             self.prefilling.append(sequence)
-            return
-        sequence.source = self.sources.index(False)
-        self.sources[sequence.source] = True
-        self.encoder.attach(sequence.source, request.encoded)
-        request.unplaced -= 1
-        if not request.unplaced:
-            request.encoded = None  # it lies in the arena now
-        self._assign(sequence)
-        self.decoding.append(sequence)  # its prompt is one token: a step like any other
-
-    def _assign(self, sequence: Running) -> None:
-        if self.encoder is not None:
-            for place, slot in enumerate(sequence.slots):
-                self.encoder.assign(slot, sequence.source, place)
+        else:
+            self.reader.place(sequence)
+            self.decoding.append(sequence)  # its prompt is one token: a step like any other
 
     def _release(self, sequence: Running) -> None:
         for slot in sequence.slots:
             self.table.release(slot)
-        if self.encoder is not None:
-            self.sources[sequence.source] = False
-            for slot in sequence.slots:
-                self.encoder.assign(slot, -1, 0)
+        if self.reader is not None:
+            self.reader.release(sequence)
 
     def _prefill(self) -> None:
         """Run pieces of prompts, first come first, up to the limit a step; who is done gets its first token."""
@@ -315,9 +295,8 @@ class Engine:
             for sequence in (*self.prefilling, *self.decoding):
                 if source in sequence.slots:
                     sequence.slots[sequence.slots.index(source)] = target
-                    if self.encoder is not None:
-                        self.encoder.assign(source, -1, 0)
-                    self._assign(sequence)
+                    if self.reader is not None:
+                        self.reader.move(sequence, source)
 
     def _accept(self, sequences: "Sequence[Running]", logits: np.ndarray, rows: "list[int]") -> None:
         """Choose what each sequence says next, and pass it on. `rows`: of `logits`, in the order of the sequences."""
@@ -417,10 +396,6 @@ class Engine:
                 self._fail(sequence.request, error)
 
 
-def _similar(length: int, other: int) -> bool:
-    return max(length, other) <= SIMILAR * min(length, other) + 8
-
-
 def _choose_alone(logits: np.ndarray, sampler: Sampler) -> "Choice | Exception":
     try:
         return choose(logits, [sampler])[0]
@@ -431,6 +406,6 @@ def _choose_alone(logits: np.ndarray, sampler: Sampler) -> "Choice | Exception":
 def no_thread(engine: Engine) -> None:
     """For builds and tests: run the loop in the caller's thread until nothing is left."""
     while engine.waiting or engine.prefilling or engine.decoding:
-        if engine.encoder is not None:
+        if engine.reader is not None:
             engine.encode()
         engine.step()

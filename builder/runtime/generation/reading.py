@@ -1,0 +1,65 @@
+"""What the loop of an encoder-decoder does besides: texts are read ahead of their turn, each once, and kept in places
+of an arena where the rows that answer them find them. Knows requests and the executor; knows no threads and no queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from .executor import CrossAttending
+from .sequences import Request, Running
+
+SIMILAR = 1.3  # texts of one encoder call differ in length by no more than this
+
+
+class Reader:
+    """Owns the places; a sequence that runs has one."""
+
+    def __init__(self, executor: CrossAttending, token_budget: int) -> None:
+        self.executor = executor
+        self.token_budget = token_budget
+        self.taken = [False] * executor.geometry.slots
+
+    def unread(self, sequences: "Iterable[Running]") -> "list[Request]":
+        """The requests of `sequences` whose text is not read and not being read, each once, in order."""
+        requests = dict.fromkeys(sequence.request for sequence in sequences)
+        return [request for request in requests if not request.encoding and not request.cancelled]
+
+    def next_batch(self, unread: "list[Request]") -> "list[Request]":
+        """The first, and others of about its length, up to the token budget; they are being read from now on."""
+        batch = [request for request in unread if _similar(len(request.source), len(unread[0].source))]
+        longest = max((len(request.source) for request in batch), default=0)
+        batch = batch[: max(1, self.token_budget // max(longest, 1))]
+        for request in batch:
+            request.encoding = True
+        return batch
+
+    def place(self, sequence: Running) -> None:
+        """Put what was read for `sequence` into a free place of the arena, and let its slots attend to it."""
+        request = sequence.request
+        sequence.source = self.taken.index(False)
+        self.taken[sequence.source] = True
+        self.executor.attach(sequence.source, request.encoded)
+        request.unplaced -= 1
+        if not request.unplaced:
+            request.encoded = None  # it lies in the arena now
+        self._assign(sequence)
+
+    def move(self, sequence: Running, slot: int) -> None:
+        """`slot` is no longer one of those of `sequence`; the others attend to its place."""
+        self.executor.assign(slot, -1, 0)
+        self._assign(sequence)
+
+    def _assign(self, sequence: Running) -> None:
+        for beam, slot in enumerate(sequence.slots):
+            self.executor.assign(slot, sequence.source, beam)
+
+    def release(self, sequence: Running) -> None:
+        """Free the place of a sequence that is over."""
+        self.taken[sequence.source] = False
+        for slot in sequence.slots:
+            self.executor.assign(slot, -1, 0)
+
+
+def _similar(length: int, other: int) -> bool:
+    return max(length, other) <= SIMILAR * min(length, other) + 8
