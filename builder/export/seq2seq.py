@@ -165,15 +165,16 @@ def export_seq2seq(model: PreTrainedModel, folder: Path, beams: int) -> Seq2SeqE
 
 def seq2seq_shapes(model: PreTrainedModel) -> tuple[tuple[CacheShape, ...], tuple[CacheShape, ...]]:
     """What each decoder layer keeps of itself and of the text. Raises ExportError, by the model's name."""
+    refused = f"{model.config.model_type} cannot be served for generation"
     ids = torch.ones((1, 3), dtype=torch.long)
-    with torch.no_grad():
-        result = model(input_ids=ids, decoder_input_ids=ids[:, :1], use_cache=True)
+    try:
+        with torch.no_grad():
+            result = model(input_ids=ids, decoder_input_ids=ids[:, :1], use_cache=True)
+    except Exception as error:  # whatever the model's own code raises
+        raise ExportError(f"{refused}: it does not run with a cache ({type(error).__name__}: {error})") from error
     past = getattr(result, "past_key_values", None)
     if not isinstance(past, EncoderDecoderCache):
-        raise ExportError(
-            f"{model.config.model_type} cannot be served for generation: its state is a {type(past).__name__}, not the "
-            "keys and values of attention layers"
-        )
+        raise ExportError(f"{refused}: its state is a {type(past).__name__}, not the keys and values of attention")
     return _shapes(past.self_attention_cache), _shapes(past.cross_attention_cache)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, RuntimeException
 from sacrebleu.metrics.chrf import CHRF
 from transformers import PreTrainedModel
 
@@ -23,6 +24,7 @@ from builder.runtime.generation.processors import Rules
 from builder.verify.generation import CONTEXT, ROWS, TIE, TOLERANCE, Asked, answer, median_ms
 from builder.verify.latency import Latencies
 
+RUN_ERRORS = (Fail, RuntimeException, InvalidArgument, RuntimeError)
 NEW_TOKENS = 32
 LONGEST_SAMPLE = 128
 SEARCHED = 4  # samples that are also answered by a search, which PyTorch is slow at
@@ -153,10 +155,16 @@ def cut(tokens: Sequence[int], ends: Sequence[int], count: int) -> tuple[int, ..
 
 
 def measure(graphs: Graphs, reference: Reference, threads: int) -> Agreement:
-    """Run the emitted engine over the reference's texts, together and alone."""
+    """Run the emitted engine over the reference's texts, together and alone. Raises VerificationError."""
     longest = max(map(len, reference.sources))
     executor = graphs.executor(2 * ROWS, NEW_TOKENS + 1, longest, threads)
-    hits, logprobs = _teacher_forced(executor, reference)
+    try:
+        hits, logprobs = _teacher_forced(executor, reference)
+    except RUN_ERRORS as error:  # an attention that was exported for one shape alone, say
+        raise VerificationError(
+            f"the exported graphs do not run on the samples ({str(error).strip().splitlines()[0][:200]}). Nothing was "
+            "published: this architecture needs a file of its own in builder/export/architectures"
+        ) from error
     if not all(np.isfinite(values).all() for values in logprobs):
         raise VerificationError("the graphs give NaN on the samples. Nothing was published: check the weights")
     errors = [np.abs(a - b).max() for a, b in zip(reference.logprobs, logprobs, strict=True)]

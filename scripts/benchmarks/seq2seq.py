@@ -55,13 +55,18 @@ SMALL_MARIAN = {
     "decoder_ffn_dim": 2048,
 }
 SPECIAL = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
+WRITTEN = {
+    "normalize_before": True,
+    "normalize_embedding": True,
+    "add_final_layer_norm": True,
+}  # CTranslate2 reads them
 SHARED = {"scale_embedding": True, "forced_eos_token_id": None}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "t5-small": ("t5", {"vocab_size": 32128}),
     "marian": ("marian", {**SMALL_MARIAN, "vocab_size": 58101, **SHARED, "pad_token_id": 58100}),
     "mbart-large-50": (
         "mbart",
-        {**LARGE_BART, "vocab_size": 250054, **SHARED},
+        {**LARGE_BART, "vocab_size": 250054, **SHARED, **WRITTEN},
     ),
 }
 OURS = ("int8", "fp32")

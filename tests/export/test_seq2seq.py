@@ -10,15 +10,17 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
 
-from builder.errors import ExportError
+from builder.errors import ExportError, VerificationError
 from builder.export.seq2seq import export_seq2seq
 from builder.optimise.fusion import fuse
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
+from builder.spec import make_spec
+from builder.stages import build
 from builder.verify.generation import Asked, answer
 from builder.verify.seq2seq import Graphs, pytorch_answer
-from tests.checkpoints import VOCABULARY
-from tests.seq2seqs import BART, SEQ2SEQS, SPECIAL, make_seq2seq
+from tests.checkpoints import VOCABULARY, make_tokenizer
+from tests.seq2seqs import BART, SEQ2SEQS, SPECIAL, T5, make_seq2seq
 
 LENGTHS = (5, 40, 17, 1, 30)
 START, END = 2, 3
@@ -109,6 +111,8 @@ def test_a_build_for_one_beam_serves_greedy_rows_alone(tmp_path: Path) -> None:
     [
         ("prophetnet", {"hidden_size": 32, "num_encoder_layers": 2, "num_decoder_layers": 2}),
         ("fsmt", {**BART, "langs": ["en", "de"], "src_vocab_size": VOCABULARY, "tgt_vocab_size": VOCABULARY}),
+        ("led", {**BART, "max_encoder_position_embeddings": 128, "attention_window": 8}),
+        ("switch_transformers", {**T5, "num_experts": 4}),
     ],
 )
 def test_what_cannot_be_right_is_refused_by_name(model_type: str, options: dict[str, Any], tmp_path: Path) -> None:
@@ -116,3 +120,14 @@ def test_what_cannot_be_right_is_refused_by_name(model_type: str, options: dict[
     model = AutoModelForSeq2SeqLM.from_config(config).eval()
     with pytest.raises(ExportError, match=f"{model_type} cannot be served for generation"):
         export_seq2seq(model, tmp_path, 1)
+
+
+def test_graphs_that_do_not_run_are_refused_by_a_build(tmp_path: Path) -> None:
+    """LongT5 exports, with a bias for one row at one position: the samples show it, and nothing is published."""
+    config = AutoConfig.for_model("longt5", vocab_size=VOCABULARY, local_radius=7, **{**SPECIAL, **T5})
+    AutoModelForSeq2SeqLM.from_config(config).save_pretrained(tmp_path / "checkpoint")
+    make_tokenizer("bpe", type_ids=False).save_pretrained(tmp_path / "checkpoint")
+    spec = make_spec(model=str(tmp_path / "checkpoint"), name="m", output=tmp_path / "out", max_length=32, slots=2)
+    with pytest.raises(VerificationError, match="do not run on the samples"):
+        build(spec)
+    assert not (tmp_path / "out").exists()
