@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
 from transformers import GenerationConfig
 
 from builder.checkpoint import Checkpoint, tokenizer_json
@@ -206,18 +207,12 @@ def sample_rows(spec: BuildSpec, checkpoint: Checkpoint, source: Mapping[str, An
     if source["languages"]:
         defaults = {"target_language": _verified_target(source)}
     longest = {**source, "max_length": 10**9, **{k: source[k] or v for k, v in defaults.items()}}
-    prompts = SourceTexts({"source": longest}, _backend(checkpoint))
+    prompts = SourceTexts({"source": longest}, Tokenizer.from_str(tokenizer_json(checkpoint.tokenizer)))
     texts = [str(sample["text_input"]) for sample in samples if sample.get("text_input")]
     rows = [prompts(Options(prompt=text)).source[: checkpoint.max_length] for text in texts]
     if not rows:
         raise CheckpointError("there is no sample; give texts with --samples, as text_input")
     return rows
-
-
-def _backend(checkpoint: Checkpoint) -> Any:
-    from tokenizers import Tokenizer
-
-    return Tokenizer.from_str(tokenizer_json(checkpoint.tokenizer))
 
 
 def plan_memory(spec: BuildSpec, checkpoint: Checkpoint, settings: Settings) -> tuple[int, int]:

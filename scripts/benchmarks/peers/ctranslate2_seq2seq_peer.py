@@ -26,19 +26,22 @@ def main() -> None:
         path for name in ("shared_vocabulary.json", "source_vocabulary.json") if (path := target / name).exists()
     )
     words = json.loads(file.read_text())
+    start = json.loads((target / "config.json").read_text()).get("decoder_start_token")
+    prefix = [] if start else [words[json.loads((checkpoint / "config.json").read_text())["decoder_start_token_id"]]]
 
     def group(requests: list[dict]) -> None:
         count = max(r["new_tokens"] for r in requests)
         results = translator.translate_batch(
             [[words[token] for token in r["source"]] for r in requests],
+            target_prefix=[prefix] * len(requests) if prefix else None,
             beam_size=work["beams"],
             max_decoding_length=count,
             min_decoding_length=count,
             max_input_length=0,
         )
-        short = [len(result.hypotheses[0]) for result in results if len(result.hypotheses[0]) != count]
-        if short:
-            raise RuntimeError(f"an answer has {short[0]} tokens instead of {count}")
+        lengths = [len(result.hypotheses[0]) - len(prefix) for result in results]
+        if min(lengths) < count - len(prefix):  # a prefix counts as one of the tokens
+            raise RuntimeError(f"an answer has {min(lengths)} tokens instead of {count}")
 
     requests, size = work["requests"], work["concurrency"]
     group([{**requests[0], "new_tokens": 8}])
