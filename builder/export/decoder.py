@@ -13,7 +13,8 @@ Knows modules and their inputs; knows no architecture and no task.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -78,37 +79,40 @@ class DecoderGraph(torch.nn.Module):
 def export_decoder(model: PreTrainedModel, folder: Path, max_length: int) -> DecoderExport:
     """Export `model` for rows of up to `max_length` tokens. Raises ExportError where that cannot be right."""
     path = folder / "exported" / MODEL_FILE
-    before = model.config._attn_implementation
-    kind = model.config.model_type
     caches = cache_shapes(model)
-    try:
+    with refused_by_name(model):
         with fused_attention(model), settled_frequencies(model, max_length), fused_rotary(model):
             model.set_attn_implementation(CACHED)
             graph = _export(DecoderGraph(model), caches, path)
-    except ExportError as error:
-        raise ExportError(f"{kind} cannot be served for generation: {error}") from error
-    except Exception as error:  # torch.export raises whatever the model's own code raises
-        reason = str(error).rsplit("## Exception summary", 1)[-1].strip().splitlines() or [""]
-        raise ExportError(
-            f"{kind} cannot be served for generation: it does not export with its cache as tensors "
-            f"({type(error).__name__}: {reason[0][:200]})"
-        ) from error
-    finally:
-        model.set_attn_implementation(before)
-    if graph.operators[CACHED_ATTENTION] != len(caches):
-        raise ExportError(
-            f"{kind} cannot be served for generation: {graph.operators[CACHED_ATTENTION]} of its {len(caches)} layers "
-            "use the fused attention"
-        )
+        if graph.operators[CACHED_ATTENTION] != len(caches):
+            raise ExportError(
+                f"{graph.operators[CACHED_ATTENTION]} of its {len(caches)} layers use the fused attention"
+            )
     return DecoderExport(graph, caches)
 
 
 def cache_shapes(model: PreTrainedModel) -> tuple[CacheShape, ...]:
     """What each layer puts into its cache, seen in a run over three tokens. Raises ExportError, by the model's name."""
-    try:
+    with refused_by_name(model):
         return _cache_shapes(model)
+
+
+@contextmanager
+def refused_by_name(model: PreTrainedModel) -> Iterator[None]:
+    """Whatever goes wrong inside is an ExportError that names `model`; its attention is then what it was before."""
+    before = model.config._attn_implementation
+    refused = f"{model.config.model_type} cannot be served for generation"
+    try:
+        yield
     except ExportError as error:
-        raise ExportError(f"{model.config.model_type} cannot be served for generation: {error}") from error
+        raise ExportError(f"{refused}: {error}") from error
+    except Exception as error:  # torch.export raises whatever the model's own code raises
+        reason = str(error).rsplit("## Exception summary", 1)[-1].strip().splitlines() or [""]
+        raise ExportError(
+            f"{refused}: it does not export with its cache as tensors ({type(error).__name__}: {reason[0][:200]})"
+        ) from error
+    finally:
+        model.set_attn_implementation(before)
 
 
 def _cache_shapes(model: PreTrainedModel) -> tuple[CacheShape, ...]:

@@ -34,7 +34,7 @@ from builder.errors import ExportError
 from builder.export.architectures import fused_attention
 from builder.export.attention import ONNXRUNTIME
 from builder.export.cached_attention import CACHED, CrossCache, ExportCache, exporting
-from builder.export.decoder import CACHED_ATTENTION, CacheShape, past_names
+from builder.export.decoder import CACHED_ATTENTION, CacheShape, past_names, refused_by_name
 from builder.export.graph import Graph, save_graph
 from builder.export.program import to_onnx
 from builder.export.projections import merge_projections
@@ -135,46 +135,29 @@ def _positions_by_row(decoder: torch.nn.Module) -> Iterator[None]:
 
 def export_seq2seq(model: PreTrainedModel, folder: Path, beams: int) -> Seq2SeqExport:
     """Export both graphs of `model`, for up to `beams` rows a text. Raises ExportError where that cannot be right."""
-    kind = model.config.model_type
     caches, cross = seq2seq_shapes(model)
-    before = model.config._attn_implementation
     exported = folder / "exported"
-    try:
+    with refused_by_name(model):
         with fused_attention(model):
             model.set_attn_implementation(ONNXRUNTIME)
             encoder = _export_encoder(EncoderGraph(model), len(cross), exported / ENCODER_FILE)
             model.set_attn_implementation(CACHED)
             decoder = _export_decoder(DecoderGraph(model, len(caches)), caches, cross, beams, exported / MODEL_FILE)
-    except ExportError as error:
-        raise ExportError(f"{kind} cannot be served for generation: {error}") from error
-    except Exception as error:  # torch.export raises whatever the model's own code raises
-        reason = str(error).rsplit("## Exception summary", 1)[-1].strip().splitlines() or [""]
-        raise ExportError(
-            f"{kind} cannot be served for generation: it does not export with its caches as tensors "
-            f"({type(error).__name__}: {reason[0][:200]})"
-        ) from error
-    finally:
-        model.set_attn_implementation(before)
-    if decoder.operators[CACHED_ATTENTION] != len(caches) + len(cross):
-        raise ExportError(
-            f"{kind} cannot be served for generation: {decoder.operators[CACHED_ATTENTION]} of its "
-            f"{len(caches) + len(cross)} decoder attentions are fused"
-        )
+        fused, wanted = decoder.operators[CACHED_ATTENTION], len(caches) + len(cross)
+        if fused != wanted:
+            raise ExportError(f"{fused} of its {wanted} decoder attentions are fused")
     return Seq2SeqExport(encoder, decoder, caches, cross, sum(encoder.operators[name] for name in FUSED_ATTENTION))
 
 
 def seq2seq_shapes(model: PreTrainedModel) -> tuple[tuple[CacheShape, ...], tuple[CacheShape, ...]]:
     """What each decoder layer keeps of itself and of the text. Raises ExportError, by the model's name."""
-    refused = f"{model.config.model_type} cannot be served for generation"
     ids = torch.ones((1, 3), dtype=torch.long)
-    try:
+    with refused_by_name(model):
         with torch.no_grad():
             result = model(input_ids=ids, decoder_input_ids=ids[:, :1], use_cache=True)
-    except Exception as error:  # whatever the model's own code raises
-        raise ExportError(f"{refused}: it does not run with a cache ({type(error).__name__}: {error})") from error
-    past = getattr(result, "past_key_values", None)
-    if not isinstance(past, EncoderDecoderCache):
-        raise ExportError(f"{refused}: its state is a {type(past).__name__}, not the keys and values of attention")
+        past = getattr(result, "past_key_values", None)
+        if not isinstance(past, EncoderDecoderCache):
+            raise ExportError(f"its state is a {type(past).__name__}, not the keys and values of attention")
     return _shapes(past.self_attention_cache), _shapes(past.cross_attention_cache)
 
 

@@ -137,7 +137,7 @@ def verify(
     """Compare the fused graph with PyTorch, then quantise as asked. Raises VerificationError with what was missed."""
     vocabulary = _vocabulary(checkpoint)
     threads = spec.threads_per_instance
-    limits = Limits(threshold(spec, checkpoint), spec.perplexity)
+    limits = Limits(checkpoint.task.required(spec.quality), spec.perplexity)
 
     def rung(name: str, graph: Graph, cache: str = "float32") -> tuple[Rung, Any]:
         found = measure(graph, exported.caches, vocabulary, reference, threads, cache)
@@ -162,10 +162,6 @@ def verify(
     if chosen is not exact:
         limits.refuse(chosen, base, checkpoint.task.metric)
     return VerifiedDecoder(graph, ladder, quantised, climbed.chosen.name, climbed.choice)
-
-
-def threshold(spec: BuildSpec, checkpoint: Checkpoint) -> float:
-    return spec.quality if spec.quality is not None else checkpoint.task.threshold
 
 
 def _vocabulary(checkpoint: Checkpoint) -> int:
@@ -253,7 +249,7 @@ def _report(
         else {"precision": verified.chosen, "matmuls": quantised.matmuls, "embeddings": quantised.embeddings},
         ladder=verified.ladder,
         metric=checkpoint.task.metric,
-        threshold=threshold(spec, checkpoint),
+        threshold=checkpoint.task.required(spec.quality),
         samples=len(reference.rows),
         padding=0.0,
         warnings=(),

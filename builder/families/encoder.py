@@ -67,7 +67,7 @@ def verify(bench: Bench, fused: Graph, reference: Rung, folder: Path) -> Verifie
     Raises VerificationError with the number that was missed.
     """
     spec, task = bench.spec, bench.checkpoint.task
-    threshold = spec.quality if spec.quality is not None else task.threshold
+    threshold = task.required(spec.quality)
     quality = bench.quality(fused)
     exact = bench.rung("fp32 fused", fused, quality)
     _refuse_wrong_answers(exact, quality)

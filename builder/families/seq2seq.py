@@ -237,7 +237,7 @@ def verify(
 ) -> VerifiedSeq2Seq:
     """Compare the fused graphs with PyTorch, then quantise as asked. Raises VerificationError with what was missed."""
     threads = spec.threads_per_instance
-    limits = Limits(threshold(spec, checkpoint), spec.perplexity)
+    limits = Limits(checkpoint.task.required(spec.quality), spec.perplexity)
 
     def decode(tokens: Sequence[int]) -> str:
         return str(checkpoint.tokenizer.decode(list(tokens), skip_special_tokens=True))
@@ -266,10 +266,6 @@ def verify(
 
 def _with(graphs: Graphs, quantised: tuple[Quantised, ...]) -> Graphs:
     return replace(graphs, encoder=quantised[0].graph, decoder=quantised[1].graph) if quantised else graphs
-
-
-def threshold(spec: BuildSpec, checkpoint: Checkpoint) -> float:
-    return spec.quality if spec.quality is not None else checkpoint.task.threshold
 
 
 def serving_document(
@@ -342,7 +338,7 @@ def _report(
         else None,
         ladder=verified.ladder,
         metric=checkpoint.task.metric,
-        threshold=threshold(spec, checkpoint),
+        threshold=checkpoint.task.required(spec.quality),
         samples=len(reference.sources),
         padding=0.0,
         warnings=tuple(filter(None, [warning])),

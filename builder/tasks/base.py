@@ -71,6 +71,10 @@ class Task(ABC):
         """Whether `name`, of a specification, means this task."""
         return name == self.name
 
+    def required(self, asked: float | None) -> float:
+        """The least mean agreement with PyTorch: what the user asked for, or the task's own threshold."""
+        return self.threshold if asked is None else asked
+
     def auto_class(self) -> Any:
         """transformers' auto class for the head, by Optimum's table."""
         return getattr(transformers, TasksManager._TRANSFORMERS_TASKS_TO_MODEL_LOADERS[self.head])
