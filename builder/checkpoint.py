@@ -232,5 +232,4 @@ def quiet_libraries() -> None:
     disable_progress_bars()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    for name in ("torch.onnx", "onnxscript", "onnx_ir", "root", "torch", "torch._dynamo", "onnxruntime.quantization"):
-        logging.getLogger(name).setLevel(logging.ERROR)
+    logging.disable(logging.WARNING)  # ONNX Runtime's quantisers turn INFO on, for everybody, when they are imported

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import platform
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
@@ -15,8 +13,7 @@ from rich.table import Table
 from builder.repository.layout import RepositoryEntry
 from builder.verify.latency import Latencies
 
-PACKAGES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "optimum", "numpy")
-CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_int8")
+PACKAGES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "openvino", "optimum", "numpy")
 
 
 @dataclass(frozen=True)
@@ -26,10 +23,10 @@ class Rung:
     name: str
     size: int  # bytes
     latency_ms: Latencies
-    error: float  # largest relative error of the graph against PyTorch
-    quality: float  # mean agreement on the samples
-    worst: float
-    batch_agreement: float
+    error: float | None = None  # largest relative error of the graph against PyTorch; None: faster ones were enough
+    quality: float | None = None  # mean agreement on the samples
+    worst: float | None = None
+    batch_agreement: float | None = None
     perplexity: float | None = None  # on the samples, of a model that generates
     tokens: float | None = None  # share of PyTorch's tokens that are the most probable here too, of a model that reads
     answers: float | None = None  # and share of its answers that are the same token for token
@@ -57,6 +54,10 @@ class BuildReport:
     files: dict[str, dict[str, str]]
     memory: dict[str, int] | None = None  # bytes, of a model that keeps a cache
     choice: str | None = None  # what a search chose, and why
+    chosen: str | None = None  # the rung that is served
+    engine: str = "onnxruntime"
+    removed: dict[str, dict[str, int]] = field(default_factory=dict)  # heads and neurons taken out, and why
+    tuned_for: tuple[str, ...] = ()  # instruction sets of this CPU that the choice of the graph rests on
 
     def document(self) -> dict[str, Any]:
         """As JSON. The folder it was published into is not in it: a repository may be moved."""
@@ -73,12 +74,13 @@ class BuildReport:
         for cell in base.latency_ms:
             times = [(rung.latency_ms[cell], base.latency_ms[cell] / rung.latency_ms[cell]) for rung in self.ladder]
             table.add_row(f"{cell}, ms", *(f"{ms:.2f} ({ratio:.1f}x)" for ms, ratio in times))
-        table.add_row("largest error of the graph", *(_unless_base(r, base, f"{r.error:.1e}") for r in self.ladder))
-        table.add_row(f"{self.metric}, mean", *(_unless_base(r, base, f"{r.quality:.4f}") for r in self.ladder))
-        table.add_row(f"{self.metric}, worst", *(_unless_base(r, base, f"{r.worst:.4f}") for r in self.ladder))
-        table.add_row(
-            "same alone and batched", *(_unless_base(r, base, f"{r.batch_agreement:.4f}") for r in self.ladder)
-        )
+        for title, values, form in (
+            ("largest error of the graph", [rung.error for rung in self.ladder], ".1e"),
+            (f"{self.metric}, mean", [rung.quality for rung in self.ladder], ".4f"),
+            (f"{self.metric}, worst", [rung.worst for rung in self.ladder], ".4f"),
+            ("same alone and batched", [rung.batch_agreement for rung in self.ladder], ".4f"),
+        ):
+            table.add_row(title, "reference", *("-" if value is None else f"{value:{form}}" for value in values[1:]))
         if base.perplexity is not None:
             table.add_row("perplexity", *(f"{rung.perplexity:.4f}" for rung in self.ladder))
         for title, values in (
@@ -90,22 +92,9 @@ class BuildReport:
         return table
 
 
-def _unless_base(rung: Rung, base: Rung, text: str) -> str:
-    return "reference" if rung is base else text
-
-
 def versions() -> dict[str, str]:
     """The packages that made the graph."""
     return {package: version(package) for package in PACKAGES}
-
-
-def cpu() -> dict[str, Any]:
-    """The processor that latencies were measured on, and the instruction sets that int8 speed depends on."""
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").is_file() else ""
-    fields = dict(line.split(":", 1) for line in info.splitlines() if ":" in line)
-    fields = {key.strip(): value.strip() for key, value in fields.items()}
-    flags = fields.get("flags", "").split()
-    return {"model": fields.get("model name", platform.processor()), "flags": [f for f in CPU_FLAGS if f in flags]}
 
 
 def file_hashes(entries: Sequence[RepositoryEntry]) -> dict[str, dict[str, str]]:

@@ -69,6 +69,19 @@ class Serving(_Options):
     metadata: Mapping[str, str] = {}
 
 
+class Calibration(_Options):
+    """How int8-static measures activations on the samples. Set in models.yaml under `calibration:`."""
+
+    method: Literal["min-max", "entropy", "percentile"] = "min-max"
+    """What of the values seen is the range: all, what keeps most information, or all but the outermost."""
+    per_channel: bool = True
+    """A scale for each output channel of a weight, instead of one for the whole."""
+    symmetric: bool = False
+    """Activations around zero, signed, instead of between their smallest and largest value."""
+    smooth: float = Field(0.7, ge=0, le=1)
+    """How much of the activations' size moves into the weights first (SmoothQuant's alpha); 0: nothing."""
+
+
 class BuildSpec(_Options):
     """One model to build. A field with a `flag` is also an option of the command line."""
 
@@ -82,11 +95,18 @@ class BuildSpec(_Options):
     """The repository to publish into."""
     revision: str | None = Field(None, json_schema_extra={"flag": True})
     """Branch, tag or commit on the Hub."""
-    precision: Literal["fp32", "int8", "int8-weights", "int4-weights", "auto"] = Field(
+    precision: Literal["fp32", "fp16", "bf16", "int8", "int8-static", "int8-weights", "int4-weights", "auto"] = Field(
         "fp32", json_schema_extra={"flag": True}
     )
-    """int8: weights and activations; int8-weights, int4-weights: weights in blocks (generation); auto: the fastest
-    that keeps --quality (generation)."""
+    """int8: weights, and activations as they come; int8-static: activations by ranges measured on the samples;
+    int8-weights, int4-weights: weights in blocks; auto: the fastest that keeps --quality."""
+    engine: Literal["onnxruntime", "openvino", "auto"] | None = Field(None, json_schema_extra={"flag": True})
+    """What runs an encoder; auto: the faster, measured here. When left out: the first that has the precision, or
+    with --precision auto the fastest."""
+    level: Literal["O1", "O2", "O3", "O4"] = Field("O2", json_schema_extra={"flag": True})
+    """Graph optimisation as Optimum counts it: basic, fusions, fusions with an approximate GELU, the same in fp16."""
+    prune: float | None = Field(None, gt=0, lt=1, json_schema_extra={"flag": True})
+    """The share of an encoder's layers to remove, heads and neurons that matter least on the samples."""
     quality: float | None = Field(None, ge=0, le=1, json_schema_extra={"flag": True})
     """The least mean agreement with PyTorch on the samples; the task's own when left out."""
     perplexity: float = Field(1.05, ge=1, json_schema_extra={"flag": True})
@@ -126,6 +146,7 @@ class BuildSpec(_Options):
     pooling: Literal["cls", "mean", "max", "lasttoken"] | None = Field(None, json_schema_extra={"flag": True})
     """How token features become one embedding, where the checkpoint does not say."""
     serving: Serving = Serving()
+    calibration: Calibration = Calibration()
 
     @field_validator("triton")
     @classmethod
@@ -155,6 +176,8 @@ class BuildSpec(_Options):
             raise ValueError("default_priority exceeds priority_levels")
         if self.serving.priority_levels and not self.serving.default_priority:
             raise ValueError("priority_levels needs a default_priority of at least 1")
+        if self.level == "O4" and self.precision not in ("fp32", "fp16"):
+            raise ValueError(f"level O4 is O3 in fp16, which --precision {self.precision} is not; use --level O3")
         if self.cache != "fp32" and self.executor == "bls":
             raise ValueError("--cache int8 needs the in-process executor: no Triton release reads it yet")
         if self.beams is not None and self.beams > self.slots:
@@ -171,6 +194,11 @@ class BuildSpec(_Options):
     def entry_name(self) -> str:
         """The name of the front model."""
         return self.name if self.name is not None else Path(self.model.rstrip("/")).name
+
+    @property
+    def fits(self) -> bool:
+        """Whether something is fitted to the samples, so that it must be judged on others."""
+        return self.precision in ("int8-static", "auto") or self.prune is not None
 
     @property
     def threads_per_instance(self) -> int:

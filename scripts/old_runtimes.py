@@ -31,7 +31,7 @@ def write(folder: Path) -> None:
     for name in ARCHITECTURES:
         place = folder / name
         spec = make_spec(model=str(make_checkpoint(place / "checkpoint", name, "fill-mask")), name="model")
-        fused = fuse(export(resolve(spec), spec, place).graph, place, 1)
+        fused = fuse(export(resolve(spec), spec, place).graph, place)
         mine = {key: feeds[key] for key in fused.inputs}
         int8 = quantise(fused, place, lambda graph: 1.0, 0.0, [mine]).graph
         for graph in (fused, int8):
@@ -54,7 +54,7 @@ def _write_decoders(folder: Path) -> None:
     for name in DECODERS:
         place = folder / f"{name}-decoder"
         exported = export_decoder(make_decoder(name), place, 64)
-        fused = fuse(exported.graph, place, 1)
+        fused = fuse(exported.graph, place)
         for graph in (fused, quantise_weights(fused, "int8", WeightOptions(32, True), place).graph):
             infer = infer_with(open_session(graph.path, 1))
             past = {n: np.zeros((2, *_cache(n, exported.caches)), np.float32) for n in graph.inputs if n[:5] == "past_"}

@@ -7,9 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnxruntime
+
+from builder.engines import Infer
+
+if TYPE_CHECKING:
+    from builder.export.graph import Graph
 
 BACKEND = "onnxruntime"
 MODEL_FILE = "model.onnx"
@@ -22,32 +28,54 @@ FUSED_OPERATORS = (*FUSED_ATTENTION, "SkipLayerNormalization", "LayerNormalizati
 SLOW_FUSIONS = ("SkipLayerNormFusion",)
 
 
-def open_session(
-    model: Path, threads: int, spinning: bool = False, optimised_file: Path | None = None
-) -> onnxruntime.InferenceSession:
-    """Open `model` on the CPU with `threads` intra-operator threads.
+def open_session(model: Path, threads: int, spinning: bool = False) -> onnxruntime.InferenceSession:
+    """Open `model` on the CPU with `threads` intra-operator threads."""
+    return _session(model, _options(threads, spinning))
 
-    With `optimised_file`, ONNX Runtime's hardware-independent fusions (its level "extended") are applied and
-    the resulting graph is written there.
-    """
+
+def save_optimised(model: Path, written: Path, extended: bool, approximate_gelu: bool) -> None:
+    """Write `model` as ONNX Runtime rewrites it, for any hardware: its level "basic", or "extended" with fusions."""
+    options = _options(threads=1, spinning=False)
+    levels = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_EXTENDED if extended else levels.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(written)
+    weights = f"{written.name}.data"
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights)
+    options.add_session_config_entry("optimization.enable_gelu_approximation", "1" if approximate_gelu else "0")
+    _session(model, options)
+
+
+def _options(threads: int, spinning: bool) -> onnxruntime.SessionOptions:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
-    if optimised_file is not None:
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
-        options.optimized_model_filepath = str(optimised_file)
-        weights = f"{optimised_file.name}.data"
-        options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights)
+    return options
+
+
+def _session(model: Path, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
     return onnxruntime.InferenceSession(
         str(model), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(SLOW_FUSIONS)
     )
 
 
-def infer_with(
-    session: onnxruntime.InferenceSession,
-) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
+def infer_with(session: onnxruntime.InferenceSession) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
     """An `infer` callable as the emitted pipeline wants it: named arrays in, named arrays out."""
     names = [output.name for output in session.get_outputs()]
     return lambda feeds: dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
+    """Open `graph`: named arrays in, named arrays out."""
+    return infer_with(open_session(graph.path, threads, spinning))
+
+
+def parameters(graph: Graph, threads: int, spinning: bool) -> dict[str, str]:
+    """What Triton's ONNX Runtime backend reads."""
+    return {
+        "intra_op_thread_count": str(threads),
+        "inter_op_thread_count": "1",
+        "session.intra_op.allow_spinning": "1" if spinning else "0",
+        "session.force_spinning_stop": "1",  # the cores are the front's and Triton's between two calls
+    }

@@ -17,7 +17,10 @@ from builder.errors import ExportError
 
 @dataclass(frozen=True)
 class Graph:
-    """One ONNX file with its signature. `operators` counts nodes by operator type."""
+    """One model file with its signature. `operators` counts nodes by operator type.
+
+    `engine` is the Triton backend it is for, `arithmetic` what that computes real products in: fp32 or bf16.
+    """
 
     path: Path
     inputs: tuple[str, ...]
@@ -27,11 +30,13 @@ class Graph:
     ir_version: int
     operators: Counter[str]
     size: int  # bytes, weights included
+    engine: str = "onnxruntime"
+    arithmetic: str = "fp32"
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The file, and the file of its weights where they are too large for one."""
-        return tuple(sorted(self.path.parent.glob(f"{self.path.name}*")))
+        """The file, and the file of its weights where that is another."""
+        return tuple(sorted(self.path.parent.glob(f"{self.path.stem}.*")))
 
 
 EXTERNAL_FROM = 1_500_000_000  # bytes of weights; protobuf itself ends at 2 GiB
@@ -66,7 +71,7 @@ def read_graph(path: Path) -> Graph:
         opset=next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")),
         ir_version=model.ir_version,
         operators=Counter(node.op_type for node in model.graph.node),
-        size=sum(file.stat().st_size for file in path.parent.glob(f"{path.name}*")),
+        size=sum(file.stat().st_size for file in path.parent.glob(f"{path.stem}.*")),
     )
 
 

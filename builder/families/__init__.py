@@ -6,17 +6,19 @@ The folder is the registry: a task names its family, and `prepare` of that file 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from builder.checkpoint import Checkpoint
+from builder.errors import SpecError
 from builder.report import BuildReport
 from builder.repository.layout import RepositoryEntry
 from builder.spec import BuildSpec
 
+GENERATING = ("fp32", "int8", "int8-weights", "int4-weights", "auto")  # precisions of models that generate
 Stage = Callable[[str], AbstractContextManager[Any]]
 
 
@@ -33,3 +35,27 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
     family = importlib.import_module(f"{__name__}.{checkpoint.task.family}")
     prepared: Prepared = family.prepare(spec, checkpoint, folder, stage)
     return prepared
+
+
+def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: str) -> None:
+    """No option is ignored: what means nothing to a model that generates is refused, by name. Raises SpecError.
+
+    `of_the_family`: what this one refuses beyond that, and whether it was given.
+    """
+    given = {
+        "--pooling": spec.pooling is not None,
+        "--truncate": spec.truncate,
+        "--instances (use --slots)": spec.instances > 1,
+        "--max-queue-delay-us": spec.max_queue_delay_us > 0,
+        f"--precision {spec.precision} (it has {', '.join(GENERATING)})": spec.precision not in GENERATING,
+        "--engine openvino (its cache would not stay in place)": spec.engine == "openvino",
+        "--level": spec.level != "O2",
+        "--prune": spec.prune is not None,
+        **of_the_family,
+        "serving.response_cache": spec.serving.response_cache,
+        "serving.preferred_batch_sizes": bool(spec.serving.preferred_batch_sizes),
+        "serving.priority_levels": spec.serving.priority_levels > 0,
+    }
+    unusable = [name for name, used in given.items() if used]
+    if unusable:
+        raise SpecError(f"{', '.join(unusable)}: not of {family}, which batches by itself")

@@ -10,16 +10,17 @@ from typing import Any
 import numpy as np
 
 from builder.checkpoint import Checkpoint, tokenizer_json
+from builder.engines.cpu import cpu
 from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import CheckpointError, SpecError
 from builder.export.decoder import CacheShape, DecoderExport, cache_shapes, export_decoder
 from builder.export.graph import Graph, check_release
-from builder.families import Prepared, Stage
+from builder.families import Prepared, Stage, refuse_options
 from builder.generation_config import bad_words, end_ids, max_tokens, option_defaults, token_list
 from builder.optimise.cache_precision import quantise_cache
 from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_weights
 from builder.optimise.fusion import fuse
-from builder.report import BuildReport, Rung, cpu, file_hashes, versions
+from builder.report import BuildReport, Rung, file_hashes, versions
 from builder.repository.layout import RepositoryEntry, lay_out_generating
 from builder.runtime.fields import Field
 from builder.samples import load_samples
@@ -54,7 +55,7 @@ class VerifiedDecoder:
 
 def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Prepared:
     """The generating model, verified. Raises BuilderError."""
-    _refuse_options(spec)
+    refuse_options(spec, {"--max-answer (use --max-length)": spec.max_answer is not None}, "a decoder")
     with stage("plan memory"):
         caches_bytes, weights_bytes = plan_memory(spec, checkpoint)
     with stage("measure PyTorch"):
@@ -64,7 +65,7 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
     with stage("export"):
         exported = export_decoder(checkpoint.model, folder, checkpoint.max_length)
     with stage("fuse"):
-        fused = fuse(exported.graph, folder, spec.threads_per_instance)
+        fused = fuse(exported.graph, folder)
         if spec.executor == "bls":
             check_release(fused, spec.triton)
     with stage("verify"):
@@ -77,23 +78,6 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
     memory = {"cache": caches_bytes, "weights": verified.graph.size}
     report = _report(spec, checkpoint, exported, verified, reference, entries, memory)
     return Prepared(entries, report)
-
-
-def _refuse_options(spec: BuildSpec) -> None:
-    """No option is ignored: what means nothing to a decoder is refused."""
-    given = {
-        "--pooling": spec.pooling is not None,
-        "--truncate": spec.truncate,
-        "--instances (use --slots)": spec.instances > 1,
-        "--max-queue-delay-us": spec.max_queue_delay_us > 0,
-        "--max-answer (use --max-length)": spec.max_answer is not None,
-        "serving.response_cache": spec.serving.response_cache,
-        "serving.preferred_batch_sizes": bool(spec.serving.preferred_batch_sizes),
-        "serving.priority_levels": spec.serving.priority_levels > 0,
-    }
-    unusable = [name for name, used in given.items() if used]
-    if unusable:
-        raise SpecError(f"{', '.join(unusable)}: not of a decoder, which batches by itself")
 
 
 def plan_memory(spec: BuildSpec, checkpoint: Checkpoint) -> tuple[int, int]:
@@ -149,7 +133,7 @@ def verify(
         quantised = quantise_weights(fused, precision, WeightOptions(spec.block_size, not spec.asymmetric), folder)
         return rung(precision, quantised.graph)[0], quantised
 
-    exact, agreement = rung("fp32 fused", fused)
+    exact, agreement = rung("fp32", fused)
     refuse_wrong_text(checkpoint.model, reference, agreement)
     climbed = climb(spec, limits, base, (exact, None), make)
     chosen, quantised, ladder = climbed.chosen, climbed.candidate, climbed.ladder

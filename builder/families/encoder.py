@@ -1,29 +1,34 @@
-"""Encoders: one graph, one call a batch. Export, measure, fuse, verify, quantise, lay out."""
+"""Encoders: one graph, one call a batch. Export, measure, fuse, verify, climb the ladder, lay out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from builder.checkpoint import Checkpoint
+from builder.engines.cpu import cpu
 from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import SpecError, VerificationError
 from builder.export.encoder import Export, export
-from builder.export.graph import Graph, check_release
+from builder.export.graph import Graph
 from builder.families import Prepared, Stage
+from builder.optimise.compaction import Removed, compact
 from builder.optimise.fusion import fuse
-from builder.optimise.quantisation import Quantised, quantise
-from builder.report import BuildReport, Rung, cpu, file_hashes, versions
+from builder.optimise.pruning import prune
+from builder.optimise.variants import Variant, Workshop, asked
+from builder.report import BuildReport, Rung, file_hashes, versions
 from builder.repository.layout import RepositoryEntry, lay_out
 from builder.spec import BuildSpec
 from builder.verify.bench import Bench, make_bench
 from builder.verify.latency import pytorch_latencies
+from builder.verify.memory import Memory, memory_of
 from builder.verify.parity import TOLERANCE
 from builder.verify.quality import Quality
+from builder.verify.search import Found, Search
 
 SERVED_TOLERANCE = 1e-3  # fp32 answers against the pipeline's, whose own batches differ in the last digits
-PRECISIONS = ("fp32", "int8")
+EXACT_LEVEL = "O2"  # the highest level whose rewrites leave every value as it is
 
 
 @dataclass(frozen=True)
@@ -33,54 +38,66 @@ class VerifiedModel:
     graph: Graph
     bench: Bench
     ladder: tuple[Rung, ...]
-    quality: Quality
+    found: Found
     threshold: float
-    quantised: Quantised | None
 
 
 def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Prepared:
     """The front model and its engine, verified. Raises BuilderError."""
-    if spec.precision not in PRECISIONS:
-        raise SpecError(
-            f"--precision {spec.precision} is for models that generate; {checkpoint.task.name} has "
-            + " and ".join(PRECISIONS)
-        )
     if spec.beams is not None or spec.max_answer is not None:
         raise SpecError(f"--beams and --max-answer are for models that generate; {checkpoint.task.name} has neither")
+    variants = asked(spec, cpu()["flags"])
     with stage("export"):
         exported = export(checkpoint, spec, folder)
     with stage("measure PyTorch"):
         reference = _pytorch_rung(spec, checkpoint, exported)
     with stage("fuse"):
-        fused = fuse(exported.graph, folder, spec.threads_per_instance)
-        check_release(fused, spec.triton)
+        graph, empty = compact(exported.graph, folder)
+        fused = fuse(graph, folder, min(spec.level, EXACT_LEVEL))
     with stage("verify"):
         bench = make_bench(spec, checkpoint, exported.module, fused, folder)
-        verified = verify(bench, fused, reference, folder)
+        exact, quality = bench.rung("fp32" if empty is None else "compacted fp32", fused)
+        _refuse_wrong_answers(exact, quality)
+    pruned = None
+    if spec.prune is not None:
+        with stage("prune"):
+            graph, pruned = prune(graph, exported.module, spec.prune, bench.feeds, folder)
+    verified = climb(bench, graph, (reference, exact), variants, folder, stage)
     entries = lay_out(spec, bench.serving, bench.tokenizer, verified.graph, bench.fields, bench.warm_up_rows())
-    return Prepared(entries, _report(spec, checkpoint, exported, verified, entries))
+    removed = {"empty": empty, "pruned": pruned}
+    return Prepared(entries, _report(spec, checkpoint, exported, verified, removed, entries))
 
 
-def verify(bench: Bench, fused: Graph, reference: Rung, folder: Path) -> VerifiedModel:
-    """Compare the fused graph with PyTorch and the emitted code with transformers; then quantise, if asked.
+def climb(
+    bench: Bench, exported: Graph, ladder: tuple[Rung, Rung], variants: Sequence[Variant], folder: Path, stage: Stage
+) -> VerifiedModel:
+    """From PyTorch and the exact graph, `ladder`, to the fastest of `variants` that keeps the quality asked for."""
+    spec, (reference, exact) = bench.spec, ladder
+    threshold = bench.checkpoint.task.required(spec.quality)
+    workshop = Workshop(spec, exported, folder, bench.feeds)
+    memory = memory_of(_facts(bench)) if len(variants) > 1 else Memory()
+    prefix = "" if spec.level == EXACT_LEVEL else f"{spec.level} "
+    prefix += exact.name.removesuffix("fp32") + ("" if spec.prune is None else f"pruned {spec.prune:.0%} ")
+    memory.remember(exact)
+    found = Search(bench, workshop, reference, threshold, memory, stage, prefix).run(variants)
+    rungs = (reference, exact, *(rung for rung in found.rungs if rung.name != exact.name))
+    return VerifiedModel(found.made.graph, bench, rungs, found, threshold)
 
-    Raises VerificationError with the number that was missed.
-    """
-    spec, task = bench.spec, bench.checkpoint.task
-    threshold = task.required(spec.quality)
-    quality = bench.quality(fused)
-    exact = bench.rung("fp32 fused", fused, quality)
-    _refuse_wrong_answers(exact, quality)
-    if spec.precision == "fp32":
-        return VerifiedModel(fused, bench, (reference, exact), quality, threshold, None)
-    quantised = quantise(fused, folder, lambda graph: bench.quality(graph).mean, threshold, bench.feeds)
-    quality = bench.quality(quantised.graph)
-    rounded = bench.rung("int8 dynamic", quantised.graph, quality)
-    return VerifiedModel(quantised.graph, bench, (reference, exact, rounded), quality, threshold, quantised)
+
+def _facts(bench: Bench) -> dict[str, object]:
+    """All that a measurement of a rung depends on."""
+    return {
+        "checkpoint": bench.checkpoint.identity(),
+        "spec": bench.spec.model_dump(mode="json", exclude={"name", "output", "precision", "engine", "quality"}),
+        "samples": bench.samples,
+        "feeds": [{name: values.tolist() for name, values in feed.items()} for feed in bench.feeds],
+        "versions": versions(),
+        "cpu": cpu(),
+    }
 
 
 def _refuse_wrong_answers(exact: Rung, quality: Quality) -> None:
-    if exact.error > TOLERANCE:
+    if exact.error is None or exact.error > TOLERANCE:
         raise VerificationError(
             f"the fused graph is off by {exact.error:.1e} of PyTorch's largest output; at most {TOLERANCE:.0e} is "
             "right. Nothing was published: this is a bug worth reporting, with the checkpoint's name"
@@ -104,30 +121,36 @@ def _report(
     checkpoint: Checkpoint,
     exported: Export,
     verified: VerifiedModel,
+    removed: Mapping[str, Removed | None],
     entries: Sequence[RepositoryEntry],
 ) -> BuildReport:
-    quantised, operators = verified.quantised, verified.graph.operators
+    found, operators, machine = verified.found, verified.graph.operators, cpu()
     return BuildReport(
         name=spec.entry_name,
         task=checkpoint.task.name,
         triton=spec.triton,
         checkpoint=checkpoint.identity(),
         versions=versions(),
-        cpu=cpu(),
+        cpu=machine,
         attention={"fused": exported.attentions, "layers": exported.layers},
         operators={name: operators[name] for name in FUSED_OPERATORS if operators[name]},
         quantised=None
-        if quantised is None
+        if not found.made.matmuls
         else {
-            "matmuls": quantised.matmuls,
-            "embeddings": quantised.embeddings,
-            "left_alone": list(quantised.left_alone),
+            "matmuls": found.made.matmuls,
+            "embeddings": found.made.embeddings,
+            "left_alone": list(found.made.left_alone),
         },
+        removed={name: asdict(units) for name, units in removed.items() if units is not None},
         ladder=verified.ladder,
         metric=checkpoint.task.metric,
         threshold=verified.threshold,
         samples=len(verified.bench.samples),
-        padding=verified.quality.padding,
+        padding=found.quality.padding,
         warnings=tuple(filter(None, [exported.warning])),
+        choice=found.choice,
+        chosen=found.chosen.name,
+        engine=verified.graph.engine,
+        tuned_for=tuple(flag for flag in found.variant.fast_with if flag in machine["flags"]),
         files=file_hashes(entries),
     )

@@ -12,15 +12,16 @@ from tokenizers import Tokenizer
 from transformers import GenerationConfig
 
 from builder.checkpoint import Checkpoint, tokenizer_json
+from builder.engines.cpu import cpu
 from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import CheckpointError, SpecError
 from builder.export.seq2seq import export_seq2seq, seq2seq_shapes
-from builder.families import Prepared, Stage
+from builder.families import Prepared, Stage, refuse_options
 from builder.generation_config import bad_words, end_ids, max_tokens, option_defaults, token_list
 from builder.languages import languages, nearest
 from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_weights
 from builder.optimise.fusion import fuse
-from builder.report import BuildReport, Rung, cpu, file_hashes, versions
+from builder.report import BuildReport, Rung, file_hashes, versions
 from builder.repository.layout import RepositoryEntry, lay_out_generating
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.prompts import SourceTexts
@@ -71,7 +72,11 @@ class VerifiedSeq2Seq:
 
 def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Prepared:
     """The generating model, verified. Raises BuilderError."""
-    _refuse_options(spec)
+    unusable = {
+        "--executor bls (its cross-attention cache would travel at each step)": spec.executor == "bls",
+        "--cache int8": spec.cache == "int8",
+    }
+    refuse_options(spec, unusable, "an encoder-decoder model")
     settings = read_settings(spec, checkpoint)
     with stage("plan memory"):
         cache_bytes, weights_bytes = plan_memory(spec, checkpoint, settings)
@@ -87,8 +92,7 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
     with stage("export"):
         exported = export_seq2seq(checkpoint.model, folder, settings.beams)
     with stage("fuse"):
-        threads = spec.threads_per_instance
-        encoder, decoder = fuse(exported.encoder, folder, threads), fuse(exported.decoder, folder, threads)
+        encoder, decoder = fuse(exported.encoder, folder), fuse(exported.decoder, folder)
         vocabulary = int(checkpoint.model.get_output_embeddings().weight.shape[0])
         fused = Graphs(encoder, decoder, exported.caches, exported.cross, settings.beams, vocabulary)
     with stage("verify"):
@@ -108,24 +112,6 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
         )
     report = _report(spec, checkpoint, verified, reference, entries, memory, warning)
     return Prepared(entries, report)
-
-
-def _refuse_options(spec: BuildSpec) -> None:
-    """No option is ignored: what means nothing to an encoder-decoder is refused."""
-    given = {
-        "--pooling": spec.pooling is not None,
-        "--truncate": spec.truncate,
-        "--instances (use --slots)": spec.instances > 1,
-        "--max-queue-delay-us": spec.max_queue_delay_us > 0,
-        "--executor bls (its cross-attention cache would travel at each step)": spec.executor == "bls",
-        "--cache int8": spec.cache == "int8",
-        "serving.response_cache": spec.serving.response_cache,
-        "serving.preferred_batch_sizes": bool(spec.serving.preferred_batch_sizes),
-        "serving.priority_levels": spec.serving.priority_levels > 0,
-    }
-    unusable = [name for name, used in given.items() if used]
-    if unusable:
-        raise SpecError(f"{', '.join(unusable)}: not of an encoder-decoder model, which batches by itself")
 
 
 def read_settings(spec: BuildSpec, checkpoint: Checkpoint) -> Settings:
@@ -254,7 +240,7 @@ def verify(
         made = tuple(quantise_weights(graph, precision, options, folder) for graph in (fused.encoder, fused.decoder))
         return rung(precision, _with(fused, made))[0], made
 
-    exact, agreement = rung("fp32 fused", fused)
+    exact, agreement = rung("fp32", fused)
     refuse_wrong_answers(checkpoint.model, reference, agreement)
     none: tuple[Quantised, ...] = ()
     climbed = climb(spec, limits, base, (exact, none), make)

@@ -24,6 +24,14 @@ from builder.errors import VerificationError
 from builder.export.cleanup import drop_unused
 from builder.export.graph import Graph, save_graph
 from builder.export.projections import spell_out_gemms
+from builder.optimise.graphs import (
+    add_constant,
+    constant_products,
+    eight_bit_lookup,
+    eight_bit_scales,
+    replace_nodes,
+    store_eight_bit,
+)
 
 BITS = {"int8-weights": 8, "int4-weights": 4}
 ACCURACY_INT8 = 4  # MatMulNBits: 8-bit activations
@@ -50,9 +58,9 @@ def quantise_weights(graph: Graph, precision: str, options: WeightOptions, folde
     """Write `graph` at `precision` into `folder`. Raises VerificationError where a product was missed."""
     model = onnx.load(str(graph.path))
     spell_out_gemms(model.graph)  # ONNX Runtime's optimiser makes some of MatMul and Add again
-    expected = sum(1 for _ in _products(model.graph)) + len(_tied_heads(model.graph))
+    expected = sum(1 for _ in constant_products(model.graph)) + len(_tied_heads(model.graph))
     embeddings = _eight_bit_tables(model.graph)
-    _eight_bit_products(model.graph, _products(model.graph) if precision == "int8" else [])
+    _eight_bit_products(model.graph, constant_products(model.graph) if precision == "int8" else [])
     if precision in BITS:
         model = _blockwise(model, BITS[precision], options)
     drop_unused(model.graph)
@@ -68,12 +76,6 @@ def quantise_weights(graph: Graph, precision: str, options: WeightOptions, folde
             + "; nothing was published. Use --precision fp32 for this checkpoint"
         )
     return Quantised(result, expected, embeddings)
-
-
-def _products(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
-    """MatMul nodes with a constant matrix."""
-    weights = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
-    return [node for node in graph.node if node.op_type == "MatMul" and weights.get(node.input[1]) == 2]
 
 
 def _unquantised(graph: onnx.GraphProto) -> list[str]:
@@ -110,22 +112,20 @@ def _eight_bit_tables(graph: onnx.GraphProto) -> int:
         lookup = node.op_type == "Gather" and node.input[1] == "input_ids" and node.input[0] in weights
         if node.op_type == "Gemm" and heads.get(node.input[1]) is not None:
             table = node.input[1]
-            _store(graph, table, numpy_helper.to_array(weights[table]), axis=1)
+            values = numpy_helper.to_array(weights[table])
+            store_eight_bit(graph, table, values, axis=1)
             nodes.append(helper.make_node("Transpose", [f"{table}.int8"], [f"{table}.columns"], perm=[1, 0]))
             nodes.extend(_product(node.input[0], node.output[0], f"{table}.columns", f"{table}.scale.flat", table))
-            _add(graph, f"{table}.scale.flat", _scales(numpy_helper.to_array(weights[table]), 1).ravel())
-            _add(graph, f"{table}.zero", np.zeros(weights[table].dims[0], np.int8))
+            add_constant(
+                graph, f"{table}.scale.flat", eight_bit_scales(numpy_helper.to_array(weights[table]), 1).ravel()
+            )
+            add_constant(graph, f"{table}.zero", np.zeros(weights[table].dims[0], np.int8))
         elif lookup:
-            table, output = node.input[0], node.output[0]
-            _store(graph, table, numpy_helper.to_array(weights[table]), axis=1)
-            nodes.append(helper.make_node("Gather", [f"{table}.int8", "input_ids"], [f"{output}.int8"]))
-            nodes.append(helper.make_node("Cast", [f"{output}.int8"], [f"{output}.cast"], to=onnx.TensorProto.FLOAT))
-            nodes.append(helper.make_node("Gather", [f"{table}.scale", "input_ids"], [f"{output}.scale"]))
-            nodes.append(helper.make_node("Mul", [f"{output}.cast", f"{output}.scale"], [output]))
+            nodes.extend(eight_bit_lookup(graph, node, numpy_helper.to_array(weights[node.input[0]])))
             count += 1
         else:
             nodes.append(node)
-    _replace(graph, nodes)
+    replace_nodes(graph, nodes)
     return count
 
 
@@ -133,9 +133,9 @@ def _eight_bit_products(graph: onnx.GraphProto, products: Sequence[onnx.NodeProt
     """MatMul(x, W) -> x's scale * (int8(x) . int8(W)) * W's scales; activations of tied heads are rounded here too."""
     weights = {tensor.name: tensor for tensor in graph.initializer}
     chosen = {node.output[0] for node in products}
-    _add(graph, "quantise.zero", np.array(128, np.uint8))
-    _add(graph, "quantise.step", np.array(1 / 127, np.float32))
-    _add(graph, "quantise.axis", np.array([-1], np.int64))
+    add_constant(graph, "quantise.zero", np.array(128, np.uint8))
+    add_constant(graph, "quantise.step", np.array(1 / 127, np.float32))
+    add_constant(graph, "quantise.axis", np.array([-1], np.int64))
     nodes: list[onnx.NodeProto] = []
     rounded: set[str] = set()
     for node in graph.node:
@@ -147,13 +147,13 @@ def _eight_bit_products(graph: onnx.GraphProto, products: Sequence[onnx.NodeProt
             rounded.add(source)
         if node.output[0] in chosen:
             name = node.input[1]
-            _store(graph, name, numpy_helper.to_array(weights[name]), axis=0)
+            store_eight_bit(graph, name, numpy_helper.to_array(weights[name]), axis=0)
             nodes.extend(_product(source, node.output[0], f"{name}.int8", f"{name}.scale.flat", name))
-            _add(graph, f"{name}.scale.flat", _scales(numpy_helper.to_array(weights[name]), 0).ravel())
-            _add(graph, f"{name}.zero", np.zeros(weights[name].dims[1], np.int8))
+            add_constant(graph, f"{name}.scale.flat", eight_bit_scales(numpy_helper.to_array(weights[name]), 0).ravel())
+            add_constant(graph, f"{name}.zero", np.zeros(weights[name].dims[1], np.int8))
         else:
             nodes.append(node)
-    _replace(graph, nodes)
+    replace_nodes(graph, nodes)
 
 
 def _round(source: str) -> list[onnx.NodeProto]:
@@ -173,33 +173,6 @@ def _product(source: str, output: str, matrix: str, scales: str, name: str) -> l
         helper.make_node("MatMulIntegerToFloat", inputs, [f"{output}.shares"], domain="com.microsoft"),
         helper.make_node("Mul", [f"{output}.shares", f"{source}.most"], [output]),
     ]
-
-
-def _scales(values: np.ndarray, axis: int) -> np.ndarray:
-    """The step of symmetric 8-bit rounding along `axis`; never zero."""
-    return np.maximum(np.abs(values).max(axis=axis, keepdims=True) / 127, 1e-12).astype(np.float32)
-
-
-def _store(graph: onnx.GraphProto, name: str, values: np.ndarray, axis: int) -> None:
-    """`name`.int8 and `name`.scale, once."""
-    if any(tensor.name == f"{name}.int8" for tensor in graph.initializer):
-        return
-    scales = _scales(values, axis)
-    _add(graph, f"{name}.int8", np.round(values / scales).astype(np.int8))
-    _add(graph, f"{name}.scale", scales)
-
-
-def _add(graph: onnx.GraphProto, name: str, values: np.ndarray) -> None:
-    graph.initializer.append(numpy_helper.from_array(values, name))
-
-
-def _replace(graph: onnx.GraphProto, nodes: list[onnx.NodeProto]) -> None:
-    for index, node in enumerate(nodes):
-        if not node.name:
-            node.name = f"{node.op_type}_{index}_{node.output[0]}"
-    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(kept)
 
 
 def _blockwise(model: onnx.ModelProto, bits: int, options: WeightOptions) -> onnx.ModelProto:

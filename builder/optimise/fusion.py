@@ -12,18 +12,22 @@ import onnx
 from onnx.helper import get_attribute_value
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
-from builder.engines.onnxruntime import MODEL_FILE, open_session
+from builder.engines.onnxruntime import MODEL_FILE, save_optimised
 from builder.errors import ExportError
 from builder.export.graph import Graph, save_graph
 
 STANDARD_DOMAINS = ("", "ai.onnx", "com.microsoft")
 
 
-def fuse(graph: Graph, folder: Path, threads: int) -> Graph:
-    """Write the fused graph into `folder`. Raises ExportError where it would need an operator no release has."""
+def fuse(graph: Graph, folder: Path, level: str = "O2") -> Graph:
+    """Write the fused graph into `folder`, at a level of Optimum's: O1 basic rewrites, O2 fusions too, O3 an
+    approximate GELU too. Attention is fused at export, at every level.
+
+    Raises ExportError where it would need an operator no release has.
+    """
     with tempfile.TemporaryDirectory(dir=folder) as place:
         written = Path(place) / MODEL_FILE
-        open_session(graph.path, threads, optimised_file=written)
+        save_optimised(graph.path, written, extended=level != "O1", approximate_gelu=level in ("O3", "O4"))
         model = onnx.load(str(written))
     used = {node.domain for node in model.graph.node} | {""}
     foreign = used - set(STANDARD_DOMAINS)
@@ -35,7 +39,7 @@ def fuse(graph: Graph, folder: Path, threads: int) -> Graph:
     _drop_defaults(model)
     model.ir_version = graph.ir_version
     model.producer_version = ""
-    return save_graph(model, folder / "fused" / graph.path.name)
+    return save_graph(model, folder / f"fused-{level}" / graph.path.name)
 
 
 def _drop_defaults(model: onnx.ModelProto) -> None:

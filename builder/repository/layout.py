@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from builder.engines import onnxruntime as engine
+from builder.engines import engine
+from builder.engines.onnxruntime import BACKEND, MODEL_FILE
 from builder.export.graph import Graph
 from builder.runtime.fields import Field
 from builder.spec import BuildSpec, Serving
@@ -162,15 +163,15 @@ def lay_out_generating(
     logits = Field("logits", "TYPE_FP32", (-1, serving["vocabulary"]))
     step = Config(
         name=serving["engine"],
-        backend=engine.BACKEND,
+        backend=BACKEND,
         max_batch_size=0,
         inputs=step_inputs,
         outputs=[logits, *(_present(field) for field in step_inputs if field.name.startswith("past_"))],
         instances=1,
         serving=spec.serving,
         dynamic_batching=False,
-        default_model_filename=engine.MODEL_FILE,
-        parameters=_session_parameters(spec),
+        default_model_filename=MODEL_FILE,
+        parameters=_engine_parameters(spec, graphs[0]),
     )
     weights: dict[str, bytes | Path] = {f"1/{file.name}": file for graph in graphs for file in graph.files}
     return RepositoryEntry(front.name, front, files), RepositoryEntry(step.name, step, weights)
@@ -184,13 +185,8 @@ def _runtime_files(kind: str) -> dict[str, bytes | Path]:
     return {f"1/{target}": RUNTIME / source for target, source in RUNTIME_FILES[kind].items()}
 
 
-def _session_parameters(spec: BuildSpec) -> dict[str, str]:
-    return {
-        "intra_op_thread_count": str(spec.threads_per_instance),
-        "inter_op_thread_count": "1",
-        "session.intra_op.allow_spinning": "1" if spec.serving.spinning else "0",
-        "session.force_spinning_stop": "1",  # the cores are the front's and Triton's between two calls
-    }
+def _engine_parameters(spec: BuildSpec, graph: Graph) -> dict[str, str]:
+    return engine(graph.engine).parameters(graph, spec.threads_per_instance, spec.serving.spinning)
 
 
 def _front_parameters(spec: BuildSpec, serving: Mapping[str, Any]) -> dict[str, str]:
@@ -223,17 +219,17 @@ def _engine_entry(spec: BuildSpec, graph: Graph, rows: Sequence[Mapping[str, Seq
         warm_ups.append(WarmUp(f"text_{index}", 1, inputs))
     config = Config(
         name=f"{spec.entry_name}_model",
-        backend=engine.BACKEND,
+        backend=graph.engine,
         max_batch_size=spec.max_batch_size,
         inputs=[Field(name, "TYPE_INT64", (-1,)) for name in graph.inputs],
         outputs=[Field(n, "TYPE_FP32", dims) for n, dims in zip(graph.outputs, graph.output_dims, strict=True)],
         instances=spec.instances,
         serving=options,
         dynamic_batching=False,  # rows of one call have one length: the front model has batched them already
-        default_model_filename=engine.MODEL_FILE,
+        default_model_filename=graph.path.name,
         rate_limited=True,
         graph_level=options.optimization_level,
-        parameters=_session_parameters(spec),
+        parameters=_engine_parameters(spec, graph),
         warm_ups=warm_ups,
     )
     return RepositoryEntry(config.name, config, files)

@@ -24,9 +24,11 @@ from builder.samples import load_samples, with_mask
 from builder.spec import BuildSpec
 from builder.tasks.base import Answer, Sample, TaskGraph, encoder_task
 from builder.tensors import to_tensors
-from builder.verify.latency import engine_latencies
+from builder.verify.latency import Latencies, engine_latencies
 from builder.verify.parity import graph_error
 from builder.verify.quality import Quality, served_quality
+
+FEWEST = 16  # samples, of which half are fitted to
 
 
 @dataclass(frozen=True)
@@ -40,23 +42,35 @@ class Bench:
     serving: Mapping[str, Any]
     tokenizer: str
     fields: tuple[Sequence[Field], Sequence[Field]]
-    samples: tuple[Sample, ...]
-    expected: tuple[Answer, ...]
-    feeds: tuple[dict[str, np.ndarray], ...]  # the engine's inputs on the samples, call by call, shortest first
+    samples: tuple[Sample, ...]  # to judge on
+    expected: tuple[Answer, ...]  # transformers' answers to them
+    feeds: tuple[dict[str, np.ndarray], ...]  # the engine's inputs on the samples to fit to, call by call
+
+    @property
+    def metric(self) -> str:
+        return self.checkpoint.task.metric
 
     def quality(self, graph: Graph) -> Quality:
         """The emitted code over `graph`, against transformers."""
         task, threads = encoder_task(self.checkpoint.task), self.spec.threads_per_instance
         return served_quality(graph, self.front, task, self.fields, self.samples, self.expected, threads)
 
-    def rung(self, name: str, graph: Graph, quality: Quality) -> Rung:
-        """`graph` as a rung: its size, its latency, its error, and the quality already measured."""
-        spec, checkpoint = self.spec, self.checkpoint
-        limits = (checkpoint.max_length, spec.threads_per_instance)
-        latency = engine_latencies(graph, *limits, spec.serving.spinning)
-        vocabulary = int(checkpoint.config.vocab_size)
-        error = graph_error(graph, self.module, vocabulary, *limits, per_token=encoder_task(checkpoint.task).per_token)
-        return Rung(name, graph.size, latency, error, quality.mean, quality.worst, quality.batch_agreement)
+    def latency(self, graph: Graph) -> Latencies:
+        """`graph` with the threads and the spinning it will be served with."""
+        spec = self.spec
+        return engine_latencies(graph, self.checkpoint.max_length, spec.threads_per_instance, spec.serving.spinning)
+
+    def error(self, graph: Graph) -> float:
+        """The largest relative error of `graph` against PyTorch."""
+        checkpoint, per_token = self.checkpoint, encoder_task(self.checkpoint.task).per_token
+        vocabulary, threads = int(checkpoint.config.vocab_size), self.spec.threads_per_instance
+        return graph_error(graph, self.module, vocabulary, checkpoint.max_length, threads, per_token)
+
+    def rung(self, name: str, graph: Graph) -> tuple[Rung, Quality]:
+        """`graph` measured in every way."""
+        quality = self.quality(graph)
+        found = (quality.mean, quality.worst, quality.batch_agreement)
+        return Rung(name, graph.size, self.latency(graph), self.error(graph), *found), quality
 
     def warm_up_rows(self) -> list[dict[str, list[int]]]:
         """The tokens of a short and of a long text of the samples, without padding."""
@@ -93,9 +107,20 @@ def make_bench(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, graph
         raise CheckpointError(
             f"none of the default samples fits {checkpoint.max_length} tokens; give your own with --samples"
         )
-    feeds = _engine_feeds(front, fields, samples)
-    expected = tuple(task.reference(checkpoint, spec, sample) for sample in samples)
-    return Bench(spec, checkpoint, module, front, serving, tokenizer, fields, samples, expected, feeds)
+    fitted, judged = _split(samples) if spec.fits else (samples, samples)
+    feeds = _engine_feeds(front, fields, fitted)
+    expected = tuple(task.reference(checkpoint, spec, sample) for sample in judged)
+    return Bench(spec, checkpoint, module, front, serving, tokenizer, fields, judged, expected, feeds)
+
+
+def _split(samples: tuple[Sample, ...]) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
+    """Samples to fit to and samples to judge on: what was fitted to a sample says little about others."""
+    if len(samples) < FEWEST:
+        raise SpecError(
+            f"calibration and pruning fit to half of the samples and are judged on the others: {len(samples)} are too "
+            f"few, {FEWEST} the least. Give more with --samples"
+        )
+    return samples[::2], samples[1::2]
 
 
 def _engine_feeds(

@@ -26,7 +26,7 @@ class Limits:
     perplexity: float
 
     def keeps(self, rung: Rung, base: Rung) -> bool:
-        return rung.quality >= self.quality and _growth(rung, base) <= self.perplexity
+        return (rung.quality or 0.0) >= self.quality and _growth(rung, base) <= self.perplexity
 
     def refuse(self, rung: Rung, base: Rung, metric: str) -> None:
         """Raises VerificationError for a rung that loses too much."""

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from builder.engines.onnxruntime import infer_with, open_session
+from builder.engines import infer_with
 from builder.export.encoder import TOKENIZER_INPUTS
 from builder.export.graph import Graph
 from builder.tasks.base import TaskGraph
@@ -33,8 +33,8 @@ def pytorch_latencies(module: TaskGraph, max_length: int, threads: int) -> Laten
 
 
 def engine_latencies(graph: Graph, max_length: int, threads: int, spinning: bool) -> Latencies:
-    """The graph in ONNX Runtime, with the threads and spinning it will be served with."""
-    return _grid(graph.inputs, max_length, infer_with(open_session(graph.path, threads, spinning)))
+    """The graph in its engine, with the threads and spinning it will be served with."""
+    return _grid(graph.inputs, max_length, infer_with(graph, threads, spinning))
 
 
 def _grid(names: tuple[str, ...], max_length: int, run: Callable[[dict[str, np.ndarray]], object]) -> Latencies:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from builder.engines.onnxruntime import infer_with, open_session
+from builder.engines import infer_with
 from builder.errors import VerificationError
 from builder.export.encoder import TOKENIZER_INPUTS
 from builder.export.graph import Graph
@@ -25,7 +25,7 @@ def graph_error(
 
     Rows of a batch are padded on the right; only positions of tokens count. Raises VerificationError for NaN.
     """
-    infer = infer_with(open_session(graph.path, threads))
+    infer = infer_with(graph, threads)
     generator = np.random.default_rng(0)
     longest = min(max_length, LONGEST)
     mixed = [min(length, longest) for length in (3, 17, 64, longest)]

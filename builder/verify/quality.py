@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from builder.engines.onnxruntime import infer_with, open_session
+from builder.engines import infer_with
 from builder.errors import VerificationError
 from builder.export.graph import Graph
 from builder.runtime.fields import Field
@@ -44,7 +44,7 @@ def served_quality(
     threads: int,
 ) -> Quality:
     """Answer `samples` one by one, all at once and all at once in reverse, and compare with `expected`."""
-    pipeline = Pipeline(front, infer_with(open_session(graph.path, threads)))
+    pipeline = Pipeline(front, infer_with(graph, threads))
     requests = [to_tensors(sample, fields[0]) for sample in samples]
     alone = [_answers(pipeline, [request], fields[1])[0] for request in requests]
     before = (pipeline.counts.tokens, pipeline.counts.padded_tokens)

@@ -312,7 +312,7 @@ def _in_process(repository: Path, texts: Sequence[str], threads: int, seconds: f
 
 
 def _cpu() -> str:
-    from builder.report import cpu
+    from builder.engines.cpu import cpu
 
     return str(cpu()["model"])
 

@@ -27,7 +27,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from builder.checkpoint import quiet_libraries
-from builder.report import cpu
+from builder.engines.cpu import cpu
 from builder.samples import TEXTS
 from builder.serve.triton import running
 from builder.spec import available_cores, make_spec

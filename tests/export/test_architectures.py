@@ -21,7 +21,7 @@ def test_fused_and_equal_to_pytorch(model_type: str, tmp_path: Path) -> None:
     spec = make_spec(model=str(folder), name="model")
     checkpoint = resolve(spec)
     exported = export(checkpoint, spec, tmp_path)
-    fused = fuse(exported.graph, tmp_path, threads=1)
+    fused = fuse(exported.graph, tmp_path)
     assert checkpoint.task.name == "fill-mask"
     assert exported.attentions == fused.operators["MultiHeadAttention"] == ARCHITECTURES[model_type].fused
     assert (exported.warning is None) == (exported.attentions == exported.layers)

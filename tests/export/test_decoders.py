@@ -37,7 +37,7 @@ def exported(model_type: str, folder: Path, **options: object) -> tuple[Graph, l
     """The fused graph, what it says after the prompts in 4 slots, and what transformers says."""
     model = make_decoder(model_type, **options)
     result = export_decoder(model, folder, 128)
-    graph = fuse(result.graph, folder, threads=1)
+    graph = fuse(result.graph, folder)
     executor = InProcess(graph.path, geometry_of(result.caches, 4, 128, VOCABULARY), {"threads": 1})
     actual = generate(executor, prompts(), NEW_TOKENS)
     return graph, actual, [greedy_tokens(model, prompt, NEW_TOKENS) for prompt in prompts()]
@@ -147,7 +147,7 @@ def test_beams_of_a_decoder_are_transformers(model_type: str, tmp_path: Path) ->
     """Searches of unequal prompts, beside a greedy row, in one batch."""
     model = make_decoder(model_type)
     result = export_decoder(model, tmp_path, 128)
-    graph = fuse(result.graph, tmp_path, threads=1)
+    graph = fuse(result.graph, tmp_path)
     executor = InProcess(graph.path, geometry_of(result.caches, 12, 128, VOCABULARY), {"threads": 1})
     kinds: list[dict[str, Any]] = [
         {"num_beams": 3},

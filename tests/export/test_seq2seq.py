@@ -43,7 +43,7 @@ def sources() -> list[tuple[int, ...]]:
 
 def graphs_of(model: PreTrainedModel, folder: Path, beams: int = BEAMS) -> Graphs:
     exported = export_seq2seq(model, folder, beams)
-    parts = fuse(exported.encoder, folder, threads=1), fuse(exported.decoder, folder, threads=1)
+    parts = fuse(exported.encoder, folder), fuse(exported.decoder, folder)
     return Graphs(*parts, exported.caches, exported.cross, beams, VOCABULARY)
 
 

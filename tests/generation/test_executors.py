@@ -20,7 +20,7 @@ from tests.export.test_decoders import prompts
 @pytest.mark.parametrize("model_type", ["llama", "bloom", "gemma2"])
 def test_both_say_the_same(model_type: str, tmp_path: Path) -> None:
     exported = export_decoder(make_decoder(model_type), tmp_path, 128)
-    graph = fuse(exported.graph, tmp_path, threads=1)
+    graph = fuse(exported.graph, tmp_path)
     geometry = geometry_of(exported.caches, 4, 128, VOCABULARY)
     executors: list[Executor] = [
         InProcess(graph.path, geometry, {"threads": 1}),

@@ -32,7 +32,7 @@ PRECISIONS = ("int8", "int8-weights", "int4-weights")
 def fused(model_type: str, folder: Path, **options: Any) -> tuple[Graph, tuple[CacheShape, ...], Reference]:
     model = make_decoder(model_type, **options)
     exported = export_decoder(model, folder, 128)
-    return fuse(exported.graph, folder, threads=1), exported.caches, make_reference(model, prompts())
+    return fuse(exported.graph, folder), exported.caches, make_reference(model, prompts())
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -146,7 +146,7 @@ def test_options_of_the_other_family_are_refused(tmp_path: Path) -> None:
 
 def test_a_product_left_in_real_numbers_fails_the_build(tmp_path: Path) -> None:
     """ONNX Runtime's optimiser may fold a scale into a product, and call it FusedMatMul: the quantiser sees MatMul."""
-    graph = fuse(export_decoder(make_decoder("llama"), tmp_path, 64).graph, tmp_path, threads=1)
+    graph = fuse(export_decoder(make_decoder("llama"), tmp_path, 64).graph, tmp_path)
     model = onnx.load(str(graph.path))
     hidden = next(node for node in model.graph.node if node.op_type == "MatMul")
     hidden.op_type, hidden.domain = "FusedMatMul", "com.microsoft"

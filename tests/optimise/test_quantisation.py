@@ -14,7 +14,7 @@ from builder.errors import VerificationError
 from builder.export.encoder import Export, export
 from builder.export.graph import Graph
 from builder.optimise.fusion import fuse
-from builder.optimise.quantisation import quantise, sensitivity
+from builder.optimise.quantisation import candidates, quantise, sensitivity
 from builder.spec import make_spec
 from builder.stages import build
 from tests.models import minilm
@@ -25,7 +25,7 @@ def fused(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     folder = tmp_path_factory.mktemp("fused")
     spec = make_spec(model=str(minilm()))
     exported: Export = export(resolve(spec), spec, folder)
-    return fuse(exported.graph, folder, 1)
+    return fuse(exported.graph, folder)
 
 
 @pytest.fixture
@@ -34,10 +34,8 @@ def feeds() -> list[dict[str, np.ndarray]]:
     return [{"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}]
 
 
-def test_all_products_and_the_word_table_become_int8(
-    fused: Graph, feeds: list[dict[str, np.ndarray]], tmp_path: Path
-) -> None:
-    result = quantise(fused, tmp_path, lambda graph: 1.0, 0.99, feeds)
+def test_all_products_and_the_word_table_become_int8(fused: Graph, tmp_path: Path) -> None:
+    result = quantise(fused, tmp_path / "int8" / "model.onnx")
     assert (result.matmuls, result.embeddings, result.left_alone) == (36, 1, ())
     assert result.graph.operators["MatMulInteger"] == 36
     assert result.graph.operators["MatMul"] == 0
@@ -48,42 +46,26 @@ def test_all_products_and_the_word_table_become_int8(
     assert len(scales) == 36, "one scale for each output channel"
 
 
-def test_the_most_sensitive_layers_are_left_alone_until_quality_is_reached(
+def test_sensitive_layers_come_first_and_are_left_alone(
     fused: Graph, feeds: list[dict[str, np.ndarray]], tmp_path: Path
 ) -> None:
-    tried: list[int] = []
-
-    def quality(graph: Graph) -> float:
-        tried.append(36 - graph.operators["MatMulInteger"])
-        return 0.9 + 0.03 * len(tried)
-
-    result = quantise(fused, tmp_path, quality, 0.985, feeds)
-    assert len(result.left_alone) == 2
-    assert len(tried) == 3
-    model = onnx.load(str(fused.path))
-    candidates = {n.name: n.op_type for n in model.graph.node if n.op_type == "MatMul"}
-    ranked = sensitivity(fused, candidates, feeds)
-    assert set(ranked) == set(candidates)
-    left = [name for name in result.left_alone if name in candidates]
-    assert left == [name for name in ranked if name in left], "worst first"
-
-
-def test_a_quality_out_of_reach_names_the_number(
-    fused: Graph, feeds: list[dict[str, np.ndarray]], tmp_path: Path
-) -> None:
-    with pytest.raises(VerificationError, match=r"reaches a quality of 0\.9000 .* 0\.9900 is asked"):
-        quantise(fused, tmp_path, lambda graph: 0.9, 0.99, feeds)
+    found = candidates(fused)
+    ranked = sensitivity(fused, found, feeds)
+    assert set(ranked) == set(found)
+    result = quantise(fused, tmp_path / "int8" / "model.onnx", ranked[:2])
+    assert result.graph.operators["MatMulInteger"] == 36 - sum(found[name] == "MatMul" for name in ranked[:2])
+    assert result.left_alone == tuple(ranked[:2])
 
 
 def test_a_quantiser_that_quantised_nothing_is_an_error(
-    fused: Graph, feeds: list[dict[str, np.ndarray]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    fused: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def nothing(source: str, target: str, **options: object) -> None:
         Path(target).write_bytes(Path(source).read_bytes())
 
     monkeypatch.setattr("builder.optimise.quantisation.quantize_dynamic", nothing)
     with pytest.raises(VerificationError, match="of 36 matrix products 0 were quantised"):
-        quantise(fused, tmp_path, lambda graph: 1.0, 0.99, feeds)
+        quantise(fused, tmp_path / "int8" / "model.onnx")
 
 
 def test_a_build_below_its_quality_publishes_nothing(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

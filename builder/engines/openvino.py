@@ -1,0 +1,68 @@
+"""OpenVINO as an engine: its intermediate representation, its sessions, its parameters in Triton.
+
+It takes standard ONNX operators only and fuses attention itself. On a CPU with AVX512_BF16 or AMX it can multiply in
+bfloat16, and does so by default: what is to be exact must say so. Knows files and threads; knows nothing about
+checkpoints or tasks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openvino
+
+from builder.engines import Infer
+
+if TYPE_CHECKING:
+    from builder.export.graph import Graph
+
+BACKEND = "openvino"
+MODEL_FILE = "model.xml"
+ARITHMETIC = {"fp32": "f32", "bf16": "bf16"}
+HINT_BF16 = {"fp32": "NO", "bf16": "YES"}  # the name and values of Triton's backend
+
+
+def convert(graph: Graph, path: Path, arithmetic: str, half_weights: bool) -> Graph:
+    """Write an ONNX graph as model.xml and model.bin; with `half_weights`, real constants are stored as fp16."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    openvino.save_model(openvino.Core().read_model(str(graph.path)), str(path), compress_to_fp16=half_weights)
+    size = sum(file.stat().st_size for file in path.parent.glob(f"{path.stem}.*"))
+    return replace(graph, path=path, engine=BACKEND, arithmetic=arithmetic, size=size)
+
+
+def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
+    """Open `graph`, an .xml of `convert`. OpenVINO's threads do not spin: `spinning` has no effect."""
+    request = compiled(graph.path, threads, graph.arithmetic).create_infer_request()
+    outputs = list(graph.outputs)
+
+    def run(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        request.infer(feeds, share_inputs=True)
+        return {name: request.get_tensor(name).data.copy() for name in outputs}
+
+    return run
+
+
+def compiled(path: Path, threads: int, arithmetic: str) -> Any:
+    """The model on the CPU, one stream of `threads` threads, products in `arithmetic`."""
+    settings = {
+        "INFERENCE_NUM_THREADS": threads,
+        "NUM_STREAMS": 1,
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": ARITHMETIC[arithmetic],
+    }
+    core = openvino.Core()
+    return core.compile_model(core.read_model(str(path)), "CPU", settings)
+
+
+def parameters(graph: Graph, threads: int, spinning: bool) -> dict[str, str]:
+    """What Triton's OpenVINO backend reads. Its batch axis stays as it is in the graph: of any size."""
+    return {
+        "INFERENCE_NUM_THREADS": str(threads),
+        "NUM_STREAMS": "1",
+        "PERFORMANCE_HINT": "LATENCY",
+        "HINT_BF16": HINT_BF16[graph.arithmetic],
+        "SKIP_OV_DYNAMIC_BATCHSIZE": "YES",
+    }

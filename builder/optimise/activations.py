@@ -1,0 +1,32 @@
+"""What flows through a graph on real inputs: for calibration, for sensitivity, for reconstruction.
+
+Knows graphs; knows nothing about models.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+from builder.engines.onnxruntime import MODEL_FILE, open_session
+from builder.export.graph import save_graph
+
+Feeds = Mapping[str, np.ndarray]
+
+
+def watch(model: onnx.ModelProto, names: Sequence[str], feeds: Sequence[Feeds]) -> Iterator[dict[str, np.ndarray]]:
+    """The tensors `names` of `model`, one mapping for each of `feeds`, as ONNX Runtime computes them, and no others."""
+    watched = onnx.ModelProto.FromString(model.SerializeToString())
+    del watched.graph.output[:]
+    watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in sorted({*names}))
+    with tempfile.TemporaryDirectory() as place:
+        session = open_session(save_graph(watched, Path(place) / MODEL_FILE).path, threads=0)
+    wanted = list(dict.fromkeys(names))
+    inputs = {value.name for value in session.get_inputs()}
+    for feed in feeds:
+        values = session.run(wanted, {name: np.asarray(feed[name]) for name in inputs})
+        yield dict(zip(wanted, values, strict=True))

@@ -1,0 +1,58 @@
+"""What the rewrites of a graph share: its constant products, new constants, 8-bit rounding, nodes put in place.
+
+Knows ONNX graphs; knows nothing about quality or engines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+
+def constant_products(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+    """MatMul nodes with a constant matrix, in the order in which they run."""
+    ranks = {tensor.name: len(tensor.dims) for tensor in graph.initializer}
+    return [node for node in graph.node if node.op_type == "MatMul" and ranks.get(node.input[1]) == 2]
+
+
+def add_constant(graph: onnx.GraphProto, name: str, values: np.ndarray) -> None:
+    graph.initializer.append(numpy_helper.from_array(values, name))
+
+
+def replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
+    """Make `nodes` the nodes of `graph`, each with a name."""
+    for index, node in enumerate(nodes):
+        if not node.name:
+            node.name = f"{node.op_type}_{index}_{node.output[0]}"
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    del graph.node[:]
+    graph.node.extend(kept)
+
+
+def eight_bit_scales(values: np.ndarray, axis: int) -> np.ndarray:
+    """The step of symmetric 8-bit rounding along `axis`; never zero."""
+    return np.maximum(np.abs(values).max(axis=axis, keepdims=True) / 127, 1e-12).astype(np.float32)
+
+
+def store_eight_bit(graph: onnx.GraphProto, name: str, values: np.ndarray, axis: int) -> None:
+    """`name`.int8 and `name`.scale, once."""
+    if any(tensor.name == f"{name}.int8" for tensor in graph.initializer):
+        return
+    scales = eight_bit_scales(values, axis)
+    add_constant(graph, f"{name}.int8", np.round(values / scales).astype(np.int8))
+    add_constant(graph, f"{name}.scale", scales)
+
+
+def eight_bit_lookup(graph: onnx.GraphProto, node: onnx.NodeProto, table: np.ndarray) -> list[onnx.NodeProto]:
+    """Nodes for Gather(table, rows) from bytes with a scale a row."""
+    (name, rows), output = node.input, node.output[0]
+    store_eight_bit(graph, name, table, axis=1)
+    return [
+        helper.make_node("Gather", [f"{name}.int8", rows], [f"{output}.int8"]),
+        helper.make_node("Cast", [f"{output}.int8"], [f"{output}.cast"], to=onnx.TensorProto.FLOAT),
+        helper.make_node("Gather", [f"{name}.scale", rows], [f"{output}.scale"]),
+        helper.make_node("Mul", [f"{output}.cast", f"{output}.scale"], [output]),
+    ]

@@ -1,0 +1,118 @@
+"""Static int8: the range of each activation is measured on samples, once, and written into the graph (QDQ form).
+
+At run time nothing has to look for the largest value, and an answer does not depend on the rows beside it. Products
+with constant matrices are quantised, inputs per tensor and weights per output channel; attention, normalisation and
+what is left alone stay real. ONNX Runtime's own calibrators and its quantiser do the work. Both engines read the
+result. Knows graphs; knows nothing about quality.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import numpy_helper
+from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType, quantize_static
+
+from builder.engines.onnxruntime import MODEL_FILE
+from builder.errors import VerificationError
+from builder.export.cleanup import drop_unused
+from builder.export.graph import EXTERNAL_FROM, Graph, save_graph
+from builder.optimise.activations import Feeds
+from builder.optimise.graphs import eight_bit_lookup, replace_nodes
+from builder.optimise.quantisation import LOOKUP, Quantised, candidates
+from builder.optimise.smoothing import smooth
+from builder.spec import Calibration
+
+METHODS = {
+    "min-max": CalibrationMethod.MinMax,
+    "entropy": CalibrationMethod.Entropy,
+    "percentile": CalibrationMethod.Percentile,
+}
+
+
+def quantise_statically(
+    graph: Graph, path: Path, calibration: Calibration, feeds: Sequence[Feeds], left_alone: Collection[str] = ()
+) -> Quantised:
+    """Write `graph` in int8 to `path`, all products and large lookups but those named in `left_alone`.
+
+    Raises VerificationError where a product was missed.
+    """
+    model = onnx.load(str(graph.path))
+    found = candidates(graph)
+    chosen = [name for name, kind in found.items() if kind != LOOKUP and name not in left_alone]
+    if calibration.smooth:
+        smooth(model, calibration.smooth, feeds, left_alone)
+    lookups = _eight_bit_lookups(model.graph, {n for n, k in found.items() if k == LOOKUP and n not in left_alone})
+    drop_unused(model.graph)
+    with tempfile.TemporaryDirectory() as place:
+        prepared = Path(place) / "prepared" / MODEL_FILE
+        save_graph(model, prepared)
+        written = Path(place) / MODEL_FILE
+        quantize_static(
+            str(prepared),
+            str(written),
+            _Reader(graph, feeds),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=["MatMul"],
+            nodes_to_quantize=chosen,
+            per_channel=calibration.per_channel,
+            activation_type=QuantType.QInt8 if calibration.symmetric else QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            calibrate_method=METHODS[calibration.method],
+            use_external_data_format=graph.size >= EXTERNAL_FROM,
+            extra_options={
+                "DefaultTensorType": onnx.TensorProto.FLOAT,
+                "ActivationSymmetric": calibration.symmetric,
+                "OpTypesToExcludeOutputQuantization": ["MatMul"],
+                "CalibStridedMinMax": 1,  # of every method, in spite of its name
+            },
+        )
+        result = onnx.load(str(written))
+    result.ir_version = graph.ir_version
+    done = _quantised_products(result.graph)
+    if not chosen or done != len(chosen):
+        raise VerificationError(
+            f"of {len(chosen)} matrix products {done} were quantised; nothing was published. Use --precision fp32 for "
+            "this checkpoint"
+        )
+    return Quantised(save_graph(result, path), done, lookups, tuple(left_alone))
+
+
+def _eight_bit_lookups(graph: onnx.GraphProto, chosen: Collection[str]) -> int:
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    nodes = []
+    for node in graph.node:
+        if node.name in chosen:
+            nodes.extend(eight_bit_lookup(graph, node, numpy_helper.to_array(weights[node.input[0]])))
+        else:
+            nodes.append(node)
+    replace_nodes(graph, nodes)
+    return len(chosen)
+
+
+def _quantised_products(graph: onnx.GraphProto) -> int:
+    """Products whose two inputs both come out of DequantizeLinear."""
+    real = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+    return sum(node.op_type == "MatMul" and set(node.input) <= real for node in graph.node)
+
+
+class _Reader(CalibrationDataReader):  # type: ignore[misc]  # the quantiser's own interface
+    """Hands out one call at a time: the calibrators do not merge calls of unequal lengths."""
+
+    def __init__(self, graph: Graph, feeds: Sequence[Feeds]) -> None:
+        self.feeds = [{name: np.asarray(feed[name]) for name in graph.inputs} for feed in feeds]
+        self.pending: Iterator[dict[str, Any]] = iter(())
+
+    def __len__(self) -> int:
+        return len(self.feeds)
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        self.pending = iter(self.feeds[start_index:end_index])
+
+    def get_next(self) -> dict[str, Any] | None:
+        return next(self.pending, None)

@@ -1,0 +1,165 @@
+"""Which variant of an encoder is served: the fastest that keeps the quality asked for.
+
+Every variant is made and timed, then judged from the fastest on; the first that keeps the quality is chosen. One that
+does not may leave its most sensitive layers in fp32 and queue again, at the speed it then has. What was measured is
+remembered, for the next search over the same checkpoint on the same machine. Knows times and qualities; knows
+nothing about graphs.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from builder.errors import VerificationError
+from builder.families import Stage
+from builder.optimise.quantisation import Quantised
+from builder.optimise.variants import Variant, Workshop
+from builder.report import Rung
+from builder.verify.bench import Bench
+from builder.verify.latency import Latencies
+from builder.verify.memory import Memory
+from builder.verify.quality import Quality
+
+
+@dataclass(frozen=True)
+class Found:
+    """The variant that is served, all rungs that were measured, and in words why this one."""
+
+    variant: Variant
+    made: Quantised
+    quality: Quality
+    chosen: Rung
+    rungs: tuple[Rung, ...]
+    choice: str | None
+
+
+@dataclass(order=True)
+class _Tried:
+    """A variant with some layers left alone. The fastest comes first."""
+
+    speed: float
+    order: int
+    variant: Variant
+    left_alone: int
+    rung: Rung
+
+
+class Search:
+    """One search. `base`: PyTorch, which speeds are relative to; `prefix`: what the names of rungs begin with."""
+
+    def __init__(
+        self, bench: Bench, workshop: Workshop, base: Rung, threshold: float, memory: Memory, stage: Stage, prefix: str
+    ) -> None:
+        self.bench = bench
+        self.workshop = workshop
+        self.base = base
+        self.threshold = threshold
+        self.memory = memory
+        self.stage = stage
+        self.prefix = prefix
+        self.made: dict[tuple[Variant, int], Quantised] = {}
+        self.sensitive: dict[Variant, list[str]] = {}
+
+    def run(self, variants: Sequence[Variant]) -> Found:
+        """Find the fastest of `variants`. Raises VerificationError with the best quality where none keeps it."""
+        queue: list[_Tried] = []
+        judged: list[Rung] = []
+        begun = time.perf_counter()
+        for number, variant in enumerate(variants, 1):
+            left_s = (time.perf_counter() - begun) / max(number - 1, 1) * (len(variants) - number + 1)
+            progress = f", {number} of {len(variants)}" + (f", about {left_s:.0f} s left" if number > 1 else "")
+            with self.stage(f"{self.prefix}{variant.name}" + progress * (len(variants) > 1)):
+                heapq.heappush(queue, self._time(variant, 0, number))
+        while queue:
+            tried = heapq.heappop(queue)
+            with self.stage(f"judge {tried.rung.name}"):
+                rung, quality = self._judge(tried)
+            judged.append(rung)
+            if quality is not None and (rung.quality or 0.0) >= self.threshold:
+                rest = sorted(queue)
+                rungs = tuple(sorted([*judged, *(t.rung for t in rest)], key=self._slowness, reverse=True))
+                choice = self._explain(rung, judged[:-1], [t.rung for t in rest]) if len(rungs) > 1 else None
+                return Found(tried.variant, self._graph(tried.variant, tried.left_alone), quality, rung, rungs, choice)
+            more = self._leave_more(tried)
+            if more is not None:
+                heapq.heappush(queue, more)
+        best = max(judged, key=lambda rung: rung.quality or 0.0)
+        raise VerificationError(
+            f"{best.name} reaches a {self.bench.metric} of {best.quality:.4f} on the samples, the best of "
+            f"{len(judged)} tried, layers left in fp32 included; {self.threshold:.4f} is asked. Nothing was published: "
+            "use --precision fp32" + ", a smaller --prune" * (self.workshop.spec.prune is not None) + ", or accept "
+            "less with --quality"
+        )
+
+    def _graph(self, variant: Variant, left_alone: int) -> Quantised:
+        key = (variant, left_alone)
+        if key not in self.made:
+            names = self._sensitive(variant)[:left_alone] if left_alone else []
+            self.made[key] = self.workshop.make(variant, names)
+        return self.made[key]
+
+    def _sensitive(self, variant: Variant) -> list[str]:
+        if variant not in self.sensitive:
+            self.sensitive[variant] = self.workshop.sensitive(variant)
+        return self.sensitive[variant]
+
+    def _time(self, variant: Variant, left_alone: int, order: int) -> _Tried:
+        """A rung with its size and latency, remembered or measured."""
+        name = f"{self.prefix}{variant.name}" + (f", {left_alone} layers fp32" if left_alone else "")
+        rung = self.memory.recall(name)
+        if rung is None:
+            graph = self._graph(variant, left_alone).graph
+            rung = Rung(name, graph.size, self.bench.latency(graph))
+            self.memory.remember(rung)
+        return _Tried(self._slowness(rung), order, variant, left_alone, rung)
+
+    def _judge(self, tried: _Tried) -> tuple[Rung, Quality | None]:
+        """The rung with its quality. One remembered as too bad is not made again; one that is served always is."""
+        if tried.rung.quality is not None and tried.rung.quality < self.threshold:
+            return tried.rung, None
+        graph = self._graph(tried.variant, tried.left_alone).graph
+        quality = self.bench.quality(graph)
+        rung = replace(
+            tried.rung,
+            error=self.bench.error(graph),
+            quality=quality.mean,
+            worst=quality.worst,
+            batch_agreement=quality.batch_agreement,
+        )
+        self.memory.remember(rung)
+        return rung, quality
+
+    def _leave_more(self, tried: _Tried) -> _Tried | None:
+        """The same with twice as many layers left in fp32, at most half of them."""
+        sensitive = self._sensitive(tried.variant)
+        left_alone = max(1, 2 * tried.left_alone)
+        if left_alone > len(sensitive) // 2:
+            return None
+        with self.stage(f"{tried.rung.name.split(',')[0]}, {left_alone} of {len(sensitive)} layers left in fp32"):
+            return self._time(tried.variant, left_alone, tried.order)
+
+    def _slowness(self, rung: Rung) -> float:
+        return 1 / speed_up(rung.latency_ms, self.base.latency_ms)
+
+    def _explain(self, chosen: Rung, missed: Sequence[Rung], slower: Sequence[Rung]) -> str:
+        def times(rung: Rung) -> str:
+            return f"{speed_up(rung.latency_ms, self.base.latency_ms):.1f}x"
+
+        words = (
+            f"chose {chosen.name}: {times(chosen)} PyTorch's speed over the shapes measured, with a "
+            f"{self.bench.metric} of {chosen.quality:.4f} where {self.threshold:.4f} is asked"
+        )
+        if missed:
+            words += "; missed it: " + ", ".join(f"{r.name} ({times(r)}, {r.quality:.4f})" for r in missed)
+        if slower:
+            words += "; slower: " + ", ".join(f"{rung.name} ({times(rung)})" for rung in slower)
+        return words
+
+
+def speed_up(latency: Latencies, base: Latencies) -> float:
+    """The geometric mean over the shapes of how many times `latency` is faster than `base`."""
+    return math.exp(sum(math.log(base[cell] / latency[cell]) for cell in base) / len(base))
