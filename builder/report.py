@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
+from builder.errors import RepositoryError
 from builder.repository.layout import RepositoryEntry
-from builder.verify.latency import Latencies
+from builder.verify.latency import Latencies, speed_up
 
 PACKAGES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "openvino", "optimum", "numpy")
 
@@ -30,6 +33,7 @@ class Rung:
     perplexity: float | None = None  # on the samples, of a model that generates
     tokens: float | None = None  # share of PyTorch's tokens that are the most probable here too, of a model that reads
     answers: float | None = None  # and share of its answers that are the same token for token
+    scores: dict[str, float] = field(default_factory=dict)  # the task's own measures by the samples' labels, 0 to 1
 
 
 @dataclass(frozen=True)
@@ -54,42 +58,61 @@ class BuildReport:
     files: dict[str, dict[str, str]]
     memory: dict[str, int] | None = None  # bytes, of a model that keeps a cache
     choice: str | None = None  # what a search chose, and why
+    gate: str | None = None  # what the threshold is of, where it is not of `metric`
     chosen: str | None = None  # the rung that is served
     engine: str = "onnxruntime"
     removed: dict[str, dict[str, int]] = field(default_factory=dict)  # heads and neurons taken out, and why
-    tuned_for: tuple[str, ...] = ()  # instruction sets of this CPU that the choice of the graph rests on
+    tuned_for: tuple[str, ...] = ()  # instruction sets of this CPU, of which the graph wants one
 
     def document(self) -> dict[str, Any]:
         """As JSON. The folder it was published into is not in it: a repository may be moved."""
         return asdict(self)
 
     def table(self) -> Table:
-        """The ladder: each rung's size, latency (batch x length, speed-up over PyTorch), error and quality."""
+        """The ladder, a rung a row: size, speed over PyTorch, two latencies, quality; the one that is served marked."""
         base = self.ladder[0]
+        cells = list(dict.fromkeys([next(iter(base.latency_ms)), list(base.latency_ms)[-1]]))
+        columns: dict[str, list[str]] = {
+            "MB": [f"{rung.size / 1e6:.1f}" for rung in self.ladder],
+            "speed": [f"{speed_up(rung.latency_ms, base.latency_ms):.1f}x" for rung in self.ladder],
+            **{f"{cell}, ms": [f"{rung.latency_ms[cell]:.2f}" for rung in self.ladder] for cell in cells},
+            "error": [_number(rung.error, ".0e") for rung in self.ladder],
+            self.metric: [_number(rung.quality, ".4f") for rung in self.ladder],
+            "worst": [_number(rung.worst, ".4f") for rung in self.ladder],
+            "batched": [_number(rung.batch_agreement, ".4f") for rung in self.ladder],
+            "perplexity": [_number(rung.perplexity, ".4f") for rung in self.ladder],
+            "next token": [_number(rung.tokens, ".4f") for rung in self.ladder],
+            "same answer": [_number(rung.answers, ".4f") for rung in self.ladder],
+        }
+        for name in base.scores:
+            columns[name] = [_number(rung.scores.get(name), ".4f") for rung in self.ladder]
+        shown = {title: values for title, values in columns.items() if set(values[1:]) != {"-"}}
         table = Table(title=f"{self.name}: {self.task}, {self.samples} samples", title_justify="left")
-        table.add_column("")
-        for rung in self.ladder:
-            table.add_column(rung.name, justify="right")
-        table.add_row("size, MB", *(f"{rung.size / 1e6:.1f}" for rung in self.ladder))
-        for cell in base.latency_ms:
-            times = [(rung.latency_ms[cell], base.latency_ms[cell] / rung.latency_ms[cell]) for rung in self.ladder]
-            table.add_row(f"{cell}, ms", *(f"{ms:.2f} ({ratio:.1f}x)" for ms, ratio in times))
-        for title, values, form in (
-            ("largest error of the graph", [rung.error for rung in self.ladder], ".1e"),
-            (f"{self.metric}, mean", [rung.quality for rung in self.ladder], ".4f"),
-            (f"{self.metric}, worst", [rung.worst for rung in self.ladder], ".4f"),
-            ("same alone and batched", [rung.batch_agreement for rung in self.ladder], ".4f"),
-        ):
-            table.add_row(title, "reference", *("-" if value is None else f"{value:{form}}" for value in values[1:]))
-        if base.perplexity is not None:
-            table.add_row("perplexity", *(f"{rung.perplexity:.4f}" for rung in self.ladder))
-        for title, values in (
-            ("next-token agreement", [rung.tokens for rung in self.ladder]),
-            ("same answer", [rung.answers for rung in self.ladder]),
-        ):
-            if any(value is not None for value in values):
-                table.add_row(title, *("reference" if value is None else f"{value:.4f}" for value in values))
+        table.add_column("", no_wrap=True)
+        for title in shown:
+            table.add_column(title, justify="right")
+        for rung, *values in zip(self.ladder, *shown.values(), strict=True):
+            style = "bold" if rung.name == self.chosen else None
+            table.add_row(rung.name, *values, style=style)
         return table
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else f"{value:{form}}"
+
+
+def read_report(repository: Path, name: str) -> BuildReport:
+    """The report of a model that was published. Raises RepositoryError."""
+    path = repository / name / "build.json"
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        rungs = tuple(Rung(**rung) for rung in document["ladder"])
+        return BuildReport(**{**document, "ladder": rungs, "warnings": tuple(document["warnings"])})
+    except FileNotFoundError:
+        known = ", ".join(sorted(p.parent.name for p in repository.glob("*/build.json"))) or "no model"
+        raise RepositoryError(f"{repository} has no build.json of {name}; it has {known} (--repository)") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise RepositoryError(f"{path} is not a report of this version ({error}); build the model again") from error
 
 
 def versions() -> dict[str, str]:

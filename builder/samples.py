@@ -86,15 +86,18 @@ def with_mask(sample: Mapping[str, Any], mask: str) -> dict[str, Any]:
     return {key: value.replace("{mask}", mask) if isinstance(value, str) else value for key, value in sample.items()}
 
 
-def load_samples(path: Path, fields: Sequence[Field]) -> tuple[dict[str, Any], ...]:
-    """Read JSON lines, one sample a line, its keys the task's inputs. Raises SpecError with the line's number."""
+def load_samples(path: Path, fields: Sequence[Field], labels: Sequence[str] = ()) -> tuple[dict[str, Any], ...]:
+    """Read JSON lines, one sample a line, its keys the task's inputs and, in all or in none, its `labels`.
+
+    Raises SpecError with the line's number.
+    """
     try:
         lines = path.read_text("utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"--samples {path} cannot be read as UTF-8: {error}") from error
     known = {field.name for field in fields}
     required = {field.name for field in fields if not field.optional}
-    samples = []
+    samples: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -102,10 +105,15 @@ def load_samples(path: Path, fields: Sequence[Field]) -> tuple[dict[str, Any], .
             sample = json.loads(line)
         except ValueError as error:
             raise SpecError(f"--samples {path}, line {number}, is not JSON: {error}") from error
-        if not isinstance(sample, dict) or not required <= set(sample) <= known:
+        if not isinstance(sample, dict) or not required <= set(sample) <= known | set(labels):
             raise SpecError(
                 f"--samples {path}, line {number}: expected an object with {', '.join(sorted(required))}"
-                f" (and perhaps {', '.join(sorted(known - required))}); found {str(line)[:80]}"
+                f" (and perhaps {', '.join([*sorted(known - required), *labels])}); found {str(line)[:80]}"
+            )
+        if samples and set(labels) & set(sample) != set(labels) & set(samples[0]):
+            raise SpecError(
+                f"--samples {path}, line {number}: {' and '.join(labels)} must be in every line or in none; found "
+                f"{str(line)[:80]}"
             )
         samples.append(sample)
     if not samples:

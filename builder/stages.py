@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from builder.checkpoint import Checkpoint, resolve
 from builder.errors import RepositoryError
 from builder.families import Stage, prepare
+from builder.page import page
 from builder.report import BuildReport
 from builder.repository.publish import existing_source, publish, recover
 from builder.spec import BuildSpec
@@ -27,7 +29,9 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
             _refuse_another_checkpoint(spec, checkpoint)
         prepared = prepare(spec, checkpoint, Path(place), stage)
         with stage("publish"):
-            publish(spec.output, list(prepared.entries)[::-1], prepared.report.document())
+            front, *engines = prepared.entries
+            front = replace(front, files={**front.files, "report.html": page(prepared.report).encode()})
+            publish(spec.output, [*engines, front], prepared.report.document())
     return prepared.report
 
 

@@ -10,7 +10,7 @@ from rich.markup import escape
 from builder.commands import DEFAULT_REPOSITORY, screen
 from builder.engines.releases import RELEASES
 from builder.errors import SpecError
-from builder.repository.check import check
+from builder.repository.check import check, warnings
 from builder.repository.publish import recover
 
 
@@ -31,6 +31,8 @@ def run(options: argparse.Namespace) -> int:
     problems = check(options.repository, options.triton)
     for problem in problems:
         screen.print(f"[red]✗[/] {escape(problem)}", highlight=False, soft_wrap=True)
+    for warning in warnings(options.repository):
+        screen.print(f"[yellow]![/] {escape(warning)}", highlight=False, soft_wrap=True)
     if not problems:
         screen.print(f"[green]✓[/] {options.repository}: nothing to complain about", highlight=False)
     return int(bool(problems))

@@ -57,6 +57,12 @@ def compiled(path: Path, threads: int, arithmetic: str) -> Any:
     return core.compile_model(core.read_model(str(path)), "CPU", settings)
 
 
+def signature(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of the inputs and outputs of an .xml. Raises RuntimeError where it cannot be read."""
+    model = openvino.Core().read_model(str(path))
+    return tuple(value.any_name for value in model.inputs), tuple(value.any_name for value in model.outputs)
+
+
 def parameters(graph: Graph, threads: int, spinning: bool) -> dict[str, str]:
     """What Triton's OpenVINO backend reads. Its batch axis stays as it is in the graph: of any size."""
     return {

@@ -238,6 +238,7 @@ def _report(
         padding=0.0,
         warnings=(),
         choice=verified.choice,
+        chosen=verified.ladder[-1].name if spec.cache == "int8" else verified.chosen,
         files=file_hashes(entries),
         memory=memory,
     )

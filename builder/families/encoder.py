@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from builder.checkpoint import Checkpoint
@@ -62,6 +62,7 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
     if spec.prune is not None:
         with stage("prune"):
             graph, pruned = prune(graph, exported.module, spec.prune, bench.feeds, folder)
+    reference = replace(reference, scores=dict(bench.reference_scores))
     verified = climb(bench, graph, (reference, exact), variants, folder, stage)
     entries = lay_out(spec, bench.serving, bench.tokenizer, verified.graph, bench.fields, bench.warm_up_rows())
     removed = {"empty": empty, "pruned": pruned}
@@ -89,7 +90,7 @@ def _facts(bench: Bench) -> dict[str, object]:
     return {
         "checkpoint": bench.checkpoint.identity(),
         "spec": bench.spec.model_dump(mode="json", exclude={"name", "output", "precision", "engine", "quality"}),
-        "samples": bench.samples,
+        "samples": [bench.samples, bench.labels],
         "feeds": [{name: values.tolist() for name, values in feed.items()} for feed in bench.feeds],
         "versions": versions(),
         "cpu": cpu(),
@@ -144,6 +145,7 @@ def _report(
         removed={name: asdict(units) for name, units in removed.items() if units is not None},
         ladder=verified.ladder,
         metric=checkpoint.task.metric,
+        gate=verified.bench.metric,
         threshold=verified.threshold,
         samples=len(verified.bench.samples),
         padding=found.quality.padding,

@@ -19,6 +19,7 @@ from builder.export.seq2seq import export_seq2seq, seq2seq_shapes
 from builder.families import Prepared, Stage, refuse_options
 from builder.generation_config import bad_words, end_ids, max_tokens, option_defaults, token_list
 from builder.languages import languages, nearest
+from builder.metrics import texts as texts_against
 from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_weights
 from builder.optimise.fusion import fuse
 from builder.report import BuildReport, Rung, file_hashes, versions
@@ -82,7 +83,8 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
         cache_bytes, weights_bytes = plan_memory(spec, checkpoint, settings)
     source = source_document(checkpoint, settings)
     with stage("measure PyTorch"):
-        rows = sample_rows(spec, checkpoint, source)
+        samples = read_samples(spec, checkpoint)
+        rows = token_rows(samples, checkpoint, source)
         ends = end_ids(settings.config, checkpoint.tokenizer)
         beams = min(settings.beams, VERIFIED_BEAMS)
         first = _first(source)
@@ -96,7 +98,7 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
         vocabulary = int(checkpoint.model.get_output_embeddings().weight.shape[0])
         fused = Graphs(encoder, decoder, exported.caches, exported.cross, settings.beams, vocabulary)
     with stage("verify"):
-        verified = verify(spec, checkpoint, fused, reference, base, folder)
+        verified = verify(spec, checkpoint, fused, reference, base, samples, folder)
     serving = serving_document(spec, checkpoint, settings, source, verified.graphs)
     fields = checkpoint.task.fields({"languages": bool(source["languages"] or source["pairs"])})
     serving["fields"] = [field.name for field in fields[0]]
@@ -181,24 +183,30 @@ def _verified_target(source: Mapping[str, Any]) -> str:
     return str(source["target_language"] or next(iter(source["languages"])))
 
 
-def sample_rows(spec: BuildSpec, checkpoint: Checkpoint, source: Mapping[str, Any]) -> list[tuple[int, ...]]:
-    """The samples as the emitted code tokenises them. Raises SpecError, or CheckpointError where none is left."""
+def read_samples(spec: BuildSpec, checkpoint: Checkpoint) -> Sequence[Mapping[str, Any]]:
+    """The samples with a text to read. Raises SpecError, or CheckpointError where none is left."""
     task = checkpoint.task
-    fields = task.fields({"languages": True})[0]
     samples: Sequence[Mapping[str, Any]] = task.samples
     if spec.samples is not None:
-        samples = load_samples(spec.samples, fields)
+        samples = load_samples(spec.samples, task.fields({"languages": True})[0], task.labels)
+    samples = [sample for sample in samples if sample.get("text_input")]
+    if not samples:
+        raise CheckpointError("there is no sample; give texts with --samples, as text_input")
+    return samples
+
+
+def token_rows(
+    samples: Sequence[Mapping[str, Any]], checkpoint: Checkpoint, source: Mapping[str, Any]
+) -> list[tuple[int, ...]]:
+    """The samples as the emitted code tokenises them."""
     pair = next(iter(source["pairs"]), "").split(" to ")
     defaults = {"source_language": pair[0], "target_language": pair[-1]} if source["pairs"] else {}
     if source["languages"]:
         defaults = {"target_language": _verified_target(source)}
     longest = {**source, "max_length": 10**9, **{k: source[k] or v for k, v in defaults.items()}}
     prompts = SourceTexts({"source": longest}, Tokenizer.from_str(tokenizer_json(checkpoint.tokenizer)))
-    texts = [str(sample["text_input"]) for sample in samples if sample.get("text_input")]
-    rows = [prompts(Options(prompt=text)).source[: checkpoint.max_length] for text in texts]
-    if not rows:
-        raise CheckpointError("there is no sample; give texts with --samples, as text_input")
-    return rows
+    prompted = [prompts(Options(prompt=str(sample["text_input"]))).source for sample in samples]
+    return [row[: checkpoint.max_length] for row in prompted]
 
 
 def plan_memory(spec: BuildSpec, checkpoint: Checkpoint, settings: Settings) -> tuple[int, int]:
@@ -219,7 +227,13 @@ def plan_memory(spec: BuildSpec, checkpoint: Checkpoint, settings: Settings) -> 
 
 
 def verify(
-    spec: BuildSpec, checkpoint: Checkpoint, fused: Graphs, reference: Reference, base: Rung, folder: Path
+    spec: BuildSpec,
+    checkpoint: Checkpoint,
+    fused: Graphs,
+    reference: Reference,
+    base: Rung,
+    samples: Sequence[Mapping[str, Any]],
+    folder: Path,
 ) -> VerifiedSeq2Seq:
     """Compare the fused graphs with PyTorch, then quantise as asked. Raises VerificationError with what was missed."""
     threads = spec.threads_per_instance
@@ -228,18 +242,24 @@ def verify(
     def decode(tokens: Sequence[int]) -> str:
         return str(checkpoint.tokenizer.decode(list(tokens), skip_special_tokens=True))
 
+    def scores(answers: Sequence[Sequence[int]]) -> dict[str, float]:
+        targets = [str(sample[key]) for sample in samples for key in checkpoint.task.labels if key in sample]
+        return texts_against(targets, [decode(answer) for answer in answers]) if targets else {}
+
     def rung(name: str, graphs: Graphs) -> tuple[Rung, Any]:
         found = measure(graphs, reference, threads)
         texts = text_agreement(reference.greedy, found.greedy, decode)
         same = float(np.mean([a == b for a, b in zip(reference.greedy, found.greedy, strict=True)]))
         quality = (found.error, float(np.mean(texts)), min(texts), found.alone, found.perplexity, found.hits, same)
-        return Rung(name, graphs.size, step_latencies(graphs, threads), *quality), found
+        latency = step_latencies(graphs, threads)
+        return Rung(name, graphs.size, latency, *quality, scores=scores(found.greedy)), found
 
     def make(precision: str) -> tuple[Rung, tuple[Quantised, ...]]:
         options = WeightOptions(spec.block_size, not spec.asymmetric)
         made = tuple(quantise_weights(graph, precision, options, folder) for graph in (fused.encoder, fused.decoder))
         return rung(precision, _with(fused, made))[0], made
 
+    base = replace(base, scores=scores(reference.greedy))
     exact, agreement = rung("fp32", fused)
     refuse_wrong_answers(checkpoint.model, reference, agreement)
     none: tuple[Quantised, ...] = ()
@@ -329,6 +349,7 @@ def _report(
         padding=0.0,
         warnings=tuple(filter(None, [warning])),
         choice=verified.choice,
+        chosen=verified.chosen,
         files=file_hashes(entries),
         memory=memory,
     )

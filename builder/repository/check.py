@@ -11,7 +11,8 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from builder.engines.onnxruntime import BACKEND, MODEL_FILE
+from builder.engines import onnxruntime, openvino
+from builder.engines.cpu import cpu
 from builder.engines.releases import RELEASES
 from builder.errors import BuilderError
 from builder.export.graph import check_release, read_graph
@@ -54,8 +55,10 @@ def _check_entry(folder: Path, triton: str | None) -> Iterator[str]:
         recorded = {}
     release = triton or recorded.get("triton")
     for version in versions:
-        if config.backend == BACKEND:
+        if config.backend == onnxruntime.BACKEND:
             yield from _check_graph(version, config, release)
+        elif config.backend == openvino.BACKEND:
+            yield from _check_representation(version, config)
         elif config.backend == "python":
             yield from _check_python(version, folder.parent, release)
     for name, digest in recorded.get("files", {}).get(folder.name, {}).items():
@@ -66,9 +69,9 @@ def _check_entry(folder: Path, triton: str | None) -> Iterator[str]:
 
 
 def _check_graph(version: Path, config: object, release: str | None) -> Iterator[str]:
-    model = version / MODEL_FILE
+    model = version / onnxruntime.MODEL_FILE
     if not model.is_file():
-        yield f"{version.name}/{MODEL_FILE} is missing"
+        yield f"{version.name}/{onnxruntime.MODEL_FILE} is missing"
         return
     graph = read_graph(model)
     for kind, names in (("input", graph.inputs), ("output", graph.outputs)):
@@ -80,6 +83,42 @@ def _check_graph(version: Path, config: object, release: str | None) -> Iterator
             check_release(graph, release)
         except BuilderError as error:
             yield str(error)
+
+
+def _check_representation(version: Path, config: object) -> Iterator[str]:
+    """OpenVINO's two files, and the tensors that config.pbtxt says they have."""
+    model = version / openvino.MODEL_FILE
+    missing = [file.name for file in (model, model.with_suffix(".bin")) if not file.is_file()]
+    if missing:
+        yield f"{version.name}/{missing[0]} is missing"
+        return
+    try:
+        inputs, outputs = openvino.signature(model)
+    except RuntimeError as error:
+        yield f"{version.name}/{model.name} cannot be read: {str(error).strip().splitlines()[-1]}; build it again"
+        return
+    for kind, names in (("input", inputs), ("output", outputs)):
+        declared = tuple(value.name for value in getattr(config, kind))
+        if set(declared) - set(names):
+            yield f"config.pbtxt declares {kind}s {declared}, the graph has {names}"
+
+
+def warnings(repository: Path) -> list[str]:
+    """What would work and yet not be what was built for: graphs chosen on a processor that this one is not."""
+    here = cpu()["flags"]
+    found = []
+    for report in sorted(repository.glob("*/build.json")):
+        try:
+            recorded = json.loads(report.read_text("utf-8"))
+        except ValueError:
+            continue  # a problem, which `check` names
+        wanted = recorded.get("tuned_for", ())
+        if wanted and not set(wanted) & set(here) and recorded.get("name") == report.parent.name:
+            found.append(
+                f"{report.parent.name}: chosen on {recorded['cpu']['model']} for its {' or '.join(wanted)}, which this "
+                "processor lacks: it may be slow here; build it again here to measure"
+            )
+    return found
 
 
 def _check_python(version: Path, repository: Path, release: str | None) -> Iterator[str]:

@@ -62,6 +62,7 @@ class Task(ABC):
     metric: str
     threshold: float
     samples: tuple[Sample, ...]
+    labels: tuple[str, ...] = ()  # keys of a sample that say what the right answer is
 
     @property
     def module(self) -> str:
@@ -118,6 +119,13 @@ class EncoderTask(Task):
     def agreement(self, expected: Answer, actual: Answer) -> float:
         """How much two answers to one sample agree: 1 is equal, as `metric` measures it."""
 
+    def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
+        """Measures of `answers` to `samples` that have labels, by name, from 0 to 1; the most telling first.
+
+        Raises ValueError with what a label should be.
+        """
+        raise ValueError(f"{self.name} has no labels")
+
     def fields(self, parameters: Mapping[str, Any]) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
         runtime = self.runtime
         return (*runtime.inputs(parameters), TRUNCATE), (*runtime.outputs(parameters), TRUNCATED)
@@ -148,6 +156,7 @@ class Seq2SeqTask(Task):
     longest = 1024
     metric = "chrF"
     threshold = 0.9
+    labels = ("target_text",)
     samples = tuple({"text_input": text} for text in TEXTS[::2])  # PyTorch answers them all, token by token
 
     def instructions(self, config: PreTrainedConfig, name: str) -> Instructions:

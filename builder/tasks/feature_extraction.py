@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
+from builder.metrics import similarity
 from builder.samples import TEXTS
 from builder.sentence import Pooler
 from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, cosine, pipeline_of
@@ -34,6 +35,7 @@ class FeatureExtraction(EncoderTask):
     head = "feature-extraction"
     metric = "cosine"
     threshold = 0.99
+    labels = ("pair", "similarity")
     samples = tuple({"text_input": text} for text in TEXTS)
 
     def graph(self, checkpoint: Checkpoint, spec: BuildSpec, inputs: Sequence[str]) -> TaskGraph:
@@ -79,6 +81,17 @@ class FeatureExtraction(EncoderTask):
 
     def agreement(self, expected: Answer, actual: Answer) -> float:
         return cosine(expected["embedding"], actual["embedding"])
+
+    def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
+        """`pair`: the same for two texts; `similarity`: how alike those are, a number."""
+        pairs: dict[Any, list[int]] = {}
+        for index, sample in enumerate(samples):
+            pairs.setdefault(sample["pair"], []).append(index)
+        whole = [pair for pair in pairs.values() if len(pair) == 2]
+        if len(whole) < 2:
+            raise ValueError("two texts with the same `pair`, of at least two pairs")
+        cosines = [cosine(answers[a]["embedding"], answers[b]["embedding"]) for a, b in whole]
+        return similarity([float(samples[a]["similarity"]) for a, _ in whole], cosines)
 
 
 TASK = FeatureExtraction()

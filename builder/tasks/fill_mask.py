@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from builder.errors import CheckpointError
+from builder.metrics import classification
 from builder.samples import TEXTS
 from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, pipeline_of
 
@@ -51,6 +52,7 @@ class FillMask(EncoderTask):
     extra_inputs = ("positions",)
     metric = "top token agreement"
     threshold = 0.99
+    labels = ("target",)
 
     @property
     def samples(self) -> tuple[Sample, ...]:  # type: ignore[override]
@@ -79,6 +81,11 @@ class FillMask(EncoderTask):
         a, b = (json.loads(answer["predictions"]) for answer in (expected, actual))
         masks = [(a, b)] if isinstance(a[0], dict) else list(zip(a, b, strict=True))
         return float(sum(x[0]["token"] == y[0]["token"] for x, y in masks) / len(masks))
+
+    def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
+        """`target`: the word under the mask."""
+        best = [json.loads(answer["predictions"])[0]["token_str"].strip() for answer in answers]
+        return classification([str(sample["target"]) for sample in samples], best)
 
 
 TASK = FillMask()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from builder.metrics import questions
 from builder.samples import TEXTS
 from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph
 
@@ -22,6 +23,7 @@ class QuestionAnswering(EncoderTask):
     precedence = 1
     metric = "answer agreement"
     threshold = 0.99
+    labels = ("answers",)
     samples = tuple(
         {"question": question, "context": " ".join(TEXTS[i : i + 4])}
         for i, question in enumerate(
@@ -72,6 +74,10 @@ class QuestionAnswering(EncoderTask):
 
     def agreement(self, expected: Answer, actual: Answer) -> float:
         return float(expected["answer"] == actual["answer"])
+
+    def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
+        """`answers`: the texts that are right; none where the context has no answer."""
+        return questions([sample["answers"] for sample in samples], [str(answer["answer"]) for answer in answers])
 
 
 TASK = QuestionAnswering()

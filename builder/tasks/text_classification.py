@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from builder.metrics import classification
 from builder.samples import TEXTS
 from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, label_list, pipeline_of
 
@@ -21,6 +22,7 @@ class TextClassification(EncoderTask):
     per_token = False
     metric = "label agreement"
     threshold = 0.99
+    labels = ("label",)
     samples = tuple({"text_input": text} for text in TEXTS)
 
     def graph(self, checkpoint: Checkpoint, spec: BuildSpec, inputs: Sequence[str]) -> TaskGraph:
@@ -46,6 +48,10 @@ class TextClassification(EncoderTask):
 
     def agreement(self, expected: Answer, actual: Answer) -> float:
         return float(expected["label"][0] == actual["label"][0])
+
+    def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
+        """`label`: the right label."""
+        return classification([str(sample["label"]) for sample in samples], [str(a["label"][0]) for a in answers])
 
 
 def head_size(checkpoint: Checkpoint) -> int:

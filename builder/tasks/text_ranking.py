@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from builder.errors import CheckpointError
+from builder.metrics import ranking
 from builder.samples import TEXTS
 from builder.tasks.base import Answer, Sample
 from builder.tasks.text_classification import TextClassification, head_size
@@ -22,6 +24,7 @@ class TextRanking(TextClassification):
     name = "text-ranking"
     precedence = 3
     metric = "rank correlation"
+    labels = ("relevance",)
     samples = tuple({"query": TEXTS[i], "documents": list(TEXTS[i + 1 : i + 9])} for i in range(0, 24, 2))
 
     def claims(self, config: PreTrainedConfig, sentence_transformer: bool) -> bool:
@@ -60,6 +63,10 @@ class TextRanking(TextClassification):
             return 1.0
         ranks = np.stack([np.argsort(np.argsort(answer["score"])) for answer in (expected, actual)])
         return float(np.corrcoef(ranks)[0, 1])
+
+    def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
+        """`relevance`: of each document, a number."""
+        return ranking([sample["relevance"] for sample in samples], [answer["score"] for answer in answers])
 
 
 TASK = TextRanking()

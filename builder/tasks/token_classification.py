@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from builder.metrics import Span, spans
 from builder.samples import TEXTS
 from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, label_list, pipeline_of
 
@@ -22,6 +23,7 @@ class TokenClassification(EncoderTask):
     precedence = 1
     metric = "token label agreement"
     threshold = 0.99
+    labels = ("entities",)
     samples = tuple({"text_input": text, "ignore_labels": ["no such label"]} for text in TEXTS)
 
     def graph(self, checkpoint: Checkpoint, spec: BuildSpec, inputs: Sequence[str]) -> TaskGraph:
@@ -46,6 +48,29 @@ class TokenClassification(EncoderTask):
         a, b = (json.loads(answer["entities"]) for answer in (expected, actual))
         labels = [{(e["start"], e["end"], e.get("entity", e.get("entity_group"))) for e in side} for side in (a, b)]
         return len(labels[0] & labels[1]) / max(1, len(labels[0] | labels[1]))
+
+    def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
+        """`entities`: a list of {"start", "end", "entity"}, in characters."""
+        found = [json.loads(answer["entities"]) for answer in answers]
+        expected, predicted = (
+            [_spans(entities) for entities in side] for side in ([s["entities"] for s in samples], found)
+        )
+        return spans([sample["text_input"] for sample in samples], expected, predicted)
+
+
+def _spans(entities: Sequence[Mapping[str, Any]]) -> list[Span]:
+    """(begin, end, type) of each; tokens that follow one another in one entity become one."""
+    found: list[Span] = []
+    for entity in entities:
+        tag = str(entity.get("entity_group") or entity["entity"])
+        begins, kind = tag[:2] != "I-", tag[2:] if tag[:2] in ("B-", "I-") else tag
+        if kind == "O":
+            continue
+        if not begins and found and found[-1][2] == kind and entity["start"] - found[-1][1] <= 1:
+            found[-1] = (found[-1][0], int(entity["end"]), kind)
+        else:
+            found.append((int(entity["start"]), int(entity["end"]), kind))
+    return found
 
 
 TASK = TokenClassification()

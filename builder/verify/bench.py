@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +44,42 @@ class Bench:
     tokenizer: str
     fields: tuple[Sequence[Field], Sequence[Field]]
     samples: tuple[Sample, ...]  # to judge on
+    labels: tuple[Sample, ...]  # those samples with what their right answers are; empty where that is not known
     expected: tuple[Answer, ...]  # transformers' answers to them
     feeds: tuple[dict[str, np.ndarray], ...]  # the engine's inputs on the samples to fit to, call by call
 
     @property
     def metric(self) -> str:
-        return self.checkpoint.task.metric
+        """What quality means here: agreement with PyTorch or, by labels, the share of PyTorch's score."""
+        if not self.labels:
+            return self.checkpoint.task.metric
+        return f"share of PyTorch's {next(iter(self.reference_scores))}"
+
+    @cached_property
+    def reference_scores(self) -> Mapping[str, float]:
+        """PyTorch's own scores, where there are labels. Raises SpecError for labels that are none."""
+        return self._score(self.expected)
+
+    def kept(self, rung: Rung) -> float:
+        """The quality of a rung, as `metric` says."""
+        if not self.labels:
+            return rung.quality or 0.0
+        name, score = next(iter(self.reference_scores.items()))
+        return rung.scores[name] / max(score, 1e-9) if rung.scores else 0.0
+
+    def _score(self, answers: Sequence[Answer]) -> Mapping[str, float]:
+        if not self.labels:
+            return {}
+        try:
+            return encoder_task(self.checkpoint.task).score(self.labels, answers)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            keys = ", ".join(self.checkpoint.task.labels)
+            raise SpecError(f"the labels of --samples ({keys}) cannot be scored: expected {error}") from error
 
     def quality(self, graph: Graph) -> Quality:
         """The emitted code over `graph`, against transformers."""
         task, threads = encoder_task(self.checkpoint.task), self.spec.threads_per_instance
-        return served_quality(graph, self.front, task, self.fields, self.samples, self.expected, threads)
+        return served_quality(graph, self.front, task, self.fields, self.samples, self.expected, threads, self._score)
 
     def latency(self, graph: Graph) -> Latencies:
         """`graph` with the threads and the spinning it will be served with."""
@@ -69,8 +95,18 @@ class Bench:
     def rung(self, name: str, graph: Graph) -> tuple[Rung, Quality]:
         """`graph` measured in every way."""
         quality = self.quality(graph)
-        found = (quality.mean, quality.worst, quality.batch_agreement)
-        return Rung(name, graph.size, self.latency(graph), self.error(graph), *found), quality
+        return self.judged(Rung(name, graph.size, self.latency(graph)), graph, quality), quality
+
+    def judged(self, rung: Rung, graph: Graph, quality: Quality) -> Rung:
+        """`rung` with what was found of its graph beside size and latency."""
+        return replace(
+            rung,
+            error=self.error(graph),
+            quality=quality.mean,
+            worst=quality.worst,
+            batch_agreement=quality.batch_agreement,
+            scores=dict(quality.scores),
+        )
 
     def warm_up_rows(self) -> list[dict[str, list[int]]]:
         """The tokens of a short and of a long text of the samples, without padding."""
@@ -99,7 +135,7 @@ def make_bench(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, graph
     (front / "tokenizer.json").write_text(tokenizer, "utf-8")
     fields = task.fields(parameters)
     if spec.samples is not None:
-        samples: tuple[Sample, ...] = load_samples(spec.samples, fields[0])
+        samples: tuple[Sample, ...] = load_samples(spec.samples, fields[0], task.labels)
     else:
         mask = checkpoint.tokenizer.mask_token or ""
         samples = tuple(s for s in (with_mask(s, mask) for s in task.samples) if _fits(s, checkpoint))
@@ -107,10 +143,13 @@ def make_bench(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, graph
         raise CheckpointError(
             f"none of the default samples fits {checkpoint.max_length} tokens; give your own with --samples"
         )
+    labelled = samples if set(task.labels) & set(samples[0]) else ()
+    samples = tuple({k: value for k, value in sample.items() if k not in task.labels} for sample in samples)
     fitted, judged = _split(samples) if spec.fits else (samples, samples)
+    labels = labelled[1::2] if spec.fits else labelled
     feeds = _engine_feeds(front, fields, fitted)
     expected = tuple(task.reference(checkpoint, spec, sample) for sample in judged)
-    return Bench(spec, checkpoint, module, front, serving, tokenizer, fields, judged, expected, feeds)
+    return Bench(spec, checkpoint, module, front, serving, tokenizer, fields, judged, labels, expected, feeds)
 
 
 def _split(samples: tuple[Sample, ...]) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:

@@ -5,6 +5,7 @@ Engines are timed one after the other, each with the same threads, and none whil
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -35,6 +36,11 @@ def pytorch_latencies(module: TaskGraph, max_length: int, threads: int) -> Laten
 def engine_latencies(graph: Graph, max_length: int, threads: int, spinning: bool) -> Latencies:
     """The graph in its engine, with the threads and spinning it will be served with."""
     return _grid(graph.inputs, max_length, infer_with(graph, threads, spinning))
+
+
+def speed_up(latency: Latencies, base: Latencies) -> float:
+    """The geometric mean over the shapes of how many times `latency` is faster than `base`."""
+    return math.exp(sum(math.log(base[cell] / latency[cell]) for cell in base) / len(base))
 
 
 def _grid(names: tuple[str, ...], max_length: int, run: Callable[[dict[str, np.ndarray]], object]) -> Latencies:

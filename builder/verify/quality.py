@@ -5,7 +5,7 @@ What is compared is what Triton will serve: the same files, with a session where
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,7 @@ class Quality:
     where: str
     batch_agreement: float  # mean agreement of an answer in a batch with the answer alone
     padding: float  # share of the engine's tokens that were padding, all samples in one batch
+    scores: Mapping[str, float]  # the task's own measures, where samples have labels
 
 
 def served_quality(
@@ -42,8 +43,12 @@ def served_quality(
     samples: Sequence[Sample],
     expected: Sequence[Answer],
     threads: int,
+    score: Callable[[Sequence[Answer]], Mapping[str, float]],
 ) -> Quality:
-    """Answer `samples` one by one, all at once and all at once in reverse, and compare with `expected`."""
+    """Answer `samples` one by one, all at once and all at once in reverse, and compare with `expected`.
+
+    `score`: of answers to all samples, by their labels.
+    """
     pipeline = Pipeline(front, infer_with(graph, threads))
     requests = [to_tensors(sample, fields[0]) for sample in samples]
     alone = [_answers(pipeline, [request], fields[1])[0] for request in requests]
@@ -62,6 +67,7 @@ def served_quality(
         where=where,
         batch_agreement=float(np.mean(mates)),
         padding=1 - tokens / max(padded, 1),
+        scores=score(together),
     )
 
 

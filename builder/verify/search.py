@@ -9,10 +9,9 @@ nothing about graphs.
 from __future__ import annotations
 
 import heapq
-import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from builder.errors import VerificationError
 from builder.families import Stage
@@ -20,7 +19,7 @@ from builder.optimise.quantisation import Quantised
 from builder.optimise.variants import Variant, Workshop
 from builder.report import Rung
 from builder.verify.bench import Bench
-from builder.verify.latency import Latencies
+from builder.verify.latency import speed_up
 from builder.verify.memory import Memory
 from builder.verify.quality import Quality
 
@@ -79,7 +78,7 @@ class Search:
             with self.stage(f"judge {tried.rung.name}"):
                 rung, quality = self._judge(tried)
             judged.append(rung)
-            if quality is not None and (rung.quality or 0.0) >= self.threshold:
+            if quality is not None and self.bench.kept(rung) >= self.threshold:
                 rest = sorted(queue)
                 rungs = tuple(sorted([*judged, *(t.rung for t in rest)], key=self._slowness, reverse=True))
                 choice = self._explain(rung, judged[:-1], [t.rung for t in rest]) if len(rungs) > 1 else None
@@ -87,9 +86,9 @@ class Search:
             more = self._leave_more(tried)
             if more is not None:
                 heapq.heappush(queue, more)
-        best = max(judged, key=lambda rung: rung.quality or 0.0)
+        best = max(judged, key=self.bench.kept)
         raise VerificationError(
-            f"{best.name} reaches a {self.bench.metric} of {best.quality:.4f} on the samples, the best of "
+            f"{best.name} reaches a {self.bench.metric} of {self.bench.kept(best):.4f} on the samples, the best of "
             f"{len(judged)} tried, layers left in fp32 included; {self.threshold:.4f} is asked. Nothing was published: "
             "use --precision fp32" + ", a smaller --prune" * (self.workshop.spec.prune is not None) + ", or accept "
             "less with --quality"
@@ -119,17 +118,11 @@ class Search:
 
     def _judge(self, tried: _Tried) -> tuple[Rung, Quality | None]:
         """The rung with its quality. One remembered as too bad is not made again; one that is served always is."""
-        if tried.rung.quality is not None and tried.rung.quality < self.threshold:
+        if tried.rung.quality is not None and self.bench.kept(tried.rung) < self.threshold:
             return tried.rung, None
         graph = self._graph(tried.variant, tried.left_alone).graph
         quality = self.bench.quality(graph)
-        rung = replace(
-            tried.rung,
-            error=self.bench.error(graph),
-            quality=quality.mean,
-            worst=quality.worst,
-            batch_agreement=quality.batch_agreement,
-        )
+        rung = self.bench.judged(tried.rung, graph, quality)
         self.memory.remember(rung)
         return rung, quality
 
@@ -151,15 +144,10 @@ class Search:
 
         words = (
             f"chose {chosen.name}: {times(chosen)} PyTorch's speed over the shapes measured, with a "
-            f"{self.bench.metric} of {chosen.quality:.4f} where {self.threshold:.4f} is asked"
+            f"{self.bench.metric} of {self.bench.kept(chosen):.4f} where {self.threshold:.4f} is asked"
         )
         if missed:
-            words += "; missed it: " + ", ".join(f"{r.name} ({times(r)}, {r.quality:.4f})" for r in missed)
+            words += "; missed it: " + ", ".join(f"{r.name} ({times(r)}, {self.bench.kept(r):.4f})" for r in missed)
         if slower:
             words += "; slower: " + ", ".join(f"{rung.name} ({times(rung)})" for rung in slower)
         return words
-
-
-def speed_up(latency: Latencies, base: Latencies) -> float:
-    """The geometric mean over the shapes of how many times `latency` is faster than `base`."""
-    return math.exp(sum(math.log(base[cell] / latency[cell]) for cell in base) / len(base))

@@ -26,8 +26,8 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 from builder.checkpoint import quiet_libraries
-from builder.engines.onnxruntime import infer_with
 from builder.engines.cpu import cpu
+from builder.engines.onnxruntime import infer_with
 from builder.runtime.generation.executor import Geometry, InProcess, open_session
 from builder.serve.triton import running
 from builder.spec import available_cores, make_spec

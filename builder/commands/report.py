@@ -1,0 +1,40 @@
+"""`build-repo report NAME`: what a build found out, as a table and as a page for the browser."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rich.console import Console
+
+from builder.commands import DEFAULT_REPOSITORY, screen
+from builder.errors import RepositoryError
+
+
+def parser() -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(
+        prog="build-repo report", description="Show what a build measured, as a table and as one HTML page."
+    )
+    arguments.add_argument("name", help="a model of the repository")
+    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY)
+    arguments.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="where the page goes; NAME.html here when left out"
+    )
+    return arguments
+
+
+def run(options: argparse.Namespace) -> int:
+    from builder.page import page
+    from builder.report import read_report
+
+    report = read_report(options.repository, options.name)
+    Console().print(report.table())
+    if report.choice:
+        Console().print(report.choice, highlight=False)
+    output = options.output or Path(f"{options.name}.html")
+    try:
+        output.write_text(page(report), "utf-8")
+    except OSError as error:
+        raise RepositoryError(f"{output} cannot be written ({error.strerror}); choose another with --output") from error
+    screen.print(f"wrote {output}", highlight=False)
+    return 0

@@ -1,0 +1,83 @@
+"""The field's own measures of an answer against a label, from the libraries that define them.
+
+Accuracy, F1 and nDCG: scikit-learn. Entities: seqeval. Questions: torchmetrics' SQuAD, whose F1 of an empty answer is
+that of SQuAD 2.0 (1 if both are empty, else 0). Spearman: SciPy. chrF: sacrebleu. ROUGE: torchmetrics. All from 0 to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+Scores = dict[str, float]
+Span = tuple[int, int, str]
+
+
+def classification(expected: Sequence[str], predicted: Sequence[str]) -> Scores:
+    """One label a sample."""
+    from sklearn.metrics import accuracy_score, f1_score
+
+    macro = f1_score(expected, predicted, average="macro", zero_division=0)
+    return {"accuracy": float(accuracy_score(expected, predicted)), "F1 macro": float(macro)}
+
+
+def spans(texts: Sequence[str], expected: Sequence[Sequence[Span]], predicted: Sequence[Sequence[Span]]) -> Scores:
+    """Entities, (begin, end, type) in characters; scored as tags of the words they touch."""
+    from seqeval.metrics import f1_score
+
+    truth = [_tags(text, found) for text, found in zip(texts, expected, strict=True)]
+    tags = [_tags(text, found) for text, found in zip(texts, predicted, strict=True)]
+    return {"entity F1": float(f1_score(truth, tags, zero_division=1))}
+
+
+def _tags(text: str, found: Sequence[Span]) -> list[str]:
+    """A tag a word, B- where an entity begins and I- where it goes on."""
+    tags, place, last = [], 0, None
+    for word in text.split():
+        begin = text.index(word, place)
+        place = begin + len(word)
+        touching = next((span for span in found if span[0] < place and span[1] > begin), None)
+        tags.append("O" if touching is None else f"{'I' if touching == last else 'B'}-{touching[2]}")
+        last = touching
+    return tags
+
+
+def questions(expected: Sequence[Sequence[str]], predicted: Sequence[str]) -> Scores:
+    """Right answers of each question, none where it has no answer, against the one given ("" for none)."""
+    from torchmetrics.functional.text import squad
+
+    answers = [{"prediction_text": text, "id": str(number)} for number, text in enumerate(predicted)]
+    truth: Any = [
+        {"answers": {"answer_start": [0] * max(1, len(texts)), "text": list(texts) or [""]}, "id": str(number)}
+        for number, texts in enumerate(expected)
+    ]
+    found = squad(answers, truth)
+    return {"F1": float(found["f1"]) / 100, "exact match": float(found["exact_match"]) / 100}
+
+
+def ranking(relevance: Sequence[Sequence[float]], scores: Sequence[Sequence[float]]) -> Scores:
+    """Relevance of each document of each query, and the score it was given."""
+    from sklearn.metrics import ndcg_score
+
+    pairs = [(r, s) for r, s in zip(relevance, scores, strict=True) if len(r) > 1]
+    values = [ndcg_score([truth], [found], k=10) for truth, found in pairs]
+    return {"nDCG@10": float(np.mean(values)) if values else 1.0}
+
+
+def similarity(expected: Sequence[float], cosines: Sequence[float]) -> Scores:
+    """How alike pairs of texts are."""
+    from scipy.stats import spearmanr
+
+    return {"Spearman": float(spearmanr(expected, cosines).statistic)}
+
+
+def texts(expected: Sequence[str], predicted: Sequence[str]) -> Scores:
+    """Texts as they should be."""
+    from sacrebleu.metrics.chrf import CHRF
+    from torchmetrics.functional.text import rouge_score
+
+    rouge = rouge_score(list(predicted), list(expected), rouge_keys="rougeL")
+    chrf = CHRF().corpus_score(list(predicted), [list(expected)]).score
+    return {"chrF": float(chrf) / 100, "ROUGE-L": float(rouge["rougeL_fmeasure"])}
