@@ -99,7 +99,7 @@ def _number(value: float, axis: Sequence[float]) -> str:
 
 
 def _names(axes: tuple[str, str]) -> list[str]:
-    return [_text(WIDTH / 2, HEIGHT - 6, axes[0], "middle"), _text(0, 10, axes[1])]
+    return [_text(WIDTH / 2, HEIGHT - 6, axes[0], "middle"), _text(0, 2, axes[1])]
 
 
 def _text(x: float, y: float, text: str, anchor: str = "start") -> str:

@@ -106,8 +106,9 @@ def read_report(repository: Path, name: str) -> BuildReport:
     path = repository / name / "build.json"
     try:
         document = json.loads(path.read_text("utf-8"))
+        tuples = {name: tuple(document[name]) for name in ("warnings", "tuned_for")}
         rungs = tuple(Rung(**rung) for rung in document["ladder"])
-        return BuildReport(**{**document, "ladder": rungs, "warnings": tuple(document["warnings"])})
+        return BuildReport(**{**document, **tuples, "ladder": rungs})
     except FileNotFoundError:
         known = ", ".join(sorted(p.parent.name for p in repository.glob("*/build.json"))) or "no model"
         raise RepositoryError(f"{repository} has no build.json of {name}; it has {known} (--repository)") from None

@@ -105,6 +105,8 @@ class BuildSpec(_Options):
     with --precision auto the fastest."""
     level: Literal["O1", "O2", "O3", "O4"] = Field("O2", json_schema_extra={"flag": True})
     """Graph optimisation as Optimum counts it: basic, fusions, fusions with an approximate GELU, the same in fp16."""
+    graph: Path | None = Field(None, json_schema_extra={"flag": True})
+    """An ONNX graph of an encoder to serve as it is, such as one in QDQ form from quantisation-aware training."""
     prune: float | None = Field(None, gt=0, lt=1, json_schema_extra={"flag": True})
     """The share of an encoder's layers to remove, heads and neurons that matter least on the samples."""
     quality: float | None = Field(None, ge=0, le=1, json_schema_extra={"flag": True})
@@ -178,6 +180,8 @@ class BuildSpec(_Options):
             raise ValueError("priority_levels needs a default_priority of at least 1")
         if self.level == "O4" and self.precision not in ("fp32", "fp16"):
             raise ValueError(f"level O4 is O3 in fp16, which --precision {self.precision} is not; use --level O3")
+        if self.graph is not None and (self.precision != "fp32" or self.prune is not None or self.level != "O2"):
+            raise ValueError("--graph is served as it is: without --precision, --prune and --level")
         if self.cache != "fp32" and self.executor == "bls":
             raise ValueError("--cache int8 needs the in-process executor: no Triton release reads it yet")
         if self.beams is not None and self.beams > self.slots:

@@ -160,7 +160,20 @@ def _ratio(row: dict[str, float], base: dict[str, float]) -> str:
     return f"{row['requests_per_s'] / base['requests_per_s']:.1f}"
 
 
+def posts() -> str:
+    """The figures that `scripts/bench posts --output docs/posts.json` recorded."""
+    figures = json.loads((ROOT / "docs" / "posts.json").read_text("utf-8"))
+    lines = [f"{figures['cores']} cores of an {figures['cpu']}:"]
+    for post in figures["posts"].values():
+        lines += ["", f"| {post['title']} | here | gain | the post's |", "|---|---|---|---|"]
+        for row in post["rows"]:
+            gain = "" if row["ratio"] is None else f"{row['ratio']:.1f}x"
+            lines.append(f"| {row['technique']} | {row['value']} | {gain} | {row['claim']} |")
+    return "\n".join(lines)
+
+
 TABLES = {
+    "posts": posts,
     "tasks": tasks,
     "architectures": architectures,
     "decoders": decoders,

@@ -8,7 +8,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from rich.console import Console
+from rich.table import Table
 
 DEFAULT_REPOSITORY = Path("model_repository")
 DEFAULT_URL = "127.0.0.1:8001"
 screen = Console(stderr=True)
+
+
+def screen_table(table: Table) -> None:
+    """A table on standard output; as wide as it needs to be where that is a file or a pipe."""
+    console = Console()
+    (console if console.is_terminal else Console(width=200)).print(table)

@@ -14,9 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
-
-from builder.commands import screen
+from builder.commands import screen, screen_table
 from builder.errors import SpecError
 from builder.spec import BuildSpec, load_specs, make_spec
 
@@ -86,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
             soft_wrap=True,
         )
         if not options.json:
-            Console().print(report.table())
+            screen_table(report.table())
         screen.print(f"  published {' and '.join(report.files)} in {spec.output}", highlight=False)
     if options.json:
         documents = [report.document() for report in reports]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from builder.commands import DEFAULT_REPOSITORY, screen
+from builder.commands import DEFAULT_REPOSITORY, screen, screen_table
 from builder.errors import RepositoryError
 
 
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
     from builder.report import read_report
 
     report = read_report(options.repository, options.name)
-    Console().print(report.table())
+    screen_table(report.table())
     if report.choice:
         Console().print(report.choice, highlight=False)
     output = options.output or Path(f"{options.name}.html")

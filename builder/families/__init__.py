@@ -51,6 +51,7 @@ def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: s
         "--engine openvino (its cache would not stay in place)": spec.engine == "openvino",
         "--level": spec.level != "O2",
         "--prune": spec.prune is not None,
+        "--graph": spec.graph is not None,
         **of_the_family,
         "serving.response_cache": spec.serving.response_cache,
         "serving.preferred_batch_sizes": bool(spec.serving.preferred_batch_sizes),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -90,6 +91,7 @@ def _facts(bench: Bench) -> dict[str, object]:
     return {
         "checkpoint": bench.checkpoint.identity(),
         "spec": bench.spec.model_dump(mode="json", exclude={"name", "output", "precision", "engine", "quality"}),
+        "graph": None if bench.spec.graph is None else hashlib.sha256(bench.spec.graph.read_bytes()).hexdigest(),
         "samples": [bench.samples, bench.labels],
         "feeds": [{name: values.tolist() for name, values in feed.items()} for feed in bench.feeds],
         "versions": versions(),

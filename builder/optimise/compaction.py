@@ -17,7 +17,7 @@ from onnx import numpy_helper
 
 from builder.export.graph import Graph, save_graph
 from builder.optimise.activations import watch
-from builder.optimise.structure import Structure, find_structures, keep_units
+from builder.optimise.structure import Structure, keep_units, open_structures
 
 
 @dataclass(frozen=True)
@@ -32,8 +32,7 @@ class Removed:
 
 def compact(graph: Graph, folder: Path) -> tuple[Graph, Removed | None]:
     """Write `graph` without its empty units into `folder`; as it is, with None, where there are none."""
-    structures = find_structures(graph)
-    model = onnx.load(str(graph.path))
+    model, structures = open_structures(graph)
     empty = {s: _empty(model, s) for s in structures}
     if not any(len(units) for units in empty.values()):
         return graph, None

@@ -26,7 +26,7 @@ from builder.errors import VerificationError
 from builder.export.graph import Graph, save_graph
 from builder.optimise.activations import Feeds, watch
 from builder.optimise.compaction import Removed
-from builder.optimise.structure import Structure, find_structures, keep_units
+from builder.optimise.structure import Structure, keep_units, open_structures
 from builder.tasks.base import TaskGraph
 
 PROJECTIONS = 4  # random projections of the outputs, each differentiated on all inputs
@@ -39,8 +39,7 @@ def prune(graph: Graph, module: TaskGraph, share: float, feeds: Sequence[Feeds],
 
     Raises VerificationError where the graph has not that much to remove.
     """
-    structures = find_structures(graph)
-    model = onnx.load(str(graph.path))
+    model, structures = open_structures(graph)
     importance = fisher(model, module, structures, feeds)
     kept = search_mask([importance[s] for s in structures], [_cost(model, s) for s in structures], share)
     pruned = onnx.ModelProto.FromString(model.SerializeToString())

@@ -23,7 +23,7 @@ from builder.errors import VerificationError
 from builder.export.cleanup import drop_unused
 from builder.export.graph import EXTERNAL_FROM, Graph, save_graph
 from builder.optimise.activations import Feeds
-from builder.optimise.graphs import eight_bit_lookup, replace_nodes
+from builder.optimise.graphs import constant_products, eight_bit_lookup, replace_nodes
 from builder.optimise.quantisation import LOOKUP, Quantised, candidates
 from builder.optimise.smoothing import smooth
 from builder.spec import Calibration
@@ -49,6 +49,7 @@ def quantise_statically(
         smooth(model, calibration.smooth, feeds, left_alone)
     lookups = _eight_bit_lookups(model.graph, {n for n, k in found.items() if k == LOOKUP and n not in left_alone})
     drop_unused(model.graph)
+    _state_types(model.graph)
     with tempfile.TemporaryDirectory() as place:
         prepared = Path(place) / "prepared" / MODEL_FILE
         save_graph(model, prepared)
@@ -81,6 +82,16 @@ def quantise_statically(
             "this checkpoint"
         )
     return Quantised(save_graph(result, path), done, lookups, tuple(left_alone))
+
+
+def _state_types(graph: onnx.GraphProto) -> None:
+    """Say that the inputs of products are real: the calibrator measures only tensors that are said to be, and ONNX's
+    own shape inference stops at operators of ONNX Runtime.
+    """
+    known = {value.name for value in graph.value_info}
+    for name in dict.fromkeys(node.input[0] for node in constant_products(graph)):
+        if name not in known:
+            graph.value_info.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
 
 
 def _eight_bit_lookups(graph: onnx.GraphProto, chosen: Collection[str]) -> int:

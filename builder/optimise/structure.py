@@ -50,10 +50,28 @@ class Structure:
         return "heads" if self.attention else "neurons"
 
 
-def find_structures(graph: Graph) -> tuple[Structure, ...]:
-    """Structures whose matrices serve nothing else, in the order in which they run."""
+def open_structures(graph: Graph) -> tuple[onnx.ModelProto, tuple[Structure, ...]]:
+    """The model, to be changed, and its structures whose matrices serve nothing else, in the order they run in."""
     model = onnx.load(str(graph.path))
-    return _Finder(model.graph).found()
+    _unshare(model.graph)
+    return model, _Finder(model.graph).found()
+
+
+def _unshare(graph: onnx.GraphProto) -> None:
+    """Give each reader its own copy of a vector, or of a matrix of zeros, that several read: the exporter stores equal
+    constants once, and those of two layers may be equal (all zero, in a pruned checkpoint) and yet be cut apart.
+    """
+    weights = {tensor.name: tensor for tensor in graph.initializer}
+    readers = Counter(name for node in graph.node for name in node.input)
+    for node in graph.node:
+        for place, name in enumerate(node.input):
+            tensor = weights.get(name)
+            if tensor is None or readers[name] < 2 or node.op_type not in ("Add", "MatMul"):
+                continue
+            if len(tensor.dims) == 1 or (len(tensor.dims) == 2 and not numpy_helper.to_array(tensor).any()):
+                readers[name] -= 1
+                node.input[place] = f"{name}.of.{node.output[0]}"
+                graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(tensor), node.input[place]))
 
 
 class _Finder:

@@ -10,9 +10,12 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+import onnx
+from google.protobuf.message import DecodeError
+
 from builder.engines import onnxruntime, openvino
 from builder.errors import SpecError
-from builder.export.graph import Graph, check_release
+from builder.export.graph import Graph, check_release, read_graph, save_graph
 from builder.export.plain import spell_out_attention
 from builder.optimise.activations import Feeds
 from builder.optimise.decoder_weights import BITS, WeightOptions, quantise_weights
@@ -52,11 +55,15 @@ VARIANTS = (
     Variant("int8-weights", "onnxruntime", VNNI),
     Variant("int4-weights", "onnxruntime", VNNI),
 )
+GIVEN = "as given"
 AUTO = ("fp32", "bf16", "int8", "int8-static")  # the others are slower on every CPU they were measured on
 
 
 def asked(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant, ...]:
     """The variants that `spec` allows on a CPU with the instruction sets `flags`. Raises SpecError for none."""
+    if spec.graph is not None:
+        both = ("onnxruntime", "openvino") if spec.engine == "auto" else (spec.engine or "onnxruntime",)
+        return tuple(Variant(GIVEN, engine) for engine in both)
     precision = "fp16" if spec.level == "O4" else spec.precision
     wanted = AUTO if precision == "auto" else (precision,)
     found = [v for v in VARIANTS if v.precision in wanted and spec.engine in (None, "auto", v.engine)]
@@ -93,6 +100,24 @@ class Workshop:
         """For OpenVINO, which fuses it when it loads it."""
         return spell_out_attention(self.exported, self.folder)
 
+    @cached_property
+    def given(self) -> Graph:
+        """The user's own graph. Raises SpecError where it is not one of this checkpoint's task."""
+        path = self.spec.graph
+        assert path is not None
+        try:
+            graph = read_graph(path)
+        except (OSError, DecodeError) as error:
+            raise SpecError(f"--graph {path} cannot be read as ONNX: {error}") from error
+        wrong = [name for name in graph.inputs if name not in self.exported.inputs]
+        if wrong or graph.outputs != self.exported.outputs:
+            raise SpecError(
+                f"--graph {path} takes {', '.join(graph.inputs)} and gives {', '.join(graph.outputs)}; the task takes "
+                f"{', '.join(self.exported.inputs)} and gives {', '.join(self.exported.outputs)}: name them so"
+            )
+        check_release(graph, self.spec.triton)
+        return save_graph(onnx.load(str(path)), self.folder / "given" / onnxruntime.MODEL_FILE)
+
     def sensitive(self, variant: Variant) -> list[str]:
         """The layers of `variant` that can be left alone, those that lose most first."""
         source = self._source(variant)
@@ -121,4 +146,6 @@ class Workshop:
         return replace(made, graph=graph)
 
     def _source(self, variant: Variant) -> Graph:
+        if variant.precision == GIVEN:
+            return self.given
         return self.fused if variant.engine == onnxruntime.BACKEND else self.plain

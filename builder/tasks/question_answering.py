@@ -53,10 +53,10 @@ class QuestionAnswering(EncoderTask):
         context = [i for i, sequence in enumerate(encoded.sequence_ids(0)) if sequence == 1]
         cls_id = checkpoint.tokenizer.cls_token_id
         softened = [i for i, t in enumerate(encoded["input_ids"][0].tolist()) if t == cls_id] + context
-        start, end = (
-            torch.softmax(logits[0, softened], dim=-1)[-len(context) :].numpy()
-            for logits in (output.start_logits, output.end_logits)
+        starts, ends = (
+            torch.softmax(logits[0, softened], dim=-1) for logits in (output.start_logits, output.end_logits)
         )
+        start, end = starts[-len(context) :].numpy(), ends[-len(context) :].numpy()
         scores = np.tril(np.triu(np.outer(start, end)), 14)
         merged: dict[str, dict[str, Any]] = {}
         for flat in np.argsort(-scores, axis=None)[:12]:  # as many as the last pipeline looks at for one answer
@@ -70,7 +70,10 @@ class QuestionAnswering(EncoderTask):
             text = sample["context"][begin:stop]
             span = merged.setdefault(text.lower(), {"answer": text, "start": begin, "end": stop, "score": 0.0})
             span["score"] += float(scores.flat[flat])
-        return max(merged.values(), key=lambda span: span["score"])
+        found = list(merged.values())
+        if sample.get("handle_impossible_answer"):
+            found.append({"answer": "", "start": 0, "end": 0, "score": float(starts[0] * ends[0])})
+        return max(found, key=lambda span: span["score"])
 
     def agreement(self, expected: Answer, actual: Answer) -> float:
         return float(expected["answer"] == actual["answer"])

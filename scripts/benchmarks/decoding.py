@@ -87,7 +87,8 @@ def _median_ms(run: Callable[[], object], least: int = 10) -> float:
     return float(np.median(times)) * 1000
 
 
-def _executor(version: Path) -> InProcess:
+def executor_of(version: Path) -> InProcess:
+    """The emitted executor over a published model's graph."""
     serving = json.loads((version / "serving.json").read_text())
     layers = tuple((heads, size) for heads, size in serving["layers"])
     return InProcess(version / "model.onnx", Geometry(16, 768, serving["vocabulary"], layers), serving["session"])
@@ -95,7 +96,7 @@ def _executor(version: Path) -> InProcess:
 
 def cache_designs(console: Console, version: Path) -> list[dict[str, Any]]:
     """One row after T tokens: numpy in and out, I/O binding with a new cache each step, and in place."""
-    executor = _executor(version)
+    executor = executor_of(version)
     session, geometry = executor.session, executor.geometry
     position = sum(2 * heads * size * 4 for heads, size in geometry.layers)  # bytes that one token adds
     rows = []
@@ -142,7 +143,7 @@ def cache_designs(console: Console, version: Path) -> list[dict[str, Any]]:
 
 def limits(console: Console, version: Path) -> dict[str, float]:
     """Steps against what the machine can do at best: reading all weights once, multiplying them all."""
-    executor = _executor(version)
+    executor = executor_of(version)
     weights = (version / "model.onnx").stat().st_size
     products = 12 * (768 * 2304 + 768 * 768 + 2 * 768 * 3072) + 768 * 50257
     one, sixteen = (

@@ -23,6 +23,7 @@ def test_two_builds_give_the_same_files(checkpoint: Callable[[str], Path], tmp_p
         trees.append({str(p.relative_to(output)): p.read_bytes() for p in output.rglob("*") if p.is_file()})
     engine = sorted(name for name in trees[0] if name.startswith("flags_model/1/"))
     assert engine == ["flags_model/1/model.onnx"]
+    assert [len(tree.pop("flags/report.html")) > 1000 for tree in trees] == [True, True], "it holds times"
     reports = [json.loads(tree.pop(name)) for tree in trees for name in ("flags/build.json", "flags_model/build.json")]
     assert trees[0] == trees[1]
     assert reports[0]["files"] == reports[2]["files"]

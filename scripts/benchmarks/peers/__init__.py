@@ -20,6 +20,7 @@ PACKAGES = {
     "genai_peer": ("onnxruntime-genai==0.18.0", "transformers==5.23.0", "torch==2.13.0", "onnx_ir", "onnx"),
     "transformers_peer": (),  # the project's own environment
     "transformers_seq2seq_peer": (),
+    "tokenizer_peer": ("transformers==4.57.6",),
     "ctranslate2_seq2seq_peer": ("ctranslate2==4.8.5", "transformers==4.57.6", "torch==2.13.0"),
     "optimum_seq2seq_peer": (
         "optimum==2.1.0",

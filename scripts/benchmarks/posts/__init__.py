@@ -1,0 +1,43 @@
+"""The posts that this project grew out of, technique by technique, on this machine: `scripts/bench posts`.
+
+Each row is one technique: what the post says it gained, and what it gains here. Sides are timed one after the other,
+each in a process of its own, with equal threads.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Row:
+    """One technique. `claim`: the post's own words, empty where it has none; `base`: the row that `ratio` is to."""
+
+    technique: str
+    value: str
+    ratio: float | None = None
+    claim: str = ""
+
+
+def alone(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call `function` in a fresh process: no other engine's threads are there."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *arguments).result()
+
+
+def median_ms(run: Callable[[], object], least: int = 5, seconds: float = 1.0) -> float:
+    """The median of at least `least` runs and at most `seconds`, after one to warm up."""
+    run()
+    times: list[float] = []
+    while len(times) < least or (sum(times) < seconds and len(times) < 100):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times)) * 1000

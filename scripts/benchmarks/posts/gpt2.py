@@ -1,0 +1,176 @@
+"""GPT-2: the cache, the tokeniser, the fused and quantised engine, together (post 1); what the cache moves (post 2)."""
+
+from __future__ import annotations
+
+import queue
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from builder.runtime.generation.service import Service
+from builder.samples import TEXTS
+from builder.spec import available_cores, make_spec
+from builder.stages import build
+from scripts.benchmarks import peers
+from scripts.benchmarks.decoding import cache_designs, executor_of
+from scripts.benchmarks.generation import make_checkpoint
+from scripts.benchmarks.posts import Row, alone, median_ms
+
+PROMPT, ANSWER = 32, 224
+CONTEXT = 256
+
+
+def accelerated_inference(place: Path, environments: Path) -> list[Row]:
+    """A text of 32 tokens continued by 224, one client, greedy; tokens a second from text to text."""
+    checkpoint = make_checkpoint("gpt2", place / "gpt2")
+    for precision in ("fp32", "int8"):
+        _build(checkpoint, place, precision)
+    none = alone(_generate, checkpoint, False)
+    cached = alone(_generate, checkpoint, True)
+    ours = {precision: alone(_serve, place / precision / "model" / "1") for precision in ("fp32", "int8")}
+    slow = peers.run("tokenizer_peer", environments, _texts(place), checkpoint / "tokenizer.json")
+    fast = alone(_tokenise, checkpoint, place)
+    rows = [
+        Row("PyTorch without cache", f"{none:.1f} tokens/s", 1.0),
+        Row("with cache", f"{cached:.1f} tokens/s", cached / none, "10x"),
+        Row("fused engine, fp32", f"{ours['fp32']:.1f} tokens/s", ours["fp32"] / none),
+        Row("fused engine, int8", f"{ours['int8']:.1f} tokens/s", ours["int8"] / none, "10x over the cache alone"),
+    ]
+    if "error" in slow:
+        rows.append(Row("slow tokeniser", f"not measured: {slow['error']}"))
+        return rows
+    forgetful, remembering = slow["without_cache_ms"], slow["with_cache_ms"]
+    rows += [
+        Row("slow tokeniser, no word cached", f"{forgetful:.2f} ms for 200 words", 1.0),
+        Row("slow tokeniser, words cached", f"{remembering:.2f} ms", forgetful / remembering),
+        Row("fast tokeniser", f"{fast:.2f} ms", forgetful / fast, "10x"),
+    ]
+    before = ANSWER / none + forgetful / 1000
+    together = ANSWER / ours["int8"]
+    rows.append(Row("all together", f"{together:.2f} s an answer, not {before:.2f}", before / together, "100x"))
+    return rows
+
+
+def onnx_runtime(place: Path, environments: Path) -> list[Row]:
+    """One more token after 256: what each way to run GPT-2 takes, and what it moves beside attention's own reading."""
+    checkpoint = make_checkpoint("gpt2", place / "gpt2")
+    _build(checkpoint, place, "fp32")
+    without, with_cache = alone(_pytorch_step, checkpoint)
+    version = place / "fp32" / "model" / "1"
+    again = alone(_prefill, version)
+    designs = next(row for row in alone(_designs, version) if row["context"] == CONTEXT)
+    rows = [
+        Row("PyTorch, no cache", f"{without:.1f} ms", 1.0),
+        Row("PyTorch, cache", f"{with_cache:.1f} ms", without / with_cache, "no gain on small outputs"),
+        Row("ONNX Runtime, no cache", f"{again:.1f} ms", without / again),
+    ]
+    for title, name in (
+        ("ONNX Runtime, cache, session.run", "numpy"),
+        ("ONNX Runtime, cache, I/O binding", "binding"),
+        ("ONNX Runtime, cache in place", "in place"),
+    ):
+        ms, moved = designs[name]["ms"], designs[name]["bytes"] / 1e6
+        rows.append(Row(title, f"{ms:.1f} ms, {moved:.2f} MB moved", without / ms))
+    return rows
+
+
+def _build(checkpoint: Path, place: Path, precision: str) -> None:
+    if (place / precision).exists():
+        return
+    build(
+        make_spec(
+            model=str(checkpoint),
+            name="model",
+            output=place / precision,
+            precision=precision,
+            max_length=768,
+            slots=16,
+            quality=0.0,  # random weights have none to lose
+            perplexity=1e9,
+        )
+    )
+
+
+def _prompt(checkpoint: Path) -> str:
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint)
+    return str(tokenizer.decode(tokenizer(" ".join(TEXTS))["input_ids"][:PROMPT]))
+
+
+def _generate(checkpoint: Path, cached: bool) -> float:
+    torch.set_num_threads(available_cores())
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(checkpoint), AutoTokenizer.from_pretrained(checkpoint)
+    ids = tokenizer(_prompt(checkpoint), return_tensors="pt")["input_ids"]
+
+    def run(count: int) -> None:
+        limits = {"max_new_tokens": count, "min_new_tokens": count}
+        model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, use_cache=cached, **limits)
+
+    run(4)
+    start = time.perf_counter()
+    run(ANSWER)
+    return ANSWER / (time.perf_counter() - start)
+
+
+def _serve(version: Path) -> float:
+    """Through the emitted decode loop, in this process."""
+    service = Service(version)
+    service.engine.start()
+    prompt = _prompt(version.parent.parent.parent / "gpt2")
+
+    def run(count: int) -> None:
+        answers: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        values = {
+            "text_input": np.array([prompt.encode()], np.object_),
+            "max_tokens": np.array([count], np.int32),
+            "ignore_eos": np.array([True]),
+        }
+        service.submit(values, {}, lambda answer, last: answers.put(answer))
+        answers.get(timeout=120)
+
+    run(4)
+    start = time.perf_counter()
+    run(ANSWER)
+    rate = ANSWER / (time.perf_counter() - start)
+    service.engine.stop()
+    return rate
+
+
+def _pytorch_step(checkpoint: Path) -> tuple[float, float]:
+    torch.set_num_threads(available_cores())
+    model = AutoModelForCausalLM.from_pretrained(checkpoint)
+    ids = torch.arange(CONTEXT + 1)[None] + 100
+    with torch.inference_mode():
+        without = median_ms(lambda: model(ids, use_cache=False, logits_to_keep=1))
+        past = model(ids[:, :-1], use_cache=True).past_key_values
+
+        def step() -> None:
+            model(ids[:, -1:], past_key_values=past, use_cache=True)
+            past.crop(-1)
+
+        return without, median_ms(step)
+
+
+def _designs(version: Path) -> list[dict[str, Any]]:
+    return cache_designs(Console(quiet=True), version)
+
+
+def _prefill(version: Path) -> float:
+    executor = executor_of(version)
+    tokens = np.arange(CONTEXT + 1)[None] + 100
+    return median_ms(lambda: executor.run(0, tokens, np.array([0])))
+
+
+def _texts(place: Path) -> Path:
+    path = place / "texts.txt"
+    path.write_text(" ".join(" ".join(TEXTS).split()[:200]))
+    return path
+
+
+def _tokenise(checkpoint: Path, place: Path) -> float:
+    tokenizer, text = AutoTokenizer.from_pretrained(checkpoint), _texts(place).read_text()
+    return median_ms(lambda: tokenizer(text)["input_ids"])

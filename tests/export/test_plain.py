@@ -1,0 +1,54 @@
+"""Attention spelled out for engines with fusions of their own: standard operators, the same values."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from builder.checkpoint import resolve
+from builder.engines import infer_with
+from builder.engines.openvino import convert, signature
+from builder.errors import ExportError
+from builder.export.encoder import export
+from builder.export.graph import save_graph
+from builder.export.plain import spell_out_attention
+from builder.spec import make_spec
+from tests.checkpoints import make_checkpoint
+
+
+@pytest.mark.parametrize("model_type", ["bert", "mpnet", "deberta-v2", "modernbert", "albert", "eurobert"])
+def test_the_same_answers_without_operators_of_onnx_runtime(model_type: str, tmp_path: Path) -> None:
+    """With a padding mask, position biases, windows, shared layers, grouped queries; in OpenVINO too."""
+    folder = make_checkpoint(tmp_path / "checkpoint", model_type, "feature-extraction")
+    spec = make_spec(model=str(folder))
+    graph = export(resolve(spec), spec, tmp_path).graph
+    plain = spell_out_attention(graph, tmp_path)
+    model = onnx.load(str(plain.path))
+    assert {node.domain for node in model.graph.node} <= {"", "ai.onnx"}
+    assert [entry.domain for entry in model.opset_import] == [""]
+    assert plain.operators["Softmax"] == 2
+    converted = convert(plain, tmp_path / "ir" / "model.xml", "fp32", half_weights=False)
+    assert signature(converted.path) == (plain.inputs, plain.outputs)
+    assert [file.name for file in converted.files] == ["model.bin", "model.xml"]
+    for lengths in ([5], [3, 30, 17], [40, 2]):
+        mask = (np.arange(max(lengths)) < np.array(lengths)[:, None]).astype(np.int64)
+        ids = np.random.default_rng(0).integers(5, 500, mask.shape) * mask
+        feed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+        feed = {name: feed[name] for name in graph.inputs}
+        expected = infer_with(graph, 1)(feed)[graph.outputs[0]][mask.astype(bool)]
+        for other in (plain, converted):
+            actual = infer_with(other, 1)(feed)[graph.outputs[0]][mask.astype(bool)]
+            np.testing.assert_allclose(actual, expected, atol=1e-4 * np.abs(expected).max())
+
+
+def test_an_operator_that_has_no_standard_form_is_named(tmp_path: Path) -> None:
+    node = onnx.helper.make_node("FastGelu", ["x"], ["y"], domain="com.microsoft")
+    tensors = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [1]) for name in "xy"]
+    graph = onnx.helper.make_graph([node], "g", tensors[:1], tensors[1:])
+    opsets = [onnx.helper.make_opsetid("", 20), onnx.helper.make_opsetid("com.microsoft", 1)]
+    saved = save_graph(onnx.helper.make_model(graph, opset_imports=opsets), tmp_path / "model.onnx")
+    with pytest.raises(ExportError, match=r"com\.microsoft FastGelu has no standard form"):
+        spell_out_attention(saved, tmp_path)

@@ -1,0 +1,101 @@
+"""The report: read back from a repository, as a table and as a page that stands alone."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from builder import charts
+from builder.cli import main
+from builder.errors import RepositoryError
+from builder.page import page
+from builder.report import read_report
+from builder.repository.check import check, warnings
+from builder.spec import make_spec
+from builder.stages import build
+from tests.trained import token_classification
+
+
+@pytest.mark.slow
+def test_a_searched_build_explains_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """auto, with labels: scores by label, a sentence, a table, a page; and `check` on a processor of another kind."""
+    model, samples = token_classification()
+    output = tmp_path / "model_repository"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    built = build(make_spec(model=str(model), name="tags", samples=samples, precision="auto", output=output))
+    report = read_report(output, "tags")
+    assert report == built
+    names = [rung.name for rung in report.ladder]
+    assert names[0] == "PyTorch fp32"
+    assert {"fp32", "fp32 OpenVINO", "int8", "int8-static", "int8-static OpenVINO"} <= set(names)
+    assert report.samples == 50, "the other half was calibrated on"
+    assert report.ladder[0].scores["entity F1"] > 0.99
+    chosen = next(rung for rung in report.ladder if rung.name == report.chosen)
+    assert chosen.scores["entity F1"] >= 0.99 * report.ladder[0].scores["entity F1"]
+    assert report.choice is not None
+    assert report.choice.startswith(f"chose {report.chosen}: ")
+    assert list((tmp_path / "cache" / "build-repo" / "measured").glob("*.json"))
+    console = Console(width=240, record=True)
+    console.print(report.table())
+    assert all(name in console.export_text() for name in names)
+    html = (output / "tags" / "report.html").read_text()
+    assert html == page(report)
+    assert check(output) == []
+    _stands_alone(html)
+    assert html.count("<svg") == 5
+    assert report.choice.split(":")[0] in html
+    monkeypatch.setattr("builder.repository.check.cpu", lambda: {"model": "another", "flags": []})
+    expected = 1 if report.tuned_for else 0
+    assert len(warnings(output)) == expected
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "tags"]) == 0
+    assert (tmp_path / "tags.html").read_text() == html
+
+
+def _stands_alone(html: str) -> None:
+    """Every tag is closed, and nothing is fetched or run."""
+    open_tags: list[str] = []
+
+    class Reader(HTMLParser):
+        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            assert tag not in ("script", "link", "img", "iframe")
+            assert not {"src", "href", "onload"} & {name for name, _ in attrs}
+            if tag not in ("meta", "rect", "circle", "line", "polyline"):
+                open_tags.append(tag)
+
+        def handle_endtag(self, tag: str) -> None:
+            while open_tags.pop() != tag:
+                assert open_tags
+
+    Reader().feed(html)
+    assert "url(" not in html
+    assert "NaN" not in html
+    assert not re.search(r"https?://", html)
+
+
+def test_a_report_that_is_not_there_or_cannot_be_written(
+    checkpoint: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "model_repository"
+    build(make_spec(model=str(checkpoint("topics")), name="topics", output=output))
+    with pytest.raises(RepositoryError, match=r"no build\.json of topic; it has topics"):
+        read_report(output, "topic")
+    assert main(["report", "topics", "--repository", str(output), "-o", str(tmp_path / "no" / "page.html")]) == 1
+    assert "cannot be written" in capsys.readouterr().err
+    (output / "topics" / "build.json").write_text("{}")
+    with pytest.raises(RepositoryError, match="not a report of this version"):
+        read_report(output, "topics")
+
+
+def test_axes_have_round_numbers_and_labels_are_escaped() -> None:
+    chart = charts.points({"a<b": (1.0, 0.9977), "c": (6.1, 1.0)}, ("speed", "cosine"), "c")
+    assert "a&lt;b" in chart
+    assert [number in chart for number in (">0.9975<", ">0.9980<", ">1.0000<", ">2<", ">6<")] == [True] * 5
+    assert charts.bars({"none": 0.0}, "{:.1f}", None).count("<rect") == 1
+    flat = charts.lines({"one": {16.0: 2.0, 64.0: 2.0}}, ("tokens", "ms"), None)
+    assert "nan" not in flat.lower()

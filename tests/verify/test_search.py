@@ -1,0 +1,112 @@
+"""The search: the fastest rung that keeps the quality, found by judging as few as it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from builder.errors import VerificationError
+from builder.optimise.variants import Variant
+from builder.report import Rung
+from builder.verify.memory import Memory
+from builder.verify.search import Search
+
+FAST, MIDDLE, SLOW = (Variant(name, "onnxruntime") for name in ("int8", "int8-static", "fp32"))
+SPEED = {"int8": 4.0, "int8-static": 2.0, "fp32": 1.0}
+
+
+class Bench:
+    """A fake: a graph is the name of its variant and how many layers were left alone, and speeds are given."""
+
+    metric = "cosine"
+
+    def __init__(self, quality: dict[tuple[str, int], float]) -> None:
+        self.qualities = quality
+        self.timed: list[Any] = []
+        self.asked: list[Any] = []
+
+    def latency(self, graph: Any) -> dict[str, float]:
+        self.timed.append(graph.key)
+        precision, left = graph.key
+        return {"1x16": (1 + 0.3 * left) / SPEED[precision]}
+
+    def quality(self, graph: Any) -> Any:
+        self.asked.append(graph.key)
+        return SimpleNamespace(mean=self.qualities.get(graph.key, 1.0))
+
+    def judged(self, rung: Rung, graph: Any, quality: Any) -> Rung:
+        return replace(rung, quality=quality.mean)
+
+    def kept(self, rung: Rung) -> float:
+        return rung.quality or 0.0
+
+
+class Workshop:
+    """A fake: eight layers, any of which can be left alone."""
+
+    spec = SimpleNamespace(prune=None)
+
+    def make(self, variant: Variant, left_alone: Sequence[str]) -> Any:
+        return SimpleNamespace(graph=SimpleNamespace(key=(variant.precision, len(left_alone)), size=1), matmuls=1)
+
+    def sensitive(self, variant: Variant) -> list[str]:
+        return [] if variant.precision == "fp32" else [f"layer {n}" for n in range(8)]
+
+
+def search(bench: Bench, memory: Memory | None = None) -> Search:
+    base = Rung("PyTorch fp32", 1, {"1x16": 2.0})
+    stages: Any = (bench, Workshop(), base, 0.99, memory or Memory(), lambda name: nullcontext(), "")
+    return Search(*stages)
+
+
+def test_the_fastest_is_enough_and_nothing_else_is_judged() -> None:
+    bench = Bench({})
+    found = search(bench).run((SLOW, FAST, MIDDLE))
+    assert found.chosen.name == "int8"
+    assert bench.asked == [("int8", 0)]
+    assert [rung.name for rung in found.rungs] == ["fp32", "int8-static", "int8"]
+    assert found.choice is not None
+    assert "chose int8: 8.0x PyTorch's speed" in found.choice
+    assert "slower: int8-static (4.0x), fp32 (2.0x)" in found.choice
+
+
+def test_layers_are_left_alone_while_that_is_faster_than_the_next_rung() -> None:
+    """int8 misses with none and with one layer left alone; with two it is still the fastest, and enough."""
+    bench = Bench({("int8", 0): 0.9, ("int8", 1): 0.95})
+    found = search(bench).run((SLOW, FAST, MIDDLE))
+    assert found.chosen.name == "int8, 2 layers fp32"
+    assert bench.asked == [("int8", 0), ("int8", 1), ("int8", 2)]
+
+
+def test_a_rung_that_leaving_alone_makes_slow_gives_way() -> None:
+    bench = Bench({("int8", left): 0.9 for left in range(9)})
+    found = search(bench).run((SLOW, FAST, MIDDLE))
+    assert found.chosen.name == "int8-static"
+    assert found.choice is not None
+    assert "missed it: int8 (8.0x, 0.9000)" in found.choice
+
+
+def test_nothing_good_enough_says_how_near_it_came() -> None:
+    bench = Bench({("int8", left): 0.9 + left / 100 for left in range(9)})
+    with pytest.raises(VerificationError, match=r"int8, 4 layers fp32 reaches a cosine of 0\.9400 .* 0\.9900 is asked"):
+        search(bench).run((FAST,))
+    assert bench.asked == [("int8", 0), ("int8", 1), ("int8", 2), ("int8", 4)], "at most half of the layers"
+
+
+def test_what_was_measured_is_remembered_and_what_is_served_is_judged_again(tmp_path: Path) -> None:
+    path = tmp_path / "measured.json"
+    quality = {("int8", left): 0.9 for left in range(9)}
+    search(Bench(quality), Memory(path)).run((SLOW, FAST, MIDDLE))
+    bench = Bench(quality)
+    found = search(bench, Memory(path)).run((SLOW, FAST, MIDDLE))
+    assert found.chosen.name == "int8-static"
+    assert bench.timed == []
+    assert bench.asked == [("int8-static", 0)]
+    path.write_text("{broken")
+    assert search(Bench({}), Memory(path)).run((FAST,)).chosen.name == "int8"
