@@ -14,12 +14,11 @@ TOLERANCE = 1e-5
 
 
 def write(folder: Path) -> None:
-    """fp32 and int8 graphs of every architecture of the tests, with inputs of mixed lengths and their outputs."""
+    """fp32, int8 and int8-static graphs of every architecture of the tests, inputs of mixed lengths, their outputs."""
     from builder.checkpoint import quiet_libraries, resolve
     from builder.engines.onnxruntime import infer_with, open_session
     from builder.export.encoder import export
-    from builder.optimise.fusion import fuse
-    from builder.optimise.quantisation import quantise
+    from builder.optimise.variants import Variant, Workshop
     from builder.spec import make_spec
     from tests.checkpoints import ARCHITECTURES, make_checkpoint
 
@@ -31,10 +30,11 @@ def write(folder: Path) -> None:
     for name in ARCHITECTURES:
         place = folder / name
         spec = make_spec(model=str(make_checkpoint(place / "checkpoint", name, "fill-mask")), name="model")
-        fused = fuse(export(resolve(spec), spec, place).graph, place)
-        mine = {key: feeds[key] for key in fused.inputs}
-        int8 = quantise(fused, place, lambda graph: 1.0, 0.0, [mine]).graph
-        for graph in (fused, int8):
+        exported = export(resolve(spec), spec, place).graph
+        mine = {key: feeds[key] for key in exported.inputs}
+        workshop = Workshop(spec, exported, place, [mine])
+        for precision in ("fp32", "int8", "int8-static"):
+            graph = workshop.make(Variant(precision, "onnxruntime")).graph
             (logits,) = infer_with(open_session(graph.path, 1))(mine).values()
             np.savez(graph.path.with_suffix(".npz"), expected=logits, needs="1.17.0", **mine)
     _write_decoders(folder)

@@ -12,7 +12,7 @@ from builder.serve.client import Client
 from builder.serve.triton import Server, running
 from builder.spec import make_spec
 from builder.stages import build
-from tests.models import GENERATORS, READERS, SERVED, checkpoint_of, minilm
+from tests.models import GENERATORS, READERS, REAL, SERVED, checkpoint_of, minilm
 
 
 @pytest.fixture(scope="session")
@@ -52,8 +52,8 @@ def _build_all(folder: Path, checkpoint: Callable[[str], Path]) -> None:
         build(make_spec(model=str(checkpoint(name)), name=name, output=folder, **options))
     for name, (_, _, options) in READERS.items():
         build(make_spec(model=str(checkpoint(name)), name=name, output=folder, **options))
-    for precision in ("fp32", "int8"):
-        build(make_spec(model=str(minilm()), name=f"minilm_{precision}", precision=precision, output=folder))
+    for name, options in REAL.items():
+        build(make_spec(model=str(minilm()), name=name, output=folder, **options))
 
 
 @pytest.fixture(scope="session")

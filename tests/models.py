@@ -75,6 +75,12 @@ READERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     ),
 }
 
+REAL: dict[str, dict[str, Any]] = {  # the real MiniLM: name to options of its build
+    "minilm_fp32": {},
+    "minilm_int8": {"precision": "int8"},
+    "minilm_openvino": {"precision": "int8-static", "engine": "openvino"},
+}
+
 
 def checkpoint_of(name: str, folder: Path) -> Path:
     """Make the checkpoint of a served model."""

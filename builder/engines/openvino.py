@@ -15,6 +15,7 @@ import numpy as np
 import openvino
 
 from builder.engines import Infer
+from builder.errors import ExportError
 
 if TYPE_CHECKING:
     from builder.export.graph import Graph
@@ -26,9 +27,17 @@ HINT_BF16 = {"fp32": "NO", "bf16": "YES"}  # the name and values of Triton's bac
 
 
 def convert(graph: Graph, path: Path, arithmetic: str, half_weights: bool) -> Graph:
-    """Write an ONNX graph as model.xml and model.bin; with `half_weights`, real constants are stored as fp16."""
+    """Write an ONNX graph as model.xml and model.bin; with `half_weights`, real constants are stored as fp16.
+
+    Raises ExportError where OpenVINO does not read it.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    openvino.save_model(openvino.Core().read_model(str(graph.path)), str(path), compress_to_fp16=half_weights)
+    try:
+        model = openvino.Core().read_model(str(graph.path))
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1][:200]
+        raise ExportError(f"OpenVINO does not read this graph: {reason}. Use --engine onnxruntime") from error
+    openvino.save_model(model, str(path), compress_to_fp16=half_weights)
     size = sum(file.stat().st_size for file in path.parent.glob(f"{path.stem}.*"))
     return replace(graph, path=path, engine=BACKEND, arithmetic=arithmetic, size=size)
 

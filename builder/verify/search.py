@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from builder.errors import VerificationError
+from builder.errors import BuilderError, VerificationError
 from builder.families import Stage
 from builder.optimise.quantisation import Quantised
 from builder.optimise.variants import Variant, Workshop
@@ -67,12 +67,18 @@ class Search:
         """Find the fastest of `variants`. Raises VerificationError with the best quality where none keeps it."""
         queue: list[_Tried] = []
         judged: list[Rung] = []
+        unmade: dict[str, str] = {}
         begun = time.perf_counter()
         for number, variant in enumerate(variants, 1):
             left_s = (time.perf_counter() - begun) / max(number - 1, 1) * (len(variants) - number + 1)
             progress = f", {number} of {len(variants)}" + (f", about {left_s:.0f} s left" if number > 1 else "")
             with self.stage(f"{self.prefix}{variant.name}" + progress * (len(variants) > 1)):
-                heapq.heappush(queue, self._time(variant, 0, number))
+                try:
+                    heapq.heappush(queue, self._time(variant, 0, number))
+                except BuilderError as error:
+                    if len(variants) == 1:
+                        raise
+                    unmade[variant.name] = str(error)
         while queue:
             tried = heapq.heappop(queue)
             with self.stage(f"judge {tried.rung.name}"):
@@ -81,11 +87,15 @@ class Search:
             if quality is not None and self.bench.kept(rung) >= self.threshold:
                 rest = sorted(queue)
                 rungs = tuple(sorted([*judged, *(t.rung for t in rest)], key=self._slowness, reverse=True))
-                choice = self._explain(rung, judged[:-1], [t.rung for t in rest]) if len(rungs) > 1 else None
+                choice = None
+                if len(variants) > 1:
+                    choice = self._explain(rung, judged[:-1], [t.rung for t in rest], unmade)
                 return Found(tried.variant, self._graph(tried.variant, tried.left_alone), quality, rung, rungs, choice)
             more = self._leave_more(tried)
             if more is not None:
                 heapq.heappush(queue, more)
+        if not judged:
+            raise VerificationError(f"nothing could be made of this checkpoint: {'; '.join(unmade.values())}")
         best = max(judged, key=self.bench.kept)
         raise VerificationError(
             f"{best.name} reaches a {self.bench.metric} of {self.bench.kept(best):.4f} on the samples, the best of "
@@ -138,7 +148,7 @@ class Search:
     def _slowness(self, rung: Rung) -> float:
         return 1 / speed_up(rung.latency_ms, self.base.latency_ms)
 
-    def _explain(self, chosen: Rung, missed: Sequence[Rung], slower: Sequence[Rung]) -> str:
+    def _explain(self, chosen: Rung, missed: Sequence[Rung], slower: Sequence[Rung], unmade: Mapping[str, str]) -> str:
         def times(rung: Rung) -> str:
             return f"{speed_up(rung.latency_ms, self.base.latency_ms):.1f}x"
 
@@ -150,4 +160,6 @@ class Search:
             words += "; missed it: " + ", ".join(f"{r.name} ({times(r)}, {self.bench.kept(r):.4f})" for r in missed)
         if slower:
             words += "; slower: " + ", ".join(f"{rung.name} ({times(rung)})" for rung in slower)
+        if unmade:
+            words += "; not possible: " + ", ".join(f"{name} ({reason})" for name, reason in unmade.items())
         return words

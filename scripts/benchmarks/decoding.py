@@ -152,7 +152,7 @@ def limits(console: Console, version: Path) -> dict[str, float]:
     )
     figures = {
         "bandwidth_gb_s": _bandwidth(),
-        "int8_gop_s": _int8_peak(),
+        "int8_gop_s": int8_peak(),
         "weights_mb": weights / 1e6,
         "step_1_ms": one,
         "step_16_ms": sixteen,
@@ -175,7 +175,7 @@ def _bandwidth() -> float:
     return data.numel() * 4 / best / 1e9
 
 
-def _int8_peak() -> float:
+def int8_peak() -> float:
     """GOP/s of ONNX Runtime's own 8-bit product on a large square."""
     size = 2048
     weight = numpy_helper.from_array(np.ones((size, size), np.int8), "w")

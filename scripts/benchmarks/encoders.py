@@ -42,6 +42,12 @@ from builder.stages import build
 from scripts.benchmarks.traffic import mixed_texts
 
 CONCURRENCIES = (1, 8, 32)
+RUNGS: dict[str, dict[str, str]] = {
+    "fp32": {},
+    "int8": {"precision": "int8"},
+    "bf16 OpenVINO": {"precision": "bf16"},
+    "int8-static OpenVINO": {"precision": "int8-static", "engine": "openvino"},
+}
 BASE_SHAPES = {"distilbert-base": "distilbert", "bert-base": "bert"}
 
 
@@ -81,18 +87,18 @@ def _bench_model(console: Console, name: str, place: Path, options: argparse.Nam
     texts = mixed_texts(lambda text: len(tokenizer(text)["input_ids"]))
     cores = available_cores()
     repositories = {}
-    for precision in ("fp32", "int8"):
+    for rung, rung_options in RUNGS.items():
         for instances in dict.fromkeys((1, cores)):
-            side = f"{precision}, {instances} x {cores // instances} threads"
+            side = f"{rung}, {instances} x {cores // instances} threads"
             spec = make_spec(
                 model=str(folder), name="encoder", task="feature-extraction", pooling=None if real else "mean",
-                precision=precision, instances=instances, output=place / side / "model_repository",
-                quality=None if real else 0.0,
+                instances=instances, output=place / side / "model_repository",
+                quality=None if real else 0.0, **rung_options,
             )  # fmt: skip
             report = build(spec)
             repositories[side] = spec.output
-    console.print(f"[bold]{name}[/]{'' if real else ', random weights'}: int8 {report.metric} "
-                  f"{report.ladder[-1].quality:.4f} on the samples")  # fmt: skip
+        console.print(f"[bold]{name}[/]{'' if real else ', random weights'}: {rung} {report.metric} "
+                      f"{report.ladder[-1].quality:.4f} on the samples")  # fmt: skip
     naive = _naive_repository(folder, place / "naive", real)
     sides: dict[str, Callable[[], dict[int, Result]]] = {
         "FastAPI + pipeline": lambda: _fastapi(folder, texts, options.window_ms),
@@ -140,7 +146,7 @@ def _show(
     process = {}
     for precision, rounds in in_process.items():
         alone_ms, batched = np.mean(rounds, axis=0)
-        best = max(m[32].requests_per_s for side, m in means.items() if side.startswith(precision))
+        best = max(m[32].requests_per_s for side, m in means.items() if side.startswith(f"{precision}, "))
         added = 1000 / next(m for side, m in means.items() if side.startswith(f"{precision}, 1 "))[1].requests_per_s
         console.print(
             f"{precision} in process: {alone_ms:.2f} ms a text alone, {batched:.1f} texts/s in sorted batches of 32; "

@@ -9,19 +9,22 @@ import numpy as np
 import pytest
 
 from builder.checkpoint import resolve
+from builder.engines.cpu import cpu
 from builder.errors import SpecError, VerificationError
 from builder.export.encoder import export
 from builder.export.graph import read_graph
 from builder.export.plain import spell_out_attention
 from builder.optimise.static_quantisation import quantise_statically
+from builder.optimise.variants import BF16
 from builder.spec import Calibration, make_spec
 from builder.stages import build
 from tests.checkpoints import make_checkpoint
 from tests.trained import language_model, question_answering, token_classification
 
+NO_BF16 = pytest.mark.skipif(not set(BF16) & set(cpu()["flags"]), reason="this CPU multiplies no bf16")
 RUNGS = (
     {"precision": "fp16"},
-    {"precision": "bf16"},
+    pytest.param({"precision": "bf16"}, marks=NO_BF16),
     {"precision": "int8"},
     {"precision": "int8-static"},
     {"precision": "int8-static", "engine": "openvino"},

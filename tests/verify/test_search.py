@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from builder.errors import VerificationError
+from builder.errors import ExportError, VerificationError
 from builder.optimise.variants import Variant
 from builder.report import Rung
 from builder.verify.memory import Memory
@@ -48,11 +48,13 @@ class Bench:
 
 
 class Workshop:
-    """A fake: eight layers, any of which can be left alone."""
+    """A fake: eight layers, any of which can be left alone; it has no fp16."""
 
     spec = SimpleNamespace(prune=None)
 
     def make(self, variant: Variant, left_alone: Sequence[str]) -> Any:
+        if variant.precision == "fp16":
+            raise ExportError("no fp16 here")
         return SimpleNamespace(graph=SimpleNamespace(key=(variant.precision, len(left_alone)), size=1), matmuls=1)
 
     def sensitive(self, variant: Variant) -> list[str]:
@@ -97,6 +99,16 @@ def test_nothing_good_enough_says_how_near_it_came() -> None:
     with pytest.raises(VerificationError, match=r"int8, 4 layers fp32 reaches a cosine of 0\.9400 .* 0\.9900 is asked"):
         search(bench).run((FAST,))
     assert bench.asked == [("int8", 0), ("int8", 1), ("int8", 2), ("int8", 4)], "at most half of the layers"
+
+
+def test_a_variant_that_cannot_be_made_is_named_and_alone_is_an_error() -> None:
+    half = Variant("fp16", "onnxruntime")
+    found = search(Bench({})).run((SLOW, half))
+    assert found.chosen.name == "fp32"
+    assert found.choice is not None
+    assert "not possible: fp16 (no fp16 here)" in found.choice
+    with pytest.raises(ExportError, match="no fp16 here"):
+        search(Bench({})).run((half,))
 
 
 def test_what_was_measured_is_remembered_and_what_is_served_is_judged_again(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from builder.checkpoint import quiet_libraries
+
 
 @dataclass(frozen=True)
 class Row:
@@ -28,7 +30,8 @@ class Row:
 
 def alone(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call `function` in a fresh process: no other engine's threads are there."""
-    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    fresh = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=fresh, initializer=quiet_libraries) as pool:
         return pool.submit(function, *arguments).result()
 
 

@@ -24,6 +24,7 @@ POSTS: dict[str, tuple[str, Callable[[Path, Path], list[Row]]]] = {
     "bert": ("BERT-large for questions: the steps, one row of 384 tokens", question_answering.five_steps),
     "serving": ("BERT-large for questions, served: 50 requests in turn", question_answering.served),
     "quantisation": ("Static against dynamic int8, real MiniLM, 8 x 128 tokens", quantisation.static_and_dynamic),
+    "arithmetic": ("8-bit arithmetic of an encoder, real MiniLM, 32 x 64 tokens", quantisation.arithmetic),
     "seq2seq": ("mBART and t5-small, one client, greedy", quantisation.encoder_decoders),
 }
 

@@ -77,8 +77,7 @@ def served(place: Path, environments: Path) -> list[Row]:
         with _fastapi(checkpoint, engine) as ask:
             figures[title] = _lengths(ask, checkpoint)
     for title, options in (
-        ("Triton, fp32", {}),
-        ("Triton, bf16 OpenVINO", {"precision": "bf16"}),
+        ("Triton, fp32, empty structure out", {}),
         ("Triton, int8-static OpenVINO", {"precision": "int8-static", "engine": "openvino"}),
     ):
         output = place / title.replace(" ", "-")
