@@ -64,16 +64,19 @@ def _stands_alone(html: str) -> None:
 
     class Reader(HTMLParser):
         def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            assert tag not in ("script", "link", "img", "iframe")
-            assert not {"src", "href", "onload"} & {name for name, _ in attrs}
-            if tag not in ("meta", "rect", "circle", "line", "polyline"):
+            self.handle_startendtag(tag, attrs)
+            if tag != "meta":
                 open_tags.append(tag)
 
+        def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+            assert tag not in ("script", "link", "img", "iframe")
+            assert not {"src", "href", "onload"} & {name for name, _ in attrs}
+
         def handle_endtag(self, tag: str) -> None:
-            while open_tags.pop() != tag:
-                assert open_tags
+            assert open_tags.pop() == tag
 
     Reader().feed(html)
+    assert open_tags == []
     assert "url(" not in html
     assert "NaN" not in html
     assert not re.search(r"https?://", html)

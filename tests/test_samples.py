@@ -10,6 +10,9 @@ from builder.runtime.fields import Field
 from builder.samples import TEXTS, load_samples
 from builder.spec import make_spec
 from builder.stages import build
+from builder.tasks import all_tasks
+from builder.tasks.base import EncoderTask
+from builder.verify.bench import FEWEST
 
 FIELDS = (Field("text_input", "TYPE_STRING"), Field("top_k", "TYPE_INT32", optional=True))
 
@@ -45,3 +48,9 @@ def test_the_default_texts_are_of_mixed_length() -> None:
     assert words[0] < 10
     assert words[-1] > 120
     assert len(set(TEXTS)) == len(TEXTS) == 32
+
+
+def test_every_encoder_task_has_enough_samples_to_calibrate_on() -> None:
+    tasks = [task for task in all_tasks().values() if isinstance(task, EncoderTask)]
+    assert len(tasks) >= 8
+    assert {task.name: len(task.samples) for task in tasks if len(task.samples) < FEWEST} == {}

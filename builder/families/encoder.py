@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -100,9 +101,10 @@ def _facts(bench: Bench) -> dict[str, object]:
 
 
 def _refuse_wrong_answers(exact: Rung, quality: Quality) -> None:
-    if exact.error is None or exact.error > TOLERANCE:
+    error = exact.error if exact.error is not None else math.inf
+    if error > TOLERANCE:
         raise VerificationError(
-            f"the fused graph is off by {exact.error:.1e} of PyTorch's largest output; at most {TOLERANCE:.0e} is "
+            f"the fused graph is off by {error:.1e} of PyTorch's largest output; at most {TOLERANCE:.0e} is "
             "right. Nothing was published: this is a bug worth reporting, with the checkpoint's name"
         )
     if quality.error > SERVED_TOLERANCE:

@@ -25,7 +25,7 @@ class TextRanking(TextClassification):
     precedence = 3
     metric = "rank correlation"
     labels = ("relevance",)
-    samples = tuple({"query": TEXTS[i], "documents": list(TEXTS[i + 1 : i + 9])} for i in range(0, 24, 2))
+    samples = tuple({"query": TEXTS[i], "documents": list(TEXTS[i + 1 : i + 9])} for i in range(20))
 
     def claims(self, config: PreTrainedConfig, sentence_transformer: bool) -> bool:
         return super().claims(config, sentence_transformer) and hasattr(config, "sentence_transformers")

@@ -13,7 +13,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from builder.errors import BuilderError, VerificationError
+from builder.errors import ExportError, VerificationError
 from builder.families import Stage
 from builder.optimise.quantisation import Quantised
 from builder.optimise.variants import Variant, Workshop
@@ -22,6 +22,8 @@ from builder.verify.bench import Bench
 from builder.verify.latency import speed_up
 from builder.verify.memory import Memory
 from builder.verify.quality import Quality
+
+ROUNDING = 1e-6  # of a mean of cosines: fp32 keeps a quality of 1
 
 
 @dataclass(frozen=True)
@@ -75,7 +77,7 @@ class Search:
             with self.stage(f"{self.prefix}{variant.name}" + progress * (len(variants) > 1)):
                 try:
                     heapq.heappush(queue, self._time(variant, 0, number))
-                except BuilderError as error:
+                except (ExportError, VerificationError) as error:
                     if len(variants) == 1:
                         raise
                     unmade[variant.name] = str(error)
@@ -84,7 +86,7 @@ class Search:
             with self.stage(f"judge {tried.rung.name}"):
                 rung, quality = self._judge(tried)
             judged.append(rung)
-            if quality is not None and self.bench.kept(rung) >= self.threshold:
+            if quality is not None and self._keeps(rung):
                 rest = sorted(queue)
                 rungs = tuple(sorted([*judged, *(t.rung for t in rest)], key=self._slowness, reverse=True))
                 choice = None
@@ -128,13 +130,16 @@ class Search:
 
     def _judge(self, tried: _Tried) -> tuple[Rung, Quality | None]:
         """The rung with its quality. One remembered as too bad is not made again; one that is served always is."""
-        if tried.rung.quality is not None and self.bench.kept(tried.rung) < self.threshold:
+        if tried.rung.quality is not None and not self._keeps(tried.rung):
             return tried.rung, None
         graph = self._graph(tried.variant, tried.left_alone).graph
         quality = self.bench.quality(graph)
         rung = self.bench.judged(tried.rung, graph, quality)
         self.memory.remember(rung)
         return rung, quality
+
+    def _keeps(self, rung: Rung) -> bool:
+        return self.bench.kept(rung) >= self.threshold - ROUNDING
 
     def _leave_more(self, tried: _Tried) -> _Tried | None:
         """The same with twice as many layers left in fp32, at most half of them."""

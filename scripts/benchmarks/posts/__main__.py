@@ -25,7 +25,7 @@ POSTS: dict[str, tuple[str, Callable[[Path, Path], list[Row]]]] = {
     "serving": ("BERT-large for questions, served: 50 requests in turn", question_answering.served),
     "quantisation": ("Static against dynamic int8, real MiniLM, 8 x 128 tokens", quantisation.static_and_dynamic),
     "arithmetic": ("8-bit arithmetic of an encoder, real MiniLM, 32 x 64 tokens", quantisation.arithmetic),
-    "seq2seq": ("mBART and t5-small, one client, greedy", quantisation.encoder_decoders),
+    "seq2seq": ("mBART and t5-small, one client, greedy (from `scripts/bench seq2seq`)", quantisation.encoder_decoders),
 }
 
 
@@ -47,6 +47,7 @@ def main() -> None:
             figures["posts"][name] = {"title": title, "rows": [asdict(row) for row in rows]}
             console.print(_table(title, rows))
             if options.output:
+                figures["posts"] = {post: figures["posts"][post] for post in POSTS if post in figures["posts"]}
                 options.output.write_text(json.dumps(figures, indent=1) + "\n")
 
 
