@@ -1,7 +1,6 @@
 """Inference engines: one file each, named as the Triton backend that runs its graphs.
 
-A file says how a graph is opened (`infer`), what config.pbtxt tells the backend (`parameters`), and which
-instruction sets a kind of arithmetic needs or gains from.
+A file says how a graph is opened (`infer`) and what config.pbtxt tells the backend (`parameters`).
 """
 
 from __future__ import annotations

@@ -65,24 +65,29 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
         with stage("prune"):
             graph, pruned = prune(graph, exported.module, spec.prune, bench.feeds, folder)
     reference = replace(reference, scores=dict(bench.reference_scores))
-    verified = climb(bench, graph, (reference, exact), variants, folder, stage)
+    verified = climb(bench, graph, reference, (exact, quality), variants, folder, stage)
     entries = lay_out(spec, bench.serving, bench.tokenizer, verified.graph, bench.fields, bench.warm_up_rows())
     removed = {"empty": empty, "pruned": pruned}
     return Prepared(entries, _report(spec, checkpoint, exported, verified, removed, entries))
 
 
 def climb(
-    bench: Bench, exported: Graph, ladder: tuple[Rung, Rung], variants: Sequence[Variant], folder: Path, stage: Stage
+    bench: Bench,
+    exported: Graph,
+    reference: Rung,
+    verified: tuple[Rung, Quality],
+    variants: Sequence[Variant],
+    folder: Path,
+    stage: Stage,
 ) -> VerifiedModel:
-    """From PyTorch and the exact graph, `ladder`, to the fastest of `variants` that keeps the quality asked for."""
-    spec, (reference, exact) = bench.spec, ladder
+    """From PyTorch and the exact graph, `verified`, to the fastest of `variants` that keeps the quality asked for."""
+    spec, exact = bench.spec, verified[0]
     threshold = bench.checkpoint.task.required(spec.quality)
     workshop = Workshop(spec, exported, folder, bench.feeds)
     memory = memory_of(_facts(bench)) if len(variants) > 1 else Memory()
     prefix = "" if spec.level == EXACT_LEVEL else f"{spec.level} "
     prefix += exact.name.removesuffix("fp32") + ("" if spec.prune is None else f"pruned {spec.prune:.0%} ")
-    memory.remember(exact)
-    found = Search(bench, workshop, reference, threshold, memory, stage, prefix).run(variants)
+    found = Search(bench, workshop, reference, verified, threshold, memory, stage, prefix).run(variants)
     rungs = (reference, exact, *(rung for rung in found.rungs if rung.name != exact.name))
     return VerifiedModel(found.made.graph, bench, rungs, found, threshold)
 

@@ -50,14 +50,25 @@ class _Tried:
 
 
 class Search:
-    """One search. `base`: PyTorch, which speeds are relative to; `prefix`: what the names of rungs begin with."""
+    """One search. `base`: PyTorch, which speeds are relative to; `exact`: the rung that was measured in every way
+    already, and its quality; `prefix`: what the names of the other rungs begin with.
+    """
 
     def __init__(
-        self, bench: Bench, workshop: Workshop, base: Rung, threshold: float, memory: Memory, stage: Stage, prefix: str
+        self,
+        bench: Bench,
+        workshop: Workshop,
+        base: Rung,
+        exact: tuple[Rung, Quality],
+        threshold: float,
+        memory: Memory,
+        stage: Stage,
+        prefix: str,
     ) -> None:
         self.bench = bench
         self.workshop = workshop
         self.base = base
+        self.exact = exact
         self.threshold = threshold
         self.memory = memory
         self.stage = stage
@@ -121,7 +132,7 @@ class Search:
     def _time(self, variant: Variant, left_alone: int, order: int) -> _Tried:
         """A rung with its size and latency, remembered or measured."""
         name = f"{self.prefix}{variant.name}" + (f", {left_alone} layers fp32" if left_alone else "")
-        rung = self.memory.recall(name)
+        rung = self.exact[0] if name == self.exact[0].name else self.memory.recall(name)
         if rung is None:
             graph = self._graph(variant, left_alone).graph
             rung = Rung(name, graph.size, self.bench.latency(graph))
@@ -130,6 +141,8 @@ class Search:
 
     def _judge(self, tried: _Tried) -> tuple[Rung, Quality | None]:
         """The rung with its quality. One remembered as too bad is not made again; one that is served always is."""
+        if tried.rung is self.exact[0]:
+            return self.exact
         if tried.rung.quality is not None and not self._keeps(tried.rung):
             return tried.rung, None
         graph = self._graph(tried.variant, tried.left_alone).graph

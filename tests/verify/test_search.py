@@ -63,8 +63,9 @@ class Workshop:
 
 def search(bench: Bench, memory: Memory | None = None) -> Search:
     base = Rung("PyTorch fp32", 1, {"1x16": 2.0})
-    stages: Any = (bench, Workshop(), base, 0.99, memory or Memory(), lambda name: nullcontext(), "")
-    return Search(*stages)
+    exact = Rung("exact", 1, {"1x16": 1.0}, quality=1.0), SimpleNamespace(mean=1.0)
+    parts: Any = (bench, Workshop(), base, exact, 0.99, memory or Memory(), lambda name: nullcontext(), "")
+    return Search(*parts)
 
 
 def test_the_fastest_is_enough_and_nothing_else_is_judged() -> None:
@@ -76,6 +77,14 @@ def test_the_fastest_is_enough_and_nothing_else_is_judged() -> None:
     assert found.choice is not None
     assert "chose int8: 8.0x PyTorch's speed" in found.choice
     assert "slower: int8-static (4.0x), fp32 (2.0x)" in found.choice
+
+
+def test_what_was_verified_already_is_neither_timed_nor_judged_again() -> None:
+    bench = Bench({("int8", left): 0.9 for left in range(9)})
+    exact = Variant("exact", "onnxruntime")
+    found = search(bench).run((exact, FAST))
+    assert found.chosen.name == "exact"
+    assert ("exact", 0) not in bench.timed + bench.asked
 
 
 def test_layers_are_left_alone_while_that_is_faster_than_the_next_rung() -> None:
