@@ -6,6 +6,7 @@ build-repo serve [DIR]            a real Triton on a repository
 build-repo query NAME key=value   ask a served model
 build-repo load-test NAME         perf_analyzer on a served model
 build-repo check [DIR]            lint a repository without a server
+build-repo compile [DIR]          TensorRT plans, on the GPU that is to serve them
 build-repo report NAME            what a build measured, as a table and as an HTML page
 """
 
@@ -21,7 +22,7 @@ from rich.markup import escape
 from builder.commands import screen
 from builder.errors import BuilderError
 
-VERBS = ("serve", "query", "load-test", "check", "report")
+VERBS = ("serve", "query", "load-test", "check", "compile", "report")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

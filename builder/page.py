@@ -24,11 +24,14 @@ def page(report: BuildReport) -> str:
     speeds = {rung.name: speed_up(rung.latency_ms, base.latency_ms) for rung in report.ladder}
     judged = {r.name: (speeds[r.name], r.quality) for r in report.ladder if r.quality is not None}
     chosen = report.chosen
-    pictures = {
+    timed = {
         f"{report.metric.capitalize()} against speed": charts.points(
             judged, ("times PyTorch's speed", report.metric), chosen
         ),
         "Times PyTorch's speed, over all shapes measured": charts.bars(speeds, "{:.1f}x", chosen),
+    }
+    pictures = {
+        **(timed if base.latency_ms else {}),
         "Size, MB": charts.bars({rung.name: rung.size / 1e6 for rung in report.ladder}, "{:.1f}", chosen),
         **_by_length(report),
     }

@@ -56,6 +56,8 @@ class BuildReport:
     padding: float
     warnings: tuple[str, ...]
     files: dict[str, dict[str, str]]
+    target: str = "cpu"
+    plan: dict[str, Any] | None = None  # what a TensorRT plan was compiled for, once it is
     memory: dict[str, int] | None = None  # bytes, of a model that keeps a cache
     choice: str | None = None  # what a search chose, and why
     gate: str | None = None  # what the threshold is of, where it is not of `metric`
@@ -71,10 +73,11 @@ class BuildReport:
     def table(self) -> Table:
         """The ladder, a rung a row: size, speed over PyTorch, two latencies, quality; the one that is served marked."""
         base = self.ladder[0]
-        cells = list(dict.fromkeys([next(iter(base.latency_ms)), list(base.latency_ms)[-1]]))
+        timed = list(base.latency_ms)  # nothing, where the machine that serves is another
+        cells = list(dict.fromkeys([*timed[:1], *timed[-1:]]))
         columns: dict[str, list[str]] = {
             "MB": [f"{rung.size / 1e6:.1f}" for rung in self.ladder],
-            "speed": [f"{speed_up(rung.latency_ms, base.latency_ms):.1f}x" for rung in self.ladder],
+            "speed": [f"{speed_up(rung.latency_ms, base.latency_ms):.1f}x" if timed else "-" for rung in self.ladder],
             **{f"{cell}, ms": [f"{rung.latency_ms[cell]:.2f}" for rung in self.ladder] for cell in cells},
             "error": [_number(rung.error, ".0e") for rung in self.ladder],
             self.metric: [_number(rung.quality, ".4f") for rung in self.ladder],

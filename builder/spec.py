@@ -82,6 +82,64 @@ class Calibration(_Options):
     """How much of the activations' size moves into the weights first (SmoothQuant's alpha); 0: nothing."""
 
 
+class Gpu(_Options):
+    """Where and how instances run on GPUs. Set in models.yaml under `gpu:`."""
+
+    devices: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), min_length=1)
+    """CUDA device numbers; each runs --instances of the engine."""
+    memory_limit_mb: int | None = Field(None, ge=1)
+    """The most that ONNX Runtime's arena takes on a device; without it all there is."""
+    arena_extend_strategy: Literal["kNextPowerOfTwo", "kSameAsRequested"] = "kSameAsRequested"
+    """How ONNX Runtime's arena grows: kSameAsRequested wastes less where several models share a device."""
+    cudnn_conv_algo_search: Literal["EXHAUSTIVE", "HEURISTIC", "DEFAULT"] = "HEURISTIC"
+    """How cuDNN's convolutions are chosen, in models that have some: EXHAUSTIVE tries all at each new shape."""
+    cuda_graphs: bool = False
+    """Capture a plan's calls of its profiles' optimal shapes as CUDA graphs."""
+
+
+class Profile(_Options):
+    """One TensorRT optimisation profile: rows and tokens, the least, the ones it is tuned for, the most."""
+
+    min: tuple[int, int] = (1, 1)
+    opt: tuple[int, int]
+    max: tuple[int, int]
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Profile:
+        for what, least, best, most in zip(("rows", "tokens"), self.min, self.opt, self.max, strict=True):
+            if not 1 <= least <= best <= most:
+                raise ValueError(f"a profile's {what} must be 1 <= min <= opt <= max, found {least}, {best}, {most}")
+        return self
+
+
+class TensorRT(_Options):
+    """How TensorRT's engines are made. Set in models.yaml under `tensorrt:`."""
+
+    profiles: tuple[Profile, ...] = ()
+    """Together they must take every call; made from --max-batch-size and --max-length when left out."""
+    workspace_mb: int | None = Field(None, ge=1)
+    """Memory that a tactic may use while it runs; without it all of the device's."""
+    optimization_level: int = Field(3, ge=0, le=5)
+    """How long TensorRT looks for fast tactics."""
+    engine_folder: str = "/engines"
+    """Where ONNX Runtime's TensorRT keeps engines and timings, inside the container."""
+
+
+class VLLM(_Options):
+    """What --engine vllm hands to vLLM. Set in models.yaml under `vllm:`."""
+
+    tensor_parallel_size: int = Field(1, ge=1)
+    """GPUs that share each layer."""
+    pipeline_parallel_size: int = Field(1, ge=1)
+    """Groups of GPUs that share the layers between them."""
+    gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
+    """The share of each GPU's memory that weights and cache may take."""
+    models_folder: str = "/models"
+    """Where the container sees this repository: a local checkpoint is copied into it and named by that path."""
+    arguments: Mapping[str, bool | int | float | str] = {}
+    """Other fields of vLLM's AsyncEngineArgs."""
+
+
 class BuildSpec(_Options):
     """One model to build. A field with a `flag` is also an option of the command line."""
 
@@ -95,14 +153,16 @@ class BuildSpec(_Options):
     """The repository to publish into."""
     revision: str | None = Field(None, json_schema_extra={"flag": True})
     """Branch, tag or commit on the Hub."""
-    precision: Literal["fp32", "fp16", "bf16", "int8", "int8-static", "int8-weights", "int4-weights", "auto"] = Field(
-        "fp32", json_schema_extra={"flag": True}
+    precision: Literal["fp32", "fp16", "bf16", "int8", "int8-static", "int8-weights", "int4-weights", "fp8", "auto"] = (
+        Field("fp32", json_schema_extra={"flag": True})
     )
-    """int8: weights, and activations as they come; int8-static: activations by ranges measured on the samples;
+    """int8: weights, and activations as they come; int8-static and fp8: activations by ranges measured on the samples;
     int8-weights, int4-weights: weights in blocks; auto: the fastest that keeps --quality."""
-    engine: Literal["onnxruntime", "openvino", "auto"] | None = Field(None, json_schema_extra={"flag": True})
-    """What runs an encoder; auto: the faster, measured here. When left out: the first that has the precision, or
-    with --precision auto the fastest."""
+    engine: Literal["onnxruntime", "openvino", "tensorrt", "vllm", "auto"] | None = Field(
+        None, json_schema_extra={"flag": True}
+    )
+    """What runs the graph; auto: the faster, measured here. When left out: the first that has the precision, or
+    with --precision auto the fastest. vllm: nothing is exported, Triton's vLLM backend runs the checkpoint."""
     level: Literal["O1", "O2", "O3", "O4"] = Field("O2", json_schema_extra={"flag": True})
     """Graph optimisation as Optimum counts it: basic, fusions, fusions with an approximate GELU, the same in fp16."""
     graph: Path | None = Field(None, json_schema_extra={"flag": True})
@@ -129,8 +189,9 @@ class BuildSpec(_Options):
     """Where decode steps run: inside NAME, the cache in place, or as a Triton model NAME_model of its own."""
     samples: Path | None = Field(None, json_schema_extra={"flag": True})
     """JSON lines of the task's inputs, to verify and to measure on."""
-    target: Literal["cpu"] = Field("cpu", json_schema_extra={"flag": True})
-    """What the repository runs on."""
+    target: Literal["cpu", "cuda", "tensorrt"] = Field("cpu", json_schema_extra={"flag": True})
+    """What the repository runs on: a CPU, a GPU, or a GPU through TensorRT (a plan, compiled there; with
+    --engine onnxruntime by ONNX Runtime as it loads)."""
     triton: str = Field("24.10", json_schema_extra={"flag": True})
     """The Triton release it must load on."""
     max_batch_size: int = Field(64, ge=1, json_schema_extra={"flag": True})
@@ -149,6 +210,18 @@ class BuildSpec(_Options):
     """How token features become one embedding, where the checkpoint does not say."""
     serving: Serving = Serving()
     calibration: Calibration = Calibration()
+    gpu: Gpu = Gpu()
+    tensorrt: TensorRT = TensorRT()
+    vllm: VLLM = VLLM()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _engines_have_targets(cls, options: Any) -> Any:
+        """An engine that runs nowhere else is a target too."""
+        only = {"tensorrt": "tensorrt", "vllm": "cuda"}
+        if isinstance(options, dict) and options.get("engine") in only and "target" not in options:
+            return {**options, "target": only[options["engine"]]}
+        return options
 
     @field_validator("triton")
     @classmethod
@@ -186,8 +259,12 @@ class BuildSpec(_Options):
             raise ValueError("--cache int8 needs the in-process executor: no Triton release reads it yet")
         if self.beams is not None and self.beams > self.slots:
             raise ValueError(f"a search of {self.beams} beams needs as many slots; --slots is {self.slots}")
+        allowed = {"cpu": ("onnxruntime", "openvino", "auto"), "cuda": ("onnxruntime", "vllm")}
+        engines = allowed.get(self.target, ("tensorrt", "onnxruntime"))
+        if self.engine is not None and self.engine not in engines:
+            raise ValueError(f"--engine {self.engine} is not of --target {self.target}, which has {', '.join(engines)}")
         cores = available_cores()
-        if self.threads is not None and self.threads * self.instances > cores:
+        if self.target == "cpu" and self.threads is not None and self.threads * self.instances > cores:
             raise ValueError(
                 f"{self.instances} instances of {self.threads} threads exceed the {cores} cores here; "
                 "use fewer of either"
@@ -202,7 +279,7 @@ class BuildSpec(_Options):
     @property
     def fits(self) -> bool:
         """Whether something is fitted to the samples, so that it must be judged on others."""
-        return self.precision in ("int8-static", "auto") or self.prune is not None
+        return self.precision in ("int8-static", "fp8", "auto") or self.prune is not None
 
     @property
     def threads_per_instance(self) -> int:

@@ -85,8 +85,9 @@ def test_tasks_name_no_architecture_and_architectures_no_task() -> None:
 
 def test_the_emitted_python_imports_only_what_its_requirements_name() -> None:
     base = {"numpy", "tokenizers", "triton_python_backend_utils", *sys.stdlib_module_names}
+    more = {"generation": {"onnxruntime", "jinja2"}, "recipe": {"tensorrt", "polygraphy"}}
     for path in RUNTIME.rglob("*.py"):
-        allowed = {*base, "onnxruntime", "jinja2"} if path.parent.name == "generation" else base
+        allowed = base | more.get(path.parent.name, set())
         for name in re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE):
             assert name in allowed, f"{path.name} imports {name}"
     pinned = (RUNTIME / "requirements.txt").read_text()
@@ -120,7 +121,7 @@ sys.path = [sys.argv[1], *(p for p in sys.path if p not in ("", sys.argv[2]))]
 from builder import build
 from builder.repository import layout, render
 from builder.spec import Serving
-config = layout.Config("m", "python", 1, [], [], 1, Serving(), dynamic_batching=True)
+config = layout.Config("m", "python", 1, [], [], [], Serving(), dynamic_batching=True)
 assert str(render.templates()).startswith(sys.argv[1]), render.templates()
 assert render.parse(render.render(config), "m").name == "m"
 assert all((layout.RUNTIME / name).is_file() for files in layout.RUNTIME_FILES.values() for name in files.values())

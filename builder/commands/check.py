@@ -10,7 +10,7 @@ from rich.markup import escape
 from builder.commands import DEFAULT_REPOSITORY, screen
 from builder.engines.releases import RELEASES
 from builder.errors import SpecError
-from builder.repository.check import check, warnings
+from builder.repository.check import check, pending, warnings
 from builder.repository.publish import recover
 
 
@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
         raise SpecError(f"Triton {options.triton} is not known; known are {', '.join(RELEASES)}")
     for name in recover(options.repository):
         screen.print(f"{name}: an interrupted build was undone", highlight=False)
-    problems = check(options.repository, options.triton)
+    problems = [*check(options.repository, options.triton), *pending(options.repository)]
     for problem in problems:
         screen.print(f"[red]✗[/] {escape(problem)}", highlight=False, soft_wrap=True)
     for warning in warnings(options.repository):

@@ -18,6 +18,8 @@ Infer = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 
 class Engine(Protocol):
+    MODEL_FILE: str
+
     def infer(self, graph: Graph, threads: int, spinning: bool = False) -> Infer:
         """Open `graph` on the CPU: named arrays in, named arrays out."""
         ...

@@ -5,17 +5,17 @@ Knows files and threads; knows nothing about checkpoints or tasks.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 import onnxruntime
 
 from builder.engines import Infer
-
-if TYPE_CHECKING:
-    from builder.export.graph import Graph
+from builder.export.bfloat16 import without_bfloat16
+from builder.export.graph import Graph, save_graph
 
 BACKEND = "onnxruntime"
 MODEL_FILE = "model.onnx"
@@ -67,8 +67,16 @@ def infer_with(session: onnxruntime.InferenceSession) -> Callable[[dict[str, np.
 
 
 def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
-    """Open `graph`: named arrays in, named arrays out."""
-    return infer_with(open_session(graph.path, threads, spinning))
+    """Open `graph`: named arrays in, named arrays out.
+
+    No CPU kernel has bf16: a graph for a GPU in it is opened with its rounded constants, multiplied in fp32.
+    """
+    if graph.arithmetic != "bf16":
+        return infer_with(open_session(graph.path, threads, spinning))
+    with tempfile.TemporaryDirectory() as place:
+        stand_in = Path(place) / MODEL_FILE
+        save_graph(without_bfloat16(onnx.load(str(graph.path))), stand_in)
+        return infer_with(open_session(stand_in, threads, spinning))
 
 
 def parameters(graph: Graph, threads: int, spinning: bool) -> dict[str, str]:

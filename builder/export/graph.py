@@ -11,7 +11,7 @@ from pathlib import Path
 
 import onnx
 
-from builder.engines.releases import OPERATOR_NEEDS, RELEASES
+from builder.engines.releases import OPERATOR_NEEDS, RELEASES, version_tuple
 from builder.errors import ExportError
 
 
@@ -90,19 +90,17 @@ def operator_needs(graph: Graph) -> list[str]:
             needs.add("GroupQueryAttention with an int8 cache")
         if len(node.input) > 10 and node.input[10]:
             needs.add("GroupQueryAttention with attention_bias")
-    return sorted(needs, key=lambda need: _version(OPERATOR_NEEDS[need]), reverse=True)
-
-
-def _version(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.split("."))
+    return sorted(needs, key=lambda need: version_tuple(OPERATOR_NEEDS[need]), reverse=True)
 
 
 def check_release(graph: Graph, triton: str) -> None:
     """Refuse a graph that the ONNX Runtime of a Triton release cannot read. Raises ExportError."""
     release = RELEASES[triton]
     for need in operator_needs(graph):
-        if _version(OPERATOR_NEEDS[need]) > _version(release.onnxruntime):
-            found = [n for n, r in RELEASES.items() if _version(r.onnxruntime) >= _version(OPERATOR_NEEDS[need])]
+        if version_tuple(OPERATOR_NEEDS[need]) > version_tuple(release.onnxruntime):
+            found = [
+                n for n, r in RELEASES.items() if version_tuple(r.onnxruntime) >= version_tuple(OPERATOR_NEEDS[need])
+            ]
             raise ExportError(
                 f"{graph.path.name} uses {need}, which ONNX Runtime has from {OPERATOR_NEEDS[need]}; Triton {triton} "
                 f"has {release.onnxruntime}. "

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from builder.checkpoint import Checkpoint
+from builder.engines import tensorrt
 from builder.engines.cpu import cpu
 from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import SpecError, VerificationError
@@ -20,7 +21,8 @@ from builder.optimise.fusion import fuse
 from builder.optimise.pruning import prune
 from builder.optimise.variants import Variant, Workshop, asked
 from builder.report import BuildReport, Rung, file_hashes, versions
-from builder.repository.layout import RepositoryEntry, lay_out
+from builder.repository.layout import RepositoryEntry, lay_out, version_files
+from builder.repository.recipe import recipe_files
 from builder.spec import BuildSpec
 from builder.verify.bench import Bench, make_bench
 from builder.verify.latency import pytorch_latencies
@@ -66,7 +68,13 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
             graph, pruned = prune(graph, exported.module, spec.prune, bench.feeds, folder)
     reference = replace(reference, scores=dict(bench.reference_scores))
     verified = climb(bench, graph, reference, (exact, quality), variants, folder, stage)
-    entries = lay_out(spec, bench.serving, bench.tokenizer, verified.graph, bench.fields, bench.warm_up_rows())
+    graph = verified.graph
+    if graph.engine == tensorrt.BACKEND:
+        with stage("recipe"):
+            files = recipe_files(spec, graph, bench.serving, bench.feeds, folder)
+    else:
+        files = version_files(graph)
+    entries = lay_out(spec, bench.serving, bench.tokenizer, graph, files, bench.fields, bench.warm_up_rows())
     removed = {"empty": empty, "pruned": pruned}
     return Prepared(entries, _report(spec, checkpoint, exported, verified, removed, entries))
 
@@ -119,9 +127,17 @@ def _refuse_wrong_answers(exact: Rung, quality: Quality) -> None:
         )
 
 
+def _untimed(spec: BuildSpec) -> str | None:
+    if spec.target == "cpu":
+        return None
+    return f"answers were judged on the CPU, speed was not measured: --target {spec.target} is timed where it is served"
+
+
 def _pytorch_rung(spec: BuildSpec, checkpoint: Checkpoint, exported: Export) -> Rung:
     """PyTorch is timed before any engine is open: waiting engine threads would take its cores."""
-    latency = pytorch_latencies(exported.module, checkpoint.max_length, spec.threads_per_instance)
+    latency = {}
+    if spec.target == "cpu":
+        latency = pytorch_latencies(exported.module, checkpoint.max_length, spec.threads_per_instance)
     size = sum(parameter.numel() * 4 for parameter in checkpoint.model.parameters())
     return Rung("PyTorch fp32", size, latency, 0.0, 1.0, 1.0, 1.0)
 
@@ -158,10 +174,11 @@ def _report(
         threshold=verified.threshold,
         samples=len(verified.bench.samples),
         padding=found.quality.padding,
-        warnings=tuple(filter(None, [exported.warning])),
+        warnings=tuple(filter(None, [exported.warning, _untimed(spec)])),
         choice=found.choice,
         chosen=found.chosen.name,
         engine=verified.graph.engine,
+        target=spec.target,
         tuned_for=tuple(flag for flag in found.variant.fast_with if flag in machine["flags"]),
         files=file_hashes(entries),
     )

@@ -23,6 +23,7 @@ from builder.errors import VerificationError
 from builder.export.cleanup import drop_unused
 from builder.export.graph import EXTERNAL_FROM, Graph, save_graph
 from builder.optimise.activations import Feeds
+from builder.optimise.eight_bit_floats import to_float8
 from builder.optimise.graphs import constant_products, eight_bit_lookup, replace_nodes
 from builder.optimise.quantisation import LOOKUP, Quantised, candidates
 from builder.optimise.smoothing import smooth
@@ -36,9 +37,17 @@ METHODS = {
 
 
 def quantise_statically(
-    graph: Graph, path: Path, calibration: Calibration, feeds: Sequence[Feeds], left_alone: Collection[str] = ()
+    graph: Graph,
+    path: Path,
+    calibration: Calibration,
+    feeds: Sequence[Feeds],
+    left_alone: Collection[str] = (),
+    lookups: bool = True,
+    floats: bool = False,
 ) -> Quantised:
-    """Write `graph` in int8 to `path`, all products and large lookups but those named in `left_alone`.
+    """Write `graph` in int8 to `path`, all products and, unless told not to, large lookups, but those of `left_alone`.
+
+    With `floats` in fp8, which wants a symmetric calibration.
 
     Raises VerificationError where a product was missed.
     """
@@ -47,7 +56,8 @@ def quantise_statically(
     chosen = [name for name, kind in found.items() if kind != LOOKUP and name not in left_alone]
     if calibration.smooth:
         smooth(model, calibration.smooth, feeds, left_alone)
-    lookups = _eight_bit_lookups(model.graph, {n for n, k in found.items() if k == LOOKUP and n not in left_alone})
+    tables = {n for n, k in found.items() if lookups and k == LOOKUP and n not in left_alone}
+    rounded = _eight_bit_lookups(model.graph, tables)
     drop_unused(model.graph)
     _state_types(model.graph)
     with tempfile.TemporaryDirectory() as place:
@@ -75,13 +85,15 @@ def quantise_statically(
         )
         result = onnx.load(str(written))
     result.ir_version = graph.ir_version
+    if floats:
+        to_float8(result.graph, {t.name: numpy_helper.to_array(t) for t in model.graph.initializer})
     done = _quantised_products(result.graph)
     if not chosen or done != len(chosen):
         raise VerificationError(
             f"of {len(chosen)} matrix products {done} were quantised; nothing was published. Use --precision fp32 for "
             "this checkpoint"
         )
-    return Quantised(save_graph(result, path), done, lookups, tuple(left_alone))
+    return Quantised(save_graph(result, path), done, rounded, tuple(left_alone))
 
 
 def _state_types(graph: onnx.GraphProto) -> None:

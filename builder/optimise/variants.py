@@ -13,34 +13,49 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
-from builder.engines import onnxruntime, openvino
+from builder.engines import onnxruntime, openvino, tensorrt
+from builder.engines.cuda import without_kernel
+from builder.engines.releases import RELEASES, version_tuple, with_tensorrt
 from builder.errors import SpecError
 from builder.export.graph import Graph, check_release, read_graph, save_graph
 from builder.export.plain import spell_out_attention
 from builder.optimise.activations import Feeds
+from builder.optimise.constants import fold_constants
 from builder.optimise.decoder_weights import BITS, WeightOptions, quantise_weights
 from builder.optimise.fusion import fuse
-from builder.optimise.half_precision import to_half
+from builder.optimise.half_precision import HALVES, to_half
+from builder.optimise.key_lengths import count_keys
 from builder.optimise.quantisation import Quantised, candidates, quantise, sensitivity
 from builder.optimise.static_quantisation import quantise_statically
 from builder.spec import BuildSpec
 
 BF16 = ("avx512_bf16", "amx_bf16")
 VNNI = ("avx512_vnni", "avx_vnni", "amx_int8")
-SENSITIVE = ("int8", "int8-static")  # precisions that can leave layers alone
+STATIC = ("int8-static", "fp8")
+SENSITIVE = ("int8", *STATIC)  # precisions that can leave layers alone
+
+
+PLACES = {  # engine and target, as a rung is called after them
+    ("onnxruntime", "cpu"): "",
+    ("openvino", "cpu"): "OpenVINO",
+    ("onnxruntime", "cuda"): "CUDA",
+    ("tensorrt", "tensorrt"): "TensorRT",
+    ("onnxruntime", "tensorrt"): "TensorRT by ONNX Runtime",
+}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """A precision on an engine. `fast_with`: instruction sets of which it wants one."""
+    """A precision on an engine, for a target. `fast_with`: instruction sets of which it wants one."""
 
     precision: str
     engine: str
     fast_with: tuple[str, ...] = ()
+    target: str = "cpu"
 
     @property
     def name(self) -> str:
-        return self.precision if self.engine == onnxruntime.BACKEND else f"{self.precision} OpenVINO"
+        return f"{self.precision} {PLACES[self.engine, self.target]}".strip()
 
 
 VARIANTS = (
@@ -54,6 +69,9 @@ VARIANTS = (
     Variant("int8-static", "openvino", VNNI),
     Variant("int8-weights", "onnxruntime", VNNI),
     Variant("int4-weights", "onnxruntime", VNNI),
+    *(Variant(precision, "onnxruntime", target="cuda") for precision in ("fp32", "fp16", "bf16")),
+    *(Variant(p, "tensorrt", target="tensorrt") for p in ("fp32", "fp16", "bf16", "int8-static", "fp8")),
+    *(Variant(p, "onnxruntime", target="tensorrt") for p in ("fp32", "fp16", "int8-static")),
 )
 GIVEN = "as given"
 AUTO = ("fp32", "bf16", "int8", "int8-static")  # the others are slower on every CPU they were measured on
@@ -65,10 +83,15 @@ def asked(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant, ...]:
         both = ("onnxruntime", "openvino") if spec.engine == "auto" else (spec.engine or "onnxruntime",)
         return tuple(Variant(GIVEN, engine) for engine in both)
     precision = "fp16" if spec.level == "O4" else spec.precision
+    if spec.target != "cpu":
+        return (_on_gpu(spec, precision),)
     wanted = AUTO if precision == "auto" else (precision,)
-    found = [v for v in VARIANTS if v.precision in wanted and spec.engine in (None, "auto", v.engine)]
+    here = [v for v in VARIANTS if v.target == "cpu"]
+    found = [v for v in here if v.precision in wanted and spec.engine in (None, "auto", v.engine)]
     if not found:
-        engines = " and ".join(v.engine for v in VARIANTS if v.precision == precision)
+        engines = " and ".join(v.engine for v in here if v.precision == precision)
+        if not engines:
+            raise SpecError(f"no engine has {precision} on a CPU; --target tensorrt has")
         raise SpecError(f"{spec.engine} has no {precision} on a CPU; {engines} has: leave --engine out")
     able = [v for v in found if v.precision != "bf16" or set(BF16) & set(flags)]
     if not able:
@@ -77,6 +100,25 @@ def asked(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant, ...]:
             "build where it is to be served"
         )
     return tuple(able if spec.engine == "auto" or precision == "auto" else able[:1])
+
+
+def _on_gpu(spec: BuildSpec, precision: str) -> Variant:
+    """The variant for a GPU, whatever this machine has. Raises SpecError."""
+    engine = spec.engine or {"cuda": onnxruntime.BACKEND, "tensorrt": tensorrt.BACKEND}[spec.target]
+    has = RELEASES[spec.triton].tensorrt
+    if spec.target == "tensorrt" and has is not None and version_tuple(has) < version_tuple(tensorrt.LEAST):
+        raise SpecError(
+            f"Triton {spec.triton} has TensorRT {has}; graphs whose precision is in their types need {tensorrt.LEAST}: "
+            f"use --triton {with_tensorrt(tensorrt.LEAST)[0]} or later"
+        )
+    of_engine = [v for v in VARIANTS if (v.target, v.engine) == (spec.target, engine)]
+    for variant in of_engine:
+        if variant.precision == precision:
+            return variant
+    known = ", ".join(v.precision for v in of_engine)
+    if precision == "auto":
+        raise SpecError(f"--precision auto measures, and this machine does not run --target {spec.target}: say {known}")
+    raise SpecError(f"{engine} has no {precision} for --target {spec.target}; it has {known}")
 
 
 @dataclass(frozen=True)
@@ -97,8 +139,18 @@ class Workshop:
 
     @cached_property
     def plain(self) -> Graph:
-        """For OpenVINO, which fuses it when it loads it."""
+        """For OpenVINO and TensorRT, which fuse it themselves."""
         return spell_out_attention(self.exported, self.folder)
+
+    @cached_property
+    def folded(self) -> Graph:
+        """For TensorRT, which wants constants computed."""
+        return fold_constants(self.plain, self.folder)
+
+    @cached_property
+    def for_cuda(self) -> Graph:
+        """For ONNX Runtime on a GPU."""
+        return count_keys(self.fused, self.folder)
 
     @cached_property
     def given(self) -> Graph:
@@ -127,25 +179,43 @@ class Workshop:
         """The graph of `variant`. Raises VerificationError where nothing came of it."""
         source, spec = self._source(variant), self.spec
         path = self.folder / f"{variant.precision}-{variant.engine}-{len(left_alone)}" / onnxruntime.MODEL_FILE
+        on_openvino = variant.engine == openvino.BACKEND
         made = Quantised(source, 0, 0, ())
         if variant.precision == "int8":
             made = quantise(source, path, left_alone)
-        elif variant.precision == "int8-static":
-            made = quantise_statically(source, path, spec.calibration, self.feeds, left_alone)
+        elif variant.precision in STATIC:
+            made = self._static(variant, source, path, left_alone)
         elif variant.precision in BITS:
             options = WeightOptions(spec.block_size, not spec.asymmetric)
             weights = quantise_weights(source, variant.precision, options, self.folder)
             made = Quantised(weights.graph, weights.matmuls, weights.embeddings, ())
-        elif variant.precision == "fp16" and variant.engine == onnxruntime.BACKEND:
-            made = Quantised(to_half(source, path), 0, 0, ())
-        if variant.engine == onnxruntime.BACKEND:
+        elif variant.precision in HALVES and not on_openvino:
+            kept: Sequence[str] = ()
+            if variant.target == "cuda":
+                kept = without_kernel(source.operators, variant.precision, spec.triton)
+            made = Quantised(to_half(source, path, variant.precision, kept), 0, 0, ())
+        if on_openvino:
+            arithmetic = "bf16" if variant.precision == "bf16" else "fp32"
+            half_weights = variant.precision != "fp32"
+            graph = openvino.convert(made.graph, path.parent / "ir" / openvino.MODEL_FILE, arithmetic, half_weights)
+            return replace(made, graph=graph)
+        return replace(made, graph=replace(made.graph, engine=variant.engine))
+
+    def _static(self, variant: Variant, source: Graph, path: Path, left_alone: Sequence[str]) -> Quantised:
+        """TensorRT takes activations around zero only and has no 8-bit tables; a plan runs what stays real in fp16."""
+        calibration = self.spec.calibration
+        if variant.target == "cpu":
+            return quantise_statically(source, path, calibration, self.feeds, left_alone)
+        calibration = calibration.model_copy(update={"symmetric": True})
+        real = path.parent / "real" / path.name
+        made = quantise_statically(source, real, calibration, self.feeds, left_alone, False, variant.precision == "fp8")
+        if variant.engine == onnxruntime.BACKEND:  # its TensorRT allows one lower precision, which is int8
             return made
-        arithmetic = "bf16" if variant.precision == "bf16" else "fp32"
-        half_weights = variant.precision != "fp32"
-        graph = openvino.convert(made.graph, path.parent / "ir" / openvino.MODEL_FILE, arithmetic, half_weights)
-        return replace(made, graph=graph)
+        return replace(made, graph=to_half(made.graph, path))
 
     def _source(self, variant: Variant) -> Graph:
         if variant.precision == GIVEN:
             return self.given
-        return self.fused if variant.engine == onnxruntime.BACKEND else self.plain
+        if variant.target == "cpu":
+            return self.fused if variant.engine == onnxruntime.BACKEND else self.plain
+        return self.for_cuda if variant.target == "cuda" else self.folded

@@ -11,12 +11,14 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from builder.engines import onnxruntime, openvino
+from builder.engines import onnxruntime, openvino, tensorrt
 from builder.engines.cpu import cpu
-from builder.engines.releases import RELEASES
+from builder.engines.gpu import gpus
+from builder.engines.releases import RELEASES, version_tuple
 from builder.errors import BuilderError
 from builder.export.graph import check_release, read_graph
 from builder.repository.render import parse
+from builder.runtime.recipe import compile as program
 
 
 def check(repository: Path, triton: str | None = None) -> list[str]:
@@ -27,6 +29,16 @@ def check(repository: Path, triton: str | None = None) -> list[str]:
     if not folders:
         return [f"{repository} holds no model; build one: build-repo MODEL --output {repository}"]
     return [f"{folder.name}: {problem}" for folder in folders for problem in _check_entry(folder, triton)]
+
+
+def pending(repository: Path) -> list[str]:
+    """What was built and cannot be loaded yet: plans that a machine with a GPU has still to compile."""
+    return [
+        f"{recipe.parent.parent.name}: its plan is not compiled yet; on the GPU that is to serve it: "
+        f"build-repo compile {repository}"
+        for recipe in sorted(repository.glob(f"*/{program.FOLDER}/recipe.json"))
+        if not (recipe.parent.parent / program.PLAN).is_file()
+    ]
 
 
 def _check_entry(folder: Path, triton: str | None) -> Iterator[str]:
@@ -42,10 +54,10 @@ def _check_entry(folder: Path, triton: str | None) -> Iterator[str]:
     if config.name != folder.name:
         yield f"config.pbtxt names it {config.name!r}; Triton wants the folder's name"
     versions = [version for version in folder.iterdir() if version.is_dir() and version.name.isdigit()]
-    if not versions:
+    if not versions and not (folder / program.FOLDER).is_dir():
         yield "has no version folder such as 1/"
     absent = set(map(str, config.version_policy.specific.versions)) - {version.name for version in versions}
-    if absent:
+    if absent and versions:
         yield f"version_policy asks for version {min(absent)}, which is not there"
     report = folder / "build.json"
     try:
@@ -59,6 +71,8 @@ def _check_entry(folder: Path, triton: str | None) -> Iterator[str]:
             yield from _check_graph(version, config, release)
         elif config.backend == openvino.BACKEND:
             yield from _check_representation(version, config)
+        elif config.backend == tensorrt.BACKEND:
+            yield from _check_plan(version, recorded.get("plan"), release)
         elif config.backend == "python":
             yield from _check_python(version, folder.parent, release)
     for name, digest in recorded.get("files", {}).get(folder.name, {}).items():
@@ -101,6 +115,30 @@ def _check_representation(version: Path, config: object) -> Iterator[str]:
         declared = tuple(value.name for value in getattr(config, kind))
         if set(declared) - set(names):
             yield f"config.pbtxt declares {kind}s {declared}, the graph has {names}"
+
+
+def _check_plan(version: Path, fingerprint: dict[str, str] | None, release: str | None) -> Iterator[str]:
+    """A plan belongs to one TensorRT and one kind of GPU, and to the graph that it was compiled from."""
+    again = f"compile it again: build-repo compile {version.parent.parent}"
+    if not (version / tensorrt.MODEL_FILE).is_file():
+        yield f"{version.name}/{tensorrt.MODEL_FILE} is missing; {again}"
+        return
+    if fingerprint is None:
+        yield f"build.json does not say what its plan was compiled for; {again}"
+        return
+    has = RELEASES[release].tensorrt if release in RELEASES else None
+    if has is not None and version_tuple(fingerprint["tensorrt"])[:2] != version_tuple(has):
+        yield (
+            f"its plan was compiled by TensorRT {fingerprint['tensorrt']} and Triton {release} has {has}; in the "
+            f"TensorRT container of that release {again}"
+        )
+    here = gpus()
+    if here and fingerprint["gpu"] not in [gpu.name for gpu in here]:
+        yield f"its plan was compiled for {fingerprint['gpu']} and this machine has {here[0].name}; {again}"
+    recipe = version.parent / program.FOLDER
+    asked = json.loads((recipe / "recipe.json").read_text("utf-8")) if (recipe / "recipe.json").is_file() else {}
+    if asked.get("onnx_sha256") != fingerprint["onnx_sha256"]:
+        yield f"its plan was compiled from another graph than the one beside it; {again}"
 
 
 def warnings(repository: Path) -> list[str]:

@@ -17,6 +17,7 @@ import numpy as np
 from builder.engines import engine
 from builder.engines.onnxruntime import BACKEND, MODEL_FILE
 from builder.export.graph import Graph
+from builder.repository.placement import Accelerator, InstanceGroup, Shapes, place
 from builder.runtime.fields import Field
 from builder.spec import BuildSpec, Serving
 
@@ -40,7 +41,7 @@ SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_i
 
 @dataclass(frozen=True)
 class WarmUp:
-    """One warm-up request of the engine: a row of real tokens, repeated `batch_size` times."""
+    """One warm-up request of the engine: a row of real tokens, or of zeros, repeated `batch_size` times."""
 
     name: str
     batch_size: int
@@ -56,14 +57,17 @@ class Config:
     max_batch_size: int
     inputs: Sequence[Field]
     outputs: Sequence[Field]
-    instances: int
+    groups: Sequence[InstanceGroup]
     serving: Serving
     dynamic_batching: bool
     max_queue_delay_us: int = 0
     default_model_filename: str = ""
+    platform: str = ""
     rate_limited: bool = False
     response_cache: bool = False
     graph_level: int = 0
+    accelerators: Sequence[Accelerator] = ()
+    cuda_graphs: Sequence[Shapes] = ()
     parameters: Mapping[str, str] = field(default_factory=dict)
     warm_ups: Sequence[WarmUp] = ()
     decoupled: bool = False
@@ -99,15 +103,21 @@ def serving_document(
     }
 
 
+def version_files(graph: Graph) -> dict[str, bytes | Path]:
+    """The files of a graph that its engine opens as they are, in version 1."""
+    return {f"1/{file.name}": file for file in graph.files}
+
+
 def lay_out(
     spec: BuildSpec,
     serving: Mapping[str, Any],
     tokenizer: str,
     graph: Graph,
+    graph_files: Mapping[str, bytes | Path],
     fields: tuple[Sequence[Field], Sequence[Field]],
     warm_up_rows: Sequence[Mapping[str, Sequence[int]]],
 ) -> tuple[RepositoryEntry, RepositoryEntry]:
-    """The front model and its engine."""
+    """The front model and its engine, whose own files are `graph_files`."""
     options = spec.serving
     front = Config(
         name=spec.entry_name,
@@ -115,7 +125,7 @@ def lay_out(
         max_batch_size=spec.max_batch_size,
         inputs=fields[0],
         outputs=fields[1],
-        instances=options.front_instances or spec.instances,
+        groups=(InstanceGroup(options.front_instances or spec.instances),),
         serving=options,
         dynamic_batching=True,
         max_queue_delay_us=spec.max_queue_delay_us,
@@ -127,7 +137,7 @@ def lay_out(
     files.update({f"1/tasks/{name}": RUNTIME / "tasks" / name for name in task_files(serving["task"])})
     files["1/serving.json"] = json.dumps(serving, indent=1, ensure_ascii=False).encode()
     files["1/tokenizer.json"] = tokenizer.encode()
-    return RepositoryEntry(front.name, front, files), _engine_entry(spec, graph, warm_up_rows)
+    return RepositoryEntry(front.name, front, files), _engine_entry(spec, serving, graph, graph_files, warm_up_rows)
 
 
 def lay_out_generating(
@@ -148,7 +158,7 @@ def lay_out_generating(
         max_batch_size=0,  # the decode loop batches; a request is one prompt, as Triton's LLM clients send it
         inputs=fields[0],
         outputs=fields[1],
-        instances=1,
+        groups=(InstanceGroup(1),),
         serving=spec.serving,
         dynamic_batching=False,
         decoupled=True,
@@ -161,17 +171,18 @@ def lay_out_generating(
         files.update({f"1/{file.name}": file for graph in graphs for file in graph.files})
         return (RepositoryEntry(front.name, front, files),)
     logits = Field("logits", "TYPE_FP32", (-1, serving["vocabulary"]))
+    placement = place(spec, graphs[0], spec.serving.prefill_tokens, serving["max_length"])
     step = Config(
         name=serving["engine"],
         backend=BACKEND,
         max_batch_size=0,
         inputs=step_inputs,
         outputs=[logits, *(_present(field) for field in step_inputs if field.name.startswith("past_"))],
-        instances=1,
+        groups=placement.groups,
         serving=spec.serving,
         dynamic_batching=False,
         default_model_filename=MODEL_FILE,
-        parameters=_engine_parameters(spec, graphs[0]),
+        parameters=placement.parameters,
     )
     weights: dict[str, bytes | Path] = {f"1/{file.name}": file for graph in graphs for file in graph.files}
     return RepositoryEntry(front.name, front, files), RepositoryEntry(step.name, step, weights)
@@ -183,10 +194,6 @@ def _present(past: Field) -> Field:
 
 def _runtime_files(kind: str) -> dict[str, bytes | Path]:
     return {f"1/{target}": RUNTIME / source for target, source in RUNTIME_FILES[kind].items()}
-
-
-def _engine_parameters(spec: BuildSpec, graph: Graph) -> dict[str, str]:
-    return engine(graph.engine).parameters(graph, spec.threads_per_instance, spec.serving.spinning)
 
 
 def _front_parameters(spec: BuildSpec, serving: Mapping[str, Any]) -> dict[str, str]:
@@ -206,9 +213,16 @@ def task_files(module: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _engine_entry(spec: BuildSpec, graph: Graph, rows: Sequence[Mapping[str, Sequence[int]]]) -> RepositoryEntry:
+def _engine_entry(
+    spec: BuildSpec,
+    serving: Mapping[str, Any],
+    graph: Graph,
+    graph_files: Mapping[str, bytes | Path],
+    rows: Sequence[Mapping[str, Sequence[int]]],
+) -> RepositoryEntry:
     options = spec.serving
-    files: dict[str, bytes | Path] = {f"1/{file.name}": file for file in graph.files}
+    files = dict(graph_files)
+    placement = place(spec, graph, serving["batching"]["token_budget"], serving["max_length"])
     warm_ups = []
     for index, row in enumerate(rows if options.warm_up else ()):
         inputs = {}
@@ -217,19 +231,26 @@ def _engine_entry(spec: BuildSpec, graph: Graph, rows: Sequence[Mapping[str, Seq
             files[f"warmup/{file}"] = np.asarray(row[name], dtype=np.int64).tobytes()
             inputs[name] = {"length": len(row[name]), "file": file}
         warm_ups.append(WarmUp(f"text_{index}", 1, inputs))
+    for index, shapes in enumerate(placement.warm_ups):  # asked for or not: the first call would wait for an engine
+        rows_of_it = max(shape[0] for shape in shapes.values())
+        zeros = {name: {"length": shape[1], "file": ""} for name, shape in shapes.items()}
+        warm_ups.append(WarmUp(f"profile_{index}", rows_of_it, zeros))
     config = Config(
         name=f"{spec.entry_name}_model",
         backend=graph.engine,
+        platform=placement.platform,
         max_batch_size=spec.max_batch_size,
         inputs=[Field(name, "TYPE_INT64", (-1,)) for name in graph.inputs],
         outputs=[Field(n, "TYPE_FP32", dims) for n, dims in zip(graph.outputs, graph.output_dims, strict=True)],
-        instances=spec.instances,
+        groups=placement.groups,
         serving=options,
         dynamic_batching=False,  # rows of one call have one length: the front model has batched them already
-        default_model_filename=graph.path.name,
+        default_model_filename=engine(graph.engine).MODEL_FILE,
         rate_limited=True,
         graph_level=options.optimization_level,
-        parameters=_engine_parameters(spec, graph),
+        accelerators=placement.accelerators,
+        cuda_graphs=placement.cuda_graphs,
+        parameters=placement.parameters,
         warm_ups=warm_ups,
     )
     return RepositoryEntry(config.name, config, files)

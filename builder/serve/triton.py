@@ -25,15 +25,20 @@ from pathlib import Path
 
 import numpy as np
 import tritonclient.grpc as grpc
+from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException
 
+from builder.engines.gpu import gpus
 from builder.errors import ServeError
+from builder.repository.check import pending
 from builder.repository.publish import recover
+from builder.repository.render import parse
 
 BACKENDS = Path(__file__).parent / "backends"
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_NEEDED = 256 << 20
 RESPONSE_CACHE = 16 << 20  # bytes, for models whose configuration asks for it
+KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
@@ -134,6 +139,9 @@ def wheel_folder() -> Path:
 def _check(repository: Path, host: str, ports: Ports) -> None:
     if not repository.is_dir() or not any(repository.glob("*/config.pbtxt")):
         raise ServeError(f"{repository} holds no model; build one first: build-repo MODEL --output {repository}")
+    refused = [*pending(repository), *_not_here(repository)]
+    if refused:
+        raise ServeError(refused[0])
     if int(np.__version__.split(".")[0]) >= 2:
         raise ServeError(f"numpy {np.__version__} corrupts tensors in this server's Python backend: install numpy<2")
     for kind, port in (("http", ports.http), ("grpc", ports.grpc), ("metrics", ports.metrics)):
@@ -151,6 +159,23 @@ def _check(repository: Path, host: str, ports: Ports) -> None:
             f"{SHARED_MEMORY} has {free} MB free; the Python backend needs {SHARED_MEMORY_NEEDED >> 20} MB: enlarge it "
             "(docker: --shm-size 1g) or remove what fills it"
         )
+
+
+def _not_here(repository: Path) -> list[str]:
+    """The models that this machine, or the embedded Triton, cannot run."""
+    found = []
+    here = {path.name for path in BACKENDS.iterdir()} | {"python"}
+    for path in sorted(repository.glob("*/config.pbtxt")):
+        name = path.parent.name
+        config = parse(path.read_text("utf-8"), name)
+        if config.backend and config.backend not in here:
+            found.append(
+                f"{name}: the embedded Triton has no {config.backend}; serve it in the container: "
+                "docker compose --profile gpu up"
+            )
+        elif any(group.kind == KIND_GPU for group in config.instance_group) and not gpus():
+            found.append(f"{name} runs on a GPU and none is here; serve it where there is one, or build it for the CPU")
+    return found
 
 
 def _command(repository: Path, host: str, ports: Ports, place: Path) -> tuple[list[str], dict[str, str], str]:

@@ -82,8 +82,10 @@ class Bench:
         return served_quality(graph, self.front, task, self.fields, self.samples, self.expected, threads, self._score)
 
     def latency(self, graph: Graph) -> Latencies:
-        """`graph` with the threads and the spinning it will be served with."""
+        """`graph` with the threads and the spinning it will be served with; nothing for another machine's GPU."""
         spec = self.spec
+        if spec.target != "cpu":
+            return {}
         return engine_latencies(graph, self.checkpoint.max_length, spec.threads_per_instance, spec.serving.spinning)
 
     def error(self, graph: Graph) -> float:

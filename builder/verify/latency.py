@@ -39,7 +39,9 @@ def engine_latencies(graph: Graph, max_length: int, threads: int, spinning: bool
 
 
 def speed_up(latency: Latencies, base: Latencies) -> float:
-    """The geometric mean over the shapes of how many times `latency` is faster than `base`."""
+    """The geometric mean over the shapes of how many times `latency` is faster than `base`; 1 where none was timed."""
+    if not base:
+        return 1.0
     return math.exp(sum(math.log(base[cell] / latency[cell]) for cell in base) / len(base))
 
 

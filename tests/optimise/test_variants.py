@@ -25,10 +25,13 @@ LEAST = {  # mean cosine to fp32 over texts that nothing was calibrated on
     "bf16": 0.9999,
     "int8": 0.985,
     "int8-static": 0.995,
+    "fp8": 0.99,
     "int8-weights": 0.998,
     "int4-weights": 0.95,
 }
 BYTES = {"fp32": 1.01, "fp16": 0.51, "bf16": 0.51, "int8": 0.27, "int8-static": 0.27, "int8-weights": 0.3}
+# TensorRT has no 8-bit tables: half of MiniLM's weights are one, in fp16 or, by ONNX Runtime's TensorRT, fp32.
+BYTES_IN_TENSORRT = {"int8-static TensorRT": 0.39, "fp8 TensorRT": 0.39, "int8-static TensorRT by ONNX Runtime": 0.65}
 
 
 def batches() -> list[dict[str, np.ndarray]]:
@@ -41,7 +44,7 @@ def batches() -> list[dict[str, np.ndarray]]:
 def workshop(tmp_path_factory: pytest.TempPathFactory) -> Workshop:
     """MiniLM, calibrated on every other text."""
     folder = tmp_path_factory.mktemp("variants")
-    spec = make_spec(model=str(minilm()))
+    spec = make_spec(model=str(minilm()), triton="25.08")  # the first whose bf16 kernels for CUDA are known
     return Workshop(spec, export(resolve(spec), spec, folder).graph, folder, batches()[:1])
 
 
@@ -64,7 +67,8 @@ def test_each_variant_answers_nearly_as_fp32_and_is_as_small_as_it_should_be(
     assert graph.engine == variant.engine
     cosines = (answers(graph) * expected).sum(axis=-1)
     assert cosines.mean() >= LEAST[variant.precision]
-    assert graph.size <= BYTES.get(variant.precision, 0.25) * workshop.exported.size
+    share = BYTES_IN_TENSORRT.get(variant.name, BYTES.get(variant.precision, 0.25))
+    assert graph.size <= share * workshop.exported.size
     if variant.precision != "fp32":
         assert np.abs(answers(graph) - expected).max() > 1e-6, "it is not fp32 under another name"
 

@@ -21,7 +21,7 @@ from builder.spec import Serving
 def _entries(content: bytes) -> list[RepositoryEntry]:
     entries = []
     for name in ("front", "front_model"):
-        config = Config(name, "python", 1, [], [], 1, Serving(), dynamic_batching=False)
+        config = Config(name, "python", 1, [], [], [], Serving(), dynamic_batching=False)
         entries.append(RepositoryEntry(name, config, {"1/model.py": content}))
     return entries
 

@@ -9,6 +9,7 @@ import pytest
 from builder.errors import RepositoryError
 from builder.repository import render as render_module
 from builder.repository.layout import Config, WarmUp
+from builder.repository.placement import InstanceGroup
 from builder.repository.render import parse, render
 from builder.runtime.fields import Field
 from builder.spec import QueuePolicy, RateLimiterResource, Serving
@@ -21,7 +22,7 @@ def _config(**changes: Any) -> Config:
         max_batch_size=16,
         inputs=[Field("text_input", "TYPE_STRING"), Field("labels", "TYPE_STRING", (-1,), optional=True)],
         outputs=[Field("embedding", "TYPE_FP32", (384,))],
-        instances=2,
+        groups=[InstanceGroup(2)],
         serving=Serving(),
         dynamic_batching=True,
     )

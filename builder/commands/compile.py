@@ -1,0 +1,42 @@
+"""`build-repo compile`: the TensorRT plans of a repository, on the GPU that is to serve them."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from builder.commands import DEFAULT_REPOSITORY, screen
+from builder.errors import RepositoryError
+from builder.repository.publish import recover
+from builder.runtime.recipe.compile import FOLDER, CompileError, compile_plan
+
+
+def parser() -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(
+        prog="build-repo compile",
+        description="Compile the TensorRT plans of a repository on this GPU, compare each with ONNX Runtime's answers, "
+        "and publish it. Models whose plan fits this GPU and this TensorRT are left as they are.",
+    )
+    arguments.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY)
+    return arguments
+
+
+def run(options: argparse.Namespace) -> int:
+    recover(options.repository)
+    recipes = sorted(options.repository.glob(f"*/{FOLDER}/recipe.json"))
+    if not recipes:
+        raise RepositoryError(
+            f"{options.repository} has no plan to compile; build a model for one: build-repo MODEL --target tensorrt"
+        )
+    for recipe in recipes:
+        name = recipe.parent.parent.name
+        try:
+            with screen.status(f"compiling {name}"):
+                fingerprint = compile_plan(recipe.parent)
+        except CompileError as error:
+            raise RepositoryError(str(error)) from error
+        said = "is up to date"
+        if fingerprint is not None:
+            said = f"compiled for {fingerprint['gpu']} by TensorRT {fingerprint['tensorrt']}"
+        screen.print(f"[green]✓[/] {name} {said}", highlight=False)
+    return 0

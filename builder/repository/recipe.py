@@ -1,0 +1,67 @@
+"""What a plan is compiled from, wherever that will be: the graph, its profiles, calls to compare on, and the program.
+
+A plan belongs to one GPU and one TensorRT, so a machine without them writes all but the plan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from polygraphy.comparator import RunResults
+from polygraphy.comparator.struct import IterationResult
+from polygraphy.json import save_json
+
+from builder.engines import onnxruntime
+from builder.engines.releases import RELEASES
+from builder.engines.tensorrt import infer
+from builder.export.graph import Graph
+from builder.repository.placement import OF_TOKENS, profiles_of
+from builder.repository.profiles import input_shapes
+from builder.runtime.recipe import compile as program
+from builder.spec import BuildSpec
+
+CALLS = 4  # of the samples' calls, from the shortest to the longest
+# How far a plan may be from ONNX Runtime on the CPU, of the largest value: kernels round in other places.
+TOLERANCE = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1e-1, "int8-static": 1e-1, "fp8": 2e-1}
+LEAST_CAPABILITY = {"bf16": "8.0", "fp8": "8.9"}  # Ampere, Ada; the others: Turing, the oldest of TensorRT 10
+
+
+def recipe_files(
+    spec: BuildSpec,
+    graph: Graph,
+    serving: Mapping[str, Any],
+    feeds: Sequence[Mapping[str, np.ndarray]],
+    folder: Path,
+) -> dict[str, bytes | Path]:
+    """The files of NAME_model/recipe. Raises SpecError for profiles that leave a call out."""
+    profiles = profiles_of(spec, serving["batching"]["token_budget"], serving["max_length"])
+    run = infer(graph, spec.threads_per_instance)
+    step = max(1, len(feeds) // CALLS)
+    calls = [{name: feed[name] for name in graph.inputs} for feed in feeds[::step]]
+    answers = [IterationResult(dict(run(call)), runner_name="ONNX Runtime") for call in calls]
+    inputs, outputs = folder / "inputs.json", folder / "outputs.json"
+    save_json(calls, str(inputs))
+    RunResults([("ONNX Runtime", answers)]).save(str(outputs))
+    recipe = {
+        "onnx": onnxruntime.MODEL_FILE,
+        "onnx_sha256": program.sha256(*program.graph_files(graph.path.parent, onnxruntime.MODEL_FILE)),
+        "triton": spec.triton,
+        "tensorrt": RELEASES[spec.triton].tensorrt,
+        "precision": spec.precision,
+        "least_capability": LEAST_CAPABILITY.get(spec.precision, "7.5"),
+        "tolerance": TOLERANCE[spec.precision],
+        "profiles": [input_shapes(profile, graph.inputs, OF_TOKENS) for profile in profiles],
+        "workspace": None if spec.tensorrt.workspace_mb is None else spec.tensorrt.workspace_mb << 20,
+        "optimization_level": spec.tensorrt.optimization_level,
+    }
+    return {
+        **{f"{program.FOLDER}/{file.name}": file for file in graph.files},
+        f"{program.FOLDER}/recipe.json": json.dumps(recipe, indent=1).encode(),
+        f"{program.FOLDER}/inputs.json": inputs,
+        f"{program.FOLDER}/outputs.json": outputs,
+        f"{program.FOLDER}/compile.py": Path(program.__file__),
+    }

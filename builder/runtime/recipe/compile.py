@@ -1,0 +1,196 @@
+"""Compile the TensorRT plan of this model, compare it with ONNX Runtime's answers, and put it into version 1.
+
+python3 NAME_model/recipe/compile.py, on the GPU that is to serve it, in the TensorRT container of its Triton release.
+
+Until then the model has no version and Triton cannot load it. recipe.json says what to build; inputs.json and
+outputs.json hold calls and what ONNX Runtime answered on them, in polygraphy's own formats. Needs tensorrt and
+polygraphy.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+FOLDER = "recipe"  # of this file and the graph, in the model's folder
+PLAN = "1/model.plan"
+
+
+class CompileError(Exception):
+    """What is missing or wrong, and what to do about it."""
+
+
+def compile_plan(recipe: Path) -> "dict[str, Any] | None":
+    """Compile the plan of one recipe folder; its fingerprint, or None where it is there already, of this GPU.
+
+    Raises CompileError; the version that was there is then as it was.
+    """
+    asked = json.loads((recipe / "recipe.json").read_text("utf-8"))
+    model = recipe.parent
+    if sha256(*graph_files(recipe, asked["onnx"])) != asked["onnx_sha256"]:
+        raise CompileError(f"{model.name}: {asked['onnx']} is not the graph that was built; build the model again")
+    fingerprint = {**this_machine(), "onnx_sha256": asked["onnx_sha256"]}
+    has, least = fingerprint["compute_capability"], asked["least_capability"]
+    if [int(part) for part in has.split(".")] < [int(part) for part in least.split(".")]:
+        raise CompileError(
+            f"{model.name}: {asked['precision']} needs a GPU of compute capability {least}; {fingerprint['gpu']} has "
+            f"{has}. Build it with --precision fp16"
+        )
+    if _compiled(model, fingerprint):
+        return None
+    staging = model / "compiling"
+    shutil.rmtree(staging, ignore_errors=True)
+    staging.mkdir()
+    try:
+        largest = build(recipe, asked, staging / "model.plan")
+        fingerprint.update(sha256=sha256(staging / "model.plan"), error=largest)
+        _publish(model, staging, fingerprint)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    return fingerprint
+
+
+def this_machine() -> "dict[str, str]":
+    """TensorRT and the GPU of this machine, to which a plan belongs. Raises CompileError where one is missing."""
+    try:
+        import tensorrt
+        from polygraphy import mod  # noqa: F401
+    except ImportError as error:
+        raise CompileError(
+            f"no {error.name or error} here: run this in the TensorRT container of the release (docker compose "
+            "--profile gpu run compile), or install tensorrt and polygraphy"
+        ) from error
+    query = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise CompileError("no GPU here (nvidia-smi finds none): compile on the machine that is to serve") from error
+    name, capability = (part.strip() for part in found[0].rsplit(",", 1))
+    return {"tensorrt": tensorrt.__version__, "gpu": name, "compute_capability": capability}
+
+
+def build(recipe: Path, asked: "dict[str, Any]", plan: Path) -> float:
+    """Write the plan, and run it in each of its profiles; the largest error, relative to each output's largest value.
+
+    Raises CompileError for a plan whose answers are not ONNX Runtime's.
+    """
+    import tensorrt
+    from polygraphy.backend.trt import CreateConfig, Profile, engine_from_network, network_from_onnx_path, save_engine
+
+    profiles = []
+    for inputs in asked["profiles"]:
+        profile = Profile()
+        for name, sides in inputs.items():
+            profile.add(name, *(tuple(sides[side]) for side in ("min", "opt", "max")))
+        profiles.append(profile)
+    timings = recipe / "timing.cache"
+    limits = {}
+    if asked["workspace"] is not None:
+        limits[tensorrt.MemoryPoolType.WORKSPACE] = asked["workspace"]
+    config = CreateConfig(
+        profiles=profiles,
+        builder_optimization_level=asked["optimization_level"],
+        memory_pool_limits=limits or None,
+        load_timing_cache=str(timings) if timings.is_file() else None,
+    )
+    typed = hasattr(tensorrt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")  # else there is nothing else
+    network = network_from_onnx_path(str(recipe / asked["onnx"]), strongly_typed=typed)
+    engine = engine_from_network(network, config=config, save_timing_cache=str(timings))
+    save_engine(engine, str(plan))
+    return max(compare(recipe, asked, engine, number) for number in range(len(profiles)))
+
+
+def compare(recipe: Path, asked: "dict[str, Any]", engine: Any, profile: int) -> float:
+    """Run one profile on the recorded calls that it takes, by polygraphy's comparator."""
+    import numpy as np
+    from polygraphy.backend.trt import TrtRunner
+    from polygraphy.comparator import Comparator, RunResults, SimpleCompareFunc
+    from polygraphy.json import load_json
+
+    calls = load_json(str(recipe / "inputs.json"))
+    results = RunResults.load(str(recipe / "outputs.json"))
+    name, expected = results[0]
+    limits = asked["profiles"][profile]
+    fitting = [i for i, call in enumerate(calls) if all(_within(limits[n], a.shape) for n, a in call.items())]
+    if not fitting:
+        return 0.0
+    ran = Comparator.run([TrtRunner(engine, optimization_profile=profile)], data_loader=[calls[i] for i in fitting])
+    largest = 0.0
+    for found, i in zip(ran[0][1], fitting):
+        atol = {n: asked["tolerance"] * float(np.abs(expected[i][n]).max()) for n in expected[i]}
+        one = RunResults([(name, [expected[i]]), ("TensorRT", [found])])
+        if not Comparator.compare_accuracy(one, compare_func=SimpleCompareFunc(rtol=0.0, atol=atol)):
+            raise CompileError(
+                f"{recipe.parent.name}: in profile {profile} the plan answers otherwise than ONNX Runtime, by more "
+                f"than {asked['tolerance']:g} of the largest value; nothing was published. Build with --precision fp32"
+            )
+        largest = max(
+            largest, *(float(np.abs(found[n] - expected[i][n]).max() / np.abs(expected[i][n]).max()) for n in found)
+        )
+    return largest
+
+
+def _within(sides: "dict[str, list[int]]", shape: "tuple[int, ...]") -> bool:
+    return all(low <= size <= high for low, size, high in zip(sides["min"], shape, sides["max"]))
+
+
+def _compiled(model: Path, wanted: "dict[str, str]") -> bool:
+    """Whether version 1 holds a plan of this graph, TensorRT and GPU."""
+    recorded = json.loads((model / "build.json").read_text("utf-8")).get("plan") or {}
+    return (model / PLAN).is_file() and all(recorded.get(key) == value for key, value in wanted.items())
+
+
+def _publish(model: Path, staging: Path, fingerprint: "dict[str, Any]") -> None:
+    """Put the plan into version 1, and say in every build.json of this build what it is."""
+    with (staging / "model.plan").open("rb") as stream:
+        os.fsync(stream.fileno())
+    old = model / "compiling.old"
+    shutil.rmtree(old, ignore_errors=True)
+    if (model / "1").exists():
+        os.rename(model / "1", old)
+    os.rename(staging, model / "1")
+    shutil.rmtree(old, ignore_errors=True)
+    for report in sorted(model.parent.glob("*/build.json")):
+        document = json.loads(report.read_text("utf-8"))
+        if model.name in document.get("files", {}):
+            document["plan"] = fingerprint
+            document["files"][model.name][PLAN] = fingerprint["sha256"]
+            written = report.with_name("build.json.new")
+            written.write_text(json.dumps(document, indent=1, ensure_ascii=False), "utf-8")
+            os.replace(written, report)
+
+
+def graph_files(folder: Path, onnx: str) -> "list[Path]":
+    """The graph, and the file of its weights where that is another."""
+    return sorted(folder.glob(f"{Path(onnx).stem}.onnx*"))
+
+
+def sha256(*paths: Path) -> str:
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as stream:
+            for block in iter(lambda: stream.read(1 << 22), b""):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def main() -> int:
+    recipe = Path(__file__).resolve().parent
+    try:
+        fingerprint = compile_plan(recipe)
+    except CompileError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    said = f"compiled for {fingerprint['gpu']}, TensorRT {fingerprint['tensorrt']}" if fingerprint else "up to date"
+    print(f"{recipe.parent.name}: {said}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,60 @@
+"""What is emitted for every target, laid out from a graph without weights: names of files, and every config.pbtxt.
+
+python -m tests.golden.repositories writes tests/golden/repositories/*.txt anew; read the difference before you commit.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from builder.export.graph import Graph
+from builder.repository.layout import lay_out, serving_document, version_files
+from builder.repository.render import render
+from builder.runtime.fields import Field
+from builder.spec import make_spec
+
+FOLDER = Path(__file__).parent / "repositories"
+TARGETS: dict[str, dict[str, Any]] = {
+    "cpu": {},
+    "cpu-openvino": {"engine": "openvino", "precision": "bf16"},
+    "cuda": {"target": "cuda", "precision": "fp16", "gpu": {"devices": [0, 1], "memory_limit_mb": 2048}},
+    "tensorrt": {"target": "tensorrt", "precision": "fp16", "gpu": {"cuda_graphs": True}},
+    "tensorrt-onnxruntime": {"target": "tensorrt", "engine": "onnxruntime", "precision": "fp16"},
+}
+ENGINES = {"cpu-openvino": "openvino", "tensorrt": "tensorrt"}
+
+
+def graph(engine: str) -> Graph:
+    """The signature of an encoder's graph."""
+    inputs = ("input_ids", "attention_mask")
+    size = {"opset": 20, "ir_version": 9, "operators": Counter[str](), "size": 0}
+    return Graph(Path("nowhere/model.onnx"), inputs, ("features",), ((384,),), **size, engine=engine)
+
+
+def repository(name: str) -> str:
+    """The entries of one target as text."""
+    spec = make_spec(model="org/encoder", max_batch_size=32, threads=1, **TARGETS[name])
+    made = graph(ENGINES.get(name, "onnxruntime"))
+    serving = serving_document(spec, "feature_extraction", made, 256, {"input_ids": 0}, {})
+    fields = [Field("text_input", "TYPE_STRING")], [Field("embedding", "TYPE_FP32", (384,))]
+    rows = [{"input_ids": [101, 7592, 102], "attention_mask": [1, 1, 1]}]
+    files: dict[str, bytes | Path] = {"1/" + Path(made.path).name: b""}
+    if made.engine == "tensorrt":
+        files = {f"recipe/{file}": b"" for file in ("model.onnx", "recipe.json", "inputs.json", "compile.py")}
+    elif made.engine == "openvino":
+        files = {"1/model.xml": b"", "1/model.bin": b""}
+    assert version_files(made) == {}, "a graph that is nowhere has no files"
+    entries = lay_out(spec, serving, "{}", made, files, fields, rows)
+    parts = []
+    for entry in entries:
+        parts.append(f"== {entry.name}: " + " ".join(sorted(entry.files)))
+        parts.append(render(entry.config))
+    return "\n".join(parts)
+
+
+if __name__ == "__main__":
+    FOLDER.mkdir(exist_ok=True)
+    for target in TARGETS:
+        (FOLDER / f"{target}.txt").write_text(repository(target))
