@@ -31,18 +31,17 @@ POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
 
 
 @dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint on disk, with all that serving it needs. `weights_sha256` identifies the weights."""
+class CheckpointFiles:
+    """A checkpoint on disk. `weights_sha256` identifies the weights; None where a commit of the Hub does."""
 
     source: str
     revision: str | None
     folder: Path
-    weights_sha256: str
+    weights: tuple[Path, ...]
+    weights_sha256: str | None
     config: PreTrainedConfig
     tokenizer: PreTrainedTokenizerFast
-    model: PreTrainedModel
     task: Task
-    max_length: int
     sentence: SentenceModules | None
 
     def identity(self) -> dict[str, Any]:
@@ -55,28 +54,43 @@ class Checkpoint:
         }
 
 
-def resolve(spec: BuildSpec) -> Checkpoint:
-    """Find, check and load the checkpoint of `spec`. Raises CheckpointError."""
-    root, revision = _fetch(spec)
+@dataclass(frozen=True)
+class Checkpoint(CheckpointFiles):
+    """A checkpoint with its model, in fp32: all that exporting it needs."""
+
+    model: PreTrainedModel
+    max_length: int
+
+
+def locate(spec: BuildSpec, weights: bool = True) -> CheckpointFiles:
+    """Find and check the checkpoint of `spec`. Raises CheckpointError.
+
+    Without `weights`, those of a Hub id stay there.
+    """
+    root, revision = _fetch(spec, weights)
     sentence = read_modules(root)
     folder = sentence.transformer if sentence is not None else root
-    weights = _weights(folder, spec.model)
+    files = _weights(folder, spec.model) if weights or revision is None else []
     config = _config(folder, spec.model)
-    task = find_task(spec.task) if spec.task else infer_task(config, sentence is not None)
-    tokenizer = _tokenizer(folder, spec.model, config)
-    model = load_model(folder, task, config)
-    return Checkpoint(
+    return CheckpointFiles(
         source=spec.model.rstrip("/") if revision else root.resolve().name,
         revision=revision,
         folder=folder,
-        weights_sha256=_sha256(weights),
+        weights=tuple(files),
+        weights_sha256=_sha256(files) if files else None,
         config=config,
-        tokenizer=tokenizer,
-        model=model,
-        task=task,
-        max_length=_max_length(spec, tokenizer, model, sentence, task.longest),
+        tokenizer=_tokenizer(folder, spec.model, config),
+        task=find_task(spec.task) if spec.task else infer_task(config, sentence is not None),
         sentence=sentence,
     )
+
+
+def resolve(spec: BuildSpec) -> Checkpoint:
+    """Find, check and load the checkpoint of `spec`. Raises CheckpointError."""
+    files = locate(spec)
+    model = load_model(files.folder, files.task, files.config)
+    longest = _max_length(spec, files.tokenizer, model, files.sentence, files.task.longest)
+    return Checkpoint(**vars(files), model=model, max_length=longest)
 
 
 def load_model(folder: Path, task: Task, config: PreTrainedConfig) -> PreTrainedModel:
@@ -101,14 +115,15 @@ def load_model(folder: Path, task: Task, config: PreTrainedConfig) -> PreTrained
     return model.eval()
 
 
-def _fetch(spec: BuildSpec) -> tuple[Path, str | None]:
+def _fetch(spec: BuildSpec, weights: bool) -> tuple[Path, str | None]:
     root = Path(spec.model).expanduser()
     if root.is_dir():
         return root, None
     if root.exists() or not HUB_ID.fullmatch(spec.model):
         raise CheckpointError(f"{spec.model} is neither a folder nor a Hub id such as org/name")
+    wanted = FILES if weights else [pattern for pattern in FILES if pattern != "*.safetensors"]
     try:
-        local = Path(snapshot_download(spec.model, revision=spec.revision, allow_patterns=FILES))
+        local = Path(snapshot_download(spec.model, revision=spec.revision, allow_patterns=wanted))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(

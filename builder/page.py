@@ -22,23 +22,26 @@ def page(report: BuildReport) -> str:
     )
     base = report.ladder[0]
     speeds = {rung.name: speed_up(rung.latency_ms, base.latency_ms) for rung in report.ladder}
-    judged = {r.name: (speeds[r.name], r.quality) for r in report.ladder if r.quality is not None}
-    chosen = report.chosen
-    timed = {
-        f"{report.metric.capitalize()} against speed": charts.points(
-            judged, ("times PyTorch's speed", report.metric), chosen
-        ),
-        "Times PyTorch's speed, over all shapes measured": charts.bars(speeds, "{:.1f}x", chosen),
-    }
     pictures = {
-        **(timed if base.latency_ms else {}),
-        "Size, MB": charts.bars({rung.name: rung.size / 1e6 for rung in report.ladder}, "{:.1f}", chosen),
+        **(_against_speed(report, speeds) if base.latency_ms else {}),
+        "Size, MB": charts.bars({rung.name: rung.size / 1e6 for rung in report.ladder}, "{:.1f}", report.chosen),
         **_by_length(report),
     }
     scores = list(dict.fromkeys(name for rung in report.ladder for name in rung.scores))
     return environment.get_template("report.html.j2").render(
         report=report, charts=pictures, speeds=speeds, cells=list(base.latency_ms), scores=scores
     )
+
+
+def _against_speed(report: BuildReport, speeds: Mapping[str, float]) -> Mapping[str, str]:
+    """Quality and speed of every rung; of a build that timed them."""
+    judged = {r.name: (speeds[r.name], r.quality) for r in report.ladder if r.quality is not None}
+    return {
+        f"{report.metric.capitalize()} against speed": charts.points(
+            judged, ("times PyTorch's speed", report.metric), report.chosen
+        ),
+        "Times PyTorch's speed, over all shapes measured": charts.bars(speeds, "{:.1f}x", report.chosen),
+    }
 
 
 def _by_length(report: BuildReport) -> Mapping[str, str]:

@@ -89,7 +89,7 @@ class BuildReport:
         }
         for name in base.scores:
             columns[name] = [_number(rung.scores.get(name), ".4f") for rung in self.ladder]
-        shown = {title: values for title, values in columns.items() if set(values[1:]) != {"-"}}
+        shown = {title: values for title, values in columns.items() if set(values[1:] or values) != {"-"}}
         table = Table(title=f"{self.name}: {self.task}, {self.samples} samples", title_justify="left")
         table.add_column("", no_wrap=True)
         for title in shown:

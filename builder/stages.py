@@ -7,7 +7,8 @@ from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from builder.checkpoint import Checkpoint, resolve
+from builder.checkpoint import CheckpointFiles, locate, resolve
+from builder.engines.vllm import BACKEND as VLLM
 from builder.errors import RepositoryError
 from builder.families import Stage, prepare
 from builder.page import page
@@ -25,7 +26,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
     recover(spec.output)
     with tempfile.TemporaryDirectory(prefix="build-repo-") as place:
         with stage("resolve"):
-            checkpoint = resolve(spec)
+            checkpoint = locate(spec, weights=False) if spec.engine == VLLM else resolve(spec)
             _refuse_another_checkpoint(spec, checkpoint)
         prepared = prepare(spec, checkpoint, Path(place), stage)
         with stage("publish"):
@@ -35,7 +36,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
     return prepared.report
 
 
-def _refuse_another_checkpoint(spec: BuildSpec, checkpoint: Checkpoint) -> None:
+def _refuse_another_checkpoint(spec: BuildSpec, checkpoint: CheckpointFiles) -> None:
     for name in (spec.entry_name, f"{spec.entry_name}_model"):
         source = existing_source(spec.output, name)
         if source is not None and source != checkpoint.source:

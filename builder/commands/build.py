@@ -77,12 +77,13 @@ def run(options: argparse.Namespace) -> int:
         if report.memory:
             parts = ", ".join(f"{size / 1e6:.0f} MB of {what}" for what, size in report.memory.items())
             screen.print(f"  {parts}", highlight=False)
-        fused = ", ".join(f"{count} {name}" for name, count in report.operators.items())
-        screen.print(
-            f"  attention fused in {report.attention['fused']} of {report.attention['layers']} layers; {fused}",
-            highlight=False,
-            soft_wrap=True,
-        )
+        if report.attention["layers"]:
+            fused = ", ".join(f"{count} {name}" for name, count in report.operators.items())
+            screen.print(
+                f"  attention fused in {report.attention['fused']} of {report.attention['layers']} layers; {fused}",
+                highlight=False,
+                soft_wrap=True,
+            )
         if not options.json:
             screen_table(report.table())
         screen.print(f"  published {' and '.join(report.files)} in {spec.output}", highlight=False)

@@ -1,6 +1,7 @@
 """One file a family of graphs: how its checkpoints are exported, verified, measured and laid out.
 
-The folder is the registry: a task names its family, and `prepare` of that file makes what is published.
+The folder is the registry: a task names its family, and `prepare` of that file makes what is published. What vLLM
+runs is of the family vllm, whatever its task.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from builder.checkpoint import Checkpoint
+from builder.checkpoint import CheckpointFiles
+from builder.engines.vllm import BACKEND as VLLM
 from builder.errors import SpecError
 from builder.report import BuildReport
 from builder.repository.layout import RepositoryEntry
@@ -30,9 +32,9 @@ class Prepared:
     report: BuildReport
 
 
-def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Prepared:
+def prepare(spec: BuildSpec, checkpoint: CheckpointFiles, folder: Path, stage: Stage) -> Prepared:
     """Make and verify the entries of `checkpoint` in `folder`. Raises BuilderError."""
-    family = importlib.import_module(f"{__name__}.{checkpoint.task.family}")
+    family = importlib.import_module(f"{__name__}.{VLLM if spec.engine == VLLM else checkpoint.task.family}")
     prepared: Prepared = family.prepare(spec, checkpoint, folder, stage)
     return prepared
 
