@@ -26,7 +26,7 @@ def without_bfloat16(model: onnx.ModelProto) -> onnx.ModelProto:
                 attribute.i = TensorProto.FLOAT
             elif attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type == TensorProto.BFLOAT16:
                 attribute.t.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(attribute.t).astype(np.float32)))
-    for value in model.graph.value_info:
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
         if value.type.tensor_type.elem_type == TensorProto.BFLOAT16:
             value.type.tensor_type.elem_type = TensorProto.FLOAT
     return model

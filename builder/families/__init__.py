@@ -20,6 +20,7 @@ from builder.report import BuildReport
 from builder.repository.layout import RepositoryEntry
 from builder.spec import BuildSpec
 
+UNTIMED = "answers were judged on this machine's CPU; speed was not measured, for a GPU is to serve it"
 GENERATING = ("fp32", "int8", "int8-weights", "int4-weights", "auto")  # precisions of models that generate
 Stage = Callable[[str], AbstractContextManager[Any]]
 
@@ -49,7 +50,8 @@ def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: s
         "--truncate": spec.truncate,
         "--instances (use --slots)": spec.instances > 1,
         "--max-queue-delay-us": spec.max_queue_delay_us > 0,
-        f"--precision {spec.precision} (it has {', '.join(GENERATING)})": spec.precision not in GENERATING,
+        f"--precision {spec.precision} (it has {', '.join(GENERATING)})": spec.target == "cpu"
+        and spec.precision not in GENERATING,
         "--engine openvino (its cache would not stay in place)": spec.engine == "openvino",
         "--level": spec.level != "O2",
         "--prune": spec.prune is not None,

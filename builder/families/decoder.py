@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 
 from builder.checkpoint import Checkpoint, tokenizer_json
 from builder.engines.cpu import cpu
-from builder.engines.onnxruntime import FUSED_OPERATORS
+from builder.engines.cuda import without_kernel
+from builder.engines.onnxruntime import FUSED_OPERATORS, MODEL_FILE
 from builder.errors import CheckpointError, SpecError
+from builder.export.bfloat16 import without_bfloat16
 from builder.export.decoder import CacheShape, DecoderExport, cache_shapes, export_decoder
-from builder.export.graph import Graph, check_release
-from builder.families import Prepared, Stage, refuse_options
+from builder.export.graph import Graph, check_release, operator_needs, save_graph
+from builder.export.slots import FILE as COPIER
+from builder.export.slots import slot_copier
+from builder.families import UNTIMED, Prepared, Stage, refuse_options
 from builder.generation_config import bad_words, end_ids, max_tokens, option_defaults, token_list
 from builder.optimise.cache_precision import quantise_cache
 from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_weights
 from builder.optimise.fusion import fuse
+from builder.optimise.half_precision import HALVES, to_half
 from builder.report import BuildReport, Rung, file_hashes, versions
 from builder.repository.layout import RepositoryEntry, lay_out_generating
 from builder.runtime.fields import Field
+from builder.runtime.generation.device import BYTES, ELEMENTS
 from builder.samples import load_samples
 from builder.spec import BuildSpec
 from builder.verify.generation import (
@@ -39,6 +46,7 @@ from builder.verify.ladder import Limits, climb
 
 QUEUE = 256  # requests that may wait, where the user does not say
 CACHE_TYPES = {"fp32": "float32", "int8": "int8"}
+HALF_TYPES = {"fp16": "float16", "bf16": "bfloat16"}
 HEADROOM = 0.9  # of the memory that is free
 
 
@@ -56,17 +64,20 @@ class VerifiedDecoder:
 def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Prepared:
     """The generating model, verified. Raises BuilderError."""
     refuse_options(spec, {"--max-answer (use --max-length)": spec.max_answer is not None}, "a decoder")
+    on_gpu = spec.target != "cpu"
+    if on_gpu:
+        _refuse_on_gpu(spec)
     with stage("plan memory"):
         caches_bytes, weights_bytes = plan_memory(spec, checkpoint)
     with stage("measure PyTorch"):
         reference = make_reference(checkpoint.model, sample_rows(spec, checkpoint))
-        latency = pytorch_step_latencies(checkpoint.model, spec.threads_per_instance)
+        latency = {} if on_gpu else pytorch_step_latencies(checkpoint.model, spec.threads_per_instance)
         base = Rung("PyTorch fp32", weights_bytes, latency, 0.0, 1.0, 1.0, 1.0, reference.perplexity)
     with stage("export"):
         exported = export_decoder(checkpoint.model, folder, checkpoint.max_length)
     with stage("fuse"):
         fused = fuse(exported.graph, folder)
-        if spec.executor == "bls":
+        if spec.executor == "bls" or on_gpu:
             check_release(fused, spec.triton)
     with stage("verify"):
         verified = verify(spec, checkpoint, exported, fused, reference, base, folder)
@@ -74,20 +85,42 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
     inputs = graph_fields(verified.graph, exported.caches)
     fields = checkpoint.task.fields({})
     tokenizer = tokenizer_json(checkpoint.tokenizer)
-    entries = lay_out_generating(spec, serving, tokenizer, [verified.graph], fields, inputs)
+    graphs = [verified.graph]
+    if on_gpu:
+        graphs.append(slot_copier(exported.caches, ELEMENTS[serving["cache"]], verified.graph, folder))
+    entries = lay_out_generating(spec, serving, tokenizer, graphs, fields, inputs)
     memory = {"cache": caches_bytes, "weights": verified.graph.size}
     report = _report(spec, checkpoint, exported, verified, reference, entries, memory)
     return Prepared(entries, report)
 
 
+def _refuse_on_gpu(spec: BuildSpec) -> None:
+    """What decoding on a GPU does not have. Raises SpecError."""
+    if spec.target == "tensorrt":
+        raise SpecError(
+            "TensorRT has no attention over a cache in place; a decoder runs on a GPU with --target cuda, or with "
+            "--engine vllm"
+        )
+    if spec.precision not in HALVES:
+        raise SpecError(
+            f"CUDA's attention over a cache has {' and '.join(HALVES)}, not {spec.precision}: use --precision fp16"
+        )
+    if spec.executor == "bls" or spec.cache != "fp32":
+        raise SpecError(
+            "on a GPU the cache stays in NAME, in the graph's precision: without --executor bls and --cache"
+        )
+    if len(spec.gpu.devices) > 1:
+        raise SpecError("a decoder has one cache, on one device: give one of gpu.devices, or use --engine vllm")
+
+
 def plan_memory(spec: BuildSpec, checkpoint: Checkpoint) -> tuple[int, int]:
     """Bytes of the cache and of the weights in fp32. Raises SpecError for more than this machine has."""
     caches = cache_shapes(checkpoint.model)
-    width = np.dtype(CACHE_TYPES[spec.cache]).itemsize
+    width = np.dtype(CACHE_TYPES[spec.cache]).itemsize if spec.target == "cpu" else BYTES[HALF_TYPES[spec.precision]]
     cache = sum(2 * shape.heads * shape.size * width for shape in caches) * spec.slots * checkpoint.max_length
     weights = sum(parameter.numel() * 4 for parameter in checkpoint.model.parameters())
     free = available_memory()
-    if cache > HEADROOM * free:
+    if spec.target == "cpu" and cache > HEADROOM * free:
         raise SpecError(
             f"the cache needs {cache / 1e9:.1f} GB ({spec.slots} slots of {checkpoint.max_length} tokens) and this "
             f"machine has {free / 1e9:.1f} GB free; lower --slots or --max-length"
@@ -125,7 +158,9 @@ def verify(
 
     def rung(name: str, graph: Graph, cache: str = "float32") -> tuple[Rung, Any]:
         found = measure(graph, exported.caches, vocabulary, reference, threads, cache)
-        latency = step_latencies(graph, exported.caches, vocabulary, threads, cache)
+        latency = {}
+        if spec.target == "cpu":
+            latency = step_latencies(graph, exported.caches, vocabulary, threads, cache)
         quality = (found.error, found.mean, found.worst, found.alone, found.perplexity)
         return Rung(name, graph.size, latency, *quality), found
 
@@ -135,6 +170,12 @@ def verify(
 
     exact, agreement = rung("fp32", fused)
     refuse_wrong_text(checkpoint.model, reference, agreement)
+    if spec.target == "cuda":
+        half, stand_in = _for_cuda(spec, fused, folder)
+        cache = "float32" if half.arithmetic == "bf16" else "float16"
+        chosen = replace(rung(f"{spec.precision} CUDA", stand_in, cache)[0], size=half.size)
+        limits.refuse(chosen, base, checkpoint.task.metric)
+        return VerifiedDecoder(half, (base, exact, chosen), None, chosen.name, None)
     climbed = climb(spec, limits, base, (exact, None), make)
     chosen, quantised, ladder = climbed.chosen, climbed.candidate, climbed.ladder
     graph = quantised.graph if quantised is not None else fused
@@ -148,6 +189,21 @@ def verify(
     return VerifiedDecoder(graph, ladder, quantised, climbed.chosen.name, climbed.choice)
 
 
+def _for_cuda(spec: BuildSpec, fused: Graph, folder: Path) -> tuple[Graph, Graph]:
+    """The graph in half precision, cache included, and the one that it is judged by on a CPU. Raises SpecError."""
+    if "GroupQueryAttention with attention_bias" in operator_needs(fused):
+        raise SpecError(
+            "its attention adds a bias to scores (ALiBi), which ONNX Runtime's CUDA kernel does not have; build it for "
+            "the CPU, or with --engine vllm"
+        )
+    kept = without_kernel(fused.operators, spec.precision, spec.triton)
+    half = to_half(fused, folder / spec.precision / MODEL_FILE, spec.precision, kept, real=("logits",))
+    if half.arithmetic != "bf16":
+        return half, half
+    widened = without_bfloat16(onnx.load(str(half.path)))  # no CPU kernel has bf16
+    return half, save_graph(widened, folder / "widened" / MODEL_FILE)
+
+
 def _vocabulary(checkpoint: Checkpoint) -> int:
     """How many logits a position has; may be more than the tokeniser has tokens."""
     return int(checkpoint.model.get_output_embeddings().weight.shape[0])
@@ -158,25 +214,29 @@ def serving_document(
 ) -> dict[str, Any]:
     """serving.json: the parameters of the emitted loop, the checkpoint's generation_config as its defaults."""
     config, tokenizer = checkpoint.model.generation_config, checkpoint.tokenizer
+    on_gpu = spec.target != "cpu"
     template = tokenizer.chat_template
     if isinstance(template, dict):
         template = template.get("default")
     special = {f"{kind}_token": getattr(tokenizer, f"{kind}_token", None) for kind in ("bos", "eos", "unk", "pad")}
     return {
         "task": checkpoint.task.name,
-        "executor": spec.executor.replace("-", "_"),
+        "executor": "on_device" if on_gpu else spec.executor.replace("-", "_"),
         "engine": f"{spec.entry_name}_model" if spec.executor == "bls" else None,
         "model": graph.path.name if spec.executor == "in-process" else None,
         "inputs": list(graph.inputs),
         "outputs": list(graph.outputs),
-        "session": {
+        "session": _device(spec)
+        if on_gpu
+        else {
             "threads": spec.threads_per_instance,
             "entries": {"session.intra_op.allow_spinning": "1" if spec.serving.spinning else "0"},
         },
         "slots": spec.slots,
         "max_length": checkpoint.max_length,
         "vocabulary": _vocabulary(checkpoint),
-        "cache": CACHE_TYPES[spec.cache],
+        "copier": COPIER if on_gpu else None,
+        "cache": HALF_TYPES[spec.precision] if on_gpu else CACHE_TYPES[spec.cache],
         "layers": [[cache.heads, cache.size] for cache in caches],
         "queue": spec.serving.queue.max_size or QUEUE,
         "prefill_tokens": spec.serving.prefill_tokens,
@@ -191,6 +251,18 @@ def serving_document(
         "chat_template": template,
         "special_tokens": {name: token for name, token in special.items() if token is not None},
     }
+
+
+def _device(spec: BuildSpec) -> dict[str, Any]:
+    """Where the executor on a GPU runs, and what ONNX Runtime's CUDA is told."""
+    gpu = spec.gpu
+    options: dict[str, str] = {
+        "arena_extend_strategy": gpu.arena_extend_strategy,
+        "cudnn_conv_algo_search": gpu.cudnn_conv_algo_search,
+    }
+    if gpu.memory_limit_mb is not None:
+        options["gpu_mem_limit"] = str(gpu.memory_limit_mb << 20)
+    return {"device": "cuda", "device_id": gpu.devices[0], "provider_options": options}
 
 
 def graph_fields(graph: Graph, caches: Sequence[CacheShape]) -> list[Field]:
@@ -236,8 +308,9 @@ def _report(
         threshold=checkpoint.task.required(spec.quality),
         samples=len(reference.rows),
         padding=0.0,
-        warnings=(),
+        warnings=() if spec.target == "cpu" else (UNTIMED,),
         choice=verified.choice,
+        target=spec.target,
         chosen=verified.ladder[-1].name if spec.cache == "int8" else verified.chosen,
         files=file_hashes(entries),
         memory=memory,

@@ -15,7 +15,7 @@ from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import SpecError, VerificationError
 from builder.export.encoder import Export, export
 from builder.export.graph import Graph
-from builder.families import Prepared, Stage
+from builder.families import UNTIMED, Prepared, Stage
 from builder.optimise.compaction import Removed, compact
 from builder.optimise.fusion import fuse
 from builder.optimise.pruning import prune
@@ -127,12 +127,6 @@ def _refuse_wrong_answers(exact: Rung, quality: Quality) -> None:
         )
 
 
-def _untimed(spec: BuildSpec) -> str | None:
-    if spec.target == "cpu":
-        return None
-    return f"answers were judged on the CPU, speed was not measured: --target {spec.target} is timed where it is served"
-
-
 def _pytorch_rung(spec: BuildSpec, checkpoint: Checkpoint, exported: Export) -> Rung:
     """PyTorch is timed before any engine is open: waiting engine threads would take its cores."""
     latency = {}
@@ -174,7 +168,7 @@ def _report(
         threshold=verified.threshold,
         samples=len(verified.bench.samples),
         padding=found.quality.padding,
-        warnings=tuple(filter(None, [exported.warning, _untimed(spec)])),
+        warnings=tuple(filter(None, [exported.warning, None if spec.target == "cpu" else UNTIMED])),
         choice=found.choice,
         chosen=found.chosen.name,
         engine=verified.graph.engine,

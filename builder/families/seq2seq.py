@@ -76,6 +76,7 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
     unusable = {
         "--executor bls (its cross-attention cache would travel at each step)": spec.executor == "bls",
         "--cache int8": spec.cache == "int8",
+        f"--target {spec.target}": spec.target != "cpu",
     }
     refuse_options(spec, unusable, "an encoder-decoder model")
     settings = read_settings(spec, checkpoint)

@@ -6,6 +6,7 @@ Knows ONNX graphs; knows nothing about quality or engines.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from graphlib import TopologicalSorter
 
 import numpy as np
 import onnx
@@ -30,6 +31,13 @@ def replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> No
     kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
     graph.node.extend(kept)
+
+
+def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """`nodes`, each after those whose outputs it takes, otherwise as they come."""
+    maker = {output: index for index, node in enumerate(nodes) for output in node.output if output}
+    wanted = {index: {maker[name] for name in node.input if name in maker} for index, node in enumerate(nodes)}
+    return [nodes[index] for index in TopologicalSorter(wanted).static_order()]
 
 
 def eight_bit_scales(values: np.ndarray, axis: int) -> np.ndarray:

@@ -18,12 +18,20 @@ from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_floa
 from builder.errors import VerificationError
 from builder.export.bfloat16 import bfloat16
 from builder.export.graph import Graph, save_graph
+from builder.optimise.graphs import in_order, replace_nodes
 
 HALVES = ("fp16", "bf16")
+SQUARES = ("Pow", "ReduceMean")  # of normalisations that are not fused: from 256 on a square is more than fp16 holds
+NARROWED, WIDENED = "_cast_to_fp16_node", "_cast_to_fp32_node"  # how the converter ends the names of its casts
+ANGLES = ("Sin", "Cos")  # of rotary positions: fp16 counts positions in twos from 2048 on, bf16 from 256 on
 
 
-def to_half(graph: Graph, path: Path, precision: str = "fp16", kept: Collection[str] = ()) -> Graph:
-    """Write `graph` in fp16 or bf16 to `path`; its inputs and outputs stay as they are, and operators of `kept`.
+def to_half(
+    graph: Graph, path: Path, precision: str = "fp16", kept: Collection[str] = (), real: Collection[str] | None = None
+) -> Graph:
+    """Write `graph` in fp16 or bf16 to `path`, but for operators of `kept`.
+
+    Its inputs and outputs stay as they are; where `real` names some, those alone.
 
     Raises VerificationError where nothing changed.
     """
@@ -31,13 +39,56 @@ def to_half(graph: Graph, path: Path, precision: str = "fp16", kept: Collection[
     exact = {tensor.name: tensor for tensor in original.graph.initializer} if precision == "bf16" else {}
     exact = {name: TensorProto.FromString(tensor.SerializeToString()) for name, tensor in exact.items()}
     model = convert_float_to_float16(
-        original, keep_io_types=True, disable_shape_infer=True, op_block_list=[*DEFAULT_OP_BLOCK_LIST, *kept]
+        original,
+        keep_io_types=True if real is None else list(real),
+        disable_shape_infer=True,
+        node_block_list=_what_makes_angles(original.graph),
+        op_block_list=[*DEFAULT_OP_BLOCK_LIST, *SQUARES, *kept],
     )
     if not any(tensor.data_type == TensorProto.FLOAT16 for tensor in model.graph.initializer):
         raise VerificationError("no constant became fp16; nothing was published. Use --precision fp32")
+    _join_real(model.graph)
     if precision == "bf16":
         _as_bfloat16(model.graph, exact)
     return replace(save_graph(model, path), arithmetic="bf16" if precision == "bf16" else graph.arithmetic)
+
+
+def _join_real(graph: onnx.GraphProto) -> None:
+    """Let what stays in fp32 be handed on in fp32: the converter casts it to fp16 and back between any two nodes.
+
+    It also makes a tensor's cast once for each node that takes it, all of one name.
+    """
+    narrowed = {node.output[0]: node.input[0] for node in graph.node if _casts(node, NARROWED, TensorProto.FLOAT16)}
+    nodes, real = {}, {}
+    for node in graph.node:
+        if _casts(node, WIDENED, TensorProto.FLOAT) and node.input[0] in narrowed:
+            real[node.output[0]] = narrowed[node.input[0]]
+        else:
+            nodes[tuple(node.output)] = node
+    for node in nodes.values():
+        for place, name in enumerate(node.input):
+            node.input[place] = real.get(name, name)
+    used = {name for node in nodes.values() for name in node.input} | {value.name for value in graph.output}
+    kept = [node for node in nodes.values() if node.output[0] not in narrowed or node.output[0] in used]
+    replace_nodes(graph, in_order(kept))
+
+
+def _casts(node: onnx.NodeProto, suffix: str, to: int) -> bool:
+    """Whether `node` is a cast that the converter put in."""
+    return node.op_type == "Cast" and node.name.endswith(suffix) and node.attribute[0].i == to
+
+
+def _what_makes_angles(graph: onnx.GraphProto) -> list[str]:
+    """The names of the nodes that angles are made by, and of those that take their sine and cosine."""
+    maker = {output: node for node in graph.node for output in node.output}
+    found: dict[str, None] = {}
+    left = [node for node in graph.node if node.op_type in ANGLES]
+    while left:
+        node = left.pop()
+        if node.name not in found:
+            found[node.name] = None
+            left.extend(maker[name] for name in node.input if name in maker)
+    return list(found)
 
 
 def _as_bfloat16(graph: onnx.GraphProto, exact: dict[str, TensorProto]) -> None:
@@ -53,6 +104,6 @@ def _as_bfloat16(graph: onnx.GraphProto, exact: dict[str, TensorProto]) -> None:
             elif attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type == TensorProto.FLOAT16:
                 values = numpy_helper.to_array(attribute.t).astype(np.float32)
                 attribute.t.CopyFrom(bfloat16(values, attribute.t.name))
-    for value in graph.value_info:
+    for value in (*graph.input, *graph.output, *graph.value_info):
         if value.type.tensor_type.elem_type == TensorProto.FLOAT16:
             value.type.tensor_type.elem_type = TensorProto.BFLOAT16

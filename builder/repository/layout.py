@@ -158,7 +158,7 @@ def lay_out_generating(
         max_batch_size=0,  # the decode loop batches; a request is one prompt, as Triton's LLM clients send it
         inputs=fields[0],
         outputs=fields[1],
-        groups=(InstanceGroup(1),),
+        groups=(InstanceGroup(1),) if spec.target == "cpu" else (InstanceGroup(1, "KIND_GPU", spec.gpu.devices),),
         serving=spec.serving,
         dynamic_batching=False,
         decoupled=True,

@@ -1,4 +1,4 @@
-"""Running the decoder's graph over a range of slots. Three ways, one interface.
+"""Running the decoder's graph over a range of slots. Three ways here and one in device.py, one interface.
 
 `InProcess` owns an ONNX Runtime session whose cache inputs and outputs are bound to the same buffers, so that a step
 writes one position and moves nothing else; `CrossAttending` is that, with an encoder. `Remote` calls an `infer` that
@@ -70,7 +70,7 @@ class Executor:
             tensor[target, :, start:length] = tensor[source, :, start:length]
 
 
-class _Step:
+class Step:
     """The small inputs of one call, allocated once for a range of slots and filled in place."""
 
     def __init__(self, rows: int, new: int) -> None:
@@ -98,7 +98,7 @@ class InProcess(Executor):
         self.session = open_session(model, session_options)
         self.inputs = {value.name for value in self.session.get_inputs()}
         self.logits = np.zeros((geometry.slots, geometry.vocabulary), np.float32)
-        self.decoding: dict[tuple[int, int], tuple[_Step, Any]] = {}
+        self.decoding: dict[tuple[int, int], tuple[Step, Any]] = {}
 
     def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         rows, new = tokens.shape
@@ -112,8 +112,8 @@ class InProcess(Executor):
         self.session.run_with_iobinding(binding)
         return self.logits[:rows]
 
-    def _bind(self, first: int, rows: int, new: int) -> tuple[_Step, Any]:
-        step, binding = _Step(rows, new), self.session.io_binding()
+    def _bind(self, first: int, rows: int, new: int) -> tuple[Step, Any]:
+        step, binding = Step(rows, new), self.session.io_binding()
         for name, array in step.feeds.items():
             if name in self.inputs:
                 binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
@@ -238,7 +238,7 @@ class Remote(Executor):
 
     def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         rows, new = tokens.shape
-        step = _Step(rows, new)
+        step = Step(rows, new)
         step.fill(tokens, lengths)
         feeds = {name: array for name, array in step.feeds.items() if name in self.inputs}
         used = int(lengths.max())

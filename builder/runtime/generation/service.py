@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from ..fields import InputError, Tensors
 from .beams import BeamSearch
+from .device import OnDevice
 from .engine import Engine, Limits
 from .executor import CrossAttending, CrossGeometry, Executor, Geometry, Infer, InProcess, Remote
 from .options import Options, read_options
@@ -128,6 +129,8 @@ def make_executor(folder: Path, serving: "Mapping[str, Any]", infer: "Infer | No
         shape = CrossGeometry(cross["max_length"], serving["beams"], tuple((h, s) for h, s in cross["layers"]))
         files = folder / serving["model"], folder / serving["encoder"]
         return CrossAttending(*files, geometry, shape, serving["session"])
+    if serving["executor"] == "on_device":
+        return OnDevice(folder / serving["model"], folder / serving["copier"], geometry, serving["session"])
     if serving["executor"] == "in_process":
         return InProcess(folder / serving["model"], geometry, serving["session"])
     assert infer is not None

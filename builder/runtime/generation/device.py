@@ -1,0 +1,124 @@
+"""Running the decoder's graph with its cache on a GPU: ONNX Runtime in this process, the cache bound in place there.
+
+What crosses between the two memories is a step's tokens on the way in and the logits of the rows that are asked for on
+the way out. Knows nothing about requests.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+from .executor import Executor, Geometry, Step
+
+ELEMENTS = {"float16": 10, "bfloat16": 16, "float32": 1}  # of onnx.TensorProto: numpy has no bfloat16
+BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
+
+
+class OnDevice(Executor):
+    """`options`: `device` (cuda), `device_id`, `provider_options` of ONNX Runtime's execution provider, `entries`.
+
+    `copier`: a graph whose outputs are its inputs, a slot of each cache tensor; it copies within the GPU.
+    """
+
+    def __init__(self, model: Path, copier: Path, geometry: Geometry, options: "Mapping[str, Any]") -> None:
+        self.geometry = geometry
+        self.device, self.number = str(options["device"]), int(options["device_id"])
+        self.element, self.width = ELEMENTS[geometry.cache], BYTES[geometry.cache]
+        self.session = self._open(model, options)
+        self.copier = self._open(copier, options)
+        self.inputs = {value.name for value in self.session.get_inputs()}
+        self.shapes = {
+            f"{kind}_{index}": (heads, geometry.max_length, size)
+            for index, (heads, size) in enumerate(geometry.layers)
+            for kind in ("key", "value")
+        }
+        self.cache = {
+            name: onnxruntime.OrtValue.ortvalue_from_shape_and_type(
+                (geometry.slots, *shape), self.element, self.device, self.number
+            )
+            for name, shape in self.shapes.items()
+        }
+        self.logits = np.zeros((geometry.slots, geometry.vocabulary), np.float32)
+        self.decoding: "dict[tuple[int, int], tuple[Step, Any]]" = {}
+        nothing = {name: np.zeros(math.prod(shape), f"V{self.width}") for name, shape in self.shapes.items()}
+        for slot in range(geometry.slots):  # what was in that memory before may be no number
+            self._copy_from({name: ("cpu", 0, array.ctypes.data) for name, array in nothing.items()}, slot)
+
+    def _open(self, model: Path, options: "Mapping[str, Any]") -> onnxruntime.InferenceSession:
+        """A session that runs on the device, and nowhere else. Raises RuntimeError where this ONNX Runtime cannot."""
+        provider = PROVIDERS[self.device]
+        if provider not in onnxruntime.get_available_providers():
+            raise RuntimeError(
+                f"this model runs on a GPU and onnxruntime {onnxruntime.__version__} here has no {provider}: install "
+                "onnxruntime-gpu in the interpreter that Triton runs (requirements-gpu.txt)"
+            )
+        if self.device == "cuda" and hasattr(onnxruntime, "preload_dlls"):
+            onnxruntime.preload_dlls()
+        settings = onnxruntime.SessionOptions()
+        settings.log_severity_level = 3
+        for key, value in options.get("entries", {}).items():
+            settings.add_session_config_entry(key, value)
+        placed: "dict[str, str]" = {}
+        if self.device != "cpu":
+            placed = {"device_id": str(self.number), **options.get("provider_options", {})}
+        session = onnxruntime.InferenceSession(
+            str(model), settings, providers=[(provider, placed), "CPUExecutionProvider"] if placed else [provider]
+        )
+        if provider not in session.get_providers():
+            raise RuntimeError(f"{provider} did not start on device {self.number}: are CUDA and cuDNN there?")
+        return session
+
+    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        rows, new = tokens.shape
+        prepared = self.decoding.get((first, rows)) if new == 1 else None
+        if prepared is None:
+            prepared = self._bind(first, rows, new)
+            if new == 1:
+                self.decoding[first, rows] = prepared
+        step, binding = prepared
+        step.fill(tokens, lengths)
+        binding.synchronize_inputs()
+        self.session.run_with_iobinding(binding)
+        binding.synchronize_outputs()
+        return self.logits[:rows]
+
+    def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
+        """Copy a slot whole: what lies before `start` is the same in both, what lies after `length` is nobody's."""
+        self._copy_from({n: (self.device, self.number, self._address(n, source)) for n in self.shapes}, target)
+
+    def _copy_from(self, sources: "Mapping[str, tuple[str, int, int]]", target: int) -> None:
+        """Fill a slot from what lies at `sources`: device, its number, address, by the name of the tensor."""
+        binding = self.copier.io_binding()
+        for name, (device, number, address) in sources.items():
+            shape = (1, *self.shapes[name])
+            binding.bind_input(name, device, number, self.element, shape, address)
+            here = self._address(name, target)
+            binding.bind_output(f"{name}_copy", self.device, self.number, self.element, shape, here)
+        binding.synchronize_inputs()
+        self.copier.run_with_iobinding(binding)
+        binding.synchronize_outputs()
+
+    def _address(self, name: str, slot: int) -> int:
+        heads, length, size = self.shapes[name]
+        return int(self.cache[name].data_ptr()) + slot * heads * length * size * self.width
+
+    def _bind(self, first: int, rows: int, new: int) -> "tuple[Step, Any]":
+        """Bind a range of slots. A step's small inputs are numpy's; ONNX Runtime takes them over at each run."""
+        step, binding = Step(rows, new), self.session.io_binding()
+        for name, array in step.feeds.items():
+            if name in self.inputs:
+                binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        for name, shape in self.shapes.items():
+            place = (self.device, self.number, self.element, (rows, *shape), self._address(name, first))
+            binding.bind_input(f"past_{name}", *place)
+            binding.bind_output(f"present_{name}", *place)
+        view = self.logits[:rows]
+        binding.bind_output("logits", "cpu", 0, view.dtype.type, view.shape, view.ctypes.data)
+        return step, binding

@@ -1,0 +1,156 @@
+"""Decoding with the cache on a device. No GPU is at hand: the same code runs with ONNX Runtime's "cpu" as its device,
+fp16 cache and all; tests/gpu runs it on a GPU where there is one.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+
+from builder.cli import main
+from builder.errors import SpecError
+from builder.export.decoder import export_decoder
+from builder.export.slots import slot_copier
+from builder.optimise.fusion import fuse
+from builder.optimise.half_precision import to_half
+from builder.runtime.generation.device import ELEMENTS, OnDevice
+from builder.runtime.generation.executor import InProcess
+from builder.runtime.generation.service import Service
+from builder.spec import make_spec
+from builder.stages import build
+from builder.verify.generation import generate, geometry_of
+from tests.checkpoints import VOCABULARY
+from tests.decoders import make_decoder, make_decoder_checkpoint
+from tests.export.test_decoders import prompts
+
+CPU = {"device": "cpu", "device_id": 0}
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2"])
+def test_the_cache_on_a_device_says_what_the_cache_in_place_says(model_type: str, tmp_path: Path) -> None:
+    exported = export_decoder(make_decoder(model_type), tmp_path, 128)
+    fused = fuse(exported.graph, tmp_path)
+    half = to_half(fused, tmp_path / "half" / "model.onnx", real=("logits",))
+    copier = slot_copier(exported.caches, ELEMENTS["float16"], half, tmp_path)
+    geometry = geometry_of(exported.caches, 4, 128, VOCABULARY, "float16")
+    in_place = generate(InProcess(half.path, geometry, {"threads": 1}), prompts(), 32)
+    assert generate(OnDevice(half.path, copier.path, geometry, CPU), prompts(), 32) == in_place
+    exact = generate(
+        InProcess(fused.path, geometry_of(exported.caches, 4, 128, VOCABULARY), {"threads": 1}), prompts(), 32
+    )
+    same = np.mean(
+        [a == b for ours, theirs in zip(in_place, exact, strict=True) for a, b in zip(ours, theirs, strict=True)]
+    )
+    assert same > 0.9, "fp16 is nearly fp32"
+
+
+def test_a_copied_slot_goes_on_like_its_source_and_touches_no_other(tmp_path: Path) -> None:
+    exported = export_decoder(make_decoder("llama"), tmp_path, 32)
+    half = to_half(exported.graph, tmp_path / "half" / "model.onnx", real=("logits",))
+    copier = slot_copier(exported.caches, ELEMENTS["float16"], half, tmp_path)
+    executor = OnDevice(half.path, copier.path, geometry_of(exported.caches, 3, 32, VOCABULARY, "float16"), CPU)
+    assert all(not np.any(tensor.numpy()) for tensor in executor.cache.values()), "a new cache is empty"
+    executor.run(0, np.array([[5, 6, 7]]), np.array([0]))
+    before = {name: tensor.numpy().copy() for name, tensor in executor.cache.items()}
+    executor.copy(0, 2, 3)
+    for name, tensor in executor.cache.items():
+        np.testing.assert_array_equal(tensor.numpy()[2], before[name][0])
+        np.testing.assert_array_equal(tensor.numpy()[:2], before[name][:2])
+    source = executor.run(0, np.array([[8]]), np.array([3])).copy()
+    np.testing.assert_allclose(executor.run(2, np.array([[8]]), np.array([3])), source, atol=1e-3)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cuda")
+    checkpoint = make_decoder_checkpoint(folder / "checkpoint", "llama")
+    options: dict[str, Any] = {"target": "cuda", "precision": "fp16", "slots": 4, "max_length": 128, "quality": 0.9}
+    gpu = {"devices": [1], "memory_limit_mb": 4096}
+    build(make_spec(model=str(checkpoint), name="writes", output=folder / "repository", gpu=gpu, **options))
+    return folder / "repository"
+
+
+def test_the_emitted_model_is_on_its_gpu_and_its_cache_in_half_precision(built: Path) -> None:
+    serving = json.loads((built / "writes" / "1" / "serving.json").read_text())
+    assert (serving["executor"], serving["cache"]) == ("on_device", "float16")
+    assert serving["session"]["device_id"] == 1
+    assert serving["session"]["provider_options"]["gpu_mem_limit"] == str(4096 << 20)
+    config = (built / "writes" / "config.pbtxt").read_text()
+    assert "kind: KIND_GPU" in config
+    assert "gpus: [ 1 ]" in config
+    model = onnx.load(str(built / "writes" / "1" / "model.onnx"))
+    types = {value.name: value.type.tensor_type.elem_type for value in (*model.graph.input, *model.graph.output)}
+    assert types["past_key_0"] == types["present_value_1"] == onnx.TensorProto.FLOAT16
+    assert types["logits"] == onnx.TensorProto.FLOAT, "sampling is done in fp32"
+
+
+def test_the_emitted_model_answers_as_the_one_for_the_cpu(built: Path, tmp_path: Path) -> None:
+    checkpoint = built.parent / "checkpoint"
+    build(make_spec(model=str(checkpoint), name="writes", output=tmp_path, slots=4, max_length=128))
+    folder = Path(shutil.copytree(built / "writes" / "1", tmp_path / "on_cpu"))
+    serving = json.loads((folder / "serving.json").read_text())
+    (folder / "serving.json").write_text(json.dumps({**serving, "session": CPU}))
+    texts = ["the river", "A long day in the village, and", "the river"]
+    assert _answers(folder, texts) == _answers(tmp_path / "writes" / "1", texts)
+
+
+def _answers(folder: Path, texts: list[str]) -> list[str]:
+    """Greedy answers to requests that run together, two beginning alike."""
+    service = Service(folder)
+    service.engine.start()
+    found: dict[int, str] = {}
+    done = threading.Semaphore(0)
+    for number, text in enumerate(texts):
+
+        def respond(answer: Any, last: bool, number: int = number) -> None:
+            found[number] = str(answer["text_output"][0]) if isinstance(answer, dict) else repr(answer)
+            done.release()
+
+        service.submit({"text_input": np.array([text], object)}, {"max_tokens": 24}, respond)
+    for _ in texts:
+        assert done.acquire(timeout=60)
+    service.engine.stop()
+    return [found[number] for number in range(len(texts))]
+
+
+def test_without_a_gpu_the_repository_is_refused_in_one_line(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(built)]) == 0
+    assert main(["serve", str(built)]) == 1
+    assert "writes runs on a GPU and none is here" in capsys.readouterr().err
+    with pytest.raises(RuntimeError, match="has no CUDAExecutionProvider: install onnxruntime-gpu"):
+        Service(built / "writes" / "1")
+    assert "CUDAExecutionProvider" not in onnxruntime.get_available_providers()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, "CUDA's attention over a cache has fp16 and bf16, not fp32"),
+        ({"precision": "fp16", "executor": "bls"}, "the cache stays in NAME"),
+        ({"precision": "fp16", "gpu": {"devices": [0, 1]}}, "one cache, on one device"),
+        ({"precision": "fp16", "target": "tensorrt"}, "TensorRT has no attention over a cache in place"),
+        ({"precision": "bf16"}, "use --precision fp16, or --triton 25.08 or later"),
+    ],
+)
+def test_what_decoding_on_a_gpu_does_not_have_is_refused(
+    options: dict[str, Any], said: str, built: Path, tmp_path: Path
+) -> None:
+    checkpoint = built.parent / "checkpoint"
+    with pytest.raises(SpecError, match=said):
+        build(make_spec(model=str(checkpoint), output=tmp_path / "r", **{"target": "cuda", **options}))
+    assert not (tmp_path / "r" / "checkpoint").exists()
+
+
+def test_a_bias_on_scores_which_cuda_does_not_have_is_refused(tmp_path: Path) -> None:
+    checkpoint = make_decoder_checkpoint(tmp_path / "checkpoint", "bloom")
+    spec = make_spec(model=str(checkpoint), output=tmp_path / "r", target="cuda", precision="fp16", triton="25.05")
+    with pytest.raises(SpecError, match="adds a bias to scores"):
+        build(spec)

@@ -1,0 +1,102 @@
+"""Half precision, and what must not be in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from hypothesis import given
+from hypothesis import strategies as st
+from onnx import TensorProto, helper, numpy_helper
+
+from builder.engines.cuda import KERNELS, without_kernel
+from builder.engines.onnxruntime import infer_with, open_session
+from builder.export.bfloat16 import bfloat16, without_bfloat16
+from builder.export.graph import Graph, save_graph
+from builder.optimise.half_precision import to_half
+
+
+def graph_of(
+    nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray], inputs: list[tuple[str, int]], folder: Path
+) -> Graph:
+    """A graph with one output, `out`, and the types of what is between stated, as the exporter states them."""
+    between = [name for node in nodes for name in node.output if name != "out"]
+    model = helper.make_model(
+        helper.make_graph(
+            nodes,
+            "g",
+            [helper.make_tensor_value_info(name, kind, None) for name, kind in inputs],
+            [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)],
+            [numpy_helper.from_array(values, name) for name, values in constants.items()],
+            value_info=[helper.make_tensor_value_info(name, TensorProto.FLOAT, None) for name in between],
+        ),
+        opset_imports=[helper.make_opsetid("", 20)],
+        ir_version=9,
+    )
+    return save_graph(model, folder / "exact" / "model.onnx")
+
+
+def test_the_angle_of_a_late_position_is_as_exact_as_half_precision_can_say(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Cast", ["positions"], ["real"], name="cast", to=TensorProto.FLOAT),
+        helper.make_node("Mul", ["real", "frequencies"], ["angles"], name="angles"),
+        helper.make_node("Cos", ["angles"], ["cosines"], name="cos"),
+        helper.make_node("Sin", ["angles"], ["sines"], name="sin"),
+        helper.make_node("Add", ["cosines", "sines"], ["sum"], name="sum"),
+        helper.make_node("Mul", ["sum", "weights"], ["out"], name="out"),
+    ]
+    constants = {"frequencies": np.array([1.0, 0.1], np.float32), "weights": np.array([1.0, 0.5], np.float32)}
+    exact = graph_of(nodes, constants, [("positions", TensorProto.INT64)], tmp_path)
+    feeds = {"positions": np.array([[1], [2049], [30001]])}
+    wanted = infer_with(open_session(exact.path, 1))(feeds)["out"]
+    half = to_half(exact, tmp_path / "half" / "model.onnx")
+    found = infer_with(open_session(half.path, 1))(feeds)["out"]
+    assert np.abs(found - wanted).max() < 3e-3, "30001 in fp16 would be 30000, one radian off"
+    model = onnx.load(str(half.path))
+    assert (
+        numpy_helper.to_array(next(t for t in model.graph.initializer if t.name == "frequencies")).dtype == np.float32
+    )
+    assert numpy_helper.to_array(next(t for t in model.graph.initializer if t.name == "weights")).dtype == np.float16
+
+
+def test_a_square_that_fp16_cannot_hold_is_not_made_in_it(tmp_path: Path) -> None:
+    nodes = [
+        helper.make_node("Mul", ["x", "weights"], ["scaled"], name="scaled"),
+        helper.make_node("Pow", ["scaled", "two"], ["squares"], name="squares"),
+        helper.make_node("ReduceMean", ["squares"], ["mean"], name="mean"),
+        helper.make_node("Sqrt", ["mean"], ["out"], name="root"),
+    ]
+    constants = {"weights": np.array([1.5], np.float32), "two": np.array(2, np.float32)}
+    exact = graph_of(nodes, constants, [("x", TensorProto.FLOAT)], tmp_path)
+    half = to_half(exact, tmp_path / "half" / "model.onnx")
+    found = infer_with(open_session(half.path, 1))({"x": np.full((2, 3), 400, np.float32)})["out"]
+    np.testing.assert_allclose(found, 600, rtol=1e-3)
+
+
+@given(st.lists(st.floats(-(2.0**127), 2.0**127, width=32, allow_subnormal=False), min_size=1))
+def test_bfloat16_rounds_to_the_nearest(values: list[float]) -> None:
+    exact = np.array(values, np.float32)
+    rounded = numpy_helper.to_array(bfloat16(exact, "x")).astype(np.float32)
+    assert np.all(np.abs(rounded - exact) <= np.abs(exact) * 2**-8 + 1e-38)
+    again = numpy_helper.to_array(bfloat16(rounded, "x")).astype(np.float32)
+    np.testing.assert_array_equal(again, rounded)
+
+
+def test_a_graph_without_its_bfloat16_has_the_rounded_constants(tmp_path: Path) -> None:
+    nodes = [helper.make_node("Mul", ["x", "weights"], ["out"], name="out")]
+    exact = graph_of(nodes, {"weights": np.array([1.001, 3.0], np.float32)}, [("x", TensorProto.FLOAT)], tmp_path)
+    half = to_half(exact, tmp_path / "half" / "model.onnx", "bf16")
+    assert half.arithmetic == "bf16"
+    model = onnx.load(str(half.path))
+    assert {tensor.data_type for tensor in model.graph.initializer} == {TensorProto.BFLOAT16}
+    stand_in = save_graph(without_bfloat16(model), tmp_path / "stand-in" / "model.onnx")
+    found = infer_with(open_session(stand_in.path, 1))({"x": np.ones(2, np.float32)})["out"]
+    np.testing.assert_array_equal(found, np.array([1.0, 3.0], np.float32))
+
+
+def test_the_kernels_that_cuda_lacks_are_named() -> None:
+    assert without_kernel(["MultiHeadAttention", "MatMul", "BiasGelu"], "bf16", "25.10") == ["MultiHeadAttention"]
+    assert without_kernel(["GroupQueryAttention"], "fp32", "25.10") == ["GroupQueryAttention"]
+    assert without_kernel(["GroupQueryAttention", "MultiHeadAttention"], "fp16", "24.10") == []
+    assert all({"MultiHeadAttention", "GroupQueryAttention", "MatMul"} <= set(table) for table in KERNELS.values())
