@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from builder.engines.gpu import gpus
 from builder.serve.client import Client
 from builder.serve.triton import Server, running
 from builder.spec import make_spec
@@ -75,3 +76,11 @@ def client(server: Server) -> Iterator[Callable[[str], Client]]:
     yield connect
     for one in clients:
         one.__exit__()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What is marked gpu runs where there is one."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if marked and not gpus():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))

@@ -11,7 +11,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from builder.engines import onnxruntime, openvino, tensorrt
+from builder.engines import onnxruntime, openvino, tensorrt, vllm
 from builder.engines.cpu import cpu
 from builder.engines.gpu import gpus
 from builder.engines.releases import RELEASES, version_tuple
@@ -73,6 +73,8 @@ def _check_entry(folder: Path, triton: str | None) -> Iterator[str]:
             yield from _check_representation(version, config)
         elif config.backend == tensorrt.BACKEND:
             yield from _check_plan(version, recorded.get("plan"), release)
+        elif config.backend == vllm.BACKEND:
+            yield from _check_arguments(version)
         elif config.backend == "python":
             yield from _check_python(version, folder.parent, release)
     for name, digest in recorded.get("files", {}).get(folder.name, {}).items():
@@ -139,6 +141,20 @@ def _check_plan(version: Path, fingerprint: dict[str, str] | None, release: str 
     asked = json.loads((recipe / "recipe.json").read_text("utf-8")) if (recipe / "recipe.json").is_file() else {}
     if asked.get("onnx_sha256") != fingerprint["onnx_sha256"]:
         yield f"its plan was compiled from another graph than the one beside it; {again}"
+
+
+def _check_arguments(version: Path) -> Iterator[str]:
+    """What vLLM is started with, and the checkpoint where that lies in the repository."""
+    path = version / vllm.MODEL_FILE
+    try:
+        arguments = json.loads(path.read_text("utf-8"))
+        model = str(arguments["model"])
+    except (OSError, ValueError, KeyError) as error:
+        yield f"{version.name}/{path.name} does not say which model vLLM is to run ({error!r}); build it again"
+        return
+    beside = f"/{version.parent.name}/{version.name}/"
+    if beside in model and not (version / model.split(beside, 1)[1] / "config.json").is_file():
+        yield f"{version.name}/{path.name} names {model}, which is not there; build it again"
 
 
 def warnings(repository: Path) -> list[str]:

@@ -75,6 +75,7 @@ class TritonPythonModel:
             model_name=self.engine,
             requested_output_names=self.engine_outputs,
             inputs=[pb_utils.Tensor(name, array) for name, array in feeds.items()],
+            preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU),  # numpy reads no GPU's
         ).exec()
         if response.has_error():
             raise EngineError(f"{self.engine}: {response.error().message()}")

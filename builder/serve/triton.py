@@ -28,6 +28,7 @@ import tritonclient.grpc as grpc
 from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException
 
+from builder.engines import vllm
 from builder.engines.gpu import gpus
 from builder.errors import ServeError
 from builder.repository.check import pending
@@ -131,7 +132,7 @@ def wheel_folder() -> Path:
     if folder is None or not (folder / "bin" / "tritonserver").is_file():
         raise ServeError(
             f"no tritonserver for {sys.platform}: the nvidia-pytriton wheel, which carries it, exists for Linux x86-64 "
-            "and arm64. Use the container instead: docker compose up"
+            "and arm64. Use the container instead: docker compose --profile cpu up"
         )
     return folder
 
@@ -169,9 +170,10 @@ def _not_here(repository: Path) -> list[str]:
         name = path.parent.name
         config = parse(path.read_text("utf-8"), name)
         if config.backend and config.backend not in here:
+            profile = "vllm" if config.backend == vllm.BACKEND else "gpu"
             found.append(
                 f"{name}: the embedded Triton has no {config.backend}; serve it in the container: "
-                "docker compose --profile gpu up"
+                f"docker compose --profile {profile} up"
             )
         elif any(group.kind == KIND_GPU for group in config.instance_group) and not gpus():
             found.append(f"{name} runs on a GPU and none is here; serve it where there is one, or build it for the CPU")

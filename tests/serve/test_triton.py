@@ -39,7 +39,7 @@ def test_shared_memory_too_small(repository: Path, monkeypatch: pytest.MonkeyPat
 
 def test_no_wheel_for_the_platform(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    _refused(repository, "no tritonserver for .* docker compose up")
+    _refused(repository, "no tritonserver for .* docker compose --profile cpu up")
 
 
 def test_an_interpreter_the_server_has_no_stub_for(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:

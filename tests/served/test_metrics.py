@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 import urllib.request
@@ -9,6 +10,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from builder.repository.render import templates
 from builder.samples import TEXTS
 from builder.serve.client import Client
 from builder.serve.triton import Server
@@ -34,3 +36,20 @@ def test_tokens_padding_and_calls_are_counted(server: Server, client: Callable[[
     assert grown["tokens"] > 500
     assert 0 < grown["padding_tokens"] < 0.1 * grown["tokens"]
     assert 2 <= grown["engine_calls"] < 20
+
+
+def test_every_metric_of_the_dashboard_is_one_that_triton_has(server: Server, client: Callable[[str], Client]) -> None:
+    """But for those of a GPU, which Triton has only where there is one."""
+    client("pooled").ask({"text_input": "a"})
+    url = f"http://{server.host}:{server.ports.metrics}/metrics"
+    text = urllib.request.urlopen(url, timeout=10).read().decode()
+    known = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
+    dashboard = json.loads((templates() / "monitoring" / "dashboard.json").read_text())
+    asked = {
+        name
+        for panel in dashboard["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"\b(?:nv|build_repo)_\w+", target["expr"])
+    }
+    assert len(asked) > 15
+    assert {name for name in asked - known if not name.startswith("nv_gpu_")} == set()

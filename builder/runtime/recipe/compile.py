@@ -63,8 +63,8 @@ def this_machine() -> "dict[str, str]":
         from polygraphy import mod  # noqa: F401
     except ImportError as error:
         raise CompileError(
-            f"no {error.name or error} here: run this in the TensorRT container of the release (docker compose "
-            "--profile gpu run compile), or install tensorrt and polygraphy"
+            f"no {error.name or error} here: run this in the TensorRT container of the release (docker compose run "
+            "--rm compile), or install tensorrt and polygraphy"
         ) from error
     query = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
     try:

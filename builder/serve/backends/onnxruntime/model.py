@@ -1,7 +1,8 @@
 """Triton's `backend: "onnxruntime"` where the server has no C++ one: a Python-based backend.
 
 It reads the same config.pbtxt fields as the stock backend: default_model_filename, intra_op_thread_count,
-inter_op_thread_count, session.* entries and optimization.graph.level. Python-based backends:
+inter_op_thread_count, session.* entries, optimization.graph.level and, for an instance on a GPU, gpu_mem_limit,
+arena_extend_strategy and cudnn_conv_algo_search. It has no execution accelerators. Python-based backends:
 triton-inference-server/backend, docs/python_based_backends.md.
 """
 
@@ -22,6 +23,23 @@ LEVELS = {
     1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
     2: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
 }
+
+
+CUDA = "CUDAExecutionProvider"
+STRATEGIES = ("kNextPowerOfTwo", "kSameAsRequested")
+SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
+
+
+def _providers(args: dict[str, str], parameters: dict[str, str]) -> list[Any]:
+    """ONNX Runtime's own options, from the numbers that the stock backend reads."""
+    if args["model_instance_kind"] != "GPU":
+        return ["CPUExecutionProvider"]
+    options = {"device_id": args["model_instance_device_id"]}
+    if "gpu_mem_limit" in parameters:
+        options["gpu_mem_limit"] = parameters["gpu_mem_limit"]
+    options["arena_extend_strategy"] = STRATEGIES[int(parameters.get("arena_extend_strategy", 0))]
+    options["cudnn_conv_algo_search"] = SEARCHES[int(parameters.get("cudnn_conv_algo_search", 0))]
+    return [(CUDA, options), "CPUExecutionProvider"]
 
 
 class TritonPythonModel:
@@ -45,8 +63,10 @@ class TritonPythonModel:
         file = config.get("default_model_filename") or "model.onnx"
         path = Path(args["model_repository"]) / args["model_version"] / file
         self.session = onnxruntime.InferenceSession(
-            str(path), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(SLOW_FUSIONS)
+            str(path), options, providers=_providers(args, parameters), disabled_optimizers=list(SLOW_FUSIONS)
         )
+        if args["model_instance_kind"] == "GPU" and CUDA not in self.session.get_providers():
+            raise RuntimeError("this instance is for a GPU and CUDA did not start: install onnxruntime-gpu")
         self.inputs = [value.name for value in self.session.get_inputs()]
         self.outputs = [value.name for value in self.session.get_outputs()]
 

@@ -1,0 +1,179 @@
+"""`scripts/bench gpu`: PyTorch in fp16, ONNX Runtime's CUDA and TensorRT on this machine's GPU, one after the other.
+
+Encoders: the real MiniLM at lengths 16 to 512. Decoders: the GPT-2 124M shape, random weights, in the emitted loop's
+executor. Each side runs in a process of its own. Needs a GPU, and onnxruntime-gpu instead of onnxruntime; TensorRT is
+measured where it can be imported. Without a GPU nothing is measured and nothing is written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoModel, GPT2Config, GPT2LMHeadModel
+
+from builder.checkpoint import quiet_libraries, resolve
+from builder.engines.gpu import gpus
+from builder.export.decoder import export_decoder
+from builder.export.encoder import export
+from builder.export.slots import slot_copier
+from builder.optimise.fusion import fuse
+from builder.optimise.half_precision import to_half
+from builder.optimise.variants import Variant, Workshop
+from builder.repository.placement import OF_TOKENS, profiles_of
+from builder.repository.profiles import input_shapes
+from builder.runtime.generation.device import ELEMENTS, PROVIDERS, OnDevice
+from builder.spec import make_spec
+from builder.verify.generation import geometry_of
+from scripts.benchmarks.posts import alone, median_ms
+from tests.models import minilm
+
+SHAPES = tuple((rows, length) for rows in (1, 8, 32) for length in (16, 64, 128, 256, 512))
+ROWS = (1, 8, 32)
+CONTEXT = 256
+Times = dict[str, float]  # "rows x length" or "rows" to milliseconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench gpu")
+    parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
+    options = parser.parse_args()
+    here = gpus()
+    if not here:
+        sys.exit("no NVIDIA GPU here (nvidia-smi finds none): nothing was measured")
+    if PROVIDERS["cuda"] not in onnxruntime.get_available_providers():
+        sys.exit("this onnxruntime has no CUDA: pip uninstall onnxruntime, then pip install onnxruntime-gpu")
+    quiet_libraries()
+    figures: dict[str, Any] = {"gpu": asdict(here[0]), "onnxruntime": onnxruntime.__version__}
+    with tempfile.TemporaryDirectory() as place:
+        encoders = {"PyTorch fp16": alone(encode_pytorch, "cuda"), "CUDA fp16": alone(encode, "cuda", Path(place))}
+        if importlib.util.find_spec("tensorrt") is not None:
+            encoders["TensorRT fp16"] = alone(encode_tensorrt, Path(place))
+        decoders = {"PyTorch fp16": alone(decode_pytorch, "cuda"), "CUDA fp16": alone(decode, "cuda", Path(place))}
+    figures |= {"encoders": encoders, "decoders": decoders}
+    console = Console(width=140)
+    console.print(_table(f"MiniLM on {here[0].name}, milliseconds, rows x tokens", encoders))
+    console.print(_table(f"GPT-2 124M, one token after {CONTEXT}, milliseconds, rows", decoders))
+    if options.output:
+        options.output.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def encode_pytorch(device: str, shapes: tuple[tuple[int, int], ...] = SHAPES) -> Times:
+    model = AutoModel.from_pretrained(minilm(), dtype=torch.float16).eval().to(device)
+
+    def run_of(feeds: dict[str, np.ndarray]) -> Callable[[], object]:
+        tensors = {name: torch.from_numpy(values).to(device) for name, values in feeds.items()}
+
+        def run() -> None:
+            with torch.inference_mode():
+                model(**tensors).last_hidden_state.float().cpu()
+
+        return run
+
+    return _times(run_of, shapes)
+
+
+def encode(device: str, place: Path, shapes: tuple[tuple[int, int], ...] = SHAPES) -> Times:
+    """The graph of --target cuda; inputs go in and outputs come out through the CPU, as they do in Triton."""
+    graph = _workshop(place / "cuda", "cuda").make(Variant("fp16", "onnxruntime", target="cuda")).graph
+    session = onnxruntime.InferenceSession(str(graph.path), providers=[PROVIDERS[device]])
+
+    def run_of(feeds: dict[str, np.ndarray]) -> Callable[[], object]:
+        return lambda: session.run(None, {name: feeds[name] for name in graph.inputs})
+
+    return _times(run_of, shapes)
+
+
+def encode_tensorrt(place: Path) -> Times:
+    """The plan of --target tensorrt, as `build-repo compile` makes it."""
+    from polygraphy.backend.trt import CreateConfig, Profile, TrtRunner, engine_from_network, network_from_onnx_path
+
+    workshop = _workshop(place / "tensorrt", "tensorrt")
+    graph = workshop.make(Variant("fp16", "tensorrt", target="tensorrt")).graph
+    profiles = []
+    for shapes in profiles_of(workshop.spec, 32 * 512, 512):
+        profile = Profile()
+        for name, sides in input_shapes(shapes, graph.inputs, OF_TOKENS).items():
+            profile.add(name, sides["min"], sides["opt"], sides["max"])
+        profiles.append(profile)
+    network = network_from_onnx_path(str(graph.path), strongly_typed=True)
+    engine = engine_from_network(network, config=CreateConfig(profiles=profiles))
+    with TrtRunner(engine, optimization_profile=len(profiles) - 1) as runner:
+        return _times(lambda feeds: lambda: runner.infer({name: feeds[name] for name in graph.inputs}), SHAPES)
+
+
+def decode_pytorch(device: str, rows: tuple[int, ...] = ROWS) -> Times:
+    model = _gpt2().half().to(device)
+    found = {}
+    for count in rows:
+        ids = torch.full((count, CONTEXT), 100, device=device)
+        with torch.inference_mode():
+            past = model(ids, use_cache=True).past_key_values
+
+            def step(ids: torch.Tensor = ids, past: Any = past) -> None:
+                model(ids[:, :1], past_key_values=past, use_cache=True).logits.float().cpu()
+                past.crop(-1)
+
+            found[str(count)] = median_ms(step)
+    return found
+
+
+def decode(device: str, place: Path, rows: tuple[int, ...] = ROWS) -> Times:
+    """The executor that --target cuda emits."""
+    exported = export_decoder(_gpt2(), place, 2 * CONTEXT)
+    half = to_half(fuse(exported.graph, place), place / "half" / "model.onnx", real=("logits",))
+    copier = slot_copier(exported.caches, ELEMENTS["float16"], half, place)
+    geometry = geometry_of(exported.caches, max(rows), 2 * CONTEXT, GPT2Config().vocab_size, "float16")
+    executor = OnDevice(half.path, copier.path, geometry, {"device": device, "device_id": 0})
+    found = {}
+    for count in rows:
+        tokens, lengths = np.full((count, 1), 100), np.full(count, CONTEXT)
+        found[str(count)] = median_ms(lambda tokens=tokens, lengths=lengths: executor.run(0, tokens, lengths))
+    return found
+
+
+def _workshop(place: Path, target: str) -> Workshop:
+    place.mkdir(exist_ok=True)
+    spec = make_spec(model=str(minilm()), target=target, max_batch_size=32, max_length=512)
+    return Workshop(spec, export(resolve(spec), spec, place).graph, place, ())
+
+
+def _gpt2() -> GPT2LMHeadModel:
+    torch.manual_seed(0)
+    return GPT2LMHeadModel(GPT2Config()).eval()
+
+
+def _times(run_of: Callable[[dict[str, np.ndarray]], Callable[[], object]], shapes: Any) -> Times:
+    found = {}
+    for rows, length in shapes:
+        ids = np.random.default_rng(0).integers(1000, 20000, (rows, length))
+        feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
+        found[f"{rows}x{length}"] = median_ms(run_of(feeds))
+    return found
+
+
+def _table(title: str, sides: dict[str, Times]) -> Table:
+    cells = list(next(iter(sides.values())))
+    table = Table(title=title, title_justify="left")
+    for column in ("", *cells):
+        table.add_column(column, justify="right")
+    base = next(iter(sides.values()))
+    for name, times in sides.items():
+        table.add_row(name, *(f"{times[cell]:.2f} ({base[cell] / times[cell]:.1f}x)" for cell in cells))
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Repositories for Triton's vLLM backend; vLLM is not at hand: its arguments are checked against its own fields."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder import checkpoint as checkpoint_module
+from builder.cli import main
+from builder.engines.vllm import ARGUMENTS, INPUTS, OUTPUTS
+from builder.errors import SpecError
+from builder.repository.check import check
+from builder.repository.render import parse
+from builder.spec import make_spec
+from builder.stages import build
+from tests.checkpoints import make_checkpoint
+from tests.decoders import make_decoder_checkpoint
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_decoder_checkpoint(tmp_path_factory.mktemp("vllm") / "writer", "llama")
+
+
+def _build(checkpoint: Path, output: Path, **options: Any) -> dict[str, Any]:
+    build(make_spec(model=str(checkpoint), output=output, engine="vllm", **options))
+    found: dict[str, Any] = json.loads((output / "writer" / "1" / "model.json").read_text())
+    return found
+
+
+def test_a_local_checkpoint_lies_in_the_repository_and_is_named_as_the_container_sees_it(
+    checkpoint: Path, tmp_path: Path
+) -> None:
+    arguments = _build(checkpoint, tmp_path / "r", precision="bf16", vllm={"tensor_parallel_size": 4}, max_length=64)
+    assert arguments["model"] == "/models/writer/1/checkpoint"
+    assert arguments["tensor_parallel_size"] == 4
+    assert (arguments["dtype"], arguments["max_model_len"]) == ("bfloat16", 64)
+    copied = tmp_path / "r" / "writer" / "1" / "checkpoint"
+    assert (copied / "model.safetensors").read_bytes() == (checkpoint / "model.safetensors").read_bytes()
+    assert check(tmp_path / "r") == []
+    for version, names in ARGUMENTS.items():
+        assert set(arguments) <= set(names), f"vLLM {version} has all of them"
+
+
+def test_its_configuration_is_what_the_backend_declares(checkpoint: Path, tmp_path: Path) -> None:
+    _build(checkpoint, tmp_path)
+    config = parse((tmp_path / "writer" / "config.pbtxt").read_text(), "writer")
+    assert (config.backend, config.max_batch_size) == ("vllm", 0)
+    assert config.model_transaction_policy.decoupled
+    assert [group.kind for group in config.instance_group] == [config.instance_group[0].KIND_MODEL]
+    assert [value.name for value in config.input] == [field.name for field in INPUTS]
+    assert [(value.name, list(value.dims)) for value in config.output] == [(OUTPUTS[0].name, [-1])]
+
+
+def test_no_weight_is_loaded(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object) -> None:
+        raise AssertionError("the model was loaded")
+
+    monkeypatch.setattr(checkpoint_module, "load_model", refuse)
+    _build(checkpoint, tmp_path)
+
+
+def test_a_hub_id_is_pinned_to_its_commit_and_its_weights_are_not_fetched(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fetched: dict[str, Any] = {}
+    commit = tmp_path / "0123456789abcdef"
+    commit.mkdir()
+    for file in checkpoint.iterdir():
+        if file.suffix == ".json":
+            (commit / file.name).write_bytes(file.read_bytes())
+
+    def snapshot(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        fetched.update(name=name, patterns=allow_patterns)
+        return str(commit)
+
+    monkeypatch.setattr(checkpoint_module, "snapshot_download", snapshot)
+    arguments = _build(Path("org/writer"), tmp_path / "r")
+    assert (arguments["model"], arguments["revision"]) == ("org/writer", "0123456789abcdef")
+    assert "*.safetensors" not in fetched["patterns"]
+    assert not (tmp_path / "r" / "writer" / "1" / "checkpoint").exists()
+
+
+def test_what_vllm_does_not_know_is_refused_with_what_was_meant(checkpoint: Path, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"'max_model_length', which no vLLM knows .*did you mean 'max_model_len'"):
+        _build(checkpoint, tmp_path, vllm={"arguments": {"max_model_length": 3}})
+    arguments = _build(checkpoint, tmp_path, vllm={"arguments": {"enforce_eager": True}}, precision="fp8")
+    assert arguments["enforce_eager"] is True
+    assert arguments["quantization"] == "fp8"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"precision": "int8"}, "has fp32, fp16, bf16, fp8, not --precision int8"),
+        ({"prune": 0.3}, "--prune: not of --engine vllm"),
+        ({"target": "cpu"}, "--engine vllm is not of --target cpu"),
+        ({"instances": 2}, re.escape("--instances (use vllm.tensor_parallel_size)")),
+    ],
+)
+def test_options_that_mean_nothing_to_it_are_refused(
+    options: dict[str, Any], said: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError, match=said):
+        _build(checkpoint, tmp_path, **options)
+
+
+def test_a_model_that_does_not_generate_is_refused(tmp_path: Path) -> None:
+    encoder = make_checkpoint(tmp_path / "reader", "bert", "feature-extraction")
+    with pytest.raises(SpecError, match="vllm serves text-generation; this checkpoint is for feature-extraction"):
+        build(make_spec(model=str(encoder), task="feature-extraction", output=tmp_path / "r", engine="vllm"))
+
+
+def test_it_is_served_in_the_container_alone_and_a_lost_checkpoint_is_noticed(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _build(checkpoint, tmp_path)
+    assert main(["serve", str(tmp_path)]) == 1
+    assert "the embedded Triton has no vllm" in capsys.readouterr().err
+    (tmp_path / "writer" / "1" / "checkpoint" / "config.json").unlink()
+    assert any("names /models/writer/1/checkpoint, which is not there" in problem for problem in check(tmp_path))

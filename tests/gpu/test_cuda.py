@@ -1,0 +1,70 @@
+"""On a real GPU: the graphs of --target cuda in ONNX Runtime's CUDA, and the decode loop with its cache there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+import pytest
+
+from builder import Client, build, make_spec, running
+from builder.checkpoint import resolve
+from builder.export.decoder import export_decoder
+from builder.export.encoder import export
+from builder.export.slots import slot_copier
+from builder.optimise.fusion import fuse
+from builder.optimise.half_precision import to_half
+from builder.optimise.variants import Variant, Workshop
+from builder.runtime.generation.device import ELEMENTS, OnDevice
+from builder.runtime.generation.executor import InProcess
+from builder.samples import TEXTS
+from builder.verify.generation import generate, geometry_of
+from tests.checkpoints import VOCABULARY
+from tests.decoders import make_decoder
+from tests.export.test_decoders import prompts
+from tests.models import minilm
+
+pytestmark = pytest.mark.gpu
+CUDA = "CUDAExecutionProvider"
+
+
+@pytest.fixture(autouse=True)
+def _cuda() -> None:
+    if CUDA not in onnxruntime.get_available_providers():
+        pytest.fail("a GPU is here and this onnxruntime has no CUDA: install onnxruntime-gpu instead of onnxruntime")
+
+
+@pytest.mark.parametrize(("precision", "least"), [("fp32", 0.99999), ("fp16", 0.9999), ("bf16", 0.999)])
+def test_an_encoder_answers_on_cuda_as_on_the_cpu(precision: str, least: float, tmp_path: Path) -> None:
+    spec = make_spec(model=str(minilm()), target="cuda", precision=precision, triton="25.08")
+    checkpoint = resolve(spec)
+    workshop = Workshop(spec, export(checkpoint, spec, tmp_path).graph, tmp_path, ())
+    feed = dict(checkpoint.tokenizer(list(TEXTS[:8]), return_tensors="np", padding=True))
+    graph = workshop.make(Variant(precision, "onnxruntime", target="cuda")).graph
+    found, expected = (
+        onnxruntime.InferenceSession(str(path), providers=[provider]).run(
+            ["features"], {n: feed[n] for n in graph.inputs}
+        )[0]
+        for path, provider in ((graph.path, CUDA), (workshop.fused.path, "CPUExecutionProvider"))
+    )
+    assert (found * expected).sum(axis=-1).min() > least
+
+
+def test_the_real_triton_serves_it_from_the_gpu(tmp_path: Path) -> None:
+    build(make_spec(model=str(minilm()), name="minilm", output=tmp_path, target="cuda", precision="fp16"))
+    with running(tmp_path) as server, Client(server.url, "minilm") as client:
+        first, second = (np.array(client.ask({"text_input": text})["embedding"]) for text in TEXTS[:2])
+    assert 0 < float(first @ second) < 0.99
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2"])
+def test_a_decoder_says_on_the_gpu_what_it_says_on_the_cpu(model_type: str, tmp_path: Path) -> None:
+    exported = export_decoder(make_decoder(model_type), tmp_path, 128)
+    half = to_half(fuse(exported.graph, tmp_path), tmp_path / "half" / "model.onnx", real=("logits",))
+    copier = slot_copier(exported.caches, ELEMENTS["float16"], half, tmp_path)
+    geometry = geometry_of(exported.caches, 4, 128, VOCABULARY, "float16")
+    ours = generate(OnDevice(half.path, copier.path, geometry, {"device": "cuda", "device_id": 0}), prompts(), 32)
+    theirs = generate(InProcess(half.path, geometry, {"threads": 1}), prompts(), 32)
+    same = np.mean([a == b for x, y in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True)])
+    assert same > 0.8, "random weights: a tie may fall otherwise, and the text after it with it"
