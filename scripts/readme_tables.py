@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from builder.engines.releases import RELEASES
 from builder.runtime.fields import Field
 from builder.tasks import all_tasks
 from tests.checkpoints import ARCHITECTURES
@@ -42,6 +43,18 @@ def architectures() -> str:
     for name, architecture in ARCHITECTURES.items():
         fused = "fused" if architecture.fused else "separate operators"
         lines.append(f"| {name} | {fused} | {architecture.note} |")
+    return "\n".join(lines)
+
+
+def releases() -> str:
+    """What each Triton release carries."""
+    lines = [
+        "| Triton | ONNX Runtime | opset, IR | TensorRT | CUDA | OpenVINO | Python |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name, r in RELEASES.items():
+        known = " | ".join(value or "" for value in (r.tensorrt, r.cuda, r.openvino, r.python))
+        lines.append(f"| {name} | {r.onnxruntime} | {r.opset}, {r.ir_version} | {known} |")
     return "\n".join(lines)
 
 
@@ -176,6 +189,7 @@ TABLES = {
     "posts": posts,
     "tasks": tasks,
     "architectures": architectures,
+    "releases": releases,
     "decoders": decoders,
     "encoders": encoders,
     "seq2seqs": seq2seqs,

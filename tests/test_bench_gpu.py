@@ -1,0 +1,26 @@
+"""`scripts/bench gpu` without a GPU: it says so, and its sides run with the CPU in the GPU's place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from builder.engines.gpu import gpus
+from scripts.benchmarks import gpu
+
+
+@pytest.mark.skipif(bool(gpus()), reason="a GPU is here: it would be measured")
+def test_without_a_gpu_nothing_is_measured_and_nothing_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["gpu", "--output", str(tmp_path / "figures.json")])
+    with pytest.raises(SystemExit, match="no NVIDIA GPU here .* nothing was measured"):
+        gpu.main()
+    assert not (tmp_path / "figures.json").exists()
+
+
+@pytest.mark.slow
+def test_the_sides_run_and_name_what_they_timed(tmp_path: Path) -> None:
+    encoders = {"PyTorch": gpu.encode_pytorch("cpu", ((1, 16),)), "ours": gpu.encode("cpu", tmp_path, ((1, 16),))}
+    assert all(times["1x16"] > 0 for times in encoders.values())
+    assert [column.header for column in gpu._table("title", encoders).columns] == ["", "1x16"]
+    assert set(gpu.decode("cpu", tmp_path, (1, 2))) == {"1", "2"}
