@@ -13,7 +13,7 @@ from scripts.benchmarks import gpu
 @pytest.mark.skipif(bool(gpus()), reason="a GPU is here: it would be measured")
 def test_without_a_gpu_nothing_is_measured_and_nothing_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["gpu", "--output", str(tmp_path / "figures.json")])
-    with pytest.raises(SystemExit, match="no NVIDIA GPU here .* nothing was measured"):
+    with pytest.raises(SystemExit, match=r"no NVIDIA GPU here .* nothing was measured"):
         gpu.main()
     assert not (tmp_path / "figures.json").exists()
 

@@ -1,6 +1,6 @@
 """ONNX Runtime on a GPU: which operators it has CUDA kernels for, in which types of real numbers.
 
-The table is ONNX Runtime's own list (scripts/cuda_kernels.py), of the versions from 1.23.0 on; what an older one is
+The table is ONNX Runtime's own list (`scripts/releases --kernels`), of the versions from 1.23.0 on; what an older one is
 asked for are the operators that it has had in fp32 and fp16 since long before.
 """
 
