@@ -1,7 +1,7 @@
 """ONNX Runtime on a GPU: which operators it has CUDA kernels for, in which types of real numbers.
 
-The table is ONNX Runtime's own list (`scripts/releases --kernels`), of the versions from 1.23.0 on; what an older one is
-asked for are the operators that it has had in fp32 and fp16 since long before.
+The table is ONNX Runtime's own list (`scripts/releases --kernels`), of the versions from 1.23.0 on; what an older one
+is asked for are operators that it has had in fp32 and fp16 since long before.
 """
 
 from __future__ import annotations
