@@ -72,6 +72,7 @@ def read_graph(path: Path) -> Graph:
         ir_version=model.ir_version,
         operators=Counter(node.op_type for node in model.graph.node),
         size=sum(file.stat().st_size for file in path.parent.glob(f"{path.stem}.*")),
+        arithmetic="bf16" if any(t.data_type == onnx.TensorProto.BFLOAT16 for t in model.graph.initializer) else "fp32",
     )
 
 

@@ -7,7 +7,6 @@ memory, not time. Knows graphs; knows nothing about quality.
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +23,7 @@ HALVES = ("fp16", "bf16")
 SQUARES = ("Pow", "ReduceMean")  # of normalisations that are not fused: from 256 on a square is more than fp16 holds
 NARROWED, WIDENED = "_cast_to_fp16_node", "_cast_to_fp32_node"  # how the converter ends the names of its casts
 ANGLES = ("Sin", "Cos")  # of rotary positions: fp16 counts positions in twos from 2048 on, bf16 from 256 on
+WHOLE = (TensorProto.INT32, TensorProto.INT64)  # rounded to a place in a table, such as one of relative positions
 
 
 def to_half(
@@ -42,7 +42,7 @@ def to_half(
         original,
         keep_io_types=True if real is None else list(real),
         disable_shape_infer=True,
-        node_block_list=_what_makes_angles(original.graph),
+        node_block_list=_what_must_be_exact(original.graph),
         op_block_list=[*DEFAULT_OP_BLOCK_LIST, *SQUARES, *kept],
     )
     if not any(tensor.data_type == TensorProto.FLOAT16 for tensor in model.graph.initializer):
@@ -50,7 +50,7 @@ def to_half(
     _join_real(model.graph)
     if precision == "bf16":
         _as_bfloat16(model.graph, exact)
-    return replace(save_graph(model, path), arithmetic="bf16" if precision == "bf16" else graph.arithmetic)
+    return save_graph(model, path)
 
 
 def _join_real(graph: onnx.GraphProto) -> None:
@@ -75,14 +75,19 @@ def _join_real(graph: onnx.GraphProto) -> None:
 
 def _casts(node: onnx.NodeProto, suffix: str, to: int) -> bool:
     """Whether `node` is a cast that the converter put in."""
-    return node.op_type == "Cast" and node.name.endswith(suffix) and node.attribute[0].i == to
+    return node.name.endswith(suffix) and _target(node) == to
 
 
-def _what_makes_angles(graph: onnx.GraphProto) -> list[str]:
-    """The names of the nodes that angles are made by, and of those that take their sine and cosine."""
+def _target(node: onnx.NodeProto) -> int | None:
+    """The type that a Cast makes; None for another operator."""
+    return next((a.i for a in node.attribute if a.name == "to"), None) if node.op_type == "Cast" else None
+
+
+def _what_must_be_exact(graph: onnx.GraphProto) -> list[str]:
+    """The names of the nodes that take sines and cosines or round to whole numbers, and of all that lead to them."""
     maker = {output: node for node in graph.node for output in node.output}
     found: dict[str, None] = {}
-    left = [node for node in graph.node if node.op_type in ANGLES]
+    left = [n for n in graph.node if n.op_type in ANGLES or _target(n) in WHOLE]
     while left:
         node = left.pop()
         if node.name not in found:

@@ -20,8 +20,8 @@ from builder.errors import SpecError
 from builder.export.graph import Graph, check_release, read_graph, save_graph
 from builder.export.plain import spell_out_attention
 from builder.optimise.activations import Feeds
-from builder.optimise.constants import fold_constants
 from builder.optimise.decoder_weights import BITS, WeightOptions, quantise_weights
+from builder.optimise.for_tensorrt import for_tensorrt
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import HALVES, to_half
 from builder.optimise.key_lengths import count_keys
@@ -143,9 +143,9 @@ class Workshop:
         return spell_out_attention(self.exported, self.folder)
 
     @cached_property
-    def folded(self) -> Graph:
-        """For TensorRT, which wants constants computed."""
-        return fold_constants(self.plain, self.folder)
+    def for_tensorrt(self) -> Graph:
+        """For TensorRT, as a plan or by ONNX Runtime."""
+        return for_tensorrt(self.plain, self.folder)
 
     @cached_property
     def for_cuda(self) -> Graph:
@@ -218,4 +218,4 @@ class Workshop:
             return self.given
         if variant.target == "cpu":
             return self.fused if variant.engine == onnxruntime.BACKEND else self.plain
-        return self.for_cuda if variant.target == "cuda" else self.folded
+        return self.for_cuda if variant.target == "cuda" else self.for_tensorrt

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from builder.engines import onnxruntime, openvino, tensorrt, vllm
 from builder.engines.cpu import cpu
+from builder.engines.cuda import without_kernel
 from builder.engines.gpu import gpus
 from builder.engines.releases import RELEASES, version_tuple
 from builder.errors import BuilderError
@@ -97,6 +98,8 @@ def _check_graph(version: Path, config: object, release: str | None) -> Iterator
     if release in RELEASES:
         try:
             check_release(graph, release)
+            if graph.arithmetic == "bf16":
+                without_kernel(graph.operators, "bf16", release)
         except BuilderError as error:
             yield str(error)
 

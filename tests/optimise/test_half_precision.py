@@ -21,7 +21,7 @@ def graph_of(
     nodes: list[onnx.NodeProto], constants: dict[str, np.ndarray], inputs: list[tuple[str, int]], folder: Path
 ) -> Graph:
     """A graph with one output, `out`, and the types of what is between stated, as the exporter states them."""
-    between = [name for node in nodes for name in node.output if name != "out"]
+    between = [name for node in nodes for name in node.output if name not in ("out", "rows")]
     model = helper.make_model(
         helper.make_graph(
             nodes,
@@ -72,6 +72,25 @@ def test_a_square_that_fp16_cannot_hold_is_not_made_in_it(tmp_path: Path) -> Non
     half = to_half(exact, tmp_path / "half" / "model.onnx")
     found = infer_with(open_session(half.path, 1))({"x": np.full((2, 3), 400, np.float32)})["out"]
     np.testing.assert_allclose(found, 600, rtol=1e-3)
+
+
+def test_a_place_in_a_table_is_not_rounded_to_another(tmp_path: Path) -> None:
+    """As buckets of relative positions: 8 + log(n / 8) / log(16) * 8, which is 15.998 for 127 and no 16."""
+    nodes = [
+        helper.make_node("Cast", ["distances"], ["real"], name="cast", to=TensorProto.FLOAT),
+        helper.make_node("Log", ["real"], ["logs"], name="logs"),
+        helper.make_node("Mul", ["logs", "scale"], ["places"], name="places"),
+        helper.make_node("Cast", ["places"], ["rows"], name="rows", to=TensorProto.INT64),
+        helper.make_node("Gather", ["table", "rows"], ["picked"], name="picked"),
+        helper.make_node("Mul", ["picked", "weights"], ["out"], name="out"),
+    ]
+    scale = np.array([8 / np.log(16)], np.float32)
+    constants = {"scale": scale, "table": np.arange(30, dtype=np.float32), "weights": np.array([1.0], np.float32)}
+    exact = graph_of(nodes, constants, [("distances", TensorProto.INT64)], tmp_path)
+    feeds = {"distances": np.arange(1, 1000)}
+    half = to_half(exact, tmp_path / "half" / "model.onnx")
+    found, wanted = (infer_with(open_session(graph.path, 1))(feeds)["out"] for graph in (half, exact))
+    np.testing.assert_array_equal(found, wanted)
 
 
 @given(st.lists(st.floats(-(2.0**127), 2.0**127, width=32, allow_subnormal=False), min_size=1))
