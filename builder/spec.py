@@ -263,6 +263,15 @@ class BuildSpec(_Options):
         engines = allowed.get(self.target, ("tensorrt", "onnxruntime"))
         if self.engine is not None and self.engine not in engines:
             raise ValueError(f"--engine {self.engine} is not of --target {self.target}, which has {', '.join(engines)}")
+        meant = {
+            "gpu": (self.gpu != Gpu() and self.target == "cpu", "--target cuda or tensorrt"),
+            "gpu.cuda_graphs": (self.gpu.cuda_graphs and not self.makes_plan, "plans: --target tensorrt"),
+            "tensorrt": (self.tensorrt != TensorRT() and self.target != "tensorrt", "--target tensorrt"),
+            "vllm": (self.vllm != VLLM() and self.engine != "vllm", "--engine vllm"),
+        }
+        for name, (useless, where) in meant.items():
+            if useless:
+                raise ValueError(f"`{name}:` is for {where}")
         cores = available_cores()
         if self.target == "cpu" and self.threads is not None and self.threads * self.instances > cores:
             raise ValueError(
@@ -275,6 +284,11 @@ class BuildSpec(_Options):
     def entry_name(self) -> str:
         """The name of the front model."""
         return self.name if self.name is not None else Path(self.model.rstrip("/")).name
+
+    @property
+    def makes_plan(self) -> bool:
+        """Whether what is built is a TensorRT plan."""
+        return self.target == "tensorrt" and self.engine in (None, "tensorrt")
 
     @property
     def fits(self) -> bool:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -64,3 +66,21 @@ def test_a_models_yaml_that_cannot_be_meant(text: str, message: str, tmp_path: P
     path.write_text(text)
     with pytest.raises(SpecError, match=message):
         load_specs(path)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"gpu": {"devices": [1]}}, "`gpu:` is for --target cuda or tensorrt"),
+        ({"target": "cuda", "gpu": {"cuda_graphs": True}}, "`gpu.cuda_graphs:` is for plans: --target tensorrt"),
+        ({"target": "cuda", "tensorrt": {"workspace_mb": 9}}, "`tensorrt:` is for --target tensorrt"),
+        ({"vllm": {"tensor_parallel_size": 2}}, "`vllm:` is for --engine vllm"),
+        ({"target": "cuda", "gpu": {"devices": []}}, "gpu.devices"),
+        ({"target": "cuda", "gpu": {"devices": [-1]}}, "gpu.devices.0"),
+        ({"triton": "23.01"}, "Triton 23.01 is not known"),
+        ({"target": "tpu"}, "target: Input should be 'cpu', 'cuda' or 'tensorrt', found 'tpu'"),
+    ],
+)
+def test_options_of_a_gpu_that_mean_nothing_are_refused(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(said)):
+        make_spec(model="x", **options)

@@ -60,14 +60,17 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
         fused = fuse(graph, folder, min(spec.level, EXACT_LEVEL))
     with stage("verify"):
         bench = make_bench(spec, checkpoint, exported.module, fused, folder)
-        exact, quality = bench.rung("fp32" if empty is None else "compacted fp32", fused)
+        level = f"{spec.level} " if spec.level < EXACT_LEVEL else ""
+        exact, quality = bench.rung(f"{level}{'' if empty is None else 'compacted '}fp32", fused)
         _refuse_wrong_answers(exact, quality)
     pruned = None
     if spec.prune is not None:
         with stage("prune"):
             graph, pruned = prune(graph, exported.module, spec.prune, bench.feeds, folder)
     reference = replace(reference, scores=dict(bench.reference_scores))
-    verified = climb(bench, graph, reference, (exact, quality), variants, folder, stage)
+    as_verified = fused if pruned is None and spec.level <= EXACT_LEVEL else None
+    workshop = Workshop(spec, graph, folder, bench.feeds, as_verified)
+    verified = climb(bench, workshop, reference, (exact, quality), variants, stage)
     graph = verified.graph
     if graph.engine == tensorrt.BACKEND:
         with stage("recipe"):
@@ -81,19 +84,17 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
 
 def climb(
     bench: Bench,
-    exported: Graph,
+    workshop: Workshop,
     reference: Rung,
     verified: tuple[Rung, Quality],
     variants: Sequence[Variant],
-    folder: Path,
     stage: Stage,
 ) -> VerifiedModel:
     """From PyTorch and the exact graph, `verified`, to the fastest of `variants` that keeps the quality asked for."""
     spec, exact = bench.spec, verified[0]
     threshold = bench.checkpoint.task.required(spec.quality)
-    workshop = Workshop(spec, exported, folder, bench.feeds)
     memory = memory_of(_facts(bench)) if len(variants) > 1 else Memory()
-    prefix = "" if spec.level == EXACT_LEVEL else f"{spec.level} "
+    prefix = f"{spec.level} " if spec.level > EXACT_LEVEL else ""
     prefix += exact.name.removesuffix("fp32") + ("" if spec.prune is None else f"pruned {spec.prune:.0%} ")
     found = Search(bench, workshop, reference, verified, threshold, memory, stage, prefix).run(variants)
     rungs = (reference, exact, *(rung for rung in found.rungs if rung.name != exact.name))

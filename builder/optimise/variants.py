@@ -123,17 +123,21 @@ def _on_gpu(spec: BuildSpec, precision: str) -> Variant:
 
 @dataclass(frozen=True)
 class Workshop:
-    """One exported graph and what is made of it. `feeds`: the engine's inputs, to calibrate on."""
+    """One exported graph and what is made of it. `feeds`: the engine's inputs, to calibrate on.
+
+    `verified`: the graph fused at the spec's level, where it was fused to be verified.
+    """
 
     spec: BuildSpec
     exported: Graph
     folder: Path
     feeds: Sequence[Feeds]
+    verified: Graph | None = None
 
     @cached_property
     def fused(self) -> Graph:
         """For ONNX Runtime."""
-        graph = fuse(self.exported, self.folder, self.spec.level)
+        graph = self.verified or fuse(self.exported, self.folder, self.spec.level)
         check_release(graph, self.spec.triton)
         return graph
 
