@@ -1,4 +1,4 @@
-"""A graph that copies a slot of a cache: where the cache is not in this process's memory, ONNX Runtime copies it.
+"""Copying a slot of a cache that is not in this process's memory: ONNX Runtime does it, by a graph.
 
 Knows shapes; knows nothing about models.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import onnx
 from onnx import helper
 
 from builder.export.decoder import CacheShape
 from builder.export.graph import Graph, save_graph
 
 FILE = "copy_slot.onnx"
+CACHE_ROWS = "cache_rows"
 
 
 def slot_copier(caches: Sequence[CacheShape], element: int, like: Graph, folder: Path) -> Graph:
@@ -31,3 +33,23 @@ def slot_copier(caches: Sequence[CacheShape], element: int, like: Graph, folder:
         ir_version=like.ir_version,
     )
     return save_graph(model, folder / "copier" / FILE)
+
+
+def choose_rows(graph: Graph, folder: Path) -> Graph:
+    """Write `graph` with an input `cache_rows`, (batch,) int64, into `folder`: the row of the past that each goes on from.
+
+    Where the cache is nobody's memory but a tensor that each call takes and returns, this is how a slot is copied.
+    """
+    model = onnx.load(str(graph.path))
+    batch = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
+    model.graph.input.append(helper.make_tensor_value_info(CACHE_ROWS, onnx.TensorProto.INT64, [batch]))
+    past = [value.name for value in model.graph.input if value.name.startswith("past_")]
+    for node in model.graph.node:
+        for place, name in enumerate(node.input):
+            if name in past:
+                node.input[place] = f"{name}.chosen"
+    chosen = [helper.make_node("Gather", [n, CACHE_ROWS], [f"{n}.chosen"], name=f"Gather.{n}", axis=0) for n in past]
+    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
+    del model.graph.node[:]
+    model.graph.node.extend([*chosen, *kept])
+    return save_graph(model, folder / "chosen-rows" / graph.path.name)

@@ -19,7 +19,7 @@ from builder.export.bfloat16 import without_bfloat16
 from builder.export.decoder import CacheShape, DecoderExport, cache_shapes, export_decoder
 from builder.export.graph import Graph, check_release, operator_needs, save_graph
 from builder.export.slots import FILE as COPIER
-from builder.export.slots import slot_copier
+from builder.export.slots import choose_rows, slot_copier
 from builder.families import UNTIMED, Prepared, Stage, refuse_options
 from builder.generation_config import bad_words, end_ids, max_tokens, option_defaults, token_list
 from builder.optimise.cache_precision import quantise_cache
@@ -46,6 +46,8 @@ from builder.verify.ladder import Limits, climb
 
 QUEUE = 256  # requests that may wait, where the user does not say
 CACHE_TYPES = {"fp32": "float32", "int8": "int8"}
+ON_CPU = {"in-process": "in_process", "bls": "bls"}  # what the emitted code calls its executors
+ON_GPU = {"in-process": "on_device", "bls": "handles"}
 HALF_TYPES = {"fp16": "float16", "bf16": "bfloat16"}
 HEADROOM = 0.9  # of the memory that is free
 
@@ -81,12 +83,14 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
             check_release(fused, spec.triton)
     with stage("verify"):
         verified = verify(spec, checkpoint, exported, fused, reference, base, folder)
+    if on_gpu and spec.executor == "bls":
+        verified = replace(verified, graph=choose_rows(verified.graph, folder))
     serving = serving_document(spec, checkpoint, exported.caches, verified.graph)
-    inputs = graph_fields(verified.graph, exported.caches)
+    inputs = graph_fields(verified.graph, exported.caches, "TYPE_FP16" if on_gpu else "TYPE_FP32")
     fields = checkpoint.task.fields({})
     tokenizer = tokenizer_json(checkpoint.tokenizer)
     graphs = [verified.graph]
-    if on_gpu:
+    if on_gpu and spec.executor == "in-process":
         graphs.append(slot_copier(exported.caches, ELEMENTS[serving["cache"]], verified.graph, folder))
     entries = lay_out_generating(spec, serving, tokenizer, graphs, fields, inputs)
     memory = {"cache": caches_bytes, "weights": verified.graph.size}
@@ -105,10 +109,10 @@ def _refuse_on_gpu(spec: BuildSpec) -> None:
         raise SpecError(
             f"CUDA's attention over a cache has {' and '.join(HALVES)}, not {spec.precision}: use --precision fp16"
         )
-    if spec.executor == "bls" or spec.cache != "fp32":
-        raise SpecError(
-            "on a GPU the cache stays in NAME, in the graph's precision: without --executor bls and --cache"
-        )
+    if spec.cache != "fp32":
+        raise SpecError("on a GPU the cache is in the graph's own precision: leave --cache out")
+    if spec.executor == "bls" and spec.precision != "fp16":
+        raise SpecError("--executor bls hands the cache to Triton, whose Python has no bf16: use --precision fp16")
     if len(spec.gpu.devices) > 1:
         raise SpecError("a decoder has one cache, on one device: give one of gpu.devices, or use --engine vllm")
 
@@ -221,7 +225,7 @@ def serving_document(
     special = {f"{kind}_token": getattr(tokenizer, f"{kind}_token", None) for kind in ("bos", "eos", "unk", "pad")}
     return {
         "task": checkpoint.task.name,
-        "executor": "on_device" if on_gpu else spec.executor.replace("-", "_"),
+        "executor": (ON_GPU if on_gpu else ON_CPU)[spec.executor],
         "engine": f"{spec.entry_name}_model" if spec.executor == "bls" else None,
         "model": graph.path.name if spec.executor == "in-process" else None,
         "inputs": list(graph.inputs),
@@ -235,7 +239,7 @@ def serving_document(
         "slots": spec.slots,
         "max_length": checkpoint.max_length,
         "vocabulary": _vocabulary(checkpoint),
-        "copier": COPIER if on_gpu else None,
+        "copier": COPIER if on_gpu and spec.executor == "in-process" else None,
         "cache": HALF_TYPES[spec.precision] if on_gpu else CACHE_TYPES[spec.cache],
         "layers": [[cache.heads, cache.size] for cache in caches],
         "queue": spec.serving.queue.max_size or QUEUE,
@@ -265,14 +269,20 @@ def _device(spec: BuildSpec) -> dict[str, Any]:
     return {"device": "cuda", "device_id": gpu.devices[0], "provider_options": options}
 
 
-def graph_fields(graph: Graph, caches: Sequence[CacheShape]) -> list[Field]:
+def graph_fields(graph: Graph, caches: Sequence[CacheShape], cache_type: str) -> list[Field]:
     """The graph's inputs as config.pbtxt states them where the steps are a Triton model of their own."""
-    shapes = {"input_ids": (-1, -1), "position_ids": (-1, -1), "seqlens_k": (-1,), "logits_index": (-1,)}
+    shapes = {
+        "input_ids": (-1, -1),
+        "position_ids": (-1, -1),
+        "seqlens_k": (-1,),
+        "logits_index": (-1,),
+        "cache_rows": (-1,),
+    }
     fields = []
     for name in graph.inputs:
         if name.startswith("past_"):
             cache = caches[int(name.rsplit("_", 1)[1])]
-            fields.append(Field(name, "TYPE_FP32", (-1, cache.heads, -1, cache.size)))
+            fields.append(Field(name, cache_type, (-1, cache.heads, -1, cache.size)))
         elif name == "total_sequence_length":
             fields.append(Field(name, "TYPE_INT32", (1,)))
         else:

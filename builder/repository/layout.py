@@ -158,7 +158,7 @@ def lay_out_generating(
         max_batch_size=0,  # the decode loop batches; a request is one prompt, as Triton's LLM clients send it
         inputs=fields[0],
         outputs=fields[1],
-        groups=(InstanceGroup(1),) if spec.target == "cpu" else (InstanceGroup(1, "KIND_GPU", spec.gpu.devices),),
+        groups=(_front_group(spec),),
         serving=spec.serving,
         dynamic_batching=False,
         decoupled=True,
@@ -186,6 +186,13 @@ def lay_out_generating(
     )
     weights: dict[str, bytes | Path] = {f"1/{file.name}": file for graph in graphs for file in graph.files}
     return RepositoryEntry(front.name, front, files), RepositoryEntry(step.name, step, weights)
+
+
+def _front_group(spec: BuildSpec) -> InstanceGroup:
+    """A generating model is where its cache is; one that hands it on is on the CPU."""
+    if spec.target == "cpu" or spec.executor == "bls":
+        return InstanceGroup(1)
+    return InstanceGroup(1, "KIND_GPU", spec.gpu.devices)
 
 
 def _present(past: Field) -> Field:

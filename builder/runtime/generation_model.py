@@ -168,15 +168,36 @@ class TritonPythonModel:
                 self.metrics[name].increment(value - self.sent[name])
             self.sent[name] = value
 
-    def _infer(self, feeds: "dict[str, np.ndarray]") -> "dict[str, np.ndarray]":
+    def _infer(self, feeds: "dict[str, Any]") -> "dict[str, Any]":
+        """Call the engine's model. A cache that stays on its device comes and goes as the tensor it is."""
         response = pb_utils.InferenceRequest(
             model_name=self.engine_name,
             requested_output_names=self.engine_outputs,
-            inputs=[pb_utils.Tensor(name, array) for name, array in feeds.items()],
+            inputs=[_tensor(name, value) for name, value in feeds.items()],
         ).exec()
         if response.has_error():
             raise RuntimeError(f"{self.engine_name}: {response.error().message()}")
-        return {name: pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in self.engine_outputs}
+        outputs = {name: pb_utils.get_output_tensor_by_name(response, name) for name in self.engine_outputs}
+        stays = "present_" if self.service.serving["executor"] == "handles" else None
+        return {n: t if stays is not None and n.startswith(stays) else _array(t) for n, t in outputs.items()}
+
+
+def _tensor(name: str, value: Any) -> Any:
+    """An array, or under another name the tensor that an earlier call returned, without a copy (DLPack)."""
+    if isinstance(value, np.ndarray):
+        return pb_utils.Tensor(name, value)
+    return pb_utils.Tensor.from_dlpack(name, value.to_dlpack())
+
+
+def _array(tensor: Any) -> np.ndarray:
+    """What a tensor holds, wherever it lies."""
+    if tensor.is_cpu():
+        array: np.ndarray = tensor.as_numpy()
+        return array
+    from onnxruntime.capi.onnxruntime_pybind11_state import OrtValue  # copies from a GPU, which numpy cannot
+
+    copied: np.ndarray = OrtValue.from_dlpack(tensor.to_dlpack(), False).numpy()
+    return copied
 
 
 def _error(error: Exception) -> "tuple[str, int]":

@@ -134,7 +134,8 @@ def test_without_a_gpu_the_repository_is_refused_in_one_line(built: Path, capsys
     ("options", "said"),
     [
         ({}, "CUDA's attention over a cache has fp16 and bf16, not fp32"),
-        ({"precision": "fp16", "executor": "bls"}, "the cache stays in NAME"),
+        ({"precision": "fp16", "cache": "int8"}, "in the graph's own precision: leave --cache out"),
+        ({"precision": "bf16", "executor": "bls", "triton": "25.08"}, "whose Python has no bf16"),
         ({"precision": "fp16", "gpu": {"devices": [0, 1]}}, "one cache, on one device"),
         ({"precision": "fp16", "target": "tensorrt"}, "TensorRT has no attention over a cache in place"),
         ({"precision": "bf16"}, "use --precision fp16, or --triton 25.08 or later"),

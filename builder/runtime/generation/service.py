@@ -19,6 +19,7 @@ from .beams import BeamSearch
 from .device import OnDevice
 from .engine import Engine, Limits
 from .executor import CrossAttending, CrossGeometry, Executor, Geometry, Infer, InProcess, Remote
+from .handles import Handles
 from .options import Options, read_options
 from .processors import Rules
 from .prompts import DecoderPrompts, Prompt, SourceTexts
@@ -134,6 +135,8 @@ def make_executor(folder: Path, serving: "Mapping[str, Any]", infer: "Infer | No
     if serving["executor"] == "in_process":
         return InProcess(folder / serving["model"], geometry, serving["session"])
     assert infer is not None
+    if serving["executor"] == "handles":
+        return Handles(infer, serving["inputs"], geometry)
     return Remote(infer, serving["inputs"], geometry)
 
 

@@ -1,0 +1,66 @@
+"""Running the decoder's graph in a Triton model of its own with the cache on that model's device.
+
+The cache is a tensor that a call returns and the next one is given, never looked at here: on a GPU it stays there, and
+only a step's tokens and logits cross. All slots go through every call, so that the cache stays one tensor; slots that
+are not meant take a token in a place that nobody reads. Knows nothing about requests, and nothing about Triton but that
+a handle can be handed back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from .executor import Executor, Geometry, Step
+
+# Arrays and handles in; logits as an array and every present as a handle out.
+InferHandles = Callable[["dict[str, Any]"], "Mapping[str, Any]"]
+
+
+class Handles(Executor):
+    """`inputs`: those of the graph, `cache_rows` among them."""
+
+    def __init__(self, infer: InferHandles, inputs: "list[str]", geometry: Geometry) -> None:
+        self.geometry = geometry
+        self.infer = infer
+        self.inputs = set(inputs)
+        spare = geometry.max_length + 1  # a full slot that waits has a place for its unread token
+        self.cache: "dict[str, Any]" = {
+            f"{kind}_{index}": np.zeros((geometry.slots, heads, spare, size), geometry.cache)
+            for index, (heads, size) in enumerate(geometry.layers)
+            for kind in ("key", "value")
+        }
+        self.held = np.zeros(geometry.slots, np.int64)  # at least what each slot holds
+        self.rows = np.arange(geometry.slots)
+        self.step = Step(geometry.slots, 1)
+
+    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        rows, new = tokens.shape
+        meant = slice(first, first + rows)
+        self.held[meant] = lengths
+        column = np.zeros((self.geometry.slots, 1), np.int64)
+        for place in range(new):  # the operator takes several tokens of one row, or one of several
+            column[meant] = tokens[:, place : place + 1]
+            logits = self._call(column)
+            self.held[meant] += 1
+        return logits[meant]
+
+    def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
+        """Let `target` go on from `source` at the next call."""
+        self.rows[target] = self.rows[source]
+        self.held[target] = length
+
+    def _call(self, column: np.ndarray) -> np.ndarray:
+        self.step.fill(column, self.held)
+        positions = self.step.feeds["position_ids"]
+        np.minimum(positions, self.geometry.max_length - 1, out=positions)  # of a full slot that waits
+        feeds: "dict[str, Any]" = {name: array for name, array in self.step.feeds.items() if name in self.inputs}
+        feeds["cache_rows"] = self.rows
+        feeds.update({f"past_{name}": handle for name, handle in self.cache.items()})
+        outputs = self.infer(feeds)
+        self.cache = {name: outputs[f"present_{name}"] for name in self.cache}
+        self.rows = np.arange(self.geometry.slots)
+        logits: np.ndarray = outputs["logits"]
+        return logits

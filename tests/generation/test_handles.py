@@ -1,0 +1,96 @@
+"""Decoding through BLS with a cache that is handed from call to call and never looked at.
+
+No GPU is at hand: the engine runs on the CPU, once as a function and once as a Triton model of its own, where the cache
+goes from response to request by DLPack as it does on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder import Client, build, make_spec, running
+from builder.engines.onnxruntime import infer_with, open_session
+from builder.export.decoder import export_decoder
+from builder.export.graph import Graph
+from builder.export.slots import choose_rows
+from builder.optimise.fusion import fuse
+from builder.repository.check import check
+from builder.runtime.generation.executor import InProcess
+from builder.runtime.generation.handles import Handles
+from builder.verify.generation import generate, geometry_of
+from tests.checkpoints import VOCABULARY
+from tests.decoders import make_decoder, make_decoder_checkpoint
+from tests.export.test_decoders import prompts
+
+
+class Handle:
+    """What a device keeps: nobody here may look inside."""
+
+    def __init__(self, content: np.ndarray) -> None:
+        self.content = content
+
+
+def _engine(graph: Graph) -> Any:
+    run = infer_with(open_session(graph.path, 1))
+
+    def infer(feeds: Mapping[str, Any]) -> dict[str, Any]:
+        arrays = {name: value.content if isinstance(value, Handle) else value for name, value in feeds.items()}
+        return {name: Handle(value) if name != "logits" else value for name, value in run(arrays).items()}
+
+    return infer
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2"])
+def test_handing_the_cache_on_says_what_the_cache_in_place_says(model_type: str, tmp_path: Path) -> None:
+    exported = export_decoder(make_decoder(model_type), tmp_path, 128)
+    fused = fuse(exported.graph, tmp_path)
+    chosen = choose_rows(fused, tmp_path)
+    geometry = geometry_of(exported.caches, 4, 128, VOCABULARY)
+    in_place = generate(InProcess(fused.path, geometry, {"threads": 1}), prompts(), 32)
+    assert generate(Handles(_engine(chosen), list(chosen.inputs), geometry), prompts(), 32) == in_place
+
+
+def test_a_copied_slot_goes_on_like_its_source_and_a_full_one_keeps_what_it_has(tmp_path: Path) -> None:
+    exported = export_decoder(make_decoder("gpt2"), tmp_path, 8)
+    graph = choose_rows(exported.graph, tmp_path)
+    executor = Handles(_engine(graph), list(graph.inputs), geometry_of(exported.caches, 3, 8, VOCABULARY))
+    executor.run(0, np.array([[5, 6, 7]]), np.array([0]))
+    executor.copy(0, 1, 3)
+    executor.copy(1, 2, 3)
+    tokens = np.array([[8], [8], [8]])
+    logits = executor.run(0, tokens, np.array([3, 3, 3]))
+    np.testing.assert_allclose(logits[1:], logits[:1].repeat(2, axis=0), atol=1e-5)
+    executor.run(0, np.array([[9, 10, 11, 12]]), np.array([4]))  # slot 0 is full now, and waits
+    expected = executor.run(1, np.array([[9]]), np.array([4])).copy()
+    executor.copy(0, 2, 7)
+    full = executor.run(2, np.array([[12]]), np.array([7]))
+    again = executor.run(0, np.array([[12]]), np.array([7]))
+    np.testing.assert_allclose(full, again, atol=1e-5)
+    assert np.isfinite(expected).all()
+
+
+@pytest.mark.slow
+def test_the_real_triton_hands_the_cache_on(tmp_path: Path) -> None:
+    checkpoint = make_decoder_checkpoint(tmp_path / "checkpoint", "llama")
+    options: dict[str, Any] = {"slots": 3, "max_length": 64, "quality": 0.9}
+    on_gpu = {"target": "cuda", "precision": "fp16", "executor": "bls"}
+    build(make_spec(model=str(checkpoint), name="handed", output=tmp_path / "r", **options, **on_gpu))
+    assert check(tmp_path / "r") == []
+    engine = tmp_path / "r" / "handed_model" / "config.pbtxt"
+    text = engine.read_text()
+    assert "kind: KIND_GPU" in text
+    assert "KIND_GPU" not in (tmp_path / "r" / "handed" / "config.pbtxt").read_text()
+    engine.write_text(text.replace("kind: KIND_GPU", "kind: KIND_CPU").replace("  gpus: [ 0 ]\n", ""))
+    build(make_spec(model=str(checkpoint), name="in_place", output=tmp_path / "r", **options))
+    with running(tmp_path / "r") as server:
+        answers = {}
+        for name in ("handed", "in_place"):
+            with Client(server.url, name) as client:
+                texts = ["the river and the village", "a", "the river and the hill"]
+                answers[name] = [client.ask({"text_input": text, "max_tokens": 12}) for text in texts]
+    assert answers["handed"] == answers["in_place"]
