@@ -36,7 +36,7 @@ def slot_copier(caches: Sequence[CacheShape], element: int, like: Graph, folder:
 
 
 def choose_rows(graph: Graph, folder: Path) -> Graph:
-    """Write `graph` with an input `cache_rows`, (batch,) int64, into `folder`: the row of the past that each goes on from.
+    """Write `graph` with an input `cache_rows`, (batch,) int64, into `folder`: the row of the past that each continues.
 
     Where the cache is nobody's memory but a tensor that each call takes and returns, this is how a slot is copied.
     """

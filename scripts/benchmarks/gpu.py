@@ -1,7 +1,7 @@
 """`scripts/bench gpu`: PyTorch in fp16, ONNX Runtime's CUDA and TensorRT on this machine's GPU, one after the other.
 
-Encoders: the real MiniLM at lengths 16 to 512. Decoders: the GPT-2 124M shape, random weights, in the emitted loop's
-executor. Each side runs in a process of its own. Needs a GPU, and onnxruntime-gpu instead of onnxruntime; TensorRT is
+Encoders: the real MiniLM at lengths 16 to 512. Decoders: the GPT-2 124M shape, random weights, a step in the emitted
+loop's executor, then text through Triton with the cache in NAME and with the cache handed on through BLS. Each side runs in a process of its own. Needs a GPU, and onnxruntime-gpu instead of onnxruntime; TensorRT is
 measured where it can be imported. Without a GPU nothing is measured and nothing is written.
 """
 
@@ -12,6 +12,7 @@ import importlib.util
 import json
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -24,6 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModel, GPT2Config, GPT2LMHeadModel
 
+from builder import Client, build, running
 from builder.checkpoint import quiet_libraries, resolve
 from builder.engines.gpu import gpus
 from builder.export.decoder import export_decoder
@@ -35,14 +37,17 @@ from builder.optimise.variants import Variant, Workshop
 from builder.repository.placement import OF_TOKENS, profiles_of
 from builder.repository.profiles import input_shapes
 from builder.runtime.generation.device import ELEMENTS, PROVIDERS, OnDevice
+from builder.samples import TEXTS
 from builder.spec import make_spec
 from builder.verify.generation import geometry_of
+from scripts.benchmarks.generation import make_checkpoint
 from scripts.benchmarks.posts import alone, median_ms
 from tests.models import minilm
 
 SHAPES = tuple((rows, length) for rows in (1, 8, 32) for length in (16, 64, 128, 256, 512))
 ROWS = (1, 8, 32)
 CONTEXT = 256
+ANSWER = 128  # tokens of a served text
 Times = dict[str, float]  # "rows x length" or "rows" to milliseconds
 
 
@@ -62,10 +67,13 @@ def main() -> None:
         if importlib.util.find_spec("tensorrt") is not None:
             encoders["TensorRT fp16"] = alone(encode_tensorrt, Path(place))
         decoders = {"PyTorch fp16": alone(decode_pytorch, "cuda"), "CUDA fp16": alone(decode, "cuda", Path(place))}
-    figures |= {"encoders": encoders, "decoders": decoders}
+        served = {executor: alone(serve, executor, Path(place)) for executor in ("in-process", "bls")}
+    figures |= {"encoders": encoders, "decoders": decoders, "served": served}
     console = Console(width=140)
     console.print(_table(f"MiniLM on {here[0].name}, milliseconds, rows x tokens", encoders))
     console.print(_table(f"GPT-2 124M, one token after {CONTEXT}, milliseconds, rows", decoders))
+    for executor, rate in served.items():
+        console.print(f"GPT-2 124M through Triton, one client, {executor}: {rate:.0f} tokens a second")
     if options.output:
         options.output.write_text(json.dumps(figures, indent=1) + "\n")
 
@@ -142,6 +150,20 @@ def decode(device: str, place: Path, rows: tuple[int, ...] = ROWS) -> Times:
         tokens, lengths = np.full((count, 1), 100), np.full(count, CONTEXT)
         found[str(count)] = median_ms(lambda tokens=tokens, lengths=lengths: executor.run(0, tokens, lengths))
     return found
+
+
+def serve(executor: str, place: Path) -> float:
+    """Tokens a second of one client."""
+    checkpoint, output = place / "gpt2", place / executor
+    make_checkpoint("gpt2", checkpoint)
+    options = {"target": "cuda", "precision": "fp16", "executor": executor, "slots": 8, "max_length": 2 * CONTEXT}
+    build(make_spec(model=str(checkpoint), name="writer", output=output, quality=0.0, perplexity=100, **options))
+    request = {"text_input": TEXTS[0], "ignore_eos": True}
+    with running(output, timeout_s=300) as server, Client(server.url, "writer") as client:
+        client.ask({**request, "max_tokens": 8})
+        start = time.perf_counter()
+        client.ask({**request, "max_tokens": ANSWER})
+        return ANSWER / (time.perf_counter() - start)
 
 
 def _workshop(place: Path, target: str) -> Workshop:
