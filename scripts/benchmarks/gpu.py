@@ -1,8 +1,9 @@
 """`scripts/bench gpu`: PyTorch in fp16, ONNX Runtime's CUDA and TensorRT on this machine's GPU, one after the other.
 
 Encoders: the real MiniLM at lengths 16 to 512. Decoders: the GPT-2 124M shape, random weights, a step in the emitted
-loop's executor, then text through Triton with the cache in NAME and with the cache handed on through BLS. Each side runs in a process of its own. Needs a GPU, and onnxruntime-gpu instead of onnxruntime; TensorRT is
-measured where it can be imported. Without a GPU nothing is measured and nothing is written.
+loop's executor, then text through Triton with the cache in NAME and with the cache handed on through BLS. Each side
+runs in a process of its own. Needs a GPU, and onnxruntime-gpu instead of onnxruntime; TensorRT is measured where it can
+be imported. Without a GPU nothing is measured and nothing is written.
 """
 
 from __future__ import annotations
