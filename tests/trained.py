@@ -126,7 +126,8 @@ def _bert(auto_class: Any, tokenizer: PreTrainedTokenizerFast, **options: Any) -
     return auto_class.from_config(config)
 
 
-def _fit(model: Any, batches: Iterator[dict[str, Any]], steps: int, rate: float) -> None:
+def fit(model: Any, batches: Iterator[dict[str, Any]], steps: int, rate: float) -> None:
+    """Train `model` on so many batches."""
     model.train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, total_steps=steps)
@@ -152,24 +153,26 @@ def _question_samples(seed: int) -> Iterator[Sample]:
         yield {"question": QUESTIONS[kind], "context": context, "answers": answers}
 
 
+def question_batches(tokenizer: PreTrainedTokenizerFast, seed: int, size: int = 64) -> Iterator[dict[str, Any]]:
+    """Questions with where their answers start and end, for ever."""
+    stream = _question_samples(seed)
+    while True:
+        samples = [next(stream) for _ in range(size)]
+        encoded = tokenizer(
+            [s["question"] for s in samples], [s["context"] for s in samples], return_tensors="pt", padding=True
+        )
+        starts = []
+        for row, sample in enumerate(samples):
+            found = [sample["context"].index(answer) for answer in sample["answers"]]
+            starts.append(encoded.char_to_token(row, found[0], 1) if found else 0)
+        yield {**encoded, "start_positions": torch.tensor(starts), "end_positions": torch.tensor(starts)}
+
+
 def _train_questions(folder: Path) -> list[Sample]:
     tokenizer = _word_tokenizer(folder)
     model = _bert(transformers.AutoModelForQuestionAnswering, tokenizer)
 
-    def batches(size: int = 64) -> Iterator[dict[str, Any]]:
-        stream = _question_samples(seed=1)
-        while True:
-            samples = [next(stream) for _ in range(size)]
-            encoded = tokenizer(
-                [s["question"] for s in samples], [s["context"] for s in samples], return_tensors="pt", padding=True
-            )
-            starts = []
-            for row, sample in enumerate(samples):
-                found = [sample["context"].index(answer) for answer in sample["answers"]]
-                starts.append(encoded.char_to_token(row, found[0], 1) if found else 0)
-            yield {**encoded, "start_positions": torch.tensor(starts), "end_positions": torch.tensor(starts)}
-
-    _fit(model, batches(), steps=400, rate=1e-3)
+    fit(model, question_batches(tokenizer, seed=1), steps=400, rate=1e-3)
     model.save_pretrained(folder)
     unseen = _question_samples(seed=2)
     samples = [next(unseen) for _ in range(200)]
@@ -203,7 +206,7 @@ def _train_tags(folder: Path) -> list[Sample]:
                     labels[row, encoded.char_to_token(row, span["start"])] = names["label2id"][span["entity"]]
             yield {**encoded, "labels": labels}
 
-    _fit(model, batches(), steps=150, rate=1e-3)
+    fit(model, batches(), steps=150, rate=1e-3)
     model.save_pretrained(folder)
     unseen = _tag_samples(seed=2)
     return [next(unseen) for _ in range(100)]
@@ -228,6 +231,6 @@ def _train_language(folder: Path) -> list[Sample]:
             rows = torch.stack([ids[start : start + length] for start in starts])
             yield {"input_ids": rows, "labels": rows}
 
-    _fit(model, batches(), steps=600, rate=3e-3)
+    fit(model, batches(), steps=600, rate=3e-3)
     model.save_pretrained(folder)
     return [{"text_input": text[400_000 + 400 * n : 400_000 + 400 * n + 300]} for n in range(24)]

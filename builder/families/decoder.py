@@ -8,24 +8,22 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnx
 
 from builder.checkpoint import Checkpoint, tokenizer_json
 from builder.engines.cpu import cpu
-from builder.engines.cuda import without_kernel
-from builder.engines.onnxruntime import FUSED_OPERATORS, MODEL_FILE
+from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import CheckpointError, SpecError
-from builder.export.bfloat16 import without_bfloat16
 from builder.export.decoder import CacheShape, DecoderExport, cache_shapes, export_decoder
-from builder.export.graph import Graph, check_release, operator_needs, save_graph
+from builder.export.graph import Graph, check_release
 from builder.export.slots import FILE as COPIER
 from builder.export.slots import choose_rows, slot_copier
 from builder.families import UNTIMED, Prepared, Stage, refuse_options
 from builder.generation_config import bad_words, end_ids, max_tokens, option_defaults, token_list
 from builder.optimise.cache_precision import quantise_cache
 from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_weights
+from builder.optimise.for_cuda import decoder_for_cuda
 from builder.optimise.fusion import fuse
-from builder.optimise.half_precision import HALVES, to_half
+from builder.optimise.half_precision import HALVES
 from builder.report import BuildReport, Rung, file_hashes, versions
 from builder.repository.layout import RepositoryEntry, lay_out_generating
 from builder.runtime.fields import Field
@@ -175,7 +173,7 @@ def verify(
     exact, agreement = rung("fp32", fused)
     refuse_wrong_text(checkpoint.model, reference, agreement)
     if spec.target == "cuda":
-        half, stand_in = _for_cuda(spec, fused, folder)
+        half, stand_in = decoder_for_cuda(fused, spec.precision, spec.triton, folder)
         cache = "float32" if half.arithmetic == "bf16" else "float16"
         chosen = replace(rung(f"{spec.precision} CUDA", stand_in, cache)[0], size=half.size)
         limits.refuse(chosen, base, checkpoint.task.metric)
@@ -191,21 +189,6 @@ def verify(
     if chosen is not exact:
         limits.refuse(chosen, base, checkpoint.task.metric)
     return VerifiedDecoder(graph, ladder, quantised, climbed.chosen.name, climbed.choice)
-
-
-def _for_cuda(spec: BuildSpec, fused: Graph, folder: Path) -> tuple[Graph, Graph]:
-    """The graph in half precision, cache included, and the one that it is judged by on a CPU. Raises SpecError."""
-    if "GroupQueryAttention with attention_bias" in operator_needs(fused):
-        raise SpecError(
-            "its attention adds a bias to scores (ALiBi), which ONNX Runtime's CUDA kernel does not have; build it for "
-            "the CPU, or with --engine vllm"
-        )
-    kept = without_kernel(fused.operators, spec.precision, spec.triton)
-    half = to_half(fused, folder / spec.precision / MODEL_FILE, spec.precision, kept, real=("logits",))
-    if half.arithmetic != "bf16":
-        return half, half
-    widened = without_bfloat16(onnx.load(str(half.path)))  # no CPU kernel has bf16
-    return half, save_graph(widened, folder / "widened" / MODEL_FILE)
 
 
 def _vocabulary(checkpoint: Checkpoint) -> int:

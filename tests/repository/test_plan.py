@@ -12,6 +12,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import onnx
@@ -19,6 +20,7 @@ import polygraphy.backend.trt as trt_backend
 import pytest
 from onnx import numpy_helper
 from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
+from polygraphy.exception import PolygraphyException
 
 from builder import build
 from builder.cli import main
@@ -205,13 +207,90 @@ def test_a_plan_that_answers_as_onnx_runtime_passes_and_another_does_not(
         return OnnxrtRunner(SessionFromOnnx(engine))
 
     monkeypatch.setattr(trt_backend, "TrtRunner", runner)
-    assert program.compare(recipe, asked, str(recipe / "model.onnx"), 0) < 1e-3
+    error = program.compare(recipe, asked, str(recipe / "model.onnx"), 0)
+    assert error is not None
+    assert error < 1e-3
+    asked["profiles"].append({name: {**sides, "min": [99, 99]} for name, sides in asked["profiles"][0].items()})
+    assert program.compare(recipe, asked, str(recipe / "model.onnx"), 1) is None, "it takes no recorded call"
     wrong = onnx.load(str(recipe / "model.onnx"))
     largest = max(wrong.graph.initializer, key=lambda tensor: len(tensor.raw_data))
     largest.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(largest)[::-1].copy(), largest.name))
     onnx.save(wrong, str(recipe / "wrong.onnx"))
     with pytest.raises(program.CompileError, match="answers otherwise than ONNX Runtime"):
         program.compare(recipe, asked, str(recipe / "wrong.onnx"), 0)
+
+
+class FakeTensorRT(ModuleType):
+    """What `build` reads of the module; polygraphy's functions that need the rest are replaced in `_fake_tensorrt`."""
+
+    __version__ = "10.5.0.18"
+    MemoryPoolType = SimpleNamespace(WORKSPACE="workspace")
+    NetworkDefinitionCreationFlag = SimpleNamespace(STRONGLY_TYPED=1)
+
+
+def _fake_tensorrt(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """ONNX Runtime in TensorRT's place: an engine is the path of its graph. What was asked of it is returned."""
+    asked: dict[str, Any] = {}
+
+    def network(path: str, strongly_typed: bool) -> str:
+        asked["strongly_typed"] = strongly_typed
+        if "broken" in Path(path).read_bytes()[:20].decode("latin1"):
+            raise PolygraphyException("Could not parse")
+        return path
+
+    def engine(network: str, config: Any, save_timing_cache: str) -> str:
+        asked.update(config=config, timings=save_timing_cache)
+        Path(save_timing_cache).write_bytes(b"timings")
+        return network
+
+    def runner(engine: str, optimization_profile: int) -> OnnxrtRunner:
+        asked.setdefault("profiles", []).append(optimization_profile)
+        return OnnxrtRunner(SessionFromOnnx(engine))
+
+    monkeypatch.setitem(sys.modules, "tensorrt", FakeTensorRT("tensorrt"))
+    monkeypatch.setattr(trt_backend, "network_from_onnx_path", network)
+    monkeypatch.setattr(trt_backend, "engine_from_network", engine)
+    monkeypatch.setattr(trt_backend, "save_engine", lambda engine, path: Path(path).write_bytes(b"plan"))
+    monkeypatch.setattr(trt_backend, "TrtRunner", runner)
+    return asked
+
+
+def test_a_plan_is_made_typed_in_its_profiles_and_compared_in_each(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = _fake_tensorrt(monkeypatch)
+    monkeypatch.setattr(program, "this_machine", lambda: dict(H200))
+    fingerprint = program.compile_plan(_recipe(repository))
+    assert fingerprint is not None
+    assert fingerprint["error"] < 1e-3
+    assert asked["strongly_typed"] is True
+    (profile,) = asked["config"].profiles
+    assert tuple(profile["input_ids"]) == ((1, 1), (8, 32), (8, 64))
+    assert asked["profiles"] == [0]
+    assert asked["timings"] == str(_recipe(repository) / "timing.cache")
+    assert check(repository) == []
+
+
+def test_a_graph_that_tensorrt_does_not_compile_is_an_error_and_not_a_traceback(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fake_tensorrt(monkeypatch)
+    recipe = _recipe(repository)
+    asked = json.loads((recipe / "recipe.json").read_text())
+    (recipe / "model.onnx").write_bytes(b"broken")
+    with pytest.raises(program.CompileError, match=r"TensorRT 10.5.0.18 does not compile this graph"):
+        program.build(recipe, asked, recipe / "model.plan")
+
+
+def test_a_plan_that_nothing_was_compared_with_is_not_published(
+    repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _fake_tensorrt(monkeypatch)
+    recipe = _recipe(repository)
+    asked = json.loads((recipe / "recipe.json").read_text())
+    asked["profiles"] = [{n: {**sides, "min": [8, 64]} for n, sides in asked["profiles"][0].items()}]
+    with pytest.raises(program.CompileError, match="no profile takes a recorded call"):
+        program.build(recipe, asked, recipe / "model.plan")
 
 
 def test_a_release_whose_tensorrt_is_too_old_is_refused_with_one_that_is_not() -> None:

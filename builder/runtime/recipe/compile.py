@@ -82,6 +82,7 @@ def build(recipe: Path, asked: "dict[str, Any]", plan: Path) -> float:
     """
     import tensorrt
     from polygraphy.backend.trt import CreateConfig, Profile, engine_from_network, network_from_onnx_path, save_engine
+    from polygraphy.exception import PolygraphyException
 
     profiles = []
     for inputs in asked["profiles"]:
@@ -100,14 +101,27 @@ def build(recipe: Path, asked: "dict[str, Any]", plan: Path) -> float:
         load_timing_cache=str(timings) if timings.is_file() else None,
     )
     typed = hasattr(tensorrt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")  # else there is nothing else
-    network = network_from_onnx_path(str(recipe / asked["onnx"]), strongly_typed=typed)
-    engine = engine_from_network(network, config=config, save_timing_cache=str(timings))
+    try:
+        network = network_from_onnx_path(str(recipe / asked["onnx"]), strongly_typed=typed)
+        engine = engine_from_network(network, config=config, save_timing_cache=str(timings))
+    except PolygraphyException as error:
+        raise CompileError(
+            f"{recipe.parent.name}: TensorRT {tensorrt.__version__} does not compile this graph ({error}); its log "
+            "above says why. Build it with --target cuda, or report it with the checkpoint's name"
+        ) from error
     save_engine(engine, str(plan))
-    return max(compare(recipe, asked, engine, number) for number in range(len(profiles)))
+    errors = [compare(recipe, asked, engine, number) for number in range(len(profiles))]
+    compared = [error for error in errors if error is not None]
+    if not compared:
+        raise CompileError(
+            f"{recipe.parent.name}: no profile takes a recorded call, so nothing was compared and nothing published; "
+            "give tensorrt.profiles that take single rows"
+        )
+    return max(compared)
 
 
-def compare(recipe: Path, asked: "dict[str, Any]", engine: Any, profile: int) -> float:
-    """Run one profile on the recorded calls that it takes, by polygraphy's comparator."""
+def compare(recipe: Path, asked: "dict[str, Any]", engine: Any, profile: int) -> "float | None":
+    """Run one profile on the recorded calls that it takes, by polygraphy's comparator; None where it takes none."""
     import numpy as np
     from polygraphy.backend.trt import TrtRunner
     from polygraphy.comparator import Comparator, RunResults, SimpleCompareFunc
@@ -119,7 +133,7 @@ def compare(recipe: Path, asked: "dict[str, Any]", engine: Any, profile: int) ->
     limits = asked["profiles"][profile]
     fitting = [i for i, call in enumerate(calls) if all(_within(limits[n], a.shape) for n, a in call.items())]
     if not fitting:
-        return 0.0
+        return None
     ran = Comparator.run([TrtRunner(engine, optimization_profile=profile)], data_loader=[calls[i] for i in fitting])
     largest = 0.0
     for found, i in zip(ran[0][1], fitting):
