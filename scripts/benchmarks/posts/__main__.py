@@ -16,7 +16,7 @@ from rich.table import Table
 from builder.checkpoint import quiet_libraries
 from builder.engines.cpu import cpu
 from builder.spec import available_cores
-from scripts.benchmarks.posts import Row, gpt2, quantisation, question_answering
+from scripts.benchmarks.posts import Row, gpt2, quantisation, question_answering, training_aware
 
 POSTS: dict[str, tuple[str, Callable[[Path, Path], list[Row]]]] = {
     "accelerated": ("Accelerated inference, GPT-2: 32 tokens read, 224 written", gpt2.accelerated_inference),
@@ -24,6 +24,7 @@ POSTS: dict[str, tuple[str, Callable[[Path, Path], list[Row]]]] = {
     "bert": ("BERT-large for questions: the steps, one row of 384 tokens", question_answering.five_steps),
     "serving": ("BERT-large for questions, served: 50 requests in turn", question_answering.served),
     "quantisation": ("Static against dynamic int8, real MiniLM, 8 x 128 tokens", quantisation.static_and_dynamic),
+    "training": ("Rounded after training or in training, a small BERT for questions", training_aware.training_aware),
     "arithmetic": ("8-bit arithmetic of an encoder, real MiniLM, 32 x 64 tokens", quantisation.arithmetic),
     "seq2seq": ("mBART and t5-small, one client, greedy (from `scripts/bench seq2seq`)", quantisation.encoder_decoders),
 }

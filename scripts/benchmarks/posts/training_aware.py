@@ -3,7 +3,7 @@
 Post-training: the weights of the trained model are rounded. Training-aware: it is trained on for a while with that
 rounding in every linear layer and with 8-bit inputs (fake quantisation with a straight-through gradient; Jacob et al.,
 2018), then rounded. Both go through the same calibrated quantiser (--precision int8-static). Eight bits cost this model
-nothing, so the weights are rounded to fewer as well.
+nothing, so the weights are rounded to fewer as well, and stored in eight.
 """
 
 from __future__ import annotations
