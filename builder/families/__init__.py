@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from builder.checkpoint import CheckpointFiles
+from builder.engines.cpu import cpu
 from builder.engines.vllm import BACKEND as VLLM
 from builder.errors import SpecError
-from builder.report import BuildReport
+from builder.report import BuildReport, versions
 from builder.repository.layout import RepositoryEntry
 from builder.spec import BuildSpec
 
@@ -38,6 +39,19 @@ def prepare(spec: BuildSpec, checkpoint: CheckpointFiles, folder: Path, stage: S
     family = importlib.import_module(f"{__name__}.{VLLM if spec.engine == VLLM else checkpoint.task.family}")
     prepared: Prepared = family.prepare(spec, checkpoint, folder, stage)
     return prepared
+
+
+def built_from(spec: BuildSpec, checkpoint: CheckpointFiles) -> dict[str, Any]:
+    """What every report begins with: what was asked, of which checkpoint, with which versions, where."""
+    return {
+        "name": spec.entry_name,
+        "task": checkpoint.task.name,
+        "triton": spec.triton,
+        "target": spec.target,
+        "checkpoint": checkpoint.identity(),
+        "versions": versions(),
+        "cpu": cpu(),
+    }
 
 
 def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: str) -> None:

@@ -10,21 +10,20 @@ from typing import Any
 import numpy as np
 
 from builder.checkpoint import Checkpoint, tokenizer_json
-from builder.engines.cpu import cpu
 from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import CheckpointError, SpecError
 from builder.export.decoder import CacheShape, DecoderExport, cache_shapes, export_decoder
 from builder.export.graph import Graph, check_release
 from builder.export.slots import FILE as COPIER
 from builder.export.slots import choose_rows, slot_copier
-from builder.families import UNTIMED, Prepared, Stage, refuse_options
+from builder.families import UNTIMED, Prepared, Stage, built_from, refuse_options
 from builder.generation_config import bad_words, end_ids, max_tokens, option_defaults, token_list
 from builder.optimise.cache_precision import quantise_cache
 from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_weights
 from builder.optimise.for_cuda import decoder_for_cuda
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import HALVES
-from builder.report import BuildReport, Rung, file_hashes, versions
+from builder.report import BuildReport, Rung, file_hashes
 from builder.repository.layout import RepositoryEntry, lay_out_generating
 from builder.runtime.fields import Field
 from builder.runtime.generation.device import BYTES, ELEMENTS
@@ -285,12 +284,7 @@ def _report(
     operators, quantised = verified.graph.operators, verified.quantised
     names = (*FUSED_OPERATORS, "GroupQueryAttention", "RotaryEmbedding", "SimplifiedLayerNormalization")
     return BuildReport(
-        name=spec.entry_name,
-        task=checkpoint.task.name,
-        triton=spec.triton,
-        checkpoint=checkpoint.identity(),
-        versions=versions(),
-        cpu=cpu(),
+        **built_from(spec, checkpoint),
         attention={"fused": operators["GroupQueryAttention"], "layers": len(exported.caches)},
         operators={name: operators[name] for name in names if operators[name]},
         quantised=None
@@ -303,7 +297,6 @@ def _report(
         padding=0.0,
         warnings=() if spec.target == "cpu" else (UNTIMED,),
         choice=verified.choice,
-        target=spec.target,
         chosen=verified.ladder[-1].name if spec.cache == "int8" else verified.chosen,
         files=file_hashes(entries),
         memory=memory,

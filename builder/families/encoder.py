@@ -15,7 +15,7 @@ from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import SpecError, VerificationError
 from builder.export.encoder import Export, export
 from builder.export.graph import Graph
-from builder.families import UNTIMED, Prepared, Stage
+from builder.families import UNTIMED, Prepared, Stage, built_from
 from builder.optimise.compaction import Removed, compact
 from builder.optimise.fusion import fuse
 from builder.optimise.pruning import prune
@@ -147,12 +147,7 @@ def _report(
 ) -> BuildReport:
     found, operators, machine = verified.found, verified.graph.operators, cpu()
     return BuildReport(
-        name=spec.entry_name,
-        task=checkpoint.task.name,
-        triton=spec.triton,
-        checkpoint=checkpoint.identity(),
-        versions=versions(),
-        cpu=machine,
+        **built_from(spec, checkpoint),
         attention={"fused": exported.attentions, "layers": exported.layers},
         operators={name: operators[name] for name in FUSED_OPERATORS if operators[name]},
         quantised=None
@@ -173,7 +168,6 @@ def _report(
         choice=found.choice,
         chosen=found.chosen.name,
         engine=verified.graph.engine,
-        target=spec.target,
         tuned_for=tuple(flag for flag in found.variant.fast_with if flag in machine["flags"]),
         files=file_hashes(entries),
     )

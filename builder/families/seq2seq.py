@@ -12,17 +12,16 @@ from tokenizers import Tokenizer
 from transformers import GenerationConfig
 
 from builder.checkpoint import Checkpoint, tokenizer_json
-from builder.engines.cpu import cpu
 from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import CheckpointError, SpecError
 from builder.export.seq2seq import export_seq2seq, seq2seq_shapes
-from builder.families import Prepared, Stage, refuse_options
+from builder.families import Prepared, Stage, built_from, refuse_options
 from builder.generation_config import bad_words, end_ids, max_tokens, option_defaults, token_list
 from builder.languages import languages, nearest
 from builder.metrics import texts as texts_against
 from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_weights
 from builder.optimise.fusion import fuse
-from builder.report import BuildReport, Rung, file_hashes, versions
+from builder.report import BuildReport, Rung, file_hashes
 from builder.repository.layout import RepositoryEntry, lay_out_generating
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.prompts import SourceTexts
@@ -328,12 +327,7 @@ def _report(
     fused = operators["GroupQueryAttention"] + operators["MultiHeadAttention"]
     layers = len(graphs.caches) + len(graphs.cross) + int(checkpoint.config.num_hidden_layers)
     return BuildReport(
-        name=spec.entry_name,
-        task=checkpoint.task.name,
-        triton=spec.triton,
-        checkpoint=checkpoint.identity(),
-        versions=versions(),
-        cpu=cpu(),
+        **built_from(spec, checkpoint),
         attention={"fused": fused, "layers": layers},
         operators={name: operators[name] for name in names if operators[name]},
         quantised={

@@ -9,11 +9,10 @@ import json
 from pathlib import Path
 
 from builder.checkpoint import CheckpointFiles
-from builder.engines.cpu import cpu
 from builder.engines.vllm import BACKEND, DTYPES, INPUTS, MODEL_FILE, OUTPUTS, engine_arguments
 from builder.errors import SpecError
-from builder.families import Prepared, Stage
-from builder.report import BuildReport, Rung, file_hashes, versions
+from builder.families import Prepared, Stage, built_from
+from builder.report import BuildReport, Rung, file_hashes
 from builder.repository.layout import Config, RepositoryEntry
 from builder.repository.placement import InstanceGroup
 from builder.spec import BuildSpec
@@ -80,12 +79,7 @@ def _refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles) -> None:
 
 def _report(spec: BuildSpec, checkpoint: CheckpointFiles, rung: Rung, entry: RepositoryEntry) -> BuildReport:
     return BuildReport(
-        name=spec.entry_name,
-        task=checkpoint.task.name,
-        triton=spec.triton,
-        checkpoint=checkpoint.identity(),
-        versions=versions(),
-        cpu=cpu(),
+        **built_from(spec, checkpoint),
         attention={"fused": 0, "layers": 0},
         operators={},
         quantised=None,
@@ -98,5 +92,4 @@ def _report(spec: BuildSpec, checkpoint: CheckpointFiles, rung: Rung, entry: Rep
         files=file_hashes([entry]),
         chosen=rung.name,
         engine=BACKEND,
-        target=spec.target,
     )

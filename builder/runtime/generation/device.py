@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
-from .executor import Executor, Geometry, Step
+from .executor import Bound, Geometry, Step
 
 ELEMENTS = {"float16": 10, "bfloat16": 16, "float32": 1}  # of onnx.TensorProto: numpy has no bfloat16
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 
 
-class OnDevice(Executor):
+class OnDevice(Bound):
     """`options`: `device` (cuda), `device_id`, `provider_options` of ONNX Runtime's execution provider, `entries`.
 
     `copier`: a graph whose outputs are its inputs, a slot of each cache tensor; it copies within the GPU.
@@ -46,7 +46,6 @@ class OnDevice(Executor):
             for name, shape in self.shapes.items()
         }
         self.logits = np.zeros((geometry.slots, geometry.vocabulary), np.float32)
-        self.decoding: "dict[tuple[int, int], tuple[Step, Any]]" = {}
         nothing = {name: np.zeros(math.prod(shape), f"V{self.width}") for name, shape in self.shapes.items()}
         for slot in range(geometry.slots):  # what was in that memory before may be no number
             self._copy_from({name: ("cpu", 0, array.ctypes.data) for name, array in nothing.items()}, slot)
@@ -75,19 +74,10 @@ class OnDevice(Executor):
             raise RuntimeError(f"{provider} did not start on device {self.number}: are CUDA and cuDNN there?")
         return session
 
-    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-        rows, new = tokens.shape
-        prepared = self.decoding.get((first, rows)) if new == 1 else None
-        if prepared is None:
-            prepared = self._bind(first, rows, new)
-            if new == 1:
-                self.decoding[first, rows] = prepared
-        step, binding = prepared
-        step.fill(tokens, lengths)
+    def _run(self, binding: Any) -> None:
         binding.synchronize_inputs()
         self.session.run_with_iobinding(binding)
         binding.synchronize_outputs()
-        return self.logits[:rows]
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         """Copy a slot whole: what lies before `start` is the same in both, what lies after `length` is nobody's."""

@@ -1,4 +1,4 @@
-"""Running the decoder's graph over a range of slots. Three ways here and one in device.py, one interface.
+"""Running the decoder's graph over a range of slots. Three ways, one interface; device.py and handles.py have two more.
 
 `InProcess` owns an ONNX Runtime session whose cache inputs and outputs are bound to the same buffers, so that a step
 writes one position and moves nothing else; `CrossAttending` is that, with an encoder. `Remote` calls an `infer` that
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -90,15 +91,11 @@ class Step:
         feeds["total_sequence_length"][...] = lengths.max() + new
 
 
-class InProcess(Executor):
-    """ONNX Runtime in this process, the cache bound in place."""
+class Bound(Executor):
+    """Runs `session` over bindings of the cache, which are made once for a range of slots and kept."""
 
-    def __init__(self, model: Path, geometry: Geometry, session_options: Mapping[str, Any]) -> None:
-        super().__init__(geometry)
-        self.session = open_session(model, session_options)
-        self.inputs = {value.name for value in self.session.get_inputs()}
-        self.logits = np.zeros((geometry.slots, geometry.vocabulary), np.float32)
-        self.decoding: dict[tuple[int, int], tuple[Step, Any]] = {}
+    session: onnxruntime.InferenceSession
+    logits: np.ndarray  # (slots, vocabulary), where every call leaves what it found
 
     def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         rows, new = tokens.shape
@@ -109,8 +106,30 @@ class InProcess(Executor):
                 self.decoding[first, rows] = prepared
         step, binding = prepared
         step.fill(tokens, lengths)
-        self.session.run_with_iobinding(binding)
+        self._run(binding)
         return self.logits[:rows]
+
+    @cached_property
+    def decoding(self) -> "dict[tuple[int, int], tuple[Step, Any]]":
+        """By first slot and rows: the inputs of one new token a row, and their binding."""
+        return {}
+
+    def _run(self, binding: Any) -> None:
+        self.session.run_with_iobinding(binding)
+
+    def _bind(self, first: int, rows: int, new: int) -> "tuple[Step, Any]":
+        """The inputs of `new` tokens of each of `rows` slots, bound with the cache and the logits."""
+        raise NotImplementedError
+
+
+class InProcess(Bound):
+    """ONNX Runtime in this process, the cache bound in place."""
+
+    def __init__(self, model: Path, geometry: Geometry, session_options: Mapping[str, Any]) -> None:
+        super().__init__(geometry)
+        self.session = open_session(model, session_options)
+        self.inputs = {value.name for value in self.session.get_inputs()}
+        self.logits = np.zeros((geometry.slots, geometry.vocabulary), np.float32)
 
     def _bind(self, first: int, rows: int, new: int) -> tuple[Step, Any]:
         step, binding = Step(rows, new), self.session.io_binding()
