@@ -60,6 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
     with screen.status("loading torch and transformers"):
         from builder.checkpoint import quiet_libraries
+        from builder.repository.check import pending
         from builder.stages import build
 
         if not options.verbose:
@@ -87,6 +88,9 @@ def run(options: argparse.Namespace) -> int:
         if not options.json:
             screen_table(report.table())
         screen.print(f"  published {' and '.join(report.files)} in {spec.output}", highlight=False)
+        for name, what in pending(spec.output).items():
+            if name in report.files:
+                screen.print(f"  [yellow]next:[/] {what}", highlight=False, soft_wrap=True)
     if options.json:
         documents = [report.document() for report in reports]
         print(json.dumps(documents if len(documents) > 1 else documents[0], indent=1))

@@ -28,7 +28,7 @@ def run(options: argparse.Namespace) -> int:
         raise SpecError(f"Triton {options.triton} is not known; known are {', '.join(RELEASES)}")
     for name in recover(options.repository):
         screen.print(f"{name}: an interrupted build was undone", highlight=False)
-    problems = [*check(options.repository, options.triton), *pending(options.repository)]
+    problems = [*check(options.repository, options.triton), *pending(options.repository).values()]
     for problem in problems:
         screen.print(f"[red]✗[/] {escape(problem)}", highlight=False, soft_wrap=True)
     for warning in warnings(options.repository):

@@ -32,14 +32,15 @@ def check(repository: Path, triton: str | None = None) -> list[str]:
     return [f"{folder.name}: {problem}" for folder in folders for problem in _check_entry(folder, triton)]
 
 
-def pending(repository: Path) -> list[str]:
-    """What was built and cannot be loaded yet: plans that a machine with a GPU has still to compile."""
-    return [
-        f"{recipe.parent.parent.name}: its plan is not compiled yet; on the GPU that is to serve it: "
+def pending(repository: Path) -> dict[str, str]:
+    """What was built and cannot be loaded yet, by its name: plans that a machine with a GPU has still to compile."""
+    models = [recipe.parent.parent for recipe in sorted(repository.glob(f"*/{program.FOLDER}/recipe.json"))]
+    return {
+        model.name: f"{model.name}: its plan is not compiled yet; on the GPU that is to serve it: "
         f"build-repo compile {repository}"
-        for recipe in sorted(repository.glob(f"*/{program.FOLDER}/recipe.json"))
-        if not (recipe.parent.parent / program.PLAN).is_file()
-    ]
+        for model in models
+        if not (model / program.PLAN).is_file()
+    }
 
 
 def _check_entry(folder: Path, triton: str | None) -> Iterator[str]:

@@ -140,7 +140,7 @@ def wheel_folder() -> Path:
 def _check(repository: Path, host: str, ports: Ports) -> None:
     if not repository.is_dir() or not any(repository.glob("*/config.pbtxt")):
         raise ServeError(f"{repository} holds no model; build one first: build-repo MODEL --output {repository}")
-    refused = [*pending(repository), *_not_here(repository)]
+    refused = [*pending(repository).values(), *_not_here(repository)]
     if refused:
         raise ServeError(refused[0])
     if int(np.__version__.split(".")[0]) >= 2:

@@ -21,5 +21,6 @@ def test_a_plan_is_compiled_and_answers_as_onnx_runtime(precision: str, tmp_path
     build(make_spec(model=str(minilm()), name="minilm", output=tmp_path, **options))
     assert pending(tmp_path)
     assert main(["compile", str(tmp_path)]) == 0
-    assert check(tmp_path) == pending(tmp_path) == []
+    assert check(tmp_path) == []
+    assert pending(tmp_path) == {}
     assert (tmp_path / "minilm_model" / "1" / "model.plan").stat().st_size > 1_000_000

@@ -81,7 +81,7 @@ def test_all_but_the_plan_is_there_and_what_is_missing_is_said_in_one_line(
 ) -> None:
     assert not (repository / "texts_model" / "1").exists(), "Triton must not find a version that it cannot load"
     assert check(repository) == []
-    (line,) = pending(repository)
+    (line,) = pending(repository).values()
     assert line.startswith("texts_model: its plan is not compiled yet")
     assert main(["check", str(repository)]) == 1
     assert "build-repo compile" in capsys.readouterr().err
@@ -129,7 +129,8 @@ def test_a_compiled_plan_is_published_once_with_what_it_belongs_to(
         document = json.loads((repository / name / "build.json").read_text())
         assert document["plan"]["gpu"] == "NVIDIA H200"
         assert document["files"]["texts_model"]["1/model.plan"] == document["plan"]["sha256"]
-    assert check(repository) == pending(repository) == []
+    assert check(repository) == []
+    assert pending(repository) == {}
     _on(FakeMachine(H200, b"another"), monkeypatch)
     assert main(["compile", str(repository)]) == 0
     assert "up to date" in capsys.readouterr().err
