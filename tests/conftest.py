@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from builder.engines.gpu import gpus
 from builder.serve.client import Client
@@ -14,6 +15,9 @@ from builder.serve.triton import Server, running
 from builder.spec import make_spec
 from builder.stages import build
 from tests.models import GENERATORS, READERS, REAL, SERVED, checkpoint_of, minilm
+
+settings.register_profile("here", deadline=None, derandomize=True, database=None)  # the same on every machine
+settings.load_profile("here")
 
 
 @pytest.fixture(scope="session")
