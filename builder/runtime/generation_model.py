@@ -17,6 +17,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
 from .fields import InputError
+from .generation.device import copy_to_host
 from .generation.engine import DeadlineExceeded, QueueFull
 from .generation.sequences import Request
 from .generation.service import Answer, Service
@@ -194,10 +195,7 @@ def _array(tensor: Any) -> np.ndarray:
     if tensor.is_cpu():
         array: np.ndarray = tensor.as_numpy()
         return array
-    from onnxruntime.capi.onnxruntime_pybind11_state import OrtValue  # copies from a GPU, which numpy cannot
-
-    copied: np.ndarray = OrtValue.from_dlpack(tensor.to_dlpack(), False).numpy()
-    return copied
+    return copy_to_host(tensor.to_dlpack())
 
 
 def _error(error: Exception) -> "tuple[str, int]":

@@ -74,6 +74,7 @@ PEERS = (
     ("transformers eager", "transformers_seq2seq_peer", "eager"),
     ("transformers dynamic int8", "transformers_seq2seq_peer", "dynamic-int8"),
     ("Optimum ONNX Runtime fp32", "optimum_seq2seq_peer", "fp32"),
+    ("Optimum ONNX Runtime O3", "optimum_seq2seq_peer", "O3"),
     ("Optimum ONNX Runtime int8", "optimum_seq2seq_peer", "int8"),
     ("CTranslate2 int8", "ctranslate2_seq2seq_peer", "int8"),
 )
@@ -177,14 +178,15 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
         sides[title] = {}
         for beams, clients, asked in cells:
             path = place / "work.json"
-            path.write_text(json.dumps(_work_document(asked, clients, beams)))
+            path.write_text(json.dumps(work_document(asked, clients, beams)))
             sides[title][f"{beams}/{clients}"] = peers.run(peer, options.environments, path, checkpoint, kind)
         _show(console, name, title, sides)
     console.print(_table(name, sides, [(beams, clients) for beams, clients, _ in cells]))
     return sides
 
 
-def _work_document(work: Sequence[Asked], concurrency: int, beams: int) -> dict[str, Any]:
+def work_document(work: Sequence[Asked], concurrency: int, beams: int) -> dict[str, Any]:
+    """What a peer reads."""
     return {
         "concurrency": concurrency,
         "beams": beams,

@@ -21,7 +21,7 @@ from builder.export.decoder import export_decoder
 from builder.export.slots import slot_copier
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
-from builder.runtime.generation.device import ELEMENTS, OnDevice
+from builder.runtime.generation.device import ELEMENTS, OnDevice, copy_to_host
 from builder.runtime.generation.executor import InProcess
 from builder.runtime.generation.service import Service
 from builder.spec import make_spec
@@ -155,3 +155,10 @@ def test_a_bias_on_scores_which_cuda_does_not_have_is_refused(tmp_path: Path) ->
     spec = make_spec(model=str(checkpoint), output=tmp_path / "r", target="cuda", precision="fp16", triton="25.05")
     with pytest.raises(SpecError, match="adds a bias to scores"):
         build(spec)
+
+
+def test_what_a_capsule_holds_is_copied_to_where_numpy_reads() -> None:
+    array = np.arange(6, dtype=np.float16).reshape(2, 3)
+    copied = copy_to_host(array.__dlpack__())
+    np.testing.assert_array_equal(copied, array)
+    assert copied.ctypes.data != array.ctypes.data

@@ -1,5 +1,6 @@
-"""Optimum's ORTModelForSeq2SeqLM: WORK.json CHECKPOINT fp32|int8. Exported by Optimum with a cache; int8 is its own
-dynamic quantisation for AVX512-VNNI of each of the exported files. Groups of `concurrency` texts, padded."""
+"""Optimum's ORTModelForSeq2SeqLM: WORK.json CHECKPOINT fp32|O3|int8. Exported by Optimum with a cache; O3 is its own
+optimisation level, int8 its own dynamic quantisation for AVX512-VNNI, of each of the exported files. Groups of
+`concurrency` texts, padded."""
 
 from __future__ import annotations
 
@@ -11,8 +12,8 @@ from pathlib import Path
 
 import onnxruntime
 import torch
-from optimum.onnxruntime import ORTModelForSeq2SeqLM, ORTQuantizer
-from optimum.onnxruntime.configuration import AutoQuantizationConfig
+from optimum.onnxruntime import ORTModelForSeq2SeqLM, ORTOptimizer, ORTQuantizer
+from optimum.onnxruntime.configuration import AutoOptimizationConfig, AutoQuantizationConfig
 
 
 def main() -> None:
@@ -31,6 +32,11 @@ def main() -> None:
                 quantizer.quantize(save_dir=folder, quantization_config=settings, file_suffix="")
             for file in exported.glob("*.json"):
                 (folder / file.name).write_text(file.read_text())
+    elif kind == "O3":
+        folder = checkpoint / "optimum-O3"
+        if not (folder / "config.json").exists():
+            optimizer = ORTOptimizer.from_pretrained(ORTModelForSeq2SeqLM.from_pretrained(exported))
+            optimizer.optimize(save_dir=folder, optimization_config=AutoOptimizationConfig.O3(), file_suffix="")
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = work["threads"]
     model = ORTModelForSeq2SeqLM.from_pretrained(folder, session_options=options)

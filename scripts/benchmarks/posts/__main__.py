@@ -26,6 +26,7 @@ POSTS: dict[str, tuple[str, Callable[[Path, Path], list[Row]]]] = {
     "quantisation": ("Static against dynamic int8, real MiniLM, 8 x 128 tokens", quantisation.static_and_dynamic),
     "training": ("Rounded after training or in training, a small BERT for questions", training_aware.training_aware),
     "arithmetic": ("8-bit arithmetic of an encoder, real MiniLM, 32 x 64 tokens", quantisation.arithmetic),
+    "level": ("t5-small with Optimum's O3, one client, greedy", quantisation.optimum_level),
     "seq2seq": ("mBART and t5-small, one client, greedy (from `scripts/bench seq2seq`)", quantisation.encoder_decoders),
 }
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from transformers import AutoTokenizer
 
 from builder.checkpoint import resolve
 from builder.engines import infer_with
@@ -18,6 +19,7 @@ from builder.optimise.variants import Variant, Workshop
 from builder.samples import TEXTS
 from builder.spec import available_cores, make_spec
 from builder.stages import build
+from scripts.benchmarks import peers, seq2seq
 from scripts.benchmarks.decoding import int8_peak
 from scripts.benchmarks.posts import Row, alone, median_ms
 from tests.models import minilm
@@ -99,4 +101,25 @@ def encoder_decoders(place: Path, environments: Path) -> list[Row]:
             if found is not None:
                 claim = claims.get((model, side), "")
                 rows.append(Row(f"{model}, {side}", f"{found:.0f} tokens/s", found / base, claim))
+    return rows
+
+
+def optimum_level(place: Path, environments: Path) -> list[Row]:
+    """t5-small's shape with random weights, one client, greedy: what Optimum's own export and its O3 make of it."""
+    checkpoint = seq2seq.make_checkpoint("t5-small", place / "t5-small")
+    work = seq2seq.make_work(AutoTokenizer.from_pretrained(checkpoint), 8)
+    path = place / "work.json"
+    path.write_text(json.dumps(seq2seq.work_document(work, concurrency=1, beams=1)))
+    rows: list[Row] = []
+    base = None
+    for title, peer, kind in seq2seq.PEERS:
+        if kind not in ("eager", "fp32", "O3"):
+            continue
+        found = peers.run(peer, environments, path, checkpoint, kind)
+        if "error" in found:
+            rows.append(Row(title, str(found["error"])))
+            continue
+        rate = found["tokens_per_s"]
+        base = base or rate
+        rows.append(Row(title, f"{rate:.0f} tokens/s", rate / base, "2.7x" if kind == "O3" else ""))
     return rows
