@@ -1,4 +1,4 @@
-"""ONNX Runtime on a GPU: which operators it has CUDA kernels for, in which types of real numbers.
+"""ONNX Runtime on a GPU: what its provider is told, and which operators it has CUDA kernels for, in which types.
 
 The table is ONNX Runtime's own list (`scripts/releases --kernels`), of the versions from 1.23.0 on; what an older one
 is asked for are operators that it has had in fp32 and fp16 since long before.
@@ -9,11 +9,31 @@ from __future__ import annotations
 import json
 from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from builder.engines.releases import RELEASES, version_tuple
 from builder.errors import SpecError
 
+if TYPE_CHECKING:
+    from builder.spec import Gpu
+
 KERNELS: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("cuda_kernels.json").read_text("utf-8"))
+# The numbers by which Triton's ONNX Runtime backend knows the values of these options.
+NUMBERS = {
+    "cudnn_conv_algo_search": {"EXHAUSTIVE": "0", "HEURISTIC": "1", "DEFAULT": "2"},
+    "arena_extend_strategy": {"kNextPowerOfTwo": "0", "kSameAsRequested": "1"},
+}
+
+
+def provider_options(gpu: Gpu) -> dict[str, str]:
+    """What ONNX Runtime's CUDA provider reads, but for the device."""
+    options: dict[str, str] = {
+        "cudnn_conv_algo_search": gpu.cudnn_conv_algo_search,
+        "arena_extend_strategy": gpu.arena_extend_strategy,
+    }
+    if gpu.memory_limit_mb is not None:
+        options["gpu_mem_limit"] = str(gpu.memory_limit_mb << 20)
+    return options
 
 
 def without_kernel(operators: Collection[str], precision: str, triton: str) -> list[str]:

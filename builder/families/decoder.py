@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from builder.checkpoint import Checkpoint, tokenizer_json
+from builder.engines.cuda import provider_options
 from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import CheckpointError, SpecError
 from builder.export.decoder import CacheShape, DecoderExport, cache_shapes, export_decoder
@@ -241,14 +242,7 @@ def serving_document(
 
 def _device(spec: BuildSpec) -> dict[str, Any]:
     """Where the executor on a GPU runs, and what ONNX Runtime's CUDA is told."""
-    gpu = spec.gpu
-    options: dict[str, str] = {
-        "arena_extend_strategy": gpu.arena_extend_strategy,
-        "cudnn_conv_algo_search": gpu.cudnn_conv_algo_search,
-    }
-    if gpu.memory_limit_mb is not None:
-        options["gpu_mem_limit"] = str(gpu.memory_limit_mb << 20)
-    return {"device": "cuda", "device_id": gpu.devices[0], "provider_options": options}
+    return {"device": "cuda", "device_id": spec.gpu.devices[0], "provider_options": provider_options(spec.gpu)}
 
 
 def graph_fields(graph: Graph, caches: Sequence[CacheShape], cache_type: str) -> list[Field]:

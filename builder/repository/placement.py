@@ -10,15 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from builder.engines import engine, onnxruntime, tensorrt
+from builder.engines.cuda import NUMBERS, provider_options
 from builder.errors import SpecError
 from builder.export.graph import Graph
 from builder.repository.profiles import Calls, default_profiles, groups, input_shapes, uncovered
 from builder.spec import BuildSpec, Profile
 
 OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids")
-# The numbers by which Triton's ONNX Runtime backend knows CUDA's options.
-CUDNN_SEARCH = {"EXHAUSTIVE": "0", "HEURISTIC": "1", "DEFAULT": "2"}
-ARENA_STRATEGY = {"kNextPowerOfTwo": "0", "kSameAsRequested": "1"}
 PRECISION_MODES = {"fp16": "FP16", "int8-static": "INT8"}  # what the graph's own types need to be allowed
 
 Shapes = Mapping[str, tuple[int, int]]  # by input: (rows, its second axis)
@@ -93,15 +91,10 @@ def profiles_of(spec: BuildSpec, token_budget: int, max_length: int) -> tuple[Pr
 
 def _cuda_parameters(spec: BuildSpec) -> dict[str, str]:
     """What Triton's ONNX Runtime backend reads where an instance is on a GPU."""
-    gpu = spec.gpu
-    parameters = {
-        "cudnn_conv_algo_search": CUDNN_SEARCH[gpu.cudnn_conv_algo_search],
-        "arena_extend_strategy": ARENA_STRATEGY[gpu.arena_extend_strategy],
-        "intra_op_thread_count": "1",  # what is left for the CPU is shapes
-    }
-    if gpu.memory_limit_mb is not None:
-        parameters["gpu_mem_limit"] = str(gpu.memory_limit_mb << 20)
-    return parameters
+    named = provider_options(spec.gpu)
+    parameters = {name: numbers[named[name]] for name, numbers in NUMBERS.items()}
+    parameters["intra_op_thread_count"] = "1"  # what is left for the CPU is shapes
+    return {**parameters, **{name: value for name, value in named.items() if name not in NUMBERS}}
 
 
 def _accelerator_parameters(

@@ -15,6 +15,7 @@ from typing import Any
 import onnxruntime
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
+from builder.engines.cuda import NUMBERS
 from builder.engines.onnxruntime import SLOW_FUSIONS
 
 LEVELS = {
@@ -26,8 +27,6 @@ LEVELS = {
 
 
 CUDA = "CUDAExecutionProvider"
-STRATEGIES = ("kNextPowerOfTwo", "kSameAsRequested")
-SEARCHES = ("EXHAUSTIVE", "HEURISTIC", "DEFAULT")
 
 
 def _providers(args: dict[str, str], parameters: dict[str, str]) -> list[Any]:
@@ -37,8 +36,8 @@ def _providers(args: dict[str, str], parameters: dict[str, str]) -> list[Any]:
     options = {"device_id": args["model_instance_device_id"]}
     if "gpu_mem_limit" in parameters:
         options["gpu_mem_limit"] = parameters["gpu_mem_limit"]
-    options["arena_extend_strategy"] = STRATEGIES[int(parameters.get("arena_extend_strategy", 0))]
-    options["cudnn_conv_algo_search"] = SEARCHES[int(parameters.get("cudnn_conv_algo_search", 0))]
+    for name, values in NUMBERS.items():
+        options[name] = {number: value for value, number in values.items()}[parameters.get(name, "0")]
     return [(CUDA, options), "CPUExecutionProvider"]
 
 
