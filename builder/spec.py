@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from builder.engines.releases import RELEASES
+from builder.engines.releases import NEWEST, RELEASES
 from builder.errors import SpecError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
@@ -192,8 +192,8 @@ class BuildSpec(_Options):
     target: Literal["cpu", "cuda", "tensorrt"] = Field("cpu", json_schema_extra={"flag": True})
     """What the repository runs on: a CPU, a GPU, or a GPU through TensorRT (a plan, compiled there; with
     --engine onnxruntime by ONNX Runtime as it loads)."""
-    triton: str = Field("24.10", json_schema_extra={"flag": True})
-    """The Triton release it must load on."""
+    triton: str = Field(NEWEST, json_schema_extra={"flag": True})
+    """The Triton release that it must load on, and answer right on; the newest that is known when left out."""
     max_batch_size: int = Field(64, ge=1, json_schema_extra={"flag": True})
     """The most requests rows the front model batches."""
     max_queue_delay_us: int = Field(0, ge=0, json_schema_extra={"flag": True})
@@ -316,7 +316,7 @@ def make_spec(**options: Any) -> BuildSpec:
 def load_specs(path: Path) -> list[BuildSpec]:
     """Read a models.yaml: a mapping with `models`, and `defaults` for all of them. Raises SpecError.
 
-    defaults: {triton: "24.10"}
+    defaults: {triton: "25.08"}
     models:
       - {model: org/name, precision: int8}
     """

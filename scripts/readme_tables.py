@@ -49,11 +49,11 @@ def architectures() -> str:
 def releases() -> str:
     """What each Triton release carries."""
     lines = [
-        "| Triton | ONNX Runtime | opset, IR | TensorRT | CUDA | OpenVINO | Python |",
-        "|---|---|---|---|---|---|---|",
+        "| Triton | ONNX Runtime | opset, IR | TensorRT | CUDA | OpenVINO | vLLM | Python |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for name, r in RELEASES.items():
-        known = " | ".join(value or "" for value in (r.tensorrt, r.cuda, r.openvino, r.python))
+        known = " | ".join(value or "" for value in (r.tensorrt, r.cuda, r.openvino, r.vllm, r.python))
         lines.append(f"| {name} | {r.onnxruntime} | {r.opset}, {r.ir_version} | {known} |")
     return "\n".join(lines)
 

@@ -11,16 +11,17 @@ _TABLE = tomllib.loads((Path(__file__).parent / "releases.toml").read_text("utf-
 
 @dataclass(frozen=True)
 class Release:
-    """`opset`, `ir_version`: the highest its ONNX Runtime reads. tensorrt, cuda, openvino: None where not known."""
+    """`opset`, `ir_version`: the highest its ONNX Runtime reads. tensorrt, cuda, vllm: None where not known."""
 
     triton: str
     onnxruntime: str
+    openvino: str
     python: str
     opset: int
     ir_version: int
     tensorrt: str | None = None
     cuda: str | None = None
-    openvino: str | None = None
+    vllm: str | None = None
 
 
 RELEASES: dict[str, Release] = {
@@ -29,6 +30,7 @@ RELEASES: dict[str, Release] = {
     )
     for row in _TABLE["release"]
 }
+NEWEST = next(reversed(RELEASES))
 # What a graph may use, and the ONNX Runtime that first has it.
 OPERATOR_NEEDS: dict[str, str] = _TABLE["operators"]
 

@@ -42,7 +42,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("plan")
     checkpoint = make_checkpoint(folder / "checkpoint", "bert", "feature-extraction")
     output = folder / "repository"
-    options = {"target": "tensorrt", "precision": "fp16", "max_batch_size": 8, "max_length": 64}
+    options = {"target": "tensorrt", "precision": "fp16", "max_batch_size": 8, "max_length": 64, "triton": "24.10"}
     build(make_spec(model=str(checkpoint), name="texts", task="feature-extraction", output=output, **options))
     return output
 

@@ -38,7 +38,7 @@ def test_check_names_what_a_release_cannot_read(checkpoint: Callable[[str], Path
     import onnx
 
     output = tmp_path / "model_repository"
-    build(make_spec(model=str(checkpoint("flags")), name="flags", output=output))
+    build(make_spec(model=str(checkpoint("flags")), name="flags", output=output, triton="24.10"))
     path = output / "flags_model" / "1" / "model.onnx"
     model = onnx.load(str(path))
     model.ir_version = 11

@@ -1,0 +1,31 @@
+"""The table of Triton releases: complete where a build relies on it, in order, and true where it was corrected."""
+
+from __future__ import annotations
+
+from builder.engines.releases import NEWEST, RELEASES, version_tuple
+from builder.spec import make_spec
+
+
+def test_the_newest_release_is_the_one_that_is_built_for() -> None:
+    assert max(RELEASES, key=version_tuple) == NEWEST
+    assert make_spec(model="x").triton == NEWEST
+
+
+def test_releases_stand_in_order_and_never_go_back_to_an_older_engine() -> None:
+    assert list(RELEASES) == sorted(RELEASES, key=version_tuple)
+    for engine in ("onnxruntime", "openvino", "python", "cuda"):
+        versions = [version_tuple(getattr(release, engine)) for release in RELEASES.values()]
+        assert versions == sorted(versions), engine
+
+
+def test_what_the_branches_of_the_server_say_of_openvino_and_vllm() -> None:
+    openvino = {name: RELEASES[name].openvino for name in ("24.04", "24.05", "24.06", "24.09", "25.07", "26.08")}
+    assert openvino == {
+        "24.04": "2023.3.0",
+        "24.05": "2023.3.0",
+        "24.06": "2024.0.0",
+        "24.09": "2024.0.0",
+        "25.07": "2025.1.0",
+        "26.08": "2026.3.0",
+    }
+    assert (RELEASES["24.10"].vllm, RELEASES["26.07"].vllm) == ("0.5.5", "0.24.0")
