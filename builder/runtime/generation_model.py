@@ -18,7 +18,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from .fields import InputError
 from .generation.device import copy_to_host
-from .generation.engine import DeadlineExceeded, QueueFull
+from .generation.errors import DeadlineExceeded, QueueFull
 from .generation.sequences import Request
 from .generation.service import Answer, Service
 from .tensors_check import check_tensors_survive
@@ -132,7 +132,7 @@ class TritonPythonModel:
             with self.lock:
                 left = self.open.pop(sender, None)
             if left is not None:
-                left.cancelled = True
+                left.cancel()
 
     def _watch(self) -> None:
         """Notice cancelled requests, and publish metrics once a second."""
@@ -141,8 +141,7 @@ class TritonPythonModel:
             with self.lock:
                 running = list(self.open.items())
             for sender, request in running:
-                if not request.cancelled and self._is_cancelled(sender):
-                    request.cancelled = True
+                if request.active and self._is_cancelled(sender) and request.cancel():
                     self.outbox.put((sender, Cancelled("the request was cancelled"), True))
             if time.monotonic() - published > 1:
                 published = time.monotonic()

@@ -19,11 +19,12 @@ from builder.errors import VerificationError
 from builder.export.decoder import CacheShape
 from builder.export.graph import Graph
 from builder.runtime.generation.beams import BeamSearch, Hypothesis
-from builder.runtime.generation.engine import Engine, Limits, no_thread
+from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.executor import Executor, Geometry, InProcess
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler
+from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.sequences import Beams, GeneratedSequence, Request
 from builder.runtime.generation.text import StopStrings
 from builder.verify.latency import Latencies
@@ -210,7 +211,7 @@ def answer(executor: Executor, asked: Sequence[Asked]) -> list[list[Hypothesis]]
             sampler = Sampler(rules, index, one.prompt)
             running.append(GeneratedSequence(request, sampler, text, StopStrings(()), ends))
         engine.submit(running[-1:])
-    no_thread(engine)
+    engine.run_until_idle()
     if errors:
         raise VerificationError(f"the emitted engine failed on the samples: {errors[0]!r}")
     return [

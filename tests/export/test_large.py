@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from builder.repository.check import check
-from builder.runtime.generation.engine import no_thread
 from builder.runtime.generation.service import Service
 from builder.serve.client import Client
 from builder.serve.triton import running
@@ -59,5 +58,5 @@ def test_weights_beside_a_decoder(precision: str, tmp_path: Path, monkeypatch: p
     answers: list[Any] = []
     request = {"text_input": np.array([b"A fox"], np.object_), "max_tokens": np.array([5])}
     service.submit(request, {}, lambda answer, last: answers.append(answer))
-    no_thread(service.engine)
+    service.engine.run_until_idle()
     assert answers[0]["completion_tokens"].tolist() == [5]

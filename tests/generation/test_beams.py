@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from builder.runtime.generation.beams import BeamSearch, largest, log_sum_exp, reorder
-from builder.runtime.generation.engine import DeadlineExceeded, Engine, Limits, no_thread
+from builder.runtime.generation.engine import Engine
+from builder.runtime.generation.errors import DeadlineExceeded
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
+from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.sequences import Beams, Piece, Request
 from tests.generation.executors import VOCABULARY, SumExecutor
 from tests.generation.test_engine import Asked, Letters, engine_of, expected
@@ -72,7 +74,7 @@ def test_searches_and_rows_share_a_batch(slots: int, reuse: bool) -> None:
             engine.submit(asked[-1].sequences)
         for _ in range(int(generator.integers(0, 4))):
             engine.step()
-    no_thread(engine)
+    engine.run_until_idle()
     for one in asked:
         assert one.tokens == expected(one.request.prompt, one.request.max_tokens)
     for one in searched:
@@ -82,7 +84,7 @@ def test_searches_and_rows_share_a_batch(slots: int, reuse: bool) -> None:
         assert [piece.index for piece in one.pieces] == [0, 1]
         assert one.pieces[0].score >= one.pieces[1].score  # type: ignore[operator]
         assert not one.errors
-    assert engine.table.free == slots
+    assert engine.cache.free == slots
     assert engine.stats.moved_positions > 0
 
 
@@ -106,7 +108,7 @@ def test_only_what_beams_do_not_share_is_copied() -> None:
     engine = Engine(executor, Limits(10, 100), reuse_prefixes=False)
     prompt = list(range(30))
     engine.submit([Searched(prompt, 12, beams=2).beams])
-    no_thread(engine)
+    engine.run_until_idle()
     assert copied[0] == (0, 30), "at the first split the second beam has nothing yet"
     assert all(length - start <= 11 for start, length in copied[1:])
     assert all(start >= 30 for start, _ in copied[1:]), "the prompt is never copied again"
@@ -122,7 +124,7 @@ def test_a_search_waits_for_all_its_slots_and_is_not_overtaken() -> None:
     engine.submit(later.sequences)
     engine.step()
     assert not later.tokens, "two slots are free, and they are kept for the search"
-    no_thread(engine)
+    engine.run_until_idle()
     assert later.tokens == expected([3], 1)
     assert wide.answers == [best_answers([2], 3, 2)[0][1]]
 
@@ -136,11 +138,11 @@ def test_a_search_that_fails_or_runs_out_of_time_takes_nobody_with_it() -> None:
     engine.submit([late.beams])
     engine.submit([broken.beams])
     engine.submit(good.sequences)
-    no_thread(engine)
+    engine.run_until_idle()
     assert isinstance(late.errors[0], DeadlineExceeded)
     assert "forbid every token" in str(broken.errors[0])
     assert good.tokens == expected([3], 8)
-    assert engine.table.free == 6
+    assert engine.cache.free == 6
 
 
 @pytest.mark.parametrize("size", [50, 5000, 70_000])

@@ -2,70 +2,107 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from builder.runtime.generation.cache import SlotTable
+from builder.runtime.generation.cache import SlotCache
+
+
+class Copies:
+    """Stands in for an executor: notes what it is told to copy."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[int, ...]] = []
+
+    def __call__(self, *arguments: int) -> None:
+        self.made.append(arguments)
+
+
+def cache_of(slots: int, reuse: bool = True, copies: Copies | None = None) -> SlotCache:
+    return SlotCache(slots, 20, copies or Copies(), reuse)
+
+
+def hold(cache: SlotCache, slot: int, tokens: list[int]) -> None:
+    """Let a call write `tokens` into a slot, from its beginning."""
+    cache.record(slot, np.zeros(1, np.int64), {slot: tokens})
 
 
 def test_a_prompt_goes_where_its_beginning_is() -> None:
-    table = SlotTable(3, 20)
-    first = table.place([1, 2, 3, 4])
-    table.tokens[first.slot] = [1, 2, 3, 4, 5]
-    table.release(first.slot)
-    other = table.place([9, 9])
-    table.tokens[other.slot] = [9, 9]
-    again = table.place([1, 2, 3, 4, 5, 6])
-    assert (again.slot, again.source, again.reused) == (first.slot, first.slot, 5)
+    copies = Copies()
+    cache = cache_of(3, copies=copies)
+    first = cache.place([1, 2, 3, 4])
+    hold(cache, first.slot, [1, 2, 3, 4, 5])
+    cache.release(first.slot)
+    other = cache.place([9, 9])
+    hold(cache, other.slot, [9, 9])
+    again = cache.place([1, 2, 3, 4, 5, 6])
+    assert (again.slot, again.reused) == (first.slot, 5)
+    assert copies.made == []
 
 
 def test_a_running_slot_is_copied_from() -> None:
-    table = SlotTable(2, 20)
-    first = table.place([1, 2, 3])
-    table.tokens[first.slot] = [1, 2, 3]
-    second = table.place([1, 2, 7])
+    copies = Copies()
+    cache = cache_of(2, copies=copies)
+    first = cache.place([1, 2, 3])
+    hold(cache, first.slot, [1, 2, 3])
+    second = cache.place([1, 2, 7])
     assert second.slot != first.slot
-    assert (second.source, second.reused) == (first.slot, 2)
+    assert second.reused == cache.length(second.slot) == 2
+    assert copies.made == [(first.slot, second.slot, 2)]
 
 
 def test_the_last_token_is_always_left_to_run() -> None:
-    table = SlotTable(1, 20)
-    table.tokens[0] = [1, 2, 3]
-    assert table.place([1, 2, 3]).reused == 2
+    cache = cache_of(1)
+    hold(cache, 0, [1, 2, 3])
+    assert cache.place([1, 2, 3]).reused == 2
 
 
 def test_without_reuse_nothing_is_remembered() -> None:
-    table = SlotTable(1, 20, reuse=False)
-    table.tokens[0] = [1, 2, 3]
-    assert table.place([1, 2, 3]).reused == 0
+    cache = cache_of(1, reuse=False)
+    hold(cache, 0, [1, 2, 3])
+    assert cache.place([1, 2, 3]).reused == 0
 
 
 def test_running_slots_stay_together() -> None:
-    table = SlotTable(8, 20)
-    taken = [table.place([number]).slot for number in range(4)]
+    cache = cache_of(8)
+    taken = [cache.place([number]).slot for number in range(4)]
     assert max(taken) - min(taken) == 3
-    table.release(taken[1])
-    assert table.place([50]).slot == taken[1], "a hole is filled first"
+    cache.release(taken[1])
+    assert cache.place([50]).slot == taken[1], "a hole is filled first"
 
 
 def test_a_hole_is_closed_from_the_end() -> None:
-    table = SlotTable(4, 20)
-    slots = sorted(table.place([number]).slot for number in range(3))
-    table.tokens[slots[2]] = [2, 8, 8]
-    table.release(slots[0])
-    table.release(slots[1])
-    assert table.hole() is None, "one slot has no holes"
-    table.taken[slots[0]] = True
-    assert table.hole() == (slots[2], slots[1])
-    table.move(slots[2], slots[1])
-    assert table.tokens[slots[1]] == [2, 8, 8]
-    assert table.taken[slots[1]]
-    assert not table.taken[slots[2]]
+    copies = Copies()
+    cache = cache_of(4, copies=copies)
+    slots = sorted(cache.place([number]).slot for number in range(3))
+    hold(cache, slots[2], [2, 8, 8])
+    cache.release(slots[1])
+    assert cache.close_hole() == (slots[2], slots[1])
+    assert copies.made == [(slots[2], slots[1], 3)]
+    assert cache.tokens[slots[1]] == [2, 8, 8]
+    assert cache.range() == (slots[0], slots[1] + 1)
+    assert cache.close_hole() is None
+    cache.release(slots[0])
+    assert cache.close_hole() is None, "one slot has no holes"
+
+
+def test_a_fork_copies_from_where_the_two_part() -> None:
+    copies = Copies()
+    cache = cache_of(2, copies=copies)
+    source, target = cache.place([1]).slot, cache.take()
+    hold(cache, source, [1, 2, 3, 4])
+    hold(cache, target, [1, 2, 9])
+    assert cache.fork(source, target) == 2
+    assert copies.made == [(source, target, 4, 2)]
+    assert cache.tokens[target] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize("held", [3, 20])
-def test_a_bystander_is_written_where_it_does_not_hurt(held: int) -> None:
-    table = SlotTable(1, 20)
-    table.tokens[0] = list(range(held))
-    position = table.spare_position(0)
-    assert position == min(held, 19)
-    assert table.tokens[0] == list(range(position)), "what is overwritten is forgotten"
+def test_a_slot_that_a_step_passes_over_is_written_where_it_does_not_hurt(held: int) -> None:
+    cache = cache_of(1)
+    hold(cache, 0, list(range(held)))
+    positions = cache.positions(0, 1)
+    assert positions.tolist() == [min(held, 19)]
+    assert cache.length(0) == held, "asking changes nothing"
+    cache.record(0, positions, {})
+    assert cache.tokens[0] == list(range(min(held, 19))), "what is overwritten is forgotten"

@@ -8,17 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.runtime.generation.engine import (
-    DeadlineExceeded,
-    Engine,
-    EngineFailed,
-    Limits,
-    QueueFull,
-    no_thread,
-)
+from builder.runtime.generation.engine import Engine
+from builder.runtime.generation.errors import DeadlineExceeded, EngineFailed, QueueFull
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler
+from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.sequences import GeneratedSequence, Piece, Request
 from builder.runtime.generation.text import StopStrings
 from tests.generation.executors import SumExecutor, expected
@@ -90,13 +85,13 @@ def test_answers_are_those_each_prompt_gets_alone(slots: int, reuse: bool) -> No
         engine.submit(asked[-1].sequences)
         for _ in range(int(generator.integers(0, 4))):
             engine.step()
-    no_thread(engine)
+    engine.run_until_idle()
     for one in asked:
         assert one.tokens == expected(one.request.prompt, one.request.max_tokens)
         assert one.pieces[-1].finish_reason == "length"
         assert [bool(piece.finish_reason) for piece in one.pieces].count(True) == 1
         assert not one.errors
-    assert engine.table.free == slots
+    assert engine.cache.free == slots
     assert (engine.stats.reused_tokens > 0) == reuse
 
 
@@ -127,7 +122,7 @@ def test_a_long_prompt_does_not_stall_the_others() -> None:
     assert len(short.tokens) == before + 6, "a token a step while the long prompt is read"
     assert not long.tokens
     assert max(new for _, _, new in executor.calls) == 10
-    no_thread(engine)
+    engine.run_until_idle()
     assert long.tokens == expected(long.request.prompt, 2)
 
 
@@ -138,7 +133,7 @@ def test_priorities_then_arrival() -> None:
         one = Asked([1, 2], 1, priority=priority)
         one.request.emit = lambda piece, name=name: order.append(name)  # type: ignore[misc]
         engine.submit(one.sequences)
-    no_thread(engine)
+    engine.run_until_idle()
     assert order == ["urgent", "first", "second", "later"]
 
 
@@ -148,11 +143,11 @@ def test_a_cancelled_request_frees_its_slot_within_a_step() -> None:
     engine.submit(gone.sequences)
     engine.submit(waiting.sequences)
     engine.step()
-    gone.request.cancelled = True
+    gone.request.cancel()
     engine.step()
     assert waiting.tokens
     said = len(gone.pieces)
-    no_thread(engine)
+    engine.run_until_idle()
     assert len(gone.pieces) == said
     assert waiting.tokens == expected([2], 3)
 
@@ -169,7 +164,7 @@ def test_deadlines_of_waiting_and_of_running_requests() -> None:
     engine.step()
     assert isinstance(running.errors[0], DeadlineExceeded)
     assert len(running.errors) == len(waiting.errors) == 1
-    assert engine.table.free == 1
+    assert engine.cache.free == 1
 
 
 def test_the_queue_is_bounded() -> None:
@@ -216,7 +211,7 @@ def test_end_tokens_and_minimum() -> None:
     engine = engine_of(SumExecutor())
     engine.submit(stopped.sequences)
     engine.submit(forced.sequences)
-    no_thread(engine)
+    engine.run_until_idle()
     assert stopped.tokens == tokens[: first + 1]
     assert stopped.pieces[-1].finish_reason == "stop"
     assert len(stopped.text) == first, "the end token is no text"
@@ -229,7 +224,7 @@ def test_a_stop_string_ends_the_text_before_it() -> None:
     one = Asked([1, 2], 10, stop_words=(letters[4:6], "never"))
     engine = engine_of(SumExecutor())
     engine.submit(one.sequences)
-    no_thread(engine)
+    engine.run_until_idle()
     assert one.text == letters[: letters.index(letters[4:6])]
     assert one.pieces[-1].finish_reason == "stop"
 
@@ -240,7 +235,7 @@ def test_sequences_of_one_request_share_its_prefill() -> None:
     prompt = list(range(20))
     one = Asked(prompt, 5, n=3)
     engine.submit(one.sequences)
-    no_thread(engine)
+    engine.run_until_idle()
     assert all(sequence.sampler.generated == expected(prompt, 5) for sequence in one.sequences)
     assert engine.stats.reused_tokens == 2 * 19
     assert {piece.index for piece in one.pieces} == {0, 1, 2}
@@ -250,7 +245,7 @@ def test_a_full_cache_ends_a_text() -> None:
     engine = engine_of(SumExecutor(slots=1, max_length=8))
     one = Asked([1, 2, 3], 100)
     engine.submit(one.sequences)
-    no_thread(engine)
+    engine.run_until_idle()
     assert one.tokens == expected([1, 2, 3], 5)
     assert one.pieces[-1].finish_reason == "length"
 
@@ -261,7 +256,7 @@ def test_rows_are_brought_together_when_others_leave() -> None:
     asked = [Asked([number, 7], 3 if number < 5 else 20) for number in range(6)]
     for one in asked:
         engine.submit(one.sequences)
-    no_thread(engine)
+    engine.run_until_idle()
     assert asked[5].tokens == expected([5, 7], 20)
     assert executor.calls[-1][1] == 1, "one row is left, and one row is run"
 
@@ -271,8 +266,8 @@ def test_a_sampler_that_fails_takes_nobody_with_it() -> None:
     bad, good = Asked([1], 8, temperature=1.0, logit_bias={10**9: 1.0}), Asked([2], 8)
     engine.submit(bad.sequences)
     engine.submit(good.sequences)
-    no_thread(engine)
+    engine.run_until_idle()
     assert isinstance(bad.errors[0], IndexError)
     assert len(bad.errors) == 1
     assert good.tokens == expected([2], 8)
-    assert engine.table.free == 2
+    assert engine.cache.free == 2

@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.runtime.generation.engine import Engine, EngineFailed, Limits, no_thread
+from builder.runtime.generation.engine import Engine
+from builder.runtime.generation.errors import EngineFailed
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler
+from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.sequences import GeneratedSequence, Piece, Request
 from builder.runtime.generation.text import StopStrings
 from tests.generation.executors import ReadingExecutor, answered
@@ -54,11 +56,11 @@ def test_each_row_reads_its_own_text(slots: int) -> None:
         engine.submit(one.sequences)
         engine.encode()
         engine.step()
-    no_thread(engine)
+    engine.run_until_idle()
     for one in asked:
         assert one.said == [answered(one.text, one.count)] * len(one.sequences)
         assert not one.errors
-    assert engine.table.free == slots
+    assert engine.cache.free == slots
     assert engine.reader is not None
     assert engine.reader.taken == [False] * slots
     assert set(executor.place_of.tolist()) == {-1}
@@ -71,7 +73,7 @@ def test_texts_of_one_length_share_a_call_within_the_budget() -> None:
     engine = Engine(executor, Limits(100, prefill_tokens=64))
     for length in (20, 21, 30, 22, 19, 20, 2, 3):
         engine.submit(Read([5] * length, 2).sequences)
-    no_thread(engine)
+    engine.run_until_idle()
     assert executor.texts[0] == [20, 21], "three of 22 tokens would be more than 64; 30 is too long for them"
     assert all(max(call) * len(call) <= 64 or len(call) == 1 for call in executor.texts)
     assert [2, 3] in executor.texts
@@ -89,7 +91,7 @@ def test_a_text_is_read_before_a_slot_is_free_for_it() -> None:
     engine.encode()
     assert second.request.encoded is not None
     assert len(first.said[0]) == 1, "the first still writes"
-    no_thread(engine)
+    engine.run_until_idle()
     assert second.said == [answered([9, 9, 9], 2)]
 
 
@@ -97,11 +99,11 @@ def test_a_text_whose_request_is_over_is_not_read() -> None:
     executor = ReadingExecutor(slots=1)
     engine = Engine(executor, Limits(100, 64))
     late, gone, kept = Read([1] * 5, 3, deadline=time.monotonic() - 1), Read([2] * 9, 3), Read([3] * 20, 3)
-    gone.request.cancelled = True
+    gone.request.cancel()
     for one in (late, gone, kept):
         engine.submit(one.sequences)
     engine.step()
-    no_thread(engine)
+    engine.run_until_idle()
     assert executor.texts == [[20]]
     assert "time was over" in str(late.errors[0])
     assert kept.said == [answered(kept.text, 3)]
@@ -120,7 +122,7 @@ def test_the_threads_answer_as_the_loop_does() -> None:
     engine.stop()
     for one in asked:
         assert one.said == [answered(one.text, one.count)]
-    assert engine.table.free == 3
+    assert engine.cache.free == 3
 
 
 def test_an_encoder_that_fails_is_told_to_everybody() -> None:

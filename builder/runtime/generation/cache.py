@@ -1,39 +1,48 @@
-"""Where the keys and values of running sequences lie: an arena of slots, and what each slot still remembers.
+"""Where the keys and values of running sequences lie: slots, and the tokens whose keys and values each one holds.
 
 A decode step runs over one contiguous range of slots, so running sequences are kept close together. A slot that was
 freed keeps its content until it is used again: a later prompt that begins with the same tokens takes it over.
-Knows token ids and slots; knows nothing about tensors.
+What a slot holds changes here and nowhere else. Knows token ids and slots; of tensors it knows only how to have a
+slot copied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+
+import numpy as np
+
+Copy = Callable[..., None]  # (source, target, length, start=0): Executor.copy
 
 
 @dataclass(frozen=True)
 class Placement:
-    """A slot for a prompt. The first `reused` tokens need no prefill, once copied from `source` if that is another."""
+    """A slot for a prompt, whose first `reused` tokens are in it already."""
 
     slot: int
-    source: int
     reused: int
 
 
-class SlotTable:
-    """Which tokens' keys and values are in which slot, and which slots are taken."""
+class SlotCache:
+    """Which tokens are in which slot, and which slots are taken."""
 
-    def __init__(self, slots: int, max_length: int, reuse: bool = True) -> None:
+    def __init__(self, slots: int, max_length: int, copy: Copy, reuse: bool = True) -> None:
         self.tokens: list[list[int]] = [[] for _ in range(slots)]
         self.taken = [False] * slots
         self.last_used = [0] * slots
         self.max_length = max_length
+        self.copy = copy
         self.reuse = reuse
         self.clock = 0
 
     @property
     def free(self) -> int:
         return self.taken.count(False)
+
+    def length(self, slot: int) -> int:
+        """How many tokens `slot` holds."""
+        return len(self.tokens[slot])
 
     def range(self) -> tuple[int, int]:
         """The smallest range of slots with all that are taken."""
@@ -43,50 +52,78 @@ class SlotTable:
     def place(self, prompt: Sequence[int]) -> Placement:
         """Take a free slot for `prompt`: near the others, then the one that remembers most, then the oldest.
 
-        At least the last token of the prompt is always left to run, for its logits.
+        What another slot remembers of the prompt is copied. At least the last token of the prompt is always left to
+        run, for its logits.
         """
         common = [common_length(prompt, tokens) if self.reuse else 0 for tokens in self.tokens]
         common = [min(length, len(prompt) - 1) for length in common]
-        first, last = self.range()
-
-        def order(slot: int) -> tuple[int, int, int]:
-            outside = 0 if first == last else max(first - slot, slot - last + 1, 0)  # how much wider
-            return outside, -common[slot], self.last_used[slot]
-
-        slot = min((slot for slot, used in enumerate(self.taken) if not used), key=order)
+        slot = self._take(common)
         source = slot if common[slot] == max(common) else common.index(max(common))
         reused = common[source]
-        self.clock += 1
-        self.taken[slot], self.last_used[slot] = True, self.clock
+        if source != slot and reused:
+            self.copy(source, slot, reused)
         self.tokens[slot] = list(prompt[:reused])
-        return Placement(slot, source, reused)
+        return Placement(slot, reused)
 
     def take(self) -> int:
         """Take a free slot, the nearest to the others, for a beam that will be copied there."""
-        return self.place([0]).slot
+        slot = self._take([0] * len(self.taken))
+        self.tokens[slot] = []
+        return slot
+
+    def _take(self, common: Sequence[int]) -> int:
+        first, last = self.range()
+
+        def order(slot: int) -> tuple[int, int, int]:
+            outside = 0 if first == last else max(first - slot, slot - last + 1, 0)  # how much wider the range gets
+            return outside, -common[slot], self.last_used[slot]
+
+        slot = min((slot for slot, used in enumerate(self.taken) if not used), key=order)
+        self.clock += 1
+        self.taken[slot], self.last_used[slot] = True, self.clock
+        return slot
 
     def release(self, slot: int) -> None:
         """Free `slot`; what it holds may be reused."""
         self.taken[slot] = False
 
-    def hole(self) -> "tuple[int, int] | None":
-        """A taken slot at the end of the range and a free slot inside it, for the one to move into the other."""
+    def close_hole(self) -> tuple[int, int] | None:
+        """Move the last slot of the range to a free one inside it: (from, to), or None where there is no hole."""
         first, last = self.range()
         inside = [slot for slot in range(first, last) if not self.taken[slot]]
-        return (last - 1, inside[0]) if inside else None
-
-    def move(self, source: int, target: int) -> None:
-        """`target` takes over what `source` holds."""
-        self.tokens[target] = self.tokens[source]
-        self.tokens[source] = []
+        if not inside:
+            return None
+        source, target = last - 1, inside[0]
+        self.copy(source, target, len(self.tokens[source]))
+        self.tokens[target], self.tokens[source] = self.tokens[source], []
         self.taken[source], self.taken[target] = False, True
         self.last_used[target] = self.last_used[source]
+        return source, target
 
-    def spare_position(self, slot: int) -> int:
-        """A position of `slot` that a step over the whole range may overwrite."""
-        if len(self.tokens[slot]) >= self.max_length:
-            del self.tokens[slot][self.max_length - 1 :]
-        return len(self.tokens[slot])
+    def fork(self, source: int, target: int) -> int:
+        """Let `target` hold what `source` holds. Returns how many positions were copied: both may begin alike."""
+        held = self.tokens[source]
+        start = common_length(held, self.tokens[target])
+        self.copy(source, target, len(held), start)
+        self.tokens[target] = list(held)
+        return len(held) - start
+
+    def positions(self, first: int, last: int) -> np.ndarray:
+        """Where a step over the slots from `first` to before `last` writes one token of each, (slots,) int64.
+
+        That is after what a slot holds; a full slot gives up its last position, see `record`.
+        """
+        return np.array([min(len(tokens), self.max_length - 1) for tokens in self.tokens[first:last]], np.int64)
+
+    def record(self, first: int, positions: np.ndarray, written: Mapping[int, Sequence[int]]) -> None:
+        """Note what a call over the slots from `first` on wrote at `positions`: the tokens of some slots by number.
+
+        In the other slots of the range that position holds nothing any more.
+        """
+        for slot, position in enumerate(positions.tolist(), first):
+            tokens = self.tokens[slot]
+            del tokens[position:]
+            tokens.extend(written.get(slot, ()))
 
 
 def common_length(prompt: Sequence[int], tokens: Sequence[int]) -> int:

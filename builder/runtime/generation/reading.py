@@ -1,5 +1,7 @@
-"""What the loop of an encoder-decoder does besides: texts are read ahead of their turn, each once, and kept in places
-of an arena where the rows that answer them find them. Knows requests and the executor; knows no threads and no queue.
+"""What the loop of an encoder-decoder does besides: each text is encoded once, ahead of its turn, and its keys and
+values are put into an arena, at a place that the rows of its answer attend to.
+
+Knows requests and the executor; knows no threads and no queue.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ class Reader:
     def unread(self, sequences: "Iterable[Running]") -> "list[Request]":
         """The requests of `sequences` whose text is not read and not being read, each once, in order."""
         requests = dict.fromkeys(sequence.request for sequence in sequences)
-        return [request for request in requests if not request.encoding and not request.cancelled]
+        return [request for request in requests if not request.encoding and request.active]
 
     def next_batch(self, unread: "list[Request]") -> "list[Request]":
         """The first, and others of about its length, up to the token budget; they are being read from now on."""

@@ -5,6 +5,7 @@ Knows token ids, detokenisers and stops; knows nothing about slots' contents, ex
 
 from __future__ import annotations
 
+import enum
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,19 @@ from .beams import BeamSearch
 from .options import Options
 from .sampling import Choice, Sampler
 from .text import Detokenizer, StopStrings
+
+
+class RequestStatus(enum.Enum):
+    ACTIVE = "active"
+    CANCELLED = "cancelled"  # its client is gone
+    FAILED = "failed"  # its client has been told why
+
+
+class SequenceStatus(enum.Enum):
+    WAITING = "waiting"
+    PREFILLING = "prefilling"
+    DECODING = "decoding"
+    FINISHED = "finished"
 
 
 @dataclass(frozen=True)
@@ -45,11 +59,30 @@ class Request:
     source: "tuple[int, ...]" = ()
     arrived: float = field(default_factory=time.monotonic)
     first_token: "float | None" = None
-    encoding: bool = False
+    encoding: bool = False  # the encoder reads its source, or has read it
     encoded: Any = None
     unplaced: int = 0  # of its sequences, those that wait
-    cancelled: bool = False
-    failed: bool = False
+    status: RequestStatus = RequestStatus.ACTIVE
+
+    @property
+    def active(self) -> bool:
+        """Whether somebody waits for its answer."""
+        return self.status is RequestStatus.ACTIVE
+
+    def cancel(self) -> bool:
+        """Nobody waits for its answer any more: its slots are free with the next step. False where it was over."""
+        if not self.active:
+            return False
+        self.status = RequestStatus.CANCELLED
+        return True
+
+    def refuse(self, error: Exception) -> bool:
+        """Tell the client `error`; False where the request is over already, for it has one error at most."""
+        if not self.active:
+            return False
+        self.status = RequestStatus.FAILED
+        self.fail(error)
+        return True
 
 
 @dataclass(eq=False)
@@ -62,7 +95,8 @@ class GeneratedSequence:
     stops: StopStrings
     end_ids: "frozenset[int]"
     slots: "list[int]" = field(default_factory=list)
-    source: int = -1
+    source: int = -1  # the place in the arena of what it attends to
+    status: SequenceStatus = SequenceStatus.WAITING
     unsent: "list[Choice]" = field(default_factory=list)
 
     width = 1
@@ -113,7 +147,8 @@ class Beams:
     search: BeamSearch
     detokenizer: "Callable[[], Detokenizer]"
     slots: "list[int]" = field(default_factory=list)  # those of running beams first
-    source: int = -1
+    source: int = -1  # the place in the arena of what it attends to
+    status: SequenceStatus = SequenceStatus.WAITING
 
     @property
     def width(self) -> int:

@@ -17,13 +17,14 @@ from tokenizers import Tokenizer
 from ..fields import InputError, Tensors
 from .beams import BeamSearch
 from .device import OnDevice
-from .engine import Engine, Limits
+from .engine import Engine
 from .executor import CrossAttending, CrossGeometry, Executor, Geometry, Infer, InProcess, Remote
 from .handles import Handles
 from .options import Options, read_options
 from .processors import Rules
 from .prompts import DecoderPrompts, Prompt, SourceTexts
 from .sampling import Choice, Sampler
+from .scheduler import Limits
 from .sequences import Beams, GeneratedSequence, Piece, Request, Running
 from .text import Detokenizer, StopStrings
 

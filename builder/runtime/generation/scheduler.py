@@ -1,0 +1,218 @@
+"""Who runs: the queue, the slots that its sequences are given, and the calls of each step.
+
+A step drops what is over, admits what waits, runs a bounded piece of prefill and then one token of every running
+sequence and beam. Knows requests, slots and, for encoder-decoders, whose text has been read; knows nothing about
+logits, sampling or threads, except that others add to the queue while it is looked at.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .cache import SlotCache
+from .errors import DeadlineExceeded, QueueFull
+from .reading import Reader
+from .sequences import Request, Running, SequenceStatus
+from .stats import Stats
+
+
+@dataclass(frozen=True)
+class Limits:
+    queue: int  # requests that may wait
+    prefill_tokens: int  # of prompts, between two decode steps; of texts, in one encoder call
+
+
+@dataclass(frozen=True)
+class Call:
+    """One run of the executor over the slots from `first` on.
+
+    `tokens`: (rows, new) int64, written at `positions`, (rows,) int64, of each slot; `written`: those that count, by
+    slot; `sequences` get their next tokens from the logits, each of their inputs from one of `rows`.
+    """
+
+    first: int
+    tokens: np.ndarray
+    positions: np.ndarray
+    written: Mapping[int, Sequence[int]]
+    sequences: Sequence[Running]
+    rows: list[int]
+
+
+class Scheduler:
+    """Owns the queue and the sequences that run. `changed` guards the queue and tells who waits for it."""
+
+    def __init__(self, cache: SlotCache, limits: Limits, stats: Stats, reader: Reader | None = None) -> None:
+        self.cache, self.limits, self.stats, self.reader = cache, limits, stats, reader
+        self.waiting: list[tuple[int, int, Running]] = []  # a heap: priority, then arrival
+        self.running: list[Running] = []
+        self.changed = threading.Condition()
+        self._order = itertools.count()
+
+    @property
+    def busy(self) -> bool:
+        """Whether anything waits or runs."""
+        return bool(self.waiting or self.running)
+
+    def submit(self, sequences: Sequence[Running]) -> None:
+        """Queue the sequences of one request. Raises QueueFull."""
+        with self.changed:
+            if len(self.waiting) + len(sequences) > self.limits.queue:
+                raise QueueFull(
+                    f"{len(self.waiting)} sequences wait already and the limit is {self.limits.queue}; "
+                    "send the request again later"
+                )
+            self.stats.requests += 1
+            sequences[0].request.unplaced = len(sequences)
+            for sequence in sequences:
+                entry = (sequence.request.options.priority, next(self._order), sequence)
+                heapq.heappush(self.waiting, entry)
+            self.changed.notify_all()
+
+    def startable(self) -> bool:
+        """Whether a step could do something for a sequence that waits."""
+        return any(self._ready(entry[2]) or not entry[2].request.active for entry in self.waiting)
+
+    def unread(self) -> list[Request]:
+        """What the encoder has yet to read, in order, no further ahead than there are slots."""
+        if self.reader is None:
+            return []
+        ahead = heapq.nsmallest(len(self.cache.taken), self.waiting)
+        return self.reader.unread(sequence for _, _, sequence in ahead)
+
+    def schedule(self) -> Iterator[Call]:
+        """The calls of one step. Each is made when the tokens of the one before it have been chosen."""
+        self._drop()
+        self._admit()
+        yield from self._prefill()
+        yield from self._decode()
+        self.stats.running, self.stats.waiting = len(self.running), len(self.waiting)
+
+    def finish(self, sequence: Running) -> None:
+        """Free the slots of a sequence that is over."""
+        sequence.status = SequenceStatus.FINISHED
+        self.running.remove(sequence)
+        for slot in sequence.slots:
+            self.cache.release(slot)
+        if self.reader is not None:
+            self.reader.release(sequence)
+
+    def refuse(self, request: Request, error: Exception) -> None:
+        """Tell a client the one error of its request; its slots are free with the next step."""
+        if request.refuse(error):
+            self.stats.failures += 1
+
+    def refuse_all(self, error: Exception) -> None:
+        """Empty the queue and stop all that runs."""
+        with self.changed:
+            left = [*(entry[2] for entry in self.waiting), *self.running]
+            self.waiting, self.running = [], []
+        for sequence in left:
+            self.refuse(sequence.request, error)
+
+    def _ready(self, sequence: Running) -> bool:
+        return self.reader is None or sequence.request.encoded is not None
+
+    def _drop(self) -> None:
+        """Refuse requests whose time is over, and forget those that nobody waits for."""
+        now = time.monotonic()
+        with self.changed:
+            queued = [sequence for _, _, sequence in self.waiting]
+        for sequence in [*queued, *self.running]:
+            request = sequence.request
+            if request.deadline is not None and now > request.deadline:
+                after = sequence.generated
+                self.refuse(request, DeadlineExceeded(f"the request's time was over after {after} tokens"))
+        with self.changed:
+            if not all(sequence.request.active for _, _, sequence in self.waiting):
+                self.waiting = [entry for entry in self.waiting if entry[2].request.active]
+                heapq.heapify(self.waiting)
+        for sequence in [sequence for sequence in self.running if not sequence.request.active]:
+            self.finish(sequence)
+
+    def _admit(self) -> None:
+        """Give free slots to the sequences that wait, in order; the first of a request prefills for its siblings."""
+        with self.changed:
+            skipped, free = [], self.cache.free
+            while self.waiting and self.cache.free:
+                entry = heapq.heappop(self.waiting)
+                sequence = entry[2]
+                if sequence.width > self.cache.free:  # it is the next: the slots that come free are kept for it
+                    skipped.append(entry)
+                    break
+                if self._ready(sequence) and not self._sibling_prefills(sequence):
+                    self._start(sequence)
+                else:
+                    skipped.append(entry)
+            for entry in skipped:
+                heapq.heappush(self.waiting, entry)
+            if self.reader is not None and self.cache.free < free:
+                self.changed.notify_all()  # the encoder may read on
+
+    def _sibling_prefills(self, sequence: Running) -> bool:
+        return any(other.request is sequence.request for other in self._active(SequenceStatus.PREFILLING))
+
+    def _start(self, sequence: Running) -> None:
+        request = sequence.request
+        placement = self.cache.place(request.prompt)
+        sequence.slots = [placement.slot, *(self.cache.take() for _ in range(sequence.width - 1))]
+        self.stats.reused_tokens += placement.reused
+        self.stats.prompt_tokens += len(request.source or request.prompt)
+        self.running.append(sequence)
+        if self.reader is None:
+            sequence.status = SequenceStatus.PREFILLING
+        else:
+            sequence.status = SequenceStatus.DECODING  # its prompt is one token: a step like any other
+            self.reader.place(sequence)
+
+    def _active(self, status: SequenceStatus) -> list[Running]:
+        return [sequence for sequence in self.running if sequence.status is status and sequence.request.active]
+
+    def _prefill(self) -> Iterator[Call]:
+        """Pieces of prompts, first come first, up to the limit of a step; whose prompt ends gets its first token."""
+        budget = self.limits.prefill_tokens
+        for sequence in self._active(SequenceStatus.PREFILLING):
+            if budget <= 0:
+                return
+            prompt, slot = sequence.request.prompt, sequence.slots[0]
+            length = self.cache.length(slot)
+            piece = prompt[length : length + budget]
+            budget -= len(piece)
+            ends = length + len(piece) == len(prompt)
+            if ends:
+                sequence.status = SequenceStatus.DECODING
+            tokens, positions = np.array([piece], np.int64), np.array([length], np.int64)
+            yield Call(slot, tokens, positions, {slot: piece}, [sequence] if ends else [], [0] if ends else [])
+
+    def _decode(self) -> Iterator[Call]:
+        """One token of every sequence and beam that is past its prompt, in one call."""
+        sequences = self._active(SequenceStatus.DECODING)
+        if not sequences:
+            return
+        self._close_holes()
+        first, last = self.cache.range()
+        tokens = np.zeros((last - first, 1), np.int64)
+        inputs = [(slot, t) for sequence in sequences for slot, t in zip(sequence.slots, sequence.inputs())]
+        for slot, token in inputs:
+            tokens[slot - first, 0] = token
+        written = {slot: (token,) for slot, token in inputs}
+        rows = [slot - first for slot, _ in inputs]
+        yield Call(first, tokens, self.cache.positions(first, last), written, sequences, rows)
+
+    def _close_holes(self) -> None:
+        """Move sequences into the holes that finished ones left, unless others wait for those."""
+        if any(self._ready(entry[2]) for entry in self.waiting):
+            return
+        while (moved := self.cache.close_hole()) is not None:
+            source, target = moved
+            for sequence in self.running:
+                if source in sequence.slots:
+                    sequence.slots[sequence.slots.index(source)] = target
+                    if self.reader is not None:
+                        self.reader.move(sequence, source)

@@ -1,0 +1,28 @@
+"""What the decode loop counts; Triton's metrics are made of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass
+class Stats:
+    """Counts since the start, and what runs now."""
+
+    prompt_tokens: int = 0
+    reused_tokens: int = 0
+    generated_tokens: int = 0
+    requests: int = 0
+    failures: int = 0
+    steps: int = 0
+    first_token_seconds: float = 0.0
+    first_tokens: int = 0
+    token_seconds: float = 0.0
+    later_tokens: int = 0
+    encoded_tokens: int = 0
+    encoder_calls: int = 0
+    moved_positions: int = 0  # of beams' keys and values
+    running: int = 0
+    waiting: int = 0
+    slots: int = 0
+    healthy: int = 1
