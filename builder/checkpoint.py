@@ -80,7 +80,7 @@ def locate(spec: BuildSpec, weights: bool = True) -> CheckpointFiles:
         weights_sha256=_sha256(files) if files else None,
         config=config,
         tokenizer=_tokenizer(folder, spec.model, config),
-        task=find_task(spec.task) if spec.task else infer_task(config, sentence is not None),
+        task=find_task(spec.task) if spec.task else infer_task(config, sentence.kind if sentence else None),
         sentence=sentence,
     )
 

@@ -6,6 +6,7 @@ Knows that format's files; the modules become part of the exported graph.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,80 +16,142 @@ from safetensors.torch import load_file
 
 from builder.errors import CheckpointError
 
-POOLING_KEYS = {
+MODULES = "sentence_transformers."  # where every module that this builder knows comes from
+POOLING_KEYS = {  # in the order in which sentence-transformers concatenates them
     "pooling_mode_cls_token": "cls",
-    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
     "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
     "pooling_mode_weightedmean_tokens": "weightedmean",
     "pooling_mode_lasttoken": "lasttoken",
 }
+POOLING_NAMES = {"mean_sqrt_len_tokens": "mean_sqrt_len"}  # a newer config.json's names that are not ours
+SETTINGS = (  # the file of a Transformer module's settings, in the order in which sentence-transformers looks
+    "sentence_bert_config.json",
+    "sentence_roberta_config.json",
+    "sentence_distilbert_config.json",
+    "sentence_camembert_config.json",
+    "sentence_albert_config.json",
+    "sentence_xlm-roberta_config.json",
+    "sentence_xlnet_config.json",
+)
+NOT_HONOURED = ("query_length", "document_length", "query_expansion", "processing_kwargs")  # of those settings
 ACTIVATIONS = {"Tanh": torch.nn.Tanh, "Identity": torch.nn.Identity, "ReLU": torch.nn.ReLU, "GELU": torch.nn.GELU}
+EMBEDDER, CROSS_ENCODER = "SentenceTransformer", "CrossEncoder"
+CHAINS = {
+    EMBEDDER: re.compile("Transformer Pooling( Dense)*( Normalize)*"),
+    CROSS_ENCODER: re.compile("Transformer"),
+}
 
 
 @dataclass(frozen=True)
 class SentenceModules:
-    """What a sentence-transformers folder adds to its transformer."""
+    """What a sentence-transformers folder adds to its transformer. `kind`: the class that saved it."""
 
+    kind: str
     transformer: Path
     pooling: tuple[str, ...]
     dense: tuple[Path, ...]
     normalize: bool
+    dimensions: int | None  # of an embedding, where only its first ones are kept
     max_length: int | None
     lower_case: bool
     prompts: dict[str, str]
     default_prompt: str | None
+    activation: str | None  # a cross-encoder's, as a dotted name
 
 
 def read_modules(root: Path) -> SentenceModules | None:
     """Read modules.json of `root`; None where there is none.
 
-    Raises CheckpointError for a module this builder does not have: leaving one out would change answers.
+    Raises CheckpointError for a module or a setting this builder does not have: leaving one out would change answers.
     """
     if not (root / "modules.json").is_file():
         return None
-    pooling: tuple[str, ...] = ()
-    dense: list[Path] = []
-    normalize = False
-    transformer = root
-    for module in _json(root / "modules.json"):
-        kind = module["type"].rsplit(".", 1)[-1]
-        folder = root / module["path"]
-        if kind == "Transformer":
-            transformer = folder
-        elif kind == "Pooling":
-            pooling = _pooling(_json(folder / "config.json"), root)
-        elif kind == "Dense" and not normalize:
-            dense.append(folder)
-        elif kind == "Normalize":
-            normalize = True
-        else:
-            raise CheckpointError(
-                f"{root.name} has a module {module['type']} at place {module['idx']}; known, in this order, are "
-                "Transformer, Pooling, Dense and Normalize"
-            )
-    if not pooling:
-        raise CheckpointError(f"{root.name} has no Pooling module; give the transformer's own folder and --pooling")
-    settings = _json(transformer / "sentence_bert_config.json", {})
-    prompts = _json(root / "config_sentence_transformers.json", {})
+    general = _json(root / "config_sentence_transformers.json", {})
+    kind = general.get("model_type", EMBEDDER)
+    chain = [(_module_name(module, root), _folder(root, module["path"])) for module in _json(root / "modules.json")]
+    if kind not in CHAINS or not CHAINS[kind].fullmatch(" ".join(name for name, _ in chain)):
+        raise CheckpointError(
+            f"{root.name} is a {kind} of {', '.join(name for name, _ in chain)}; known are a {EMBEDDER} of "
+            f"Transformer, Pooling, then perhaps Dense and Normalize, and a {CROSS_ENCODER} of a Transformer alone"
+        )
+    (_, transformer), *after = chain
+    settings = _settings(transformer, root)
+    prompts, default = _prompts(general, root)
+    if kind == CROSS_ENCODER and default:
+        raise CheckpointError(f"{root.name} is a {CROSS_ENCODER} with a default prompt, which is not supported")
     return SentenceModules(
+        kind=kind,
         transformer=transformer,
-        pooling=pooling,
-        dense=tuple(dense),
-        normalize=normalize,
-        max_length=settings.get("max_seq_length"),
+        pooling=next(
+            (_pooling(_json(folder / "config.json"), root) for name, folder in after if name == "Pooling"), ()
+        ),
+        dense=tuple(folder for name, folder in after if name == "Dense"),
+        normalize=any(name == "Normalize" for name, _ in after),
+        dimensions=general.get("truncate_dim"),
+        max_length=_processor(settings).get("model_max_length") or settings.get("max_seq_length"),
         lower_case=bool(settings.get("do_lower_case", False)),
-        prompts={name: text for name, text in (prompts.get("prompts") or {}).items() if text},
-        default_prompt=prompts.get("default_prompt_name"),
+        prompts=prompts,
+        default_prompt=default,
+        activation=general.get("activation_fn"),
     )
+
+
+def _module_name(module: dict[str, Any], root: Path) -> str:
+    """Pooling of sentence_transformers.models.Pooling. Raises CheckpointError for code that comes with a checkpoint."""
+    kind: str = module["type"]
+    name = kind.rsplit(".", 1)[-1]
+    if not kind.startswith(MODULES) or name not in ("Transformer", "Pooling", "Dense", "Normalize"):
+        raise CheckpointError(
+            f"{root.name} has a module {kind} at place {module['idx']}; known, in this order, are "
+            "Transformer, Pooling, Dense and Normalize of sentence_transformers"
+        )
+    return name
+
+
+def _folder(root: Path, path: str) -> Path:
+    """The folder of a module. Raises CheckpointError for one that is not in the checkpoint's own.
+
+    A snapshot of the Hub links its files to a store beside it, so names are judged and links are not followed.
+    """
+    if Path(path).is_absolute() or ".." in Path(path).parts:
+        raise CheckpointError(f"{root.name} has a module outside its own folder, at {path}; expected a name in it")
+    return root / path
+
+
+def _settings(transformer: Path, root: Path) -> dict[str, Any]:
+    found = (_json(transformer / name, {}) for name in SETTINGS)
+    settings: dict[str, Any] = next((settings for settings in found if settings), {})
+    unknown = [name for name in NOT_HONOURED if settings.get(name)]
+    if unknown:
+        raise CheckpointError(f"{root.name} sets {', '.join(unknown)} for its transformer, which is not supported")
+    return settings
+
+
+def _processor(settings: dict[str, Any]) -> dict[str, Any]:
+    """What the tokeniser is made with, by the key's name of today or of earlier releases."""
+    return settings.get("processor_kwargs") or settings.get("tokenizer_args") or {}
+
+
+def _prompts(general: dict[str, Any], root: Path) -> tuple[dict[str, str], str | None]:
+    """Prompts by name, none where all are empty, and the name of the one that a text gets without asking."""
+    prompts = {name: text or "" for name, text in (general.get("prompts") or {}).items()}
+    default = general.get("default_prompt_name")
+    if default is not None and default not in prompts:
+        raise CheckpointError(
+            f"{root.name} has a default prompt {default!r}, which is not one of its prompts "
+            f"({', '.join(prompts) or 'it has none'})"
+        )
+    return (prompts, default) if any(prompts.values()) else ({}, None)
 
 
 def _pooling(config: dict[str, Any], root: Path) -> tuple[str, ...]:
     if not config.get("include_prompt", True):
         raise CheckpointError(f"{root.name} pools without its prompt (include_prompt: false), which is not supported")
     if mode := config.get("pooling_mode"):
-        return (mode,) if isinstance(mode, str) else tuple(mode)
-    return tuple(mode for key, mode in POOLING_KEYS.items() if config.get(key))
+        return tuple(POOLING_NAMES.get(name, name) for name in ([mode] if isinstance(mode, str) else mode))
+    return tuple(mode for key, mode in POOLING_KEYS.items() if config.get(key)) or ("mean",)
 
 
 def _json(path: Path, default: Any = None) -> Any:
@@ -106,7 +169,13 @@ class Pooler(torch.nn.Module):
     Pooling as in sentence-transformers' Pooling module; several modes are concatenated.
     """
 
-    def __init__(self, modes: tuple[str, ...], dense: tuple[Path, ...] = (), normalize: bool = False) -> None:
+    def __init__(
+        self,
+        modes: tuple[str, ...],
+        dense: tuple[Path, ...] = (),
+        normalize: bool = False,
+        dimensions: int | None = None,
+    ) -> None:
         super().__init__()
         unknown = set(modes) - set(POOLING_KEYS.values())
         if unknown:
@@ -116,11 +185,13 @@ class Pooler(torch.nn.Module):
         self.modes = modes
         self.dense = torch.nn.Sequential(*(layer for folder in dense for layer in _dense(folder)))
         self.normalize = normalize
+        self.dimensions = dimensions
 
     def forward(self, features: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
         mask = attention_mask.unsqueeze(-1).to(features.dtype)
         pooled = self.dense(torch.cat([self._pool(mode, features, mask) for mode in self.modes], dim=-1))
-        return torch.nn.functional.normalize(pooled, dim=-1) if self.normalize else pooled
+        pooled = torch.nn.functional.normalize(pooled, dim=-1) if self.normalize else pooled
+        return pooled if self.dimensions is None else pooled[:, : self.dimensions]
 
     def _pool(self, mode: str, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
         if mode == "cls":
@@ -139,7 +210,10 @@ class Pooler(torch.nn.Module):
 def _dense(folder: Path) -> list[torch.nn.Module]:
     """The linear layer and activation of a sentence-transformers Dense module."""
     config = _json(folder / "config.json")
-    activation = config["activation_function"].rsplit(".", 1)[-1]
+    places = {config.get(key) or "sentence_embedding" for key in ("module_input_name", "module_output_name")}
+    if config.get("use_residual") or places != {"sentence_embedding"}:
+        raise CheckpointError(f"{folder}: a Dense with a residual, or not of the whole embedding, is not supported")
+    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh").rsplit(".", 1)[-1]
     if activation not in ACTIVATIONS:
         raise CheckpointError(f"{folder}: activation {activation} is not known; known are {', '.join(ACTIVATIONS)}")
     if not (folder / "model.safetensors").is_file():

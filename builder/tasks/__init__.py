@@ -30,9 +30,12 @@ def find_task(name: str) -> Task:
     raise CheckpointError(f"the task {name!r} is not known; known are {', '.join(all_tasks())}")
 
 
-def infer_task(config: PreTrainedConfig, sentence_transformer: bool) -> Task:
-    """The task a checkpoint was saved for, from its architecture. Raises CheckpointError where none fits."""
-    candidates = [task for task in all_tasks().values() if task.claims(config, sentence_transformer)]
+def infer_task(config: PreTrainedConfig, saved_by: str | None) -> Task:
+    """The task a checkpoint was saved for, from its architecture and the class of sentence-transformers, if any.
+
+    Raises CheckpointError where none fits.
+    """
+    candidates = [task for task in all_tasks().values() if task.claims(config, saved_by)]
     if candidates:
         return max(candidates, key=lambda task: task.precedence)
     have = ", ".join(config.architectures or ["no architecture in config.json"])

@@ -80,8 +80,11 @@ class Task(ABC):
         """transformers' auto class for the head, by Optimum's table."""
         return getattr(transformers, TasksManager._TRANSFORMERS_TASKS_TO_MODEL_LOADERS[self.head])
 
-    def claims(self, config: PreTrainedConfig, sentence_transformer: bool) -> bool:
-        """Whether a checkpoint with this configuration was saved for this task."""
+    def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
+        """Whether a checkpoint with this configuration was saved for this task.
+
+        `saved_by`: the class of sentence-transformers that its modules.json is of; None where there is none.
+        """
         classes = model_class_names(self.auto_class()).values()
         return any(name in classes for name in config.architectures or [])
 
@@ -190,6 +193,11 @@ def model_class_names(auto_class: Any) -> dict[str, str]:
 def pipeline_of(checkpoint: Checkpoint, task: str) -> Any:
     """transformers.pipeline over the loaded checkpoint, the reference of most tasks."""
     return transformers.pipeline(task, model=checkpoint.model, tokenizer=checkpoint.tokenizer, device="cpu")
+
+
+def probe(checkpoint: Checkpoint) -> dict[str, torch.Tensor]:
+    """The model's inputs for a short text, (1, tokens) each: some heads need the tokeniser's special tokens."""
+    return dict(checkpoint.tokenizer(TEXTS[0], return_tensors="pt"))
 
 
 def cosine(expected: Any, actual: Any) -> float:

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from builder.metrics import similarity
 from builder.samples import TEXTS
 from builder.sentence import Pooler
-from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, cosine, pipeline_of
+from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, cosine, pipeline_of, probe
 
 if TYPE_CHECKING:
     from builder.checkpoint import Checkpoint
@@ -46,16 +46,16 @@ class FeatureExtraction(EncoderTask):
         sentence = checkpoint.sentence
         if spec.pooling is not None:
             return Pooler((spec.pooling,), normalize=sentence is not None and sentence.normalize)
-        if sentence is not None:
-            return Pooler(sentence.pooling, sentence.dense, sentence.normalize)
+        if sentence is not None and sentence.pooling:
+            return Pooler(sentence.pooling, sentence.dense, sentence.normalize, sentence.dimensions)
         return None
 
     def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
         sentence = checkpoint.sentence
         pooler = self.pooler(checkpoint, spec)
         with torch.no_grad():
-            probe = torch.ones((1, 2), dtype=torch.long)
-            size = self.graph(checkpoint, spec, ("input_ids", "attention_mask"))(probe, probe)[0].shape[-1]
+            inputs = probe(checkpoint)
+            size = self.graph(checkpoint, spec, tuple(inputs))(*inputs.values())[0].shape[-1]
         return {
             "pooled": pooler is not None,
             "size": size,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedConfig
 
 from builder.errors import CheckpointError
+from builder.sentence import EMBEDDER
 from builder.tasks.feature_extraction import FeatureExtraction
 
 if TYPE_CHECKING:
@@ -18,8 +19,8 @@ class SentenceSimilarity(FeatureExtraction):
     name = "sentence-similarity"
     precedence = 2
 
-    def claims(self, config: PreTrainedConfig, sentence_transformer: bool) -> bool:
-        return sentence_transformer
+    def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
+        return saved_by == EMBEDDER
 
     def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
         if self.pooler(checkpoint, spec) is None:

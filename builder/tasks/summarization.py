@@ -10,7 +10,7 @@ from builder.tasks.base import Instructions, Seq2SeqTask
 class Summarization(Seq2SeqTask):
     name = "summarization"
 
-    def claims(self, config: PreTrainedConfig, sentence_transformer: bool) -> bool:
+    def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
         return False  # a checkpoint does not say that it summarises
 
     def instructions(self, config: PreTrainedConfig, name: str) -> Instructions:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from builder.metrics import classification
 from builder.samples import TEXTS
-from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, label_list, pipeline_of
+from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, label_list, pipeline_of, probe
 
 if TYPE_CHECKING:
     from builder.checkpoint import Checkpoint
@@ -56,11 +58,8 @@ class TextClassification(EncoderTask):
 
 def head_size(checkpoint: Checkpoint) -> int:
     """How many outputs the checkpoint's classification head has, from a run of it."""
-    import torch
-
     with torch.no_grad():
-        probe = torch.ones((1, 4), dtype=torch.long)
-        return int(checkpoint.model(input_ids=probe, attention_mask=probe).logits.shape[-1])
+        return int(checkpoint.model(**probe(checkpoint)).logits.shape[-1])
 
 
 TASK = TextClassification()

@@ -12,12 +12,21 @@ from transformers import PreTrainedConfig
 from builder.errors import CheckpointError
 from builder.metrics import ranking
 from builder.samples import TEXTS
+from builder.sentence import CROSS_ENCODER
 from builder.tasks.base import Answer, Sample
 from builder.tasks.text_classification import TextClassification, head_size
 
 if TYPE_CHECKING:
     from builder.checkpoint import Checkpoint
     from builder.spec import BuildSpec
+
+SAVED = ("sentence_transformers", "sbert_ce_default_activation_function")  # keys of a cross-encoder's config.json
+FUNCTIONS = {
+    "torch.nn.modules.activation.Sigmoid": "sigmoid",
+    "torch.nn.modules.linear.Identity": "none",
+    "torch.nn.Sigmoid": "sigmoid",
+    "torch.nn.Identity": "none",
+}
 
 
 class TextRanking(TextClassification):
@@ -27,25 +36,33 @@ class TextRanking(TextClassification):
     labels = ("relevance",)
     samples = tuple({"query": TEXTS[i], "documents": list(TEXTS[i + 1 : i + 9])} for i in range(20))
 
-    def claims(self, config: PreTrainedConfig, sentence_transformer: bool) -> bool:
-        return super().claims(config, sentence_transformer) and hasattr(config, "sentence_transformers")
+    def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
+        by_a_cross_encoder = saved_by == CROSS_ENCODER or any(hasattr(config, key) for key in SAVED)
+        return super().claims(config, saved_by) and by_a_cross_encoder and config.num_labels == 1
 
     def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
         outputs = head_size(checkpoint)
         if outputs != 1:
             raise CheckpointError(f"text-ranking needs a head with one output, a relevance; this one has {outputs}")
-        return {"function": self._function(checkpoint.config)}
+        return {"function": self._function(checkpoint)}
 
-    def _function(self, config: PreTrainedConfig) -> str:
-        """sentence-transformers' CrossEncoder applies the activation it saved, a sigmoid where it saved none."""
-        saved = getattr(config, "sentence_transformers", None) or {}
-        name = (saved.get("activation_fn") or "Sigmoid").rsplit(".", 1)[-1].split("(")[0]
-        functions = {"Sigmoid": "sigmoid", "Identity": "none"}
-        if name not in functions:
+    def _function(self, checkpoint: Checkpoint) -> str:
+        """The activation that sentence-transformers' CrossEncoder saved, a sigmoid where it saved none.
+
+        Its places, the first that is there (cross_encoder/model.py, 6.2): config_sentence_transformers.json, then
+        `sentence_transformers` of config.json (from 4.0), then `sbert_ce_default_activation_function` (before).
+        """
+        config, sentence = checkpoint.config, checkpoint.sentence
+        newer, older = (getattr(config, key, None) for key in SAVED)
+        name = sentence.activation if sentence is not None else None
+        if name is None:
+            name = newer["activation_fn"] if newer and "activation_fn" in newer else older
+        function = "sigmoid" if name is None else FUNCTIONS.get(name)
+        if function is None:
             raise CheckpointError(
-                f"the cross-encoder's activation {name} is not known; known are {', '.join(functions)}"
+                f"the cross-encoder's activation {name} is not known; known are {', '.join(sorted(FUNCTIONS))}"
             )
-        return functions[name]
+        return function
 
     def reference(self, checkpoint: Checkpoint, spec: BuildSpec, sample: Sample) -> Answer:
         """One pair at a time through the model, as sentence-transformers' CrossEncoder.predict computes it."""
@@ -54,7 +71,7 @@ class TextRanking(TextClassification):
             encoded = checkpoint.tokenizer(sample["query"], document, return_tensors="pt")
             with torch.no_grad():
                 logit = checkpoint.model(**encoded).logits[0, 0]
-            scores.append(float(torch.sigmoid(logit) if self._function(checkpoint.config) == "sigmoid" else logit))
+            scores.append(float(torch.sigmoid(logit) if self._function(checkpoint) == "sigmoid" else logit))
         return {"score": scores, "order": sorted(range(len(scores)), key=lambda i: -scores[i])}
 
     def agreement(self, expected: Answer, actual: Answer) -> float:

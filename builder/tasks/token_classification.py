@@ -10,7 +10,7 @@ import torch
 
 from builder.metrics import Span, spans
 from builder.samples import TEXTS
-from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, label_list, pipeline_of
+from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, label_list, pipeline_of, probe
 
 if TYPE_CHECKING:
     from builder.checkpoint import Checkpoint
@@ -32,7 +32,7 @@ class TokenClassification(EncoderTask):
     def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
         tokenizer = checkpoint.tokenizer
         with torch.no_grad():
-            outputs = checkpoint.model(input_ids=torch.ones((1, 4), dtype=torch.long)).logits.shape[-1]
+            outputs = checkpoint.model(**probe(checkpoint)).logits.shape[-1]
         return {
             "labels": label_list(checkpoint.config, outputs),
             "unk_id": tokenizer.unk_token_id,

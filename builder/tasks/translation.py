@@ -17,7 +17,7 @@ class Translation(Seq2SeqTask):
     def answers_to(self, name: str) -> bool:
         return name == self.name or PAIR.fullmatch(name) is not None
 
-    def claims(self, config: PreTrainedConfig, sentence_transformer: bool) -> bool:
+    def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
         return False  # a checkpoint does not say that it translates
 
     def instructions(self, config: PreTrainedConfig, name: str) -> Instructions:

@@ -22,7 +22,7 @@ class ZeroShotClassification(TextClassification):
         {"text_input": text, "candidate_labels": ["business", "travel", "science", "food"]} for text in TEXTS[:24]
     )
 
-    def claims(self, config: PreTrainedConfig, sentence_transformer: bool) -> bool:
+    def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
         return False  # nothing in a configuration says so: an entailment model also classifies pairs
 
     def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:

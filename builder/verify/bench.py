@@ -140,7 +140,8 @@ def make_bench(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, graph
         samples: tuple[Sample, ...] = load_samples(spec.samples, fields[0], task.labels)
     else:
         mask = checkpoint.tokenizer.mask_token or ""
-        samples = tuple(s for s in (with_mask(s, mask) for s in task.samples) if _fits(s, checkpoint))
+        front_alone = Pipeline(front, _no_engine)
+        samples = tuple(s for s in (with_mask(s, mask) for s in task.samples) if _fits(s, front_alone, fields[0]))
     if not samples:
         raise CheckpointError(
             f"none of the default samples fits {checkpoint.max_length} tokens; give your own with --samples"
@@ -175,7 +176,7 @@ def _engine_feeds(
 
     def record(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         seen.append(feeds)
-        raise InterruptedError  # no answer is needed: each request fails alone, after its feeds were seen
+        return _no_engine(feeds)
 
     answers = Pipeline(front, record)([to_tensors(sample, fields[0]) for sample in samples])
     for number, answer in enumerate(answers, 1):
@@ -184,9 +185,14 @@ def _engine_feeds(
     return tuple(seen)
 
 
-def _fits(sample: Sample, checkpoint: Checkpoint) -> bool:
-    """Whether the longest row a sample makes is within the limit: all its texts and its longest list item."""
-    texts = [value for value in sample.values() if isinstance(value, str)]
-    lists = [item for value in sample.values() if isinstance(value, list) for item in value]
-    longest = max(lists, key=len, default="")
-    return len(checkpoint.tokenizer(" ".join([*texts, longest]))["input_ids"]) + 3 <= checkpoint.max_length
+def _no_engine(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    raise InterruptedError  # no answer is needed: each request fails alone, after its feeds were made
+
+
+def _fits(sample: Sample, front: Pipeline, fields: Sequence[Field]) -> bool:
+    """Whether the texts that the emitted task makes of a sample, prompt and template included, are within the limit."""
+    try:
+        texts = front.task.read(to_tensors(sample, fields)).texts
+    except InputError:
+        return False
+    return max(len(encoding) for encoding in front.text(texts)) <= front.task.max_length

@@ -57,10 +57,11 @@ class Task(task.Task):
     def _tokens(self, text: str, encoding: Encoding, scores: np.ndarray) -> list[Entity]:
         """The tokens that are not special, each with its scores, offsets and whether it continues a word."""
         tokens = []
-        details = zip(encoding.ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask)
-        for index, (token_id, word, (start, end), special) in enumerate(details):
+        details = zip(encoding.ids, encoding.offsets, encoding.special_tokens_mask)
+        for index, (token_id, (start, end), special) in enumerate(details):
             if special:
                 continue
+            word = str(self.text.tokenizer.id_to_token(token_id))  # without the blanks that an added token may eat
             if self.parameters["word_aware"]:
                 subword = len(word) != len(text[start:end])
             else:

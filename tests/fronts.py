@@ -1,0 +1,49 @@
+"""The emitted front over PyTorch itself: what the emitted code does to an answer, without an export."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from builder.checkpoint import Checkpoint, tokenizer_json
+from builder.export.encoder import graph_inputs
+from builder.export.graph import Graph
+from builder.repository.layout import serving_document
+from builder.runtime.pipeline import Pipeline
+from builder.spec import BuildSpec
+from builder.tasks.base import encoder_task
+from builder.tensors import to_tensors, to_values
+
+
+def front_over_pytorch(checkpoint: Checkpoint, spec: BuildSpec, folder: Path) -> Pipeline:
+    """A Pipeline whose engine is the task's own module."""
+    task = encoder_task(checkpoint.task)
+    module = task.graph(checkpoint, spec, graph_inputs(checkpoint))
+    graph = Graph(folder, module.inputs, module.outputs, (), 20, 9, Counter(), 0)
+    pad = {"input_ids": checkpoint.tokenizer.pad_token_id or 0}
+    parameters = task.parameters(checkpoint, spec)
+    serving = serving_document(spec, task.module, graph, checkpoint.max_length, pad, parameters)
+    (folder / "serving.json").write_text(json.dumps(serving))
+    (folder / "tokenizer.json").write_text(tokenizer_json(checkpoint.tokenizer))
+
+    def infer(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        with torch.no_grad():
+            outputs = module(*(torch.from_numpy(feeds[name]) for name in module.inputs))
+        return {name: output.numpy() for name, output in zip(module.outputs, outputs, strict=True)}
+
+    return Pipeline(folder, infer)
+
+
+def answers(pipeline: Pipeline, checkpoint: Checkpoint, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The answers to `samples`, all in one batch."""
+    inputs, outputs = checkpoint.task.fields(pipeline.serving["parameters"])
+    found = []
+    for answer in pipeline([to_tensors(sample, inputs) for sample in samples]):
+        assert isinstance(answer, dict), answer
+        found.extend(to_values(answer, outputs))
+    return found
