@@ -8,35 +8,38 @@ build-repo load-test NAME         perf_analyzer on a served model
 build-repo check [DIR]            lint a repository without a server
 build-repo compile [DIR]          TensorRT plans, on the GPU that is to serve them
 build-repo report NAME            what a build measured, as a table and as an HTML page
+build-repo help [VERB]            this text, or the options of a verb
 """
 
 from __future__ import annotations
 
+import argparse
+import difflib
 import importlib
 import signal
 import sys
 from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+from types import ModuleType
 
 from rich.markup import escape
 
 from builder.commands import screen
-from builder.errors import BuilderError
+from builder.errors import BuilderError, SpecError
 
 VERBS = ("serve", "query", "load-test", "check", "compile", "report")
+HELP = "help"
+DISTRIBUTION = "triton-model-repository-builder"
+CLOSE = 0.75  # similarity from which a word is taken for a misspelt verb; "serv" and "serve" have 0.89
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit status is 0, 1 for an error the user can mend, 130 for an interrupt."""
-    arguments = list(sys.argv[1:] if arguments is None else arguments)
-    verb = arguments.pop(0) if arguments and arguments[0] in VERBS else "build"
-    command = importlib.import_module(f"builder.commands.{verb.replace('-', '_')}")
-    parser = command.parser()
-    if verb == "build":
-        parser.description = __doc__
-    options = parser.parse_intermixed_args(arguments)
-    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell's background job is started with it ignored
-        signal.signal(number, _interrupt)
     try:
+        command, options = parse(sys.argv[1:] if arguments is None else arguments)
+        for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell starts background jobs with it ignored
+            signal.signal(number, _interrupt)
         return int(command.run(options))
     except BuilderError as error:
         screen.print(f"[bold red]error:[/] {escape(str(error))}", highlight=False, soft_wrap=True)
@@ -44,6 +47,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         screen.print("interrupted")
         return 130
+
+
+def parse(arguments: Sequence[str]) -> tuple[ModuleType, argparse.Namespace]:
+    """The module of the verb that `arguments` name, and its options.
+
+    Raises SpecError for a misspelt verb, SystemExit for options that the verb does not have.
+    """
+    arguments = list(arguments)
+    if arguments[:1] == [HELP]:
+        arguments = [*arguments[1:], "--help"]
+    verb = arguments.pop(0) if arguments and arguments[0] in VERBS else None
+    if verb is None and arguments and not arguments[0].startswith("-"):
+        _refuse_misspelt_verb(arguments[0])
+    command = importlib.import_module(f"builder.commands.{(verb or 'build').replace('-', '_')}")
+    parser: argparse.ArgumentParser = command.parser()
+    if verb is None:
+        parser.description = __doc__
+        parser.add_argument("--version", action="version", version=f"build-repo {version(DISTRIBUTION)}")
+    return command, parser.parse_intermixed_args(arguments)
+
+
+def _refuse_misspelt_verb(word: str) -> None:
+    """`word` is a model if a folder here is called that. Raises SpecError where it looks like a verb instead."""
+    near = difflib.get_close_matches(word, (*VERBS, HELP), n=1, cutoff=CLOSE)
+    if near and not Path(word).exists():
+        raise SpecError(
+            f"{word!r} is neither a verb nor a folder here; did you mean build-repo {near[0]}? "
+            f"For a model of that name on the Hub, give its organisation too: build-repo ORGANISATION/{word}"
+        )
 
 
 def _interrupt(*_: object) -> None:

@@ -9,11 +9,12 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-from builder.cli import main
+from builder.cli import DISTRIBUTION, main, parse
 from builder.serve.triton import Server, free_ports
 
 BUILD_REPO = str(Path(sys.executable).with_name("build-repo"))
@@ -67,7 +68,10 @@ def test_build_from_a_models_yaml_then_check(checkpoint: Callable[[str], Path], 
         (["check", "no-such-folder"], "is no folder; build a model first"),
         (["check", "--triton", "1.0"], "Triton 1.0 is not known"),
         (["query", "m", "text", "--url", "127.0.0.1:1"], "no Triton answers at 127.0.0.1:1"),
-        (["load-test", "m", "--concurrency", "many"], "no list of numbers"),
+        (["load-test", "m", "--concurrency", "many"], "'many' is not a list of numbers"),
+        (["serv"], "did you mean build-repo serve?"),
+        (["chek", "model_repository"], "did you mean build-repo check?"),
+        (["loadtest", "m", "--concurrency", "8"], "did you mean build-repo load-test?"),
     ],
 )
 def test_errors_are_lines_not_tracebacks(
@@ -79,6 +83,32 @@ def test_errors_are_lines_not_tracebacks(
     error = capfd.readouterr().err
     assert message in error
     assert "Traceback" not in error
+
+
+def test_a_folder_that_is_called_nearly_like_a_verb_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "serv").mkdir()
+    command, options = parse(["serv", "--precision", "int8"])
+    assert command.__name__ == "builder.commands.build"
+    assert (options.model, options.precision) == ("serv", "int8")
+    assert parse(["org/serv"])[1].model == "org/serv"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (["--version"], f"build-repo {version(DISTRIBUTION)}\n"),
+        (["help"], "usage: build-repo [-h]"),
+        (["help", "serve"], "usage: build-repo serve [-h]"),
+        (["help", "load-test"], "numbers of concurrent requests"),
+        (["--help"], "One of fp32, fp16, bf16, int8,"),
+    ],
+)
+def test_version_and_help(arguments: list[str], shown: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 0
+    assert shown in capsys.readouterr().out
 
 
 def test_query_from_arguments_and_from_standard_input(server: Server) -> None:
