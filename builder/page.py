@@ -12,6 +12,7 @@ from builder.report import BuildReport
 from builder.repository.render import templates
 from builder.verify.latency import speed_up
 
+PAGE = "report.html"  # in the folder of the front model
 SHAPE = re.compile(r"(\d+)x(\d+)")
 
 

@@ -11,7 +11,7 @@ from builder.checkpoint import CheckpointFiles, locate, resolve
 from builder.engines.vllm import BACKEND as VLLM
 from builder.errors import RepositoryError
 from builder.families import Stage, prepare
-from builder.page import page
+from builder.page import PAGE, page
 from builder.report import BuildReport
 from builder.repository.publish import existing_source, publish, recover
 from builder.spec import BuildSpec
@@ -31,7 +31,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
         prepared = prepare(spec, checkpoint, Path(place), stage)
         with stage("publish"):
             front, *engines = prepared.entries
-            front = replace(front, files={**front.files, "report.html": page(prepared.report).encode()})
+            front = replace(front, files={**front.files, PAGE: page(prepared.report).encode()})
             publish(spec.output, [*engines, front], prepared.report.document())
     return prepared.report
 

@@ -53,9 +53,6 @@ def test_a_searched_build_explains_itself(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("builder.repository.check.cpu", lambda: {"model": "another", "flags": []})
     expected = 1 if report.tuned_for else 0
     assert len(warnings(output)) == expected
-    monkeypatch.chdir(tmp_path)
-    assert main(["report", "tags"]) == 0
-    assert (tmp_path / "tags.html").read_text() == html
 
 
 def _stands_alone(html: str) -> None:
@@ -82,11 +79,22 @@ def _stands_alone(html: str) -> None:
     assert not re.search(r"https?://", html)
 
 
-def test_a_report_that_is_not_there_or_cannot_be_written(
-    checkpoint: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_the_page_is_written_beside_the_model_or_where_it_is_told(
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     output = tmp_path / "model_repository"
     build(make_spec(model=str(checkpoint("topics")), name="topics", output=output))
+    monkeypatch.chdir(tmp_path)
+    html = (output / "topics" / "report.html").read_text()
+    (output / "topics" / "report.html").unlink()
+    assert main(["report", "topics"]) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["model_repository"], "nothing is left in the current folder"
+    assert (output / "topics" / "report.html").read_text() == html
+    assert main(["report", "topics", "-o", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").read_text() == html
     with pytest.raises(RepositoryError, match=r"no build\.json of topic; it has topics"):
         read_report(output, "topic")
     assert main(["report", "topics", "--repository", str(output), "-o", str(tmp_path / "no" / "page.html")]) == 1

@@ -12,6 +12,8 @@ from rich.table import Table
 
 DEFAULT_REPOSITORY = Path("model_repository")
 DEFAULT_URL = "127.0.0.1:8001"
+REPOSITORY_HELP = f"the model repository (default {DEFAULT_REPOSITORY})"
+URL_HELP = f"gRPC address of the server (default {DEFAULT_URL})"
 screen = Console(stderr=True)
 
 

@@ -1,4 +1,4 @@
-"""`build-repo report NAME`: what a build found out, as a table and as a page for the browser."""
+"""`build-repo report NAME`: what a build measured, as a table and as a page for the browser."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from builder.commands import DEFAULT_REPOSITORY, screen, screen_table
+from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen, screen_table
 from builder.errors import RepositoryError
 
 
@@ -15,23 +15,27 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="build-repo report", description="Show what a build measured, as a table and as one HTML page."
     )
-    arguments.add_argument("name", help="a model of the repository")
-    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY)
+    arguments.add_argument("name", help="name of a model in the repository")
+    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
     arguments.add_argument(
-        "-o", "--output", type=Path, metavar="FILE", help="where the page goes; NAME.html here when left out"
+        "-o",
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="file for the HTML page (default NAME/report.html in the repository)",
     )
     return arguments
 
 
 def run(options: argparse.Namespace) -> int:
-    from builder.page import page
+    from builder.page import PAGE, page
     from builder.report import read_report
 
     report = read_report(options.repository, options.name)
     screen_table(report.table())
     if report.choice:
         Console().print(report.choice, highlight=False)
-    output = options.output or Path(f"{options.name}.html")
+    output = options.output or options.repository / options.name / PAGE
     try:
         output.write_text(page(report), "utf-8")
     except OSError as error:
