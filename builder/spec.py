@@ -26,83 +26,107 @@ class _Options(BaseModel):
 
 
 class QueuePolicy(_Options):
-    """Triton's default_queue_policy."""
+    """The request queue of the front model: Triton's default_queue_policy."""
 
     timeout_us: int = Field(0, ge=0)
+    """Microseconds that a request may wait in the queue; 0: no limit."""
     max_size: int = Field(0, ge=0)
+    """Requests that may wait at once; further ones are refused. 0: no limit."""
     allow_timeout_override: bool = False
+    """Whether a request may set a shorter timeout of its own."""
     timeout_action: Literal["REJECT", "DELAY"] = "REJECT"
+    """What happens to a request after timeout_us: refuse it, or let it wait behind all others."""
 
 
 class RateLimiterResource(_Options):
+    """A resource of Triton's rate limiter that each engine instance needs in order to run."""
+
     name: str
+    """Name of the resource."""
     count: int = Field(1, ge=1)
+    """How much of the resource one execution takes."""
     is_global: bool = False
+    """Whether all devices share the resource, instead of each having its own."""
 
 
 class Serving(_Options):
-    """What config.pbtxt says beyond the common options. Set in models.yaml under `serving:`."""
+    """How Triton queues, batches and runs the model. Set in models.yaml under `serving:`."""
 
     preferred_batch_sizes: tuple[int, ...] = ()
+    """Batch sizes that the dynamic batcher of the front model aims at."""
     queue: QueuePolicy = QueuePolicy()
+    """Limits of the request queue."""
     priority_levels: int = Field(0, ge=0)
+    """Number of priorities that a request may have, 1 being the most urgent; 0: no priorities."""
     default_priority: int = Field(0, ge=0)
+    """The priority of a request that names none."""
     front_instances: int | None = Field(None, ge=1)
-    """Instances of the front model; as many as of the engine when left out."""
+    """Instances of the front model. Default: as many as engine instances."""
     warm_up: bool = True
+    """Run one request through the model before it is reported ready."""
     response_cache: bool = False
-    versions: Annotated[tuple[int, ...], Field(description="versions to serve; empty: the latest")] = ()
+    """Answer repeated requests from Triton's response cache."""
+    versions: tuple[int, ...] = ()
+    """Versions to serve. Default: the latest only."""
     rate_limiter: tuple[RateLimiterResource, ...] = ()
+    """Resources that each engine instance needs to run."""
     rate_limiter_priority: int = Field(0, ge=0)
+    """Priority of the engine's instances in the rate limiter."""
     optimization_level: Literal[-1, 0, 1, 2] = 0
-    """Triton's optimization { graph { level } }."""
+    """Triton's `optimization { graph { level } }` of the engine."""
     spinning: bool = True
-    """Whether the engine's threads spin while they wait for work."""
+    """Whether the engine's threads spin (busy-wait) between calls: lower latency, more CPU time."""
     token_budget: int = Field(2048, ge=1)
-    """The most padded tokens in one engine call."""
+    """Most tokens in one engine call, padding included. Larger batches are cut."""
     call_cost: int = Field(16, ge=0)
-    """What one engine call costs besides its tokens, in tokens."""
+    """Fixed cost of one engine call, expressed in tokens; the cutter weighs padding against it."""
     prefill_tokens: int = Field(256, ge=1)
-    """Tokens of prompts between two decode steps: more starts sooner, less disturbs running streams less."""
+    """Most prompt tokens processed between two decode steps. More: a new request starts sooner.
+    Less: running streams are delayed less."""
     prefix_cache: bool = True
-    """Whether prompts that begin alike share the keys and values of their beginning."""
+    """Whether prompts with the same beginning reuse the keys and values of that beginning."""
     metadata: Mapping[str, str] = {}
+    """Free key-value pairs, written into config.pbtxt as parameters."""
 
 
 class Calibration(_Options):
     """How int8-static measures activations on the samples. Set in models.yaml under `calibration:`."""
 
     method: Literal["min-max", "entropy", "percentile"] = "min-max"
-    """What of the values seen is the range: all, what keeps most information, or all but the outermost."""
+    """How the range of an activation follows from the values seen: all of them (min-max), the range that loses least
+    information (entropy), or all but the outermost (percentile)."""
     per_channel: bool = True
-    """A scale for each output channel of a weight, instead of one for the whole."""
+    """One scale for each output channel of a weight, instead of one for the whole matrix."""
     symmetric: bool = False
-    """Activations around zero, signed, instead of between their smallest and largest value."""
+    """Signed activations with a range around zero, instead of the range from smallest to largest value."""
     smooth: float = Field(0.7, ge=0, le=1)
-    """How much of the activations' size moves into the weights first (SmoothQuant's alpha); 0: nothing."""
+    """SmoothQuant's alpha: how much of the activations' magnitude is moved into the weights first. 0: none."""
 
 
 class Gpu(_Options):
     """Where and how instances run on GPUs. Set in models.yaml under `gpu:`."""
 
     devices: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), min_length=1)
-    """CUDA device numbers; each runs --instances of the engine."""
+    """CUDA device numbers. Each device runs --instances engine instances."""
     memory_limit_mb: int | None = Field(None, ge=1)
-    """The most that ONNX Runtime's arena takes on a device; without it all there is."""
+    """Most device memory that ONNX Runtime's arena may take. Default: all of it."""
     arena_extend_strategy: Literal["kNextPowerOfTwo", "kSameAsRequested"] = "kSameAsRequested"
-    """How ONNX Runtime's arena grows: kSameAsRequested wastes less where several models share a device."""
+    """How ONNX Runtime's arena grows. kSameAsRequested wastes less memory where several models share a device."""
     cudnn_conv_algo_search: Literal["EXHAUSTIVE", "HEURISTIC", "DEFAULT"] = "HEURISTIC"
-    """How cuDNN's convolutions are chosen, in models that have some: EXHAUSTIVE tries all at each new shape."""
+    """How cuDNN chooses a convolution, in models that have any. EXHAUSTIVE tries all of them at each new shape."""
     cuda_graphs: bool = False
-    """Capture a plan's calls of its profiles' optimal shapes as CUDA graphs."""
+    """Capture calls of each profile's `opt` shape as CUDA graphs. TensorRT plans only."""
 
 
 class Profile(_Options):
-    """One TensorRT optimisation profile: rows and tokens, the least, the ones it is tuned for, the most."""
+    """One TensorRT optimisation profile. Each bound is [rows, tokens]."""
 
     min: tuple[int, int] = (1, 1)
+    """Smallest shape."""
     opt: tuple[int, int]
+    """The shape that TensorRT tunes for."""
     max: tuple[int, int]
+    """Largest shape."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Profile:
@@ -113,31 +137,33 @@ class Profile(_Options):
 
 
 class TensorRT(_Options):
-    """How TensorRT's engines are made. Set in models.yaml under `tensorrt:`."""
+    """How TensorRT builds its engines. Set in models.yaml under `tensorrt:`."""
 
     profiles: tuple[Profile, ...] = ()
-    """Together they must take every call; made from --max-batch-size and --max-length when left out."""
+    """Optimisation profiles; together they must cover every call. Default: derived from --max-batch-size and
+    --max-length."""
     workspace_mb: int | None = Field(None, ge=1)
-    """Memory that a tactic may use while it runs; without it all of the device's."""
+    """Most scratch memory of one tactic. Default: all of the device's memory."""
     optimization_level: int = Field(3, ge=0, le=5)
-    """How long TensorRT looks for fast tactics."""
+    """TensorRT's builder optimisation level: higher searches longer for fast tactics."""
     engine_folder: str = "/engines"
-    """Where ONNX Runtime's TensorRT keeps engines and timings, inside the container."""
+    """Folder inside the container in which ONNX Runtime's TensorRT provider caches engines and timings."""
 
 
 class VLLM(_Options):
-    """What --engine vllm hands to vLLM. Set in models.yaml under `vllm:`."""
+    """Arguments for vLLM, with --engine vllm. Set in models.yaml under `vllm:`."""
 
     tensor_parallel_size: int = Field(1, ge=1)
-    """GPUs that share each layer."""
+    """Number of GPUs that each layer is split over."""
     pipeline_parallel_size: int = Field(1, ge=1)
-    """Groups of GPUs that share the layers between them."""
+    """Number of pipeline stages, each with a part of the layers."""
     gpu_memory_utilization: float = Field(0.9, gt=0, le=1)
-    """The share of each GPU's memory that weights and cache may take."""
+    """Share of each GPU's memory for weights and cache."""
     models_folder: str = "/models"
-    """Where the container sees this repository: a local checkpoint is copied into it and named by that path."""
+    """Where the container mounts this repository: a local checkpoint is copied into the repository and vLLM loads it
+    from there."""
     arguments: Mapping[str, bool | int | float | str] = {}
-    """Other fields of vLLM's AsyncEngineArgs."""
+    """Any other field of vLLM's AsyncEngineArgs."""
 
 
 class BuildSpec(_Options):
@@ -146,73 +172,90 @@ class BuildSpec(_Options):
     model: str
     """Hub id, or a local folder of transformers or sentence-transformers."""
     task: str | None = Field(None, json_schema_extra={"flag": True})
-    """What the model is served for; inferred from the checkpoint when left out."""
+    """Task to serve, such as text-classification. Default: inferred from the checkpoint."""
     name: str | None = Field(None, json_schema_extra={"flag": True})
-    """The model's name in Triton; the last part of MODEL when left out."""
+    """Name of the model in Triton. Default: the last part of MODEL."""
     output: Path = Field(Path("model_repository"), json_schema_extra={"flag": True})
-    """The repository to publish into."""
+    """Model repository to publish into."""
     revision: str | None = Field(None, json_schema_extra={"flag": True})
-    """Branch, tag or commit on the Hub."""
+    """Branch, tag or commit on the Hugging Face Hub. Default: main."""
     precision: Literal["fp32", "fp16", "bf16", "int8", "int8-static", "int8-weights", "int4-weights", "fp8", "auto"] = (
         Field("fp32", json_schema_extra={"flag": True})
     )
-    """int8: weights, and activations as they come; int8-static and fp8: activations by ranges measured on the samples;
-    int8-weights, int4-weights: weights in blocks; auto: the fastest that keeps --quality."""
+    """Numeric precision. int8: weights and activations in 8 bits, with activation ranges computed at run time.
+    int8-static, fp8: activation ranges measured on the samples. int8-weights, int4-weights: only the weights, in
+    blocks. auto: measure several and serve the fastest that meets --quality."""
     engine: Literal["onnxruntime", "openvino", "tensorrt", "vllm", "auto"] | None = Field(
         None, json_schema_extra={"flag": True}
     )
-    """What runs the graph; auto: the faster, measured here. When left out: the first that has the precision, or
-    with --precision auto the fastest. vllm: nothing is exported, Triton's vLLM backend runs the checkpoint."""
+    """Engine that runs the graph. auto: the faster of ONNX Runtime and OpenVINO, measured on this machine. vllm:
+    nothing is exported; Triton's vLLM backend runs the checkpoint. Default: the first engine that supports the
+    precision; with --precision auto, all are measured."""
     level: Literal["O1", "O2", "O3", "O4"] = Field("O2", json_schema_extra={"flag": True})
-    """Graph optimisation as Optimum counts it: basic, fusions, fusions with an approximate GELU, the same in fp16."""
+    """Graph optimisation level, numbered as in Optimum. O1: basic; O2: fusions; O3: O2 with an approximate GELU;
+    O4: O3 in fp16."""
     graph: Path | None = Field(None, json_schema_extra={"flag": True})
-    """An ONNX graph of an encoder to serve as it is, such as one in QDQ form from quantisation-aware training."""
+    """An ONNX file to serve as it is instead of exporting the checkpoint, for example a QDQ graph from
+    quantisation-aware training. Encoders only."""
     prune: float | None = Field(None, gt=0, lt=1, json_schema_extra={"flag": True})
-    """The share of an encoder's layers to remove, heads and neurons that matter least on the samples."""
+    """Share of the attention heads and feed-forward neurons to remove, those that matter least on the samples.
+    Encoders only."""
     quality: float | None = Field(None, ge=0, le=1, json_schema_extra={"flag": True})
-    """The least mean agreement with PyTorch on the samples; the task's own when left out."""
+    """Lowest acceptable mean agreement with PyTorch on the samples; nothing is published below it. Default: the
+    task's own threshold."""
     perplexity: float = Field(1.05, ge=1, json_schema_extra={"flag": True})
-    """The most a generating model's perplexity on the samples may grow, as a ratio to PyTorch's."""
+    """Highest acceptable perplexity on the samples, as a ratio to PyTorch's. Generating models only."""
     block_size: int = Field(32, json_schema_extra={"flag": True})
-    """Inputs that share a scale in int8-weights and int4-weights: 16, 32, 64, 128 or 256."""
+    """Weights that share one scale in int8-weights and int4-weights: 16, 32, 64, 128 or 256."""
     asymmetric: bool = Field(False, json_schema_extra={"flag": True})
-    """Give each block of int8-weights and int4-weights a zero point."""
+    """Store a zero point with each block of int8-weights and int4-weights."""
     slots: int = Field(16, ge=1, le=512, json_schema_extra={"flag": True})
-    """Sequences that a generating model decodes at once; each has room for --max-length tokens."""
+    """Sequences that are decoded at once; memory is reserved for --max-length tokens of each. Generating models
+    only."""
     beams: int | None = Field(None, ge=1, le=64, json_schema_extra={"flag": True})
-    """The most beams of one search; what the checkpoint prefers, or for a decoder --slots, when left out."""
+    """Most beams of one request. Default: the checkpoint's own number, or --slots for a decoder."""
     max_answer: int | None = Field(None, ge=2, json_schema_extra={"flag": True})
-    """The most tokens of an encoder-decoder model's answer; what the checkpoint prefers, or 256, when left out."""
+    """Most tokens in an answer of an encoder-decoder model. Default: the checkpoint's own limit, or 256."""
     cache: Literal["fp32", "int8"] = Field("fp32", json_schema_extra={"flag": True})
-    """Keys and values of a generating model; int8 needs ONNX Runtime 1.31 or later in Triton's interpreter."""
+    """Precision of the key-value cache of a generating model. int8 needs ONNX Runtime 1.31 or later in Triton's
+    Python."""
     executor: Literal["in-process", "bls"] = Field("in-process", json_schema_extra={"flag": True})
-    """Where decode steps run: inside NAME, the cache in place, or as a Triton model NAME_model of its own."""
+    """Where decode steps run. in-process: inside the Python model NAME, which updates the cache in place. bls: in a
+    separate Triton model NAME_model, called through Triton's business logic scripting (BLS)."""
     samples: Path | None = Field(None, json_schema_extra={"flag": True})
-    """JSON lines of the task's inputs, to verify and to measure on."""
+    """File with one JSON object a line, each a request of the task, to verify and calibrate on; labels may be
+    added."""
     target: Literal["cpu", "cuda", "tensorrt"] = Field("cpu", json_schema_extra={"flag": True})
-    """What the repository runs on: a CPU, a GPU, or a GPU through TensorRT (a plan, compiled there; with
-    --engine onnxruntime by ONNX Runtime as it loads)."""
+    """What the repository runs on. tensorrt: a plan that is compiled later on the GPU machine; with --engine
+    onnxruntime, ONNX Runtime's TensorRT provider compiles while the model loads."""
     triton: str = Field(NEWEST, json_schema_extra={"flag": True})
-    """The Triton release that it must load on, and answer right on; the newest that is known when left out."""
+    """Triton release that the repository must load and answer correctly on. Default: the newest known one."""
     max_batch_size: int = Field(64, ge=1, json_schema_extra={"flag": True})
-    """The most requests rows the front model batches."""
+    """Most requests that the front model takes in one batch."""
     max_queue_delay_us: int = Field(0, ge=0, json_schema_extra={"flag": True})
-    """How long a request may wait for others; without a delay requests batch while the model is busy."""
+    """Microseconds that a request may wait for others to share a batch. 0: requests batch only while the model is
+    busy."""
     instances: int = Field(1, ge=1, json_schema_extra={"flag": True})
-    """Engine instances."""
+    """Engine instances that run in parallel, each with its share of the cores."""
     threads: int | None = Field(None, ge=1, json_schema_extra={"flag": True})
-    """Threads of each engine instance; cores / instances when left out."""
+    """Threads of each engine instance. Default: cores / instances."""
     max_length: int | None = Field(None, ge=3, json_schema_extra={"flag": True})
-    """The most tokens of one text; the checkpoint's own when left out."""
+    """Most tokens of one text, or of prompt and answer together for text generation. Default: the checkpoint's own
+    limit."""
     truncate: bool = Field(False, json_schema_extra={"flag": True})
-    """Cut texts that are too long, and say so, instead of refusing them."""
+    """Cut texts that are too long and set `truncated` in the answer, instead of refusing them."""
     pooling: Literal["cls", "mean", "max", "lasttoken"] | None = Field(None, json_schema_extra={"flag": True})
-    """How token features become one embedding, where the checkpoint does not say."""
+    """How token vectors become one embedding, for checkpoints that do not say."""
     serving: Serving = Serving()
+    """Queueing, batching and scheduling."""
     calibration: Calibration = Calibration()
+    """How activation ranges are measured."""
     gpu: Gpu = Gpu()
+    """Devices and their memory."""
     tensorrt: TensorRT = TensorRT()
+    """Profiles and limits of TensorRT."""
     vllm: VLLM = VLLM()
+    """Arguments for vLLM."""
 
     @model_validator(mode="before")
     @classmethod
@@ -241,7 +284,7 @@ class BuildSpec(_Options):
     def _consistent(self) -> BuildSpec:
         if not NAME.fullmatch(self.entry_name):
             raise ValueError(
-                f"the name {self.entry_name!r} is no model name: use letters, digits, '.', '_' and '-', "
+                f"the name {self.entry_name!r} is not a model name: use letters, digits, '.', '_' and '-', "
                 "without a path (--name)"
             )
         too_big = [size for size in self.serving.preferred_batch_sizes if size > self.max_batch_size]

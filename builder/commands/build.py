@@ -21,21 +21,28 @@ from builder.spec import BuildSpec, load_specs, make_spec
 
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(prog="build-repo", formatter_class=argparse.RawDescriptionHelpFormatter)
-    arguments.add_argument("model", metavar="MODEL", help="Hub id, local folder, or models.yaml")
+    arguments.add_argument("model", metavar="MODEL", help="Hub id, local folder, or models.yaml.")
     for name, field in BuildSpec.model_fields.items():
         if not isinstance(field.json_schema_extra, dict) or not field.json_schema_extra.get("flag"):
             continue
         flags = [f"--{name.replace('_', '-')}", *(["-o"] if name == "output" else [])]
         kind, choices = _kind(field.annotation)
-        text = f"{field.description}" + (f" (default {field.default})" if field.default is not None else "")
+        text = " ".join((field.description or "").split())
+        text += f" One of {', '.join(choices)}." if choices else ""
+        text += f" Default: {field.default}." if field.default not in (None, False) else ""
         if kind is bool:
             arguments.add_argument(*flags, action="store_true", default=argparse.SUPPRESS, help=text)
         else:
             arguments.add_argument(
                 *flags, type=kind, choices=choices, default=argparse.SUPPRESS, help=text, metavar=name.upper()
             )
-    arguments.add_argument("--json", action="store_true", help="print the report as JSON on standard output")
-    arguments.add_argument("-v", "--verbose", action="store_true", help="show what the libraries say")
+    arguments.add_argument("--json", action="store_true", help="Print the report as JSON on standard output.")
+    arguments.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="Show the messages of PyTorch, ONNX Runtime and the other libraries.",
+    )
     return arguments
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from builder.commands import DEFAULT_REPOSITORY, screen
+from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
 from builder.engines.releases import RELEASES
 from builder.errors import SpecError
 from builder.repository.check import check, pending, warnings
@@ -15,10 +15,14 @@ from builder.repository.publish import recover
 
 
 def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(prog="build-repo check", description="Lint a repository without a server.")
-    arguments.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY)
+    arguments = argparse.ArgumentParser(
+        prog="build-repo check", description="Check a repository without starting a server."
+    )
+    arguments.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
     arguments.add_argument(
-        "--triton", metavar="RELEASE", help="the release to check against; that of the build when left out"
+        "--triton",
+        metavar="RELEASE",
+        help="Triton release to check against (default: the one that each model was built for)",
     )
     return arguments
 
@@ -34,5 +38,5 @@ def run(options: argparse.Namespace) -> int:
     for warning in warnings(options.repository):
         screen.print(f"[yellow]![/] {escape(warning)}", highlight=False, soft_wrap=True)
     if not problems:
-        screen.print(f"[green]✓[/] {options.repository}: nothing to complain about", highlight=False)
+        screen.print(f"[green]✓[/] {options.repository}: no problem found", highlight=False)
     return int(bool(problems))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from builder.commands import DEFAULT_REPOSITORY, screen
+from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
 from builder.errors import RepositoryError
 from builder.repository.publish import recover
 from builder.runtime.recipe.compile import FOLDER, CompileError, compile_plan
@@ -15,9 +15,9 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="build-repo compile",
         description="Compile the TensorRT plans of a repository on this GPU, compare each with ONNX Runtime's answers, "
-        "and publish it. Models whose plan fits this GPU and this TensorRT are left as they are.",
+        "and publish it. A plan that was compiled for this GPU and this TensorRT is kept.",
     )
-    arguments.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY)
+    arguments.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
     return arguments
 
 
@@ -35,8 +35,8 @@ def run(options: argparse.Namespace) -> int:
                 fingerprint = compile_plan(recipe.parent)
         except CompileError as error:
             raise RepositoryError(str(error)) from error
-        said = "is up to date"
+        outcome = "is up to date"
         if fingerprint is not None:
-            said = f"compiled for {fingerprint['gpu']} by TensorRT {fingerprint['tensorrt']}"
-        screen.print(f"[green]✓[/] {name} {said}", highlight=False)
+            outcome = f"compiled for {fingerprint['gpu']} by TensorRT {fingerprint['tensorrt']}"
+        screen.print(f"[green]✓[/] {name} {outcome}", highlight=False)
     return 0

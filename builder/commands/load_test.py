@@ -14,7 +14,7 @@ import tritonclient.grpc as grpc
 from rich.console import Console
 from tritonclient.utils import InferenceServerException
 
-from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, screen
+from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, REPOSITORY_HELP, URL_HELP, screen
 from builder.errors import SpecError
 from builder.samples import load_samples, with_mask
 from builder.serve.client import Client
@@ -25,14 +25,20 @@ from builder.serve.triton import running
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="build-repo load-test",
-        description="Drive a served model with perf_analyzer; starts the embedded Triton when no server answers.",
+        description="Measure a served model with perf_analyzer. Starts the embedded Triton if no server answers.",
     )
-    arguments.add_argument("name", help="the model")
-    arguments.add_argument("--url", default=None, metavar="HOST:PORT", help=f"default {DEFAULT_URL}")
-    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY)
-    arguments.add_argument("--concurrency", default="1,8,32", help="comma-separated (default 1,8,32)")
-    arguments.add_argument("--samples", type=Path, help="JSON lines of the task's inputs")
-    arguments.add_argument("--json", action="store_true")
+    arguments.add_argument("name", help="name of the model")
+    arguments.add_argument("--url", default=None, metavar="HOST:PORT", help=URL_HELP)
+    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
+    arguments.add_argument(
+        "--concurrency", default="1,8,32", help="numbers of concurrent requests, separated by commas (default 1,8,32)"
+    )
+    arguments.add_argument(
+        "--samples",
+        type=Path,
+        help="file of requests, one JSON object a line (default: the samples of the model's task)",
+    )
+    arguments.add_argument("--json", action="store_true", help="print the measurements as JSON on standard output")
     return arguments
 
 
@@ -40,7 +46,7 @@ def run(options: argparse.Namespace) -> int:
     try:
         concurrencies = [int(part) for part in options.concurrency.split(",")]
     except ValueError:
-        raise SpecError(f"--concurrency {options.concurrency!r} is no list of numbers such as 1,8,32") from None
+        raise SpecError(f"--concurrency {options.concurrency!r} is not a list of numbers such as 1,8,32") from None
     with contextlib.ExitStack() as stack:
         url = options.url or DEFAULT_URL
         if options.url is None and not _answers(url):
@@ -63,7 +69,7 @@ def _answers(url: str) -> bool:
 
 
 def _load_samples(options: argparse.Namespace, url: str) -> Sequence[Any]:
-    """The user's samples, or the default ones of the task that the model says it has."""
+    """The user's samples, or the default ones of the task that the model names."""
     from builder.tasks import find_task  # loads torch
 
     with Client(url, options.name) as client:

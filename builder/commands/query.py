@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from builder.commands import DEFAULT_URL
+from builder.commands import DEFAULT_URL, URL_HELP
 from builder.errors import BuilderError, SpecError
 from builder.serve.client import Client
 
@@ -17,14 +17,17 @@ from builder.serve.client import Client
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="build-repo query",
-        description="Ask a served model over gRPC. Each line of input is a JSON object of the model's inputs, or, for "
-        "a model with one required input, its text. Each answer is one line of JSON; on a terminal, text that is "
-        "generated is shown as it comes.",
+        description="Send requests to a served model over gRPC: one from KEY=VALUE arguments, or one for each line of "
+        "a file or of standard input. A line is a JSON object of the model's inputs or, for a model with one required "
+        "input, its text. Each answer is printed as one line of JSON; on a terminal, generated text is shown as it "
+        "arrives.",
     )
-    arguments.add_argument("name", help="the model")
-    arguments.add_argument("values", nargs="*", metavar="KEY=VALUE", help="inputs; a VALUE in [...] is a JSON list")
-    arguments.add_argument("--file", type=Path, help="read requests from this file, one a line; - is standard input")
-    arguments.add_argument("--url", default=DEFAULT_URL, metavar="HOST:PORT")
+    arguments.add_argument("name", help="name of the model")
+    arguments.add_argument(
+        "values", nargs="*", metavar="KEY=VALUE", help="inputs of one request; a VALUE in [...] is read as a JSON list"
+    )
+    arguments.add_argument("--file", type=Path, help="file with one request a line; - is standard input")
+    arguments.add_argument("--url", default=DEFAULT_URL, metavar="HOST:PORT", help=URL_HELP)
     return arguments
 
 

@@ -11,18 +11,21 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from builder.commands import DEFAULT_REPOSITORY
+from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP
 from builder.errors import ServeError
 from builder.serve.triton import Ports, running
 
 
 def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(prog="build-repo serve", description="Run a real Triton on a repository.")
-    arguments.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY)
-    arguments.add_argument("--host", default="127.0.0.1")
+    arguments = argparse.ArgumentParser(
+        prog="build-repo serve",
+        description="Run Triton Inference Server on a repository, without Docker, until Ctrl-C.",
+    )
+    arguments.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
+    arguments.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     for kind, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
-        arguments.add_argument(f"--{kind}-port", type=int, default=port)
-    arguments.add_argument("-v", "--verbose", action="store_true", help="forward Triton's log")
+        arguments.add_argument(f"--{kind}-port", type=int, default=port, help=f"default {port}")
+    arguments.add_argument("-v", "--verbose", action="store_true", help="show Triton's log")
     return arguments
 
 
