@@ -1,5 +1,5 @@
-"""Decoding with the cache on a device. No GPU is at hand: the same code runs with ONNX Runtime's "cpu" as its device,
-fp16 cache and all; tests/gpu runs it on a GPU where there is one.
+"""Decoding with the cache on a device. No GPU is at hand: the same code runs on a stand-in that has CUDA's rules about
+memory (copying_device.py), fp16 cache and all; tests/gpu runs it on a GPU where there is one.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from builder.export.decoder import export_decoder
 from builder.export.slots import slot_copier
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
+from builder.runtime.generation import device as device_module
 from builder.runtime.generation.device import ELEMENTS, OnDevice, copy_to_host
 from builder.runtime.generation.executor import InProcess
 from builder.runtime.generation.service import Service
@@ -30,19 +31,29 @@ from builder.verify.generation import generate, geometry_of
 from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder, make_decoder_checkpoint
 from tests.export.test_decoders import prompts
+from tests.generation.copying_device import CopyingDevice, DeviceFault
 
-CPU = {"device": "cpu", "device_id": 0}
+CUDA = {"device": "cuda", "device_id": 0}
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> CopyingDevice:
+    found = CopyingDevice()
+    monkeypatch.setattr(device_module, "onnxruntime", found)
+    return found
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2"])
-def test_the_cache_on_a_device_says_what_the_cache_in_place_says(model_type: str, tmp_path: Path) -> None:
+def test_the_cache_on_a_device_says_what_the_cache_in_place_says(
+    model_type: str, cuda: CopyingDevice, tmp_path: Path
+) -> None:
     exported = export_decoder(make_decoder(model_type), tmp_path, 128)
     fused = fuse(exported.graph, tmp_path)
     half = to_half(fused, tmp_path / "half" / "model.onnx", real=("logits",))
     copier = slot_copier(exported.caches, ELEMENTS["float16"], half, tmp_path)
     geometry = geometry_of(exported.caches, 4, 128, VOCABULARY, "float16")
     in_place = generate(InProcess(half.path, geometry, {"threads": 1}), prompts(), 32)
-    assert generate(OnDevice(half.path, copier.path, geometry, CPU), prompts(), 32) == in_place
+    assert generate(OnDevice(half.path, copier.path, geometry, CUDA), prompts(), 32) == in_place
     exact = generate(
         InProcess(fused.path, geometry_of(exported.caches, 4, 128, VOCABULARY), {"threads": 1}), prompts(), 32
     )
@@ -52,11 +63,11 @@ def test_the_cache_on_a_device_says_what_the_cache_in_place_says(model_type: str
     assert same > 0.9, "fp16 is nearly fp32"
 
 
-def test_a_copied_slot_goes_on_like_its_source_and_touches_no_other(tmp_path: Path) -> None:
+def test_a_copied_slot_goes_on_like_its_source_and_touches_no_other(cuda: CopyingDevice, tmp_path: Path) -> None:
     exported = export_decoder(make_decoder("llama"), tmp_path, 32)
     half = to_half(exported.graph, tmp_path / "half" / "model.onnx", real=("logits",))
     copier = slot_copier(exported.caches, ELEMENTS["float16"], half, tmp_path)
-    executor = OnDevice(half.path, copier.path, geometry_of(exported.caches, 3, 32, VOCABULARY, "float16"), CPU)
+    executor = OnDevice(half.path, copier.path, geometry_of(exported.caches, 3, 32, VOCABULARY, "float16"), CUDA)
     assert all(not np.any(tensor.numpy()) for tensor in executor.cache.values()), "a new cache is empty"
     executor.run(0, np.array([[5, 6, 7]]), np.array([0]))
     before = {name: tensor.numpy().copy() for name, tensor in executor.cache.items()}
@@ -66,6 +77,29 @@ def test_a_copied_slot_goes_on_like_its_source_and_touches_no_other(tmp_path: Pa
         np.testing.assert_array_equal(tensor.numpy()[:2], before[name][:2])
     source = executor.run(0, np.array([[8]]), np.array([3])).copy()
     np.testing.assert_allclose(executor.run(2, np.array([[8]]), np.array([3])), source, atol=1e-3)
+
+
+def test_the_stand_in_refuses_what_cuda_would_answer_wrongly(cuda: CopyingDevice, tmp_path: Path) -> None:
+    graph = export_decoder(make_decoder("gpt2"), tmp_path, 16).graph
+    with pytest.raises(DeviceFault, match="preload_dlls comes before the first tensor"):
+        cuda.OrtValue.ortvalue_from_shape_and_type((2, 3), 1, "cuda", 0)
+    cuda.preload_dlls()
+    value = cuda.OrtValue.ortvalue_from_shape_and_type((2, 3), 1, "cuda", 0)
+    assert np.isnan(value.numpy()).all(), "new memory holds anything"
+    session = cuda.InferenceSession(str(graph.path), None, [("CUDAExecutionProvider", {"device_id": "0"})])
+    binding = session.io_binding()
+    host = np.zeros((1, 4), np.int64)
+    with pytest.raises(DeviceFault, match="illegal address"):
+        binding.bind_input("input_ids", "cuda", 0, np.int64, host.shape, host.ctypes.data)
+    with pytest.raises(DeviceFault, match="the host cannot read it"):
+        binding.bind_input("input_ids", "cpu", 0, np.int64, host.shape, value.data_ptr())
+    with pytest.raises(DeviceFault, match=r"input_ids is tensor\(int64\), and tensor\(int32\) is bound"):
+        binding.bind_input("input_ids", "cpu", 0, np.int32, host.shape, host.ctypes.data)
+    with pytest.raises(DeviceFault, match="illegal address"):
+        binding.bind_input("input_ids", "cuda", 0, np.int64, (1, 4), value.data_ptr())
+    binding.bind_input("input_ids", "cpu", 0, np.int64, host.shape, host.ctypes.data)
+    with pytest.raises(DeviceFault, match=r"Missing Input: .*past_key_0"):
+        session.run_with_iobinding(binding)
 
 
 @pytest.fixture(scope="module")
@@ -92,12 +126,12 @@ def test_the_emitted_model_is_on_its_gpu_and_its_cache_in_half_precision(built: 
     assert types["logits"] == onnx.TensorProto.FLOAT, "sampling is done in fp32"
 
 
-def test_the_emitted_model_answers_as_the_one_for_the_cpu(built: Path, tmp_path: Path) -> None:
+def test_the_emitted_model_answers_as_the_one_for_the_cpu(built: Path, cuda: CopyingDevice, tmp_path: Path) -> None:
     checkpoint = built.parent / "checkpoint"
     build(make_spec(model=str(checkpoint), name="writes", output=tmp_path, slots=4, max_length=128))
     folder = Path(shutil.copytree(built / "writes" / "1", tmp_path / "on_cpu"))
     serving = json.loads((folder / "serving.json").read_text())
-    (folder / "serving.json").write_text(json.dumps({**serving, "session": CPU}))
+    (folder / "serving.json").write_text(json.dumps({**serving, "session": CUDA}))
     texts = ["the river", "A long day in the village, and", "the river"]
     assert _answers(folder, texts) == _answers(tmp_path / "writes" / "1", texts)
 

@@ -75,7 +75,14 @@ class OnDevice(Bound):
             raise RuntimeError(f"{provider} did not start on device {self.number}: are CUDA and cuDNN there?")
         return session
 
-    def _run(self, binding: Any) -> None:
+    def _run(self, step: Step, binding: Any) -> None:
+        """The small inputs are bound at every step: a host buffer is copied to the device when it is bound, not later.
+
+        Source: IOBinding::BindInput, onnxruntime/core/session/IOBinding.cc (CopyOneInputAcrossDevices).
+        """
+        for name, array in step.feeds.items():
+            if name in self.inputs:
+                binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         binding.synchronize_inputs()
         self.session.run_with_iobinding(binding)
         binding.synchronize_outputs()
@@ -101,11 +108,8 @@ class OnDevice(Bound):
         return int(self.cache[name].data_ptr()) + slot * heads * length * size * self.width
 
     def _bind(self, first: int, rows: int, new: int) -> "tuple[Step, Any]":
-        """Bind a range of slots. A step's small inputs are numpy's; ONNX Runtime takes them over at each run."""
+        """Bind the cache of a range of slots and the logits; these stay bound, a step's small inputs do not."""
         step, binding = Step(rows, new), self.session.io_binding()
-        for name, array in step.feeds.items():
-            if name in self.inputs:
-                binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         for name, shape in self.shapes.items():
             place = (self.device, self.number, self.element, (rows, *shape), self._address(name, first))
             binding.bind_input(f"past_{name}", *place)

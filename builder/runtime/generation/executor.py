@@ -106,7 +106,7 @@ class Bound(Executor):
                 self.decoding[first, rows] = prepared
         step, binding = prepared
         step.fill(tokens, lengths)
-        self._run(binding)
+        self._run(step, binding)
         return self.logits[:rows]
 
     @cached_property
@@ -114,7 +114,7 @@ class Bound(Executor):
         """By first slot and rows: the inputs of one new token a row, and their binding."""
         return {}
 
-    def _run(self, binding: Any) -> None:
+    def _run(self, step: Step, binding: Any) -> None:
         self.session.run_with_iobinding(binding)
 
     def _bind(self, first: int, rows: int, new: int) -> "tuple[Step, Any]":

@@ -1,0 +1,184 @@
+"""A device that is not there: the part of onnxruntime that device.py uses, with CUDA's rules about memory.
+
+Its memory has addresses of its own, which no process can read; a host buffer that is bound to an input is copied when
+it is bound; an address must lie, with all of the tensor, in one allocation that is still held; element types and shapes
+must be the graph's; nothing is on the device before the libraries are loaded. Underneath, ONNX Runtime's CPU runs.
+
+Rules: onnxruntime/core/session/IOBinding.cc (BindInput copies across devices at once, BindOutput at the end of a run),
+onnxruntime/python/onnxruntime_pybind_iobinding.cc (bind_input), onnxruntime/__init__.py (preload_dlls).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import weakref
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+PROVIDER = "CUDAExecutionProvider"
+BEGIN = 0x7F00_0000_0000_0000  # above what a process on x86-64 can have: reading there ends it
+TYPES = {1: "tensor(float)", 6: "tensor(int32)", 7: "tensor(int64)", 10: "tensor(float16)", 16: "tensor(bfloat16)"}
+WIDTHS = {"tensor(float)": 4, "tensor(int32)": 4, "tensor(int64)": 8, "tensor(float16)": 2, "tensor(bfloat16)": 2}
+ELEMENTS = {name: number for number, name in TYPES.items()}
+
+
+class DeviceFault(Exception):
+    """What CUDA would answer with an error, with wrong numbers, or by ending the process."""
+
+
+@dataclass
+class _Allocation:
+    address: int
+    content: np.ndarray  # bytes
+
+
+class CopyingDevice:
+    """Stands for the module `onnxruntime` where device.py reads it."""
+
+    __version__ = onnxruntime.__version__
+    SessionOptions = onnxruntime.SessionOptions
+
+    def __init__(self) -> None:
+        self.loaded = False
+        self.next = BEGIN
+        self.allocations: weakref.WeakValueDictionary[int, _Allocation] = weakref.WeakValueDictionary()
+        self.OrtValue = self  # ortvalue_from_shape_and_type is a static method of it
+        self.copied_to_device = 0  # bytes
+
+    def preload_dlls(self) -> None:
+        self.loaded = True
+
+    def get_available_providers(self) -> list[str]:
+        return [PROVIDER, "CPUExecutionProvider"]
+
+    def ortvalue_from_shape_and_type(self, shape: tuple[int, ...], element: int, device: str, number: int) -> Any:
+        if device != "cuda":
+            raise DeviceFault(f"a tensor for the device was made on {device}")
+        if not self.loaded:
+            raise DeviceFault("libcudart is not loaded: preload_dlls comes before the first tensor")
+        return _DeviceValue(self._allocate(math.prod(shape) * WIDTHS[TYPES[element]]), shape, element)
+
+    def InferenceSession(self, model: str, options: Any, providers: list[Any]) -> _Session:
+        if not self.loaded:
+            raise DeviceFault("libcudart is not loaded: preload_dlls comes before the first session")
+        if providers[0][0] != PROVIDER or providers[0][1]["device_id"] != "0":
+            raise DeviceFault(f"there is one device, cuda:0, and the session is for {providers[0]}")
+        return _Session(self, onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"]))
+
+    def _allocate(self, size: int) -> _Allocation:
+        content = np.full(size, 0xFF, np.uint8)  # NaN in every type of float: new memory holds what was there before
+        allocation = _Allocation(self.next, content)
+        self.next += size + 4096
+        self.allocations[allocation.address] = allocation
+        return allocation
+
+    def memory(self, address: int, size: int) -> np.ndarray:
+        """The bytes of the device at `address`, a view."""
+        for allocation in self.allocations.values():
+            start = address - allocation.address
+            if start >= 0 and start + size <= len(allocation.content):
+                return allocation.content[start : start + size]
+        raise DeviceFault(f"{size} bytes at {address:#x} are not in one allocation of the device: illegal address")
+
+
+class _DeviceValue:
+    def __init__(self, allocation: _Allocation, shape: tuple[int, ...], element: int) -> None:
+        self.allocation, self.shape, self.element = allocation, shape, element
+
+    def data_ptr(self) -> int:
+        return self.allocation.address
+
+    def numpy(self) -> np.ndarray:
+        kinds: dict[int, Any] = {1: np.float32, 10: np.float16}
+        return self.allocation.content.copy().view(kinds[self.element]).reshape(self.shape)
+
+
+class _Session:
+    def __init__(self, device: CopyingDevice, session: onnxruntime.InferenceSession) -> None:
+        self.device, self.session = device, session
+        self.get_inputs, self.get_outputs = session.get_inputs, session.get_outputs
+
+    def get_providers(self) -> list[str]:
+        return [PROVIDER, "CPUExecutionProvider"]
+
+    def io_binding(self) -> _Binding:
+        return _Binding(self.device, self.session)
+
+    def run_with_iobinding(self, binding: _Binding) -> None:
+        binding.run()
+
+
+class _Binding:
+    def __init__(self, device: CopyingDevice, session: onnxruntime.InferenceSession) -> None:
+        self.device = device
+        self.session = session
+        self.binding = session.io_binding()
+        self.inputs = {value.name: value for value in session.get_inputs()}
+        self.outputs = {value.name: value for value in session.get_outputs()}
+        self.held: dict[str, np.ndarray] = {}  # copies of host buffers, as CUDA keeps them
+        self.fetched: dict[str, tuple[int, np.ndarray]] = {}  # host address, what the run leaves for it
+        self.synchronized = {"inputs": False, "outputs": True}
+
+    def bind_input(self, name: str, device: str, number: int, element: Any, shape: Any, address: int) -> None:
+        size = self._check(self.inputs[name], element, tuple(shape))
+        if device == "cpu":
+            self.held[name] = _host(address, size).copy()
+            self.device.copied_to_device += size
+        else:
+            self.held[name] = self.device.memory(address, size)
+        self.binding.bind_input(name, "cpu", 0, element, shape, self.held[name].ctypes.data)
+        self.synchronized["inputs"] = False
+
+    def bind_output(self, name: str, device: str, number: int, element: Any, shape: Any, address: int) -> None:
+        size = self._check(self.outputs[name], element, tuple(shape))
+        if device == "cpu":
+            content = np.zeros(size, np.uint8)
+            _host(address, size)
+            self.fetched[name] = address, content
+        else:
+            content = self.held[f"output {name}"] = self.device.memory(address, size)
+        self.binding.bind_output(name, "cpu", 0, element, shape, content.ctypes.data)
+
+    def synchronize_inputs(self) -> None:
+        self.synchronized["inputs"] = True
+
+    def synchronize_outputs(self) -> None:
+        for address, content in self.fetched.values():
+            ctypes.memmove(address, content.ctypes.data, len(content))
+
+    def run(self) -> None:
+        missing = sorted(set(self.inputs) - set(self.held))
+        if missing:
+            raise DeviceFault(f"Missing Input: {', '.join(missing)}")
+        if not self.synchronized["inputs"]:
+            raise DeviceFault("the run began before the copies of its inputs had ended")
+        self.session.run_with_iobinding(self.binding)
+
+    def _check(self, value: Any, element: Any, shape: tuple[int, ...]) -> int:
+        """The bytes of such a tensor, where it is what the graph takes."""
+        number = element if isinstance(element, int) else _number(element)
+        if TYPES[number] != value.type:
+            raise DeviceFault(f"{value.name} is {value.type}, and {TYPES[number]} is bound to it")
+        same = len(shape) == len(value.shape) and all(
+            a == b for a, b in zip(shape, value.shape, strict=True) if isinstance(b, int)
+        )
+        if not same:
+            raise DeviceFault(f"{value.name} is {value.shape}, and {list(shape)} is bound to it")
+        return math.prod(shape) * WIDTHS[value.type]
+
+
+def _number(kind: Any) -> int:
+    """The number of numpy's `kind` among ONNX's types."""
+    names = {"float32": "float", "float16": "float16", "int32": "int32", "int64": "int64"}
+    return ELEMENTS[f"tensor({names[np.dtype(kind).name]})"]
+
+
+def _host(address: int, size: int) -> np.ndarray:
+    """The bytes of this process at `address`."""
+    if address >= BEGIN:
+        raise DeviceFault(f"{address:#x} is on the device: the host cannot read it")
+    return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
