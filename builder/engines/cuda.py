@@ -30,6 +30,7 @@ def provider_options(gpu: Gpu) -> dict[str, str]:
     options: dict[str, str] = {
         "cudnn_conv_algo_search": gpu.cudnn_conv_algo_search,
         "arena_extend_strategy": gpu.arena_extend_strategy,
+        "use_tf32": "0",  # fp32 is fp32, as it was when the answers were compared
     }
     if gpu.memory_limit_mb is not None:
         options["gpu_mem_limit"] = str(gpu.memory_limit_mb << 20)

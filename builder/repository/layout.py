@@ -17,7 +17,7 @@ import numpy as np
 from builder.engines import engine
 from builder.engines.onnxruntime import BACKEND, MODEL_FILE
 from builder.export.graph import Graph
-from builder.repository.placement import Accelerator, InstanceGroup, Shapes, place
+from builder.repository.placement import Accelerator, InstanceGroup, Shapes, graph_buckets, place
 from builder.runtime.fields import Field
 from builder.spec import BuildSpec, Serving
 
@@ -85,7 +85,8 @@ class RepositoryEntry:
 def serving_document(
     spec: BuildSpec, module: str, graph: Graph, max_length: int, pad: Mapping[str, int], parameters: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """serving.json: the parameters of the emitted Python."""
+    """serving.json: the parameters of the emitted Python. Raises SpecError."""
+    token_budget = max(spec.serving.token_budget, max_length)
     return {
         "task": module,
         "engine": f"{spec.entry_name}_model",
@@ -95,9 +96,10 @@ def serving_document(
         "outputs": list(graph.outputs),
         "pad": dict(pad),
         "batching": {
-            "token_budget": max(spec.serving.token_budget, max_length),
+            "token_budget": token_budget,
             "max_rows": spec.max_batch_size,
             "call_cost": spec.serving.call_cost,
+            "buckets": [list(shape) for shape in graph_buckets(spec, graph, token_budget, max_length)],
         },
         "parameters": dict(parameters),
     }

@@ -1,4 +1,4 @@
-"""Where an engine's instances run and what its backend is told: by target and engine, pure functions of the spec.
+"""Where an engine's instances run and what its backend is told: by target and engine, from spec and graph.
 
 CUDA and TensorRT options: triton-inference-server/onnxruntime_backend and tensorrt_backend, README.md; fields:
 triton-inference-server/common, protobuf/model_config.proto.
@@ -11,12 +11,15 @@ from dataclasses import dataclass, field
 
 from builder.engines import engine, onnxruntime, tensorrt
 from builder.engines.cuda import NUMBERS, provider_options
+from builder.engines.releases import version_tuple
 from builder.errors import SpecError
 from builder.export.graph import Graph
-from builder.repository.profiles import Calls, default_profiles, groups, input_shapes, uncovered
+from builder.repository.profiles import Calls, buckets, covering_profile, default_profiles, input_shapes, uncovered
+from builder.runtime.recipe.compile import sha256
 from builder.spec import BuildSpec, Profile
 
 OF_TOKENS = ("input_ids", "attention_mask", "token_type_ids")
+CUDA_OPTIONS_SINCE = "24.06"
 PRECISION_MODES = {"fp16": "FP16", "int8-static": "INT8"}  # what the graph's own types need to be allowed
 
 Shapes = Mapping[str, tuple[int, int]]  # by input: (rows, its second axis)
@@ -60,25 +63,55 @@ def place(spec: BuildSpec, graph: Graph, token_budget: int, max_length: int) -> 
         return Placement((InstanceGroup(spec.instances),), parameters)
     on_gpu = (InstanceGroup(spec.instances, "KIND_GPU", devices),)
     if spec.target == "cuda":
-        return Placement(on_gpu, _cuda_parameters(spec))
+        return Placement(on_gpu, _cuda_parameters(spec), accelerators=_exact_fp32(spec))
     profiles = profiles_of(spec, token_budget, max_length)
-    shapes = [input_shapes(profile, graph.inputs, OF_TOKENS) for profile in profiles]
-    tuned = [{name: sides["opt"] for name, sides in inputs.items()} for inputs in shapes]
     if graph.engine == onnxruntime.BACKEND:
+        shapes = input_shapes(profiles[0], graph.inputs, OF_TOKENS)
         accelerator = Accelerator("tensorrt", _accelerator_parameters(spec, graph, shapes))
-        return Placement(on_gpu, _cuda_parameters(spec), accelerators=(accelerator,), warm_ups=tuned)
-    calls = Calls(spec.max_batch_size, max_length, token_budget)
+        tuned = {name: sides["opt"] for name, sides in shapes.items()}
+        accelerators = (accelerator, *_exact_fp32(spec))
+        return Placement(on_gpu, _cuda_parameters(spec), accelerators=accelerators, warm_ups=(tuned,))
     return Placement(
-        tuple(InstanceGroup(spec.instances, "KIND_GPU", devices, numbers) for numbers in groups(profiles, calls)),
+        # One group: Triton hands a call to any free instance, and picks the profile within it, the one whose optimum
+        # is nearest (tensorrt_backend, GetMostOptimizedProfile). Groups of one profile each would defeat that.
+        (InstanceGroup(spec.instances, "KIND_GPU", devices, tuple(range(len(profiles)))),),
         platform=tensorrt.PLATFORM,
-        cuda_graphs=tuned if spec.gpu.cuda_graphs else (),
+        cuda_graphs=[
+            dict.fromkeys(graph.inputs, shape) for shape in graph_buckets(spec, graph, token_budget, max_length)
+        ],
     )
 
 
+def graph_buckets(spec: BuildSpec, graph: Graph, token_budget: int, max_length: int) -> tuple[tuple[int, int], ...]:
+    """The shapes captured as CUDA graphs, to which the front model pads; none without gpu.cuda_graphs.
+
+    Raises SpecError for an input whose length is not that of the text: no shape of it is known.
+    """
+    if not spec.gpu.cuda_graphs:
+        return ()
+    others = sorted(set(graph.inputs) - set(OF_TOKENS))
+    if others:
+        raise SpecError(
+            f"gpu.cuda_graphs: this task's graph has the input {others[0]}, whose length changes from call to call, "
+            "and a captured graph runs on one shape alone; leave gpu.cuda_graphs out"
+        )
+    return buckets(Calls(spec.max_batch_size, max_length, token_budget))
+
+
 def profiles_of(spec: BuildSpec, token_budget: int, max_length: int) -> tuple[Profile, ...]:
-    """The spec's profiles, or the default ones. Raises SpecError where a call would fit none."""
+    """The spec's profiles, or the default ones. Raises SpecError where a call would fit none.
+
+    ONNX Runtime's TensorRT runs profile 0 alone, so it has one (tensorrt_execution_provider.cc).
+    """
     calls = Calls(spec.max_batch_size, max_length, token_budget)
-    profiles = spec.tensorrt.profiles or default_profiles(calls)
+    profiles = spec.tensorrt.profiles
+    if not spec.makes_plan and len(profiles) > 1:
+        raise SpecError(
+            f"ONNX Runtime's TensorRT runs the first profile alone, and tensorrt.profiles has {len(profiles)}: give "
+            "one that takes every call, or leave --engine out for a plan"
+        )
+    if not profiles:
+        profiles = default_profiles(calls) if spec.makes_plan else (covering_profile(calls),)
     missed = uncovered(profiles, calls)
     if missed is not None:
         raise SpecError(
@@ -94,20 +127,38 @@ def _cuda_parameters(spec: BuildSpec) -> dict[str, str]:
     named = provider_options(spec.gpu)
     parameters = {name: numbers[named[name]] for name, numbers in NUMBERS.items()}
     parameters["intra_op_thread_count"] = "1"  # what is left for the CPU is shapes
-    return {**parameters, **{name: value for name, value in named.items() if name not in NUMBERS}}
+    passed = {name: value for name, value in named.items() if name not in (*NUMBERS, "use_tf32")}
+    return {**parameters, **passed}
+
+
+def _exact_fp32(spec: BuildSpec) -> tuple[Accelerator, ...]:
+    """Tell CUDA to multiply fp32 as fp32, which is what was compared, and not as TF32. Raises SpecError.
+
+    Triton's backend passes options of CUDA on since 24.06 (onnxruntime_backend, pull request 256).
+    """
+    if version_tuple(spec.triton) >= version_tuple(CUDA_OPTIONS_SINCE):
+        return (Accelerator("cuda", {"use_tf32": provider_options(spec.gpu)["use_tf32"]}),)
+    if spec.precision != "fp32":
+        return ()
+    raise SpecError(
+        f"the ONNX Runtime backend of Triton {spec.triton} multiplies fp32 as TF32 on a GPU and takes no option "
+        f"against it: use --precision fp16, or --triton {CUDA_OPTIONS_SINCE} or later"
+    )
 
 
 def _accelerator_parameters(
-    spec: BuildSpec, graph: Graph, shapes: Sequence[Mapping[str, Mapping[str, tuple[int, int]]]]
+    spec: BuildSpec, graph: Graph, shapes: Mapping[str, Mapping[str, tuple[int, int]]]
 ) -> dict[str, str]:
-    """ONNX Runtime's TensorRT: explicit profiles, and engines and timings kept between starts."""
+    """ONNX Runtime's TensorRT: an explicit profile, and engines and timings kept between starts.
+
+    It names the engines that it keeps by the model's name and tensors, not by its weights: the graph's hash in the path
+    keeps a retrained model from running on the engine of the one before. It creates one folder, not those above it.
+    """
 
     def stated(side: str) -> str:
-        return ",".join(
-            f"{name}:{'x'.join(map(str, sides[side]))}" for inputs in shapes for name, sides in inputs.items()
-        )
+        return ",".join(f"{name}:{'x'.join(map(str, sides[side]))}" for name, sides in shapes.items())
 
-    folder = f"{spec.tensorrt.engine_folder.rstrip('/')}/{spec.entry_name}_model"
+    folder = f"{spec.tensorrt.engine_folder.rstrip('/')}/{spec.entry_name}_model-{sha256(*graph.files)[:16]}"
     parameters = {
         "trt_engine_cache_enable": "1",
         "trt_engine_cache_path": folder,

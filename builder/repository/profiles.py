@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from builder.spec import Profile
 
 SHORT = 128  # tokens; where texts may be longer, those up to here get a profile of their own
+LEAST_BUCKET = 16  # tokens; shorter calls cost a GPU as much
 
 Shape = tuple[int, int]
 
@@ -31,16 +32,51 @@ class Calls:
 
 
 def default_profiles(calls: Calls) -> tuple[Profile, ...]:
-    """One profile tuned for short texts and one for long ones; each takes every call.
+    """A profile for short texts and one for longer ones, where there are longer ones; no length is in both.
 
-    A profile is tuned for texts of half the length it is meant for, as many as the token budget allows.
+    Each is tuned for texts of half the length it ends at, as many as the token budget allows.
     """
-    meant = [calls.length] if calls.length <= SHORT else [SHORT, calls.length]
-    tuned = [max(1, length // 2) for length in meant]
-    return tuple(
-        Profile(opt=(max(1, min(calls.rows, calls.token_budget // length)), length), max=(calls.rows, calls.length))
-        for length in tuned
-    )
+    if calls.length <= SHORT:
+        return (_profile(calls, 1, calls.length),)
+    return _profile(calls, 1, SHORT), _profile(calls, SHORT + 1, calls.length)
+
+
+def covering_profile(calls: Calls) -> Profile:
+    """The one profile that takes every call, for an engine that has no other."""
+    return _profile(calls, 1, calls.length)
+
+
+def _profile(calls: Calls, shortest: int, longest: int) -> Profile:
+    length = max(shortest, longest // 2)
+    rows = max(1, min(calls.rows, calls.token_budget // length))
+    return Profile(min=(1, shortest), opt=(rows, length), max=(calls.rows, longest))
+
+
+def largest_calls(profile: Profile, calls: Calls) -> tuple[Shape, ...]:
+    """The calls of most rows and of longest rows among `calls` that `profile` takes."""
+    rows = min(calls.rows, profile.max[0])
+    length = min(calls.length, profile.max[1])
+    most = (rows, min(length, max(profile.min[1], calls.token_budget // rows)))
+    longest = (min(rows, max(profile.min[0], calls.token_budget // length, 1)), length)
+    return tuple(shape for shape in dict.fromkeys([most, longest]) if calls.include(shape) and takes(profile, shape))
+
+
+def buckets(calls: Calls) -> tuple[Shape, ...]:
+    """The shapes that calls are padded to where only captured ones run as CUDA graphs: powers of two, and the ends.
+
+    In order of tokens, so that the first that holds a call is the smallest.
+    """
+    rows = [*_doublings(1, calls.rows), calls.rows]
+    lengths = [*_doublings(min(LEAST_BUCKET, calls.length), calls.length), calls.length]
+    shapes = {(row, length) for row in rows for length in lengths}
+    return tuple(sorted(filter(calls.include, shapes), key=lambda shape: (shape[0] * shape[1], shape)))
+
+
+def _doublings(first: int, end: int) -> list[int]:
+    found = [first]
+    while found[-1] * 2 < end:
+        found.append(found[-1] * 2)
+    return found
 
 
 def takes(profile: Profile, shape: Shape) -> bool:
@@ -58,16 +94,6 @@ def uncovered(profiles: Sequence[Profile], calls: Calls) -> Shape | None:
     shapes = [(row, length) for row in rows for length in lengths]
     missed = [s for s in shapes if calls.include(s) and not any(takes(profile, s) for profile in profiles)]
     return missed[0] if missed else None
-
-
-def groups(profiles: Sequence[Profile], calls: Calls) -> tuple[tuple[int, ...], ...]:
-    """The profiles of each instance group, by number: one a group where each takes every call, else all in one.
-
-    Triton hands a call to whichever instance is free, and only within an instance picks the profile that fits.
-    """
-    each = all(uncovered([profile], calls) is None for profile in profiles)
-    numbers = range(len(profiles))
-    return tuple((number,) for number in numbers) if each else (tuple(numbers),)
 
 
 def input_shapes(profile: Profile, inputs: Sequence[str], of_tokens: Collection[str]) -> dict[str, dict[str, Shape]]:

@@ -20,7 +20,7 @@ from builder.engines.releases import RELEASES
 from builder.engines.tensorrt import infer
 from builder.export.graph import Graph
 from builder.repository.placement import OF_TOKENS, profiles_of
-from builder.repository.profiles import input_shapes
+from builder.repository.profiles import Calls, Shape, input_shapes, largest_calls
 from builder.runtime.recipe import compile as program
 from builder.spec import BuildSpec
 
@@ -41,7 +41,10 @@ def recipe_files(
     profiles = profiles_of(spec, serving["batching"]["token_budget"], serving["max_length"])
     run = infer(graph, spec.threads_per_instance)
     step = max(1, len(feeds) // CALLS)
+    taken = Calls(spec.max_batch_size, serving["max_length"], serving["batching"]["token_budget"])
+    shapes = [shape for p in profiles for shape in (p.opt, *largest_calls(p, taken))]
     calls = [{name: feed[name] for name in graph.inputs} for feed in feeds[::step]]
+    calls.extend(enlarged(calls[0], shape) for shape in dict.fromkeys(shapes))
     answers = [IterationResult(dict(run(call)), runner_name="ONNX Runtime") for call in calls]
     inputs, outputs = folder / "inputs.json", folder / "outputs.json"
     save_json(calls, str(inputs))
@@ -65,3 +68,16 @@ def recipe_files(
         f"{program.FOLDER}/outputs.json": outputs,
         f"{program.FOLDER}/compile.py": Path(program.__file__),
     }
+
+
+def enlarged(call: Mapping[str, np.ndarray], shape: Shape) -> dict[str, np.ndarray]:
+    """A call of `shape` made of the rows of another, their tokens repeated; an axis that is the task's own stays.
+
+    A profile is compared where it is tuned and at its end too: kernels differ there from those of a single text.
+    """
+    rows, length = shape
+    repeated = {}
+    for name, values in call.items():
+        chosen = values[np.arange(rows) % len(values)]
+        repeated[name] = chosen[:, np.arange(length) % values.shape[1]] if name in OF_TOKENS else chosen[:, :length]
+    return repeated

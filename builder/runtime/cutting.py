@@ -37,3 +37,14 @@ def cut(lengths: Sequence[int], token_budget: int, max_rows: int, call_cost: int
         calls.append(order[start:end].tolist())
         end = start
     return calls[::-1]
+
+
+def fitting(call: "tuple[int, int]", buckets: "Sequence[Sequence[int]]") -> "tuple[int, int]":
+    """The smallest bucket, (rows, tokens of a row), that holds `call`; `call` itself where none does.
+
+    A CUDA graph runs on the one shape that it was captured on. `buckets` are in order of their size.
+    """
+    for rows, length in buckets:
+        if rows >= call[0] and length >= call[1]:
+            return rows, length
+    return call

@@ -15,7 +15,7 @@ from typing import Any, Union
 
 import numpy as np
 
-from .cutting import cut
+from .cutting import cut, fitting
 from .fields import InputError, Tensors
 from .task import TRUNCATED, Job, Row, Task
 from .text import TextEncoder
@@ -124,10 +124,15 @@ class Pipeline:
                 columns[name] = [row.feeds[name] for row in rows]
             else:
                 columns[name] = [getattr(row.encoding, source) for row in rows]
+        call = len(rows), max(1, *(len(row.encoding) for row in rows))
+        bucket = fitting(call, self.serving["batching"].get("buckets", ()))
         self.counts.calls += 1
         self.counts.tokens += sum(len(row.encoding) for row in rows)
-        self.counts.padded_tokens += len(rows) * max(len(row.encoding) for row in rows)
-        return {name: _pad(values, self.serving["pad"].get(name, 0)) for name, values in columns.items()}
+        self.counts.padded_tokens += bucket[0] * bucket[1]
+        feeds = {name: _pad(values, self.serving["pad"].get(name, 0)) for name, values in columns.items()}
+        return (
+            feeds if bucket == call else {n: _fill(a, bucket, self.serving["pad"].get(n, 0)) for n, a in feeds.items()}
+        )
 
     def _answer(self, work: Work) -> dict[str, np.ndarray]:
         tensors = self.task.answer(work.job, work.rows, work.outputs)
@@ -137,6 +142,12 @@ class Pipeline:
         for row in work.rows:
             truncated[row.source // rows_per_answer, 0] |= row.truncated
         return {**tensors, TRUNCATED.name: truncated}
+
+
+def _fill(array: np.ndarray, shape: "tuple[int, int]", value: int) -> np.ndarray:
+    """`array` in the corner of `shape`: its rows longer by `value`, and the last of them repeated below."""
+    wider = np.pad(array, ((0, 0), (0, shape[1] - array.shape[1])), constant_values=value)
+    return np.pad(wider, ((0, shape[0] - array.shape[0]), (0, 0)), mode="edge")
 
 
 def _pad(rows: Sequence[Sequence[int]], value: int) -> np.ndarray:

@@ -23,31 +23,29 @@ def test_every_config_is_one_to_triton(target: str) -> None:
         assert parse(text, name).name == name
 
 
-def test_a_plan_has_a_group_a_profile_its_platform_and_its_cuda_graphs() -> None:
+def test_a_plan_has_one_group_of_all_profiles_its_platform_and_its_cuda_graphs() -> None:
     config = _engine("tensorrt")
     assert (config.platform, config.default_model_filename) == ("tensorrt_plan", "model.plan")
-    assert [list(group.profile) for group in config.instance_group] == [["0"], ["1"]]
+    assert [list(group.profile) for group in config.instance_group] == [["0", "1"]]
     assert {group.kind for group in config.instance_group} == {config.instance_group[0].KIND_GPU}
     cuda = config.optimization.cuda
     assert cuda.graphs
-    assert [(spec.batch_size, list(spec.input["input_ids"].dim)) for spec in cuda.graph_spec] == [
-        (32, [64]),
-        (16, [128]),
-    ]
+    captured = [[spec.batch_size, int(spec.input["input_ids"].dim[0])] for spec in cuda.graph_spec]
+    assert len(captured) == len(set(map(tuple, captured))) > 10
+    assert all(shape in captured for shape in ([1, 16], [32, 64], [8, 256]))
 
 
-def test_onnx_runtimes_tensorrt_knows_all_shapes_and_is_warmed_in_each_profile() -> None:
+def test_onnx_runtimes_tensorrt_has_one_profile_for_all_calls_and_is_warmed_in_it() -> None:
     config = _engine("tensorrt-onnxruntime")
-    (accelerator,) = config.optimization.execution_accelerators.gpu_execution_accelerator
+    accelerator, cuda = config.optimization.execution_accelerators.gpu_execution_accelerator
     parameters = dict(accelerator.parameters)
-    assert accelerator.name == "tensorrt"
-    assert parameters["trt_profile_opt_shapes"] == (
-        "input_ids:32x64,attention_mask:32x64,input_ids:16x128,attention_mask:16x128"
-    )
-    assert parameters["trt_profile_max_shapes"].startswith("input_ids:32x256")
-    assert parameters["trt_engine_cache_path"] == parameters["trt_timing_cache_path"] == "/engines/encoder_model"
+    assert (accelerator.name, cuda.name, dict(cuda.parameters)) == ("tensorrt", "cuda", {"use_tf32": "0"})
+    assert parameters["trt_profile_opt_shapes"] == "input_ids:16x128,attention_mask:16x128"
+    assert parameters["trt_profile_max_shapes"] == "input_ids:32x256,attention_mask:32x256"
+    assert parameters["trt_engine_cache_path"] == parameters["trt_timing_cache_path"]
+    assert parameters["trt_engine_cache_path"].startswith("/engines/encoder_model-")
     warmed = {(w.batch_size, w.inputs["input_ids"].dims[0]) for w in config.model_warmup}
-    assert {(32, 64), (16, 128)} <= warmed
+    assert (16, 128) in warmed
 
 
 def test_only_the_engine_of_a_gpu_target_is_on_the_gpu() -> None:

@@ -161,6 +161,62 @@ def test_a_plan_is_compiled_anew_for_another_gpu_and_kept_when_that_fails(
     assert (repository / "texts_model" / "1" / "model.plan").read_bytes() == b"for the other"
 
 
+KILLED = """
+import importlib.util, json, os, sys
+from pathlib import Path
+
+recipe, number, content = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+spec = importlib.util.spec_from_file_location("program", recipe / "compile.py")
+program = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(program)
+program.this_machine = lambda: json.loads(sys.argv[4])
+program.build = lambda recipe, asked, plan: plan.write_text(content) and 0.001
+calls = 0
+
+def counted(function):
+    def call(*arguments, **options):
+        global calls
+        if calls == number:
+            os._exit(137)
+        calls += 1
+        return function(*arguments, **options)
+    return call
+
+for name in ("rename", "replace"):
+    setattr(program.os, name, counted(getattr(os, name)))
+program.shutil.rmtree = counted(program.shutil.rmtree)
+program.compile_plan(recipe)
+"""
+
+
+@pytest.mark.parametrize("moment", range(6))
+def test_a_compilation_that_is_killed_leaves_the_old_plan_or_the_new_one(
+    moment: int, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = {**H200, "gpu": "NVIDIA L4", "compute_capability": "8.9"}
+    _on(FakeMachine(H200, b"old"), monkeypatch)
+    program.compile_plan(_recipe(repository))
+    plan = repository / "texts_model" / "1" / "model.plan"
+    arguments = [sys.executable, "-c", KILLED, str(_recipe(repository)), str(moment), "new", json.dumps(other)]
+    ended = subprocess.run(arguments, capture_output=True, text=True)
+    assert ended.returncode in (0, 137), ended.stderr
+    assert plan.read_bytes() in (b"old", b"new"), "whoever starts Triton now finds a plan"
+
+    def failing(recipe: Path, asked: dict[str, Any], plan: Path) -> float:
+        raise program.CompileError("no memory")
+
+    before = plan.read_bytes()
+    _on(FakeMachine({**H200, "gpu": "NVIDIA A10"}), monkeypatch)
+    monkeypatch.setattr(program, "build", failing)
+    with pytest.raises(program.CompileError):
+        program.compile_plan(_recipe(repository))
+    assert plan.read_bytes() == before, "and a next run that fails takes it from nobody"
+    _on(FakeMachine(H200, b"again"), monkeypatch)
+    program.compile_plan(_recipe(repository))
+    assert plan.read_bytes() in (b"old", b"again"), "a plan of another machine is never taken for this one's"
+    assert check(repository) == []
+
+
 @pytest.mark.parametrize(
     ("fingerprint", "gpu", "triton", "said"),
     [
@@ -229,6 +285,28 @@ class FakeTensorRT(ModuleType):
     NetworkDefinitionCreationFlag = SimpleNamespace(STRONGLY_TYPED=1)
 
 
+class ProfiledRunner(OnnxrtRunner):  # type: ignore[misc]
+    """ONNX Runtime with the rule of TensorRT's execution contexts: a shape outside the profile is refused.
+
+    Rule: IExecutionContext.setInputShape, "the dimensions must be within the optimization profile's min and max".
+    """
+
+    def __init__(self, engine: str, profile: Any) -> None:
+        super().__init__(SessionFromOnnx(engine))
+        self.profile = profile
+
+    def infer_impl(self, feed_dict: Any) -> Any:
+        for name, array in feed_dict.items():
+            least, _, most = self.profile[name]
+            if not all(low <= size <= high for low, size, high in zip(least, array.shape, most, strict=True)):
+                raise PolygraphyException(f"{name} of {array.shape} is outside of its profile, {least} to {most}")
+        SHAPES.append(feed_dict["input_ids"].shape)
+        return super().infer_impl(feed_dict)
+
+
+SHAPES: list[tuple[int, ...]] = []  # that ProfiledRunner ran
+
+
 def _fake_tensorrt(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """ONNX Runtime in TensorRT's place: an engine is the path of its graph. What was asked of it is returned."""
     asked: dict[str, Any] = {}
@@ -246,7 +324,7 @@ def _fake_tensorrt(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
 
     def runner(engine: str, optimization_profile: int) -> OnnxrtRunner:
         asked.setdefault("profiles", []).append(optimization_profile)
-        return OnnxrtRunner(SessionFromOnnx(engine))
+        return ProfiledRunner(engine, asked["config"].profiles[optimization_profile])
 
     monkeypatch.setitem(sys.modules, "tensorrt", FakeTensorRT("tensorrt"))
     monkeypatch.setattr(trt_backend, "network_from_onnx_path", network)
@@ -261,7 +339,10 @@ def test_a_plan_is_made_typed_in_its_profiles_and_compared_in_each(
 ) -> None:
     asked = _fake_tensorrt(monkeypatch)
     monkeypatch.setattr(program, "this_machine", lambda: dict(H200))
+    SHAPES.clear()
     fingerprint = program.compile_plan(_recipe(repository))
+    assert {(8, 32), (8, 64)} <= set(SHAPES), "compared where it is tuned and at its end"
+    assert asked["config"].tf32 is False
     assert fingerprint is not None
     assert fingerprint["error"] < 1e-3
     assert asked["strongly_typed"] is True
@@ -289,7 +370,7 @@ def test_a_plan_that_nothing_was_compared_with_is_not_published(
     _fake_tensorrt(monkeypatch)
     recipe = _recipe(repository)
     asked = json.loads((recipe / "recipe.json").read_text())
-    asked["profiles"] = [{n: {**sides, "min": [8, 64]} for n, sides in asked["profiles"][0].items()}]
+    asked["profiles"] = [{n: dict.fromkeys(("min", "opt", "max"), [3, 3]) for n in asked["profiles"][0]}]
     with pytest.raises(program.CompileError, match="no profile takes a recorded call"):
         program.build(recipe, asked, recipe / "model.plan")
 

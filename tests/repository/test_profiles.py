@@ -2,14 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from builder.errors import SpecError
 from builder.repository.placement import place, profiles_of
-from builder.repository.profiles import Calls, Shape, default_profiles, groups, input_shapes, takes, uncovered
-from builder.spec import Profile, make_spec
+from builder.repository.profiles import (
+    Calls,
+    Shape,
+    buckets,
+    covering_profile,
+    default_profiles,
+    input_shapes,
+    largest_calls,
+    takes,
+    uncovered,
+)
+from builder.runtime.cutting import fitting
+from builder.spec import Profile, TensorRT, make_spec
 
 CALLS = st.builds(Calls, st.integers(1, 12), st.integers(1, 12), st.integers(1, 60))
 
@@ -32,25 +47,38 @@ def test_a_call_is_found_uncovered_exactly_when_no_profile_takes_it(calls: Calls
     assert uncovered(profiles, calls) == (min(missed) if missed else None)
 
 
-@given(CALLS, st.lists(_profile(), min_size=1, max_size=4))
-def test_every_instance_takes_every_call_that_any_profile_takes(calls: Calls, profiles: list[Profile]) -> None:
-    if uncovered(profiles, calls) is not None:
-        return
-    found = groups(profiles, calls)
-    assert sorted(number for group in found for number in group) == list(range(len(profiles)))
-    for group in found:
-        assert all(any(takes(profiles[number], shape) for number in group) for shape in _every(calls))
-
-
 @given(st.integers(1, 256), st.integers(1, 8192), st.integers(1, 65536))
-def test_the_default_profiles_take_every_call_each_and_are_tuned_for_one_that_is_made(
+def test_the_default_profiles_take_every_call_and_share_no_length(rows: int, length: int, budget: int) -> None:
+    calls = Calls(rows, length, max(budget, length))
+    found = default_profiles(calls)
+    assert uncovered(found, calls) is None
+    assert uncovered([covering_profile(calls)], calls) is None
+    for before, after in itertools.pairwise(found):
+        assert before.max[1] < after.min[1]
+    for profile in found:
+        assert calls.include(profile.opt)
+        assert largest_calls(profile, calls), "each is compared at its end"
+
+
+@given(st.integers(1, 64), st.integers(1, 600), st.integers(600, 4096))
+def test_every_call_fits_a_bucket_and_every_bucket_is_a_call_of_some_profile(
     rows: int, length: int, budget: int
 ) -> None:
     calls = Calls(rows, length, budget)
-    for profile in default_profiles(calls):
-        assert uncovered([profile], calls) is None
-        assert calls.include(profile.opt)
-    assert len({profile.opt for profile in default_profiles(calls)}) == len(default_profiles(calls))
+    found = buckets(calls)
+    assert all(calls.include(shape) and any(takes(p, shape) for p in default_profiles(calls)) for shape in found)
+    for call in [(1, 1), (1, length), (rows, min(length, budget // rows)), (max(1, rows // 2), 1)]:
+        if calls.include(call) and call[0] * 2 * max(call[1], 16) * 2 <= budget:
+            assert fitting(call, found) != call or call in found
+    sizes = [row * tokens for row, tokens in found]
+    assert sizes == sorted(sizes)
+
+
+def test_a_call_is_padded_to_the_smallest_bucket_that_holds_it() -> None:
+    found = buckets(Calls(8, 128, 512))
+    assert fitting((3, 20), found) == (4, 32)
+    assert fitting((1, 128), found) == (1, 128)
+    assert fitting((8, 65), found) == (8, 65), "no bucket within the budget holds it: it runs as it is"
 
 
 def test_the_inputs_of_a_profile_have_its_shape_and_the_tasks_own_axis_its_own() -> None:
@@ -69,7 +97,51 @@ def test_profiles_that_leave_a_call_out_are_refused_with_the_call() -> None:
     two = [{"opt": [4, 64], "max": [8, 128]}, {"min": [1, 129], "opt": [2, 200], "max": [8, 256]}]
     spec = make_spec(**options, tensorrt={"profiles": two})
     assert len(profiles_of(spec, 2048, 256)) == 2
-    assert groups(profiles_of(spec, 2048, 256), Calls(8, 256, 2048)) == ((0, 1),), "neither takes every call alone"
+
+
+def test_all_profiles_are_in_one_instance_group() -> None:
+    from tests.golden.repositories import graph
+
+    placement = place(make_spec(model="x", target="tensorrt", instances=2), graph("tensorrt"), 2048, 512)
+    assert [(group.count, group.profiles) for group in placement.groups] == [(2, (0, 1))]
+
+
+def test_onnxruntimes_tensorrt_has_one_profile_and_a_folder_of_this_graphs_weights(tmp_path: Path) -> None:
+    from tests.golden.repositories import graph
+
+    spec = make_spec(model="x", target="tensorrt", engine="onnxruntime", max_batch_size=8)
+    paths = []
+    for weights in (b"before", b"retrained"):
+        (tmp_path / "model.onnx").write_bytes(weights)
+        placement = place(spec, replace(graph("onnxruntime"), path=tmp_path / "model.onnx"), 2048, 512)
+        parameters = placement.accelerators[0].parameters
+        assert parameters["trt_profile_max_shapes"] == "input_ids:8x512,attention_mask:8x512"
+        assert len(placement.warm_ups) == 1
+        paths.append(parameters["trt_engine_cache_path"])
+    assert paths[0] != paths[1], "an engine of the old weights would answer for the new ones"
+    assert all(path.startswith("/engines/x_model-") for path in paths)
+    two = {"profiles": [{"opt": [4, 64], "max": [8, 128]}, {"min": [1, 129], "opt": [2, 200], "max": [8, 512]}]}
+    with pytest.raises(SpecError, match=r"runs the first profile alone, and tensorrt\.profiles has 2"):
+        place(spec.model_copy(update={"tensorrt": TensorRT(**two)}), graph("onnxruntime"), 2048, 512)
+
+
+def test_fp32_is_not_tf32_and_a_release_that_cannot_be_told_is_refused() -> None:
+    from tests.golden.repositories import graph
+
+    spec = make_spec(model="x", target="cuda")
+    (accelerator,) = place(spec, graph("onnxruntime"), 2048, 128).accelerators
+    assert (accelerator.name, dict(accelerator.parameters)) == ("cuda", {"use_tf32": "0"})
+    with pytest.raises(SpecError, match=r"multiplies fp32 as TF32 .* or --triton 24.06 or later"):
+        place(spec.model_copy(update={"triton": "24.05"}), graph("onnxruntime"), 2048, 128)
+
+
+def test_cuda_graphs_of_a_graph_with_an_input_of_the_tasks_own_are_refused() -> None:
+    from tests.golden.repositories import graph
+
+    spec = make_spec(model="x", target="tensorrt", gpu={"cuda_graphs": True})
+    made = replace(graph("tensorrt"), inputs=("input_ids", "attention_mask", "positions"))
+    with pytest.raises(SpecError, match="has the input positions, whose length changes"):
+        place(spec, made, 2048, 128)
 
 
 def test_a_profile_out_of_order_is_refused() -> None:

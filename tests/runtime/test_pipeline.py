@@ -75,6 +75,18 @@ def test_answers_keep_the_order_of_the_requests(front: Callable[..., Pipeline]) 
     assert pipeline.counts.padded_tokens == sum(rows * length for rows, length in engine.shapes)
 
 
+def test_calls_are_padded_to_the_buckets_of_captured_graphs_and_answer_alike(front: Callable[..., Pipeline]) -> None:
+    engine = SumEngine()
+    buckets = [[1, 8], [4, 8], [8, 8], [4, 16]]
+    batching = {"token_budget": 64, "max_rows": 8, "call_cost": 4, "buckets": buckets}
+    pipeline = front(engine, batching=batching)
+    texts = ["the train to the coast", "a", "the museum is closed", "wheat", "a fox", "he forgot the box"]
+    answers = pipeline([_request(text) for text in texts])
+    assert [a["embedding"][0, 0] for a in answers] == [_sum(pipeline, t) for t in texts]  # type: ignore[index]
+    assert set(engine.shapes) <= set(map(tuple, buckets))
+    assert pipeline.counts.padded_tokens == sum(rows * length for rows, length in engine.shapes)
+
+
 def test_a_bad_request_keeps_its_error_to_itself(front: Callable[..., Pipeline]) -> None:
     pipeline = front(SumEngine())
     bad = {"text_input": np.array([[b"\xff"]], dtype=object)}

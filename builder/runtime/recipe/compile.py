@@ -99,6 +99,7 @@ def build(recipe: Path, asked: "dict[str, Any]", plan: Path) -> float:
         builder_optimization_level=asked["optimization_level"],
         memory_pool_limits=limits or None,
         load_timing_cache=str(timings) if timings.is_file() else None,
+        tf32=False,  # fp32 is fp32, as in ONNX Runtime, whose answers these are compared with
     )
     typed = hasattr(tensorrt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")  # else there is nothing else
     try:
@@ -155,29 +156,45 @@ def _within(sides: "dict[str, list[int]]", shape: "tuple[int, ...]") -> bool:
 
 
 def _compiled(model: Path, wanted: "dict[str, str]") -> bool:
-    """Whether version 1 holds a plan of this graph, TensorRT and GPU."""
+    """Whether version 1 holds the recorded plan, and that is one of this graph, TensorRT and GPU."""
     recorded = json.loads((model / "build.json").read_text("utf-8")).get("plan") or {}
-    return (model / PLAN).is_file() and all(recorded.get(key) == value for key, value in wanted.items())
+    if not (model / PLAN).is_file() or any(recorded.get(key) != value for key, value in wanted.items()):
+        return False
+    return recorded.get("sha256") == sha256(model / PLAN)
 
 
 def _publish(model: Path, staging: Path, fingerprint: "dict[str, Any]") -> None:
-    """Put the plan into version 1, and say in every build.json of this build what it is."""
-    with (staging / "model.plan").open("rb") as stream:
-        os.fsync(stream.fileno())
-    old = model / "compiling.old"
-    shutil.rmtree(old, ignore_errors=True)
-    if (model / "1").exists():
-        os.rename(model / "1", old)
-    os.rename(staging, model / "1")
-    shutil.rmtree(old, ignore_errors=True)
-    for report in sorted(model.parent.glob("*/build.json")):
+    """Put the plan into version 1, and say in every build.json of this build what it is.
+
+    One rename publishes it: of the file where there is a version, else of the folder, so that whoever ends this
+    process leaves the old plan or the new one. What build.json says comes after; a plan that it does not describe is
+    compiled again. The model's own is the last, for that is the one that is asked.
+    """
+    _sync(staging / "model.plan")
+    if (model / PLAN).parent.is_dir():
+        os.replace(staging / "model.plan", model / PLAN)
+    else:
+        os.rename(staging, (model / PLAN).parent)
+    _sync((model / PLAN).parent)
+    _sync(model)
+    for report in sorted(model.parent.glob("*/build.json"), key=lambda path: (path.parent == model, path)):
         document = json.loads(report.read_text("utf-8"))
         if model.name in document.get("files", {}):
             document["plan"] = fingerprint
             document["files"][model.name][PLAN] = fingerprint["sha256"]
             written = report.with_name("build.json.new")
             written.write_text(json.dumps(document, indent=1, ensure_ascii=False), "utf-8")
+            _sync(written)
             os.replace(written, report)
+
+
+def _sync(path: Path) -> None:
+    """Have the file or folder on the disk before what comes next."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def graph_files(folder: Path, onnx: str) -> "list[Path]":
