@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
 
 from builder.engines.releases import NEWEST, RELEASES
 from builder.errors import SpecError
@@ -162,8 +162,8 @@ class VLLM(_Options):
     models_folder: str = "/models"
     """Where the container mounts this repository: a local checkpoint is copied into the repository and vLLM loads it
     from there."""
-    arguments: Mapping[str, bool | int | float | str] = {}
-    """Any other field of vLLM's AsyncEngineArgs."""
+    arguments: Mapping[str, JsonValue] = {}
+    """Any other field of vLLM's AsyncEngineArgs, nested ones such as speculative_config included."""
 
 
 class BuildSpec(_Options):

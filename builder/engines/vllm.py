@@ -12,13 +12,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from builder.engines.releases import RELEASES, version_tuple
 from builder.errors import SpecError
 from builder.runtime.fields import Field
 from builder.spec import BuildSpec
 
 BACKEND = "vllm"
 MODEL_FILE = "model.json"
-DTYPES = {"fp32": "auto", "fp16": "float16", "bf16": "bfloat16", "fp8": "auto"}  # fp32 is what nobody asked for
+DTYPES = {"fp32": "auto", "fp16": "float16", "bf16": "bfloat16", "fp8": "auto"}  # auto: the checkpoint's own
 ARGUMENTS: dict[str, list[str]] = tomllib.loads(Path(__file__).with_suffix(".toml").read_text("utf-8"))
 
 # What the backend declares in every release; what newer ones have besides, it adds by itself.
@@ -32,17 +33,20 @@ OUTPUTS = (Field("text_output", "TYPE_STRING", (-1,)),)
 
 
 def engine_arguments(spec: BuildSpec, model: str, revision: str | None) -> dict[str, Any]:
-    """What model.json says. Raises SpecError for an argument that no vLLM has."""
-    _refuse_unknown(spec.vllm.arguments)
+    """What model.json says. Raises SpecError for an argument that the vLLM of the release does not have.
+
+    `max_num_seqs` is vLLM's to choose by the card's memory unless the user gives --slots.
+    """
+    _refuse_unknown(spec.vllm.arguments, spec.triton)
     arguments: dict[str, Any] = {
         "model": model,
         "dtype": DTYPES[spec.precision],
         "tensor_parallel_size": spec.vllm.tensor_parallel_size,
         "pipeline_parallel_size": spec.vllm.pipeline_parallel_size,
         "gpu_memory_utilization": spec.vllm.gpu_memory_utilization,
-        "max_num_seqs": spec.slots,
     }
     optional = {
+        "max_num_seqs": spec.slots if "slots" in spec.model_fields_set else None,
         "revision": revision,
         "tokenizer_revision": revision,
         "max_model_len": spec.max_length,
@@ -52,12 +56,26 @@ def engine_arguments(spec: BuildSpec, model: str, revision: str | None) -> dict[
     return {**arguments, **spec.vllm.arguments}
 
 
-def _refuse_unknown(arguments: Mapping[str, object]) -> None:
-    known = {name for names in ARGUMENTS.values() for name in names}
+def fields_of(version: str) -> set[str]:
+    """The fields of a vLLM's AsyncEngineArgs; of a version that was not read, those of the ones before and after it."""
+    if version in ARGUMENTS:
+        return set(ARGUMENTS[version])
+    wanted = version_tuple(version)
+    before = [names for read, names in ARGUMENTS.items() if version_tuple(read) < wanted]
+    after = [names for read, names in ARGUMENTS.items() if version_tuple(read) > wanted]
+    return {name for names in (*before[-1:], *after[:1]) for name in names}
+
+
+def _refuse_unknown(arguments: Mapping[str, object], triton: str) -> None:
+    version = RELEASES[triton].vllm
+    known = fields_of(version) if version else {name for names in ARGUMENTS.values() for name in names}
+    here = f"vLLM {version}, which Triton {triton} carries, does" if version else "any vLLM that was read does"
     for name in arguments:
         if name not in known:
             near = difflib.get_close_matches(name, known, n=1)
+            elsewhere = [read for read, names in ARGUMENTS.items() if name in names]
             raise SpecError(
-                f"vllm.arguments has {name!r}, which no vLLM knows ({', '.join(ARGUMENTS)} were read)"
-                + (f"; did you mean {near[0]!r}?" if near else "")
+                f"vllm.arguments has {name!r}, and {here} not know it"
+                + (f"; vLLM {', '.join(elsewhere)} does: choose its release with --triton" if elsewhere else "")
+                + (f"; did you mean {near[0]!r}?" if near and not elsewhere else "")
             )

@@ -11,7 +11,7 @@ import pytest
 
 from builder import checkpoint as checkpoint_module
 from builder.cli import main
-from builder.engines.vllm import ARGUMENTS, INPUTS, OUTPUTS
+from builder.engines.vllm import ARGUMENTS, INPUTS, OUTPUTS, fields_of
 from builder.errors import SpecError
 from builder.repository.check import check
 from builder.repository.render import parse
@@ -44,6 +44,8 @@ def test_a_local_checkpoint_lies_in_the_repository_and_is_named_as_the_container
     assert check(tmp_path / "r") == []
     for version, names in ARGUMENTS.items():
         assert set(arguments) <= set(names), f"vLLM {version} has all of them"
+    assert "max_num_seqs" not in arguments, "how many run at once is vLLM's to choose by the card's memory"
+    assert _build(checkpoint, tmp_path / "slots", slots=48)["max_num_seqs"] == 48
 
 
 def test_its_configuration_is_what_the_backend_declares(checkpoint: Path, tmp_path: Path) -> None:
@@ -85,12 +87,27 @@ def test_a_hub_id_is_pinned_to_its_commit_and_its_weights_are_not_fetched(
     assert not (tmp_path / "r" / "writer" / "1" / "checkpoint").exists()
 
 
-def test_what_vllm_does_not_know_is_refused_with_what_was_meant(checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"'max_model_length', which no vLLM knows .*did you mean 'max_model_len'"):
-        _build(checkpoint, tmp_path, vllm={"arguments": {"max_model_length": 3}})
+def test_what_the_vllm_of_the_release_does_not_know_is_refused(checkpoint: Path, tmp_path: Path) -> None:
+    misspelt = {"arguments": {"max_model_length": 3}}
+    with pytest.raises(SpecError, match=r"vLLM 0.5.5, which Triton 24.10 carries, .*did you mean 'max_model_len'"):
+        _build(checkpoint, tmp_path, vllm=misspelt, triton="24.10")
+    draft = {"arguments": {"speculative_config": {"method": "ngram", "num_speculative_tokens": 4}}}
+    with pytest.raises(SpecError, match=r"does not know it; vLLM .*0.33.0 does: choose its release with --triton"):
+        _build(checkpoint, tmp_path, vllm=draft, triton="24.10")
+    arguments = _build(checkpoint, tmp_path, vllm=draft, triton="26.07")
+    assert arguments["speculative_config"] == {"method": "ngram", "num_speculative_tokens": 4}, (
+        "nested, as it was given"
+    )
     arguments = _build(checkpoint, tmp_path, vllm={"arguments": {"enforce_eager": True}}, precision="fp8")
     assert arguments["enforce_eager"] is True
     assert arguments["quantization"] == "fp8"
+
+
+def test_a_version_that_was_not_read_has_the_fields_of_its_neighbours() -> None:
+    before, after = list(ARGUMENTS)[:2]
+    assert fields_of("0.7.3") == {*ARGUMENTS[before], *ARGUMENTS[after]}
+    assert fields_of("0.4.3") == set(ARGUMENTS[before]), "older than all that were read"
+    assert fields_of("99.0") == set(list(ARGUMENTS.values())[-1])
 
 
 @pytest.mark.parametrize(
