@@ -370,7 +370,7 @@ def test_a_plan_that_nothing_was_compared_with_is_not_published(
     _fake_tensorrt(monkeypatch)
     recipe = _recipe(repository)
     asked = json.loads((recipe / "recipe.json").read_text())
-    asked["profiles"] = [{n: dict.fromkeys(("min", "opt", "max"), [3, 3]) for n in asked["profiles"][0]}]
+    asked["profiles"] = [{n: {side: [3, 3] for side in ("min", "opt", "max")} for n in asked["profiles"][0]}]
     with pytest.raises(program.CompileError, match="no profile takes a recorded call"):
         program.build(recipe, asked, recipe / "model.plan")
 
