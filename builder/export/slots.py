@@ -8,14 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy as np
 import onnx
-from onnx import helper
+from onnx import helper, numpy_helper
 
 from builder.export.decoder import CacheShape
 from builder.export.graph import Graph, save_graph
 
 FILE = "copy_slot.onnx"
 CACHE_ROWS = "cache_rows"
+NEW_CACHE = "new_cache_length"
 
 
 def slot_copier(caches: Sequence[CacheShape], element: int, like: Graph, folder: Path) -> Graph:
@@ -36,20 +38,52 @@ def slot_copier(caches: Sequence[CacheShape], element: int, like: Graph, folder:
 
 
 def choose_rows(graph: Graph, folder: Path) -> Graph:
-    """Write `graph` with an input `cache_rows`, (batch,) int64, into `folder`: the row of the past that each continues.
+    """Write `graph` with two more inputs into `folder`, for a cache that each call takes and returns as a tensor.
 
-    Where the cache is nobody's memory but a tensor that each call takes and returns, this is how a slot is copied.
+    `cache_rows`, (batch,) int64: the row of the past that each row continues; this is how a slot is copied.
+    `new_cache_length`, (1,) int64: 0, or the positions of a new cache of zeros, which is made where the graph runs; the
+    past is not read then, and may be of one row and one position.
     """
     model = onnx.load(str(graph.path))
     batch = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
-    model.graph.input.append(helper.make_tensor_value_info(CACHE_ROWS, onnx.TensorProto.INT64, [batch]))
-    past = [value.name for value in model.graph.input if value.name.startswith("past_")]
+    past = [value for value in model.graph.input if value.name.startswith("past_")]
+    names = {value.name for value in past}
     for node in model.graph.node:
         for place, name in enumerate(node.input):
-            if name in past:
+            if name in names:
                 node.input[place] = f"{name}.chosen"
-    chosen = [helper.make_node("Gather", [n, CACHE_ROWS], [f"{n}.chosen"], name=f"Gather.{n}", axis=0) for n in past]
+    model.graph.input.append(helper.make_tensor_value_info(CACHE_ROWS, onnx.TensorProto.INT64, [batch]))
+    model.graph.input.append(helper.make_tensor_value_info(NEW_CACHE, onnx.TensorProto.INT64, [1]))
+    none = numpy_helper.from_array(np.zeros(1, np.int64), "new_cache.none")
+    model.graph.initializer.append(none)
+    branches = {"then_branch": _new_cache(past), "else_branch": _chosen_rows(past)}
+    outputs = [f"{value.name}.chosen" for value in past]
     kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
     del model.graph.node[:]
-    model.graph.node.extend([*chosen, *kept])
+    model.graph.node.append(helper.make_node("Greater", [NEW_CACHE, none.name], ["new_cache"]))
+    model.graph.node.append(helper.make_node("If", ["new_cache"], outputs, name="Cache", **branches))
+    model.graph.node.extend(kept)
     return save_graph(model, folder / "chosen-rows" / graph.path.name)
+
+
+def _chosen_rows(past: Sequence[onnx.ValueInfoProto]) -> onnx.GraphProto:
+    nodes = [helper.make_node("Gather", [v.name, CACHE_ROWS], [f"{v.name}.kept"], axis=0) for v in past]
+    return helper.make_graph(nodes, "chosen_rows", [], _outputs(past, "kept"))
+
+
+def _new_cache(past: Sequence[onnx.ValueInfoProto]) -> onnx.GraphProto:
+    nodes, constants = [helper.make_node("Shape", [CACHE_ROWS], ["new.rows"])], []
+    for value in past:
+        tensor, name = value.type.tensor_type, value.name
+        for axis, part in ((1, "heads"), (3, "size")):
+            size = np.array([tensor.shape.dim[axis].dim_value], np.int64)
+            constants.append(numpy_helper.from_array(size, f"{name}.{part}"))
+        zero = helper.make_tensor("zero", tensor.elem_type, [1], [0])
+        shape = ["new.rows", f"{name}.heads", NEW_CACHE, f"{name}.size"]
+        nodes.append(helper.make_node("Concat", shape, [f"{name}.shape"], axis=0))
+        nodes.append(helper.make_node("ConstantOfShape", [f"{name}.shape"], [f"{name}.new"], value=zero))
+    return helper.make_graph(nodes, "new_cache", [], _outputs(past, "new"), constants)
+
+
+def _outputs(past: Sequence[onnx.ValueInfoProto], suffix: str) -> list[onnx.ValueInfoProto]:
+    return [helper.make_tensor_value_info(f"{v.name}.{suffix}", v.type.tensor_type.elem_type, [None] * 4) for v in past]

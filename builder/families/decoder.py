@@ -253,6 +253,7 @@ def graph_fields(graph: Graph, caches: Sequence[CacheShape], cache_type: str) ->
         "seqlens_k": (-1,),
         "logits_index": (-1,),
         "cache_rows": (-1,),
+        "new_cache_length": (1,),
     }
     fields = []
     for name in graph.inputs:

@@ -183,7 +183,10 @@ class TritonPythonModel:
 
 
 def _tensor(name: str, value: Any) -> Any:
-    """An array, or under another name the tensor that an earlier call returned, without a copy (DLPack)."""
+    """An array, or under another name the tensor that an earlier call returned (DLPack: it does not pass through here).
+
+    The backend copies it, within its device, into memory of the server's (python_backend, python_be.cc).
+    """
     if isinstance(value, np.ndarray):
         return pb_utils.Tensor(name, value)
     return pb_utils.Tensor.from_dlpack(name, value.to_dlpack())

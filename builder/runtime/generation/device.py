@@ -59,8 +59,8 @@ class OnDevice(Bound):
                 f"this model runs on a GPU and onnxruntime {onnxruntime.__version__} here has no {provider}: install "
                 "onnxruntime-gpu in the interpreter that Triton runs (requirements-gpu.txt)"
             )
-        if self.device == "cuda" and hasattr(onnxruntime, "preload_dlls"):
-            onnxruntime.preload_dlls()
+        if self.device == "cuda":
+            load_cuda()
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = 3
         for key, value in options.get("entries", {}).items():
@@ -117,6 +117,15 @@ class OnDevice(Bound):
         view = self.logits[:rows]
         binding.bind_output("logits", "cpu", 0, view.dtype.type, view.shape, view.ctypes.data)
         return step, binding
+
+
+def load_cuda() -> None:
+    """Load CUDA's libraries from their packages: before a session, and before any tensor on the device, may use them.
+
+    A container whose own CUDA is of another major version has none that ONNX Runtime's provider would find.
+    """
+    if hasattr(onnxruntime, "preload_dlls"):  # since ONNX Runtime 1.21
+        onnxruntime.preload_dlls()
 
 
 def copy_to_host(capsule: Any) -> np.ndarray:

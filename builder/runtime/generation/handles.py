@@ -1,9 +1,12 @@
 """Running the decoder's graph in a Triton model of its own with the cache on that model's device.
 
-The cache is a tensor that a call returns and the next one is given, never looked at here: on a GPU it stays there, and
-only a step's tokens and logits cross. All slots go through every call, so that the cache stays one tensor; slots that
-are not meant take a token in a place that nobody reads. Knows nothing about requests, and nothing about Triton but that
-a handle can be handed back.
+The cache is a tensor that a call returns and the next one is given, never looked at here: on a GPU only a step's
+tokens and logits cross to the host's memory. Within the GPU the cache is copied: the graph gathers the rows that go on,
+and for each tensor of a request Triton's Python backend allocates memory of the server's and copies into it
+(python_backend, python_be.cc, ExecuteBLSRequest). The first call asks the graph for a cache of zeros, so that none is
+sent. All slots go through every call, so that the cache stays one tensor; slots that are not part of a step write a
+token at a position that is not read. Knows nothing about requests, and nothing about
+Triton but that a handle can be handed back.
 """
 
 from __future__ import annotations
@@ -20,15 +23,15 @@ InferHandles = Callable[["dict[str, Any]"], "Mapping[str, Any]"]
 
 
 class Handles(Executor):
-    """`inputs`: those of the graph, `cache_rows` among them."""
+    """`inputs`: those of the graph, `cache_rows` and `new_cache_length` among them (builder/export/slots.py)."""
 
     def __init__(self, infer: InferHandles, inputs: "list[str]", geometry: Geometry) -> None:
         self.geometry = geometry
         self.infer = infer
         self.inputs = set(inputs)
-        spare = geometry.max_length + 1  # a full slot that waits has a place for its unread token
-        self.cache: "dict[str, Any]" = {
-            f"{kind}_{index}": np.zeros((geometry.slots, heads, spare, size), geometry.cache)
+        self.new_length = geometry.max_length + 1  # a full slot that waits has a place for its unread token
+        self.cache: "dict[str, Any]" = {  # of the right rank and type, and not read: the first call makes the cache
+            f"{kind}_{index}": np.zeros((1, heads, 1, size), geometry.cache)
             for index, (heads, size) in enumerate(geometry.layers)
             for kind in ("key", "value")
         }
@@ -58,9 +61,10 @@ class Handles(Executor):
         np.minimum(positions, self.geometry.max_length - 1, out=positions)  # of a full slot that waits
         feeds: "dict[str, Any]" = {name: array for name, array in self.step.feeds.items() if name in self.inputs}
         feeds["cache_rows"] = self.rows
+        feeds["new_cache_length"] = np.array([self.new_length], np.int64)
         feeds.update({f"past_{name}": handle for name, handle in self.cache.items()})
         outputs = self.infer(feeds)
         self.cache = {name: outputs[f"present_{name}"] for name in self.cache}
-        self.rows = np.arange(self.geometry.slots)
+        self.rows, self.new_length = np.arange(self.geometry.slots), 0
         logits: np.ndarray = outputs["logits"]
         return logits

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 from ..fields import InputError, Tensors
 from .beams import BeamSearch
-from .device import OnDevice
+from .device import OnDevice, load_cuda
 from .engine import Engine
 from .executor import CrossAttending, CrossGeometry, Executor, Geometry, Infer, InProcess, Remote
 from .handles import Handles
@@ -137,6 +137,7 @@ def make_executor(folder: Path, serving: "Mapping[str, Any]", infer: "Infer | No
         return InProcess(folder / serving["model"], geometry, serving["session"])
     assert infer is not None
     if serving["executor"] == "handles":
+        load_cuda()  # logits may come on the GPU, and are copied from there
         return Handles(infer, serving["inputs"], geometry)
     return Remote(infer, serving["inputs"], geometry)
 
