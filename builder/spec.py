@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, field_validator, model_validator
 
+from builder.engines.gpu import CARDS
 from builder.engines.releases import NEWEST, RELEASES
 from builder.errors import SpecError
 
@@ -106,6 +107,8 @@ class Calibration(_Options):
 class Gpu(_Options):
     """Where and how instances run on GPUs. Set in models.yaml under `gpu:`."""
 
+    card: str | None = None
+    """The card that will serve, such as l4 or h100 (--gpu): what it cannot run, or has no memory for, is refused."""
     devices: tuple[Annotated[int, Field(ge=0)], ...] = Field((0,), min_length=1)
     """CUDA device numbers. Each device runs --instances engine instances."""
     memory_limit_mb: int | None = Field(None, ge=1)
@@ -115,7 +118,14 @@ class Gpu(_Options):
     cudnn_conv_algo_search: Literal["EXHAUSTIVE", "HEURISTIC", "DEFAULT"] = "HEURISTIC"
     """How cuDNN chooses a convolution, in models that have any. EXHAUSTIVE tries all of them at each new shape."""
     cuda_graphs: bool = False
-    """Capture calls of each profile's `opt` shape as CUDA graphs. TensorRT plans only."""
+    """Capture CUDA graphs of a plan in shapes of powers of two, to which calls are then padded. TensorRT plans only."""
+
+    @field_validator("card")
+    @classmethod
+    def _known_card(cls, card: str | None) -> str | None:
+        if card is not None and card not in CARDS:
+            raise ValueError(f"the cards known are {', '.join(CARDS)}")
+        return card
 
 
 class Profile(_Options):
@@ -265,6 +275,11 @@ class BuildSpec(_Options):
         if isinstance(options, dict) and options.get("engine") in only and "target" not in options:
             return {**options, "target": only[options["engine"]]}
         return options
+
+    @field_validator("gpu", mode="before")
+    @classmethod
+    def _card_alone(cls, gpu: Any) -> Any:
+        return {"card": gpu} if isinstance(gpu, str) else gpu
 
     @field_validator("triton")
     @classmethod

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from builder.commands import screen, screen_table
+from builder.engines.gpu import CARDS
 from builder.errors import SpecError
-from builder.spec import BuildSpec, load_specs, make_spec
+from builder.spec import BuildSpec, Gpu, load_specs, make_spec
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,6 +37,8 @@ def parser() -> argparse.ArgumentParser:
             arguments.add_argument(
                 *flags, type=kind, choices=choices, default=argparse.SUPPRESS, help=text, metavar=name.upper()
             )
+    card = Gpu.model_fields["card"].description
+    arguments.add_argument("--gpu", choices=list(CARDS), default=argparse.SUPPRESS, metavar="CARD", help=card)
     arguments.add_argument("--json", action="store_true", help="Print the report as JSON on standard output.")
     arguments.add_argument(
         "-v",

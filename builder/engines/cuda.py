@@ -11,11 +11,15 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import onnx
+
+from builder.engines.gpu import CARDS
 from builder.engines.releases import RELEASES, version_tuple
 from builder.errors import SpecError
 
 if TYPE_CHECKING:
-    from builder.spec import Gpu
+    from builder.export.graph import Graph
+    from builder.spec import BuildSpec, Gpu
 
 KERNELS: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("cuda_kernels.json").read_text("utf-8"))
 # The numbers by which Triton's ONNX Runtime backend knows the values of these options.
@@ -35,6 +39,48 @@ def provider_options(gpu: Gpu) -> dict[str, str]:
     if gpu.memory_limit_mb is not None:
         options["gpu_mem_limit"] = str(gpu.memory_limit_mb << 20)
     return options
+
+
+# Head sizes and cards for which ONNX Runtime has a fused kernel of attention, by the operator and the form of its mask.
+# Sources, in onnxruntime/contrib_ops/cuda/bert: multihead_attention.cc (ComputeInternal), mha_runner.cu (IsSupported),
+# cutlass_fmha/memory_efficient_attention.h, flash_attention/flash_api.cc (is_supported), group_query_attention.cc.
+# What has none runs unfused, and right, but for GroupQueryAttention, which has nothing else in releases up to 26.06.
+FUSED = {
+    "MultiHeadAttention, lengths, fp16": (
+        "7.5, 8.0, 8.6, 8.9",
+        "32 and 64; above 384 tokens 16, 40, 80, 128, 160, 256",
+    ),
+    "MultiHeadAttention, lengths, fp32": ("none", "none"),
+    "MultiHeadAttention, a mask of keys": ("none", "none"),
+    "GroupQueryAttention, fp16": ("5.3", "multiples of 8 up to 256"),
+    "GroupQueryAttention, bf16": ("8.0", "multiples of 8 up to 256"),
+    "GroupQueryAttention with a window, fp16 and bf16": ("8.0", "multiples of 8 up to 256"),
+}
+
+
+def refuse_head_sizes(sizes: Collection[int]) -> None:
+    """Raises SpecError where CUDA's attention over a cache has no kernel for one of the head sizes."""
+    wrong = sorted(size for size in sizes if size % 8 or size > 256)
+    if wrong:
+        raise SpecError(
+            f"its heads have {wrong[0]} numbers, and CUDA's attention over a cache takes multiples of 8 up to 256 "
+            "(ONNX Runtime, flash_api.cc); build it for the CPU, or with --engine vllm"
+        )
+
+
+def refuse_windows(spec: BuildSpec, graph: Graph) -> None:
+    """Raises SpecError for sliding windows on a card whose attention kernel did not always know them.
+
+    Cards before 8.0 have memory efficient attention alone, which left the window out in older ONNX Runtimes.
+    """
+    if spec.gpu.card is None or version_tuple(CARDS[spec.gpu.card].compute_capability) >= (8, 0):
+        return
+    nodes = onnx.load(str(graph.path), load_external_data=False).graph.node
+    if any(a.name == "local_window_size" and a.i > 0 for node in nodes for a in node.attribute):
+        raise SpecError(
+            f"--gpu {spec.gpu.card}: its attention has sliding windows, for which ONNX Runtime's kernels need compute "
+            f"capability 8.0; this card has {CARDS[spec.gpu.card].compute_capability}"
+        )
 
 
 def without_kernel(operators: Collection[str], precision: str, triton: str) -> list[str]:

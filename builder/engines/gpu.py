@@ -1,10 +1,21 @@
-"""The GPUs at hand: what a plan is compared with, and whether a repository for a GPU can be served here."""
+"""GPUs: the cards that a model can be built for, what each precision needs of one, and those at hand.
+
+Compute capability: NVIDIA, "CUDA GPU Compute Capability"; memory: the cards' data sheets, the smallest of a name.
+"""
 
 from __future__ import annotations
 
 import subprocess
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from builder.engines.releases import RELEASES, version_tuple
+from builder.errors import SpecError
+
+if TYPE_CHECKING:
+    from builder.spec import BuildSpec
+
+HEADROOM = 0.9  # of a card's memory: the rest is CUDA's own, and what a step needs
 QUERY = ("nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
 
 
@@ -13,6 +24,75 @@ class GPU:
     name: str
     compute_capability: str
     memory_mb: int
+
+
+CARDS = {
+    name: GPU(f"NVIDIA {name.upper()}", capability, gigabytes << 10)
+    for name, capability, gigabytes in (
+        ("v100", "7.0", 16),
+        ("t4", "7.5", 16),
+        ("a100", "8.0", 40),
+        ("a30", "8.0", 24),
+        ("a10", "8.6", 24),
+        ("a40", "8.6", 48),
+        ("l4", "8.9", 24),
+        ("l40s", "8.9", 48),
+        ("h100", "9.0", 80),
+        ("h200", "9.0", 141),
+        ("b200", "10.0", 180),
+    )
+}
+# The least compute capability of what runs a model, and where that is written.
+LEAST = {
+    "cuda": ("5.3", "ONNX Runtime, memory_efficient_attention.h"),
+    "cuda bf16": ("8.0", "ONNX Runtime, flash_api.h and memory_efficient_attention.h"),
+    "tensorrt": ("7.5", "TensorRT 10 support matrix"),
+    "tensorrt bf16": ("8.0", "TensorRT support matrix, hardware and precision"),
+    "tensorrt fp8": ("8.9", "TensorRT support matrix, hardware and precision"),
+    "vllm": ("7.0", "vLLM, installation on GPUs"),
+    "vllm bf16": ("8.0", "vLLM, the check of dtype in platforms/cuda.py"),
+    "vllm fp8": ("8.0", "vLLM, FP8 W8A8: weights alone below 8.9"),
+}
+CUDA_13 = ("7.5", "CUDA 13.0 release notes")  # no Maxwell, Pascal and Volta since
+
+
+def least_capability(spec: BuildSpec) -> tuple[str, str]:
+    """The compute capability that `spec` needs of its GPU, and the source."""
+    runs = "vllm" if spec.engine == "vllm" else spec.target
+    needs = [LEAST[name] for name in (runs, f"{runs} {spec.precision}") if name in LEAST]
+    if version_tuple(RELEASES[spec.triton].cuda or "0") >= (13,):
+        needs.append(CUDA_13)
+    return max(needs, key=lambda need: version_tuple(need[0]))
+
+
+def refuse_card(spec: BuildSpec) -> None:
+    """Raises SpecError where the card of --gpu cannot run what is asked for."""
+    if spec.gpu.card is None:
+        return
+    card = CARDS[spec.gpu.card]
+    least, source = least_capability(spec)
+    if version_tuple(card.compute_capability) < version_tuple(least):
+        fits = ", ".join(
+            name for name, other in CARDS.items() if version_tuple(other.compute_capability) >= version_tuple(least)
+        )
+        raise SpecError(
+            f"--gpu {spec.gpu.card}: {spec.precision} on --target {spec.target}, Triton {spec.triton}, needs compute "
+            f"capability {least} ({source}), and this card has {card.compute_capability}; use --precision fp16, an "
+            f"older --triton, or one of {fits}"
+        )
+
+
+def refuse_size(spec: BuildSpec, needs: int, parts: str, advice: str) -> None:
+    """Raises SpecError where `needs` bytes, which are `parts`, do not fit into a GPU of --gpu or its memory limit."""
+    room = spec.gpu.memory_limit_mb
+    if spec.gpu.card is not None:
+        of_card = int(CARDS[spec.gpu.card].memory_mb * HEADROOM)
+        room = of_card if room is None else min(room, of_card)
+    if room is not None and needs > room << 20:
+        raise SpecError(
+            f"{parts} need {needs / 1e9:.1f} GB and {spec.gpu.card or 'gpu.memory_limit_mb'} has room for "
+            f"{(room << 20) / 1e9:.1f} GB; {advice}"
+        )
 
 
 def gpus() -> tuple[GPU, ...]:

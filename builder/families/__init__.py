@@ -15,6 +15,7 @@ from typing import Any
 
 from builder.checkpoint import CheckpointFiles
 from builder.engines.cpu import cpu
+from builder.engines.gpu import refuse_card
 from builder.engines.vllm import BACKEND as VLLM
 from builder.errors import SpecError
 from builder.report import BuildReport, versions
@@ -36,6 +37,7 @@ class Prepared:
 
 def prepare(spec: BuildSpec, checkpoint: CheckpointFiles, folder: Path, stage: Stage) -> Prepared:
     """Make and verify the entries of `checkpoint` in `folder`. Raises BuilderError."""
+    refuse_card(spec)
     family = importlib.import_module(f"{__name__}.{VLLM if spec.engine == VLLM else checkpoint.task.family}")
     prepared: Prepared = family.prepare(spec, checkpoint, folder, stage)
     return prepared

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from builder.checkpoint import Checkpoint, tokenizer_json
-from builder.engines.cuda import provider_options
+from builder.engines.cuda import provider_options, refuse_head_sizes, refuse_windows
+from builder.engines.gpu import refuse_size
 from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import CheckpointError, SpecError
 from builder.export.decoder import CacheShape, DecoderExport, cache_shapes, export_decoder
@@ -121,6 +122,14 @@ def plan_memory(spec: BuildSpec, checkpoint: Checkpoint) -> tuple[int, int]:
     width = np.dtype(CACHE_TYPES[spec.cache]).itemsize if spec.target == "cpu" else BYTES[HALF_TYPES[spec.precision]]
     cache = sum(2 * shape.heads * shape.size * width for shape in caches) * spec.slots * checkpoint.max_length
     weights = sum(parameter.numel() * 4 for parameter in checkpoint.model.parameters())
+    if spec.target != "cpu":
+        refuse_head_sizes({shape.size for shape in caches})
+        refuse_size(
+            spec,
+            cache + weights // 2,
+            f"weights and a cache of {spec.slots} slots of {checkpoint.max_length} tokens",
+            "lower --slots or --max-length",
+        )
     free = available_memory()
     if spec.target == "cpu" and cache > HEADROOM * free:
         raise SpecError(
@@ -173,6 +182,7 @@ def verify(
     exact, agreement = rung("fp32", fused)
     refuse_wrong_text(checkpoint.model, reference, agreement)
     if spec.target == "cuda":
+        refuse_windows(spec, fused)
         half, stand_in = decoder_for_cuda(fused, spec.precision, spec.triton, folder)
         cache = "float32" if half.arithmetic == "bf16" else "float16"
         chosen = replace(rung(f"{spec.precision} CUDA", stand_in, cache)[0], size=half.size)

@@ -11,6 +11,7 @@ from pathlib import Path
 from builder.checkpoint import Checkpoint
 from builder.engines import tensorrt
 from builder.engines.cpu import cpu
+from builder.engines.gpu import refuse_size
 from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import SpecError, VerificationError
 from builder.export.encoder import Export, export
@@ -72,6 +73,10 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
     workshop = Workshop(spec, graph, folder, bench.feeds, as_verified)
     verified = climb(bench, workshop, reference, (exact, quality), variants, stage)
     graph = verified.graph
+    if spec.target != "cpu":
+        refuse_size(
+            spec, graph.size * spec.instances, f"the weights of {spec.instances} instances", "use fewer --instances"
+        )
     if graph.engine == tensorrt.BACKEND:
         with stage("recipe"):
             files = recipe_files(spec, graph, bench.serving, bench.feeds, folder)

@@ -16,6 +16,7 @@ from polygraphy.comparator.struct import IterationResult
 from polygraphy.json import save_json
 
 from builder.engines import onnxruntime
+from builder.engines.gpu import least_capability
 from builder.engines.releases import RELEASES
 from builder.engines.tensorrt import infer
 from builder.export.graph import Graph
@@ -27,7 +28,6 @@ from builder.spec import BuildSpec
 CALLS = 4  # of the samples' calls, from the shortest to the longest
 # How far a plan may be from ONNX Runtime on the CPU, of the largest value: kernels round in other places.
 TOLERANCE = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1e-1, "int8-static": 1e-1, "fp8": 2e-1}
-LEAST_CAPABILITY = {"bf16": "8.0", "fp8": "8.9"}  # Ampere, Ada; the others: Turing, the oldest of TensorRT 10
 
 
 def recipe_files(
@@ -55,7 +55,7 @@ def recipe_files(
         "triton": spec.triton,
         "tensorrt": RELEASES[spec.triton].tensorrt,
         "precision": spec.precision,
-        "least_capability": LEAST_CAPABILITY.get(spec.precision, "7.5"),
+        "least_capability": least_capability(spec)[0],
         "tolerance": TOLERANCE[spec.precision],
         "profiles": [input_shapes(profile, graph.inputs, OF_TOKENS) for profile in profiles],
         "workspace": None if spec.tensorrt.workspace_mb is None else spec.tensorrt.workspace_mb << 20,

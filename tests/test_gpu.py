@@ -1,0 +1,93 @@
+"""What a card can run: refused at build, by the table of what each choice needs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import onnx
+import pytest
+from onnx import helper
+
+from builder.commands.build import parser
+from builder.engines.cuda import refuse_head_sizes, refuse_windows
+from builder.engines.gpu import CARDS, refuse_card, refuse_size
+from builder.errors import SpecError
+from builder.export.graph import Graph
+from builder.spec import make_spec
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (
+            {"gpu": "t4", "precision": "bf16", "target": "cuda"},
+            r"bf16 on --target cuda.* needs compute capability 8\.0",
+        ),
+        ({"gpu": "a100", "precision": "fp8", "target": "tensorrt"}, r"capability 8\.9 .* one of l4, l40s, h100"),
+        ({"gpu": "t4", "precision": "bf16", "engine": "vllm"}, r"capability 8\.0 \(vLLM"),
+        ({"gpu": "v100", "target": "cuda", "triton": "25.08"}, r"needs compute capability 7\.5 \(CUDA 13\.0"),
+        ({"gpu": "v100", "target": "tensorrt", "triton": "24.10"}, r"needs compute capability 7\.5 \(TensorRT"),
+    ],
+)
+def test_what_a_card_cannot_run_is_refused_with_its_source(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        refuse_card(make_spec(model="x", **options))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"target": "cuda", "precision": "bf16"},
+        {"gpu": "t4", "target": "cuda", "precision": "fp16"},
+        {"gpu": "v100", "target": "cuda", "precision": "fp16", "triton": "24.10"},
+        {"gpu": "l4", "target": "tensorrt", "precision": "fp8"},
+        {"gpu": {"card": "h100", "devices": [1]}, "engine": "vllm", "precision": "fp8"},
+    ],
+)
+def test_what_a_card_can_run_or_no_card_is_not_refused(options: dict[str, Any]) -> None:
+    refuse_card(make_spec(model="x", **options))
+
+
+def test_a_card_is_an_option_of_the_command_line_and_of_the_file() -> None:
+    assert parser().parse_args(["x", "--gpu", "l4"]).gpu == "l4"
+    assert make_spec(model="x", target="cuda", gpu="l4").gpu.card == "l4"
+    with pytest.raises(SpecError, match=r"gpu\.card: the cards known are v100, .*found 'gtx'"):
+        make_spec(model="x", target="cuda", gpu={"card": "gtx"})
+    with pytest.raises(SpecError, match="`gpu:` is for --target cuda or tensorrt"):
+        make_spec(model="x", gpu="l4")
+
+
+def test_what_a_card_has_no_memory_for_is_refused() -> None:
+    refuse_size(make_spec(model="x", target="cuda"), 10**15, "they", "use less")
+    spec = make_spec(model="x", target="cuda", gpu="t4")
+    refuse_size(spec, 14 << 30, "they", "use less")
+    with pytest.raises(SpecError, match=r"the cache need 16\.1 GB and t4 has room for 15\.5 GB; use less"):
+        refuse_size(spec, 15 << 30, "the cache", "use less")
+    limited = make_spec(model="x", target="cuda", gpu={"card": "h100", "memory_limit_mb": 2048})
+    with pytest.raises(SpecError, match=r"has room for 2\.1 GB"):
+        refuse_size(limited, 3 << 30, "they", "use less")
+
+
+def test_heads_and_windows_without_a_kernel_are_refused(tmp_path: Path) -> None:
+    refuse_head_sizes({64, 128, 256})
+    for size in (20, 512):
+        with pytest.raises(SpecError, match=f"its heads have {size} numbers"):
+            refuse_head_sizes({64, size})
+    node = helper.make_node("GroupQueryAttention", ["q"], ["o"], domain="com.microsoft", local_window_size=4)
+    path = tmp_path / "model.onnx"
+    onnx.save(helper.make_model(helper.make_graph([node], "windows", [], [])), str(path))
+    graph = Graph(path, (), (), (), opset=20, ir_version=9, operators=Counter(), size=0)
+    refuse_windows(make_spec(model="x", target="cuda", gpu="a10"), graph)
+    refuse_windows(make_spec(model="x", target="cuda"), graph)
+    with pytest.raises(SpecError, match="--gpu t4: its attention has sliding windows"):
+        refuse_windows(make_spec(model="x", target="cuda", gpu="t4"), graph)
+
+
+def test_every_card_says_what_it_is() -> None:
+    for card in CARDS.values():
+        major, minor = card.compute_capability.split(".")
+        assert 5 <= int(major) <= 12
+        assert 0 <= int(minor) <= 9
+        assert card.memory_mb >= 16 << 10
