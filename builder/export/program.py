@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import onnx
@@ -13,6 +14,9 @@ from builder.export.cleanup import clean
 
 OPSET = 20  # the newest that every supported release reads
 IR_VERSION = 9
+CASTS = frozenset(
+    {torch.ops.aten.to.device, torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout, torch.ops.aten.to.other}
+)
 
 
 def to_onnx(
@@ -27,7 +31,7 @@ def to_onnx(
     Raises whatever the module raises, and ExportError.
     """
     module.eval()
-    with torch.no_grad():
+    with torch.no_grad(), _decomposed_where_needed():
         program = torch.onnx.export(
             module,
             tuple(tensors),
@@ -44,3 +48,43 @@ def to_onnx(
     clean(model)
     model.ir_version = IR_VERSION
     return model
+
+
+@contextmanager
+def _decomposed_where_needed() -> Iterator[None]:
+    """torch.onnx.export traces each program a second time to break up operators that ONNX does not know: half of its
+    time. What transformers' models need of that is nearly always `Tensor.to`, which is settled here without a trace."""
+    decompose = torch.export.ExportedProgram.run_decompositions
+
+    def where_needed(
+        program: torch.export.ExportedProgram, table: Mapping[Any, Any] | None = None, **more: Any
+    ) -> torch.export.ExportedProgram:
+        _settle_casts(program.graph)
+        return program if table is not None and _is_decomposed(program, table) else decompose(program, table, **more)
+
+    torch.export.ExportedProgram.run_decompositions = where_needed  # type: ignore[assignment, method-assign]
+    try:
+        yield
+    finally:
+        torch.export.ExportedProgram.run_decompositions = decompose  # type: ignore[method-assign]
+
+
+def _settle_casts(graph: torch.fx.Graph) -> None:
+    """In place: each `Tensor.to` is a cast, or nothing where its tensor has that type already."""
+    for node in list(graph.nodes):
+        if node.target not in CASTS or any(user.op == "output" for user in node.users):
+            continue
+        source, dtype = node.args[0], node.meta["val"].dtype
+        if source.meta["val"].dtype != dtype:
+            with graph.inserting_before(node):
+                source = graph.call_function(torch.ops.aten._to_copy.default, (source,), {"dtype": dtype})
+            source.meta = dict(node.meta)
+        node.replace_all_uses_with(source)
+        graph.erase_node(node)
+
+
+def _is_decomposed(program: torch.export.ExportedProgram, table: Mapping[Any, Any]) -> bool:
+    """Whether no node is in `table` and none writes into its input."""
+    called = [node.target for node in program.graph.nodes if node.op == "call_function"]
+    schemas = (getattr(target, "_schema", None) for target in called)
+    return not any(target in table for target in called) and not any(s is not None and s.is_mutable for s in schemas)
