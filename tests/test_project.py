@@ -1,4 +1,4 @@
-"""What the README and the deployment files promise."""
+"""What holds for the project as a whole: its package, its emitted files, its rules."""
 
 from __future__ import annotations
 
@@ -14,42 +14,11 @@ import builder
 from builder.repository.layout import RUNTIME, RUNTIME_FILES
 from builder.tasks import all_tasks
 from builder.tasks.base import EncoderTask
-from scripts.readme_tables import rendered
 from tests.checkpoints import ARCHITECTURES
 from tests.decoders import DECODERS
 from tests.seq2seqs import SEQ2SEQS
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text("utf-8")
-
-
-def test_the_generated_tables_are_true() -> None:
-    assert rendered(README) == README, "run scripts/docs"
-
-
-def test_every_path_the_readme_names_exists() -> None:
-    tree = README.split("```text")[1].split("```")[0]
-    folders: list[str] = []
-    for line in tree.splitlines():
-        match = re.match(r"( *)([\w.,/ -]+?)(?:  +.*)?$", line)
-        if not line.strip() or not match:
-            continue
-        depth = len(match[1]) // 2
-        names = match[2].split(", ")
-        for name in names:
-            path = ROOT.joinpath(*folders[:depth], name)
-            assert path.exists(), f"{path} of the README's tree"
-        folders[depth:] = [names[0]]
-
-
-def test_every_command_the_readme_names_is_one() -> None:
-    from builder.cli import VERBS
-
-    assert set(VERBS) <= set(re.findall(r"build-repo ([a-z-]+)", README))
-    scripts = set(re.findall(r"\bscripts/(\w+)", README))
-    assert {"demo", "test", "bench"} <= scripts
-    for script in scripts:
-        assert (ROOT / "scripts" / script).stat().st_mode & 0o100
 
 
 def test_the_library_exports_what_it_says() -> None:

@@ -24,7 +24,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
     arguments.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     for kind, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
-        arguments.add_argument(f"--{kind}-port", type=int, default=port, help=f"default {port}")
+        arguments.add_argument(f"--{kind}-port", type=int, default=port, metavar="PORT", help=f"default {port}")
     arguments.add_argument("-v", "--verbose", action="store_true", help="show Triton's log")
     return arguments
 

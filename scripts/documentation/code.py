@@ -1,0 +1,152 @@
+"""Tables of what the code knows: tasks, request options, architectures, Triton releases."""
+
+from __future__ import annotations
+
+import ast
+import json
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from builder.engines.releases import RELEASES
+from builder.runtime.fields import Field
+from builder.runtime.generation.options import CHAT, COMMON, LANGUAGES, RANGES, SOURCE, UNSET_SEED, Options
+from builder.tasks import all_tasks
+from builder.tasks.base import EncoderTask
+from scripts.documentation.markdown import table
+from tests.checkpoints import ARCHITECTURES
+from tests.decoders import DECODERS
+from tests.seq2seqs import SEQ2SEQS
+
+ADAPTER = Path(__file__).parent.parent.parent / "builder" / "runtime" / "generation_model.py"
+PARAMETERS: dict[str, Any] = {"prompts": {}, "pooled": True, "size": "size", "languages": True}
+MEANINGS = {  # of each request option of a generating model
+    "text_input": "the prompt, or the text to read",
+    "messages": "a chat as a JSON list of messages, instead of `text_input`; the checkpoint's template is applied",
+    "max_tokens": "most tokens to generate; without it, what the model has room for or the checkpoint's own limit",
+    "min_tokens": "tokens before which the answer cannot end",
+    "temperature": "0 is greedy decoding",
+    "top_k": "sample from the k most probable tokens; 0: from all",
+    "top_p": "sample from the smallest set of tokens that has this probability",
+    "min_p": "drop tokens below this share of the best token's probability",
+    "typical_p": "locally typical sampling",
+    "repetition_penalty": "divides the logits of tokens that occurred",
+    "presence_penalty": "subtracted from the logits of tokens that were generated",
+    "frequency_penalty": "subtracted for each time that a token was generated",
+    "no_repeat_ngram_size": "no n-gram of this length occurs twice; 0: off",
+    "encoder_no_repeat_ngram_size": "no n-gram of this length is copied from the input; 0: off",
+    "logit_bias": "JSON object of token ids to values added to their logits",
+    "bad_words": "texts that are never generated",
+    "stop_words": "texts that end the answer; they are not part of it",
+    "stop_token_ids": "token ids that end the answer",
+    "random_seed": "same seed and same request: same answer",
+    "n": "number of answers",
+    "num_beams": "beams of beam search; 1: off",
+    "length_penalty": "exponent of the length in a beam's score",
+    "early_stopping": "when beam search ends: `true`, `false` or `never`, as in transformers",
+    "source_language": "language of the text, for multilingual models",
+    "target_language": "language of the answer, for multilingual models",
+    "logprobs": "report this many log-probabilities for each token",
+    "ignore_eos": "go on after the end token",
+    "echo": "repeat the prompt in the answer",
+    "stream": "send text as it is generated instead of one answer at the end",
+    "priority": "requests with a lower number start first",
+    "timeout_ms": "give up after this many milliseconds; 0: never",
+}
+
+
+def tasks() -> str:
+    """Each encoder task with the tensors of its front model; optional inputs in italics."""
+    rows = []
+    for task in all_tasks().values():
+        if isinstance(task, EncoderTask):
+            inputs, outputs = task.fields(PARAMETERS)
+            rows.append((f"`{task.name}`", _fields(inputs), _fields(outputs)))
+    return table(("task", "inputs", "outputs"), rows)
+
+
+def generating_tasks() -> str:
+    """Each generating task with the inputs that it has beyond those of all."""
+    rows = []
+    for task in all_tasks().values():
+        if not isinstance(task, EncoderTask):
+            inputs, outputs = task.fields(PARAMETERS)
+            more = tuple(field for field in inputs if field not in COMMON)
+            rows.append((f"`{task.name}`", _fields(more), _fields(outputs)))
+    return table(("task", "inputs besides the common ones", "outputs"), rows)
+
+
+def _fields(entries: tuple[Field, ...]) -> str:
+    described = []
+    for field in entries:
+        text = f"`{field.name}` {_type(field)}"
+        described.append(f"*{text}*" if field.optional else text)
+    return ", ".join(described)
+
+
+def _type(field: Field) -> str:
+    dims = "" if field.dims == (1,) else f"[{', '.join('n' if d == -1 else str(d) for d in field.dims)}]"
+    return f"{field.data_type.removeprefix('TYPE_')}{dims}"
+
+
+def request_options() -> str:
+    """Every option of a request to a generating model. Raises SystemExit for one that nobody has described."""
+    defaults = {field.name: field.default for field in fields(Options)}
+    rows = []
+    for field in (*COMMON, *CHAT, *SOURCE, *LANGUAGES):
+        if field.name not in MEANINGS:
+            raise SystemExit(f"say what the request option {field.name} means: MEANINGS in {__file__}")
+        low_high = RANGES.get(field.name)
+        limits = "" if low_high is None else " to ".join(_limit(bound) for bound in low_high)
+        rows.append((f"`{field.name}`", _type(field), _default(defaults.get(field.name)), limits, MEANINGS[field.name]))
+    return table(("option", "type", "default", "allowed", "meaning"), rows)
+
+
+def _limit(bound: float) -> str:
+    return "any" if bound in (2**31, 2**63 - 1) else f"{bound:g}"
+
+
+def _default(value: Any) -> str:
+    nothing = value in (None, "", (), UNSET_SEED) or not isinstance(value, (bool, int, float, str))
+    return "" if nothing else f"`{json.dumps(value)}`"
+
+
+def metrics() -> str:
+    """The metrics of a generating model, read from the emitted adapter, which only Triton can import."""
+    tree = ast.parse(ADAPTER.read_text("utf-8"))
+    (families,) = [
+        ast.literal_eval(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "FAMILIES"
+    ]
+    rows = []
+    for name, kind, meaning in families:
+        suffix = "_total" if kind == "COUNTER" else ""
+        rows.append((f"`build_repo_{name}{suffix}`", kind.lower(), meaning))
+    return table(("metric", "kind", "meaning"), rows)
+
+
+def encoders() -> str:
+    """Each tested encoder with how its attention is exported."""
+    rows = ((n, "fused" if a.fused else "separate operators", a.note) for n, a in ARCHITECTURES.items())
+    return table(("model type", "attention", "note"), rows)
+
+
+def decoders() -> str:
+    """Each tested decoder."""
+    return table(("model type", "note"), ((name, decoder.note) for name, decoder in DECODERS.items()))
+
+
+def seq2seqs() -> str:
+    """Each tested encoder-decoder."""
+    return table(("model type", "note"), ((name, model.note) for name, model in SEQ2SEQS.items()))
+
+
+def releases() -> str:
+    """What each Triton release carries, the newest first."""
+    heads = ("Triton", "ONNX Runtime", "opset, IR", "TensorRT", "CUDA", "OpenVINO", "vLLM", "Python")
+    rows = []
+    for name, r in reversed(RELEASES.items()):
+        carried = (r.tensorrt, r.cuda, r.openvino, r.vllm, r.python)
+        rows.append((name, r.onnxruntime, f"{r.opset}, {r.ir_version}", *(version or "" for version in carried)))
+    return table(heads, rows)

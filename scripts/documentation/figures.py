@@ -1,0 +1,186 @@
+"""Tables of recorded figures: what `scripts/bench` wrote into docs/*.json."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from scripts.documentation.markdown import table
+
+FOLDER = Path(__file__).parent.parent.parent / "docs"
+
+
+def _figures(name: str) -> dict[str, Any]:
+    document: dict[str, Any] = json.loads((FOLDER / f"{name}.json").read_text("utf-8"))
+    return document
+
+
+def _ran(name: str, figures: dict[str, Any]) -> str:
+    """What was run, and where."""
+    command = f"scripts/bench {name} --output docs/{name}.json"
+    return f"Recorded by `{command}` on {figures['cores']} cores of an {figures['cpu']} ([figures]({name}.json))."
+
+
+def results() -> str:
+    """The README's one table: this project beside what it replaces, one row a kind of model."""
+    encoders, generation, seq2seq = (_figures(name) for name in ("encoders", "generation", "seq2seq"))
+    rows = [
+        _result(
+            "MiniLM embeddings, 32 clients",
+            "texts/s",
+            (
+                "FastAPI + transformers, fp32",
+                encoders["minilm"]["served"]["FastAPI + pipeline"]["32"]["requests_per_s"],
+            ),
+            ("int8", encoders["minilm"]["served"]["int8, 2 x 1 threads"]["32"]["requests_per_s"]),
+        ),
+        _result(
+            "BERT-base embeddings, 32 clients",
+            "texts/s",
+            (
+                "FastAPI + transformers, fp32",
+                encoders["bert-base"]["served"]["FastAPI + pipeline"]["32"]["requests_per_s"],
+            ),
+            ("int8", encoders["bert-base"]["served"]["int8, 2 x 1 threads"]["32"]["requests_per_s"]),
+        ),
+        *(
+            _result(
+                f"{title} generation, 8 clients",
+                "tokens/s",
+                (peer, generation["models"][model][peer]["8"]["tokens_per_s"]),
+                ("int8", generation["models"][model]["ours int8"]["8"]["tokens_per_s"]),
+            )
+            for title, model in (("GPT-2", "gpt2"), ("Qwen3-0.6B", "qwen3-0.6b"))
+            for peer in ("llama.cpp Q8_0",)
+        ),
+        *(
+            _result(
+                f"{title}, 4 beams, 8 clients",
+                "tokens/s",
+                (peer, seq2seq["models"][model][peer]["4/8"]["tokens_per_s"]),
+                ("int8", seq2seq["models"][model]["ours int8"]["4/8"]["tokens_per_s"]),
+            )
+            for title, model in (("T5-small", "t5-small"), ("mBART-large-50", "mbart-large-50"))
+            for peer in ("CTranslate2 int8",)
+        ),
+    ]
+    return table(("served through Triton", "compared with", "there", "here", "ratio"), rows)
+
+
+def _result(what: str, unit: str, peer: tuple[str, float], here: tuple[str, float]) -> tuple[str, ...]:
+    there = f"{peer[1]:.0f} {unit}"
+    return what, peer[0], there, f"{here[1]:.0f} {unit} ({here[0]})", f"{here[1] / peer[1]:.1f}x"
+
+
+def encoders() -> str:
+    """Texts a second through servers, side by side."""
+    figures = _figures("encoders")
+    rows = []
+    for model, result in figures.items():
+        if model in ("cores", "cpu"):
+            continue
+        base = result["served"]["FastAPI + pipeline"]
+        for side, cells in result["served"].items():
+            speeds = [_times(cells[c]["requests_per_s"], base[c]["requests_per_s"]) for c in ("1", "8", "32")]
+            rows.append((model, side, *speeds, f"{cells['32']['p99_ms']:.0f}", f"{100 * cells['32']['padding']:.1f}%"))
+    heads = ("model", "side", "1 client", "8 clients", "32 clients", "p99 at 32, ms", "padding at 32")
+    return f"{_ran('encoders', figures)} Texts a second; in brackets, times FastAPI.\n\n{table(heads, rows)}"
+
+
+def _times(speed: float, base: float | None) -> str:
+    return f"{speed:.0f}" if base is None else f"{speed:.0f} ({speed / base:.1f}x)"
+
+
+def generation() -> str:
+    """Tokens a second of decoders, beside other engines."""
+    figures = _figures("generation")
+    parts = [f"{_ran('generation', figures)} Tokens a second; in brackets, median milliseconds to the first token."]
+    for model, sides in figures["models"].items():
+        counts = sorted({int(count) for side in sides.values() for count in side if count.isdigit()})
+        heads = (model, *(f"{count} client{'s' * (count > 1)}" for count in counts))
+        rows = ((title, *(_first(side.get(str(count), {})) for count in counts)) for title, side in sides.items())
+        parts.append(table(heads, rows))
+    return "\n\n".join(parts)
+
+
+def _first(cell: dict[str, float]) -> str:
+    return f"{cell['tokens_per_s']:.0f} ({cell['first_token_ms']:.0f})" if "tokens_per_s" in cell else "-"
+
+
+def seq2seq() -> str:
+    """Tokens a second of encoder-decoders, beside other engines."""
+    figures = _figures("seq2seq")
+    parts = [f"{_ran('seq2seq', figures)} Tokens a second; in brackets, times transformers eager."]
+    for model, sides in figures["models"].items():
+        cells = list(dict.fromkeys(cell for side in sides.values() for cell in side if "/" in cell))
+        base = sides["transformers eager"]
+        rows = ((title, *(_cell(side.get(c, {}), base.get(c, {})) for c in cells)) for title, side in sides.items())
+        parts.append(table((model, *(_search(cell) for cell in cells)), rows))
+    return "\n\n".join(parts)
+
+
+def _search(cell: str) -> str:
+    beams, clients = cell.split("/")
+    return f"{'greedy' if beams == '1' else f'{beams} beams'}, {clients} client{'s' * (clients != '1')}"
+
+
+def _cell(cell: dict[str, float], base: dict[str, float]) -> str:
+    return _times(cell["tokens_per_s"], base.get("tokens_per_s")) if "tokens_per_s" in cell else "-"
+
+
+def decoding() -> str:
+    """What one decode step costs, and what the prefix cache and the executors change."""
+    figures = _figures("decoding")
+    designs = ("numpy", "binding", "in place")
+    heads = ("tokens in the cache", "session.run with numpy", "I/O binding, a new cache each step", "in place")
+    rows = (
+        (str(row["context"]), *(f"{row[d]['bytes'] / 1e6:.2f} MB, {row[d]['ms']:.1f} ms" for d in designs))
+        for row in figures["cache"]
+    )
+    limits, shared, loops = figures["limits"], figures["prefixes"], figures["executors"]
+    compared = (
+        ("first token of prompts that share about 400 tokens, ms", shared["none"], "first_token_ms"),
+        ("the same with the prefix cache, ms", shared["prefixes"], "first_token_ms"),
+        ("mixed prompts in process, tokens/s", loops["in process"], "tokens_per_s"),
+        ("the same through BLS, tokens/s", loops["BLS"], "tokens_per_s"),
+    )
+    return "\n\n".join(
+        [
+            f"{_ran('decoding', figures)} Memory moved and time for one token of a GPT-2 124M shape:",
+            table(heads, rows),
+            f"With one row, a step in int8 takes {limits['step_1_ms']:.1f} ms; reading the weights once at the "
+            f"measured bandwidth of {limits['bandwidth_gb_s']:.0f} GB/s would take {limits['limit_1_ms']:.1f} ms. "
+            f"With 16 rows it takes {limits['step_16_ms']:.1f} ms; its matrix products at the measured peak of "
+            f"{limits['int8_gop_s']:.0f} GOP/s would take {limits['limit_16_ms']:.1f} ms.",
+            table(("", "1 client", "4 clients"), ((t, f"{s['1'][k]:.0f}", f"{s['4'][k]:.0f}") for t, s, k in compared)),
+        ]
+    )
+
+
+def soak() -> str:
+    """Ten minutes of traffic of every kind."""
+    f = _figures("soak")
+    return (
+        f"Recorded by `scripts/bench soak --output docs/soak.json` ([figures](soak.json)): {f['clients']} clients for "
+        f"{f['minutes']:.0f} minutes, {f['streamed']:,} streams and {f['whole']:,} whole answers, {f['left']:,} "
+        f"clients that left early, {f['bad']:,} bad requests, {f['tokens']:,.0f} tokens. Answers that differed from "
+        f"the one that their prompt gets alone: {len(f['wrong'])}. Memory of the model's process after a fifth of the "
+        f"time: {f['megabytes_after_a_fifth']:.0f} MB, at the end: {f['megabytes_at_the_end']:.0f} MB."
+    )
+
+
+def post(key: str) -> str:
+    """One table of `scripts/bench posts`."""
+    figures = _figures("posts")
+    found = figures["posts"][key]
+    rows = []
+    for row in found["rows"]:
+        gain = "" if row["ratio"] is None else f"{row['ratio']:.1f}x"
+        rows.append((row["technique"], row["value"], gain, row["claim"]))
+    return f"{found['title']}:\n\n{table(('technique', 'here', 'gain', 'the post says'), rows)}"
+
+
+def posts_machine() -> str:
+    """What ran the posts' techniques, and where."""
+    return _ran("posts", _figures("posts"))

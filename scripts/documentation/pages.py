@@ -1,0 +1,74 @@
+"""Write the generated parts of README.md and docs/*.md: what stands between `<!-- NAME -->` and `<!-- /NAME -->`.
+
+`scripts/docs` writes them; `scripts/docs --check` only says whether they are up to date.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from scripts.documentation import code, figures, reference
+
+ROOT = Path(__file__).parent.parent.parent
+POSTS = ("accelerated", "onnxruntime", "bert", "serving", "quantisation", "training", "arithmetic", "level", "seq2seq")
+PARTS: dict[str, Callable[[], str]] = {
+    "results": figures.results,
+    "tasks": code.tasks,
+    "generating-tasks": code.generating_tasks,
+    "request-options": code.request_options,
+    "metrics": code.metrics,
+    "encoder-architectures": code.encoders,
+    "decoder-architectures": code.decoders,
+    "seq2seq-architectures": code.seq2seqs,
+    "releases": code.releases,
+    "configuration": reference.configuration,
+    "commands": reference.commands,
+    "bench-encoders": figures.encoders,
+    "bench-generation": figures.generation,
+    "bench-seq2seq": figures.seq2seq,
+    "bench-decoding": figures.decoding,
+    "bench-soak": figures.soak,
+    "posts-machine": figures.posts_machine,
+    **{f"post-{key}": partial(figures.post, key) for key in POSTS},
+}
+MARK = re.compile(r"(<!-- (?P<name>[a-z0-9-]+) -->\n).*?(<!-- /(?P=name) -->)", re.DOTALL)
+
+
+def pages() -> list[Path]:
+    """Every page of the documentation, the README first."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def rendered(text: str) -> str:
+    """`text` with its generated parts made anew. Raises SystemExit for a name that is not one of PARTS."""
+
+    def part(match: re.Match[str]) -> str:
+        if match["name"] not in PARTS:
+            raise SystemExit(f"nothing generates <!-- {match['name']} -->; known are {', '.join(PARTS)}")
+        return f"{match[1]}{PARTS[match['name']]()}\n{match[3]}"
+
+    return MARK.sub(part, text)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/docs", description=__doc__)
+    parser.add_argument("--check", action="store_true", help="fail when a page is out of date, and write nothing")
+    check = parser.parse_args().check
+    texts = {path: path.read_text("utf-8") for path in pages()}
+    unused = PARTS.keys() - {match["name"] for text in texts.values() for match in MARK.finditer(text)}
+    if unused:
+        raise SystemExit(f"no page has a place for {', '.join(sorted(unused))}: <!-- NAME --> ... <!-- /NAME -->")
+    for path, text in texts.items():
+        made = rendered(text)
+        if made != text and check:
+            raise SystemExit(f"{path.relative_to(ROOT)} is out of date: run scripts/docs")
+        if made != text:
+            path.write_text(made, "utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,217 @@
+"""What README.md and the pages in docs/ promise: their commands and examples, and how each is checked.
+
+A command is parsed by the parser that would run it; nothing is executed.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import importlib
+import io
+import json
+import re
+import shlex
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+
+import yaml
+from mkdocs.__main__ import cli as mkdocs
+
+from builder import cli
+from builder.errors import SpecError
+from builder.spec import load_specs, make_spec
+from builder.tasks import all_tasks
+from scripts.documentation.code import PARAMETERS
+
+ROOT = Path(__file__).parent.parent
+COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
+BLOCK = re.compile(r"^```(?P<language>\w*)(?P<rest>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
+INLINE = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
+PLACEHOLDER = re.compile(r"[A-Z_:]+")
+URL = re.compile(r"localhost:8000/v2/(models/[\w.-]+(?P<action>/infer|/generate|/generate_stream)?|health/ready)")
+# Options of other programs that pages mention by themselves: Docker's and tritonserver's.
+FOREIGN_OPTIONS = {"--shm-size", "--model-control-mode", "--disable-auto-complete-config"}
+
+
+def blocks(text: str) -> Iterator[tuple[str, str, str]]:
+    """The fenced blocks of a page: language, what follows it on its line, text."""
+    for match in BLOCK.finditer(text):
+        yield match["language"], match["rest"].strip(), match["text"]
+
+
+def inline_code(text: str) -> list[str]:
+    """What stands between single backticks, outside of fenced blocks."""
+    return [" ".join(code.split()) for code in INLINE.findall(BLOCK.sub("", text))]
+
+
+def commands(block: str) -> Iterator[list[str]]:
+    """The simple commands of a console block, each as its words."""
+    for line in block.replace("\\\n", " ").splitlines():
+        words: list[str] = []
+        for word in shlex.split(line, comments=True):
+            if word in ("&&", "|", ";"):
+                yield words
+                words = []
+            else:
+                words.append(word)
+        if words:
+            yield words
+
+
+def check_command(words: list[str]) -> None:
+    """Raise AssertionError unless the program exists and would understand the rest."""
+    program, *arguments = words
+    if program == "build-repo":
+        _build_repo(arguments)
+    elif program.startswith("scripts/"):
+        _script(program, arguments)
+    elif program == "docker":
+        _docker(arguments)
+    elif program == "curl":
+        _curl(arguments)
+    elif program == "mkdocs":
+        mkdocs.commands[arguments[0]].make_context(arguments[0], arguments[1:])
+    elif program == "pip":
+        _pip(arguments)
+    else:
+        assert program in ("source", "perf_analyzer"), f"{program} is not a program that the documentation may name"
+
+
+def _build_repo(arguments: list[str]) -> None:
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+            command, options = cli.parse(arguments)
+        verb = command.__name__.rsplit(".", 1)[-1]
+        if verb == "build" and not options.model.endswith(".yaml"):
+            given = vars(options)
+            make_spec(**{key: given[key] for key in given if key not in ("json", "verbose")})
+        for item in options.values if verb == "query" else ():
+            assert item.split("=")[0] in request_fields(), f"no task has an input {item.split('=')[0]!r}"
+    except SystemExit as stopped:
+        if stopped.code:
+            raise AssertionError(said.getvalue().strip().splitlines()[-1]) from stopped
+    except SpecError as error:
+        raise AssertionError(str(error)) from error
+
+
+@cache
+def request_fields() -> set[str]:
+    """Every input of every task."""
+    return {field.name for task in all_tasks().values() for field in task.fields(PARAMETERS)[0]}
+
+
+def _script(program: str, arguments: list[str]) -> None:
+    path = ROOT / program
+    assert path.is_file(), f"{program} does not exist"
+    assert path.stat().st_mode & 0o100, f"{program} is not executable"
+    sources = [path.read_text("utf-8")]
+    if program == "scripts/bench" and arguments:
+        module = ROOT / "scripts" / "benchmarks" / arguments.pop(0)
+        found = [module.with_suffix(".py"), module / "__main__.py"]
+        sources = [source.read_text("utf-8") for source in found if source.is_file()]
+        assert sources, f"there is no benchmark {module.name}"
+    elif program == "scripts/docs":
+        sources = [(ROOT / "scripts" / "documentation" / "pages.py").read_text("utf-8")]
+    elif program == "scripts/test":
+        for argument in arguments:
+            assert argument.startswith("-") or (ROOT / argument).exists(), f"{argument} does not exist"
+        return
+    for argument in arguments:
+        if argument.startswith("-"):
+            assert any(re.search(rf"{argument}\b", source) for source in sources), f"{program} has no {argument}"
+
+
+def _docker(arguments: list[str]) -> None:
+    if arguments[0] != "compose":
+        assert arguments[0] in ("build", "run"), f"docker {arguments[0]}"
+        return
+    profiles = {profile for service in COMPOSE["services"].values() for profile in service["profiles"]}
+    rest = arguments[1:]
+    while rest[:1] == ["--profile"]:
+        assert rest[1] in profiles, f"docker-compose.yml has no profile {rest[1]}"
+        rest = rest[2:]
+    action = rest.pop(0)
+    assert action in ("up", "run", "build"), f"docker compose {action}"
+    service = next((word for word in rest if not word.startswith("-")), None)
+    assert service is None or service in COMPOSE["services"], f"docker-compose.yml has no service {service}"
+
+
+def _curl(arguments: list[str]) -> None:
+    url, *rest = arguments
+    if url == "localhost:8002/metrics":
+        return
+    match = URL.fullmatch(url)
+    assert match, f"{url} is not an address of Triton"
+    if not rest:
+        return
+    assert rest[0] == "-d", f"curl {rest[0]}"
+    body = json.loads(rest[1])
+    named = {entry["name"] for entry in body["inputs"]} if match["action"] == "/infer" else set(body)
+    assert named <= request_fields(), f"no task has an input {(named - request_fields()).pop()!r}"
+    for message in json.loads(body.get("messages", "[]")):
+        assert set(message) == {"role", "content"}
+
+
+def _pip(arguments: list[str]) -> None:
+    assert arguments[0] in ("install", "uninstall", "download"), f"pip {arguments[0]}"
+    for option, value in pairwise(arguments):
+        if option in ("--constraint", "--requirement"):
+            assert (ROOT / value).is_file(), f"{value} does not exist"
+    extras = re.findall(r"\.\[(.*?)\]", " ".join(arguments))
+    declared = (ROOT / "pyproject.toml").read_text("utf-8")
+    for extra in ",".join(extras).split(",") if extras else ():
+        assert re.search(rf"^{extra} = \[", declared, re.MULTILINE), f"the project has no extra {extra}"
+
+
+@cache
+def known_options() -> set[str]:
+    """Every option of every verb, and of the project's scripts."""
+    names = [verb.replace("-", "_") for verb in cli.VERBS] + ["build"]
+    parsers: list[ArgumentParser] = [importlib.import_module(f"builder.commands.{name}").parser() for name in names]
+    scripts = [
+        path.read_text("utf-8")
+        for path in (ROOT / "scripts").rglob("*")
+        if path.is_file() and path.suffix in ("", ".py")
+    ]
+    own = {option for text in scripts for option in re.findall(r"(?<![\w-])--[a-z][a-z-]+", text)}
+    return {"--version", *FOREIGN_OPTIONS, *own, *(o for parser in parsers for o in parser._option_string_actions)}
+
+
+def check_inline(code: str) -> None:
+    """Raise AssertionError for a command or an option in running text that does not exist."""
+    words = shlex.split(code)
+    script = words[0].startswith("scripts/") and not words[0].endswith((".py", "/"))
+    if script or (words[0] in ("build-repo", "docker") and len(words) > 1):
+        check_command(words)
+    elif words[0].startswith("--"):
+        options = [word.split("=")[0] for word in words if word.startswith("--")]
+        unknown = set(options) - known_options()
+        assert not unknown, f"no command has an option {unknown.pop()}"
+        values = [word for word in words if not word.startswith("--")]
+        if values and not any(PLACEHOLDER.fullmatch(value) for value in values) and not set(options) & FOREIGN_OPTIONS:
+            check_command(["build-repo", "org/model", *words])
+
+
+def check_yaml(title: str, text: str, folder: Path) -> None:
+    """Raise AssertionError or SpecError unless it is a models.yaml that the specification takes."""
+    assert title == 'title="models.yaml"', f"what is this YAML? {title or text[:40]}"
+    path = folder / "models.yaml"
+    path.write_text(text, "utf-8")
+    assert load_specs(path)
+
+
+def check_python(text: str) -> None:
+    """Raise SyntaxError, ImportError or AssertionError unless it compiles and imports what exists."""
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(node.module or "")
+            for name in node.names:
+                assert hasattr(module, name.name), f"{node.module} has no {name.name}"
+        elif isinstance(node, ast.Import):
+            for name in node.names:
+                importlib.import_module(name.name)

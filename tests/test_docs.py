@@ -1,0 +1,197 @@
+"""README.md and docs/: every command, example, path and link of them, and the site they become."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from builder.cli import VERBS
+from builder.errors import SpecError
+from builder.spec import BuildSpec
+from scripts.documentation.pages import pages, rendered
+from tests.documents import (
+    ROOT,
+    blocks,
+    check_command,
+    check_inline,
+    check_python,
+    check_yaml,
+    commands,
+    inline_code,
+)
+
+PAGES = {str(path.relative_to(ROOT)): path.read_text("utf-8") for path in [*pages(), ROOT / "SECURITY.md"]}
+README = PAGES["README.md"]
+PATH = re.compile(r"(builder|docs|scripts|templates|tests|\.ci)(/[\w.-]+)+/?|[\w-]+\.(md|toml|txt|yml)")
+WRITTEN_BY_USERS = {"texts.txt", "config.json", "model.safetensors"}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_generated_parts_are_up_to_date(page: str) -> None:
+    assert rendered(PAGES[page]) == PAGES[page], "run scripts/docs"
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.encode()) <= 8192
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_command_is_understood(page: str) -> None:
+    for language, _, text in blocks(PAGES[page]):
+        if language == "console":
+            for words in commands(text):
+                check_command(words)
+    for code in inline_code(PAGES[page]):
+        check_inline(code)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "biuld-repo org/model",
+        "build-repo org/model --precison int8",
+        "build-repo org/model --precision int7",
+        "build-repo org/model --level O4 --precision int8",
+        "build-repo serv",
+        "build-repo serve --grcp-port 9001",
+        "build-repo query minilm txt_input=hello",
+        "scripts/tset",
+        "scripts/test tests/no_such_folder",
+        "scripts/bench encodings",
+        "scripts/bench encoders --round 2",
+        "scripts/docs --chek",
+        "docker compose --profile cup up",
+        "docker compose run --rm compiler",
+        "curl localhost:8001/v2/models/minilm/generate",
+        "curl localhost:8000/v2/model/minilm/generate",
+        """curl localhost:8000/v2/models/m/generate -d '{"text_input": "x", "max_token": 9}'""",
+        "pip install --constraint constraint.txt .",
+        "pip install '.[gpus]'",
+    ],
+)
+def test_a_misspelt_command_is_found(command: str) -> None:
+    (words,) = commands(command)
+    with pytest.raises(AssertionError):
+        check_command(words)
+
+
+@pytest.mark.parametrize("code", ["--instanses 2", "--precision int3", "build-repo chek", "scripts/docs --chek"])
+def test_a_misspelt_option_in_running_text_is_found(code: str) -> None:
+    with pytest.raises(AssertionError):
+        check_inline(code)
+
+
+def test_the_documentation_shows_every_verb() -> None:
+    shown = {words[1] for text in PAGES.values() for _, _, block in blocks(text) for words in _build_repo(block)}
+    assert set(VERBS) <= shown
+
+
+def _build_repo(block: str) -> list[list[str]]:
+    return [line.split() for line in block.splitlines() if line.startswith("build-repo ")]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_example_is_valid(page: str, tmp_path: Path) -> None:
+    for language, title, text in blocks(PAGES[page]):
+        assert language in ("console", "text", "yaml", "json", "python", "dockerfile"), f"a block of {language!r}"
+        if language == "yaml":
+            check_yaml(title, text, tmp_path)
+        elif language == "python":
+            check_python(text)
+        elif language == "dockerfile":
+            for source in re.findall(r"^COPY (\S+)", text, re.MULTILINE):
+                assert (ROOT / source).exists()
+
+
+def test_an_example_that_is_not_valid_is_found(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="did you mean 'precision'"):
+        check_yaml('title="models.yaml"', "models: [{model: a/b, precison: int8}]", tmp_path)
+    with pytest.raises(AssertionError, match="has no buildd"):
+        check_python("from builder.stages import buildd")
+    with pytest.raises(SyntaxError):
+        check_python("print(")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_path_that_a_page_names_exists(page: str) -> None:
+    for code in inline_code(PAGES[page]):
+        name = code.split()[0]
+        if PATH.fullmatch(name) and "my_" not in name and name not in WRITTEN_BY_USERS:
+            assert (ROOT / name).exists(), f"{name} does not exist"
+
+
+def test_the_tree_of_the_project_is_true() -> None:
+    tree = PAGES["docs/architecture.md"].split("## Where things are")[1].split("```text\n")[1].split("```")[0]
+    folders: list[str] = []
+    for line in tree.splitlines():
+        match = re.match(r"( *)([\w.,/ -]+?)  +.*$", line)
+        assert match, line
+        depth = len(match[1]) // 2
+        names = match[2].split(", ")
+        for name in names:
+            path = ROOT.joinpath(*folders[:depth], name)
+            assert path.exists(), f"{path} of the tree"
+        folders[depth:] = [names[0]]
+
+
+def test_links_outside_the_site_lead_somewhere() -> None:
+    """mkdocs checks links between pages; those of the files beside it are checked here."""
+    for page in ("README.md", "SECURITY.md", "CHANGELOG.md"):
+        for target in re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text("utf-8")):
+            if not target.startswith("https://"):
+                assert (ROOT / target.split("#")[0]).exists(), f"{page}: {target}"
+
+
+def test_every_key_of_the_configuration_is_described() -> None:
+    groups: list[type] = [BuildSpec]
+    for group in groups:
+        for name, field in group.model_fields.items():
+            assert field.description, f"{group.__name__}.{name} has no docstring"
+            inner = [field.annotation, *getattr(field.annotation, "__args__", ())]
+            groups += [part for part in inner if hasattr(part, "model_fields")]
+    assert len(groups) > 5
+
+
+def test_the_picture_has_a_title_and_needs_nothing() -> None:
+    picture = ElementTree.parse(ROOT / "docs" / "images" / "data-flow.svg").getroot()
+    space = "{http://www.w3.org/2000/svg}"
+    assert picture.find(f"{space}title") is not None
+    assert {element.tag for element in picture.iter()}.isdisjoint({f"{space}{t}" for t in ("script", "image", "style")})
+
+
+class _Fetches(HTMLParser):
+    """What a page makes a browser load."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag in ("script", "img", "iframe", "source"):
+            self.found.append(given.get("src") or "")
+        elif tag == "link" and given.get("rel") not in ("canonical", "prev", "next"):
+            self.found.append(given.get("href") or "")
+
+
+def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)]
+    built = subprocess.run(
+        command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
+    )
+    assert built.returncode == 0, built.stdout + built.stderr
+    made = sorted(tmp_path.rglob("*.html"))
+    assert {path.stem for path in made} >= {Path(page).stem for page in PAGES if page.startswith("docs/")}
+    for path in made:
+        reader = _Fetches()
+        reader.feed(path.read_text("utf-8"))
+        assert not [source for source in reader.found if re.match(r"(https?:)?//", source)], path.name
+    for path in tmp_path.rglob("*.css"):
+        assert not re.search(r"url\(['\"]?(https?:)?//|@import", path.read_text("utf-8")), path.name
