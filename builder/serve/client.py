@@ -59,6 +59,7 @@ class Client:
         """The responses to one sample as they come. Raises ServeError; an iterator left early cancels the request."""
         arrived: queue.SimpleQueue[tuple[Any, InferenceServerException | None]] = queue.SimpleQueue()
         inputs = self._inputs(to_tensors(sample, self.signature.inputs, self.signature.batched))
+        finished = False
         with grpc.InferenceServerClient(self.url) as connection:
             connection.start_stream(lambda result, error: arrived.put((result, error)))
             try:
@@ -66,6 +67,7 @@ class Client:
                 while True:
                     result, error = self._next(arrived)
                     if error is not None:
+                        finished = True
                         raise ServeError(f"{self.name}: {error.message()}") from error
                     response = result.get_response()
                     outputs = {field.name: result.as_numpy(field.name) for field in self.signature.outputs}
@@ -73,10 +75,12 @@ class Client:
                     if tensors:
                         yield to_values(tensors, self.signature.outputs)[0]
                     final = response.parameters.get("triton_final_response")
-                    if final is not None and final.bool_param:
+                    finished = final is not None and final.bool_param
+                    if finished:
                         return
             finally:
-                connection.stop_stream(cancel_requests=True)
+                # to cancel what has ended would leave the request, and its model, with the server for ever
+                connection.stop_stream(cancel_requests=not finished)
 
     def _next(self, arrived: queue.SimpleQueue[Any]) -> Any:
         try:

@@ -11,12 +11,15 @@ import os
 import re
 import shutil
 import signal
+import site
 import socket
 import subprocess
 import sys
+import sysconfig
 import tempfile
 import threading
 import time
+import urllib.request
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -40,6 +43,8 @@ SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_NEEDED = 256 << 20
 RESPONSE_CACHE = 16 << 20  # bytes, for models whose configuration asks for it
 KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
+EXIT_TIMEOUT_S = 30  # Triton's own, after SIGTERM
+IDLE_REPORTS = 4  # of a stopping server, one a second; a model's Python takes one or two to end
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 
 
@@ -117,7 +122,7 @@ def running(
             _wait_until_ready(server, timeout_s)
             yield server
         finally:
-            _stop(process)
+            _stop(server)
             reader.join(timeout=5)
             if process.stdout is not None:
                 process.stdout.close()
@@ -194,10 +199,8 @@ def _command(repository: Path, host: str, ports: Ports, place: Path) -> tuple[li
     libraries = wheel.parent.parent / "nvidia_pytriton.libs"
     environment = {
         **os.environ,
-        # the stub runs the first python3 on PATH
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PATH": f"{_interpreter(place) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         "LD_LIBRARY_PATH": f"{libraries}{os.pathsep}{os.environ.get('LD_LIBRARY_PATH', '')}",
-        "PYTHONDONTWRITEBYTECODE": "1",  # a served repository stays byte for byte as it was published
         "TOKENIZERS_PARALLELISM": "true",
     }
     command = [
@@ -225,6 +228,24 @@ def _stub(wheel: Path) -> Path:
     if not stub.is_file():
         raise ServeError(f"this Triton has no Python backend for Python {version}; use Python 3.11 or 3.12")
     return stub
+
+
+def _interpreter(place: Path) -> Path:
+    """A virtual environment of this interpreter and its packages that writes no bytecode: a served repository stays
+    byte for byte as it was published.
+
+    The stub's Python reads no environment variable; it is configured by the first python3 on PATH (PEP 405).
+    """
+    folder = place / "python"
+    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+    packages.mkdir(parents=True)
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python3").symlink_to(os.path.realpath(sys.executable))
+    (folder / "pyvenv.cfg").write_text(f"home = {Path(sys.base_prefix) / 'bin'}\n", "utf-8")
+    lines = ["import sys; sys.dont_write_bytecode = True"]
+    lines += [f"import site; site.addsitedir({path!r})" for path in site.getsitepackages()]
+    (packages / "builder.pth").write_text("\n".join(lines), "utf-8")
+    return folder
 
 
 def _plain_path(repository: Path, place: Path) -> Path:
@@ -282,12 +303,32 @@ def _why(log: list[str]) -> str:
     return f"Triton stopped: {errors[-1][:300] if errors else 'it gave no reason'}; -v shows its log"
 
 
-def _stop(process: subprocess.Popen[str]) -> None:
-    """SIGTERM to the server, SIGKILL to its whole group where that does not help."""
-    if process.poll() is None:
-        process.terminate()
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=35)
+def _stop(server: Server) -> None:
+    """SIGTERM; then SIGKILL to the whole group, as soon as all that is left of the server only waits.
+
+    Triton keeps the first request of a gRPC stream until the client closes the stream, and with it the model, for up
+    to its exit timeout of 30 s (server, src/grpc/stream_infer_handler.cc, IsAsyncNotifyState).
+    """
+    process = server.process
+    process.terminate()
+    end = time.monotonic() + EXIT_TIMEOUT_S + 5
+    while process.poll() is None and time.monotonic() < end and not _drained(server):
+        time.sleep(0.1)
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def _drained(server: Server) -> bool:
+    """Whether a stopping server has not unloaded another model for a while, and no decode loop has work."""
+    alive = [match[1] for line in list(server.log) if (match := re.search(r"Found (\d+) live models and 0 in-", line))]
+    if len(alive) < IDLE_REPORTS or len(set(alive[-IDLE_REPORTS:])) > 1:
+        return False
+    try:
+        with urllib.request.urlopen(f"http://{server.host}:{server.ports.metrics}/metrics", timeout=2) as response:
+            metrics = response.read().decode()
+    except OSError:
+        return False
+    return all(
+        float(n) == 0 for n in re.findall(r"^build_repo_(?:running|waiting)\{.*\} (\S+)$", metrics, re.MULTILINE)
+    )

@@ -1,0 +1,60 @@
+"""Stopping a real Triton: what runs is finished, and nobody waits for what only keeps a connection open."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from builder.serve.client import Client
+from builder.serve.triton import running
+
+SAMPLE = {"text_input": "The museum", "max_tokens": 100, "ignore_eos": True}
+
+
+@pytest.fixture
+def decoder(repository: Path, tmp_path: Path) -> Path:
+    """A repository of one generating model."""
+    shutil.copytree(repository / "writes", tmp_path / "model_repository" / "writes")
+    return tmp_path / "model_repository"
+
+
+def test_after_many_streams_the_model_is_unloaded_at_once(decoder: Path) -> None:
+    """To cancel streams whose answer is complete left their requests with the server, and it waited for them."""
+    with running(decoder) as server:
+
+        def ask() -> None:
+            for _ in range(3):
+                with Client(server.url, "writes") as client:
+                    client.ask(SAMPLE)
+
+        threads = [threading.Thread(target=ask) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 10
+    assert any("successfully unloaded 'writes'" in line for line in server.log)
+
+
+def test_a_running_answer_is_finished_and_an_open_stream_holds_nobody_up(decoder: Path) -> None:
+    with running(decoder) as server:
+        client = Client(server.url, "writes")
+        stream = client.stream({**SAMPLE, "stream": True})
+        answers = [next(stream)]
+        begun = time.monotonic()
+    assert time.monotonic() - begun < 12
+    answers += stream
+    assert answers[-1]["completion_tokens"] == [100], "what ran when the server was stopped was finished"
+
+
+def test_a_served_repository_stays_as_it_was_published(decoder: Path) -> None:
+    """The Python of a model would leave __pycache__ folders beside it."""
+    published = {path: path.read_bytes() for path in decoder.rglob("*") if path.is_file()}
+    with running(decoder) as server, Client(server.url, "writes") as client:
+        client.ask(SAMPLE)
+    assert {path: path.read_bytes() for path in decoder.rglob("*") if path.is_file()} == published
