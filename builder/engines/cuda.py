@@ -2,6 +2,20 @@
 
 The table is ONNX Runtime's own list (`scripts/releases --kernels`), of the versions from 1.23.0 on; what an older one
 is asked for are operators that it has had in fp32 and fp16 since long before.
+
+Cards, by compute capability, and head sizes for which it has a fused kernel of attention:
+
+    MultiHeadAttention, lengths, fp16       7.5, 8.0, 8.6, 8.9   32, 64; above 384 tokens 16, 40, 80, 128, 160, 256 too
+    the same with cuDNN (sdpa_kernel)       from 8.0             multiples of 8 up to 128
+    MultiHeadAttention, 3B+2 lengths        fp16 5.3, fp32 5.0   multiples of 8 up to 1024; fp32 from 256 tokens on
+    MultiHeadAttention, a mask of keys      none
+    GroupQueryAttention, fp16               5.3                  multiples of 8 up to 256
+    GroupQueryAttention, bf16               8.0                  multiples of 8 up to 256
+    GroupQueryAttention, window             8.0                  multiples of 8 up to 256
+
+What has none runs unfused, and right, but for GroupQueryAttention, which has nothing else. Read in ONNX Runtime,
+onnxruntime/contrib_ops/cuda/bert: multihead_attention.cc, tensorrt_fused_multihead_attention/mha_runner.cu,
+cutlass_fmha/memory_efficient_attention.h, flash_attention/flash_api.cc, group_query_attention.cc; not run on a GPU.
 """
 
 from __future__ import annotations
@@ -41,21 +55,20 @@ def provider_options(gpu: Gpu) -> dict[str, str]:
     return options
 
 
-# Head sizes and cards for which ONNX Runtime has a fused kernel of attention, by the operator and the form of its mask.
-# Sources, in onnxruntime/contrib_ops/cuda/bert: multihead_attention.cc (ComputeInternal), mha_runner.cu (IsSupported),
-# cutlass_fmha/memory_efficient_attention.h, flash_attention/flash_api.cc (is_supported), group_query_attention.cc.
-# What has none runs unfused, and right, but for GroupQueryAttention, which has nothing else in releases up to 26.06.
-FUSED = {
-    "MultiHeadAttention, lengths, fp16": (
-        "7.5, 8.0, 8.6, 8.9",
-        "32 and 64; above 384 tokens 16, 40, 80, 128, 160, 256",
-    ),
-    "MultiHeadAttention, lengths, fp32": ("none", "none"),
-    "MultiHeadAttention, a mask of keys": ("none", "none"),
-    "GroupQueryAttention, fp16": ("5.3", "multiples of 8 up to 256"),
-    "GroupQueryAttention, bf16": ("8.0", "multiples of 8 up to 256"),
-    "GroupQueryAttention with a window, fp16 and bf16": ("8.0", "multiples of 8 up to 256"),
-}
+ALL_WITH_CUDNN = 127  # bits of AttentionBackend, attention_common.h: those that are on without it, and cuDNN's (8)
+
+
+def attention_kernels(spec: BuildSpec) -> dict[str, str]:
+    """CUDA's option for attention in fp16 where the default kernels for masks of lengths do not know the card.
+
+    Those end at 8.9: cuDNN's is allowed beside them from 9.0 on. Source: attention_kernel_options.cc; the option is in
+    ONNX Runtime since 1.20, which leaves cuDNN's kernel out where its cuDNN is too old.
+    """
+    card, known = spec.gpu.card, version_tuple(RELEASES[spec.triton].onnxruntime) >= (1, 20)
+    if card is None or not known or spec.precision != "fp16":
+        return {}
+    beyond = version_tuple(CARDS[card].compute_capability) >= (9, 0)
+    return {"sdpa_kernel": str(ALL_WITH_CUDNN)} if beyond else {}
 
 
 def refuse_head_sizes(sizes: Collection[int]) -> None:

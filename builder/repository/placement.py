@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from builder.engines import engine, onnxruntime, tensorrt
-from builder.engines.cuda import NUMBERS, provider_options
+from builder.engines.cuda import NUMBERS, attention_kernels, provider_options
 from builder.engines.releases import version_tuple
 from builder.errors import SpecError
 from builder.export.graph import Graph
@@ -63,13 +63,13 @@ def place(spec: BuildSpec, graph: Graph, token_budget: int, max_length: int) -> 
         return Placement((InstanceGroup(spec.instances),), parameters)
     on_gpu = (InstanceGroup(spec.instances, "KIND_GPU", devices),)
     if spec.target == "cuda":
-        return Placement(on_gpu, _cuda_parameters(spec), accelerators=_exact_fp32(spec))
+        return Placement(on_gpu, _cuda_parameters(spec), accelerators=_cuda_accelerator(spec))
     profiles = profiles_of(spec, token_budget, max_length)
     if graph.engine == onnxruntime.BACKEND:
         shapes = input_shapes(profiles[0], graph.inputs, OF_TOKENS)
         accelerator = Accelerator("tensorrt", _accelerator_parameters(spec, graph, shapes))
         tuned = {name: sides["opt"] for name, sides in shapes.items()}
-        accelerators = (accelerator, *_exact_fp32(spec))
+        accelerators = (accelerator, *_cuda_accelerator(spec))
         return Placement(on_gpu, _cuda_parameters(spec), accelerators=accelerators, warm_ups=(tuned,))
     return Placement(
         # One group: Triton hands a call to any free instance, and picks the profile within it, the one whose optimum
@@ -131,13 +131,13 @@ def _cuda_parameters(spec: BuildSpec) -> dict[str, str]:
     return {**parameters, **passed}
 
 
-def _exact_fp32(spec: BuildSpec) -> tuple[Accelerator, ...]:
-    """Tell CUDA to multiply fp32 as fp32, which is what was compared, and not as TF32. Raises SpecError.
+def _cuda_accelerator(spec: BuildSpec) -> tuple[Accelerator, ...]:
+    """Options of CUDA's own: fp32 is multiplied as fp32, which is what was compared, not as TF32. Raises SpecError.
 
     Triton's backend passes options of CUDA on since 24.06 (onnxruntime_backend, pull request 256).
     """
     if version_tuple(spec.triton) >= version_tuple(CUDA_OPTIONS_SINCE):
-        return (Accelerator("cuda", {"use_tf32": provider_options(spec.gpu)["use_tf32"]}),)
+        return (Accelerator("cuda", {"use_tf32": provider_options(spec.gpu)["use_tf32"], **attention_kernels(spec)}),)
     if spec.precision != "fp32":
         return ()
     raise SpecError(

@@ -131,6 +131,10 @@ def test_fp32_is_not_tf32_and_a_release_that_cannot_be_told_is_refused() -> None
     spec = make_spec(model="x", target="cuda")
     (accelerator,) = place(spec, graph("onnxruntime"), 2048, 128).accelerators
     assert (accelerator.name, dict(accelerator.parameters)) == ("cuda", {"use_tf32": "0"})
+    hopper = spec.model_copy(update={"gpu": spec.gpu.model_copy(update={"card": "h100"}), "precision": "fp16"})
+    assert place(hopper, graph("onnxruntime"), 2048, 128).accelerators[0].parameters["sdpa_kernel"] == "127"
+    older = hopper.model_copy(update={"triton": "24.10"})
+    assert "sdpa_kernel" not in place(older, graph("onnxruntime"), 2048, 128).accelerators[0].parameters
     with pytest.raises(SpecError, match=r"multiplies fp32 as TF32 .* or --triton 24.06 or later"):
         place(spec.model_copy(update={"triton": "24.05"}), graph("onnxruntime"), 2048, 128)
 
