@@ -19,10 +19,16 @@ from transformers.cache_utils import Cache
 
 from builder.errors import ExportError
 from builder.export.attention import merge_heads
+from builder.export.masks import describe, window_of
 
 CACHED = "onnxruntime_group_query_attention"
-# Arguments of an attention function that change scores, and that the operator has no input for.
-UNSUPPORTED = ("head_mask", "s_aux")
+# What an attention function may be given beside the arguments of `_attention`, and that changes no score: positions
+# are in queries and keys already, the rest is about kernels and about what a forward pass returns.
+HARMLESS = frozenset({
+    "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states",
+    "output_router_logits", "return_dict", "deterministic",
+    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
+})  # fmt: skip
 
 
 class ExportCache(Cache):  # type: ignore[misc]
@@ -265,7 +271,7 @@ def _attention(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
+    attention_mask: Any,
     scaling: float | None = None,
     dropout: float = 0.0,
     sliding_window: int | None = None,
@@ -273,20 +279,20 @@ def _attention(
     position_bias: torch.Tensor | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention function; causality and windows are the operator's, so there is no mask."""
-    for name in UNSUPPORTED:
-        if options.get(name) is not None:
-            raise ExportError(f"attention with {name} has no fused operator")
+    """transformers' attention function. The window is the mask's: `sliding_window` is what flash attention reads, and
+    the attentions that transformers answers with here do not."""
+    unknown = [name for name, value in options.items() if value is not None and name not in HARMLESS]
+    if unknown:
+        raise ExportError(f"attention with {min(unknown)} has no fused operator")
     scale = scaling if scaling is not None else 1.0 / math.sqrt(query.shape[-1])
-    cross = running_cache().cross
-    if cross is not None and cross.layer is not None:
-        return cross_attention(query, scale, cross), None
-    return group_query_attention(query, key, value, scale, sliding_window, softcap, position_bias), None
-
-
-def _no_mask(**options: Any) -> None:
-    return None
+    cache = running_cache()
+    if cache.cross is not None and cache.cross.layer is not None:
+        if softcap is not None or position_bias is not None:
+            raise ExportError("cross-attention with soft-capping or a position bias has no fused operator")
+        return cross_attention(query, scale, cache.cross), None
+    window = window_of(attention_mask, cache.layer)
+    return group_query_attention(query, key, value, scale, window, softcap, position_bias), None
 
 
 AttentionInterface.register(CACHED, _attention)
-AttentionMaskInterface.register(CACHED, _no_mask)
+AttentionMaskInterface.register(CACHED, describe)

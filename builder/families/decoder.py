@@ -42,6 +42,7 @@ from builder.verify.generation import (
     step_latencies,
 )
 from builder.verify.ladder import Limits, climb
+from builder.verify.long_rows import refuse_wrong_long_row, unreached
 
 QUEUE = 256  # requests that may wait, where the user does not say
 CACHE_TYPES = {"fp32": "float32", "int8": "int8"}
@@ -181,6 +182,7 @@ def verify(
 
     exact, agreement = rung("fp32", fused)
     refuse_wrong_text(checkpoint.model, reference, agreement)
+    refuse_wrong_long_row(checkpoint.model, fused, exported.caches, checkpoint.max_length, threads)
     if spec.target == "cuda":
         refuse_windows(spec, fused)
         half, stand_in = decoder_for_cuda(fused, spec.precision, spec.triton, folder)
@@ -300,7 +302,10 @@ def _report(
         threshold=checkpoint.task.required(spec.quality),
         samples=len(reference.rows),
         padding=0.0,
-        warnings=() if spec.target == "cpu" else (UNTIMED,),
+        warnings=(
+            *(() if spec.target == "cpu" else (UNTIMED,)),
+            *unreached(checkpoint.model.config, checkpoint.max_length),
+        ),
         choice=verified.choice,
         chosen=verified.ladder[-1].name if spec.cache == "int8" else verified.chosen,
         files=file_hashes(entries),

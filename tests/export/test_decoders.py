@@ -20,9 +20,10 @@ from builder.runtime.generation.processors import Rules
 from builder.spec import make_spec
 from builder.stages import build
 from builder.verify.generation import Asked, answer, generate, geometry_of, greedy_tokens
+from builder.verify.long_rows import refuse_wrong_long_row
 from builder.verify.seq2seq import cut
 from tests.checkpoints import VOCABULARY, make_tokenizer
-from tests.decoders import DECODERS, SIZES, make_decoder
+from tests.decoders import DECODERS, SIZES, WINDOW, make_decoder
 
 LENGTHS = (5, 40, 17, 3, 30, 9)  # windows are 16: prompts and answers go far beyond
 NEW_TOKENS = 64
@@ -74,6 +75,17 @@ def test_a_window_changes_the_text(model_type: str, tmp_path: Path) -> None:
     assert narrow != wide
 
 
+def test_a_window_that_only_the_mask_knows_reaches_the_operator(tmp_path: Path) -> None:
+    """qwen2_moe hands its attention no sliding_window; the mask has it, and that is what transformers answers with."""
+    options = {"use_sliding_window": True, "max_window_layers": 2, "mlp_only_layers": [0, 1, 2, 3], "num_experts": 4}
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("qwen2_moe", **{**SIZES, **WINDOW, **options})
+    model = AutoModelForCausalLM.from_config(config).eval()
+    result = export_decoder(model, tmp_path, 128)
+    assert "sliding_attention" in config.layer_types
+    refuse_wrong_long_row(model, result.graph, result.caches, 128, threads=1)
+
+
 def test_soft_capping_changes_the_text(tmp_path: Path) -> None:
     _, capped, _ = exported("gemma2", tmp_path / "capped")
     _, free, _ = exported("gemma2", tmp_path / "free", attn_logit_softcapping=None)
@@ -114,6 +126,14 @@ def test_projections_and_rotations_are_merged(tmp_path: Path) -> None:
             "keys of size 16 and values of 8",
         ),
         ("mixtral", {"num_key_value_heads": 2, "num_local_experts": 4}, "mixtral cannot be served for generation"),
+        ("llama", {"is_causal": False}, "the attention of layer 0 gets no causal mask"),
+        ("doge", {"num_key_value_heads": 2}, "doge .* its attention changes the mask that it is given"),
+        ("gpt_oss", {"num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 4}, "attention with s_aux"),
+        (
+            "llama4_text",
+            {"num_key_value_heads": 2, "head_dim": 8, "attention_chunk_size": 16, "moe_layers": []},
+            "neither causal nor a sliding window .it reaches over 16 tokens",
+        ),
     ],
 )
 def test_what_cannot_be_right_is_refused_by_name(

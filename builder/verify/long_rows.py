@@ -1,0 +1,113 @@
+"""A decoder's graph far beyond the samples: one long row, past every window that its configuration speaks of.
+
+PyTorch runs the row in one forward pass, the graph in pieces as prompts are served, and token by token where a window
+begins to hide the first key. The row is random, so that no key stands for another. Knows tokens; knows no architecture.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from builder.errors import VerificationError
+from builder.export.decoder import CacheShape
+from builder.export.graph import Graph
+from builder.runtime.generation.executor import Executor, InProcess
+from builder.verify.generation import TOLERANCE, geometry_of
+
+# A forward pass of PyTorch over 8,192 tokens of half a billion parameters takes about a minute on two cores, less than
+# the export of such a model. A longer window is compared at its edges when the mask is read, and not run.
+LONGEST = 8192
+SHORTEST = 512  # also without a window: the samples are shorter
+PIECE = 256  # tokens of a prompt in one call
+STEPS = 4  # tokens one by one on either side of a window's edge
+BEST = 8  # of PyTorch's tokens, whose log-probabilities are compared
+
+
+@dataclass(frozen=True)
+class LongRow:
+    """`tokens` of a row; `cuts`: how many of them have run when the graph is compared with PyTorch."""
+
+    tokens: tuple[int, ...]
+    cuts: tuple[int, ...]
+
+
+def windows(config: Any) -> tuple[int, ...]:
+    """Every number of tokens that a configuration gives as a window or chunk, whether a layer uses it or not."""
+    named = config.get_text_config().to_dict().items()
+    return tuple(sorted({int(v) for k, v in named if ("window" in k or "chunk" in k) and type(v) is int and v > 0}))
+
+
+def long_row(config: Any, vocabulary: int, max_length: int) -> LongRow:
+    """A row past the longest window that `LONGEST` allows, of no more than `max_length` tokens."""
+    reached = [window for window in windows(config) if window + STEPS < LONGEST]
+    end = min(max_length, LONGEST, max([SHORTEST, *(window + PIECE for window in reached)]))
+    steps = {window + step for window in reached for step in range(-STEPS, STEPS + 1)}
+    cuts = sorted(cut for cut in {*range(PIECE, end, PIECE), *steps, end} if 0 < cut <= end)
+    tokens = np.random.default_rng(0).integers(0, vocabulary, end)
+    return LongRow(tuple(tokens.tolist()), tuple(cuts))
+
+
+def unreached(config: Any, max_length: int) -> tuple[str, ...]:
+    """A warning where a served row may be longer than a window that no row of the build goes past."""
+    beyond = [window for window in windows(config) if window + STEPS >= LONGEST and window < max_length]
+    return tuple(
+        f"no row of the build went past the window of {window} tokens: it ends at {LONGEST}" for window in beyond
+    )
+
+
+def refuse_wrong_long_row(
+    model: PreTrainedModel, graph: Graph, caches: Sequence[CacheShape], max_length: int, threads: int
+) -> None:
+    """Raise VerificationError where the graph leaves PyTorch on a long row, with the place and the windows."""
+    vocabulary = int(model.get_input_embeddings().weight.shape[0])
+    row = long_row(model.config, vocabulary, max_length)
+    logits = int(model.get_output_embeddings().weight.shape[0])
+    executor = InProcess(graph.path, geometry_of(caches, 1, len(row.tokens), logits), {"threads": threads})
+    errors = long_row_errors(executor, row, pytorch_logits(model, row))
+    worst = int(errors.argmax())
+    if not errors[worst] <= TOLERANCE:  # NaN is wrong too
+        first = row.cuts[int(np.argmax(~(errors <= TOLERANCE)))]
+        raise VerificationError(
+            f"after {first} tokens of a row the fused graph's log-probabilities leave PyTorch's (by up to "
+            f"{errors[worst]:.1e}; at most {TOLERANCE:.0e} is right); windows in its configuration: "
+            f"{', '.join(map(str, windows(model.config))) or 'none'}. Nothing was published: this is a bug worth "
+            "reporting, with the model's name"
+        )
+
+
+def pytorch_logits(model: PreTrainedModel, row: LongRow) -> np.ndarray:
+    """(cuts, vocabulary) float64: the logits after each cut, of one forward pass; only those rows are projected."""
+    places = torch.tensor(row.cuts) - 1
+
+    def only_cuts(head: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        return arguments[0][:, places]
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(only_cuts)
+    try:
+        with torch.no_grad():
+            logits: torch.Tensor = model(input_ids=torch.tensor([row.tokens]), use_cache=False).logits[0]
+    finally:
+        handle.remove()
+    return logits.double().numpy()
+
+
+def long_row_errors(executor: Executor, row: LongRow, expected: np.ndarray) -> np.ndarray:
+    """(cuts,): how far the log-probability of one of PyTorch's best tokens is off, at most."""
+    errors, held = [], 0
+    for cut, wanted in zip(row.cuts, expected, strict=True):
+        logits = executor.run(0, np.array([row.tokens[held:cut]], np.int64), np.array([held], np.int64))[0]
+        best = np.argsort(-wanted)[:BEST]
+        errors.append(np.abs(_logprobs(logits.astype(np.float64)) - _logprobs(wanted))[best].max())
+        held = cut
+    return np.array(errors)
+
+
+def _logprobs(logits: np.ndarray) -> np.ndarray:
+    shifted: np.ndarray = logits - logits.max()
+    return shifted - np.log(np.exp(shifted).sum())
