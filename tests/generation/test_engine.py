@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builder.runtime.generation import sampling
 from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.errors import DeadlineExceeded, EngineFailed, QueueFull
 from builder.runtime.generation.options import Options
@@ -271,3 +272,30 @@ def test_a_sampler_that_fails_takes_nobody_with_it() -> None:
     assert len(bad.errors) == 1
     assert good.tokens == expected([2], 8)
     assert engine.cache.free == 2
+
+
+@pytest.mark.parametrize("kind", [{}, {"top_p": 0.95}])
+def test_one_request_that_fails_is_logged_and_moves_no_random_stream(
+    kind: dict[str, Any], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def answers(others: list[Asked]) -> list[int]:
+        engine = engine_of(SumExecutor(), prefill=100)
+        own = Asked([1, 2, 3], 8, temperature=30.0, random_seed=7, **kind)
+        for one in (own, *others):
+            engine.submit(one.sequences)
+        engine.run_until_idle()
+        return own.tokens
+
+    alone = answers([])
+    plain = sampling._filter
+
+    def failing(scores: Any, options: Any, size: int) -> Any:
+        if any(option.typical_p == 0.5 for option in options):
+            raise MemoryError("no room")
+        return plain(scores, options, size)
+
+    monkeypatch.setattr(sampling, "_filter", failing)
+    bad = Asked([4, 5], 3, temperature=30.0, random_seed=9, typical_p=0.5)
+    assert answers([bad]) == alone
+    assert isinstance(bad.errors[0], MemoryError)
+    assert "choosing for 2 rows failed, each is tried alone: MemoryError('no room')" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -62,6 +63,19 @@ def test_an_empty_tensor_is_an_option_left_out() -> None:
         ({"text_input": "a", "n": 99}, {}, "n is 99; expected 1 to 16"),
         ({"text_input": "a", "logit_bias": "[1]"}, {}, "expected a dict"),
         ({"text_input": "a", "logit_bias": '{"x": 1}'}, {}, "must map token ids to numbers"),
+        ({"text_input": "a", "logit_bias": '{"4": NaN}'}, {}, "logit_bias of token 4 is nan; expected -1e+09 to 1e+09"),
+        ({"text_input": "a", "logit_bias": '{"4": -Infinity}'}, {}, "logit_bias of token 4 is -inf"),
+        ({"text_input": "a", "logit_bias": '{"4": "1e39"}'}, {}, "logit_bias of token 4 is 1e+39"),
+        ({"text_input": "a", "logit_bias": "[" * 100_000}, {}, "logit_bias is JSON of too many levels"),
+        ({"text_input": "a", "temperature": 1e-38}, {}, "temperature is 1e-38; expected 0, which takes"),
+        ({"text_input": "a"}, {"temperature": 1e-9}, "temperature is 1e-09; expected 0, which takes"),
+        ({"text_input": "a", "stop_words": ["x", ""]}, {}, "stop_words holds an empty string"),
+        ({"text_input": "a"}, {"bad_words": [""]}, "bad_words holds an empty string"),
+        ({"text_input": "a"}, {"repetition_penalty": float("inf")}, "repetition_penalty is inf"),
+        ({"text_input": "a"}, {"presence_penalty": float("nan")}, "presence_penalty is nan"),
+        ({"text_input": "a"}, {"top_k": -(10**30)}, "top_k is -1000000000000000000000000000000; expected 0"),
+        ({"text_input": "a"}, {"priority": 10**30}, "priority is 1000000000000000000000000000000; expected"),
+        ({"text_input": "a"}, {"num_beams": 2, "length_penalty": 90.0}, "length_penalty is 90.0; expected -50 to 50"),
         ({"text_input": ["a", "b"]}, {}, "text_input has 2 values; expected one"),
         ({"text_input": "a"}, {"best_of": 3}, "'best_of' is no option of this model; it has text_input"),
         ({"text_input": "a"}, {"max_tokens": "many"}, "max_tokens is 'many'; expected INT32"),
@@ -69,5 +83,5 @@ def test_an_empty_tensor_is_an_option_left_out() -> None:
     ],
 )
 def test_bad_requests(tensors: dict[str, Any], parameters: dict[str, Any], message: str) -> None:
-    with pytest.raises(InputError, match=message.replace("[", r"\[")):
+    with pytest.raises(InputError, match=re.escape(message)):
         read(parameters, **tensors)

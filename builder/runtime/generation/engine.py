@@ -7,6 +7,7 @@ knows nothing about Triton, tensors of requests, or how a prompt was made.
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,7 @@ from .sequences import Beams, GeneratedSequence, Piece, Request, Running
 from .stats import Stats
 
 IDLE_POLL_S = 0.05  # how often deadlines of a queue are looked at while nothing runs
+LOG = logging.getLogger(__name__)
 
 
 class Engine:
@@ -152,7 +154,8 @@ class Engine:
         choices: list[Choice | Exception]
         try:
             choices = list(choose(logits, samplers))
-        except Exception:
+        except Exception as error:
+            LOG.warning("choosing for %d rows failed, each is tried alone: %r", len(samplers), error)
             choices = [_choose_alone(logits[row : row + 1], sampler) for row, sampler in enumerate(samplers)]
         now = time.monotonic()
         for sequence, choice in zip(sequences, choices):

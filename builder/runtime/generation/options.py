@@ -6,6 +6,7 @@ Names are those that clients of Triton's vLLM and TensorRT-LLM backends send. Kn
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -112,10 +113,13 @@ RANGES: "dict[str, tuple[float, float]]" = {  # inclusive, of every number that 
     "encoder_no_repeat_ngram_size": (0, 2**31),
     "n": (1, 16),
     "num_beams": (1, 64),
-    "length_penalty": (-100.0, 100.0),
+    "length_penalty": (-50.0, 50.0),
     "logprobs": (-1, 20),
+    "priority": (-(2**31), 2**31 - 1),
     "timeout_ms": (0, 2**31),
 }
+COLDEST = 1e-3  # temperature; below it, scores divided by it overflow, and 0 says the same
+LARGEST_BIAS = 1e9  # more would overflow, and no score comes near it
 
 
 def read_options(
@@ -140,7 +144,7 @@ def read_options(
         if name not in LISTS and len(values) > 1:
             raise InputError(f"{name} has {len(values)} values; expected one")
         options[name] = _typed(known[name], values)
-    return _checked(options, set(given))
+    return _checked(options, {name for name, values in given.items() if values})
 
 
 def _values(name: str, array: np.ndarray) -> "list[Any]":
@@ -181,11 +185,10 @@ def _checked(options: "dict[str, Any]", given: "set[str]") -> Options:
         options.pop("messages", None)
     options["prompt"] = options.pop("text_input", "")
     if "logit_bias" in given:
-        bias = _json("logit_bias", options["logit_bias"], dict)
-        try:
-            options["logit_bias"] = {int(token): float(value) for token, value in bias.items()}
-        except (TypeError, ValueError) as error:
-            raise InputError(f'logit_bias must map token ids to numbers, such as {{"42": -5}}: {error}') from error
+        options["logit_bias"] = _bias(_json("logit_bias", options["logit_bias"], dict))
+    for name in given & {"stop_words", "bad_words"}:
+        if "" in options[name]:
+            raise InputError(f"{name} holds an empty string, which is everywhere; send words of at least one character")
     sampling = given & {"top_k", "top_p", "min_p", "typical_p", "random_seed"}
     if sampling and "temperature" not in given and options.get("temperature") == 0:
         options["temperature"] = 1.0  # who asks for a way to sample wants to sample
@@ -199,7 +202,26 @@ def _checked(options: "dict[str, Any]", given: "set[str]") -> Options:
         value = options.get(name)
         if value is not None and not low <= value <= high:
             raise InputError(f"{name} is {value}; expected {low:g} to {high:g}")
+    if 0 < options.get("temperature", 0) < COLDEST:
+        raise InputError(
+            f"temperature is {options['temperature']}; expected 0, which takes the most probable token, or at least "
+            f"{COLDEST:g}"
+        )
     return _consistent(Options(**options), given)
+
+
+def _bias(given: "Mapping[str, Any]") -> "dict[int, float]":
+    try:
+        bias = {int(token): float(value) for token, value in given.items()}
+    except (TypeError, ValueError, OverflowError) as error:
+        raise InputError(f'logit_bias must map token ids to numbers, such as {{"42": -5}}: {error}') from error
+    for token, value in bias.items():
+        if not math.isfinite(value) or abs(value) > LARGEST_BIAS:
+            raise InputError(
+                f"logit_bias of token {token} is {value}; expected {-LARGEST_BIAS:g} to {LARGEST_BIAS:g} "
+                "(-100 is enough to keep a token out)"
+            )
+    return bias
 
 
 def _consistent(options: Options, given: "set[str]") -> Options:
@@ -227,6 +249,8 @@ def _consistent(options: Options, given: "set[str]") -> Options:
 def _json(name: str, text: str, kind: type) -> Any:
     try:
         value = json.loads(text)
+    except RecursionError as error:
+        raise InputError(f"{name} is JSON of too many levels") from error
     except ValueError as error:
         raise InputError(f"{name} is not JSON: {error}") from error
     if not isinstance(value, kind):

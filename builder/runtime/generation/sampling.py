@@ -88,19 +88,26 @@ def _sample(scores: np.ndarray, samplers: "Sequence[Sampler]") -> np.ndarray:
     scores = scores / temperature[:, None]
     tokens = np.zeros(len(samplers), np.int64)
     unfiltered = [row for row, sampler in enumerate(samplers) if not _filters(sampler.options)]
+    filtered = [row for row, sampler in enumerate(samplers) if _filters(sampler.options)]
+    # all that can fail comes before the first draw: a step that is tried again finds the random streams as they were
     if unfiltered:
         probabilities = _softmax(_rows(scores, unfiltered))
-        tokens[unfiltered] = _draw(probabilities, [samplers[row] for row in unfiltered])
-    filtered = [row for row, sampler in enumerate(samplers) if _filters(sampler.options)]
     if filtered:
-        few, options = _rows(scores, filtered), [samplers[row].options for row in filtered]
-        size = min(CANDIDATES, few.shape[1])
-        order, kept = _filter(few, options, size)
-        if size < few.shape[1] and not _settled(order, kept, options):
-            order, kept = _filter(few, options, few.shape[1])
+        order, kept = _candidates(_rows(scores, filtered), [samplers[row].options for row in filtered])
         drawn = _draw(kept, [samplers[row] for row in filtered])
         tokens[filtered] = order[np.arange(len(filtered)), drawn]
+    if unfiltered:
+        tokens[unfiltered] = _draw(probabilities, [samplers[row] for row in unfiltered])
     return tokens
+
+
+def _candidates(scores: np.ndarray, options: "Sequence[Options]") -> "tuple[np.ndarray, np.ndarray]":
+    """Tokens of each row, best first, and their probabilities after all filters; few of them where that settles it."""
+    size = min(CANDIDATES, scores.shape[1])
+    order, kept = _filter(scores, options, size)
+    if size < scores.shape[1] and not _settled(order, kept, options):
+        order, kept = _filter(scores, options, scores.shape[1])
+    return order, kept
 
 
 def _filters(options: Options) -> bool:
