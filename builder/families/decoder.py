@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from builder.chat import chat_template
 from builder.checkpoint import Checkpoint, tokenizer_json
 from builder.engines.cuda import provider_options, refuse_head_sizes, refuse_windows
 from builder.engines.gpu import refuse_size
@@ -69,6 +70,7 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
     on_gpu = spec.target != "cpu"
     if on_gpu:
         _refuse_on_gpu(spec)
+    chat_template(checkpoint.tokenizer)  # a template that cannot be served is refused before the work begins
     with stage("plan memory"):
         caches_bytes, weights_bytes = plan_memory(spec, checkpoint)
     with stage("measure PyTorch"):
@@ -214,10 +216,6 @@ def serving_document(
     """serving.json: the parameters of the emitted loop, the checkpoint's generation_config as its defaults."""
     config, tokenizer = checkpoint.model.generation_config, checkpoint.tokenizer
     on_gpu = spec.target != "cpu"
-    template = tokenizer.chat_template
-    if isinstance(template, dict):
-        template = template.get("default")
-    special = {f"{kind}_token": getattr(tokenizer, f"{kind}_token", None) for kind in ("bos", "eos", "unk", "pad")}
     return {
         "task": checkpoint.task.name,
         "executor": (ON_GPU if on_gpu else ON_CPU)[spec.executor],
@@ -247,8 +245,8 @@ def serving_document(
         "last": token_list(config.forced_eos_token_id),
         "beams": spec.beams or spec.slots,
         "fields": [field.name for field in checkpoint.task.fields({})[0]],
-        "chat_template": template,
-        "special_tokens": {name: token for name, token in special.items() if token is not None},
+        "chat_template": chat_template(tokenizer),
+        "special_tokens": dict(tokenizer.special_tokens_map),
     }
 
 

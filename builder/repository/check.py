@@ -19,6 +19,7 @@ from builder.engines.releases import RELEASES, version_tuple
 from builder.errors import BuilderError
 from builder.export.graph import check_release, read_graph
 from builder.repository.render import parse
+from builder.runtime.generation.chat import ChatTemplate
 from builder.runtime.recipe import compile as program
 
 
@@ -195,6 +196,10 @@ def _check_python(version: Path, repository: Path, release: str | None) -> Itera
         except (ValueError, KeyError) as error:
             yield f"serving.json does not name the engine ({error!r}); build it again"
             return
+        if document.get("chat_template"):
+            problem = ChatTemplate(document["chat_template"], document.get("special_tokens", {})).problem
+            if problem:
+                yield f"{version.name}/serving.json: {problem}; chats are refused, texts are answered"
         if engine is not None and not (repository / engine / "config.pbtxt").is_file():
             yield f"its engine {engine} is not in the repository"
         if own is not None and not (version / own).is_file():

@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+import json
+from pathlib import Path
+from typing import Any
 
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from builder.chat import TOOLS, chat_template
+from builder.errors import CheckpointError
+from builder.repository.check import check
 from builder.runtime.fields import InputError
 from builder.runtime.generation.chat import ChatTemplate
 from tests.checkpoints import make_tokenizer
@@ -15,18 +23,72 @@ TEMPLATES = {
     "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}",
     "blocks": "{%- for m in messages %}\n    {%- if loop.first %}\n{{ bos_token }}\n    {%- endif %}\n"
     "    {{- m.content | tojson }}\n    {%- break %}\n{%- endfor %}\n",
+    "absent": "{% if tools is not none %}tools{% endif %}{% if documents is none %}no documents{% endif %}"
+    "{% if tools is defined %} defined{% endif %}",
+    "special tokens": "{{ sep_token }}{{ cls_token }}{{ mask_token }}{{ pad_token }}{{ unk_token }}{{ eos_token }}",
+    "json": "{{ messages | tojson(indent=2, sort_keys=true) }}{{ tools | tojson(separators=(',', ':')) }}"
+    "{{ messages[0].content | tojson(ensure_ascii=true) }}",
+    "generation": "{% for m in messages %}{% set x = 1 %}{% generation %}{% set x = 2 %}{{ m.content }}{{ x }}"
+    "{% endgeneration %}{{ x }}{% endfor %}",
+    "reasoning": "{% for m in messages %}{{ m.reasoning_content }}|{{ m.thinking }}|{{ 'content' in m }}{% endfor %}",
+    "date": "{{ strftime_now('%Y-%m') }}",
+    "namespace": "{% set n = namespace(found=false, self=3) %}{% for m in messages %}{% set n.found = m.role %}"
+    "{% endfor %}{{ n.found }}{{ n.self }}{{ dict(a=1) }}{{ dict.fromkeys('ab', 0) }}",
+    "tools": "{% if tools %}{% for t in tools %}{{ t.function.name }}{{ t | tojson }}{% endfor %}{% endif %}",
 }
-MESSAGES = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " Grüße, <b>you</b> & 'me' 😀 "}]
+THOUGHT = {"role": "assistant", "content": None, "thinking": "hm"}
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": " Grüße, <b>you</b> & 'me' 😀 "},
+]
 
 
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    found = make_tokenizer("bpe", type_ids=False)
+    found.bos_token, found.eos_token = "[CLS]", "[SEP]"
+    return found
+
+
+@pytest.mark.parametrize("tools", [None, TOOLS], ids=["no tools", "tools"])
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_rendered_as_transformers_renders_it(name: str) -> None:
-    tokenizer = make_tokenizer("bpe", type_ids=False)
-    tokenizer.bos_token, tokenizer.eos_token = "[CLS]", "[SEP]"
-    tokenizer.chat_template = TEMPLATES[name]
-    tokens = {"bos_token": "[CLS]", "eos_token": "[SEP]"}
-    expected = tokenizer.apply_chat_template(MESSAGES, tokenize=False, add_generation_prompt=True)
-    assert ChatTemplate(TEMPLATES[name], tokens)(MESSAGES) == expected
+def test_rendered_as_transformers_renders_it(name: str, tools: Any, tokenizer: PreTrainedTokenizerFast) -> None:
+    options = {"tools": tools, "tokenize": False, "add_generation_prompt": True}
+    messages = [*MESSAGES, THOUGHT] if name in ("reasoning", "json") else MESSAGES
+    expected = tokenizer.apply_chat_template(messages, chat_template=TEMPLATES[name], **options)
+    assert ChatTemplate(TEMPLATES[name], tokenizer.special_tokens_map)(messages, tools) == expected
+
+
+@pytest.mark.parametrize("template", TEMPLATES.values())
+def test_a_build_takes_what_is_rendered_alike(template: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.chat_template = template
+    assert chat_template(tokenizer) == template
+    tokenizer.chat_template = {"default": template, "tool_use": "other"}
+    assert chat_template(tokenizer) == template
+
+
+def test_a_build_refuses_a_template_that_does_not_compile(tokenizer: PreTrainedTokenizerFast) -> None:
+    tokenizer.chat_template = "{% for m in messages %}\n{{ m.content }"
+    with pytest.raises(CheckpointError, match="does not compile: line 2"):
+        chat_template(tokenizer)
+
+
+def test_a_build_refuses_a_template_that_is_rendered_differently(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer.chat_template = "{{ messages[0].role }}{{ messages | length }}"
+    monkeypatch.setattr(ChatTemplate, "__call__", lambda self, messages, tools: "user1" if tools is None else "x")
+    with pytest.raises(CheckpointError, match=r"a system message differently here \('user1'\) and in .*'system2'"):
+        chat_template(tokenizer)
+
+
+@pytest.mark.parametrize("template", ["{% if %}", "{{ a }", "{% unknown %}", "(" * 10 + "{{" + "(" * 5000])
+def test_a_template_that_does_not_compile_refuses_chats_and_nothing_else(template: str) -> None:
+    """A server with this model starts, and answers texts."""
+    chat = ChatTemplate(template, {})
+    assert chat.problem.startswith("the model's chat template does not compile: ")
+    with pytest.raises(InputError, match=r"does not compile.*send the prompt as text_input"):
+        chat(MESSAGES)
 
 
 @pytest.mark.parametrize(
@@ -34,6 +96,10 @@ def test_rendered_as_transformers_renders_it(name: str) -> None:
     [
         "{{ ''.__class__.__mro__[1].__subclasses__() }}",
         "{{ messages.append({}) }}",
+        "{{ dict.__class__.__mro__ }}",
+        "{% set n = namespace(_a=1) %}",
+        "{% set n = namespace() %}{% set n.__class__ = 1 %}",
+        "{{ 1 // 0 }}",
         "{{ cycler.__init__.__globals__.os.popen('id').read() }}",
     ],
 )
@@ -45,3 +111,14 @@ def test_a_template_reaches_nothing(template: str) -> None:
 def test_what_the_template_raises_is_told() -> None:
     with pytest.raises(InputError, match="unknown role tool"):
         ChatTemplate(CHAT, {"bos_token": ""})([{"role": "tool", "content": "x"}])
+
+
+def test_check_compiles_the_template(tmp_path: Path) -> None:
+    version = tmp_path / "m" / "1"
+    version.mkdir(parents=True)
+    (tmp_path / "m" / "config.pbtxt").write_text('name: "m"\nbackend: "python"\n')
+    for template, problems in ((CHAT, 0), ("{% endfor %}", 1)):
+        (version / "serving.json").write_text(json.dumps({"engine": None, "chat_template": template}))
+        found = check(tmp_path)
+        assert len(found) == problems
+    assert "does not compile: line 1" in found[0]

@@ -1,43 +1,129 @@
-"""A chat as one prompt: the checkpoint's own template, rendered in a sandbox as transformers renders it."""
+"""A chat as one prompt: the checkpoint's own template, in the environment and sandbox that transformers renders it in.
+
+The rules are those of transformers 5's `apply_chat_template`: what a template finds (messages, tools, documents, the
+named special tokens, `raise_exception`, `strftime_now`, `tojson` with its keywords, `{% generation %}`, loop
+controls), what happens to a message before (keys without a value go, reasoning is under each of its names), and what
+the sandbox forbids.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
 import jinja2
+import jinja2.exceptions
 import jinja2.ext
 import jinja2.sandbox
+from jinja2 import nodes, parser
+from jinja2.utils import Namespace
 
 from ..fields import InputError
 
+REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing; the first that is there counts
+
 
 class ChatTemplate:
-    """Renders messages. `source` comes from the checkpoint and is not trusted: it can reach no Python object."""
+    """Renders messages. `source` comes from the checkpoint and is not trusted: it can reach no Python object.
+
+    `problem` says why a template does not compile; every chat is then refused with it, and texts are answered.
+    """
 
     def __init__(self, source: str, tokens: "Mapping[str, str]") -> None:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[jinja2.ext.loopcontrols]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _refuse
-        environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
-        self.template = environment.from_string(source)
+        self.problem = ""
         self.tokens = dict(tokens)
-
-    def __call__(self, messages: "Sequence[Mapping[str, Any]]") -> str:
-        """The prompt, ending where the assistant's answer begins. Raises InputError for what the template refuses."""
         try:
-            return self.template.render(messages=messages, add_generation_prompt=True, **self.tokens)
-        except (jinja2.TemplateError, TypeError, KeyError, ValueError, OverflowError) as error:
+            self.template = _environment().from_string(source)
+        except jinja2.TemplateSyntaxError as error:
+            self.problem = f"the model's chat template does not compile: line {error.lineno}: {error.message}"
+        except Exception as error:  # nested too deeply, say: what a checkpoint brings must not end a server
+            self.problem = f"the model's chat template does not compile: {error!r}"
+
+    def __call__(
+        self, messages: "Sequence[Mapping[str, Any]]", tools: "Sequence[Mapping[str, Any]] | None" = None
+    ) -> str:
+        """The prompt, ending where the assistant's answer begins. Raises InputError for what the template refuses."""
+        if self.problem:
+            raise InputError(f"{self.problem}; send the prompt as text_input")
+        variables = {"messages": [_message(message) for message in messages], "tools": tools, "documents": None}
+        try:
+            return self.template.render(**{**variables, "add_generation_prompt": True, **self.tokens})
+        except Exception as error:  # a template is a program: anything can go wrong in it
             raise InputError(f"the model's chat template refuses these messages: {error}") from error
+
+
+def _message(given: "Mapping[str, Any]") -> "dict[str, Any]":
+    message = {name: value for name, value in given.items() if value is not None}
+    reasoning = next((message[name] for name in REASONING if name in message), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, REASONING[0]: reasoning}
+
+
+def _environment() -> jinja2.Environment:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _to_json
+    environment.globals["raise_exception"] = _refuse
+    environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)
+    environment.globals["dict"] = _Dict()
+    environment.globals["namespace"] = _Namespace
+    return environment
+
+
+class _GenerationBlock(jinja2.ext.Extension):
+    """`{% generation %}` marks what an assistant said, for training; its text stays, its variables are its own."""
+
+    tags = {"generation"}  # noqa: RUF012  # as jinja2 declares it
+
+    def parse(self, parser: parser.Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return nodes.CallBlock(self.call_method("_say"), [], [], body).set_lineno(line)
+
+    def _say(self, caller: "Callable[[], str]") -> str:
+        return caller()
+
+
+class _Dict:
+    """`dict(...)` and `dict.fromkeys(...)`, and nothing else that a Python class would lead to."""
+
+    def __call__(self, *given: Any, **named: Any) -> "dict[Any, Any]":
+        return dict(*given, **named)
+
+    def fromkeys(self, *given: Any) -> "dict[Any, Any]":
+        return dict.fromkeys(*given)
+
+
+class _Namespace(Namespace):
+    """A namespace without attributes that begin with an underscore."""
+
+    def __init__(*given: Any, **named: Any) -> None:  # like jinja2's own, so that `self` is a name like any other
+        attributes = dict(*given[1:], **named)
+        for name in attributes:
+            _public(name)
+        Namespace.__init__(given[0], attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _public(name)
+        super().__setitem__(name, value)
+
+
+def _public(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"a template cannot set {name!r}, which begins with an underscore")
 
 
 def _refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
-def _to_json(value: Any, indent: "int | None" = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+def _to_json(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: "int | None" = None,
+    separators: "tuple[str, str] | None" = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
