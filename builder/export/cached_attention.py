@@ -287,8 +287,9 @@ def _attention(
     scale = scaling if scaling is not None else 1.0 / math.sqrt(query.shape[-1])
     cache = running_cache()
     if cache.cross is not None and cache.cross.layer is not None:
-        if softcap is not None or position_bias is not None:
-            raise ExportError("cross-attention with soft-capping or a position bias has no fused operator")
+        if softcap is not None:
+            raise ExportError("cross-attention with soft-capping has no fused operator")
+        # T5 gives its cross-attention a position bias of zeros
         return cross_attention(query, scale, cache.cross), None
     window = window_of(attention_mask, cache.layer)
     return group_query_attention(query, key, value, scale, window, softcap, position_bias), None
