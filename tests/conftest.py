@@ -1,12 +1,19 @@
-"""Fixtures: checkpoints and repositories are made once a worker, in folders that pytest removes."""
+"""Fixtures: checkpoints and repositories are made once a worker, in folders that pytest removes.
+
+Tests that share something expensive run on one worker (`--dist loadgroup`): those of the served repository, and those
+of a module with a fixture of its own for all of them.
+"""
 
 from __future__ import annotations
 
 import fcntl
+import gc
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 from builder.engines.gpu import gpus
@@ -14,10 +21,24 @@ from builder.serve.client import Client
 from builder.serve.triton import Server, running
 from builder.spec import make_spec
 from builder.stages import build
+from builder.verify import generation, latency
 from tests.models import GENERATORS, READERS, REAL, SERVED, checkpoint_of, minilm
 
 settings.register_profile("here", deadline=None, derandomize=True, database=None)  # the same on every machine
 settings.load_profile("here")
+
+torch.set_num_threads(1)  # each worker is a process of its own
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so are the commands that tests start
+gc.set_threshold(50_000, 20, 20)  # exports make objects by the million, nearly all of which stay
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _short_timings() -> Iterator[None]:
+    """The fewest runs that give a latency: how long is enough for a good one is not what tests ask."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (latency, generation):
+            patch.setattr(module, "ENOUGH_S", 0.0)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -62,6 +83,14 @@ def _build_all(folder: Path, checkpoint: Callable[[str], Path]) -> None:
 
 
 @pytest.fixture(scope="session")
+def small_repository(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One model, `topics`: a server on it starts in a fraction of the time that `repository` takes."""
+    folder = tmp_path_factory.mktemp("small") / "model_repository"
+    build(make_spec(model=str(checkpoint("topics")), name="topics", output=folder))
+    return folder
+
+
+@pytest.fixture(scope="session")
 def server(repository: Path) -> Iterator[Server]:
     """A real Triton on `repository`."""
     with running(repository) as server:
@@ -82,9 +111,24 @@ def client(server: Server) -> Iterator[Callable[[str], Client]]:
         one.__exit__()
 
 
+@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups next
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What is marked gpu runs where there is one."""
-    marked = [item for item in items if item.get_closest_marker("gpu")]
-    if marked and not gpus():
-        for item in marked:
-            item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
+    """Say which tests share a worker, which need the served repository, and which a GPU that is not here."""
+    no_gpu = pytest.mark.skip(reason="no NVIDIA GPU here")
+    for item in items:
+        if "repository" in _fixtures(item):
+            item.add_marker(pytest.mark.served)
+            item.add_marker(pytest.mark.xdist_group("served"))
+        elif "small_repository" in _fixtures(item):
+            item.add_marker(pytest.mark.xdist_group("small_repository"))
+        elif "module" in _fixtures(item).values():
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
+        if item.get_closest_marker("gpu") and not gpus():
+            item.add_marker(no_gpu)
+
+
+def _fixtures(item: pytest.Item) -> dict[str, str]:
+    """The fixtures of a test by name, and the scope of each; `repository` only where it is the one of this file."""
+    assert isinstance(item, pytest.Function)
+    found = {name: made[-1] for name, made in item._fixtureinfo.name2fixturedefs.items()}
+    return {name: made.scope for name, made in found.items() if name != "repository" or made.scope == "session"}

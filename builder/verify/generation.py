@@ -35,6 +35,7 @@ LONGEST_SAMPLE = 96
 NEW_TOKENS = 24
 ROWS = 8
 CONTEXT = 64
+ENOUGH_S = 0.3  # of runs of one step
 
 
 @dataclass(frozen=True)
@@ -288,11 +289,11 @@ def step_latencies(
 
 
 def median_ms(run: Callable[[], object]) -> float:
-    """Median of 3 to 20 runs after two to warm up, in milliseconds."""
+    """Median of 3 to 20 runs after two to warm up, in milliseconds; `ENOUGH_S` of them if they are short."""
     run()
     run()
     times: list[float] = []
-    while len(times) < 3 or (len(times) < 20 and sum(times) < 0.3):
+    while len(times) < 3 or (len(times) < 20 and sum(times) < ENOUGH_S):
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)

@@ -19,6 +19,7 @@ from builder.tasks.base import TaskGraph
 
 BATCHES = (1, 8)
 LENGTHS = (16, 64, 128)
+ENOUGH_S = 0.1  # of runs of one shape
 Latencies = dict[str, float]  # "batch x length" to milliseconds, medians
 
 
@@ -51,14 +52,14 @@ def _grid(names: tuple[str, ...], max_length: int, run: Callable[[dict[str, np.n
 
 
 def _median(names: tuple[str, ...], shape: tuple[int, int], run: Callable[[dict[str, np.ndarray]], object]) -> float:
-    """Median of 3 to 10 runs after one to warm up, a tenth of a second of them if they are short."""
+    """Median of 3 to 10 runs after one to warm up, `ENOUGH_S` of them if they are short."""
     feeds = {}
     for name in names:
         size = shape if name in TOKENIZER_INPUTS else (shape[0], 1)
         feeds[name] = np.ones(size, dtype=np.int64) if name != "token_type_ids" else np.zeros(size, dtype=np.int64)
     run(feeds)
     times: list[float] = []
-    while len(times) < 3 or (len(times) < 10 and sum(times) < 0.1):
+    while len(times) < 3 or (len(times) < 10 and sum(times) < ENOUGH_S):
         start = time.perf_counter()
         run(feeds)
         times.append(time.perf_counter() - start)
