@@ -13,6 +13,7 @@ Knows modules and their inputs; knows no architecture and no task.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -22,10 +23,12 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
+from builder.checkpoint import POSITION_TABLES
 from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import ExportError
 from builder.export.architectures import fused_attention
 from builder.export.cached_attention import CACHED, ExportCache, exporting
+from builder.export.failure import reason
 from builder.export.graph import Graph, save_graph
 from builder.export.program import to_onnx
 from builder.export.projections import merge_projections
@@ -104,20 +107,16 @@ def refused_by_name(model: PreTrainedModel) -> Iterator[None]:
     refused = f"{model.config.model_type} cannot be served for generation"
     try:
         yield
-    except ExportError as error:
-        raise ExportError(f"{refused}: {error}") from error
-    except Exception as error:  # torch.export raises whatever the model's own code raises
-        reason = str(error).rsplit("## Exception summary", 1)[-1].strip().splitlines() or [""]
-        raise ExportError(
-            f"{refused}: it does not export with its cache as tensors ({type(error).__name__}: {reason[0][:200]})"
-        ) from error
+    except Exception as error:  # whatever the model's own code raises
+        raise ExportError(f"{refused}: {reason(error)}") from error
     finally:
         model.set_attn_implementation(before)
 
 
 def _cache_shapes(model: PreTrainedModel) -> tuple[CacheShape, ...]:
+    ids = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
-        result = model(input_ids=torch.ones((1, 3), dtype=torch.long), use_cache=True)
+        result = model(input_ids=ids, use_cache=True)
     past = getattr(result, "past_key_values", None)
     if not isinstance(past, DynamicCache):
         raise ExportError(f"its state is a {type(past).__name__}, not the keys and values of attention layers")
@@ -131,7 +130,24 @@ def _cache_shapes(model: PreTrainedModel) -> tuple[CacheShape, ...]:
         shapes.append(CacheShape(int(keys.shape[1]), int(keys.shape[3])))
     if not shapes:
         raise ExportError("it has no attention layers")
+    _refuse_positions_of_its_own(model, ids, result.logits)
     return tuple(shapes)
+
+
+def _refuse_positions_of_its_own(model: PreTrainedModel, ids: torch.Tensor, logits: torch.Tensor) -> None:
+    """Raise ExportError where position_ids counted from 0, which each row of a batch is given, are not understood."""
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        tables = [name for name, _ in model.named_modules() if name.rsplit(".", 1)[-1] in POSITION_TABLES]
+        if tables:
+            raise ExportError(
+                f"it takes no position_ids and counts the rows of {tables[0]} by what its cache holds, so that all "
+                "texts of a batch would have to be equally long"
+            )
+        return
+    with torch.no_grad():
+        given = model(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None], use_cache=True).logits
+    if not torch.allclose(given, logits, rtol=1e-3, atol=1e-3 * float(logits.abs().max())):
+        raise ExportError("it does not count positions from 0, as the decode loop does")
 
 
 def past_names(layers: int) -> list[str]:

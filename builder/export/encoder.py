@@ -17,6 +17,7 @@ from builder.engines.onnxruntime import FUSED_ATTENTION, MODEL_FILE
 from builder.errors import ExportError
 from builder.export.architectures import fused_attention
 from builder.export.attention import ONNXRUNTIME, UNFUSED
+from builder.export.failure import reason
 from builder.export.graph import Graph, read_graph, save_graph
 from builder.export.program import to_onnx
 from builder.spec import BuildSpec
@@ -41,15 +42,15 @@ def export(checkpoint: Checkpoint, spec: BuildSpec, folder: Path) -> Export:
     module = encoder_task(checkpoint.task).graph(checkpoint, spec, graph_inputs(checkpoint))
     path = folder / "exported" / MODEL_FILE
     layers = int(checkpoint.config.num_hidden_layers)
-    reason = _try_export(module, path, fused=True)
-    attentions = 0 if reason else sum(read_graph(path).operators[name] for name in FUSED_ATTENTION)
+    unfused = _try_export(module, path, fused=True)
+    attentions = 0 if unfused else sum(read_graph(path).operators[name] for name in FUSED_ATTENTION)
     if not attentions:
         failure = _try_export(module, path, fused=False)
         if failure:
             raise ExportError(f"{checkpoint.source} ({checkpoint.config.model_type}) does not export: {failure}")
     warning = None
     if attentions < layers:
-        why = reason or f"{checkpoint.config.model_type} does not follow transformers' attention interface"
+        why = unfused or f"{checkpoint.config.model_type} does not follow transformers' attention interface"
         warning = (
             f"{attentions} of {layers} attentions are fused ({why}); the others run as separate operators, which is "
             "right but slower and takes memory quadratic in the length"
@@ -74,7 +75,7 @@ def _try_export(module: TaskGraph, path: Path, fused: bool) -> str | None:
             model.set_attn_implementation(ONNXRUNTIME if fused else UNFUSED)
             export_module(module, path)
     except Exception as error:  # torch.export raises whatever the model's own code raises
-        return f"{type(error).__name__}: {str(error).strip().splitlines()[0][:200] if str(error).strip() else ''}"
+        return reason(error)
     finally:
         model.set_attn_implementation(before)
     return None

@@ -11,6 +11,7 @@ import torch
 
 from builder.errors import ExportError
 from builder.export.cleanup import clean
+from builder.export.failure import reason
 
 OPSET = 20  # the newest that every supported release reads
 IR_VERSION = 9
@@ -28,20 +29,23 @@ def to_onnx(
 ) -> onnx.ModelProto:
     """Export `module`, whose forward takes `tensors` by position; `dynamic_axes` has one mapping a tensor.
 
-    Raises whatever the module raises, and ExportError.
+    Raises ExportError with what it failed on.
     """
     module.eval()
-    with torch.no_grad(), _decomposed_where_needed():
-        program = torch.onnx.export(
-            module,
-            tuple(tensors),
-            dynamo=True,
-            opset_version=OPSET,
-            dynamic_shapes=(tuple(dynamic_axes),),
-            input_names=list(inputs),
-            output_names=list(outputs),
-            verbose=False,
-        )
+    try:
+        with torch.no_grad(), _decomposed_where_needed():
+            program = torch.onnx.export(
+                module,
+                tuple(tensors),
+                dynamo=True,
+                opset_version=OPSET,
+                dynamic_shapes=(tuple(dynamic_axes),),
+                input_names=list(inputs),
+                output_names=list(outputs),
+                verbose=False,
+            )
+    except Exception as error:  # whatever the module's own code raises
+        raise ExportError(reason(error)) from error
     if program is None:
         raise ExportError("torch.onnx.export made no program")
     model: onnx.ModelProto = program.model_proto

@@ -1,0 +1,56 @@
+"""What an export failed on, in one line: PyTorch says it under a page of general advice, or in a chain of errors.
+
+Knows exceptions and where they came from; knows no architecture.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from types import FrameType
+
+import torch
+
+from builder.errors import BuilderError
+
+OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.:]+)'")
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def reason(error: BaseException) -> str:
+    """The error that began it, and where in the model's own code. A BuilderError says it already."""
+    place = ""
+    while True:
+        if isinstance(error, BuilderError):
+            return str(error)
+        place = _place(error) or place
+        if error.__cause__ is None:
+            break
+        error = error.__cause__
+    if type(error).__name__.startswith("GuardOnDataDependent"):
+        return f"its code branches on the values of a text, and a graph has one branch{place}"
+    lines = [line.strip() for line in COLOUR.sub("", str(error)).splitlines() if line.strip()] or [""]
+    missing = OPERATOR.search(lines[0])
+    if missing:
+        return f"ONNX has no operator for {missing[1]}{place}"
+    return f"{type(error).__name__}: {lines[0][:200]}{place}"
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line of transformers' code of a model, and the module that ran it."""
+    found: list[tuple[FrameType, int]] = []
+    trace = error.__traceback__
+    while trace is not None:
+        if "/transformers/models/" in trace.tb_frame.f_code.co_filename:
+            found.append((trace.tb_frame, trace.tb_lineno))
+        trace = trace.tb_next
+    if not found:
+        return ""
+    frame, line = found[-1]
+    owner = next((f.f_locals["self"] for f, _ in reversed(found) if _is_module(f)), None)
+    module = f"{type(owner).__name__}, " if owner is not None else ""
+    return f" ({module}{Path(frame.f_code.co_filename).name}, line {line})"
+
+
+def _is_module(frame: FrameType) -> bool:
+    return isinstance(frame.f_locals.get("self"), torch.nn.Module)

@@ -1,0 +1,232 @@
+"""A tiny checkpoint of any architecture that transformers registers for a head, from its own configuration class.
+
+The default configuration is made small by the names of its fields: sizes, layers, heads, experts, windows, positions.
+What a name does not tell is in `ODDITIES`. Weights are random and large enough that answers differ.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.models.auto import modeling_auto
+
+from tests.checkpoints import ARCHITECTURES, VOCABULARY, make_tokenizer
+
+HEADS = {  # mapping of transformers: the task that serves its head
+    "CAUSAL_LM": "text-generation",
+    "MASKED_LM": "fill-mask",
+    "SEQUENCE_CLASSIFICATION": "text-classification",
+    "TOKEN_CLASSIFICATION": "token-classification",
+}
+AUTO = {
+    "CAUSAL_LM": transformers.AutoModelForCausalLM,
+    "MASKED_LM": transformers.AutoModelForMaskedLM,
+    "SEQUENCE_CLASSIFICATION": transformers.AutoModelForSequenceClassification,
+    "TOKEN_CLASSIFICATION": transformers.AutoModelForTokenClassification,
+}
+POSITIONS = 130  # RoBERTa's table starts counting at its third row: 128 tokens
+WINDOW = 16
+HIDDEN = 32
+SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
+NAMED: tuple[tuple[str, Any], ...] = (  # the first pattern that a field's whole name matches says its value
+    (r"vocab_size|n_token|n_vocab|text_vocab_size", VOCABULARY),
+    (r"sliding_window|window_size|attention_chunk_size|local_attention|attention_window", WINDOW),
+    (r"max_position_embeddings|n_positions|n_ctx|max_seq_len|max_sequence_length|seq_length|max_2d_.*", POSITIONS),
+    (r"initializer_range|init_std", 0.2),
+    (r"qk_head_dim", None),  # the sum of two others
+    (r"(.*_)?head_dim|kv_channels|d_kv", 8),
+    (r".*_rank", 8),
+    (r"rotary_dim", 4),
+    (r"(mamba_)?chunk_size", 16),
+    (r"(n_|topk_)group", 1),
+    (r"num_experts_per_tok|.*top_?k|moe_k", 2),
+    (r".*(num|n)(_\w+)?_experts|num_experts|n_routed_experts", 4),
+    (r".*moe.*(intermediate|ffn).*_size|expert_.*size", 16),
+    (r"intermediate_size|.*ffn_dim|ffn_hidden_size|n_inner|d_inner|dff|d_ff|hidden_dim|.*intermediate_size", 64),
+    (r"hidden_size|d_model|n_embd|n_embed|dim|emb_dim|model_dim|.*hidden_size|.*_hidden_dim|.*embed_dim", HIDDEN),
+    (r"(num|n)_?(hidden_)?layers?|(encoder|decoder)_layers|.*num_layers|depth|num_.*hidden_layers|.*_layers", 2),
+    (r"num_key_value_heads|.*_(kv|key_value)_heads|num_.*kv_heads|n_kv_heads", 2),
+    (r"(num|n)_?(attention_)?heads?|(encoder|decoder)_attention_heads|.*_heads|num_heads", 4),
+    (r"bos_token_id|cls_token_id", 2),
+    (r".*_(size|dim|channels|length)", HIDDEN),
+)
+HYBRID = ["linear_attention", "full_attention"]
+MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 16, "mamba_n_groups": 1}
+TALL = {"per_layer_config": {"01": {"head_dim": 16}}}  # Gemma 4's full-attention layers have larger heads
+LOCAL: dict[str, Any] = {
+    "hidden_size": HIDDEN,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "num_hidden_layers": 2,
+    "intermediate_size": 64,
+    "max_position_embeddings": POSITIONS,
+    "head_dim": 8,
+}
+ODDITIES: dict[str, dict[str, Any]] = {  # what the names of the fields do not tell
+    "bailing_hybrid": {"num_expert_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "layer_group_size": 2},
+    "bamba": {**MAMBA, "attn_layer_indices": [1]},
+    "blt": {
+        "vocab_size": VOCABULARY,
+        "encoder_hash_byte_group_size": [3, 4],
+        "encoder_hash_byte_group_vocab": 100,
+        **{f"{part}_config": LOCAL for part in ("patcher", "global")},
+        **{f"{part}_config": {**LOCAL, "hidden_size_global": HIDDEN} for part in ("encoder", "decoder")},
+    },
+    "cohere_compass_text": {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 10000.0}}},
+    "dbrx": {
+        "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0, "clip_qkv": 8.0},
+        "ffn_config": {"hidden_size": HIDDEN},
+    },
+    "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "dots3_note_text": {"shared_experts_intermediate_size": 16, "index_head_dim": 8},
+    "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "esm": {"vocab_size": VOCABULARY, "mask_token_id": 4, "token_dropout": False},
+    "gemma3n_text": {"num_kv_shared_layers": 0, "hidden_size_per_layer_input": 8, "laurel_rank": 8},
+    "gemma4_text": {**TALL, "vocab_size_per_layer_input": VOCABULARY, "hidden_size_per_layer_input": 8},
+    "gemma4_unified_text": TALL,
+    "granitemoehybrid": {**MAMBA, "layer_types": HYBRID},
+    "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 8, "mamba_d_state": 8},
+    "kimi_linear": {"num_experts_per_token": 2, "num_expert_group": 1, "topk_group": 1},
+    "layoutlmv3": {"coordinate_size": 6, "shape_size": 4},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
+    "lilt": {"hidden_size": 48, "max_2d_position_embeddings": 1024},
+    "longcat_flash": {"expert_ffn_hidden_size": 16, "zero_expert_num": 2, "moe_topk": 2},
+    "mamba2": {"num_heads": 8, "head_dim": 8, "n_groups": 1, "state_size": 16},
+    "mistral4": {"qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16, "head_dim": 16},
+    "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
+    "nemotron_h": {"mamba_num_heads": 4, "mamba_head_dim": 8, "n_groups": 1},
+    "neomme": {
+        "per_layer_config": {},
+        "rope_parameters": {
+            kind: {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0}
+            for kind in ("full_attention", "sliding_attention")
+        },
+    },
+    "nystromformer": {"conv_kernel_size": 65},
+    "perceiver": {"num_latents": 8, "d_latents": 32, "num_self_attends_per_block": 2},
+    "qwen4_exp_text": {
+        "indexer_n_heads": 2,
+        "indexer_kv_heads": 1,
+        "indexer_head_dim": 8,
+        "indexer_budget": 16,
+        "indexer_compress_ratio": 4,
+    },
+    "recurrent_gemma": {"num_hidden_layers": 3, "lru_width": HIDDEN},
+    "reformer": {
+        "axial_pos_embds_dim": [16, 16],
+        "axial_pos_shape": [16, 16],
+        "local_attn_chunk_length": 16,
+        "lsh_attn_chunk_length": 16,
+        "num_buckets": 2,
+        "attn_layers": ["local", "lsh"],
+    },
+    "t5": {"decoder_start_token_id": 0},
+    "xlstm": {"chunk_size": 16, "embedding_dim": HIDDEN, "max_inference_chunksize": 16},
+    "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
+    "zamba": {
+        "mamba_dt_rank": 8,
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+    },
+    "zamba2": {
+        "mamba_d_state": 16,
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
+        "mamba_headdim": 8,
+        "n_mamba_heads": 8,
+        "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "hybrid"] * 2,
+        "num_query_groups": 4,
+        "hybrid_layer_ids": [1, 3],
+    },
+}
+
+
+def architectures(head: str) -> list[str]:
+    """The model types that transformers registers for a head, in alphabetical order."""
+    return sorted(getattr(modeling_auto, f"MODEL_FOR_{head}_MAPPING_NAMES"))
+
+
+def tiny_config(head: str, model_type: str) -> PreTrainedConfig:
+    """The architecture's default configuration, made small."""
+    kind = CONFIG_MAPPING[model_type]
+    options = {**_small(_defaults(kind)), **ODDITIES.get(model_type, {})}
+    if head == "CAUSAL_LM":
+        options |= {"is_decoder": True} if "is_decoder" in _defaults(kind) else {}
+    elif head != "MASKED_LM":
+        options["num_labels"] = 3
+    return kind(**options)
+
+
+def _defaults(kind: type[PreTrainedConfig]) -> dict[str, Any]:
+    return kind().to_dict()
+
+
+def _small(values: dict[str, Any]) -> dict[str, Any]:
+    """The fields of a configuration (or of one inside it) that are to be smaller, with their new values."""
+    kinds = [len(set(map(str, v))) for k, v in values.items() if _per_layer(k, v)]
+    layers = max([2, *kinds])
+    small: dict[str, Any] = {}
+    for name, value in values.items():
+        if isinstance(value, dict) and "model_type" in value:
+            small[name] = {**_small(value), **ODDITIES.get(value["model_type"], {})}
+        elif _per_layer(name, value):
+            small[name] = _cycled(value, layers)
+        elif name in SPECIAL_IDS:
+            small[name] = SPECIAL_IDS[name]
+        elif name.endswith(("token_id", "token_index")) and isinstance(value, int):
+            small[name] = min(value, VOCABULARY - 1)
+        elif isinstance(value, (int, float)) and not isinstance(value, bool):
+            named = next((new for pattern, new in NAMED if re.fullmatch(pattern, name)), None)
+            if named is not None and value > 0:
+                small[name] = min(value, named) if isinstance(named, int) else named
+    if "num_hidden_layers" in small:
+        small["num_hidden_layers"] = layers
+    if "num_key_value_heads" in small and values["num_key_value_heads"] == values.get("num_attention_heads"):
+        small["num_key_value_heads"] = small["num_attention_heads"]
+    if "head_dim" in values and values["head_dim"] is None:
+        small["head_dim"] = 8
+    if values.get("sliding_window", 0) is None and "use_sliding_window" in values:
+        small["sliding_window"] = WINDOW
+    return small
+
+
+def _per_layer(name: str, value: Any) -> bool:
+    return isinstance(value, list) and len(value) > 4 and "layer" in name
+
+
+def _cycled(values: list[Any], layers: int) -> list[Any]:
+    """As many as there are layers, every kind among them."""
+    kinds = list({str(value): value for value in values}.values())
+    return [kinds[index % len(kinds)] for index in range(layers)]
+
+
+def tiny_model(head: str, model_type: str) -> PreTrainedModel:
+    torch.manual_seed(0)
+    model: PreTrainedModel = AUTO[head].from_config(tiny_config(head, model_type)).eval()
+    return model
+
+
+def tiny_tokenizer(head: str, model_type: str) -> PreTrainedTokenizerFast:
+    """The tokeniser of the support tables, with no limit of its own."""
+    kind = "bpe" if head == "CAUSAL_LM" else getattr(ARCHITECTURES.get(model_type), "tokenizer", "bpe")
+    tokenizer = make_tokenizer(kind, type_ids=kind == "wordpiece" and model_type not in ("distilbert", "mpnet"))
+    tokenizer.model_max_length = 10**9
+    if head == "CAUSAL_LM":
+        tokenizer.backend_tokenizer.post_processor = None
+        tokenizer.bos_token, tokenizer.eos_token = "[CLS]", "[SEP]"
+    return tokenizer
+
+
+def make_checkpoint(head: str, model_type: str, folder: Path) -> Path:
+    """Save a tiny checkpoint with the head into `folder`."""
+    tiny_model(head, model_type).save_pretrained(folder)
+    tiny_tokenizer(head, model_type).save_pretrained(folder)
+    return folder

@@ -1,0 +1,64 @@
+"""What cannot be exported is refused in one line that says why, never with PyTorch's page of advice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
+
+from builder.errors import ExportError
+from builder.export.decoder import cache_shapes
+from builder.export.failure import reason
+from builder.export.program import to_onnx
+from scripts.tiny_models import tiny_model
+from tests.checkpoints import SIZES
+
+
+class Branching(torch.nn.Module):
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return tensors[0] + 1 if tensors[0].sum() > 3 else tensors[0]
+
+
+class Untranslated(torch.nn.Module):
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.eigvals(tensors[0]).real
+
+
+class Refusing(torch.nn.Module):
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        raise ExportError("this attention does not update the cache before it runs")
+
+
+@pytest.mark.parametrize(
+    ("module", "said"),
+    [
+        (Branching(), "its code branches on the values of a text, and a graph has one branch"),
+        (Untranslated(), "ONNX has no operator for aten.linalg_eig"),
+        (Refusing(), "this attention does not update the cache before it runs"),
+    ],
+)
+def test_the_cause_is_said_in_one_line(module: torch.nn.Module, said: str) -> None:
+    with pytest.raises(ExportError) as raised:
+        to_onnx(module, [torch.eye(4)], [{}], ["values"], ["out"])
+    assert str(raised.value) == said
+
+
+def test_where_in_the_models_code_is_said() -> None:
+    model = AutoModelForSequenceClassification.from_config(AutoConfig.for_model("bart", **SIZES, d_model=32)).eval()
+    with pytest.raises(ValueError, match="<eos>") as raised:
+        model(input_ids=torch.tensor([[5, 6, 7]]))
+    assert reason(raised.value).startswith("ValueError: Each example must contain at least one <eos> token. (BartFor")
+    assert "modeling_bart.py, line" in reason(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "said"),
+    [
+        ("camembert", "camembert cannot be served for generation: it does not count positions from 0"),
+        ("bart", "bart cannot be served for generation: it takes no position_ids and counts the rows of .*embed_pos"),
+    ],
+)
+def test_positions_that_the_decode_loop_cannot_give_are_refused(model_type: str, said: str) -> None:
+    """Both were exported before, and failed verification as "a bug worth reporting"."""
+    with pytest.raises(ExportError, match=said):
+        cache_shapes(tiny_model("CAUSAL_LM", model_type))
