@@ -31,6 +31,7 @@ ROOT = Path(__file__).parent.parent
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
 BLOCK = re.compile(r"^```(?P<language>\w*)(?P<rest>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
+COMMENT = re.compile(r"(?:^|(?<=\s))#[^\n]*", re.MULTILINE)
 PLACEHOLDER = re.compile(r"[A-Z_:]+")
 URL = re.compile(r"localhost:8000/v2/(models/[\w.-]+(?P<action>/infer|/generate|/generate_stream)?|health/ready)")
 # Options of other programs that pages mention by themselves: Docker's and tritonserver's.
@@ -49,17 +50,20 @@ def inline_code(text: str) -> list[str]:
 
 
 def commands(block: str) -> Iterator[list[str]]:
-    """The simple commands of a console block, each as its words."""
-    for line in block.replace("\\\n", " ").splitlines():
-        words: list[str] = []
-        for word in shlex.split(line, comments=True):
-            if word in ("&&", "|", ";"):
-                yield words
-                words = []
-            else:
-                words.append(word)
-        if words:
+    """The simple commands of a shell block, each as its words."""
+    lexer = shlex.shlex(COMMENT.sub("", block.replace("\\\n", " ")), posix=True, punctuation_chars=";|&\n")
+    lexer.commenters = ""  # a comment would take the end of its line with it
+    lexer.whitespace = " \t"
+    lexer.whitespace_split = True
+    words: list[str] = []
+    for word in lexer:
+        if word.strip(";|&\n"):
+            words.append(word)
+        elif words:
             yield words
+            words = []
+    if words:
+        yield words
 
 
 def check_command(words: list[str]) -> None:

@@ -45,7 +45,7 @@ def test_the_readme_is_short() -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_is_understood(page: str) -> None:
     for language, _, text in blocks(PAGES[page]):
-        if language == "console":
+        if language == "bash":
             for words in commands(text):
                 check_command(words)
     for code in inline_code(PAGES[page]):
@@ -100,7 +100,7 @@ def _build_repo(block: str) -> list[list[str]]:
 @pytest.mark.parametrize("page", PAGES)
 def test_every_example_is_valid(page: str, tmp_path: Path) -> None:
     for language, title, text in blocks(PAGES[page]):
-        assert language in ("console", "text", "yaml", "json", "python", "dockerfile"), f"a block of {language!r}"
+        assert language in ("bash", "text", "yaml", "json", "python", "dockerfile"), f"a block of {language!r}"
         if language == "yaml":
             check_yaml(title, text, tmp_path)
         elif language == "python":

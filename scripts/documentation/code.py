@@ -97,13 +97,13 @@ def request_options() -> str:
         if field.name not in MEANINGS:
             raise SystemExit(f"say what the request option {field.name} means: MEANINGS in {__file__}")
         low_high = RANGES.get(field.name)
-        limits = "" if low_high is None else " to ".join(_limit(bound) for bound in low_high)
+        limits = "" if low_high is None else _limits(*low_high)
         rows.append((f"`{field.name}`", _type(field), _default(defaults.get(field.name)), limits, MEANINGS[field.name]))
     return table(("option", "type", "default", "allowed", "meaning"), rows)
 
 
-def _limit(bound: float) -> str:
-    return "any" if bound in (2**31, 2**63 - 1) else f"{bound:g}"
+def _limits(least: float, most: float) -> str:
+    return f"≥ {least:g}" if most in (2**31, 2**63 - 1) else f"{least:g} to {most:g}"
 
 
 def _default(value: Any) -> str:

@@ -17,7 +17,7 @@ from builder.cli import VERBS
 from builder.spec import BuildSpec
 from scripts.documentation.markdown import table
 
-HEADS = ("key", "values", "default", "meaning")
+HEADS = ("key", "values", "meaning")
 
 
 def configuration() -> str:
@@ -49,7 +49,7 @@ def _row(name: str, field: FieldInfo) -> tuple[str, ...]:
     extra = field.json_schema_extra
     flag = isinstance(extra, dict) and bool(extra.get("flag"))
     key = f"`{name}`" + (f"<br>`--{name.replace('_', '-')}`" if flag else "")
-    return key, _values(field), _default(field), _text(field.description)
+    return key, f"{_values(field)}{_default(field)}", _text(field.description)
 
 
 def _values(field: FieldInfo) -> str:
@@ -81,11 +81,11 @@ def _type(annotation: Any) -> str:
 
 def _default(field: FieldInfo) -> str:
     if field.is_required():
-        return "required"
+        return "<br>required"
     value = field.default
-    if value is None or isinstance(value, BaseModel):
+    if value in (None, (), {}) or isinstance(value, BaseModel):
         return ""
-    return f"`{json.dumps(value, default=str)}`"
+    return f"<br>default `{json.dumps(value, default=str)}`"
 
 
 def _text(documented: str | None) -> str:
