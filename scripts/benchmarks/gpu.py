@@ -35,8 +35,8 @@ from builder.export.slots import slot_copier
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
 from builder.optimise.variants import Variant, Workshop
-from builder.repository.placement import OF_TOKENS, profiles_of
-from builder.repository.profiles import input_shapes
+from builder.repository.placement import OF_TOKENS
+from builder.repository.profiles import Calls, covering_profile, input_shapes
 from builder.runtime.generation.device import ELEMENTS, PROVIDERS, OnDevice
 from builder.samples import TEXTS
 from builder.spec import make_spec
@@ -111,15 +111,13 @@ def encode_tensorrt(place: Path) -> Times:
 
     workshop = _workshop(place / "tensorrt", "tensorrt")
     graph = workshop.make(Variant("fp16", "tensorrt", target="tensorrt")).graph
-    profiles = []
-    for shapes in profiles_of(workshop.spec, 32 * 512, 512):
-        profile = Profile()
-        for name, sides in input_shapes(shapes, graph.inputs, OF_TOKENS).items():
-            profile.add(name, sides["min"], sides["opt"], sides["max"])
-        profiles.append(profile)
+    profile = Profile()  # one runner has one profile: the one that takes every shape that is measured
+    every = covering_profile(Calls(workshop.spec.max_batch_size, 512, 32 * 512))
+    for name, sides in input_shapes(every, graph.inputs, OF_TOKENS).items():
+        profile.add(name, sides["min"], sides["opt"], sides["max"])
     network = network_from_onnx_path(str(graph.path), strongly_typed=True)
-    engine = engine_from_network(network, config=CreateConfig(profiles=profiles))
-    with TrtRunner(engine, optimization_profile=len(profiles) - 1) as runner:
+    engine = engine_from_network(network, config=CreateConfig(profiles=[profile], tf32=False))
+    with TrtRunner(engine) as runner:
         return _times(lambda feeds: lambda: runner.infer({name: feeds[name] for name in graph.inputs}), SHAPES)
 
 
