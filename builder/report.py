@@ -37,6 +37,26 @@ class Rung:
 
 
 @dataclass(frozen=True)
+class EngineCheck:
+    """What came of the samples' calls on the engine that is to serve. `note` says why, where they were not made."""
+
+    engine: str
+    version: str
+    where: str
+    verified: bool
+    calls: int = 0
+    error: float | None = None  # the largest difference to this build's own engine, as a share of the largest value
+    python: str | None = None
+    note: str | None = None
+
+    def __str__(self) -> str:
+        if not self.verified:
+            return f"{self.note} on {self.where}, {self.version}"
+        found = f"{self.calls} calls, off by {self.error:.0e}" if self.note is None else self.note
+        return f"verified on {self.where}, {self.version} ({found})"
+
+
+@dataclass(frozen=True)
 class BuildReport:
     """Everything that was decided and measured, in the order of the stages."""
 
@@ -64,6 +84,7 @@ class BuildReport:
     chosen: str | None = None  # the rung that is served
     engine: str = "onnxruntime"
     removed: dict[str, dict[str, int]] = field(default_factory=dict)  # heads and neurons taken out, and why
+    verified_on: tuple[EngineCheck, ...] = ()  # the engines that are to serve it
     tuned_for: tuple[str, ...] = ()  # instruction sets of this CPU, of which the graph wants one
 
     def document(self) -> dict[str, Any]:
@@ -97,6 +118,7 @@ class BuildReport:
         for rung, *values in zip(self.ladder, *shown.values(), strict=True):
             style = "bold" if rung.name == self.chosen else None
             table.add_row(rung.name, *values, style=style)
+        table.caption, table.caption_justify = "\n".join(map(str, self.verified_on)) or None, "left"
         return table
 
 
@@ -111,7 +133,8 @@ def read_report(repository: Path, name: str) -> BuildReport:
         document = json.loads(path.read_text("utf-8"))
         tuples = {name: tuple(document[name]) for name in ("warnings", "tuned_for")}
         rungs = tuple(Rung(**rung) for rung in document["ladder"])
-        return BuildReport(**{**document, **tuples, "ladder": rungs})
+        checks = tuple(EngineCheck(**check) for check in document["verified_on"])
+        return BuildReport(**{**document, **tuples, "ladder": rungs, "verified_on": checks})
     except FileNotFoundError:
         known = ", ".join(sorted(p.parent.name for p in repository.glob("*/build.json"))) or "no model"
         raise RepositoryError(f"{repository} has no build.json of {name}; it has {known} (--repository)") from None

@@ -11,7 +11,10 @@ _TABLE = tomllib.loads((Path(__file__).parent / "releases.toml").read_text("utf-
 
 @dataclass(frozen=True)
 class Release:
-    """`opset`, `ir_version`: the highest its ONNX Runtime reads. tensorrt, cuda, vllm: None where not known."""
+    """`opset`, `ir_version`: the highest its ONNX Runtime reads. tensorrt, cuda, vllm: None where not known.
+
+    `onnxruntime`: of its own backend; `in_process`: what the emitted requirements pin in its interpreter.
+    """
 
     triton: str
     onnxruntime: str
@@ -19,14 +22,20 @@ class Release:
     python: str
     opset: int
     ir_version: int
+    in_process: str
     tensorrt: str | None = None
     cuda: str | None = None
     vllm: str | None = None
 
 
+# By ONNX Runtime: the highest opset and IR version that it reads.
+LIMITS: dict[str, tuple[int, int]] = {version: (opset, ir) for version, (opset, ir) in _TABLE["limits"].items()}
 RELEASES: dict[str, Release] = {
     row["triton"]: Release(
-        **row, opset=_TABLE["limits"][row["onnxruntime"]][0], ir_version=_TABLE["limits"][row["onnxruntime"]][1]
+        **row,
+        opset=LIMITS[row["onnxruntime"]][0],
+        ir_version=LIMITS[row["onnxruntime"]][1],
+        in_process=_TABLE["in_process"][row["python"]],
     )
     for row in _TABLE["release"]
 }
@@ -38,6 +47,16 @@ OPERATOR_NEEDS: dict[str, str] = _TABLE["operators"]
 def version_tuple(text: str) -> tuple[int, ...]:
     """ "10.5.0.18" as numbers that compare."""
     return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
+def runtime_of(triton: str, in_process: bool) -> str:
+    """The ONNX Runtime that runs a graph there: in Triton's interpreter, or in the release's own backend."""
+    return RELEASES[triton].in_process if in_process else RELEASES[triton].onnxruntime
+
+
+def has(need: str, triton: str, in_process: bool) -> bool:
+    """Whether the ONNX Runtime there has what a graph may use, by its name in OPERATOR_NEEDS."""
+    return version_tuple(runtime_of(triton, in_process)) >= version_tuple(OPERATOR_NEEDS[need])
 
 
 def with_tensorrt(least: str) -> list[str]:

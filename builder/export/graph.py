@@ -6,13 +6,15 @@ Knows ONNX files; knows nothing about how they were made.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import onnx
 
-from builder.engines.releases import OPERATOR_NEEDS, RELEASES, version_tuple
+from builder.engines.releases import LIMITS, OPERATOR_NEEDS, RELEASES, runtime_of, version_tuple
 from builder.errors import ExportError
+from builder.runtime.generation.executor import other_meaning
 
 
 @dataclass(frozen=True)
@@ -79,39 +81,64 @@ def read_graph(path: Path) -> Graph:
 def operator_needs(graph: Graph) -> list[str]:
     """What of OPERATOR_NEEDS a graph uses, the newest first."""
     model = onnx.load(str(graph.path), load_external_data=False)
-    needs = set()
-    for node in model.graph.node:
-        if node.op_type != "GroupQueryAttention":
-            continue
-        needs.add("GroupQueryAttention on CPU")
-        attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
-        if attributes.get("softcap"):
-            needs.add("GroupQueryAttention with softcap")
-        if attributes.get("kv_cache_bit_width"):
-            needs.add("GroupQueryAttention with an int8 cache")
-        if len(node.input) > 10 and node.input[10]:
-            needs.add("GroupQueryAttention with attention_bias")
+    needs = {need for node in model.graph.node for need in _needs(node)}
+    if "GroupQueryAttention on CPU" in needs and _takes_pieces(model.graph):
+        needs.add("GroupQueryAttention with several new tokens after a past")
     return sorted(needs, key=lambda need: version_tuple(OPERATOR_NEEDS[need]), reverse=True)
 
 
-def check_release(graph: Graph, triton: str) -> None:
-    """Refuse a graph that the ONNX Runtime of a Triton release cannot read. Raises ExportError."""
-    release = RELEASES[triton]
+def _needs(node: onnx.NodeProto) -> Iterator[str]:
+    """What of OPERATOR_NEEDS one node uses."""
+    attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    if node.op_type == "MatMulNBits" and attributes.get("bits") == 8:
+        yield "MatMulNBits with 8 bits"
+    if node.op_type != "GroupQueryAttention":
+        return
+    yield "GroupQueryAttention on CPU"
+    if attributes.get("softcap"):
+        yield "GroupQueryAttention with softcap"
+    if attributes.get("kv_cache_bit_width"):
+        yield "GroupQueryAttention with an int8 cache"
+    if len(node.input) > 10 and node.input[10]:
+        yield "GroupQueryAttention with attention_bias"
+
+
+def _takes_pieces(graph: onnx.GraphProto) -> bool:
+    """Whether a call may bring several tokens of a row, and so more of them after others."""
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in graph.input}
+    return "input_ids" in shapes and shapes["input_ids"][1].dim_value != 1
+
+
+def check_release(graph: Graph, triton: str, in_process: bool = False) -> None:
+    """Refuse a graph that the ONNX Runtime which is to run it cannot read, or reads otherwise. Raises ExportError.
+
+    `in_process`: in Triton's interpreter, by what the emitted requirements pin; else in the release's own backend.
+    """
+    has = runtime_of(triton, in_process)
+    where = f"the Python {RELEASES[triton].python} of Triton {triton}" if in_process else f"Triton {triton}"
     for need in operator_needs(graph):
-        if version_tuple(OPERATOR_NEEDS[need]) > version_tuple(release.onnxruntime):
-            found = [
-                n for n, r in RELEASES.items() if version_tuple(r.onnxruntime) >= version_tuple(OPERATOR_NEEDS[need])
-            ]
+        least = version_tuple(OPERATOR_NEEDS[need])
+        if least > version_tuple(has):
+            found = [name for name in RELEASES if version_tuple(runtime_of(name, in_process)) >= least]
             raise ExportError(
-                f"{graph.path.name} uses {need}, which ONNX Runtime has from {OPERATOR_NEEDS[need]}; Triton {triton} "
-                f"has {release.onnxruntime}. "
-                + (f"Build for Triton {found[0]} or later" if found else "No known release has it")
+                f"{graph.path.name} uses {need}, which ONNX Runtime has right from {OPERATOR_NEEDS[need]}; {where} "
+                f"has {has}. " + (f"Build for Triton {found[0]} or later" if found else "No known release has it")
             )
-    if graph.opset <= release.opset and graph.ir_version <= release.ir_version:
+    _check_meaning(graph, where, has)
+    opset, ir_version = LIMITS[has]
+    if graph.opset <= opset and graph.ir_version <= ir_version:
         return
     newer = [n for n, r in RELEASES.items() if graph.opset <= r.opset and graph.ir_version <= r.ir_version]
     raise ExportError(
-        f"{graph.path.name} needs opset {graph.opset} and IR version {graph.ir_version}; Triton {triton} (ONNX Runtime "
-        f"{release.onnxruntime}) reads up to {release.opset} and {release.ir_version}. "
+        f"{graph.path.name} needs opset {graph.opset} and IR version {graph.ir_version}; {where} (ONNX Runtime "
+        f"{has}) reads up to {opset} and {ir_version}. "
         + (f"Build for Triton {newer[0]} or later" if newer else "No known release reads it")
     )
+
+
+def _check_meaning(graph: Graph, where: str, has: str) -> None:
+    """Refuse a graph that was written for versions of ONNX Runtime which mean something else by it."""
+    model = onnx.load(str(graph.path), load_external_data=False)
+    problem = other_meaning({entry.key: entry.value for entry in model.metadata_props}, has)
+    if problem is not None:
+        raise ExportError(f"{graph.path.name}: {problem}; {where} has it. Build it with --triton for that release")

@@ -14,6 +14,7 @@ from builder.checkpoint import Checkpoint, tokenizer_json
 from builder.engines.cuda import provider_options, refuse_head_sizes, refuse_windows
 from builder.engines.gpu import refuse_size
 from builder.engines.onnxruntime import FUSED_OPERATORS
+from builder.engines.releases import runtime_of
 from builder.errors import CheckpointError, SpecError
 from builder.export.decoder import CacheShape, DecoderExport, cache_shapes, export_decoder
 from builder.export.graph import Graph, check_release
@@ -24,17 +25,20 @@ from builder.generation_config import bad_words, end_ids, max_tokens, option_def
 from builder.optimise.cache_precision import quantise_cache
 from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_weights
 from builder.optimise.for_cuda import decoder_for_cuda
+from builder.optimise.for_runtime import for_runtime
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import HALVES
-from builder.report import BuildReport, Rung, file_hashes
+from builder.report import BuildReport, EngineCheck, Rung, file_hashes
 from builder.repository.layout import RepositoryEntry, lay_out_generating
 from builder.runtime.fields import Field
 from builder.runtime.generation.device import BYTES, ELEMENTS
+from builder.runtime.generation.executor import InProcess
 from builder.samples import load_samples
 from builder.spec import BuildSpec
 from builder.verify.generation import (
     Reference,
     available_memory,
+    geometry_of,
     largest_values,
     make_reference,
     measure,
@@ -44,12 +48,14 @@ from builder.verify.generation import (
 )
 from builder.verify.ladder import Limits, climb
 from builder.verify.long_rows import refuse_wrong_long_row, unreached
+from builder.verify.runtimes import STEPS, Case, Recorder, drive, past_the_window, verify_where_it_runs
 
 QUEUE = 256  # requests that may wait, where the user does not say
 CACHE_TYPES = {"fp32": "float32", "int8": "int8"}
 ON_CPU = {"in-process": "in_process", "bls": "bls"}  # what the emitted code calls its executors
 ON_GPU = {"in-process": "on_device", "bls": "handles"}
 HALF_TYPES = {"fp16": "float16", "bf16": "bfloat16"}
+LONG_PROMPT = 24  # tokens of the prompts that are run on the engine of the release too
 HEADROOM = 0.9  # of the memory that is free
 
 
@@ -81,12 +87,23 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
         exported = export_decoder(checkpoint.model, folder, checkpoint.max_length)
     with stage("fuse"):
         fused = fuse(exported.graph, folder)
-        if spec.executor == "bls" or on_gpu:
-            check_release(fused, spec.triton)
+        in_process = spec.executor == "in-process"
+        check_release(fused, spec.triton, in_process)
     with stage("verify"):
         verified = verify(spec, checkpoint, exported, fused, reference, base, folder)
     if on_gpu and spec.executor == "bls":
         verified = replace(verified, graph=choose_rows(verified.graph, folder))
+    runtime = runtime_of(spec.triton, in_process)
+    own = verified.graph
+    verified = replace(verified, graph=for_runtime(own, runtime, folder))
+    check_release(verified.graph, spec.triton, in_process)
+    checks = verify_where_it_runs(
+        spec,
+        own.engine,
+        in_process,
+        lambda: [_case(spec, checkpoint, exported.caches, own, verified.graph, reference)],
+        stage,
+    )
     serving = serving_document(spec, checkpoint, exported.caches, verified.graph)
     inputs = graph_fields(verified.graph, exported.caches, "TYPE_FP16" if on_gpu else "TYPE_FP32")
     fields = checkpoint.task.fields({})
@@ -96,8 +113,27 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
         graphs.append(slot_copier(exported.caches, ELEMENTS[serving["cache"]], verified.graph, folder))
     entries = lay_out_generating(spec, serving, tokenizer, graphs, fields, inputs)
     memory = {"cache": caches_bytes, "weights": verified.graph.size}
-    report = _report(spec, checkpoint, exported, verified, reference, entries, memory)
+    report = _report(spec, checkpoint, exported, verified, reference, entries, memory, checks)
     return Prepared(entries, report)
+
+
+def _case(
+    spec: BuildSpec,
+    checkpoint: Checkpoint,
+    caches: Sequence[CacheShape],
+    own: Graph,
+    served: Graph,
+    reference: Reference,
+) -> Case:
+    """What `own` says in this build's engine to rows in pieces, past its windows and together, for `served` to say."""
+    prompts = [prompt[:LONG_PROMPT] for prompt in reference.prompts[:3]]
+    long = past_the_window(own, reference.rows[0], checkpoint.max_length)
+    room = max(map(len, [long, *prompts])) + STEPS
+    geometry = geometry_of(caches, 1 + len(prompts), room, _vocabulary(checkpoint), CACHE_TYPES[spec.cache])
+    executor = InProcess(own.path, geometry, {"threads": spec.threads_per_instance})
+    recorder = Recorder(executor)
+    drive(executor, prompts, long)
+    return recorder.case(served.path.name, [served], spec.threads_per_instance, remote=spec.executor == "bls")
 
 
 def _refuse_on_gpu(spec: BuildSpec) -> None:
@@ -285,6 +321,7 @@ def _report(
     reference: Reference,
     entries: Sequence[RepositoryEntry],
     memory: dict[str, int],
+    checks: tuple[EngineCheck, ...],
 ) -> BuildReport:
     operators, quantised = verified.graph.operators, verified.quantised
     names = (*FUSED_OPERATORS, "GroupQueryAttention", "RotaryEmbedding", "SimplifiedLayerNormalization")
@@ -308,4 +345,5 @@ def _report(
         chosen=verified.ladder[-1].name if spec.cache == "int8" else verified.chosen,
         files=file_hashes(entries),
         memory=memory,
+        verified_on=checks,
     )

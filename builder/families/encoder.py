@@ -21,7 +21,7 @@ from builder.optimise.compaction import Removed, compact
 from builder.optimise.fusion import fuse
 from builder.optimise.pruning import prune
 from builder.optimise.variants import Variant, Workshop, asked
-from builder.report import BuildReport, Rung, file_hashes, versions
+from builder.report import BuildReport, EngineCheck, Rung, file_hashes, versions
 from builder.repository.layout import RepositoryEntry, lay_out, version_files
 from builder.repository.recipe import recipe_files
 from builder.spec import BuildSpec
@@ -30,6 +30,7 @@ from builder.verify.latency import pytorch_latencies
 from builder.verify.memory import Memory, memory_of
 from builder.verify.parity import TOLERANCE
 from builder.verify.quality import Quality
+from builder.verify.runtimes import graph_case, verify_where_it_runs
 from builder.verify.search import Found, Search
 
 SERVED_TOLERANCE = 1e-3  # fp32 answers against the pipeline's, whose own batches differ in the last digits
@@ -77,6 +78,9 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
         refuse_size(
             spec, graph.size * spec.instances, f"the weights of {spec.instances} instances", "use fewer --instances"
         )
+    checks = verify_where_it_runs(
+        spec, graph.engine, False, lambda: [graph_case(graph, bench.feeds, spec.threads_per_instance)], stage
+    )
     if graph.engine == tensorrt.BACKEND:
         with stage("recipe"):
             files = recipe_files(spec, graph, bench.serving, bench.feeds, folder)
@@ -84,7 +88,7 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
         files = version_files(graph)
     entries = lay_out(spec, bench.serving, bench.tokenizer, graph, files, bench.fields, bench.warm_up_rows())
     removed = {"empty": empty, "pruned": pruned}
-    return Prepared(entries, _report(spec, checkpoint, exported, verified, removed, entries))
+    return Prepared(entries, _report(spec, checkpoint, exported, verified, removed, entries, checks))
 
 
 def climb(
@@ -149,6 +153,7 @@ def _report(
     verified: VerifiedModel,
     removed: Mapping[str, Removed | None],
     entries: Sequence[RepositoryEntry],
+    checks: tuple[EngineCheck, ...],
 ) -> BuildReport:
     found, operators, machine = verified.found, verified.graph.operators, cpu()
     return BuildReport(
@@ -175,4 +180,5 @@ def _report(
         engine=verified.graph.engine,
         tuned_for=tuple(flag for flag in found.variant.fast_with if flag in machine["flags"]),
         files=file_hashes(entries),
+        verified_on=checks,
     )

@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 from builder.checkpoint import Checkpoint, tokenizer_json
 from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import CheckpointError, SpecError
+from builder.export.graph import check_release
 from builder.export.seq2seq import export_seq2seq, seq2seq_shapes
 from builder.families import Prepared, Stage, built_from, refuse_options
 from builder.generation_config import bad_words, end_ids, max_tokens, option_defaults, token_list
@@ -21,15 +22,17 @@ from builder.languages import languages, nearest
 from builder.metrics import texts as texts_against
 from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_weights
 from builder.optimise.fusion import fuse
-from builder.report import BuildReport, Rung, file_hashes
+from builder.report import BuildReport, EngineCheck, Rung, file_hashes
 from builder.repository.layout import RepositoryEntry, lay_out_generating
 from builder.runtime.generation.options import Options
+from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.prompts import SourceTexts
 from builder.samples import load_samples
 from builder.spec import BuildSpec
 from builder.tasks.base import Instructions, seq2seq_task
-from builder.verify.generation import available_memory
+from builder.verify.generation import Asked, answer, available_memory
 from builder.verify.ladder import Limits, climb
+from builder.verify.runtimes import Case, Recorder, verify_where_it_runs
 from builder.verify.seq2seq import (
     Graphs,
     Reference,
@@ -44,6 +47,7 @@ from builder.verify.seq2seq import (
 LONGEST_ANSWER = 256  # tokens, where the user and the checkpoint do not say
 QUEUE = 256  # requests that may wait, where the user does not say
 HEADROOM = 0.9  # of the memory that is free
+REPLAYED_TOKENS = 8  # of answers, on another version of the engine
 VERIFIED_BEAMS = 4  # a search with more takes longer to verify, and shows no more
 
 
@@ -95,10 +99,15 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
         exported = export_seq2seq(checkpoint.model, folder, settings.beams)
     with stage("fuse"):
         encoder, decoder = fuse(exported.encoder, folder), fuse(exported.decoder, folder)
+        check_release(decoder, spec.triton, in_process=True)
         vocabulary = int(checkpoint.model.get_output_embeddings().weight.shape[0])
         fused = Graphs(encoder, decoder, exported.caches, exported.cross, settings.beams, vocabulary)
     with stage("verify"):
         verified = verify(spec, checkpoint, fused, reference, base, samples, folder)
+    made = verified.graphs
+    checks = verify_where_it_runs(
+        spec, made.decoder.engine, True, lambda: [_case(spec, made, reference, first, ends)], stage
+    )
     serving = serving_document(spec, checkpoint, settings, source, verified.graphs)
     fields = checkpoint.task.fields({"languages": bool(source["languages"] or source["pairs"])})
     serving["fields"] = [field.name for field in fields[0]]
@@ -112,8 +121,19 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
             f"{exported.encoder_attentions} of {layers} attentions of the encoder are fused; the others run as "
             "separate operators, which is right but slower and takes memory quadratic in the length"
         )
-    report = _report(spec, checkpoint, verified, reference, entries, memory, warning)
+    report = _report(spec, checkpoint, verified, reference, entries, memory, warning, checks)
     return Prepared(entries, report)
+
+
+def _case(spec: BuildSpec, graphs: Graphs, reference: Reference, first: int | None, ends: Sequence[int]) -> Case:
+    """What the graphs say in this build's engine to a few texts together, to be said on another version of it."""
+    sources = reference.sources[:3]
+    threads = spec.threads_per_instance
+    executor = graphs.executor(len(sources), REPLAYED_TOKENS + 1, max(map(len, sources)), threads)
+    recorder = Recorder(executor)
+    rules = Rules(Options(temperature=0.0), tuple(ends), first=first, max_tokens=REPLAYED_TOKENS)
+    answer(executor, [Asked((reference.start,), rules, source) for source in sources])
+    return recorder.case(graphs.decoder.path.name, [graphs.decoder, graphs.encoder], threads)
 
 
 def read_settings(spec: BuildSpec, checkpoint: Checkpoint) -> Settings:
@@ -320,6 +340,7 @@ def _report(
     entries: Sequence[RepositoryEntry],
     memory: dict[str, int],
     warning: str | None,
+    checks: tuple[EngineCheck, ...],
 ) -> BuildReport:
     graphs, quantised = verified.graphs, verified.quantised
     operators = graphs.encoder.operators + graphs.decoder.operators
@@ -345,6 +366,7 @@ def _report(
         warnings=tuple(filter(None, [warning])),
         choice=verified.choice,
         chosen=verified.chosen,
+        verified_on=checks,
         files=file_hashes(entries),
         memory=memory,
     )

@@ -23,6 +23,7 @@ HALVES = ("fp16", "bf16")
 SQUARES = ("Pow", "ReduceMean")  # of normalisations that are not fused: from 256 on a square is more than fp16 holds
 NARROWED, WIDENED = "_cast_to_fp16_node", "_cast_to_fp32_node"  # how the converter ends the names of its casts
 ANGLES = ("Sin", "Cos")  # of rotary positions: fp16 counts positions in twos from 2048 on, bf16 from 256 on
+LARGEST = 65504.0  # of fp16
 WHOLE = (TensorProto.INT32, TensorProto.INT64)  # rounded to a place in a table, such as one of relative positions
 
 
@@ -48,9 +49,27 @@ def to_half(
     if not any(tensor.data_type == TensorProto.FLOAT16 for tensor in model.graph.initializer):
         raise VerificationError("no constant became fp16; nothing was published. Use --precision fp32")
     _join_real(model.graph)
+    _bound_both_sides(model.graph)
     if precision == "bf16":
         _as_bfloat16(model.graph, exact)
     return save_graph(model, path)
+
+
+def _bound_both_sides(graph: onnx.GraphProto) -> None:
+    """Give every Clip in fp16 both bounds: without the upper one ONNX Runtime 1.19 answers 0 (its issue 21957)."""
+    constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for node in list(graph.node):
+        given = [*node.input, "", ""][:3]
+        if node.op_type != "Clip" or all(given[1:]):
+            continue
+        if TensorProto.FLOAT16 not in [constants.get(name) for name in given[1:]]:
+            continue
+        for place, (name, bound) in enumerate((("least", -LARGEST), ("largest", LARGEST)), start=1):
+            if not given[place]:
+                given[place] = f"{node.output[0]}_{name}"
+                graph.initializer.append(numpy_helper.from_array(np.array(bound, np.float16), given[place]))
+        node.ClearField("input")
+        node.input.extend(given)
 
 
 def _join_real(graph: onnx.GraphProto) -> None:

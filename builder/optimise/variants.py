@@ -192,6 +192,7 @@ class Workshop:
         elif variant.precision in BITS:
             options = WeightOptions(spec.block_size, not spec.asymmetric)
             weights = quantise_weights(source, variant.precision, options, self.folder)
+            check_release(weights.graph, spec.triton)
             made = Quantised(weights.graph, weights.matmuls, weights.embeddings, ())
         elif variant.precision in HALVES and not on_openvino:
             kept: Sequence[str] = ()

@@ -17,7 +17,7 @@ from builder.engines.cuda import without_kernel
 from builder.engines.gpu import gpus
 from builder.engines.releases import RELEASES, version_tuple
 from builder.errors import BuilderError
-from builder.export.graph import check_release, read_graph
+from builder.export.graph import Graph, check_release, read_graph
 from builder.repository.render import parse
 from builder.runtime.generation.chat import ChatTemplate
 from builder.runtime.recipe import compile as program
@@ -98,12 +98,17 @@ def _check_graph(version: Path, config: object, release: str | None) -> Iterator
         if set(declared) - set(names):
             yield f"config.pbtxt declares {kind}s {declared}, the graph has {names}"
     if release in RELEASES:
-        try:
-            check_release(graph, release)
-            if graph.arithmetic == "bf16":
-                without_kernel(graph.operators, "bf16", release)
-        except BuilderError as error:
-            yield str(error)
+        yield from _refused(graph, release, in_process=False)
+
+
+def _refused(graph: Graph, release: str, in_process: bool) -> Iterator[str]:
+    """Why the ONNX Runtime that is to run a graph there would not, or would say something else."""
+    try:
+        check_release(graph, release, in_process)
+        if graph.arithmetic == "bf16":
+            without_kernel(graph.operators, "bf16", release)
+    except BuilderError as error:
+        yield str(error)
 
 
 def _check_representation(version: Path, config: object) -> Iterator[str]:
@@ -202,5 +207,9 @@ def _check_python(version: Path, repository: Path, release: str | None) -> Itera
                 yield f"{version.name}/serving.json: {problem}; chats are refused, texts are answered"
         if engine is not None and not (repository / engine / "config.pbtxt").is_file():
             yield f"its engine {engine} is not in the repository"
-        if own is not None and not (version / own).is_file():
+        if own is None:
+            return
+        if not (version / own).is_file():
             yield f"{version.name}/{own} is missing"
+        elif release in RELEASES:
+            yield from _refused(read_graph(version / own), release, in_process=True)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from builder.engines.releases import has
 from builder.errors import VerificationError
 from builder.report import Rung
 from builder.spec import BuildSpec
@@ -61,7 +62,8 @@ def climb(
     if spec.precision != "auto":
         rung, candidate = make(spec.precision)
         return Climbed((base, exact[0], rung), rung, candidate, None)
-    made = [make(precision) for precision in AUTO]
+    eight_bits = has("MatMulNBits with 8 bits", spec.triton, spec.executor == "in-process")
+    made = [make(precision) for precision in AUTO if precision != "int8-weights" or eight_bits]
     kept = [exact, *(pair for pair in made if limits.keeps(pair[0], base))]
     chosen, candidate = min(kept, key=lambda pair: _time(pair[0]))
     missed = [rung.name for rung, _ in made if not limits.keeps(rung, base)]

@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import OrtValue
 
-from .executor import Bound, Geometry, Step
+from .executor import Bound, Geometry, Step, refuse_other_meaning
 
 ELEMENTS = {"float16": 10, "bfloat16": 16, "float32": 1}  # of onnx.TensorProto: numpy has no bfloat16
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
@@ -73,6 +73,7 @@ class OnDevice(Bound):
         )
         if provider not in session.get_providers():
             raise RuntimeError(f"{provider} did not start on device {self.number}: are CUDA and cuDNN there?")
+        refuse_other_meaning(session)
         return session
 
     def _run(self, step: Step, binding: Any) -> None:

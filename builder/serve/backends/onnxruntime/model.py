@@ -17,6 +17,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from builder.engines.cuda import NUMBERS
 from builder.engines.onnxruntime import SLOW_FUSIONS
+from builder.runtime.generation.executor import refuse_other_meaning
 
 LEVELS = {
     -1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
@@ -64,6 +65,7 @@ class TritonPythonModel:
         self.session = onnxruntime.InferenceSession(
             str(path), options, providers=_providers(args, parameters), disabled_optimizers=list(SLOW_FUSIONS)
         )
+        refuse_other_meaning(self.session)
         if args["model_instance_kind"] == "GPU" and CUDA not in self.session.get_providers():
             raise RuntimeError("this instance is for a GPU and CUDA did not start: install onnxruntime-gpu")
         self.inputs = [value.name for value in self.session.get_inputs()]

@@ -1,0 +1,86 @@
+"""Make recorded calls again on the engine that this interpreter finds first: python replay.py CALLS ANSWERS.
+
+Run by runtimes.py in a process of its own, where another version of ONNX Runtime or OpenVINO comes before this build's.
+Both files are pickles that the build itself writes and reads. Needs numpy, the engine, and the emitted executors.
+"""
+
+import pickle
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+
+def graph(case: "dict[str, Any]") -> "list[Any]":
+    """Calls of one graph, as Triton's ONNX Runtime backend makes them: all optimisations, one thread."""
+    import onnxruntime
+
+    onnxruntime.set_default_logger_severity(4)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = case["threads"]
+    session = onnxruntime.InferenceSession(case["model"], options, providers=["CPUExecutionProvider"])
+    return [dict(zip(case["outputs"], session.run(case["outputs"], feeds), strict=True)) for feeds in case["calls"]]
+
+
+def representation(case: "dict[str, Any]") -> "list[Any]":
+    """Calls of a model of OpenVINO."""
+    try:
+        import openvino
+    except ImportError:  # before 2024
+        import openvino.runtime as openvino
+    core = openvino.Core()
+    settings = {"INFERENCE_NUM_THREADS": case["threads"], "INFERENCE_PRECISION_HINT": case["arithmetic"]}
+    request = core.compile_model(core.read_model(case["model"]), "CPU", settings).create_infer_request()
+    found = []
+    for feeds in case["calls"]:
+        request.infer(feeds)
+        found.append({name: request.get_tensor(name).data.copy() for name in case["outputs"]})
+    return found
+
+
+def loop(case: "dict[str, Any]") -> "list[Any]":
+    """Calls of an emitted executor, in their order: a cache is filled and read again."""
+    sys.path.append(case["builder"])
+    import onnxruntime
+    from runtime.generation import executor as executors  # type: ignore[import-not-found]
+
+    onnxruntime.set_default_logger_severity(4)
+    if case["kind"] == "Remote":
+        session = onnxruntime.InferenceSession(case["models"][0], providers=["CPUExecutionProvider"])
+        names = [output.name for output in session.get_outputs()]
+        inputs = [value.name for value in session.get_inputs()]
+
+        def infer(feeds: "dict[str, np.ndarray]") -> "dict[str, np.ndarray]":
+            return dict(zip(names, session.run(names, feeds), strict=True))
+
+        executor = executors.Remote(infer, inputs, executors.Geometry(**case["geometry"]))
+    else:
+        parts = [executors.Geometry(**case["geometry"])]
+        if case["cross"] is not None:
+            parts.append(executors.CrossGeometry(**case["cross"]))
+        paths = map(Path, case["models"])
+        executor = getattr(executors, case["kind"])(*paths, *parts, {"threads": case["threads"]})
+    found = []
+    for name, arguments in case["calls"]:
+        answer = getattr(executor, name)(*arguments)
+        found.append(np.array(answer) if name == "run" else answer if name == "encode" else None)
+    return found
+
+
+WAYS = {"graph": graph, "representation": representation, "loop": loop}
+
+
+def main(calls: Path, answers: Path) -> None:
+    """Each case's answers, or in words why it has none."""
+    found: list[list[Any] | str] = []
+    for case in pickle.loads(calls.read_bytes()):
+        try:
+            found.append(WAYS[case["way"]](case))
+        except Exception as error:
+            found.append(f"{type(error).__name__}: {error}")
+    answers.write_bytes(pickle.dumps(found))
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))
