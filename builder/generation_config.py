@@ -1,17 +1,122 @@
 """A checkpoint's generation_config.json as the emitted loop reads it: what holds where a request does not say.
 
-Knows transformers' names for options; knows no architecture and no task.
+Every field of transformers' GenerationConfig is in exactly one of three tables: implemented as transformers' own
+processors do, without effect here (and why), or refused by name when it is set. Knows transformers' names for
+options; knows no architecture and no task.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
+from builder.errors import CheckpointError
+
 MAX_TOKENS = 128  # of an answer whose request does not say, where the checkpoint does not either
-SAME_NAME = ("repetition_penalty", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size")
-SAMPLING = ("top_k", "top_p", "min_p", "typical_p")
+SAME_NAME = (
+    "repetition_penalty",
+    "encoder_repetition_penalty",
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
+    "renormalize_logits",
+)
+SAMPLING = ("top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+SEARCH = ("num_beams", "length_penalty", "early_stopping")
+IMPLEMENTED = frozenset({
+    *SAME_NAME, *SAMPLING, *SEARCH, "do_sample", "temperature", "num_return_sequences", "max_length",
+    "max_new_tokens", "min_length", "min_new_tokens", "eos_token_id", "decoder_start_token_id", "forced_bos_token_id",
+    "forced_eos_token_id", "bad_words_ids", "suppress_tokens", "begin_suppress_tokens", "sequence_bias",
+    "exponential_decay_length_penalty",
+})  # fmt: skip
+_OUTPUTS = "what generate returns beside tokens"
+_DRAFTS = "drafts make generate faster and leave its answers as they are"
+_CACHE = "how generate keeps its cache; the cache here is --cache"
+_METADATA = "says where the file comes from"
+HARMLESS: Mapping[str, str] = {
+    "use_cache": _CACHE,
+    "cache_config": _CACHE,
+    "max_cache_len": _CACHE,
+    "prefill_chunk_size": _CACHE,
+    "low_memory": _CACHE,
+    "output_attentions": _OUTPUTS,
+    "output_hidden_states": _OUTPUTS,
+    "output_scores": _OUTPUTS,
+    "output_logits": _OUTPUTS,
+    "return_dict_in_generate": _OUTPUTS,
+    "is_assistant": _DRAFTS,
+    "num_assistant_tokens": _DRAFTS,
+    "num_assistant_tokens_schedule": _DRAFTS,
+    "assistant_confidence_threshold": _DRAFTS,
+    "assistant_early_exit": _DRAFTS,
+    "assistant_lookbehind": _DRAFTS,
+    "target_lookbehind": _DRAFTS,
+    "prompt_lookup_num_tokens": _DRAFTS,
+    "max_matching_ngram_size": _DRAFTS,
+    "speculation_type": _DRAFTS,
+    "use_mtp": _DRAFTS,
+    "compile_config": "how generate is compiled",
+    "disable_compile": "how generate is compiled",
+    "continuous_batching_config": "how generate batches; the emitted loop has slots",
+    "pad_token_id": "nothing is padded here",
+    "bos_token_id": "the tokeniser puts it before a prompt; an encoder-decoder without a start token starts with it",
+    "remove_invalid_values": "a build refuses NaN, and a forbidden token is as improbable as the least number",
+    "diversity_penalty": "of group beam search, which num_beam_groups asks for",
+    "transformers_version": _METADATA,
+    "_from_model_config": _METADATA,
+    "_commit_hash": _METADATA,
+    "_original_object_hash": _METADATA,
+}
+# Of what is refused: what each value of `field` means that changes nothing, and is taken.
+_OFF: tuple[Any, ...] = (None, False, 0)
+REFUSED: Mapping[str, tuple[Any, ...]] = {
+    "guidance_scale": (*_OFF, 1),
+    "watermarking_config": _OFF,
+    "token_healing": _OFF,
+    "stop_strings": _OFF,
+    "max_time": _OFF,
+    "penalty_alpha": _OFF,
+    "dola_layers": _OFF,
+    "num_beam_groups": (*_OFF, 1),
+    "constraints": _OFF,
+    "force_words_ids": _OFF,
+    "assistant_ensemble_weight": _OFF,
+    "cache_implementation": (None, "dynamic", "static", "hybrid", "offloaded", "offloaded_static", "paged"),
+    "top_h": _OFF,
+}
+INSTEAD: Mapping[str, str] = {
+    "stop_strings": "requests can send stop_words",
+    "max_time": "requests can send timeout_ms",
+    "min_length": "min_new_tokens counts the answer alone",
+}
+
+
+def refuse_unserved(config: GenerationConfig, is_decoder: bool) -> None:
+    """Raise CheckpointError for a field that would change answers and is not implemented, with its value."""
+    values = {name: value for name, value in config.to_dict().items() if value is not None}
+    unknown = [name for name in values if name not in IMPLEMENTED and name not in HARMLESS and name not in REFUSED]
+    # what transformers does not know it ignores: a field of a checkpoint's own, which its own code would read
+    known = [name for name in unknown if name in GenerationConfig().to_dict()]
+    wrong = [name for name, off in REFUSED.items() if name in values and values[name] not in off]
+    if not config.do_sample:
+        wrong = [name for name in wrong if name != "top_h"]  # of sampling
+    wrong += known + [name for name, test in _COMBINATIONS.items() if test(config, is_decoder)]
+    if wrong:
+        name = wrong[0]
+        instead = f"; {INSTEAD[name]}" if name in INSTEAD else ""
+        raise CheckpointError(
+            f"generation_config.json says {name} {values[name]!r}, which is not implemented and would change answers"
+            f"{instead}. Remove it there to serve the model without it"
+        )
+
+
+_COMBINATIONS: Mapping[str, Callable[[GenerationConfig, bool], bool]] = {
+    "num_beams": lambda config, is_decoder: bool(config.do_sample) and (config.num_beams or 1) > 1,  # beams that sample
+    "min_length": lambda config, is_decoder: is_decoder and bool(config.min_length),  # counts a prompt nobody knows
+    "forced_bos_token_id": lambda config, is_decoder: is_decoder and config.forced_bos_token_id is not None,
+    "decoder_start_token_id": lambda config, is_decoder: isinstance(config.decoder_start_token_id, list),
+}
 
 
 def option_defaults(config: GenerationConfig, beams: int, start: int | None = None) -> dict[str, Any]:
@@ -27,13 +132,29 @@ def option_defaults(config: GenerationConfig, beams: int, start: int | None = No
     if config.do_sample:
         defaults.update({name: getattr(config, name, None) for name in SAMPLING})
         defaults["temperature"] = config.temperature if config.temperature is not None else 1.0
+        defaults["n"] = config.num_return_sequences
         if defaults["top_k"] is None:
             defaults["top_k"] = 50  # transformers' own default for sampling
     elif min(config.num_beams or 1, beams) > 1:
         defaults["num_beams"] = min(config.num_beams, beams)
         defaults["length_penalty"] = config.length_penalty
         defaults["early_stopping"] = str(config.early_stopping or False).lower()
+        if config.num_return_sequences is not None:
+            defaults["n"] = min(config.num_return_sequences, defaults["num_beams"])
     return {name: value for name, value in defaults.items() if value is not None}
+
+
+def rules_document(config: GenerationConfig, ends: list[int]) -> dict[str, Any]:
+    """What serving.json says of tokens that must, must not, or should rather come in every answer."""
+    decay = config.exponential_decay_length_penalty
+    return {
+        "bad_words": bad_words(config, ends),
+        "sequence_bias": sequence_bias(config),
+        "suppressed": token_list(config.suppress_tokens),
+        "begin_suppressed": token_list(config.begin_suppress_tokens),
+        "decay": [int(decay[0]), float(decay[1])] if decay is not None else None,
+        "last": token_list(config.forced_eos_token_id),
+    }
 
 
 def end_ids(config: GenerationConfig, tokenizer: PreTrainedTokenizerFast) -> list[int]:
@@ -51,10 +172,22 @@ def max_tokens(config: GenerationConfig, start: int | None = None) -> int:
     return MAX_TOKENS
 
 
-def bad_words(config: GenerationConfig) -> list[list[int]]:
-    """Runs of tokens that are never completed."""
+def total_length(config: GenerationConfig) -> int | None:
+    """Tokens of a decoder's prompt and answer together, where a request does not say how long that is to be."""
+    return int(config.max_length) if config.max_length and not config.max_new_tokens else None
+
+
+def bad_words(config: GenerationConfig, ends: list[int]) -> list[list[int]]:
+    """Runs of tokens that are never completed. An end token alone is none of them, as in transformers."""
     words = [list(map(int, word)) for word in config.bad_words_ids or []]
-    return words + [[token] for token in token_list(config.suppress_tokens)]
+    return [word for word in words if word not in [[end] for end in ends]]
+
+
+def sequence_bias(config: GenerationConfig) -> list[list[Any]]:
+    """Runs of tokens, and what is added to the score of the last of them: [[tokens, bias], ...]."""
+    given = config.sequence_bias or []
+    pairs = given.items() if isinstance(given, dict) else given
+    return [[list(map(int, tokens)), float(bias)] for tokens, bias in pairs]
 
 
 def token_list(tokens: Any) -> list[int]:

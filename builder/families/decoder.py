@@ -21,7 +21,14 @@ from builder.export.graph import Graph, check_release
 from builder.export.slots import FILE as COPIER
 from builder.export.slots import choose_rows, slot_copier
 from builder.families import UNTIMED, Prepared, Stage, built_from, refuse_options
-from builder.generation_config import bad_words, end_ids, max_tokens, option_defaults, token_list
+from builder.generation_config import (
+    end_ids,
+    max_tokens,
+    option_defaults,
+    refuse_unserved,
+    rules_document,
+    total_length,
+)
 from builder.optimise.cache_precision import quantise_cache
 from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_weights
 from builder.optimise.for_cuda import decoder_for_cuda
@@ -76,6 +83,7 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
     on_gpu = spec.target != "cpu"
     if on_gpu:
         _refuse_on_gpu(spec)
+    refuse_unserved(checkpoint.model.generation_config, is_decoder=True)
     chat_template(checkpoint.tokenizer)  # a template that cannot be served is refused before the work begins
     with stage("plan memory"):
         caches_bytes, weights_bytes = plan_memory(spec, checkpoint)
@@ -276,9 +284,9 @@ def serving_document(
         "prefix_cache": spec.serving.prefix_cache,
         "end_ids": end_ids(config, tokenizer),
         "max_tokens": max_tokens(config),
+        "total_length": total_length(config),
         "defaults": option_defaults(config, spec.beams or spec.slots),
-        "bad_words": bad_words(config),
-        "last": token_list(config.forced_eos_token_id),
+        **rules_document(config, end_ids(config, tokenizer)),
         "beams": spec.beams or spec.slots,
         "fields": [field.name for field in checkpoint.task.fields({})[0]],
         "chat_template": chat_template(tokenizer),

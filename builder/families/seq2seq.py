@@ -17,7 +17,7 @@ from builder.errors import CheckpointError, SpecError
 from builder.export.graph import check_release
 from builder.export.seq2seq import export_seq2seq, seq2seq_shapes
 from builder.families import Prepared, Stage, built_from, refuse_options
-from builder.generation_config import bad_words, end_ids, max_tokens, option_defaults, token_list
+from builder.generation_config import end_ids, max_tokens, option_defaults, refuse_unserved, rules_document
 from builder.languages import languages, nearest
 from builder.metrics import texts as texts_against
 from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_weights
@@ -140,6 +140,7 @@ def read_settings(spec: BuildSpec, checkpoint: Checkpoint) -> Settings:
     """The checkpoint's generation_config, with what holds for this task alone. Raises CheckpointError and SpecError."""
     instructions = seq2seq_task(checkpoint.task).instructions(checkpoint.config, spec.task or checkpoint.task.name)
     config = GenerationConfig.from_dict({**checkpoint.model.generation_config.to_dict(), **instructions.options})
+    refuse_unserved(config, is_decoder=False)
     start = config.decoder_start_token_id
     if start is None:
         start = config.bos_token_id
@@ -325,8 +326,7 @@ def serving_document(
         "prefill_tokens": spec.serving.token_budget,
         "prefix_cache": False,
         "end_ids": end_ids(config, checkpoint.tokenizer),
-        "last": token_list(config.forced_eos_token_id),
-        "bad_words": bad_words(config),
+        **rules_document(config, end_ids(config, checkpoint.tokenizer)),
         "max_tokens": max_tokens(config, start=1),
         "defaults": option_defaults(config, settings.beams, start=1),
     }

@@ -81,20 +81,15 @@ def make_reference(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Ref
 
 
 def greedy_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:
-    """`model.generate` without sampling, and without an end before `count` tokens."""
+    """`model.generate` with nothing of the checkpoint's generation_config: no sampling, no end before `count`."""
     ids = torch.tensor([list(prompt)])
-    with torch.no_grad():
-        result = model.generate(
-            ids,
-            attention_mask=torch.ones_like(ids),
-            max_new_tokens=count,
-            min_new_tokens=None,
-            do_sample=False,
-            num_beams=1,
-            repetition_penalty=1.0,
-            eos_token_id=None,
-            pad_token_id=0,
-        )
+    before = model.generation_config
+    try:
+        model.generation_config = type(before)(max_new_tokens=count, do_sample=False, num_beams=1, pad_token_id=0)
+        with torch.no_grad():
+            result = model.generate(ids, attention_mask=torch.ones_like(ids))
+    finally:
+        model.generation_config = before
     return [int(token) for token in result[0, len(prompt) :]]
 
 

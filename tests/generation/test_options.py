@@ -85,3 +85,14 @@ def test_an_empty_tensor_is_an_option_left_out() -> None:
 def test_bad_requests(tensors: dict[str, Any], parameters: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         read(parameters, **tensors)
+
+
+def test_the_checkpoints_own_number_of_answers_gives_way() -> None:
+    def n(defaults: dict[str, Any], **parameters: Any) -> int:
+        tensors = {"text_input": np.array([b"Hello"], object)}
+        return read_options(tensors, parameters, {"n": 4, **defaults}, FIELDS).n
+
+    assert n({"temperature": 1.0}) == 4
+    assert n({"temperature": 1.0}, temperature=0.0) == 1
+    assert n({"temperature": 0.0, "num_beams": 4}, num_beams=2) == 2
+    assert n({"temperature": 1.0}, n=3) == 3

@@ -24,6 +24,11 @@ FILTERS: list[dict[str, Any]] = [
     {"top_p": 0.9, "min_p": 0.05},
     {"top_k": 30, "top_p": 0.9, "min_p": 0.02, "typical_p": 0.8, "temperature": 0.7},
     {"temperature": 1.7, "top_p": 0.95},
+    {"epsilon_cutoff": 1e-3},
+    {"eta_cutoff": 2e-3},
+    {"top_p": 0.9, "epsilon_cutoff": 2e-3, "eta_cutoff": 0.01},
+    {"min_p": 0.02, "typical_p": 0.9, "eta_cutoff": 0.05, "temperature": 0.8},
+    {"top_k": 50, "epsilon_cutoff": 0.01},
 ]
 
 
@@ -40,6 +45,10 @@ def transformers_probabilities(scores: np.ndarray, options: Options) -> np.ndarr
         chain.append(reference.MinPLogitsWarper(options.min_p))
     if options.typical_p < 1:
         chain.append(reference.TypicalLogitsWarper(options.typical_p))
+    if options.epsilon_cutoff:
+        chain.append(reference.EpsilonLogitsWarper(options.epsilon_cutoff))
+    if options.eta_cutoff:
+        chain.append(reference.EtaLogitsWarper(options.eta_cutoff))
     for processor in chain:
         values = processor(ids, values)
     return torch.softmax(values.double(), dim=-1).numpy()

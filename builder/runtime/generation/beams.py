@@ -70,6 +70,8 @@ class BeamSearch:
             else:
                 changed = row - total
                 self.rules.apply(changed, self.prompt, said)
+                if self.rules.options.renormalize_logits:
+                    changed -= log_sum_exp(changed)
                 tokens = largest(changed, count)
                 logprobs = changed[tokens]
             found.append((np.full(len(tokens), beam), tokens, logprobs + self.scores[beam]))

@@ -31,7 +31,11 @@ class Options:
     top_p: float = 1.0
     min_p: float = 0.0
     typical_p: float = 1.0
+    epsilon_cutoff: float = 0.0
+    eta_cutoff: float = 0.0
     repetition_penalty: float = 1.0
+    encoder_repetition_penalty: float = 1.0
+    renormalize_logits: bool = False
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     no_repeat_ngram_size: int = 0
@@ -198,6 +202,9 @@ def _checked(options: "dict[str, Any]", given: "set[str]") -> Options:
         )  # the checkpoint's own gives way
     if given & {"temperature", "top_k", "top_p", "min_p", "typical_p", "random_seed"} and "num_beams" not in given:
         options["num_beams"] = 1  # who asks for a way to sample wants no search, whatever the checkpoint prefers
+    if "n" not in given and options.get("n", 1) > 1:  # the checkpoint's own number of answers gives way too
+        beams = options.get("num_beams", 1)
+        options["n"] = min(options["n"], beams) if beams > 1 or options.get("temperature") == 0 else options["n"]
     for name, (low, high) in RANGES.items():
         value = options.get(name)
         if value is not None and not low <= value <= high:

@@ -24,36 +24,57 @@ class Rules:
     first: "int | None" = None  # the token that every answer begins with
     last: "tuple[int, ...]" = ()
     max_tokens: int = 0
+    sequence_bias: "tuple[tuple[tuple[int, ...], float], ...]" = ()
+    suppressed: "tuple[int, ...]" = ()
+    begin_suppressed: "tuple[int, ...]" = ()  # as the first token that is not forced
+    decay: "tuple[int, float] | None" = None  # after so many tokens, by which factor an end grows likelier with each
     _source_ngrams: "dict[tuple[int, ...], list[int]]" = field(init=False, repr=False)
+    _always: bool = field(init=False, repr=False)  # whether scores change at every token
 
     def __post_init__(self) -> None:
-        size = self.options.encoder_no_repeat_ngram_size
+        options = self.options
+        size = options.encoder_no_repeat_ngram_size
         object.__setattr__(self, "_source_ngrams", _continuations(self.source, size) if size else {})
+        always = (
+            options.repetition_penalty != 1
+            or options.encoder_repetition_penalty != 1
+            or bool(options.presence_penalty)
+            or bool(options.frequency_penalty)
+            or bool(options.logit_bias)
+            or bool(options.no_repeat_ngram_size)
+            or bool(options.encoder_no_repeat_ngram_size)
+            or bool(self.bad_words)
+            or bool(self.sequence_bias)
+            or bool(self.suppressed)
+            or self.decay is not None
+        )
+        object.__setattr__(self, "_always", always)
 
     def idle(self, generated: int) -> bool:
         """Whether scores stay as they are after `generated` tokens."""
-        options = self.options
-        return (
-            options.repetition_penalty == 1
-            and not options.presence_penalty
-            and not options.frequency_penalty
-            and not options.logit_bias
-            and not options.no_repeat_ngram_size
-            and not options.encoder_no_repeat_ngram_size
-            and not self.bad_words
-            and generated >= options.min_tokens
-            and not (generated == 0 and self.first is not None)
-            and not (generated == self.max_tokens - 1 and self.last)
+        return not (
+            self._always
+            or generated < self.options.min_tokens
+            or (generated == 0 and self.first is not None)
+            or (self.begin_suppressed and generated == self._begin)
+            or (generated == self.max_tokens - 1 and self.last)
         )
+
+    @property
+    def _begin(self) -> int:
+        """How many tokens come before the first that is chosen."""
+        return 0 if self.first is None else 1
 
     def apply(self, scores: np.ndarray, prompt: "Sequence[int]", generated: "Sequence[int]") -> None:
         """In place, (vocabulary,): what was said already, what is wanted more or less, what must or must not come."""
         options = self.options
+        for word, bias in self.sequence_bias:
+            if _follows([*prompt, *generated], word):
+                scores[word[-1]] += bias
+        if options.encoder_repetition_penalty != 1:
+            _penalise(scores, self.source, 1 / options.encoder_repetition_penalty)
         if options.repetition_penalty != 1:
-            seen = np.unique(np.array([*prompt, *generated], dtype=np.int64))
-            values = scores[seen]
-            penalty = options.repetition_penalty
-            scores[seen] = np.where(values < 0, values * penalty, values / penalty)
+            _penalise(scores, [*prompt, *generated], options.repetition_penalty)
         if generated and (options.presence_penalty or options.frequency_penalty):
             seen, counts = np.unique(np.array(generated, dtype=np.int64), return_counts=True)
             scores[seen] -= options.presence_penalty + options.frequency_penalty * counts.astype(np.float32)
@@ -68,6 +89,13 @@ class Rules:
         if forced:
             scores[:] = -np.inf
             scores[forced] = 0.0
+        if self.decay is not None and self.ends and len(generated) > self.decay[0]:
+            ends = list(self.ends)
+            grown = np.abs(scores[ends]) * np.float32(self.decay[1] ** (len(generated) - self.decay[0]) - 1)
+            scores[ends] += np.where(np.isfinite(scores[ends]), grown, 0.0)
+        scores[list(self.suppressed)] = -np.inf
+        if len(generated) == self._begin:
+            scores[list(self.begin_suppressed)] = -np.inf
 
     def _banned(self, tokens: "list[int]") -> "list[int]":
         banned: "list[int]" = []
@@ -78,9 +106,21 @@ class Rules:
         if size and len(tokens) + 1 >= size:
             banned.extend(self._source_ngrams.get(_tail(tokens, size), ()))
         for word in self.bad_words:
-            if _tail(tokens, len(word)) == word[:-1]:
+            if _follows(tokens, word):
                 banned.append(word[-1])
         return banned
+
+
+def _penalise(scores: np.ndarray, tokens: "Sequence[int]", penalty: float) -> None:
+    """Make each of `tokens` that many times less likely, whatever the sign of its score."""
+    seen = np.unique(np.array(tokens, dtype=np.int64))
+    values = scores[seen]
+    scores[seen] = np.where(values < 0, values * penalty, values / penalty)
+
+
+def _follows(tokens: "Sequence[int]", word: "Sequence[int]") -> bool:
+    """Whether the next token can complete `word`."""
+    return len(tokens) + 1 >= len(word) and _tail(tokens, len(word)) == tuple(word[:-1])
 
 
 def _continuations(tokens: "Sequence[int]", size: int) -> "dict[tuple[int, ...], list[int]]":

@@ -1,7 +1,8 @@
 """From logits to tokens, over all rows of a step at once; each row has options and a random stream of its own.
 
 Filters are those of transformers' logits processors, in its order: the rules of the request, temperature, top-k,
-top-p (arXiv:1904.09751), min-p (arXiv:2407.01082), locally typical (arXiv:2202.00666). Knows arrays; knows no text.
+top-p (arXiv:1904.09751), min-p (arXiv:2407.01082), locally typical (arXiv:2202.00666), epsilon and eta
+(arXiv:2210.15191). Knows arrays; knows no text.
 """
 
 from __future__ import annotations
@@ -111,7 +112,14 @@ def _candidates(scores: np.ndarray, options: "Sequence[Options]") -> "tuple[np.n
 
 
 def _filters(options: Options) -> bool:
-    return bool(options.top_k) or options.top_p < 1 or options.min_p > 0 or options.typical_p < 1
+    return (
+        bool(options.top_k)
+        or options.top_p < 1
+        or options.min_p > 0
+        or options.typical_p < 1
+        or options.epsilon_cutoff > 0
+        or options.eta_cutoff > 0
+    )
 
 
 def _filter(scores: np.ndarray, options: "Sequence[Options]", size: int) -> "tuple[np.ndarray, np.ndarray]":
@@ -136,6 +144,9 @@ def _filter(scores: np.ndarray, options: "Sequence[Options]", size: int) -> "tup
     kept &= probabilities >= min_p * probabilities.max(axis=-1, keepdims=True)
     if any(o.typical_p < 1 for o in options):
         kept &= _typical(_normalised(values, kept, np.zeros(len(options))), kept, options)
+    if any(o.epsilon_cutoff > 0 or o.eta_cutoff > 0 for o in options):
+        outside = np.where((top_p[:, 0] < 1) | (min_p[:, 0] > 0), 0.0, outside)
+        kept = _likely(values, kept, outside, options)
     return order, _normalised(values, kept, np.zeros(len(options)))
 
 
@@ -152,7 +163,7 @@ def _settled(order: np.ndarray, kept: np.ndarray, options: "Sequence[Options]") 
     for row, option in enumerate(options):
         if 0 < option.top_k <= order.shape[1]:
             continue
-        if kept[row, -1] > 0 or option.typical_p < 1:
+        if kept[row, -1] > 0 or option.typical_p < 1 or option.eta_cutoff > 0:
             return False
     return True
 
@@ -169,6 +180,18 @@ def _typical(probabilities: np.ndarray, kept: np.ndarray, options: "Sequence[Opt
     chosen = np.zeros_like(kept)
     np.put_along_axis(chosen, ranks, (before < wanted) | (wanted >= 1), axis=-1)
     return chosen
+
+
+def _likely(values: np.ndarray, kept: np.ndarray, outside: np.ndarray, options: "Sequence[Options]") -> np.ndarray:
+    """Keep the tokens of at least a probability, or of one that falls with the entropy (arXiv:2210.15191)."""
+    best = np.arange(values.shape[1]) < 1
+    epsilon = np.array([o.epsilon_cutoff for o in options])[:, None]
+    kept = kept & ((_normalised(values, kept, outside) >= epsilon) | best)
+    eta = np.array([o.eta_cutoff for o in options])[:, None]
+    probabilities = _normalised(values, kept, np.where(epsilon[:, 0] > 0, 0.0, outside))
+    logs = np.log(np.where(probabilities > 0, probabilities, 1.0))
+    entropy = -(probabilities * logs).sum(axis=-1, keepdims=True)
+    return kept & ((probabilities >= np.minimum(eta, np.sqrt(eta) * np.exp(-entropy))) | best)
 
 
 def _normalised(values: np.ndarray, kept: np.ndarray, outside: np.ndarray) -> np.ndarray:

@@ -63,7 +63,8 @@ class Service:
         longest = self.serving["max_length"]
         room = longest - len(prompt.tokens)
         if options.max_tokens is None:
-            return min(int(self.serving["max_tokens"]), room)
+            total = self.serving.get("total_length") or longest
+            return max(1, min(int(self.serving["max_tokens"]), room, total - len(prompt.tokens)))
         if not 1 <= options.max_tokens <= room:
             raise InputError(
                 f"max_tokens is {options.max_tokens}; after a prompt of {len(prompt.tokens)} tokens it can be 1 to "
@@ -86,14 +87,19 @@ class Service:
             )
         ends = frozenset(self.serving["end_ids"]) if not options.ignore_eos else frozenset()
         ends |= frozenset(options.stop_token_ids)
+        decay = self.serving["decay"]
         rules = Rules(
             options,
             tuple(sorted(ends)),
             self._bad_words(options),
-            request.source,
-            first,
-            tuple(self.serving["last"]),
-            request.max_tokens,
+            source=request.source or tuple(request.prompt),  # a decoder reads its prompt
+            first=first,
+            last=tuple(self.serving["last"]),
+            max_tokens=request.max_tokens,
+            sequence_bias=tuple((tuple(word), bias) for word, bias in self.serving["sequence_bias"]),
+            suppressed=tuple(self.serving["suppressed"]),
+            begin_suppressed=tuple(self.serving["begin_suppressed"]),
+            decay=(decay[0], decay[1]) if decay else None,
         )
 
         def detokenizer() -> Detokenizer:
