@@ -70,6 +70,8 @@ LOCAL: dict[str, Any] = {
 ODDITIES: dict[str, dict[str, Any]] = {  # what the names of the fields do not tell
     "bailing_hybrid": {"num_expert_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "layer_group_size": 2},
     "bamba": {**MAMBA, "attn_layer_indices": [1]},
+    "big_bird": {"block_size": 4, "num_random_blocks": 1},  # sparse from 28 tokens on
+    "bigbird_pegasus": {"block_size": 4, "num_random_blocks": 1},
     "blt": {
         "vocab_size": VOCABULARY,
         "encoder_hash_byte_group_size": [3, 4],
@@ -93,6 +95,7 @@ ODDITIES: dict[str, dict[str, Any]] = {  # what the names of the fields do not t
     "jamba": {"attn_layer_period": 2, "attn_layer_offset": 1, "mamba_dt_rank": 8, "mamba_d_state": 8},
     "kimi_linear": {"num_experts_per_token": 2, "num_expert_group": 1, "topk_group": 1},
     "layoutlmv3": {"coordinate_size": 6, "shape_size": 4},
+    "lfm2": {"layer_types": ["conv", "full_attention"]},
     "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_dense_layers": 1},
     "lilt": {"hidden_size": 48, "max_2d_position_embeddings": 1024},
     "longcat_flash": {"expert_ffn_hidden_size": 16, "zero_expert_num": 2, "moe_topk": 2},
@@ -186,7 +189,7 @@ def _small(values: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             named = next((new for pattern, new in NAMED if re.fullmatch(pattern, name)), None)
             if named is not None and value > 0:
-                small[name] = min(value, named) if isinstance(named, int) else named
+                small[name] = min(value, named) if isinstance(named, int) and named != VOCABULARY else named
     if "num_hidden_layers" in small:
         small["num_hidden_layers"] = layers
     if "num_key_value_heads" in small and values["num_key_value_heads"] == values.get("num_attention_heads"):

@@ -1,0 +1,58 @@
+"""docs/architectures.json says what becomes of every architecture of transformers; a part of it is made again here."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import transformers
+
+from scripts.architecture_table import FILE, NO_REASON, OUTCOMES, Differs, row_error, tried
+from scripts.tiny_models import HEADS, architectures, tiny_model
+
+
+def rows() -> list[dict[str, str]]:
+    document = json.loads(FILE.read_text("utf-8"))
+    assert document["transformers"] == transformers.__version__, "run scripts/architectures"
+    return list(document["rows"])
+
+
+def test_the_table_lists_every_architecture_of_this_transformers() -> None:
+    listed = [(row["head"], row["model_type"]) for row in rows()]
+    assert listed == [(head, model_type) for head in HEADS for model_type in architectures(head)]
+
+
+def test_every_outcome_is_known_and_has_its_reason() -> None:
+    for row in rows():
+        assert row["outcome"] in OUTCOMES
+        assert row["reason"] or row["outcome"] == "verified", row
+        assert row["outcome"] != "refused" or not NO_REASON.search(row["reason"]), row
+
+
+@pytest.mark.parametrize(
+    ("head", "model_type", "outcome", "said"),
+    [
+        ("CAUSAL_LM", "cwm", "verified", ""),
+        ("CAUSAL_LM", "mamba", "refused", "mamba cannot be served for generation: its state is a NoneType"),
+        ("CAUSAL_LM", "pegasus", "refused", "it takes no position_ids"),
+        pytest.param("TOKEN_CLASSIFICATION", "megatron-bert", "verified", "", marks=pytest.mark.slow),
+    ],
+)
+def test_a_part_of_the_table(head: str, model_type: str, outcome: str, said: str, tmp_path: Path) -> None:
+    row = tried(head, model_type, tmp_path)
+    assert row.outcome == outcome, row
+    assert said in row.reason
+    assert (row.error is None) == (outcome != "verified")
+
+
+def test_an_answer_that_is_not_pytorchs_is_noticed() -> None:
+    model = tiny_model("TOKEN_CLASSIFICATION", "bert")
+    feeds = {"input_ids": np.array([[5, 6, 7, 0]]), "attention_mask": np.array([[1, 1, 1, 0]])}
+    with torch.no_grad():
+        logits = model(**{name: torch.from_numpy(values) for name, values in feeds.items()}).logits.numpy()
+    assert row_error(model, feeds, {"logits": logits}, 0) < 1e-5
+    with pytest.raises(Differs, match="a row of 3 tokens in a batch of 1 is off by"):
+        row_error(model, feeds, {"logits": logits * 1.01}, 0)
