@@ -21,6 +21,8 @@ from builder.errors import SpecError
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
+WHOLE_CHECKPOINT = ("vllm", "tensorrt-llm")  # engines that run the checkpoint as it is
+
 
 class _Options(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
@@ -176,6 +178,20 @@ class VLLM(_Options):
     """Any other field of vLLM's AsyncEngineArgs, nested ones such as speculative_config included."""
 
 
+class TensorRTLLM(_Options):
+    """Arguments for TensorRT-LLM, with --engine tensorrt-llm. Set in models.yaml under `tensorrt_llm:`."""
+
+    tensor_parallel_size: int = Field(1, ge=1)
+    """Number of GPUs that each layer is split over."""
+    pipeline_parallel_size: int = Field(1, ge=1)
+    """Number of pipeline stages, each with a part of the layers."""
+    free_gpu_memory_fraction: float = Field(0.9, gt=0, lt=1)
+    """Share of the memory that the weights leave free for the cache."""
+    models_folder: str = "/models"
+    """Where the container mounts this repository: a local checkpoint is copied into the repository and loaded from
+    there."""
+
+
 class BuildSpec(_Options):
     """One model to build. A field with a `flag` is also an option of the command line."""
 
@@ -195,7 +211,7 @@ class BuildSpec(_Options):
     """Numeric precision. int8: weights and activations in 8 bits, with activation ranges computed at run time.
     int8-static, fp8: activation ranges measured on the samples. int8-weights, int4-weights: only the weights, in
     blocks. auto: measure several and serve the fastest that meets --quality."""
-    engine: Literal["onnxruntime", "openvino", "tensorrt", "vllm", "auto"] | None = Field(
+    engine: Literal["onnxruntime", "openvino", "tensorrt", "vllm", "tensorrt-llm", "auto"] | None = Field(
         None, json_schema_extra={"flag": True}
     )
     """Engine that runs the graph. auto: the faster of ONNX Runtime and OpenVINO, measured on this machine. vllm:
@@ -266,12 +282,14 @@ class BuildSpec(_Options):
     """Profiles and limits of TensorRT."""
     vllm: VLLM = VLLM()
     """Arguments for vLLM."""
+    tensorrt_llm: TensorRTLLM = TensorRTLLM()
+    """Arguments for TensorRT-LLM."""
 
     @model_validator(mode="before")
     @classmethod
     def _engines_have_targets(cls, options: Any) -> Any:
         """An engine that runs nowhere else is a target too."""
-        only = {"tensorrt": "tensorrt", "vllm": "cuda"}
+        only = {"tensorrt": "tensorrt", **dict.fromkeys(WHOLE_CHECKPOINT, "cuda")}
         if isinstance(options, dict) and options.get("engine") in only and "target" not in options:
             return {**options, "target": only[options["engine"]]}
         return options
@@ -317,7 +335,7 @@ class BuildSpec(_Options):
             raise ValueError("--cache int8 needs the in-process executor: no Triton release reads it yet")
         if self.beams is not None and self.beams > self.slots:
             raise ValueError(f"a search of {self.beams} beams needs as many slots; --slots is {self.slots}")
-        allowed = {"cpu": ("onnxruntime", "openvino", "auto"), "cuda": ("onnxruntime", "vllm")}
+        allowed = {"cpu": ("onnxruntime", "openvino", "auto"), "cuda": ("onnxruntime", *WHOLE_CHECKPOINT)}
         engines = allowed.get(self.target, ("tensorrt", "onnxruntime"))
         if self.engine is not None and self.engine not in engines:
             raise ValueError(f"--engine {self.engine} is not of --target {self.target}, which has {', '.join(engines)}")
@@ -326,6 +344,10 @@ class BuildSpec(_Options):
             "gpu.cuda_graphs": (self.gpu.cuda_graphs and not self.makes_plan, "plans: --target tensorrt"),
             "tensorrt": (self.tensorrt != TensorRT() and self.target != "tensorrt", "--target tensorrt"),
             "vllm": (self.vllm != VLLM() and self.engine != "vllm", "--engine vllm"),
+            "tensorrt_llm": (
+                self.tensorrt_llm != TensorRTLLM() and self.engine != "tensorrt-llm",
+                "--engine tensorrt-llm",
+            ),
         }
         for name, (useless, where) in meant.items():
             if useless:
@@ -342,6 +364,11 @@ class BuildSpec(_Options):
     def entry_name(self) -> str:
         """The name of the front model."""
         return self.name if self.name is not None else Path(self.model.rstrip("/")).name
+
+    @property
+    def runs_checkpoint(self) -> bool:
+        """Whether the engine runs the checkpoint as it is, so that nothing is exported."""
+        return self.engine in WHOLE_CHECKPOINT
 
     @property
     def makes_plan(self) -> bool:

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 
 from builder.checkpoint import CheckpointFiles, locate, resolve
-from builder.engines.vllm import BACKEND as VLLM
 from builder.errors import RepositoryError
 from builder.families import Stage, prepare
 from builder.page import PAGE, page
@@ -26,7 +25,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
     recover(spec.output)
     with tempfile.TemporaryDirectory(prefix="build-repo-") as place:
         with stage("resolve"):
-            checkpoint = locate(spec, weights=False) if spec.engine == VLLM else resolve(spec)
+            checkpoint = locate(spec, weights=False) if spec.runs_checkpoint else resolve(spec)
             _refuse_another_checkpoint(spec, checkpoint)
         prepared = prepare(spec, checkpoint, Path(place), stage)
         with stage("publish"):

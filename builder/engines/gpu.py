@@ -49,6 +49,7 @@ LEAST = {
     "tensorrt": ("7.5", "TensorRT 10 support matrix"),
     "tensorrt bf16": ("8.0", "TensorRT support matrix, hardware and precision"),
     "tensorrt fp8": ("8.9", "TensorRT support matrix, hardware and precision"),
+    "tensorrt-llm": ("8.0", "TensorRT-LLM support matrix, hardware"),
     "vllm": ("7.0", "vLLM, installation on GPUs"),
     "vllm bf16": ("8.0", "vLLM, the check of dtype in platforms/cuda.py"),
     "vllm fp8": ("8.0", "vLLM, FP8 W8A8: weights alone below 8.9"),
@@ -58,7 +59,7 @@ CUDA_13 = ("7.5", "CUDA 13.0 release notes")  # no Maxwell, Pascal and Volta sin
 
 def least_capability(spec: BuildSpec) -> tuple[str, str]:
     """The compute capability that `spec` needs of its GPU, and the source."""
-    runs = "vllm" if spec.engine == "vllm" else spec.target
+    runs = str(spec.engine) if spec.runs_checkpoint else spec.target
     needs = [LEAST[name] for name in (runs, f"{runs} {spec.precision}") if name in LEAST]
     if version_tuple(RELEASES[spec.triton].cuda or "0") >= (13,):
         needs.append(CUDA_13)

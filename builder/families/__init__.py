@@ -1,7 +1,7 @@
 """One file a family of graphs: how its checkpoints are exported, verified, measured and laid out.
 
 The folder is the registry: a task names its family, and `prepare` of that file makes what is published. What vLLM
-runs is of the family vllm, whatever its task.
+or TensorRT-LLM runs is of the family of that name, whatever its task.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from typing import Any
 from builder.checkpoint import CheckpointFiles
 from builder.engines.cpu import cpu
 from builder.engines.gpu import refuse_card
-from builder.engines.vllm import BACKEND as VLLM
 from builder.errors import SpecError
 from builder.report import BuildReport, versions
 from builder.repository.layout import RepositoryEntry
@@ -38,7 +37,8 @@ class Prepared:
 def prepare(spec: BuildSpec, checkpoint: CheckpointFiles, folder: Path, stage: Stage) -> Prepared:
     """Make and verify the entries of `checkpoint` in `folder`. Raises BuilderError."""
     refuse_card(spec)
-    family = importlib.import_module(f"{__name__}.{VLLM if spec.engine == VLLM else checkpoint.task.family}")
+    name = str(spec.engine).replace("-", "_") if spec.runs_checkpoint else checkpoint.task.family
+    family = importlib.import_module(f"{__name__}.{name}")
     prepared: Prepared = family.prepare(spec, checkpoint, folder, stage)
     return prepared
 

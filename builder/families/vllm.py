@@ -1,7 +1,4 @@
-"""Models that vLLM runs: nothing is exported or measured, the checkpoint is handed to Triton's vLLM backend.
-
-For models that are too large for one GPU, or for this machine: their weights are never loaded here.
-"""
+"""Models that vLLM runs: the checkpoint is handed to Triton's vLLM backend."""
 
 from __future__ import annotations
 
@@ -10,28 +7,20 @@ from pathlib import Path
 
 from builder.checkpoint import CheckpointFiles
 from builder.engines.vllm import BACKEND, DTYPES, INPUTS, MODEL_FILE, OUTPUTS, engine_arguments
-from builder.errors import SpecError
-from builder.families import Prepared, Stage, built_from
-from builder.report import BuildReport, Rung, file_hashes
+from builder.families import Prepared, Stage
 from builder.repository.layout import Config, RepositoryEntry
 from builder.repository.placement import InstanceGroup
 from builder.spec import BuildSpec
-
-TASK = "text-generation"
+from builder.whole_checkpoint import place_checkpoint, refuse_options, unverified
 
 
 def prepare(spec: BuildSpec, checkpoint: CheckpointFiles, folder: Path, stage: Stage) -> Prepared:
     """The one entry that Triton's vLLM backend takes. Raises SpecError."""
-    _refuse_options(spec, checkpoint)
+    refuse_options(spec, checkpoint, DTYPES)
     with stage("lay out"):
-        place = f"{spec.vllm.models_folder.rstrip('/')}/{spec.entry_name}/1/checkpoint"
-        copied = checkpoint.revision is None  # a Hub id and its commit name the weights; a folder here names nothing
-        arguments = engine_arguments(spec, place if copied else checkpoint.source, checkpoint.revision)
-        files: dict[str, bytes | Path] = {f"1/{MODEL_FILE}": json.dumps(arguments, indent=1).encode()}
-        if copied:
-            for file in sorted(checkpoint.folder.iterdir()):
-                if file.suffix in (".json", ".safetensors", ".txt", ".model", ".jinja"):
-                    files[f"1/checkpoint/{file.name}"] = file
+        model, files = place_checkpoint(spec, spec.vllm.models_folder, checkpoint)
+        arguments = engine_arguments(spec, model, checkpoint.revision)
+        files[f"1/{MODEL_FILE}"] = json.dumps(arguments, indent=1).encode()
         config = Config(
             name=spec.entry_name,
             backend=BACKEND,
@@ -45,51 +34,4 @@ def prepare(spec: BuildSpec, checkpoint: CheckpointFiles, folder: Path, stage: S
             parameters=dict(sorted(spec.serving.metadata.items())),
         )
         entry = RepositoryEntry(spec.entry_name, config, files)
-    size = sum(file.stat().st_size for file in checkpoint.weights)
-    rung = Rung(f"{DTYPES[spec.precision]} vLLM", size, {})
-    return Prepared([entry], _report(spec, checkpoint, rung, entry))
-
-
-def _refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles) -> None:
-    if checkpoint.task.name != TASK:
-        raise SpecError(f"--engine vllm serves {TASK}; this checkpoint is for {checkpoint.task.name} (--task)")
-    if spec.precision not in DTYPES:
-        raise SpecError(
-            f"--engine vllm has {', '.join(DTYPES)}, not --precision {spec.precision}; a quantised checkpoint needs "
-            "none: vLLM reads what it is"
-        )
-    given = {
-        "--prune": spec.prune is not None,
-        "--graph": spec.graph is not None,
-        "--level": spec.level != "O2",
-        "--samples": spec.samples is not None,
-        "--quality": spec.quality is not None,
-        "--beams": spec.beams is not None,
-        "--max-answer": spec.max_answer is not None,
-        "--cache (use vllm.arguments kv_cache_dtype)": spec.cache != "fp32",
-        "--executor": spec.executor != "in-process",
-        "--instances (use vllm.tensor_parallel_size)": spec.instances > 1,
-        "--truncate": spec.truncate,
-        "--pooling": spec.pooling is not None,
-    }
-    unusable = [name for name, used in given.items() if used]
-    if unusable:
-        raise SpecError(f"{', '.join(unusable)}: not of --engine vllm, which runs the checkpoint as it is")
-
-
-def _report(spec: BuildSpec, checkpoint: CheckpointFiles, rung: Rung, entry: RepositoryEntry) -> BuildReport:
-    return BuildReport(
-        **built_from(spec, checkpoint),
-        attention={"fused": 0, "layers": 0},
-        operators={},
-        quantised=None,
-        ladder=(rung,),
-        metric=checkpoint.task.metric,
-        threshold=0.0,
-        samples=0,
-        padding=0.0,
-        warnings=("nothing was run: vLLM serves the checkpoint as it is, and its answers were compared with nothing",),
-        files=file_hashes([entry]),
-        chosen=rung.name,
-        engine=BACKEND,
-    )
+    return Prepared([entry], unverified(spec, checkpoint, f"{DTYPES[spec.precision]} vLLM", entry))

@@ -11,7 +11,9 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from builder.engines import onnxruntime, openvino, tensorrt, vllm
+import yaml
+
+from builder.engines import onnxruntime, openvino, tensorrt, tensorrt_llm, vllm
 from builder.engines.cpu import cpu
 from builder.engines.cuda import without_kernel
 from builder.engines.gpu import gpus
@@ -77,9 +79,11 @@ def _check_entry(folder: Path, triton: str | None) -> Iterator[str]:
         elif config.backend == tensorrt.BACKEND:
             yield from _check_plan(version, recorded.get("plan"), release)
         elif config.backend == vllm.BACKEND:
-            yield from _check_arguments(version)
+            yield from _check_arguments(version / vllm.MODEL_FILE)
         elif config.backend == "python":
             yield from _check_python(version, folder.parent, release)
+            if (version / tensorrt_llm.MODEL_FILE).is_file():
+                yield from _check_arguments(version / tensorrt_llm.MODEL_FILE)
     for name, digest in recorded.get("files", {}).get(folder.name, {}).items():
         if not (folder / name).is_file():
             yield f"{name} is missing"
@@ -153,14 +157,14 @@ def _check_plan(version: Path, fingerprint: dict[str, str] | None, release: str 
         yield f"its plan was compiled from another graph than the one beside it; {again}"
 
 
-def _check_arguments(version: Path) -> Iterator[str]:
-    """What vLLM is started with, and the checkpoint where that lies in the repository."""
-    path = version / vllm.MODEL_FILE
+def _check_arguments(path: Path) -> Iterator[str]:
+    """What vLLM or TensorRT-LLM is started with, and the checkpoint where that lies in the repository."""
+    version = path.parent
     try:
-        arguments = json.loads(path.read_text("utf-8"))
+        arguments = yaml.safe_load(path.read_text("utf-8"))  # model.json is YAML too
         model = str(arguments["model"])
-    except (OSError, ValueError, KeyError) as error:
-        yield f"{version.name}/{path.name} does not say which model vLLM is to run ({error!r}); build it again"
+    except (OSError, TypeError, ValueError, KeyError, yaml.YAMLError) as error:
+        yield f"{version.name}/{path.name} does not say which model is to run ({error!r}); build it again"
         return
     beside = f"/{version.parent.name}/{version.name}/"
     if beside in model and not (version / model.split(beside, 1)[1] / "config.json").is_file():

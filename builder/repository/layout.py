@@ -35,6 +35,7 @@ RUNTIME_FILES: Mapping[
 ] = {  # kind of model -> file in the version folder -> file in builder/runtime
     "encoder": {name: name for name in (*SHARED_FILES, *ENCODER_FILES)},
     "generating": GENERATING,
+    "tensorrt-llm": {"model.py": "tensorrt_llm_model.py"},
 }
 SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 

@@ -31,7 +31,7 @@ import tritonclient.grpc as grpc
 from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException
 
-from builder.engines import vllm
+from builder.engines import tensorrt_llm, vllm
 from builder.engines.gpu import gpus
 from builder.errors import ServeError
 from builder.repository.check import pending
@@ -179,6 +179,10 @@ def _not_here(repository: Path) -> list[str]:
             found.append(
                 f"{name}: the embedded Triton has no {config.backend}; serve it in the container: "
                 f"docker compose --profile {profile} up"
+            )
+        elif any(path.parent.glob(f"*/{tensorrt_llm.MODEL_FILE}")):
+            found.append(
+                f"{name}: the embedded Triton has no TensorRT-LLM; serve it in the trtllm-python-py3 container"
             )
         elif any(group.kind == KIND_GPU for group in config.instance_group) and not gpus():
             found.append(f"{name} runs on a GPU and none is here; serve it where there is one, or build it for the CPU")
