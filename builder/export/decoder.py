@@ -50,6 +50,7 @@ class CacheShape:
 class DecoderExport:
     graph: Graph
     caches: tuple[CacheShape, ...]
+    rotary_left: tuple[str, ...] = ()  # functions that rotate and run as separate operators
 
 
 class DecoderGraph(torch.nn.Module):
@@ -84,14 +85,14 @@ def export_decoder(model: PreTrainedModel, folder: Path, max_length: int) -> Dec
     path = folder / "exported" / MODEL_FILE
     caches = cache_shapes(model)
     with refused_by_name(model):
-        with fused_attention(model), settled_frequencies(model, max_length), fused_rotary(model):
+        with fused_attention(model), settled_frequencies(model, max_length), fused_rotary(model) as left:
             model.set_attn_implementation(CACHED)
             graph = _export(DecoderGraph(model), caches, path)
         if graph.operators[CACHED_ATTENTION] != len(caches):
             raise ExportError(
                 f"{graph.operators[CACHED_ATTENTION]} of its {len(caches)} layers use the fused attention"
             )
-    return DecoderExport(graph, caches)
+    return DecoderExport(graph, caches, left)
 
 
 def cache_shapes(model: PreTrainedModel) -> tuple[CacheShape, ...]:

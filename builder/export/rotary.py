@@ -21,19 +21,24 @@ FUNCTION = "apply_rotary_pos_emb"
 
 
 @contextmanager
-def fused_rotary(model: PreTrainedModel) -> Iterator[bool]:
-    """Run with the architecture's function replaced, where that is exact; yields whether it was."""
+def fused_rotary(model: PreTrainedModel) -> Iterator[tuple[str, ...]]:
+    """Run with the architecture's function replaced, where that is exact; yields the functions that were left."""
     modules = {sys.modules[type(part).__module__] for part in model.modules()}
     owners = [module for module in modules if module.__name__.startswith("transformers.models.")]
     replaced: list[tuple[Any, Callable[..., Any]]] = []
+    left: list[str] = []
     for owner in owners:
         original = getattr(owner, FUNCTION, None)
-        interleaved = None if original is None else _layout(original)
-        if original is not None and interleaved is not None:
-            setattr(owner, FUNCTION, _emitter(interleaved))
-            replaced.append((owner, original))
+        if original is None:
+            continue
+        interleaved = _layout(original)
+        if interleaved is None:
+            left.append(f"{owner.__name__.rsplit('.', 1)[-1]}.{FUNCTION}")
+            continue
+        setattr(owner, FUNCTION, _emitter(interleaved))
+        replaced.append((owner, original))
     try:
-        yield bool(replaced)
+        yield tuple(sorted(left))
     finally:
         for owner, original in replaced:
             setattr(owner, FUNCTION, original)
@@ -46,23 +51,45 @@ def settled_frequencies(model: PreTrainedModel, max_length: int) -> Iterator[Non
     Dynamic and long rotary scaling change them once a row exceeds the length of the original training; keys that are
     in a cache already cannot follow. Up to that length they are constant, and right. Raises ExportError beyond it.
     """
-    changing = [m for m in model.modules() if getattr(m, "rope_type", "default") in ("dynamic", "longrope")]
+    changing = [module for module in model.modules() if any(map(_changes, _kinds(module).values()))]
     for module in changing:
-        parameters = getattr(module.config, "rope_parameters", None) or {}
-        original = parameters.get("original_max_position_embeddings") or module.original_max_seq_len
-        if max_length > original:
-            raise ExportError(
-                f"its {module.rope_type} rotary scaling changes beyond {original} tokens, which a cache cannot follow; "
-                f"build it with --max-length {original} or less"
-            )
+        for layer, kind in _kinds(module).items():
+            original = _original_length(module, layer)
+            if _changes(kind) and max_length > original:
+                raise ExportError(
+                    f"its {kind} rotary scaling changes beyond {original} tokens, which a cache cannot follow; "
+                    f"build it with --max-length {original} or less"
+                )
     kinds = [module.rope_type for module in changing]
     for module in changing:
-        module.rope_type = "default"
+        module.rope_type = dict.fromkeys(module.rope_type, "default") if _by_layer(module) else "default"
     try:
         yield
     finally:
         for module, kind in zip(changing, kinds, strict=True):
             module.rope_type = kind
+
+
+def _by_layer(module: Any) -> bool:
+    """Whether each type of layers has a scaling of its own."""
+    return isinstance(module.rope_type, dict)
+
+
+def _kinds(module: Any) -> dict[str | None, str]:
+    """The scaling of each type of layers, or of all (None)."""
+    kind = getattr(module, "rope_type", "default")
+    return dict(kind) if isinstance(kind, dict) else {None: str(kind)}
+
+
+def _changes(kind: str) -> bool:
+    return "dynamic" in kind or kind == "longrope"
+
+
+def _original_length(module: Any, layer: str | None) -> int:
+    parameters = getattr(module.config, "rope_parameters", None) or {}
+    if layer is not None:
+        parameters = parameters[layer]
+    return int(parameters.get("original_max_position_embeddings") or module.original_max_seq_len)
 
 
 def _layout(function: Callable[..., Any]) -> bool | None:

@@ -348,6 +348,7 @@ def _report(
         warnings=(
             *(() if spec.target == "cpu" else (UNTIMED,)),
             *unreached(checkpoint.model.config, checkpoint.max_length),
+            *(f"{name} runs as separate operators, which is right but slower" for name in exported.rotary_left),
         ),
         choice=verified.choice,
         chosen=verified.ladder[-1].name if spec.cache == "int8" else verified.chosen,

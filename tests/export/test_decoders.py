@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.llama import modeling_llama
 
 from builder.errors import ExportError
 from builder.export.decoder import export_decoder
 from builder.export.graph import Graph
+from builder.export.rotary import fused_rotary, settled_frequencies
 from builder.optimise.fusion import fuse
 from builder.runtime.generation.executor import InProcess
 from builder.runtime.generation.options import Options
@@ -150,6 +152,29 @@ def test_scaling_that_changes_with_the_length_is_refused_beyond_it(tmp_path: Pat
     with pytest.raises(ExportError, match="--max-length 256 or less"):
         export_decoder(model, tmp_path, 300)
     assert export_decoder(model, tmp_path, 256).graph.operators["GroupQueryAttention"] == 4
+
+
+def test_scaling_of_one_type_of_layers_is_refused_like_that_of_all() -> None:
+    changing = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    scaling = {"full_attention": changing, "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0}}
+    model = make_decoder("gemma3_text", rope_parameters=scaling)
+    rotary = model.model.rotary_emb
+    refused = pytest.raises(ExportError, match=r"its dynamic rotary scaling .* --max-length 256 or less")
+    with refused, settled_frequencies(model, 300):
+        pass
+    with settled_frequencies(model, 256):
+        assert rotary.rope_type == {"full_attention": "default", "sliding_attention": "default"}
+    assert rotary.rope_type["full_attention"] == "dynamic"
+
+
+def test_a_rotation_that_is_left_unfused_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A function that does something else stays as it is, and is named, so that a build can say it."""
+    model = make_decoder("llama")
+    with fused_rotary(model) as left:
+        assert left == ()
+    monkeypatch.setattr(modeling_llama, "apply_rotary_pos_emb", lambda q, k, cos, sin: (q * cos, k * sin))
+    with fused_rotary(model) as left:
+        assert left == ("modeling_llama.apply_rotary_pos_emb",)
 
 
 def test_a_build_refuses_by_name_before_anything_is_measured(tmp_path: Path) -> None:
