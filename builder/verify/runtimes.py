@@ -278,3 +278,13 @@ def verify_where_it_runs(
             where = f"what its requirements pin for Triton {spec.triton}"
     with stage(f"verify on {where}, {version}"):
         return (compare(engine, version, where, cases),)
+
+
+def main() -> None:
+    """python -m builder.verify.runtimes ENGINE VERSION ...: put them into the cache, and say where they are."""
+    for version in sys.argv[2:]:
+        print(environment(sys.argv[1], version))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,132 @@
+"""Which architecture says the same on which ONNX Runtime, in which precision: into docs/releases.json.
+
+python -m scripts.release_matrix [--versions V ...] [--only TYPE ...]
+
+Each graph is made once, and its calls recorded on this build's own ONNX Runtime: batches of mixed lengths, rows in
+pieces, past their windows and together. They are then made again on the other versions, as a build does it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from builder.checkpoint import quiet_libraries, resolve
+from builder.engines.releases import OPERATOR_NEEDS, RELEASES, version_tuple
+from builder.export.decoder import export_decoder
+from builder.export.encoder import export
+from builder.export.graph import Graph, operator_needs
+from builder.optimise.decoder_weights import WeightOptions, quantise_weights
+from builder.optimise.for_runtime import for_runtime
+from builder.optimise.fusion import fuse
+from builder.optimise.variants import Variant, Workshop
+from builder.runtime.generation.executor import InProcess
+from builder.spec import make_spec
+from builder.verify.generation import geometry_of
+from builder.verify.runtimes import (
+    STEPS,
+    Case,
+    NotAtHand,
+    Recorder,
+    difference,
+    drive,
+    environment,
+    graph_case,
+    past_the_window,
+    replayed,
+)
+from tests.checkpoints import ARCHITECTURES, VOCABULARY, make_checkpoint
+from tests.decoders import DECODERS, make_decoder
+
+FILE = Path(__file__).parent.parent / "docs" / "releases.json"
+PROMPTS = ([5, 6, 7, 8], [9, 10, 11, 12, 13, 14, 15], [20, 21, 22])
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table: a graph, and how its calls are to be made on another version."""
+
+    model_type: str
+    kind: str
+    precision: str
+    own: Graph
+    case: Callable[[Graph], Case]
+
+
+def encoders(name: str, place: Path) -> Iterator[Row]:
+    lengths = np.array([3, 40, 25])
+    mask = (np.arange(40) < lengths[:, None]).astype(np.int64)
+    ids = np.random.default_rng(0).integers(100, 350, mask.shape) * mask
+    feeds = {"input_ids": ids, "attention_mask": mask, "token_type_ids": mask * 0, "positions": lengths[:, None] - 2}
+    spec = make_spec(model=str(make_checkpoint(place / "checkpoint", name, "fill-mask")), name="model")
+    exported = export(resolve(spec), spec, place).graph
+    mine = {key: feeds[key] for key in exported.inputs}
+    workshop = Workshop(spec, exported, place, [mine])
+    for precision in ("fp32", "fp16", "int8", "int8-static"):
+        graph = workshop.make(Variant(precision, "onnxruntime")).graph
+        yield Row(name, "encoder", precision, graph, lambda served: graph_case(served, [mine], 1))
+
+
+def decoders(name: str, place: Path) -> Iterator[Row]:
+    exported = export_decoder(make_decoder(name), place, 128)
+    exact = fuse(exported.graph, place)
+    for precision in ("fp32", "int8", "int8-weights"):
+        graph = exact
+        if precision != "fp32":
+            graph = quantise_weights(exact, precision, WeightOptions(32, True), place).graph
+        long = past_the_window(graph, list(range(5, 45)), 128)
+        geometry = geometry_of(exported.caches, 1 + len(PROMPTS), len(long) + STEPS, VOCABULARY)
+        recorder = Recorder(InProcess(graph.path, geometry, {"threads": 1}))
+        drive(recorder.executor, PROMPTS, long)
+
+        def case(served: Graph, recorder: Recorder = recorder) -> Case:
+            return recorder.case(served.path.name, [served], 1, remote=True)
+
+        yield Row(name, "decoder", precision, graph, case)
+
+
+def outcome(row: Row, version: str, place: Path) -> str:
+    """verified, refused with the reason, or wrong."""
+    for need in operator_needs(row.own):
+        if version_tuple(version) < version_tuple(OPERATOR_NEEDS[need]):
+            return f"refused: {need} is right from {OPERATOR_NEEDS[need]}"
+    case = row.case(for_runtime(row.own, version, place))
+    (found,) = replayed(environment("onnxruntime", version), [case.job])
+    if isinstance(found, str):
+        return f"does not run: {found[:200]}"
+    error = difference(list(case.answers), found)
+    return "verified" if error <= case.tolerance else f"wrong: off by {error:.0e}"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    versions = list(dict.fromkeys([r.onnxruntime for r in RELEASES.values()]))
+    parser.add_argument("--versions", nargs="+", default=versions)
+    parser.add_argument("--only", nargs="+", default=[*ARCHITECTURES, *DECODERS])
+    options = parser.parse_args()
+    quiet_libraries()
+    table = []
+    with tempfile.TemporaryDirectory() as folder:
+        for name in options.only:
+            place = Path(folder, name)
+            for row in (decoders if name in DECODERS else encoders)(name, place):
+                runs = {v: outcome(row, v, place / f"{row.precision}-{v}") for v in options.versions}
+                print(name, row.precision, *(f"{v}: {said};" for v, said in runs.items()), flush=True)
+                table.append({"model_type": name, "kind": row.kind, "precision": row.precision, "runtimes": runs})
+    releases = {n: {"backend": r.onnxruntime, "in_process": r.in_process} for n, r in RELEASES.items()}
+    FILE.write_text(json.dumps({"releases": releases, "graphs": table}, indent=1) + "\n", "utf-8")
+    return int(any(said.startswith(("wrong", "does")) for row in table for said in row["runtimes"].values()))
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except NotAtHand as reason:
+        sys.exit(f"scripts/releases: an ONNX Runtime is not at hand: {reason}")
