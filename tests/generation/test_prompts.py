@@ -12,7 +12,7 @@ from builder.checkpoint import tokenizer_json
 from builder.languages import languages, nearest
 from builder.runtime.fields import InputError
 from builder.runtime.generation.options import Options
-from builder.runtime.generation.prompts import SourceTexts
+from builder.runtime.generation.prompts import DecoderPrompts, SourceTexts
 from tests.checkpoints import make_tokenizer
 from tests.seq2seqs import make_multilingual_tokenizer
 
@@ -80,3 +80,15 @@ def test_a_short_name_of_a_language() -> None:
 def test_a_text_beyond_the_limit() -> None:
     with pytest.raises(InputError, match=r"the text has \d+ tokens; this model reads at most 30"):
         texts(make_tokenizer("bpe", type_ids=False))(Options(prompt="word " * 40))
+
+
+def test_a_chat_of_half_characters_and_a_template_that_does_not_compile_are_refused() -> None:
+    tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
+    serving = {"max_length": 64, "special_tokens": {}, "chat_template": "{{ messages[0].content }}"}
+    chat = Options(messages=[{"role": "user", "content": "a\ud800"}])
+    with pytest.raises(InputError, match=r"messages: character 1 is '\\ud800', half of one"):
+        DecoderPrompts(serving, tokenizer)(chat)
+    broken = DecoderPrompts({**serving, "chat_template": "{% endif %}"}, tokenizer)  # and the server starts
+    assert broken(Options(prompt="The train.")).tokens
+    with pytest.raises(InputError, match="chat template does not compile: line 1"):
+        broken(chat)

@@ -170,6 +170,8 @@ def _typed(entry: Field, values: "Sequence[Any]") -> Any:
         if not isinstance(value, allowed) or (isinstance(value, bool) and entry.data_type != FLAG):
             wanted = entry.data_type.replace("TYPE_", "")
             raise InputError(f"{entry.name} is {value!r}; expected {wanted}")
+        if isinstance(value, str):
+            refuse_half_characters(entry.name, value)
     if entry.name in LISTS:
         return tuple(values)
     return bool(values[0]) if entry.data_type == FLAG else values[0]
@@ -251,6 +253,14 @@ def _consistent(options: Options, given: "set[str]") -> Options:
     if options.n > options.num_beams:
         raise InputError(f"n is {options.n}, more than num_beams, {options.num_beams}: a search ends with that many")
     return options
+
+
+def refuse_half_characters(name: str, text: str) -> None:
+    """Raise InputError for half of a surrogate pair, which JSON can spell and no tokeniser takes."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"{name}: character {error.start} is {text[error.start]!r}, half of one; send both") from error
 
 
 def _json(name: str, text: str, kind: type) -> Any:

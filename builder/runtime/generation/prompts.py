@@ -13,7 +13,7 @@ from tokenizers import Tokenizer
 
 from ..fields import InputError
 from .chat import ChatTemplate
-from .options import Options
+from .options import Options, refuse_half_characters
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class DecoderPrompts:
             raise InputError("this checkpoint has no chat template; send the prompt as text_input")
         else:
             text, special = self.chat(options.messages), False
+            refuse_half_characters("messages", text)
         tokens = self.tokenizer.encode(text, add_special_tokens=special).ids
         if not 1 <= len(tokens) <= self.longest:
             raise InputError(
