@@ -29,12 +29,13 @@ AUTO = {
     "SEQUENCE_CLASSIFICATION": transformers.AutoModelForSequenceClassification,
     "TOKEN_CLASSIFICATION": transformers.AutoModelForTokenClassification,
 }
+ROWS = VOCABULARY + 8  # of the embedding table: some tokenisers add a token of their own
 POSITIONS = 130  # RoBERTa's table starts counting at its third row: 128 tokens
 WINDOW = 16
 HIDDEN = 32
 SPECIAL_IDS = {"pad_token_id": 0, "bos_token_id": 2, "cls_token_id": 2, "eos_token_id": 3, "sep_token_id": 3}
 NAMED: tuple[tuple[str, Any], ...] = (  # the first pattern that a field's whole name matches says its value
-    (r"vocab_size|n_token|n_vocab|text_vocab_size", VOCABULARY),
+    (r"vocab_size|n_token|n_vocab|text_vocab_size", ROWS),
     (r"sliding_window|window_size|attention_chunk_size|local_attention|attention_window", WINDOW),
     (r"max_position_embeddings|n_positions|n_ctx|max_seq_len|max_sequence_length|seq_length|max_2d_.*", POSITIONS),
     (r"initializer_range|init_std", 0.2),
@@ -189,7 +190,7 @@ def _small(values: dict[str, Any]) -> dict[str, Any]:
         elif isinstance(value, (int, float)) and not isinstance(value, bool):
             named = next((new for pattern, new in NAMED if re.fullmatch(pattern, name)), None)
             if named is not None and value > 0:
-                small[name] = min(value, named) if isinstance(named, int) and named != VOCABULARY else named
+                small[name] = min(value, named) if isinstance(named, int) and named != ROWS else named
     if "num_hidden_layers" in small:
         small["num_hidden_layers"] = layers
     if "num_key_value_heads" in small and values["num_key_value_heads"] == values.get("num_attention_heads"):

@@ -13,7 +13,7 @@ from builder.engines import tensorrt
 from builder.engines.cpu import cpu
 from builder.engines.gpu import refuse_size
 from builder.engines.onnxruntime import FUSED_OPERATORS
-from builder.errors import SpecError, VerificationError
+from builder.errors import CheckpointError, SpecError, VerificationError
 from builder.export.encoder import Export, export
 from builder.export.graph import Graph
 from builder.families import UNTIMED, Prepared, Stage, built_from
@@ -52,6 +52,7 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
     """The front model and its engine, verified. Raises BuilderError."""
     if spec.beams is not None or spec.max_answer is not None:
         raise SpecError(f"--beams and --max-answer are for models that generate; {checkpoint.task.name} has neither")
+    _refuse_composed(checkpoint)
     variants = asked(spec, cpu()["flags"])
     with stage("export"):
         exported = export(checkpoint, spec, folder)
@@ -134,6 +135,17 @@ def _refuse_wrong_answers(exact: Rung, quality: Quality) -> None:
         raise VerificationError(
             f"the served answer is not transformers' answer ({quality.where}, off by {quality.error:.1e}). "
             "Nothing was published: this is a bug worth reporting, with the checkpoint's name"
+        )
+
+
+def _refuse_composed(checkpoint: Checkpoint) -> None:
+    """Raise CheckpointError for a model of several parts or of bytes: its configuration has no layers or no tokens."""
+    missing = [name for name in ("num_hidden_layers", "vocab_size") if not hasattr(checkpoint.config, name)]
+    if missing:
+        raise CheckpointError(
+            f"{checkpoint.config.model_type} cannot be served for {checkpoint.task.name}: its config.json has no "
+            f"{missing[0]}. Models of several parts (an image or audio encoder beside the text's) and models of bytes "
+            "are not supported; a checkpoint of the text part alone may be"
         )
 
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
-from builder.errors import ExportError
+from builder.errors import CheckpointError, ExportError
 from builder.export.decoder import cache_shapes
 from builder.export.failure import reason
 from builder.export.program import to_onnx
-from scripts.tiny_models import tiny_model
+from builder.spec import make_spec
+from builder.stages import build
+from scripts.tiny_models import make_checkpoint, tiny_model
 from tests.checkpoints import SIZES
 
 
@@ -62,3 +66,17 @@ def test_positions_that_the_decode_loop_cannot_give_are_refused(model_type: str,
     """Both were exported before, and failed verification as "a bug worth reporting"."""
     with pytest.raises(ExportError, match=said):
         cache_shapes(tiny_model("CAUSAL_LM", model_type))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "missing"),
+    [("modernvbert", "num_hidden_layers"), ("canine", "vocab_size"), ("t5gemma", "num_hidden")],
+)
+def test_models_of_several_parts_and_of_bytes_are_refused(model_type: str, missing: str, tmp_path: Path) -> None:
+    """Each ended in an AttributeError."""
+    folder = make_checkpoint("SEQUENCE_CLASSIFICATION", model_type, tmp_path / "checkpoint")
+    spec = make_spec(model=str(folder), task="text-classification", output=tmp_path / "out", max_length=64)
+    with pytest.raises(
+        CheckpointError, match=f"{model_type} cannot be served for text-classification: .* no {missing}"
+    ):
+        build(spec)
