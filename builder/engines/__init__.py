@@ -24,8 +24,8 @@ class Engine(Protocol):
         """Open `graph` on the CPU: named arrays in, named arrays out."""
         ...
 
-    def parameters(self, graph: Graph, threads: int, spinning: bool) -> dict[str, str]:
-        """The `parameters` of config.pbtxt with which Triton runs `graph` in the same way."""
+    def parameters(self, graph: Graph, threads: int, instances: int) -> dict[str, str]:
+        """The `parameters` of config.pbtxt with which Triton runs `graph` in the same way, `threads` an instance."""
         ...
 
 

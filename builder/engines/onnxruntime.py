@@ -14,11 +14,13 @@ import onnx
 import onnxruntime
 
 from builder.engines import Infer
+from builder.engines.stock import Signature, Tensor
 from builder.export.bfloat16 import without_bfloat16
 from builder.export.graph import Graph, save_graph
 
 BACKEND = "onnxruntime"
 MODEL_FILE = "model.onnx"
+TYPES = {"FLOAT": "TYPE_FP32", "FLOAT16": "TYPE_FP16", "DOUBLE": "TYPE_FP64", "BFLOAT16": "TYPE_BF16"}
 ENCODER_FILE = "encoder.onnx"  # of an encoder-decoder model; its decoder is MODEL_FILE
 FUSED_ATTENTION = ("MultiHeadAttention",)
 FUSED_OPERATORS = (*FUSED_ATTENTION, "SkipLayerNormalization", "LayerNormalization", "BiasGelu", "FastGelu", "Gelu")
@@ -79,11 +81,18 @@ def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
         return infer_with(open_session(stand_in, threads, spinning))
 
 
-def parameters(graph: Graph, threads: int, spinning: bool) -> dict[str, str]:
-    """What Triton's ONNX Runtime backend reads."""
-    return {
-        "intra_op_thread_count": str(threads),
-        "inter_op_thread_count": "1",
-        "session.intra_op.allow_spinning": "1" if spinning else "0",
-        "session.force_spinning_stop": "1",  # the cores are the front's and Triton's between two calls
-    }
+def parameters(graph: Graph, threads: int, instances: int) -> dict[str, str]:
+    """What Triton's ONNX Runtime backend reads; it hands no session entry on, such as those about spinning."""
+    return {"intra_op_thread_count": str(threads), "inter_op_thread_count": "1"}
+
+
+def signature(path: Path) -> Signature:
+    """The inputs and outputs of an ONNX file."""
+    graph = onnx.load(str(path), load_external_data=False).graph
+    return Signature(*({value.name: _tensor(value) for value in side} for side in (graph.input, graph.output)))
+
+
+def _tensor(value: onnx.ValueInfoProto) -> Tensor:
+    described = value.type.tensor_type
+    name = onnx.TensorProto.DataType.Name(described.elem_type)
+    return Tensor(TYPES.get(name, f"TYPE_{name}"), tuple(size.dim_value or -1 for size in described.shape.dim))

@@ -1,12 +1,13 @@
 """OpenVINO as an engine: its intermediate representation, its sessions, its parameters in Triton.
 
-It takes standard ONNX operators only and fuses attention itself. On a CPU with AVX512_BF16 or AMX it can multiply in
-bfloat16, and does so by default: what is to be exact must say so. Knows files and threads; knows nothing about
-checkpoints or tasks.
+It takes standard ONNX operators only and fuses attention itself. On a CPU with AVX512_BF16 or AMX it multiplies in
+bfloat16 unless told otherwise, and no parameter of Triton's backend tells it otherwise: HINT_BF16 is YES or absent.
+Here it is therefore never told otherwise either. Knows files and threads; knows nothing about checkpoints or tasks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +16,7 @@ import numpy as np
 import openvino
 
 from builder.engines import Infer
+from builder.engines.stock import Signature, Tensor
 from builder.errors import ExportError
 
 if TYPE_CHECKING:
@@ -22,8 +24,8 @@ if TYPE_CHECKING:
 
 BACKEND = "openvino"
 MODEL_FILE = "model.xml"
-ARITHMETIC = {"fp32": "f32", "bf16": "bf16"}
-HINT_BF16 = {"fp32": "NO", "bf16": "YES"}  # the name and values of Triton's backend
+TYPES = {"i64": "TYPE_INT64", "i32": "TYPE_INT32", "f32": "TYPE_FP32", "f16": "TYPE_FP16", "boolean": "TYPE_BOOL"}
+BF16 = ("avx512_bf16", "amx_bf16")  # a CPU with one of these multiplies in bfloat16
 
 
 def convert(graph: Graph, path: Path, arithmetic: str, half_weights: bool) -> Graph:
@@ -55,29 +57,45 @@ def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
 
 
 def compiled(path: Path, threads: int, arithmetic: str) -> Any:
-    """The model on the CPU, one stream of `threads` threads, products in `arithmetic`."""
-    settings = {
-        "INFERENCE_NUM_THREADS": threads,
-        "NUM_STREAMS": 1,
-        "PERFORMANCE_HINT": "LATENCY",
-        "INFERENCE_PRECISION_HINT": ARITHMETIC[arithmetic],
-    }
+    """The model on the CPU as Triton's backend has it: one stream of `threads` threads, products in `arithmetic`.
+
+    Raises ExportError where this CPU multiplies in bfloat16 and the model is not for that.
+    """
+    settings = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY"}
+    if arithmetic == "bf16":
+        settings["INFERENCE_PRECISION_HINT"] = "bf16"
     core = openvino.Core()
-    return core.compile_model(core.read_model(str(path)), "CPU", settings)
+    model = core.compile_model(core.read_model(str(path)), "CPU", settings)
+    computed = model.get_property("INFERENCE_PRECISION_HINT").to_string()
+    if arithmetic == "fp32" and computed != "f32":
+        raise ExportError(
+            f"OpenVINO computes in {computed} on this CPU and {path.name} was verified in f32; Triton's backend cannot "
+            "be told: build it on a CPU like this one, or with --engine onnxruntime"
+        )
+    return model
 
 
-def signature(path: Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The names of the inputs and outputs of an .xml. Raises RuntimeError where it cannot be read."""
+def arithmetic_on(flags: Collection[str]) -> str:
+    """What OpenVINO multiplies real numbers in on a CPU with the instruction sets `flags`: fp32 or bf16."""
+    return "bf16" if set(BF16) & set(flags) else "fp32"
+
+
+def signature(path: Path) -> Signature:
+    """The inputs and outputs of an .xml. Raises RuntimeError where it cannot be read."""
     model = openvino.Core().read_model(str(path))
-    return tuple(value.any_name for value in model.inputs), tuple(value.any_name for value in model.outputs)
+    return Signature(*({value.any_name: _tensor(value) for value in side} for side in (model.inputs, model.outputs)))
 
 
-def parameters(graph: Graph, threads: int, spinning: bool) -> dict[str, str]:
-    """What Triton's OpenVINO backend reads. Its batch axis stays as it is in the graph: of any size."""
-    return {
-        "INFERENCE_NUM_THREADS": str(threads),
-        "NUM_STREAMS": "1",
+def _tensor(value: Any) -> Tensor:
+    shape = tuple(size.get_length() if size.is_static else -1 for size in value.partial_shape)
+    return Tensor(TYPES.get(value.element_type.to_string(), value.element_type.to_string()), shape)
+
+
+def parameters(graph: Graph, threads: int, instances: int) -> dict[str, str]:
+    """What Triton's OpenVINO backend reads; its instances share one compiled model, a stream for each."""
+    numbers = {
+        "INFERENCE_NUM_THREADS": str(threads * instances),
+        "NUM_STREAMS": str(instances),
         "PERFORMANCE_HINT": "LATENCY",
-        "HINT_BF16": HINT_BF16[graph.arithmetic],
-        "SKIP_OV_DYNAMIC_BATCHSIZE": "YES",
     }
+    return {**numbers, "HINT_BF16": "YES"} if graph.arithmetic == "bf16" else numbers

@@ -25,6 +25,6 @@ def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
     return onnxruntime.infer(graph, threads, spinning)
 
 
-def parameters(graph: Graph, threads: int, spinning: bool) -> dict[str, str]:
+def parameters(graph: Graph, threads: int, instances: int) -> dict[str, str]:
     """Triton's TensorRT backend needs none."""
     return {}

@@ -14,6 +14,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from builder.engines import onnxruntime, openvino, tensorrt
+from builder.engines.cpu import cpu
 from builder.engines.cuda import without_kernel
 from builder.engines.releases import RELEASES, version_tuple, with_tensorrt
 from builder.errors import SpecError
@@ -29,7 +30,6 @@ from builder.optimise.quantisation import Quantised, candidates, quantise, sensi
 from builder.optimise.static_quantisation import quantise_statically
 from builder.spec import BuildSpec
 
-BF16 = ("avx512_bf16", "amx_bf16")
 VNNI = ("avx512_vnni", "avx_vnni", "amx_int8")
 STATIC = ("int8-static", "fp8")
 SENSITIVE = ("int8", *STATIC)  # precisions that can leave layers alone
@@ -61,7 +61,7 @@ class Variant:
 VARIANTS = (
     Variant("fp32", "onnxruntime"),
     Variant("fp32", "openvino"),
-    Variant("bf16", "openvino", BF16),  # ONNX Runtime has no bf16 on a CPU
+    Variant("bf16", "openvino", openvino.BF16),  # ONNX Runtime has no bf16 on a CPU
     Variant("fp16", "onnxruntime"),
     Variant("fp16", "openvino"),
     Variant("int8", "onnxruntime", VNNI),  # OpenVINO reads dynamic int8 wrongly
@@ -93,11 +93,17 @@ def asked(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant, ...]:
         if not engines:
             raise SpecError(f"no engine has {precision} on a CPU; --target tensorrt has")
         raise SpecError(f"{spec.engine} has no {precision} on a CPU; {engines} has: leave --engine out")
-    able = [v for v in found if v.precision != "bf16" or set(BF16) & set(flags)]
+    other = {"fp32": "bf16", "bf16": "fp32"}[openvino.arithmetic_on(flags)]
+    able = [v for v in found if (v.engine, v.precision) != (openvino.BACKEND, other)]
+    if not able and other == "bf16":
+        raise SpecError(
+            f"this CPU multiplies no bf16: it has none of {', '.join(openvino.BF16)}. Use --precision int8-static or "
+            "fp32, or build where it is to be served"
+        )
     if not able:
         raise SpecError(
-            f"this CPU multiplies no bf16: it has none of {', '.join(BF16)}. Use --precision int8-static or fp32, or "
-            "build where it is to be served"
+            "on this CPU OpenVINO multiplies in bf16, and Triton's backend has no parameter for fp32: use --precision "
+            "bf16, or --engine onnxruntime"
         )
     return tuple(able if spec.engine == "auto" or precision == "auto" else able[:1])
 
@@ -200,7 +206,8 @@ class Workshop:
                 kept = without_kernel(source.operators, variant.precision, spec.triton)
             made = Quantised(to_half(source, path, variant.precision, kept), 0, 0, ())
         if on_openvino:
-            arithmetic = "bf16" if variant.precision == "bf16" else "fp32"
+            exact_or_rounded = variant.precision in ("fp32", "bf16")
+            arithmetic = variant.precision if exact_or_rounded else openvino.arithmetic_on(cpu()["flags"])
             half_weights = variant.precision != "fp32"
             graph = openvino.convert(made.graph, path.parent / "ir" / openvino.MODEL_FILE, arithmetic, half_weights)
             return replace(made, graph=graph)

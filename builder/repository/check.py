@@ -10,10 +10,12 @@ import hashlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import yaml
+from google.protobuf.json_format import MessageToDict
 
-from builder.engines import onnxruntime, openvino, tensorrt, tensorrt_llm, vllm
+from builder.engines import onnxruntime, openvino, stock, tensorrt, tensorrt_llm, vllm
 from builder.engines.cpu import cpu
 from builder.engines.cuda import without_kernel
 from builder.engines.gpu import gpus
@@ -75,7 +77,7 @@ def _check_entry(folder: Path, triton: str | None) -> Iterator[str]:
         if config.backend == onnxruntime.BACKEND:
             yield from _check_graph(version, config, release)
         elif config.backend == openvino.BACKEND:
-            yield from _check_representation(version, config)
+            yield from _check_representation(version, config, release)
         elif config.backend == tensorrt.BACKEND:
             yield from _check_plan(version, recorded.get("plan"), release)
         elif config.backend == vllm.BACKEND:
@@ -96,11 +98,8 @@ def _check_graph(version: Path, config: object, release: str | None) -> Iterator
     if not model.is_file():
         yield f"{version.name}/{onnxruntime.MODEL_FILE} is missing"
         return
+    yield from _refused_by_backend(config, onnxruntime.signature(model), release)
     graph = read_graph(model)
-    for kind, names in (("input", graph.inputs), ("output", graph.outputs)):
-        declared = tuple(value.name for value in getattr(config, kind))
-        if set(declared) - set(names):
-            yield f"config.pbtxt declares {kind}s {declared}, the graph has {names}"
     if release in RELEASES:
         yield from _refused(graph, release, in_process=False)
 
@@ -115,7 +114,16 @@ def _refused(graph: Graph, release: str, in_process: bool) -> Iterator[str]:
         yield str(error)
 
 
-def _check_representation(version: Path, config: object) -> Iterator[str]:
+def _refused_by_backend(config: Any, graph: stock.Signature, release: str | None) -> Iterator[str]:
+    """What Triton's own backend of the release would not load; and what it would, with no effect."""
+    document = MessageToDict(config, preserving_proto_field_name=True)
+    yield from stock.refusals(document, release)
+    yield from stock.mismatches(document, graph)
+    for name in stock.without_effect(document, release):
+        yield f"the parameter {name} has no effect: Triton's {config.backend} backend does not read it; leave it out"
+
+
+def _check_representation(version: Path, config: object, release: str | None) -> Iterator[str]:
     """OpenVINO's two files, and the tensors that config.pbtxt says they have."""
     model = version / openvino.MODEL_FILE
     missing = [file.name for file in (model, model.with_suffix(".bin")) if not file.is_file()]
@@ -123,14 +131,11 @@ def _check_representation(version: Path, config: object) -> Iterator[str]:
         yield f"{version.name}/{missing[0]} is missing"
         return
     try:
-        inputs, outputs = openvino.signature(model)
+        graph = openvino.signature(model)
     except RuntimeError as error:
         yield f"{version.name}/{model.name} cannot be read: {str(error).strip().splitlines()[-1]}; build it again"
         return
-    for kind, names in (("input", inputs), ("output", outputs)):
-        declared = tuple(value.name for value in getattr(config, kind))
-        if set(declared) - set(names):
-            yield f"config.pbtxt declares {kind}s {declared}, the graph has {names}"
+    yield from _refused_by_backend(config, graph, release)
 
 
 def _check_plan(version: Path, fingerprint: dict[str, str] | None, release: str | None) -> Iterator[str]:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from builder.engines import engine
+from builder.engines import engine, openvino
 from builder.engines.onnxruntime import BACKEND, MODEL_FILE
 from builder.export.graph import Graph
 from builder.repository.placement import Accelerator, InstanceGroup, Shapes, graph_buckets, place
@@ -23,7 +23,7 @@ from builder.spec import BuildSpec, Serving
 
 RUNTIME = Path(__file__).parent.parent / "runtime"
 SHARED_FILES = ("fields.py", "tensors_check.py")
-ENCODER_FILES = ("model.py", "pipeline.py", "task.py", "text.py", "cutting.py", "scores.py")
+ENCODER_FILES = ("model.py", "cpu_check.py", "pipeline.py", "task.py", "text.py", "cutting.py", "scores.py")
 GENERATION = tuple(sorted(file.name for file in (RUNTIME / "generation").glob("*.py")))
 GENERATING = {
     **{name: name for name in SHARED_FILES},
@@ -138,6 +138,8 @@ def lay_out(
     files = _runtime_files("encoder")
     files["1/tasks/__init__.py"] = RUNTIME / "tasks" / "__init__.py"
     files.update({f"1/tasks/{name}": RUNTIME / "tasks" / name for name in task_files(serving["task"])})
+    rounding = openvino.BF16 if graph.engine == openvino.BACKEND and graph.arithmetic == "fp32" else ()
+    serving = {**serving, "not_on_cpus_with": list(rounding)}
     files["1/serving.json"] = json.dumps(serving, indent=1, ensure_ascii=False).encode()
     files["1/tokenizer.json"] = tokenizer.encode()
     return RepositoryEntry(front.name, front, files), _engine_entry(spec, serving, graph, graph_files, warm_up_rows)
@@ -232,6 +234,9 @@ def _engine_entry(
 ) -> RepositoryEntry:
     options = spec.serving
     files = dict(graph_files)
+    # Triton's OpenVINO backend would set the batch to max_batch_size and refuse calls of fewer rows: openvino.cc
+    any_rows = graph.engine == openvino.BACKEND
+    rows_dim = (-1,) if any_rows else ()
     placement = place(spec, graph, serving["batching"]["token_budget"], serving["max_length"])
     warm_ups = []
     for index, row in enumerate(rows if options.warm_up else ()):
@@ -249,9 +254,11 @@ def _engine_entry(
         name=f"{spec.entry_name}_model",
         backend=graph.engine,
         platform=placement.platform,
-        max_batch_size=spec.max_batch_size,
-        inputs=[Field(name, "TYPE_INT64", (-1,)) for name in graph.inputs],
-        outputs=[Field(n, "TYPE_FP32", dims) for n, dims in zip(graph.outputs, graph.output_dims, strict=True)],
+        max_batch_size=0 if any_rows else spec.max_batch_size,
+        inputs=[Field(name, "TYPE_INT64", (*rows_dim, -1)) for name in graph.inputs],
+        outputs=[
+            Field(n, "TYPE_FP32", (*rows_dim, *dims)) for n, dims in zip(graph.outputs, graph.output_dims, strict=True)
+        ],
         groups=placement.groups,
         serving=options,
         dynamic_batching=False,  # rows of one call have one length: the front model has batched them already

@@ -56,10 +56,15 @@ class Placement:
 
 
 def place(spec: BuildSpec, graph: Graph, token_budget: int, max_length: int) -> Placement:
-    """How `graph` is to run on `spec.target`. Raises SpecError for profiles that leave a call out."""
+    """How `graph` is to run on `spec.target`. Raises SpecError for what it cannot be told."""
     devices = tuple(spec.gpu.devices)
     if spec.target == "cpu":
-        parameters = engine(graph.engine).parameters(graph, spec.threads_per_instance, spec.serving.spinning)
+        if not spec.serving.spinning:
+            raise SpecError(
+                "serving.spinning: false is for models that decode in process; Triton's own backends have no parameter "
+                "for it: leave it out, or use --threads 1, which has no thread that could spin"
+            )
+        parameters = engine(graph.engine).parameters(graph, spec.threads_per_instance, spec.instances)
         return Placement((InstanceGroup(spec.instances),), parameters)
     on_gpu = (InstanceGroup(spec.instances, "KIND_GPU", devices),)
     if spec.target == "cuda":

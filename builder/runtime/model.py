@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
+from .cpu_check import refuse_cpu
 from .fields import InputError
 from .pipeline import Answer, Counts, Pipeline
 from .tensors_check import check_tensors_survive
@@ -66,6 +67,7 @@ class TritonPythonModel:
         self.inputs = [field["name"] for field in config["input"]]
         self.calls = ThreadPoolExecutor(CALLS_AT_ONCE)
         self.model = Pipeline(folder, self._infer, self.calls.map)
+        refuse_cpu(self.model.serving["not_on_cpus_with"])
         self.engine: str = self.model.serving["engine"]
         self.metrics = Metrics(args["model_name"])
         self.engine_outputs: list[str] = self.model.serving["outputs"]

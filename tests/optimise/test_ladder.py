@@ -10,12 +10,12 @@ import pytest
 
 from builder.checkpoint import resolve
 from builder.engines.cpu import cpu
+from builder.engines.openvino import BF16
 from builder.errors import SpecError, VerificationError
 from builder.export.encoder import export
 from builder.export.graph import read_graph
 from builder.export.plain import spell_out_attention
 from builder.optimise.static_quantisation import quantise_statically
-from builder.optimise.variants import BF16
 from builder.spec import Calibration, make_spec
 from builder.stages import build
 from tests.checkpoints import make_checkpoint

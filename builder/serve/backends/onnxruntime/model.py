@@ -1,9 +1,9 @@
 """Triton's `backend: "onnxruntime"` where the server has no C++ one: a Python-based backend.
 
 It reads the same config.pbtxt fields as the stock backend: default_model_filename, intra_op_thread_count,
-inter_op_thread_count, session.* entries, optimization.graph.level and, for an instance on a GPU, gpu_mem_limit,
-arena_extend_strategy and cudnn_conv_algo_search. It has no execution accelerators. Python-based backends:
-triton-inference-server/backend, docs/python_based_backends.md.
+inter_op_thread_count, optimization.graph.level and, for an instance on a GPU, gpu_mem_limit, arena_extend_strategy and
+cudnn_conv_algo_search; it refuses what the stock backend of the model's release refuses (builder/engines/stock.py). It
+has no execution accelerators. Python-based backends: triton-inference-server/backend, docs/python_based_backends.md.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from typing import Any
 import onnxruntime
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
+from builder.engines import stock
 from builder.engines.cuda import NUMBERS
-from builder.engines.onnxruntime import SLOW_FUSIONS
+from builder.engines.onnxruntime import MODEL_FILE, SLOW_FUSIONS, signature
+from builder.engines.releases import RELEASES
+from builder.export.graph import check_release, read_graph
 from builder.runtime.generation.executor import refuse_other_meaning
 
 LEVELS = {
     -1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
     0: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
     1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    2: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    2: onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,  # onnxruntime.cc, ModelState::ModelState
 }
 
 
@@ -50,18 +53,18 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         config = json.loads(args["model_config"])
-        parameters = {key: entry["string_value"] for key, entry in config.get("parameters", {}).items()}
+        path = stock.model_file(config, Path(args["model_repository"]), args["model_version"], MODEL_FILE)
+        stock.refuse(config, signature(path), path)
+        release = stock.release_of(path)
+        if release in RELEASES:
+            check_release(read_graph(path), release)
+        parameters = stock.parameters(config)
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
         options.intra_op_num_threads = int(parameters.get("intra_op_thread_count", 0))
         options.inter_op_num_threads = int(parameters.get("inter_op_thread_count", 0))
         level = int(config.get("optimization", {}).get("graph", {}).get("level", 0))
-        options.graph_optimization_level = LEVELS[level]
-        for key, value in parameters.items():
-            if key.startswith("session."):
-                options.add_session_config_entry(key, value)
-        file = config.get("default_model_filename") or "model.onnx"
-        path = Path(args["model_repository"]) / args["model_version"] / file
+        options.graph_optimization_level = LEVELS.get(level, LEVELS[0])
         self.session = onnxruntime.InferenceSession(
             str(path), options, providers=_providers(args, parameters), disabled_optimizers=list(SLOW_FUSIONS)
         )

@@ -1,0 +1,140 @@
+"""What Triton's own backends refuse is refused here, by the same rules, each of which names its source."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.engines import onnxruntime, openvino, stock
+from builder.engines.stock import Signature, Tensor
+from builder.errors import SpecError
+from builder.export.graph import Graph
+from builder.repository.placement import place
+from builder.runtime.cpu_check import refuse_cpu
+from builder.spec import make_spec
+from tests.golden.repositories import graph
+
+GRAPH = Signature({"input_ids": Tensor("TYPE_INT64", (-1, -1))}, {"features": Tensor("TYPE_FP32", (-1, 384))})
+
+
+def config(backend: str = "openvino", parameters: dict[str, str] | None = None, **fields: Any) -> dict[str, Any]:
+    return {
+        "name": "encoder_model",
+        "backend": backend,
+        "max_batch_size": 0,
+        "input": [{"name": "input_ids", "data_type": "TYPE_INT64", "dims": ["-1", "-1"]}],
+        "output": [{"name": "features", "data_type": "TYPE_FP32", "dims": ["-1", "384"]}],
+        "instance_group": [{"count": 1, "kind": "KIND_CPU"}],
+        "parameters": {name: {"string_value": value} for name, value in (parameters or {}).items()},
+        **fields,
+    }
+
+
+def test_every_rule_names_its_source_and_a_pattern_that_can_be_read() -> None:
+    for rule in stock.PARAMETERS:
+        assert "src/" in rule.source
+        assert rule.values is None or rule.values == rule.values.lower()
+    assert all("src/" in rule["source"] for rule in stock.ACCELERATORS.values())
+
+
+@pytest.mark.parametrize(
+    ("backend", "name", "value", "right"),
+    [
+        ("openvino", "HINT_BF16", "NO", "YES"),
+        ("openvino", "PERFORMANCE_HINT", "FAST", "latency"),
+        ("openvino", "NUM_STREAMS", "-1", "AUTO"),
+        ("openvino", "INFERENCE_NUM_THREADS", "two", "2"),
+        ("onnxruntime", "execution_mode", "2", "1"),
+        ("onnxruntime", "intra_op_thread_count", "two", "2"),
+        ("onnxruntime", "enable_mem_arena", "yes", "on"),
+    ],
+)
+def test_a_value_that_the_backend_refuses_is_refused(backend: str, name: str, value: str, right: str) -> None:
+    (refused,) = stock.refusals(config(backend, {name: value}), "24.10")
+    assert refused.startswith(f"the parameter {name} is {value!r}; Triton's {backend} backend takes ")
+    assert not list(stock.refusals(config(backend, {name: right}), "24.10"))
+
+
+def test_what_a_release_does_not_read_has_no_effect_there() -> None:
+    spinning = config("onnxruntime", {"session.intra_op.allow_spinning": "0"})
+    assert stock.without_effect(spinning, None) == ["session.intra_op.allow_spinning"]
+    entry = config("onnxruntime", {"session.use_device_allocator_for_initializers": "1"})
+    assert stock.without_effect(entry, "24.10")
+    assert not stock.without_effect(entry, "25.02")
+    on_gpu_only = config("onnxruntime", {"gpu_mem_limit": "1"})
+    assert stock.without_effect(on_gpu_only, None) == ["gpu_mem_limit"]
+
+
+def test_accelerators_that_a_release_does_not_know_are_refused() -> None:
+    def with_accelerator(name: str, **parameters: str) -> dict[str, Any]:
+        accelerators = {"gpu_execution_accelerator": [{"name": name, "parameters": parameters}]}
+        return config("onnxruntime", optimization={"execution_accelerators": accelerators})
+
+    assert list(stock.refusals(with_accelerator("cuda"), "24.05"))
+    assert not list(stock.refusals(with_accelerator("cuda", use_tf32="0"), "24.06"))
+    assert list(stock.refusals(with_accelerator("tensorrt", trt_no_such="1"), None))
+    assert not list(stock.refusals(with_accelerator("tensorrt", precision_mode="FP16"), None))
+
+
+def test_shapes_and_types_are_compared_as_the_backends_compare_them() -> None:
+    assert not list(stock.mismatches(config(), GRAPH))
+    batched = config(max_batch_size=8, output=[{"name": "features", "data_type": "TYPE_FP32", "dims": [384]}])
+    (refused,) = stock.mismatches(batched, GRAPH)
+    assert refused == "config.pbtxt declares input_ids as [-1, -1, -1], the graph has [-1, -1]"
+    halves = config("onnxruntime", output=[{"name": "features", "data_type": "TYPE_FP16", "dims": [-1, 384]}])
+    assert "TYPE_FP16, the graph has TYPE_FP32" in next(iter(stock.mismatches(halves, GRAPH)))
+    of_one_row = config("onnxruntime", output=[{"name": "features", "data_type": "TYPE_FP32", "dims": [1, 384]}])
+    assert list(stock.mismatches(of_one_row, GRAPH)), "outputs are compared exactly"
+    assert list(stock.mismatches(config(input=[]), GRAPH))
+
+
+def test_openvino_takes_exactly_its_batch_or_any_number_of_rows() -> None:
+    assert stock.wrong_batch(config(), 3) is None
+    assert stock.wrong_batch(config(max_batch_size=8), 8) is None
+    assert "expected requests with batch size '8', got '3'" in str(stock.wrong_batch(config(max_batch_size=8), 3))
+    assert stock.wrong_batch(config("onnxruntime", max_batch_size=8), 3) is None
+
+
+@pytest.mark.parametrize("arithmetic", ["fp32", "bf16"])
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_what_an_engine_is_told_is_read_and_taken_by_every_release(engine: str, arithmetic: str) -> None:
+    made: Graph = graph(engine)
+    object.__setattr__(made, "arithmetic", arithmetic)
+    told = {"onnxruntime": onnxruntime, "openvino": openvino}[engine].parameters(made, 2, 3)
+    for release in ("24.04", "25.09", None):
+        assert not list(stock.refusals(config(engine, told), release))
+        assert not stock.without_effect(config(engine, told), release)
+    if engine == "openvino":
+        assert (told["NUM_STREAMS"], told["INFERENCE_NUM_THREADS"]) == ("3", "6"), "instances share one model"
+
+
+def test_spinning_is_refused_where_no_backend_could_be_told() -> None:
+    with pytest.raises(SpecError, match="models that decode in process"):
+        place(make_spec(model="m", threads=2, serving={"spinning": False}), graph("onnxruntime"), 2048, 128)
+
+
+def test_a_model_is_held_to_the_release_that_it_was_built_for(tmp_path: Path) -> None:
+    model = tmp_path / "encoder_model" / "1" / "model.xml"
+    model.parent.mkdir(parents=True)
+    with pytest.raises(RuntimeError, match=r"unable to find .*1/model\.xml"):
+        stock.model_file(config(), tmp_path / "encoder_model", "1", "model.xml")
+    model.touch()
+    assert stock.release_of(model) is None
+    (tmp_path / "encoder_model" / "build.json").write_text(json.dumps({"triton": "24.10"}))
+    assert stock.release_of(model) == "24.10"
+    with pytest.raises(RuntimeError, match="unable to load model 'encoder_model': the parameter HINT_BF16 is 'NO'"):
+        stock.refuse(config(parameters={"HINT_BF16": "NO"}), GRAPH, model)
+
+
+def test_an_emitted_encoder_refuses_a_cpu_that_would_round(tmp_path: Path) -> None:
+    cpuinfo = tmp_path / "cpuinfo"
+    cpuinfo.write_text("processor : 0\nflags : fpu avx512f avx512_bf16\n")
+    with pytest.raises(RuntimeError, match="this CPU has avx512_bf16: OpenVINO would multiply in bf16"):
+        refuse_cpu(openvino.BF16, cpuinfo)
+    refuse_cpu((), cpuinfo)
+    cpuinfo.write_text("processor : 0\nflags : fpu avx512f\n")
+    refuse_cpu(openvino.BF16, cpuinfo)
+    refuse_cpu(openvino.BF16, tmp_path / "absent")
