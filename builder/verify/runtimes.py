@@ -122,7 +122,7 @@ def graph_case(graph: Graph, feeds: Sequence[Mapping[str, np.ndarray]], threads:
     job = {
         "way": "representation" if on_openvino else "graph",
         "model": str(graph.path),
-        "arithmetic": openvino.ARITHMETIC.get(graph.arithmetic),
+        "arithmetic": graph.arithmetic,
         "outputs": list(graph.outputs),
         "threads": threads,
         "calls": calls,

@@ -10,7 +10,8 @@ import pytest
 
 from builder.checkpoint import resolve
 from builder.engines import infer_with
-from builder.engines.openvino import convert, signature
+from builder.engines.cpu import cpu
+from builder.engines.openvino import arithmetic_on, convert, signature
 from builder.errors import ExportError
 from builder.export.encoder import export
 from builder.export.graph import save_graph
@@ -32,8 +33,10 @@ def test_the_same_answers_without_operators_of_onnx_runtime(model_type: str, tmp
     assert {node.domain for node in model.graph.node} <= {"", "ai.onnx"}
     assert [entry.domain for entry in model.opset_import] == [""]
     assert plain.operators["Softmax"] == 2
-    converted = convert(plain, tmp_path / "ir" / "model.xml", "fp32", half_weights=False)
-    assert signature(converted.path) == (plain.inputs, plain.outputs)
+    arithmetic = arithmetic_on(cpu()["flags"])  # OpenVINO has no other on this CPU, as Triton asks for it
+    converted = convert(plain, tmp_path / "ir" / "model.xml", arithmetic, half_weights=False)
+    found = signature(converted.path)
+    assert (tuple(found.inputs), tuple(found.outputs)) == (plain.inputs, plain.outputs)
     assert [file.name for file in converted.files] == ["model.bin", "model.xml"]
     prepared = for_tensorrt(plain, tmp_path)
     assert not prepared.operators["Gelu"]
@@ -44,7 +47,12 @@ def test_the_same_answers_without_operators_of_onnx_runtime(model_type: str, tmp
         feed = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
         feed = {name: feed[name] for name in graph.inputs}
         expected = infer_with(graph, 1)(feed)[graph.outputs[0]][mask.astype(bool)]
-        for other, tolerance in ((plain, 1e-4), (converted, 1e-4), (prepared, 1e-4), (half, 2e-2)):
+        for other, tolerance in (
+            (plain, 1e-4),
+            (converted, 1e-4 if arithmetic == "fp32" else 5e-2),
+            (prepared, 1e-4),
+            (half, 2e-2),
+        ):
             actual = infer_with(other, 1)(feed)[graph.outputs[0]][mask.astype(bool)]
             np.testing.assert_allclose(actual, expected, atol=tolerance * np.abs(expected).max())
 
