@@ -119,6 +119,9 @@ def _refused_by_backend(config: Any, graph: stock.Signature, release: str | None
     document = MessageToDict(config, preserving_proto_field_name=True)
     yield from stock.refusals(document, release)
     yield from stock.mismatches(document, graph)
+    wrong = stock.wrong_batch(document, 1)
+    if wrong is not None:
+        yield wrong
     for name in stock.without_effect(document, release):
         yield f"the parameter {name} has no effect: Triton's {config.backend} backend does not read it; leave it out"
 
