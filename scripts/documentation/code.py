@@ -8,6 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from builder.engines.gpu import CARDS
 from builder.engines.releases import RELEASES
 from builder.runtime.fields import Field
 from builder.runtime.generation.options import CHAT, COMMON, LANGUAGES, RANGES, SOURCE, UNSET_SEED, Options
@@ -140,6 +141,12 @@ def decoders() -> str:
 def seq2seqs() -> str:
     """Each tested encoder-decoder."""
     return table(("model type", "note"), ((name, model.note) for name, model in SEQ2SEQS.items()))
+
+
+def cards() -> str:
+    """The cards of --gpu."""
+    rows = ((f"`{name}`", card.compute_capability, f"{card.memory_mb >> 10} GB") for name, card in CARDS.items())
+    return table(("card", "compute capability", "memory"), rows)
 
 
 def releases() -> str:

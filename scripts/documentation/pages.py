@@ -25,6 +25,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "decoder-architectures": code.decoders,
     "seq2seq-architectures": code.seq2seqs,
     "releases": code.releases,
+    "cards": code.cards,
     "configuration": reference.configuration,
     "commands": reference.commands,
     "bench-encoders": figures.encoders,
