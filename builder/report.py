@@ -1,4 +1,4 @@
-"""What a build found out, for build.json, for --json and for the table on the screen."""
+"""What a build measured, for build.json, for --json and for the table on the screen."""
 
 from __future__ import annotations
 
@@ -21,19 +21,30 @@ PACKAGES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "openv
 
 @dataclass(frozen=True)
 class Rung:
-    """One step of the ladder: how large, how fast, how true."""
+    """One variant that was built and measured. None: not judged, because a faster variant was good enough."""
 
     name: str
-    size: int  # bytes
+    """Precision and engine, such as "int8-static OpenVINO"."""
+    size: int
+    """Bytes of the graph and its weights."""
     latency_ms: Latencies
-    error: float | None = None  # largest relative error of the graph against PyTorch; None: faster ones were enough
-    quality: float | None = None  # mean agreement on the samples
+    """Median milliseconds by shape, such as "8x128" for 8 rows of 128 tokens."""
+    error: float | None = None
+    """Largest relative error of the graph's outputs against PyTorch."""
+    quality: float | None = None
+    """Mean agreement with PyTorch on the samples, 0 to 1."""
     worst: float | None = None
+    """The same of the worst sample."""
     batch_agreement: float | None = None
-    perplexity: float | None = None  # on the samples, of a model that generates
-    tokens: float | None = None  # share of PyTorch's tokens that are the most probable here too, of a model that reads
-    answers: float | None = None  # and share of its answers that are the same token for token
-    scores: dict[str, float] = field(default_factory=dict)  # the task's own measures by the samples' labels, 0 to 1
+    """Mean agreement of each answer alone with the same answer in a batch."""
+    perplexity: float | None = None
+    """Perplexity on the samples. Models that generate."""
+    tokens: float | None = None
+    """Share of positions whose most probable token is PyTorch's. Encoder-decoders."""
+    answers: float | None = None
+    """Share of answers that equal PyTorch's token for token. Encoder-decoders."""
+    scores: dict[str, float] = field(default_factory=dict)
+    """The task's own measures by the samples' labels, 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -58,41 +69,67 @@ class EngineCheck:
 
 @dataclass(frozen=True)
 class BuildReport:
-    """Everything that was decided and measured, in the order of the stages."""
+    """Everything that a build decided and measured: what build.json holds."""
 
     name: str
+    """Name of the model in Triton."""
     task: str
+    """Task that it serves."""
     triton: str
+    """Triton release that it was built for."""
     checkpoint: dict[str, Any]
+    """Source, revision, model type and hash of the weights."""
     versions: dict[str, str]
+    """Packages that made the graph."""
     cpu: dict[str, Any]
+    """Processor that it was built and measured on."""
     attention: dict[str, int]
+    """Attention layers, and how many of them are fused."""
     operators: dict[str, int]
+    """Fused operators of the graph, by name."""
     quantised: dict[str, Any] | None
+    """What was quantised, and what was left in fp32."""
     ladder: tuple[Rung, ...]
+    """Every variant that was measured; PyTorch first."""
     metric: str
+    """What `quality` of a variant measures."""
     threshold: float
+    """Lowest quality that may be published."""
     samples: int
+    """Number of samples that variants were judged on."""
     padding: float
+    """Share of padding among the tokens of the samples, as the front model cuts them."""
     warnings: tuple[str, ...]
+    """What was published all the same, and should be known."""
     files: dict[str, dict[str, str]]
+    """SHA-256 of every file, by model and path."""
     target: str = "cpu"
-    plan: dict[str, Any] | None = None  # what a TensorRT plan was compiled for, once it is
-    memory: dict[str, int] | None = None  # bytes, of a model that keeps a cache
-    choice: str | None = None  # what a search chose, and why
-    gate: str | None = None  # what the threshold is of, where it is not of `metric`
-    chosen: str | None = None  # the rung that is served
+    """What it runs on: cpu, cuda or tensorrt."""
+    plan: dict[str, Any] | None = None
+    """What a TensorRT plan was compiled for, once it is compiled."""
+    memory: dict[str, int] | None = None
+    """Bytes that a generating model reserves, by purpose."""
+    choice: str | None = None
+    """What --precision auto chose, and why."""
+    gate: str | None = None
+    """What `threshold` applies to, where that is not `metric`."""
+    chosen: str | None = None
+    """Name of the variant that is served."""
     engine: str = "onnxruntime"
-    removed: dict[str, dict[str, int]] = field(default_factory=dict)  # heads and neurons taken out, and why
-    verified_on: tuple[EngineCheck, ...] = ()  # the engines that are to serve it
-    tuned_for: tuple[str, ...] = ()  # instruction sets of this CPU, of which the graph wants one
+    """Triton backend that runs the graph."""
+    removed: dict[str, dict[str, int]] = field(default_factory=dict)
+    """Heads and neurons that were removed, by reason."""
+    verified_on: tuple[EngineCheck, ...] = ()
+    """What came of the samples' calls on the engines that are to serve."""
+    tuned_for: tuple[str, ...] = ()
+    """Instruction sets of the processor that the choice rests on; a machine that serves should have one of them."""
 
     def document(self) -> dict[str, Any]:
-        """As JSON. The folder it was published into is not in it: a repository may be moved."""
+        """As JSON. It does not name the folder it was published into, because a repository may be moved."""
         return asdict(self)
 
     def table(self) -> Table:
-        """The ladder, a rung a row: size, speed over PyTorch, two latencies, quality; the one that is served marked."""
+        """One row a variant: size, speed over PyTorch, two latencies, quality. The one that is served is bold."""
         base = self.ladder[0]
         timed = list(base.latency_ms)  # nothing, where the machine that serves is another
         cells = list(dict.fromkeys([*timed[:1], *timed[-1:]]))

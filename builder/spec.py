@@ -391,7 +391,10 @@ def available_cores() -> int:
 
 
 def make_spec(**options: Any) -> BuildSpec:
-    """BuildSpec(**options), with errors a user can act on. Raises SpecError."""
+    """The BuildSpec with these options, named as keys of a models.yaml.
+
+    Raises SpecError, which says what is wrong with which option.
+    """
     try:
         return BuildSpec(**options)
     except ValidationError as error:
@@ -399,11 +402,9 @@ def make_spec(**options: Any) -> BuildSpec:
 
 
 def load_specs(path: Path) -> list[BuildSpec]:
-    """Read a models.yaml: a mapping with `models`, and `defaults` for all of them. Raises SpecError.
+    """Read a models.yaml: a mapping with a list `models`, and perhaps `defaults` for all of them.
 
-    defaults: {triton: "25.08"}
-    models:
-      - {model: org/name, precision: int8}
+    Raises SpecError where the file cannot be read, or a key or value of it means nothing.
     """
     try:
         document = yaml.safe_load(path.read_text("utf-8"))

@@ -17,10 +17,10 @@ from builder.spec import BuildSpec
 
 
 def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildReport:
-    """Build `spec` and publish it. Raises BuilderError; the repository is then as it was.
+    """Build `spec` and publish it in `spec.output`.
 
-    `stage` is entered with each stage's name, for whoever shows progress. What lies between "resolve" and "publish"
-    is the family's: export, fuse, verify, quantise, each against PyTorch.
+    `stage` is a context manager that is entered with the name of each stage, to show progress.
+    Raises BuilderError; the repository is then as it was before.
     """
     recover(spec.output)
     with tempfile.TemporaryDirectory(prefix="build-repo-") as place:

@@ -24,7 +24,7 @@ def to_tensors(sample: Mapping[str, Any], fields: Sequence[Field], batched: bool
     known = {field.name: field for field in fields}
     unknown = set(sample) - set(known)
     if unknown:
-        raise SpecError(f"{min(unknown)!r} is no input of this model; it has {', '.join(known)}")
+        raise SpecError(f"{min(unknown)!r} is not an input of this model; it has {', '.join(known)}")
     missing = [field.name for field in fields if not field.optional and field.name not in sample]
     if missing:
         raise SpecError(f"{missing[0]} is missing; this model needs it")

@@ -28,9 +28,12 @@ from builder.runtime.recipe import compile as program
 
 
 def check(repository: Path, triton: str | None = None) -> list[str]:
-    """The problems found, one a line, each with the model's name. Empty: none."""
+    """The problems found, one sentence each, with the model's name; an empty list where there are none.
+
+    `triton`: the release to check against, instead of the one that each model was built for.
+    """
     if not repository.is_dir():
-        return [f"{repository} is no folder; build a model first: build-repo MODEL --output {repository}"]
+        return [f"{repository} is not a folder; build a model first: build-repo MODEL --output {repository}"]
     folders = [folder for folder in sorted(repository.iterdir()) if folder.is_dir()]
     if not folders:
         return [f"{repository} holds no model; build one: build-repo MODEL --output {repository}"]
@@ -204,7 +207,7 @@ def _check_python(version: Path, repository: Path, release: str | None) -> Itera
         try:
             ast.parse(source.read_text("utf-8"), feature_version=(feature[0], feature[1]))
         except SyntaxError as error:
-            yield f"{source.relative_to(version.parent)} is no Python {python}: {error}"
+            yield f"{source.relative_to(version.parent)} is not valid Python {python}: {error}"
     serving = version / "serving.json"
     if serving.is_file():
         try:

@@ -79,7 +79,7 @@ def test_an_empty_tensor_is_an_option_left_out() -> None:
         ({"text_input": "a"}, {"priority": 10**30}, "priority is 1000000000000000000000000000000; expected"),
         ({"text_input": "a"}, {"num_beams": 2, "length_penalty": 90.0}, "length_penalty is 90.0; expected -50 to 50"),
         ({"text_input": ["a", "b"]}, {}, "text_input has 2 values; expected one"),
-        ({"text_input": "a"}, {"best_of": 3}, "'best_of' is no option of this model; it has text_input"),
+        ({"text_input": "a"}, {"best_of": 3}, "'best_of' is not an option of this model; it has text_input"),
         ({"text_input": "a"}, {"max_tokens": "many"}, "max_tokens is 'many'; expected INT32"),
         ({"text_input": "a"}, {"max_tokens": True}, "max_tokens is True; expected INT32"),
     ],

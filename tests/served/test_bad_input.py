@@ -63,7 +63,7 @@ def test_truncation_on_request(client: Callable[[str], Client]) -> None:
 
 def test_values_that_do_not_fit_are_refused_before_they_are_sent(client: Callable[[str], Client]) -> None:
     served = client("topics")
-    with pytest.raises(SpecError, match="'texts' is no input of this model; it has text_input"):
+    with pytest.raises(SpecError, match="'texts' is not an input of this model; it has text_input"):
         served.ask({"texts": "a"})
     with pytest.raises(SpecError, match="text_input is missing"):
         served.ask({"top_k": 1})

@@ -142,7 +142,7 @@ def test_stops_and_log_probabilities(client: Connect) -> None:
         ({"text_input": "Hello", "max_tokens": 5000}, "max_tokens is 5000; after a prompt of [0-9]+ tokens it can be"),
         ({"text_input": "Hello", "max_tokens": 0}, "max_tokens is 0"),
         ({"text_input": "Hello", "temperature": -2}, "temperature is -2.0; expected 0 to 100"),
-        ({"text_input": "Hello", "stop_token_ids": [999999]}, "999999 is no token id; this model has 0 to"),
+        ({"text_input": "Hello", "stop_token_ids": [999999]}, "999999 is not a token id; this model has 0 to"),
         ({"text_input": ""}, "text_input is missing or empty"),
         ({"messages": "nonsense"}, "messages is not JSON"),
         ({"messages": '[{"role": "wizard", "content": "x"}]'}, "unknown role wizard"),
@@ -210,7 +210,7 @@ def test_generate_and_generate_stream_over_http(server: Server, client: Connect)
     assert "".join(piece["text_output"] for piece in pieces) == expected
     with pytest.raises(urllib.error.HTTPError) as refused:
         _post(server, "writes/generate", {**body, "best_of": 2})
-    assert "'best_of' is no option of this model" in refused.value.read().decode()
+    assert "'best_of' is not an option of this model" in refused.value.read().decode()
 
 
 def _metrics(server: Server, model: str) -> dict[str, float]:

@@ -48,7 +48,7 @@ class OnDevice(Bound):
         }
         self.logits = np.zeros((geometry.slots, geometry.vocabulary), np.float32)
         nothing = {name: np.zeros(math.prod(shape), f"V{self.width}") for name, shape in self.shapes.items()}
-        for slot in range(geometry.slots):  # what was in that memory before may be no number
+        for slot in range(geometry.slots):  # that memory may have held NaN, which masking does not remove
             self._copy_from({name: ("cpu", 0, array.ctypes.data) for name, array in nothing.items()}, slot)
 
     def _open(self, model: Path, options: "Mapping[str, Any]") -> onnxruntime.InferenceSession:

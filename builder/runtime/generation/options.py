@@ -139,7 +139,7 @@ def read_options(
         given[name] = _values(name, array)
     for name, value in parameters.items():
         if name not in known:
-            raise InputError(f"{name!r} is no option of this model; it has {', '.join(known)}")
+            raise InputError(f"{name!r} is not an option of this model; it has {', '.join(known)}")
         given.setdefault(name, list(value) if isinstance(value, (list, tuple)) else [value])
     options = dict(defaults)
     for name, values in given.items():

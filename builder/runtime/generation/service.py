@@ -79,7 +79,7 @@ class Service:
         options, vocabulary = request.options, self.serving["vocabulary"]
         strange = [t for t in (*options.logit_bias, *options.stop_token_ids) if not 0 <= t < vocabulary]
         if strange:
-            raise InputError(f"{strange[0]} is no token id; this model has 0 to {vocabulary - 1}")
+            raise InputError(f"{strange[0]} is not a token id; this model has 0 to {vocabulary - 1}")
         if options.num_beams > self.serving["beams"]:
             raise InputError(
                 f"num_beams is {options.num_beams}; this model was built for at most {self.serving['beams']}. "

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
-BROKEN = "\ufffd"  # what a decoder makes of bytes that are no character yet
+BROKEN = "\ufffd"  # what a decoder makes of bytes that are not a whole character yet
 CONTEXT = 8  # tokens of the prompt that decide how the first new token is spelled (its leading space, say)
 
 
