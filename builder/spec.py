@@ -6,7 +6,6 @@ Knows options and their limits; knows nothing about checkpoints, graphs or Trito
 from __future__ import annotations
 
 import difflib
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,7 +17,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, f
 from builder.engines.gpu import CARDS
 from builder.engines.releases import NEWEST, RELEASES
 from builder.errors import SpecError
+from builder.machine import available_cores, available_memory
 
+HEADROOM = 0.9  # of the memory that is free: what a model may be planned to take
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 WHOLE_CHECKPOINT = ("vllm", "tensorrt-llm")  # engines that run the checkpoint as it is
@@ -90,6 +91,15 @@ class Serving(_Options):
     """Whether prompts with the same beginning reuse the keys and values of that beginning."""
     metadata: Mapping[str, str] = {}
     """Free key-value pairs, written into config.pbtxt as parameters."""
+
+
+class Machine(_Options):
+    """The machine that serves, where it is not the one that builds. Set in models.yaml under `machine:`."""
+
+    cores: int | None = Field(None, ge=1)
+    """Cores that the model may use; those of the build machine when left out."""
+    memory_gb: float | None = Field(None, gt=0)
+    """Memory that the model may use, in 10^9 bytes; what the build machine has free when left out."""
 
 
 class Calibration(_Options):
@@ -274,6 +284,8 @@ class BuildSpec(_Options):
     """How token vectors become one embedding, for checkpoints that do not say."""
     serving: Serving = Serving()
     """Queueing, batching and scheduling."""
+    machine: Machine = Machine()
+    """The machine that serves, where it is another one."""
     calibration: Calibration = Calibration()
     """How activation ranges are measured."""
     gpu: Gpu = Gpu()
@@ -352,11 +364,11 @@ class BuildSpec(_Options):
         for name, (useless, where) in meant.items():
             if useless:
                 raise ValueError(f"`{name}:` is for {where}")
-        cores = available_cores()
+        cores = self.serving_cores
         if self.target == "cpu" and self.threads is not None and self.threads * self.instances > cores:
             raise ValueError(
-                f"{self.instances} instances of {self.threads} threads exceed the {cores} cores here; "
-                "use fewer of either"
+                f"{self.instances} instances of {self.threads} threads exceed the {cores} cores of the machine that "
+                "serves: use fewer of either, or state its cores in models.yaml (machine: {cores: ...})"
             )
         return self
 
@@ -381,13 +393,30 @@ class BuildSpec(_Options):
         return self.precision in ("int8-static", "fp8", "auto") or self.prune is not None
 
     @property
+    def serving_cores(self) -> int:
+        """Cores of the machine that serves."""
+        return self.machine.cores or available_cores()
+
+    @property
     def threads_per_instance(self) -> int:
-        return self.threads or max(1, available_cores() // self.instances)
+        """Threads of each engine instance on the machine that serves."""
+        return self.threads or max(1, self.serving_cores // self.instances)
 
+    @property
+    def loop_threads(self) -> int:
+        """Threads of a decode loop: 0, all cores that it finds, where neither threads nor a machine is stated."""
+        return self.threads_per_instance if self.threads or self.machine.cores else 0
 
-def available_cores() -> int:
-    """The cores this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    @property
+    def usable_memory(self) -> float:
+        """Bytes that a model may take on the machine that serves."""
+        stated = self.machine.memory_gb
+        return HEADROOM * available_memory() if stated is None else stated * 1e9
+
+    @property
+    def build_threads(self) -> int:
+        """Threads to verify and measure with on this machine."""
+        return min(self.threads_per_instance, available_cores())
 
 
 def make_spec(**options: Any) -> BuildSpec:

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from builder.errors import SpecError
-from builder.spec import available_cores, load_specs, make_spec
+from builder.machine import available_cores
+from builder.spec import load_specs, make_spec
 
 
 @pytest.mark.parametrize(
@@ -35,6 +36,22 @@ def test_threads_times_instances_fit_the_cores() -> None:
     for instances in range(1, available_cores() + 1):
         spec = make_spec(model="org/name", instances=instances)
         assert 1 <= spec.threads_per_instance * instances <= available_cores()
+
+
+def test_another_machine_serves() -> None:
+    """Its cores decide what fits it and what config.pbtxt says; this machine's decide what is measured with."""
+    here = available_cores()
+    spec = make_spec(model="org/name", threads=here + 2, machine={"cores": 2 * here + 4}, instances=2)
+    assert (spec.threads_per_instance, spec.loop_threads, spec.build_threads) == (here + 2, here + 2, here)
+    with pytest.raises(SpecError, match=rf"exceed the {here + 1} cores of the machine that serves"):
+        make_spec(model="org/name", threads=here + 2, machine={"cores": here + 1})
+    assert make_spec(model="org/name", machine={"memory_gb": 2.5}).usable_memory == 2.5e9
+
+
+def test_a_decode_loop_takes_the_cores_it_finds_where_nothing_is_stated() -> None:
+    assert make_spec(model="org/name").loop_threads == 0
+    assert make_spec(model="org/name", threads=1).loop_threads == 1
+    assert make_spec(model="org/name", machine={"cores": 3}).loop_threads == 3
 
 
 def test_the_name_is_the_last_part_of_the_model() -> None:

@@ -44,7 +44,6 @@ from builder.samples import load_samples
 from builder.spec import BuildSpec
 from builder.verify.generation import (
     Reference,
-    available_memory,
     geometry_of,
     largest_values,
     make_reference,
@@ -63,7 +62,6 @@ ON_CPU = {"in-process": "in_process", "bls": "bls"}  # what the emitted code cal
 ON_GPU = {"in-process": "on_device", "bls": "handles"}
 HALF_TYPES = {"fp16": "float16", "bf16": "bfloat16"}
 LONG_PROMPT = 24  # tokens of the prompts that are run on the engine of the release too
-HEADROOM = 0.9  # of the memory that is free
 
 
 @dataclass(frozen=True)
@@ -89,7 +87,7 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
         caches_bytes, weights_bytes = plan_memory(spec, checkpoint)
     with stage("measure PyTorch"):
         reference = make_reference(checkpoint.model, sample_rows(spec, checkpoint))
-        latency = {} if on_gpu else pytorch_step_latencies(checkpoint.model, spec.threads_per_instance)
+        latency = {} if on_gpu else pytorch_step_latencies(checkpoint.model, spec.build_threads)
         base = Rung("PyTorch fp32", weights_bytes, latency, 0.0, 1.0, 1.0, 1.0, reference.perplexity)
     with stage("export"):
         exported = export_decoder(checkpoint.model, folder, checkpoint.max_length)
@@ -138,10 +136,10 @@ def _case(
     long = past_the_window(own, reference.rows[0], checkpoint.max_length)
     room = max(map(len, [long, *prompts])) + STEPS
     geometry = geometry_of(caches, 1 + len(prompts), room, _vocabulary(checkpoint), CACHE_TYPES[spec.cache])
-    executor = InProcess(own.path, geometry, {"threads": spec.threads_per_instance})
+    executor = InProcess(own.path, geometry, {"threads": spec.build_threads})
     recorder = Recorder(executor)
     drive(executor, prompts, long)
-    return recorder.case(served.path.name, [served], spec.threads_per_instance, remote=spec.executor == "bls")
+    return recorder.case(served.path.name, [served], spec.build_threads, remote=spec.executor == "bls")
 
 
 def _refuse_on_gpu(spec: BuildSpec) -> None:
@@ -164,7 +162,7 @@ def _refuse_on_gpu(spec: BuildSpec) -> None:
 
 
 def plan_memory(spec: BuildSpec, checkpoint: Checkpoint) -> tuple[int, int]:
-    """Bytes of the cache and of the weights in fp32. Raises SpecError for more than this machine has."""
+    """Bytes of the cache and of the weights in fp32. Raises SpecError for more than there is."""
     caches = cache_shapes(checkpoint.model)
     width = np.dtype(CACHE_TYPES[spec.cache]).itemsize if spec.target == "cpu" else BYTES[HALF_TYPES[spec.precision]]
     cache = sum(2 * shape.heads * shape.size * width for shape in caches) * spec.slots * checkpoint.max_length
@@ -177,11 +175,12 @@ def plan_memory(spec: BuildSpec, checkpoint: Checkpoint) -> tuple[int, int]:
             f"weights and a cache of {spec.slots} slots of {checkpoint.max_length} tokens",
             "lower --slots or --max-length",
         )
-    free = available_memory()
-    if spec.target == "cpu" and cache > HEADROOM * free:
+    usable = spec.usable_memory
+    if spec.target == "cpu" and cache > usable:
         raise SpecError(
-            f"the cache needs {cache / 1e9:.1f} GB ({spec.slots} slots of {checkpoint.max_length} tokens) and this "
-            f"machine has {free / 1e9:.1f} GB free; lower --slots or --max-length"
+            f"the cache needs {cache / 1e9:.1f} GB ({spec.slots} slots of {checkpoint.max_length} tokens) and "
+            f"{usable / 1e9:.1f} GB may be used; lower --slots or --max-length, or state the serving machine's "
+            "memory in models.yaml (machine: {memory_gb: ...})"
         )
     return cache, weights
 
@@ -211,7 +210,7 @@ def verify(
 ) -> VerifiedDecoder:
     """Compare the fused graph with PyTorch, then quantise as asked. Raises VerificationError with what was missed."""
     vocabulary = _vocabulary(checkpoint)
-    threads = spec.threads_per_instance
+    threads = spec.build_threads
     limits = Limits(checkpoint.task.required(spec.quality), spec.perplexity)
 
     def rung(name: str, graph: Graph, cache: str = "float32") -> tuple[Rung, Any]:
@@ -270,7 +269,7 @@ def serving_document(
         "session": _device(spec)
         if on_gpu
         else {
-            "threads": spec.threads_per_instance,
+            "threads": spec.loop_threads,
             "entries": {"session.intra_op.allow_spinning": "1" if spec.serving.spinning else "0"},
         },
         "slots": spec.slots,

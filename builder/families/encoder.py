@@ -80,7 +80,7 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
             spec, graph.size * spec.instances, f"the weights of {spec.instances} instances", "use fewer --instances"
         )
     checks = verify_where_it_runs(
-        spec, graph.engine, False, lambda: [graph_case(graph, bench.feeds, spec.threads_per_instance)], stage
+        spec, graph.engine, False, lambda: [graph_case(graph, bench.feeds, spec.build_threads)], stage
     )
     if graph.engine == tensorrt.BACKEND:
         with stage("recipe"):
@@ -153,7 +153,7 @@ def _pytorch_rung(spec: BuildSpec, checkpoint: Checkpoint, exported: Export) -> 
     """PyTorch is timed before any engine is open: waiting engine threads would take its cores."""
     latency = {}
     if spec.target == "cpu":
-        latency = pytorch_latencies(exported.module, checkpoint.max_length, spec.threads_per_instance)
+        latency = pytorch_latencies(exported.module, checkpoint.max_length, spec.build_threads)
     size = sum(parameter.numel() * 4 for parameter in checkpoint.model.parameters())
     return Rung("PyTorch fp32", size, latency, 0.0, 1.0, 1.0, 1.0)
 

@@ -30,7 +30,7 @@ from builder.runtime.generation.prompts import SourceTexts
 from builder.samples import load_samples
 from builder.spec import BuildSpec
 from builder.tasks.base import Instructions, seq2seq_task
-from builder.verify.generation import Asked, answer, available_memory
+from builder.verify.generation import Asked, answer
 from builder.verify.ladder import Limits, climb
 from builder.verify.runtimes import Case, Recorder, verify_where_it_runs
 from builder.verify.seq2seq import (
@@ -46,7 +46,6 @@ from builder.verify.seq2seq import (
 
 LONGEST_ANSWER = 256  # tokens, where the user and the checkpoint do not say
 QUEUE = 256  # requests that may wait, where the user does not say
-HEADROOM = 0.9  # of the memory that is free
 REPLAYED_TOKENS = 8  # of answers, on another version of the engine
 VERIFIED_BEAMS = 4  # a search with more takes longer to verify, and shows no more
 
@@ -93,7 +92,7 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
         beams = min(settings.beams, VERIFIED_BEAMS)
         first = _first(source)
         reference = make_reference(checkpoint.model, rows, settings.start, first, ends, beams)
-        latency = pytorch_latencies(checkpoint.model, spec.threads_per_instance)
+        latency = pytorch_latencies(checkpoint.model, spec.build_threads)
         base = Rung("PyTorch fp32", weights_bytes, latency, 0.0, 1.0, 1.0, 1.0, reference.perplexity)
     with stage("export"):
         exported = export_seq2seq(checkpoint.model, folder, settings.beams)
@@ -128,7 +127,7 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
 def _case(spec: BuildSpec, graphs: Graphs, reference: Reference, first: int | None, ends: Sequence[int]) -> Case:
     """What the graphs say in this build's engine to a few texts together, to be said on another version of it."""
     sources = reference.sources[:3]
-    threads = spec.threads_per_instance
+    threads = spec.build_threads
     executor = graphs.executor(len(sources), REPLAYED_TOKENS + 1, max(map(len, sources)), threads)
     recorder = Recorder(executor)
     rules = Rules(Options(temperature=0.0), tuple(ends), first=first, max_tokens=REPLAYED_TOKENS)
@@ -231,18 +230,18 @@ def token_rows(
 
 
 def plan_memory(spec: BuildSpec, checkpoint: Checkpoint, settings: Settings) -> tuple[int, int]:
-    """Bytes of both caches and of the weights in fp32. Raises SpecError for more than this machine has."""
+    """Bytes of both caches and of the weights in fp32. Raises SpecError for more than there is."""
     own, cross = seq2seq_shapes(checkpoint.model)
     width = np.dtype(np.float32).itemsize
     cache = sum(2 * shape.heads * shape.size * width for shape in own) * spec.slots * settings.max_answer
     cache += sum(2 * shape.heads * shape.size * width for shape in cross) * spec.slots * checkpoint.max_length
     weights = sum(parameter.numel() * width for parameter in checkpoint.model.parameters())
-    free = available_memory()
-    if cache > HEADROOM * free:
+    usable = spec.usable_memory
+    if cache > usable:
         raise SpecError(
             f"the caches need {cache / 1e9:.1f} GB ({spec.slots} slots of {checkpoint.max_length} tokens read and "
-            f"{settings.max_answer} said) and this machine has {free / 1e9:.1f} GB free; lower --slots, --max-length "
-            "or --max-answer"
+            f"{settings.max_answer} generated) and {usable / 1e9:.1f} GB may be used; lower --slots, --max-length or "
+            "--max-answer, or state the serving machine's memory in models.yaml (machine: {memory_gb: ...})"
         )
     return cache, weights
 
@@ -257,7 +256,7 @@ def verify(
     folder: Path,
 ) -> VerifiedSeq2Seq:
     """Compare the fused graphs with PyTorch, then quantise as asked. Raises VerificationError with what was missed."""
-    threads = spec.threads_per_instance
+    threads = spec.build_threads
     limits = Limits(checkpoint.task.required(spec.quality), spec.perplexity)
 
     def decode(tokens: Sequence[int]) -> str:
@@ -308,7 +307,7 @@ def serving_document(
         "encoder": graphs.encoder.path.name,
         "outputs": list(graphs.decoder.outputs),
         "session": {
-            "threads": spec.threads_per_instance,
+            "threads": spec.loop_threads,
             "entries": {"session.intra_op.allow_spinning": "1" if spec.serving.spinning else "0"},
         },
         "slots": spec.slots,

@@ -39,7 +39,7 @@ def recipe_files(
 ) -> dict[str, bytes | Path]:
     """The files of NAME_model/recipe. Raises SpecError for profiles that leave a call out."""
     profiles = profiles_of(spec, serving["batching"]["token_budget"], serving["max_length"])
-    run = infer(graph, spec.threads_per_instance)
+    run = infer(graph, spec.build_threads)
     step = max(1, len(feeds) // CALLS)
     taken = Calls(spec.max_batch_size, serving["max_length"], serving["batching"]["token_budget"])
     shapes = [shape for p in profiles for shape in (p.opt, *largest_calls(p, taken))]

@@ -78,7 +78,7 @@ class Bench:
 
     def quality(self, graph: Graph) -> Quality:
         """The emitted code over `graph`, against transformers."""
-        task, threads = encoder_task(self.checkpoint.task), self.spec.threads_per_instance
+        task, threads = encoder_task(self.checkpoint.task), self.spec.build_threads
         return served_quality(graph, self.front, task, self.fields, self.samples, self.expected, threads, self._score)
 
     def latency(self, graph: Graph) -> Latencies:
@@ -86,12 +86,12 @@ class Bench:
         spec = self.spec
         if spec.target != "cpu":
             return {}
-        return engine_latencies(graph, self.checkpoint.max_length, spec.threads_per_instance, spec.serving.spinning)
+        return engine_latencies(graph, self.checkpoint.max_length, spec.build_threads, spec.serving.spinning)
 
     def error(self, graph: Graph) -> float:
         """The largest relative error of `graph` against PyTorch."""
         checkpoint, per_token = self.checkpoint, encoder_task(self.checkpoint.task).per_token
-        vocabulary, threads = int(checkpoint.config.vocab_size), self.spec.threads_per_instance
+        vocabulary, threads = int(checkpoint.config.vocab_size), self.spec.build_threads
         return graph_error(graph, self.module, vocabulary, checkpoint.max_length, threads, per_token)
 
     def rung(self, name: str, graph: Graph) -> tuple[Rung, Quality]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -293,12 +292,3 @@ def median_ms(run: Callable[[], object]) -> float:
         run()
         times.append(time.perf_counter() - start)
     return float(np.median(times)) * 1000
-
-
-def available_memory() -> int:
-    """Bytes that this machine can still give, by /proc/meminfo; a very large number where there is none."""
-    info = Path("/proc/meminfo")
-    if not info.is_file():
-        return 1 << 62
-    fields = dict(line.split(":", 1) for line in info.read_text().splitlines())
-    return int(fields["MemAvailable"].split()[0]) * 1024

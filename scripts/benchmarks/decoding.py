@@ -28,9 +28,10 @@ from transformers import AutoTokenizer
 from builder.checkpoint import quiet_libraries
 from builder.engines.cpu import cpu
 from builder.engines.onnxruntime import infer_with
+from builder.machine import available_cores
 from builder.runtime.generation.executor import Geometry, InProcess, open_session
 from builder.serve.triton import running
-from builder.spec import available_cores, make_spec
+from builder.spec import make_spec
 from builder.stages import build
 from scripts.benchmarks.generation import Asked, load, make_checkpoint, make_work
 

@@ -34,10 +34,11 @@ from builder.checkpoint import quiet_libraries, resolve
 from builder.engines.onnxruntime import infer_with, open_session
 from builder.export.attention import UNFUSED
 from builder.export.encoder import export_module
+from builder.machine import available_cores
 from builder.runtime.pipeline import Pipeline
 from builder.serve.load_test import load_test
 from builder.serve.triton import Server, free_ports, running
-from builder.spec import available_cores, make_spec
+from builder.spec import make_spec
 from builder.stages import build
 from scripts.benchmarks.traffic import mixed_texts
 

@@ -8,6 +8,7 @@ nothing about requests.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -299,10 +300,10 @@ def refuse_other_meaning(session: onnxruntime.InferenceSession) -> None:
 
 
 def open_session(model: Path, options: Mapping[str, Any]) -> onnxruntime.InferenceSession:
-    """A CPU session; `options` are `threads`, and `entries` of ONNX Runtime's session configuration."""
+    """A CPU session; `options`: `threads`, 0 for all cores, and `entries` of ONNX Runtime's session configuration."""
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
-    settings.intra_op_num_threads = int(options["threads"])
+    settings.intra_op_num_threads = int(options["threads"]) or len(os.sched_getaffinity(0))
     settings.inter_op_num_threads = 1
     for key, value in options.get("entries", {}).items():
         settings.add_session_config_entry(key, value)

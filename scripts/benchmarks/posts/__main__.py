@@ -15,7 +15,7 @@ from rich.table import Table
 
 from builder.checkpoint import quiet_libraries
 from builder.engines.cpu import cpu
-from builder.spec import available_cores
+from builder.machine import available_cores
 from scripts.benchmarks.posts import Row, gpt2, quantisation, question_answering, training_aware
 
 POSTS: dict[str, tuple[str, Callable[[Path, Path], list[Row]]]] = {

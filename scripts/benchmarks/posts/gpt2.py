@@ -12,9 +12,10 @@ import torch
 from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from builder.machine import available_cores
 from builder.runtime.generation.service import Service
 from builder.samples import TEXTS
-from builder.spec import available_cores, make_spec
+from builder.spec import make_spec
 from builder.stages import build
 from scripts.benchmarks import peers
 from scripts.benchmarks.decoding import cache_designs, executor_of

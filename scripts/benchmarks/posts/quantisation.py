@@ -14,10 +14,11 @@ from transformers import AutoTokenizer
 from builder.checkpoint import resolve
 from builder.engines import infer_with
 from builder.export.encoder import export
+from builder.machine import available_cores
 from builder.optimise.graphs import constant_products
 from builder.optimise.variants import Variant, Workshop
 from builder.samples import TEXTS
-from builder.spec import available_cores, make_spec
+from builder.spec import make_spec
 from builder.stages import build
 from scripts.benchmarks import peers, seq2seq
 from scripts.benchmarks.decoding import int8_peak

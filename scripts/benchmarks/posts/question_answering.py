@@ -28,11 +28,12 @@ from builder.checkpoint import resolve
 from builder.engines import infer_with
 from builder.export.encoder import export
 from builder.export.graph import Graph
+from builder.machine import available_cores
 from builder.optimise.compaction import compact
 from builder.optimise.variants import Variant, Workshop
 from builder.samples import TEXTS
 from builder.serve.triton import free_ports
-from builder.spec import available_cores, make_spec
+from builder.spec import make_spec
 from builder.stages import build
 from scripts.benchmarks.posts import Row, alone, median_ms
 from tests.checkpoints import make_tokenizer

@@ -1,0 +1,20 @@
+"""What this machine has: cores and memory that a process may use."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def available_cores() -> int:
+    """The cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def available_memory() -> int:
+    """Bytes that this machine can still give, by /proc/meminfo; a very large number where there is none."""
+    info = Path("/proc/meminfo")
+    if not info.is_file():
+        return 1 << 62
+    fields = dict(line.split(":", 1) for line in info.read_text().splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024
