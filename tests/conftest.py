@@ -22,6 +22,7 @@ from builder.serve.triton import Server, running
 from builder.spec import make_spec
 from builder.stages import build
 from builder.verify import generation, latency
+from tests.kept_exports import kept_exports
 from tests.models import GENERATORS, READERS, REAL, SERVED, checkpoint_of, minilm
 
 settings.register_profile("here", deadline=None, derandomize=True, database=None)  # the same on every machine
@@ -42,6 +43,20 @@ def _short_timings() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
+def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
+    """A folder of this run, the same for every worker."""
+    base = tmp_path_factory.getbasetemp()
+    return base if worker_id == "master" else base.parent
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _exports_once(shared: Path) -> Iterator[None]:
+    """Whoever exports what was exported before in this run gets that graph."""
+    with kept_exports(shared / "exports"):
+        yield
+
+
+@pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """The checkpoint of a model in tests/models.py, made at its first use."""
     made: dict[str, Path] = {}
@@ -55,13 +70,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 
 @pytest.fixture(scope="session")
-def repository(tmp_path_factory: pytest.TempPathFactory, checkpoint: Callable[[str], Path], worker_id: str) -> Path:
+def repository(shared: Path, checkpoint: Callable[[str], Path]) -> Path:
     """All models of tests/models.py and the real MiniLM in fp32 and int8, built by the product itself.
 
     One repository for all workers: the first to need it builds it, the others wait.
     """
-    base = tmp_path_factory.getbasetemp()
-    shared = base if worker_id == "master" else base.parent
     folder, done = shared / "served" / "model_repository", shared / "served-is-built"
     with (shared / "served-lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
