@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.models.llama import modeling_llama
 
 from builder.errors import ExportError
@@ -21,7 +21,7 @@ from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.spec import make_spec
 from builder.stages import build
-from builder.verify.generation import Asked, answer, generate, geometry_of, greedy_tokens
+from builder.verify.generation import Asked, answer, generate, geometry_of
 from builder.verify.long_rows import refuse_wrong_long_row
 from builder.verify.seq2seq import cut
 from tests.checkpoints import VOCABULARY, make_tokenizer
@@ -37,13 +37,23 @@ def prompts() -> list[list[int]]:
 
 
 def exported(model_type: str, folder: Path, **options: object) -> tuple[Graph, list[list[int]], list[list[int]]]:
-    """The fused graph, what it says after the prompts in 4 slots, and what transformers says."""
+    """The fused graph, what it says after the prompts in 4 slots, and what transformers says in its place."""
     model = make_decoder(model_type, **options)
     result = export_decoder(model, folder, 128)
     graph = fuse(result.graph, folder)
     executor = InProcess(graph.path, geometry_of(result.caches, 4, 128, VOCABULARY), {"threads": 1})
     actual = generate(executor, prompts(), NEW_TOKENS)
-    return graph, actual, [greedy_tokens(model, prompt, NEW_TOKENS) for prompt in prompts()]
+    return graph, actual, [best_tokens(model, prompt, text) for prompt, text in zip(prompts(), actual, strict=True)]
+
+
+def best_tokens(model: PreTrainedModel, prompt: list[int], text: list[int]) -> list[int]:
+    """The most probable token at each place of `text`, after `prompt` and what of `text` comes before, in one run.
+
+    They are `text` itself where, and only where, that is what greedy decoding gives.
+    """
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*prompt, *text]]), use_cache=False).logits[0]
+    return [int(token) for token in logits[len(prompt) - 1 : -1].argmax(dim=-1)]
 
 
 @pytest.mark.parametrize("model_type", DECODERS)
