@@ -101,6 +101,7 @@ class _Session:
     def __init__(self, device: CopyingDevice, session: onnxruntime.InferenceSession) -> None:
         self.device, self.session = device, session
         self.get_inputs, self.get_outputs = session.get_inputs, session.get_outputs
+        self.get_modelmeta = session.get_modelmeta
 
     def get_providers(self) -> list[str]:
         return [PROVIDER, "CPUExecutionProvider"]
