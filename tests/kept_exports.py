@@ -76,8 +76,11 @@ def _key(module: torch.nn.Module, tensors: Sequence[torch.Tensor], *signature: o
                 facts.append((key, value))
             elif isinstance(value, FunctionType):
                 facts.append((key, _name(value)))
-            elif type(part).__module__.startswith("builder.") and not key.startswith("_"):
+            elif not key.startswith("_") and (isinstance(value, dict) or _name(type(part)).startswith("builder.")):
                 facts.append((key, repr(value)))
+    for owner in sorted({type(part).__module__ for part in module.modules()}):  # a function of it may be replaced
+        functions = {key: code for key, code in vars(sys.modules[owner]).items() if isinstance(code, FunctionType)}
+        facts.append([(key, _name(code)) for key, code in sorted(functions.items())])
     facts += [(config._attn_implementation, _settings(config)) for config in configs.values()]
     digest = hashlib.sha256(repr(facts).encode())
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
