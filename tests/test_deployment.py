@@ -17,6 +17,7 @@ from builder.spec import BuildSpec
 
 ROOT = Path(__file__).parent.parent
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
+DOCKERFILE = (ROOT / "Dockerfile").read_text()
 SERVICES: dict[str, Any] = COMPOSE["services"]
 SERVERS = ("triton", "triton-gpu", "triton-vllm")
 
@@ -29,9 +30,12 @@ def test_it_is_valid_against_the_compose_specification() -> None:
 
 
 def test_every_nvidia_image_follows_one_release_which_is_known() -> None:
-    images = [service["image"] for service in SERVICES.values() if "nvcr.io" in service["image"]]
+    images = [service["image"] for service in SERVICES.values() if "nvcr.io" in service.get("image", "")]
+    assert len(images) == 3
+    images += [service["build"]["args"]["TRITON_RELEASE"] for service in SERVICES.values() if "build" in service]
     assert len(images) == 5
     tags = {re.search(r"\$\{TRITON_RELEASE:-([\d.]+)\}", image)[1] for image in images}  # type: ignore[index]
+    tags |= set(re.findall(r"^ARG TRITON_RELEASE=(.*)$", DOCKERFILE, re.MULTILINE))
     assert tags == {BuildSpec.model_fields["triton"].default}
     assert tags <= set(RELEASES)
 
@@ -59,12 +63,14 @@ def test_what_needs_a_gpu_asks_for_one(name: str) -> None:
 def test_what_is_mounted_is_there() -> None:
     for service in SERVICES.values():
         for volume in service.get("volumes", ()):
-            source = volume.split(":")[0]
+            source = re.sub(r"^\$\{\w+:-(.*?)\}", r"\1", volume).split(":")[0]
+            if source == "./vllm_repository":  # the user's, built by --engine vllm --output vllm_repository
+                continue
             assert source in COMPOSE["volumes"] or (ROOT / source).exists(), source
 
 
 def test_the_repository_is_written_by_compile_alone() -> None:
-    writers = {n for n, s in SERVICES.items() if "./model_repository:/models" in s.get("volumes", ())}
+    writers = {n for n, s in SERVICES.items() for volume in s.get("volumes", ()) if volume.endswith(":/models")}
     assert writers == {"compile"}
     assert "recipe/compile.py" in " ".join(SERVICES["compile"]["command"])
 
@@ -90,3 +96,33 @@ def test_every_panel_has_a_place_of_its_own_and_something_to_ask() -> None:
     for panel in dashboard["panels"]:
         assert panel["datasource"]["uid"] == "prometheus"
         assert all(target["expr"].count("(") == target["expr"].count(")") for target in panel["targets"])
+
+
+def test_an_image_is_built_once_with_the_emitted_requirements() -> None:
+    for name in ("triton", "triton-gpu"):
+        service = SERVICES[name]
+        assert service["command"][0] == "tritonserver", "nothing is installed at a start"
+        assert (ROOT / "builder" / "runtime" / service["build"]["args"]["REQUIREMENTS"]).is_file()
+        assert any(argument.startswith("--cache-config=local,") for argument in service["command"])
+        assert service["read_only"]
+    assert "mkdir -p /engines" in DOCKERFILE
+
+
+def test_one_kind_of_model_does_not_keep_the_server_of_another_from_starting() -> None:
+    of_vllm, of_gpus = (SERVICES[name]["volumes"][0] for name in ("triton-vllm", "triton-gpu"))
+    assert of_vllm.endswith(":/models:ro")
+    assert of_gpus.endswith(":/models:ro")
+    assert of_vllm.split(":/models")[0] != of_gpus.split(":/models")[0]
+
+
+def test_vllm_has_the_token_and_keeps_what_it_downloads() -> None:
+    service = SERVICES["triton-vllm"]
+    assert service["environment"]["HF_TOKEN"] == "${HF_TOKEN:-}"
+    assert "huggingface:/root/.cache/huggingface" in service["volumes"]
+    assert "huggingface" in COMPOSE["volumes"]
+
+
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_server_has_the_time_that_it_needs(name: str) -> None:
+    assert SERVICES[name]["healthcheck"]["start_period"] == ("60s" if name == "triton" else "30m")
+    assert SERVICES[name]["stop_grace_period"] == "40s"
