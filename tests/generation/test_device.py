@@ -172,7 +172,7 @@ def test_without_a_gpu_the_repository_is_refused_in_one_line(built: Path, capsys
         ({"precision": "bf16", "executor": "bls", "triton": "25.08"}, "whose Python has no bf16"),
         ({"precision": "fp16", "gpu": {"devices": [0, 1]}}, "one cache, on one device"),
         ({"precision": "fp16", "target": "tensorrt"}, "TensorRT has no attention over a cache in place"),
-        ({"precision": "bf16"}, "use --precision fp16, or --triton 25.08 or later"),
+        ({"precision": "bf16", "triton": "24.10"}, "use --precision fp16, or --triton 25.08 or later"),
     ],
 )
 def test_what_decoding_on_a_gpu_does_not_have_is_refused(
