@@ -203,8 +203,12 @@ def test_searches_are_those_of_generate(fields: dict[str, Any]) -> None:
             search.step(list(model(input_ids=rows, use_cache=False).logits[:, -1].numpy()))
         ids = torch.tensor([prompt])
         model.generation_config = config
-        wanted = model.generate(ids, attention_mask=torch.ones_like(ids))
-    expected = [cut(row[len(prompt) :].tolist(), (3,), count) for row in wanted]
+        wanted = model.generate(
+            ids, attention_mask=torch.ones_like(ids), return_dict_in_generate=True, output_scores=True
+        )
+    expected = [cut(row[len(prompt) :].tolist(), (3,), count) for row in wanted.sequences]
+    scores = [hypothesis.score for hypothesis in search.ended[: rules.options.n]]
+    np.testing.assert_allclose(scores, wanted.sequences_scores.numpy(), rtol=1e-4)
     assert [cut(hypothesis.tokens, (3,), count) for hypothesis in search.ended[: rules.options.n]] == expected
 
 
