@@ -6,6 +6,7 @@ Knows Hub ids, folders and safetensors; knows nothing about graphs or Triton.
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 import logging
 import re
@@ -89,8 +90,16 @@ def resolve(spec: BuildSpec) -> Checkpoint:
     """Find, check and load the checkpoint of `spec`. Raises CheckpointError."""
     files = locate(spec)
     model = load_model(files.folder, files.task, files.config)
+    _drop_inputs(files.tokenizer, model)
     longest = _max_length(spec, files.tokenizer, model, files.sentence, files.task.longest)
     return Checkpoint(**vars(files), model=model, max_length=longest)
+
+
+def _drop_inputs(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> None:
+    """A tokeniser of BERT's makes token types, beside a DistilBERT too, whose forward would refuse them."""
+    taken = inspect.signature(model.forward).parameters
+    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
+        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name in taken]
 
 
 def load_model(folder: Path, task: Task, config: PreTrainedConfig) -> PreTrainedModel:

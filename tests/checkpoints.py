@@ -86,6 +86,38 @@ ARCHITECTURES: dict[str, Architecture] = {
     "xlm-roberta-xl": Architecture("unigram"),
     "xmod": Architecture("unigram", {"default_language": "en_XX", "languages": ["en_XX"]}),
 }
+NAMED_OTHERWISE = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+PECULIAR: dict[str, Architecture] = {  # served in ways of their own, or refused; not of the support table
+    "bart": Architecture(
+        "bpe",
+        {
+            "d_model": 32,
+            "encoder_layers": 1,
+            "decoder_layers": 1,
+            "encoder_attention_heads": 4,
+            "decoder_attention_heads": 4,
+            "encoder_ffn_dim": 64,
+            "decoder_ffn_dim": 64,
+            "eos_token_id": 3,
+            "decoder_start_token_id": 3,
+            "init_std": 0.2,
+        },
+        without=NAMED_OTHERWISE,
+    ),
+    "big_bird": Architecture("unigram", {"block_size": 8, "num_random_blocks": 1}),
+    "fnet": Architecture("unigram"),
+    "longformer": Architecture("bpe", {"attention_window": 8}),
+    "reformer": Architecture(
+        "unigram",
+        {
+            "attn_layers": ["local", "lsh"],
+            "axial_pos_embds": False,
+            "is_decoder": False,
+            "local_attn_chunk_length": 8,
+            "lsh_attn_chunk_length": 8,
+        },
+    ),
+}
 SPECIAL = {
     "pad_token": "[PAD]",
     "unk_token": "[UNK]",
@@ -151,7 +183,7 @@ def make_checkpoint(
     folder: Path, model_type: str, task: str, labels: dict[int, str] | None = None, **options: Any
 ) -> Path:
     """Save a tiny checkpoint of `model_type` with the head of `task` into `folder`."""
-    architecture = ARCHITECTURES[model_type]
+    architecture = {**ARCHITECTURES, **PECULIAR}[model_type]
     sizes = {key: value for key, value in SIZES.items() if key not in architecture.without}
     if labels is not None:
         options |= {"id2label": labels, "label2id": {label: index for index, label in labels.items()}}

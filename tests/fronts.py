@@ -11,23 +11,27 @@ import numpy as np
 import torch
 
 from builder.checkpoint import Checkpoint, tokenizer_json
-from builder.export.encoder import graph_inputs
+from builder.export.encoder import task_graph
 from builder.export.graph import Graph
+from builder.export.rows import padding_id, rows_of
 from builder.repository.layout import serving_document
 from builder.runtime.pipeline import Pipeline
 from builder.spec import BuildSpec
 from builder.tasks.base import encoder_task
 from builder.tensors import to_tensors, to_values
+from builder.verify.mates import alike
 
 
 def front_over_pytorch(checkpoint: Checkpoint, spec: BuildSpec, folder: Path) -> Pipeline:
     """A Pipeline whose engine is the task's own module."""
     task = encoder_task(checkpoint.task)
-    module = task.graph(checkpoint, spec, graph_inputs(checkpoint))
+    module = task_graph(checkpoint, spec)
     graph = Graph(folder, module.inputs, module.outputs, (), 20, 9, Counter(), 0)
-    pad = {"input_ids": checkpoint.tokenizer.pad_token_id or 0}
+    pad = {"input_ids": padding_id(checkpoint)}
+    needed = alike(module, rows_of(checkpoint), checkpoint.max_length)
     parameters = task.parameters(checkpoint, spec)
-    serving = serving_document(spec, task.module, graph, checkpoint.max_length, pad, parameters)
+    side = checkpoint.tokenizer.truncation_side
+    serving = serving_document(spec, task.module, graph, checkpoint.max_length, pad, parameters, needed, side)
     (folder / "serving.json").write_text(json.dumps(serving))
     (folder / "tokenizer.json").write_text(tokenizer_json(checkpoint.tokenizer))
 

@@ -20,10 +20,11 @@ from builder.export.attention import ONNXRUNTIME, UNFUSED
 from builder.export.failure import reason
 from builder.export.graph import Graph, read_graph, save_graph
 from builder.export.program import to_onnx
+from builder.export.rows import TOKENIZER_INPUTS, Rows, rows_of
 from builder.spec import BuildSpec
 from builder.tasks.base import TaskGraph, encoder_task
 
-TOKENIZER_INPUTS = ("input_ids", "attention_mask", "token_type_ids")
+EXAMPLE = (7, 5)  # tokens of each row of the example: sizes that no axis is specialised on
 
 
 @dataclass(frozen=True)
@@ -39,13 +40,13 @@ class Export:
 
 def export(checkpoint: Checkpoint, spec: BuildSpec, folder: Path) -> Export:
     """Export the task's graph into `folder`. Raises ExportError when no graph can be made at all."""
-    module = encoder_task(checkpoint.task).graph(checkpoint, spec, graph_inputs(checkpoint))
+    module, rows = task_graph(checkpoint, spec), rows_of(checkpoint)
     path = folder / "exported" / MODEL_FILE
     layers = int(checkpoint.config.num_hidden_layers)
-    unfused = _try_export(module, path, fused=True)
+    unfused = _try_export(module, rows, path, fused=True)
     attentions = 0 if unfused else sum(read_graph(path).operators[name] for name in FUSED_ATTENTION)
     if not attentions:
-        failure = _try_export(module, path, fused=False)
+        failure = _try_export(module, rows, path, fused=False)
         if failure:
             raise ExportError(f"{checkpoint.source} ({checkpoint.config.model_type}) does not export: {failure}")
     warning = None
@@ -58,6 +59,11 @@ def export(checkpoint: Checkpoint, spec: BuildSpec, folder: Path) -> Export:
     return Export(read_graph(path), module, attentions, layers, warning)
 
 
+def task_graph(checkpoint: Checkpoint, spec: BuildSpec) -> TaskGraph:
+    """The module that is exported."""
+    return encoder_task(checkpoint.task).graph(checkpoint, spec, graph_inputs(checkpoint))
+
+
 def graph_inputs(checkpoint: Checkpoint) -> tuple[str, ...]:
     """What the tokeniser makes and the model takes, then the task's own inputs."""
     accepted = inspect.signature(checkpoint.model.forward).parameters
@@ -66,14 +72,14 @@ def graph_inputs(checkpoint: Checkpoint) -> tuple[str, ...]:
     return (*names, *encoder_task(checkpoint.task).extra_inputs)
 
 
-def _try_export(module: TaskGraph, path: Path, fused: bool) -> str | None:
+def _try_export(module: TaskGraph, rows: Rows, path: Path, fused: bool) -> str | None:
     """Export `module`; the reason where that fails."""
     model: PreTrainedModel = module.model
     before = model.config._attn_implementation
     try:
         with fused_attention(model) if fused else torch.no_grad():
             model.set_attn_implementation(ONNXRUNTIME if fused else UNFUSED)
-            export_module(module, path)
+            export_module(module, rows, path)
     except Exception as error:  # torch.export raises whatever the model's own code raises
         return reason(error)
     finally:
@@ -81,22 +87,10 @@ def _try_export(module: TaskGraph, path: Path, fused: bool) -> str | None:
     return None
 
 
-def export_module(module: TaskGraph, path: Path) -> Graph:
+def export_module(module: TaskGraph, rows: Rows, path: Path) -> Graph:
     """Export `module` as it is, with dynamic batch and sequence axes."""
     batch, sequence, masks = (torch.export.Dim(name) for name in ("batch", "sequence", "masks"))
-    tensors, axes = [], []
-    for name in module.inputs:
-        tensors.append(_example(name))
-        axes.append({0: batch, 1: sequence if name in TOKENIZER_INPUTS else masks})
+    example = rows.feeds(module.inputs, EXAMPLE)
+    tensors = [torch.from_numpy(example[name]) for name in module.inputs]
+    axes = [{0: batch, 1: sequence if name in TOKENIZER_INPUTS else masks} for name in module.inputs]
     return save_graph(to_onnx(module, tensors, axes, module.inputs, module.outputs), path)
-
-
-def _example(name: str) -> torch.Tensor:
-    """An example of an input, (batch, sequence) or (batch, masks), of sizes no axis is specialised on."""
-    if name == "input_ids":
-        return torch.arange(2 * 7, dtype=torch.long).reshape(2, 7) % 5 + 3
-    if name == "attention_mask":
-        mask = torch.ones((2, 7), dtype=torch.long)
-        mask[1, 5:] = 0
-        return mask
-    return torch.zeros((2, 7 if name in TOKENIZER_INPUTS else 3), dtype=torch.long)

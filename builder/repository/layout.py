@@ -84,15 +84,27 @@ class RepositoryEntry:
 
 
 def serving_document(
-    spec: BuildSpec, module: str, graph: Graph, max_length: int, pad: Mapping[str, int], parameters: Mapping[str, Any]
+    spec: BuildSpec,
+    module: str,
+    graph: Graph,
+    max_length: int,
+    pad: Mapping[str, int],
+    parameters: Mapping[str, Any],
+    alike: str | int | None = None,
+    truncation_side: str = "right",
 ) -> dict[str, Any]:
-    """serving.json: the parameters of the emitted Python. Raises SpecError."""
+    """serving.json: the parameters of the emitted Python. Raises SpecError.
+
+    `alike`: what rows that share a call must have in common.
+    """
     token_budget = max(spec.serving.token_budget, max_length)
+    buckets = [] if alike == "length" else graph_buckets(spec, graph, token_budget, max_length)  # they pad
     return {
         "task": module,
         "engine": f"{spec.entry_name}_model",
         "max_length": max_length,
         "truncate": spec.truncate,
+        **({} if truncation_side == "right" else {"truncation_side": truncation_side}),
         "inputs": {name: SOURCES.get(name, "task") for name in graph.inputs},
         "outputs": list(graph.outputs),
         "pad": dict(pad),
@@ -100,7 +112,8 @@ def serving_document(
             "token_budget": token_budget,
             "max_rows": spec.max_batch_size,
             "call_cost": spec.serving.call_cost,
-            "buckets": [list(shape) for shape in graph_buckets(spec, graph, token_budget, max_length)],
+            "buckets": [list(shape) for shape in buckets],
+            **({} if alike is None else {"alike": alike}),
         },
         "parameters": dict(parameters),
     }

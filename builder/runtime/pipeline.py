@@ -49,7 +49,9 @@ class Pipeline:
         self.serving: dict[str, Any] = json.loads((folder / "serving.json").read_text("utf-8"))
         package = importlib.import_module(f".tasks.{self.serving['task']}", __package__)
         task_type: type[Task] = package.Task
-        self.text = TextEncoder(folder / "tokenizer.json", task_type.offsets)
+        self.text = TextEncoder(
+            folder / "tokenizer.json", task_type.offsets, self.serving.get("truncation_side", "right")
+        )
         self.task = task_type(self.serving, self.text)
         self.infer = infer
         self.map_calls = map_calls
@@ -97,8 +99,7 @@ class Pipeline:
         places = [(index, position) for index, work in works.items() for position in range(len(work.rows))]
         rows = [works[index].rows[position] for index, position in places]
         failed: dict[int, Exception] = {}
-        limits = self.serving["batching"]
-        calls = cut([len(r.encoding) for r in rows], limits["token_budget"], limits["max_rows"], limits["call_cost"])
+        calls = [call for group in self._alike(rows) for call in self._cut(rows, group)]
         feeds = [self._feeds([rows[i] for i in call]) for call in calls]
         results = (self.map_calls if len(calls) > 1 else map)(self._try_infer, feeds)
         for call, outputs in zip(calls, results):
@@ -109,6 +110,22 @@ class Pipeline:
                 index, position = places[i]
                 works[index].outputs[position] = {name: array[at] for name, array in outputs.items()}
         return failed
+
+    def _alike(self, rows: Sequence[Row]) -> list[list[int]]:
+        """Rows that may share a call: all or, as the model needs it, those of one length or with as many of a token."""
+        alike = self.serving["batching"].get("alike")
+        groups: dict[int, list[int]] = {}
+        for index, row in enumerate(rows):
+            ids = row.encoding.ids
+            kind = 0 if alike is None else len(ids) if alike == "length" else ids.count(alike)
+            groups.setdefault(kind, []).append(index)
+        return list(groups.values())
+
+    def _cut(self, rows: Sequence[Row], group: Sequence[int]) -> list[list[int]]:
+        limits = self.serving["batching"]
+        lengths = [len(rows[i].encoding) for i in group]
+        calls = cut(lengths, limits["token_budget"], limits["max_rows"], limits["call_cost"])
+        return [[group[i] for i in call] for call in calls]
 
     def _try_infer(self, feeds: dict[str, np.ndarray]) -> Mapping[str, np.ndarray] | Exception:
         try:

@@ -31,17 +31,23 @@ class Truncation:
 class TextEncoder:
     """A fast tokeniser without padding; it truncates only when asked to, call by call."""
 
-    def __init__(self, tokenizer_file: Path, offsets: bool) -> None:
+    def __init__(self, tokenizer_file: Path, offsets: bool, truncation_side: str = "right") -> None:
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(tokenizer_file))
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
+        self.truncation_side = truncation_side
         self._encode_batch = self.tokenizer.encode_batch if offsets else self.tokenizer.encode_batch_fast
 
     def __call__(self, texts: Sequence[Text], truncation: Truncation | None = None) -> list[Encoding]:
         """Encode all `texts` (str, or pairs of str) in one call of the tokeniser, special tokens included."""
         if truncation is None:
             return self._encode_batch(list(texts))
-        self.tokenizer.enable_truncation(truncation.max_length, stride=truncation.stride, strategy=truncation.strategy)
+        self.tokenizer.enable_truncation(
+            truncation.max_length,
+            stride=truncation.stride,
+            strategy=truncation.strategy,
+            direction=self.truncation_side,
+        )
         try:
             return self._encode_batch(list(texts))
         finally:

@@ -70,7 +70,14 @@ class FillMask(EncoderTask):
     def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
         if checkpoint.tokenizer.mask_token is None:
             raise CheckpointError(f"the tokenizer of {checkpoint.source} has no mask token; fill-mask needs one")
-        return {"mask": checkpoint.tokenizer.mask_token, "mask_id": checkpoint.tokenizer.mask_token_id}
+        tokenizer = checkpoint.tokenizer
+        pieces = type(tokenizer.backend_tokenizer.model).__name__ != "BPE"  # as transformers cleans up
+        return {
+            "mask": tokenizer.mask_token,
+            "mask_id": tokenizer.mask_token_id,
+            "pad_id": tokenizer.pad_token_id,
+            "clean_up": bool(tokenizer.clean_up_tokenization_spaces) and pieces,
+        }
 
     def reference(self, checkpoint: Checkpoint, spec: BuildSpec, sample: Sample) -> Answer:
         options = {key: sample[key] for key in ("targets", "top_k") if key in sample}

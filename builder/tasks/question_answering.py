@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from builder.errors import CheckpointError
 from builder.metrics import questions
 from builder.samples import TEXTS
 from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph
@@ -36,6 +37,11 @@ class QuestionAnswering(EncoderTask):
 
     def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
         tokenizer = checkpoint.tokenizer
+        if tokenizer.padding_side == "left":
+            raise CheckpointError(
+                f"the tokenizer of {checkpoint.source} pads on the left: question-answering would read the context "
+                "before the question, which is not supported"
+            )
         return {"cls_id": tokenizer.cls_token_id, "special_tokens": tokenizer.num_special_tokens_to_add(pair=True)}
 
     def reference(self, checkpoint: Checkpoint, spec: BuildSpec, sample: Sample) -> Answer:

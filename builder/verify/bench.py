@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 
 from builder.checkpoint import Checkpoint, tokenizer_json
+from builder.engines import infer_with
 from builder.errors import CheckpointError, SpecError
 from builder.export.graph import Graph
+from builder.export.rows import Rows, padding_id, rows_of
 from builder.report import Rung
 from builder.repository.layout import serving_document
 from builder.runtime.fields import Field, InputError
@@ -26,7 +28,8 @@ from builder.spec import BuildSpec
 from builder.tasks.base import Answer, Sample, TaskGraph, encoder_task
 from builder.tensors import to_tensors
 from builder.verify.latency import Latencies, engine_latencies
-from builder.verify.parity import graph_error
+from builder.verify.mates import alike
+from builder.verify.parity import Reference, error_at, graph_error
 from builder.verify.quality import Quality, served_quality
 
 FEWEST = 16  # samples, of which half are fitted to
@@ -60,6 +63,11 @@ class Bench:
         """PyTorch's own scores, where there are labels. Raises SpecError for labels that are none."""
         return self._score(self.expected)
 
+    @cached_property
+    def rows(self) -> Rows:
+        """What rows of tokens are made of here."""
+        return rows_of(self.checkpoint)
+
     def kept(self, rung: Rung) -> float:
         """The quality of a rung, as `metric` says."""
         if not self.labels:
@@ -86,13 +94,18 @@ class Bench:
         spec = self.spec
         if spec.target != "cpu":
             return {}
-        return engine_latencies(graph, self.checkpoint.max_length, spec.build_threads, spec.serving.spinning)
+        longest = self.checkpoint.max_length
+        return engine_latencies(graph, self.rows, longest, spec.build_threads, spec.serving.spinning)
 
     def error(self, graph: Graph) -> float:
         """The largest relative error of `graph` against PyTorch."""
         checkpoint, per_token = self.checkpoint, encoder_task(self.checkpoint.task).per_token
-        vocabulary, threads = int(checkpoint.config.vocab_size), self.spec.build_threads
-        return graph_error(graph, self.module, vocabulary, checkpoint.max_length, threads, per_token)
+        return graph_error(graph, self.module, self.rows, checkpoint.max_length, self.spec.build_threads, per_token)
+
+    def error_on(self, graph: Graph, references: Sequence[Reference]) -> float:
+        """The largest relative error of `graph` on what PyTorch answered before."""
+        infer, per_token = infer_with(graph, self.spec.build_threads), encoder_task(self.checkpoint.task).per_token
+        return max(error_at(infer, graph, asked, per_token) for asked in references)
 
     def rung(self, name: str, graph: Graph) -> tuple[Rung, Quality]:
         """`graph` measured in every way."""
@@ -115,7 +128,7 @@ class Bench:
         sources = self.serving["inputs"]
         rows = []
         for call in (self.feeds[0], self.feeds[-1]):
-            length = int(call["attention_mask"][0].sum())
+            length = int(call["attention_mask"][0].sum()) if "attention_mask" in call else call["input_ids"].shape[1]
             lengths = {name: None if source == "task" else length for name, source in sources.items()}
             rows.append({name: call[name][0, : lengths[name]].tolist() for name in sources})
         return rows
@@ -128,8 +141,10 @@ def make_bench(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, graph
     """
     task = encoder_task(checkpoint.task)
     parameters = task.parameters(checkpoint, spec)
-    pad = {"input_ids": checkpoint.tokenizer.pad_token_id or 0}
-    serving = serving_document(spec, task.module, graph, checkpoint.max_length, pad, parameters)
+    pad = {"input_ids": padding_id(checkpoint)}
+    needed = alike(module, rows_of(checkpoint), checkpoint.max_length)
+    side = checkpoint.tokenizer.truncation_side
+    serving = serving_document(spec, task.module, graph, checkpoint.max_length, pad, parameters, needed, side)
     tokenizer = tokenizer_json(checkpoint.tokenizer)
     front = folder / "front"
     front.mkdir()

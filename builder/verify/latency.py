@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from builder.engines import infer_with
-from builder.export.encoder import TOKENIZER_INPUTS
 from builder.export.graph import Graph
+from builder.export.rows import Rows
 from builder.tasks.base import TaskGraph
 
 BATCHES = (1, 8)
@@ -23,20 +23,20 @@ ENOUGH_S = 0.1  # of runs of one shape
 Latencies = dict[str, float]  # "batch x length" to milliseconds, medians
 
 
-def pytorch_latencies(module: TaskGraph, max_length: int, threads: int) -> Latencies:
+def pytorch_latencies(module: TaskGraph, rows: Rows, max_length: int, threads: int) -> Latencies:
     """The module as transformers runs it, with its own attention."""
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         with torch.inference_mode():
-            return _grid(module.inputs, max_length, lambda feeds: module(*map(torch.from_numpy, feeds.values())))
+            return _grid(module.inputs, rows, max_length, lambda feeds: module(*map(torch.from_numpy, feeds.values())))
     finally:
         torch.set_num_threads(before)
 
 
-def engine_latencies(graph: Graph, max_length: int, threads: int, spinning: bool) -> Latencies:
+def engine_latencies(graph: Graph, rows: Rows, max_length: int, threads: int, spinning: bool) -> Latencies:
     """The graph in its engine, with the threads and spinning it will be served with."""
-    return _grid(graph.inputs, max_length, infer_with(graph, threads, spinning))
+    return _grid(graph.inputs, rows, max_length, infer_with(graph, threads, spinning))
 
 
 def speed_up(latency: Latencies, base: Latencies) -> float:
@@ -46,17 +46,15 @@ def speed_up(latency: Latencies, base: Latencies) -> float:
     return math.exp(sum(math.log(base[cell] / latency[cell]) for cell in base) / len(base))
 
 
-def _grid(names: tuple[str, ...], max_length: int, run: Callable[[dict[str, np.ndarray]], object]) -> Latencies:
+def _grid(
+    names: tuple[str, ...], rows: Rows, max_length: int, run: Callable[[dict[str, np.ndarray]], object]
+) -> Latencies:
     lengths = sorted({min(length, max_length) for length in LENGTHS})
-    return {f"{b}x{n}": _median(names, (b, n), run) for b in BATCHES for n in lengths}
+    return {f"{b}x{n}": _median(rows.feeds(names, [n] * b), run) for b in BATCHES for n in lengths}
 
 
-def _median(names: tuple[str, ...], shape: tuple[int, int], run: Callable[[dict[str, np.ndarray]], object]) -> float:
+def _median(feeds: dict[str, np.ndarray], run: Callable[[dict[str, np.ndarray]], object]) -> float:
     """Median of 3 to 10 runs after one to warm up, `ENOUGH_S` of them if they are short."""
-    feeds = {}
-    for name in names:
-        size = shape if name in TOKENIZER_INPUTS else (shape[0], 1)
-        feeds[name] = np.ones(size, dtype=np.int64) if name != "token_type_ids" else np.zeros(size, dtype=np.int64)
     run(feeds)
     times: list[float] = []
     while len(times) < 3 or (len(times) < 10 and sum(times) < ENOUGH_S):

@@ -1,67 +1,81 @@
-"""The graph against PyTorch, number by number, over batches of mixed lengths.
+"""The graph against PyTorch, number by number: batches of mixed lengths, and rows of the longest texts served.
 
 Knows tensors; the served answers are compared in `quality`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 
-from builder.engines import infer_with
+from builder.engines import Infer, infer_with
 from builder.errors import VerificationError
-from builder.export.encoder import TOKENIZER_INPUTS
 from builder.export.graph import Graph
+from builder.export.rows import Rows
 from builder.tasks.base import TaskGraph
 
 TOLERANCE = 1e-4  # relative to the largest value of an output
-LONGEST = 300  # longer than every sliding window in use; memory stays small
+USUAL = 300  # tokens: every graph of the ladder is compared up to here, where memory stays small
 
 
-def graph_error(
-    graph: Graph, module: TaskGraph, vocabulary: int, max_length: int, threads: int, per_token: bool
-) -> float:
+@dataclass(frozen=True)
+class Reference:
+    """What PyTorch answered to one batch."""
+
+    lengths: tuple[int, ...]  # tokens of each row
+    feeds: Mapping[str, np.ndarray]
+    outputs: Mapping[str, np.ndarray]
+
+
+def reference(module: TaskGraph, rows: Rows, lengths: Sequence[int], seed: int = 0) -> Reference:
+    """Ask `module` for one batch of rows of `lengths` tokens."""
+    feeds = rows.feeds(module.inputs, lengths, seed)
+    with torch.no_grad():
+        outputs = module(*(torch.from_numpy(feeds[name]) for name in module.inputs))
+    made = {name: output.numpy() for name, output in zip(module.outputs, outputs, strict=True)}
+    return Reference(tuple(lengths), feeds, made)
+
+
+def long_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[Reference, ...]:
+    """PyTorch's answers to single rows of the longest texts served, beyond what every graph is compared on.
+
+    To be asked of a model that has answered nothing yet, longest first: BigBird, for one, changes its attention for
+    good at the first short text. Three rows at most: all positions, one fewer (another remainder for whatever works in
+    blocks), and half as many.
+    """
+    lengths = sorted({max_length, max_length - 1, max_length // 2 + 1}, reverse=True)
+    return tuple(reference(module, rows, [length]) for length in lengths if length > USUAL or length == max_length)
+
+
+def graph_error(graph: Graph, module: TaskGraph, rows: Rows, max_length: int, threads: int, per_token: bool) -> float:
     """The largest relative error of `graph` against `module` over single rows, mixed batches and their reverse.
 
     Rows of a batch are padded on the right; only positions of tokens count. Raises VerificationError for NaN.
     """
     infer = infer_with(graph, threads)
-    generator = np.random.default_rng(0)
-    longest = min(max_length, LONGEST)
-    mixed = [min(length, longest) for length in (3, 17, 64, longest)]
-    error = 0.0
-    for lengths in ([4], [longest], mixed, mixed[::-1]):
-        feeds = _random_feeds(module.inputs, lengths, vocabulary, generator)
-        with torch.no_grad():
-            expected = module(*(torch.from_numpy(feeds[name]) for name in module.inputs))
-        actual = infer({name: feeds[name] for name in graph.inputs})
-        for name, tensor in zip(module.outputs, expected, strict=True):
-            a, b = tensor.numpy(), actual[name]
-            if a.shape != b.shape or not np.isfinite(a).all() or not np.isfinite(b).all():
-                raise VerificationError(
-                    f"output {name} has shape {b.shape} in the graph and {a.shape} in PyTorch, or one holds NaN. "
-                    "Nothing was published: check the checkpoint's weights"
-                )
-            if per_token and a.ndim > 1 and a.shape[1] == feeds["attention_mask"].shape[1]:
-                keep = feeds["attention_mask"].astype(bool)
-                a, b = a[keep], b[keep]
-            error = max(error, float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-6)))
-    return error
+    longest = min(max_length, USUAL)
+    mixed = [min(length, longest) for length in (5, 17, 64, longest)]
+    batches = ([min(5, longest)], [longest], mixed, mixed[::-1])
+    references = (reference(module, rows, lengths, seed) for seed, lengths in enumerate(batches))
+    return max(error_at(infer, graph, asked, per_token) for asked in references)
 
 
-def _random_feeds(
-    names: tuple[str, ...], lengths: list[int], vocabulary: int, generator: np.random.Generator
-) -> dict[str, np.ndarray]:
-    shape = (len(lengths), max(lengths))
-    mask = (np.arange(shape[1]) < np.array(lengths)[:, None]).astype(np.int64)
-    feeds = {}
-    for name in names:
-        if name == "attention_mask":
-            feeds[name] = mask
-        elif name == "input_ids":
-            feeds[name] = generator.integers(vocabulary // 4, vocabulary, shape) * mask
-        elif name in TOKENIZER_INPUTS:
-            feeds[name] = np.zeros(shape, dtype=np.int64)
-        else:
-            feeds[name] = np.stack([generator.integers(0, length, 2) for length in lengths])
-    return feeds
+def error_at(infer: Infer, graph: Graph, asked: Reference, per_token: bool) -> float:
+    """The largest relative error of `graph`, opened as `infer`, on one batch. Raises VerificationError for NaN."""
+    actual = infer({name: asked.feeds[name] for name in graph.inputs})
+    return max(_difference(name, output, actual[name], asked, per_token) for name, output in asked.outputs.items())
+
+
+def _difference(name: str, a: np.ndarray, b: np.ndarray, asked: Reference, per_token: bool) -> float:
+    if a.shape != b.shape or not np.isfinite(a).all() or not np.isfinite(b).all():
+        raise VerificationError(
+            f"output {name} has shape {b.shape} in the graph and {a.shape} in PyTorch, or one holds NaN. "
+            "Nothing was published: check the checkpoint's weights"
+        )
+    if per_token and a.ndim > 1 and a.shape[1] == max(asked.lengths):
+        keep = np.arange(a.shape[1]) < np.array(asked.lengths)[:, None]
+        a, b = a[keep], b[keep]
+    return float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-6))

@@ -34,6 +34,7 @@ from builder.checkpoint import quiet_libraries, resolve
 from builder.engines.onnxruntime import infer_with, open_session
 from builder.export.attention import UNFUSED
 from builder.export.encoder import export_module
+from builder.export.rows import rows_of
 from builder.machine import available_cores
 from builder.runtime.pipeline import Pipeline
 from builder.serve.load_test import load_test
@@ -194,7 +195,7 @@ def _naive_repository(folder: Path, repository: Path, real: bool) -> Path:
     front = repository / "encoder_tokenize" / "1"
     for path in (engine, front, repository / "encoder" / "1"):
         path.mkdir(parents=True)
-    export_module(module, engine / "model.onnx")
+    export_module(module, rows_of(checkpoint), engine / "model.onnx")
     size = checkpoint.config.hidden_size
     checkpoint.tokenizer.save_pretrained(front)
     shutil.copy(Path(__file__).with_name("naive_tokenizer.py"), front / "model.py")

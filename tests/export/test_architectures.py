@@ -8,6 +8,7 @@ import pytest
 
 from builder.checkpoint import resolve
 from builder.export.encoder import export
+from builder.export.rows import rows_of
 from builder.optimise.fusion import fuse
 from builder.spec import make_spec
 from builder.verify.parity import TOLERANCE, graph_error
@@ -29,7 +30,7 @@ def test_fused_and_equal_to_pytorch(model_type: str, tmp_path: Path) -> None:
         model_type == "eurobert"
     ), "RMSNorm is the only reason to have no fused normalisation"
     error = graph_error(
-        fused, exported.module, checkpoint.config.vocab_size, checkpoint.max_length, 1, checkpoint.task.per_token
+        fused, exported.module, rows_of(checkpoint), checkpoint.max_length, 1, checkpoint.task.per_token
     )
     assert error < TOLERANCE
 
@@ -44,7 +45,7 @@ def test_a_sliding_window_changes_the_answer(tmp_path: Path) -> None:
         exported = export(checkpoint, spec, folder)
         outputs.append((exported, checkpoint))
     (narrow, checkpoint), (wide, _) = outputs
-    error = graph_error(narrow.graph, wide.module, checkpoint.config.vocab_size, 512, 1, False)
+    error = graph_error(narrow.graph, wide.module, rows_of(checkpoint), 512, 1, False)
     assert error > 100 * TOLERANCE
 
 

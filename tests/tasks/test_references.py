@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from tokenizers import AddedToken
 
 from builder.checkpoint import resolve
+from builder.errors import CheckpointError
+from builder.samples import TEXTS
 from builder.spec import make_spec
 from builder.verify.answers import difference
 from tests.fronts import answers, front_over_pytorch
+from tests.models import SERVED
 
 
 @pytest.mark.parametrize(
@@ -25,7 +31,7 @@ def test_words_of_added_tokens_come_without_the_blanks_they_eat(
     spec = make_spec(model=str(checkpoint(name)))
     found = resolve(spec)
     found.tokenizer.add_tokens([AddedToken("xyzzy", lstrip=True, rstrip=True, normalized=False)])
-    found.model.resize_token_embeddings(len(found.tokenizer), mean_resizing=False)
+    found.model.resize_token_embeddings(found.config.vocab_size + 1, mean_resizing=False)
     text = "Mario moved from Turin to  xyzzy  last year."
     sample: dict[str, Any] = {"text_input": text, "ignore_labels": ["none"], "aggregation_strategy": strategy}
     expected = found.task.reference(found, spec, sample)
@@ -33,3 +39,67 @@ def test_words_of_added_tokens_come_without_the_blanks_they_eat(
     assert "xyzzy" in expected["entities"]
     error, where = difference(expected, answer)
     assert error < 1e-5, where
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize("name", ["topics", "entail"])
+def test_texts_are_cut_on_the_side_of_the_tokenizer(
+    name: str, side: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Where truncation is asked for, as the pipelines cut: topics a text, entail the text of a pair."""
+    spec = make_spec(model=str(checkpoint(name)), task=SERVED[name].task, max_length=24, truncate=True)
+    found = resolve(spec)
+    found.tokenizer.truncation_side, found.tokenizer.model_max_length = side, 24
+    sample: dict[str, Any] = {"text_input": TEXTS[26]}
+    if name == "entail":
+        sample["candidate_labels"] = ["food", "travel"]
+        expected = found.task.reference(found, spec, sample)
+    else:
+        cut = found.tokenizer(TEXTS[26], truncation=True, return_tensors="pt")
+        with torch.no_grad():
+            scores = found.model(**cut).logits[0].softmax(-1)
+        expected = {"score": [float(scores.max())]}
+    (answer,) = answers(front_over_pytorch(found, spec, tmp_path), found, [sample])
+    error, where = difference(expected, answer)
+    assert error < 1e-5, where
+    assert answer["truncated"] is True
+
+
+@pytest.mark.parametrize("clean_up", [False, True])
+def test_filled_texts_are_written_as_the_pipeline_writes_them(
+    clean_up: bool, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """All of the vocabulary, the padding token too, which is never shown; with and without spaces cleaned up."""
+    spec = make_spec(model=str(checkpoint("masks")))
+    found = resolve(spec)
+    found.tokenizer.clean_up_tokenization_spaces = clean_up
+    sample = {"text_input": "The [MASK] , is n't to the [MASK] .", "top_k": found.config.vocab_size}
+    expected = found.task.reference(found, spec, sample)
+    (answer,) = answers(front_over_pytorch(found, spec, tmp_path), found, [sample])
+
+    def shown(document: str) -> dict[int, str]:
+        return {entry["token"]: entry["sequence"] for entry in json.loads(document)[0]}
+
+    assert shown(answer["predictions"]) == shown(expected["predictions"])
+
+
+def test_inputs_that_the_model_does_not_take_are_left_out(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """A BERT's tokeniser beside a DistilBERT, as many checkpoints have it: transformers' pipeline fails on it."""
+    folder = Path(shutil.copytree(checkpoint("names"), tmp_path / "names"))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    spec = make_spec(model=str(folder))
+    found = resolve(spec)
+    sample = {"text_input": TEXTS[11]}
+    (answer,) = answers(front_over_pytorch(found, spec, tmp_path), found, [sample])
+    error, where = difference(found.task.reference(found, spec, sample), answer)
+    assert error < 1e-5, where
+
+
+def test_a_context_before_its_question_is_refused(checkpoint: Callable[[str], Path]) -> None:
+    spec = make_spec(model=str(checkpoint("answers")))
+    found = resolve(spec)
+    found.tokenizer.padding_side = "left"
+    with pytest.raises(CheckpointError, match="pads on the left"):
+        found.task.parameters(found, spec)

@@ -15,6 +15,7 @@ from builder.checkpoint import resolve
 from builder.errors import VerificationError
 from builder.export.encoder import Export, export
 from builder.export.graph import save_graph
+from builder.export.rows import Rows, rows_of
 from builder.spec import make_spec
 from builder.stages import build
 from builder.verify.parity import TOLERANCE, graph_error
@@ -26,25 +27,30 @@ def exported(checkpoint: Callable[[str], Path], tmp_path: Path) -> Export:
     return export(resolve(spec), spec, tmp_path)
 
 
-def _error(exported: Export, path: Path) -> float:
+@pytest.fixture
+def rows(checkpoint: Callable[[str], Path]) -> Rows:
+    return rows_of(resolve(make_spec(model=str(checkpoint("names")))))
+
+
+def _error(exported: Export, rows: Rows, path: Path) -> float:
     model = onnx.load(str(exported.graph.path))
     bias = next(t for t in model.graph.initializer if t.name.endswith("classifier.bias"))
     values = numpy_helper.to_array(bias).copy()
     values[0] += 0.01
     bias.CopyFrom(numpy_helper.from_array(values, bias.name))
-    return graph_error(save_graph(model, path), exported.module, 350, 512, 1, per_token=True)
+    return graph_error(save_graph(model, path), exported.module, rows, 512, 1, per_token=True)
 
 
-def test_a_small_mistake_in_one_weight_is_seen(exported: Export, tmp_path: Path) -> None:
-    assert graph_error(exported.graph, exported.module, 350, 512, 1, per_token=True) < TOLERANCE
-    assert _error(exported, tmp_path / "wrong" / "model.onnx") > TOLERANCE
+def test_a_small_mistake_in_one_weight_is_seen(exported: Export, rows: Rows, tmp_path: Path) -> None:
+    assert graph_error(exported.graph, exported.module, rows, 512, 1, per_token=True) < TOLERANCE
+    assert _error(exported, rows, tmp_path / "wrong" / "model.onnx") > TOLERANCE
 
 
-def test_nan_is_never_right(exported: Export) -> None:
+def test_nan_is_never_right(exported: Export, rows: Rows) -> None:
     with torch.no_grad():
         next(exported.module.model.parameters())[200:] = np.nan
     with pytest.raises(VerificationError, match="holds NaN"):
-        graph_error(exported.graph, exported.module, 350, 512, 1, per_token=True)
+        graph_error(exported.graph, exported.module, rows, 512, 1, per_token=True)
 
 
 def test_a_wrong_answer_stops_the_build(

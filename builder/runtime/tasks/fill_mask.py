@@ -16,6 +16,12 @@ from .. import task
 from ..fields import Field, InputError, Tensors, as_bytes, count, one_each, strings
 from ..scores import softmax
 
+CLEAN_UP = (  # clean_up_tokenization_spaces, in transformers' order
+    *((f" {mark}", mark) for mark in (".", "?", "!", ",")),
+    (" ' ", "'"),
+    *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
+)
+
 
 class Task(task.Task):
     @staticmethod
@@ -80,6 +86,7 @@ class Task(task.Task):
         for token in best.tolist():
             ids = list(row.encoding.ids)
             ids[positions[mask]] = token
+            ids = [one for one in ids if one != self.parameters["pad_id"]]  # a padding token is never shown
             predictions.append(
                 {
                     "score": float(scores[token]),
@@ -91,4 +98,7 @@ class Task(task.Task):
         return predictions
 
     def _decode(self, ids: list[int], skip_special: bool) -> str:
-        return self.text.tokenizer.decode(ids, skip_special_tokens=skip_special)
+        text: str = self.text.tokenizer.decode(ids, skip_special_tokens=skip_special)
+        for spaced, tight in CLEAN_UP if self.parameters["clean_up"] else ():
+            text = text.replace(spaced, tight)
+        return text

@@ -1,0 +1,57 @@
+"""Why a graph does not answer as PyTorch does: looked for once a comparison has failed, to be said in its error."""
+
+from __future__ import annotations
+
+from builder.checkpoint import Checkpoint, load_model
+from builder.engines import infer_with
+from builder.errors import VerificationError
+from builder.export.graph import Graph
+from builder.export.rows import Rows
+from builder.spec import BuildSpec
+from builder.tasks.base import TaskGraph, encoder_task
+from builder.verify.mates import SHORT, first_row_distance
+from builder.verify.parity import TOLERANCE, USUAL, error_at, reference
+
+BUG = "this is a bug worth reporting, with the checkpoint's name"
+
+
+def cause(graph: Graph, module: TaskGraph, rows: Rows, checkpoint: Checkpoint, spec: BuildSpec) -> str:
+    """What of the model no graph can have, one sentence; or that it is not known."""
+    usual = [min(USUAL, checkpoint.max_length)]
+    again = first_row_distance(reference(module, rows, usual), reference(module, rows, usual))
+    if again > TOLERANCE:
+        return f"PyTorch itself answers the same text otherwise the next time, by {again:.1e}: it draws random numbers"
+    right, wrong = _equal_up_to(graph, module, rows, checkpoint, spec)
+    if right:
+        return (
+            f"it is PyTorch's graph up to {right} tokens and not at {wrong}: the code of "
+            f"{checkpoint.config.model_type} takes another branch for longer texts, and a graph has one. Build it "
+            f"with --max-length {right}"
+        )
+    return BUG
+
+
+def _equal_up_to(
+    graph: Graph, module: TaskGraph, rows: Rows, checkpoint: Checkpoint, spec: BuildSpec
+) -> tuple[int, int]:
+    """The longest row on which the graph is a fresh PyTorch's, and the next; (0, 0) where there is no such place.
+
+    By halving, with a model loaded anew for each row: one that changes itself must not have answered before.
+    """
+    task, infer = encoder_task(checkpoint.task), infer_with(graph, spec.build_threads)
+
+    def equal(length: int) -> bool:
+        model = load_model(checkpoint.folder, checkpoint.task, checkpoint.config)
+        fresh = task.graph(Checkpoint(**{**vars(checkpoint), "model": model}), spec, module.inputs)
+        try:
+            return error_at(infer, graph, reference(fresh, rows, [length]), task.per_token) <= TOLERANCE
+        except (VerificationError, RuntimeError):
+            return False
+
+    right, wrong = min(SHORT, checkpoint.max_length), checkpoint.max_length
+    if equal(wrong) or not equal(right):
+        return 0, 0
+    while wrong - right > 1:
+        middle = (right + wrong) // 2
+        right, wrong = (middle, wrong) if equal(middle) else (right, middle)
+    return right, wrong

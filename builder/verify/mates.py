@@ -1,0 +1,51 @@
+"""Which rows can share an engine call: found by asking PyTorch, for no configuration says it.
+
+Padding gets into the answers of models with parts that no attention mask reaches (the Fourier transform of FNet,
+arXiv:2105.03824; the convolutions of ConvBERT, arXiv:2008.02496). Heads that pool at the end token, as BART's, take
+as many of them from each row.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import torch
+
+from builder.export.rows import Rows
+from builder.tasks.base import TaskGraph
+from builder.verify.parity import TOLERANCE, Reference, reference
+
+Alike = Literal["length"] | int | None
+SHORT, PADDED = 9, 40  # tokens
+
+
+def alike(module: TaskGraph, rows: Rows, max_length: int) -> Alike:
+    """What rows of one call must have in common: nothing, their length, or how often they have a token, an id."""
+    short, padded = min(SHORT, max_length), min(PADDED, max_length)
+    if rows.after and not _answers_unequal_numbers(module, rows, short):
+        return rows.after[-1]
+    one, beside = reference(module, rows, [short]), reference(module, rows, [short, padded])
+    return "length" if first_row_distance(one, beside) > TOLERANCE else None
+
+
+def _answers_unequal_numbers(module: TaskGraph, rows: Rows, length: int) -> bool:
+    """Whether the last special token may be in one row more often than in another."""
+    feeds = rows.feeds(module.inputs, [length, length])
+    feeds["input_ids"][0, len(rows.before)] = rows.after[-1]
+    try:
+        with torch.no_grad():
+            module(*(torch.from_numpy(feeds[name]) for name in module.inputs))
+    except (ValueError, RuntimeError):
+        return False
+    return True
+
+
+def first_row_distance(one: Reference, other: Reference) -> float:
+    """The largest relative difference of the first row of two answers, over the tokens of `one`'s."""
+    distances = [0.0]
+    for name, values in one.outputs.items():
+        a, b = values[0], other.outputs[name][0]
+        b = b[tuple(slice(size) for size in a.shape)]
+        distances.append(float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-6)))
+    return max(distances)

@@ -1,0 +1,50 @@
+"""A graph is compared with PyTorch at the longest text that is served, and the cause of a difference is named."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from builder.checkpoint import resolve
+from builder.engines import infer_with
+from builder.errors import ExportError, VerificationError
+from builder.export.encoder import export, task_graph
+from builder.export.rows import rows_of
+from builder.spec import make_spec
+from builder.stages import build
+from builder.verify.causes import BUG, cause
+from builder.verify.parity import TOLERANCE, error_at, long_references
+from tests.checkpoints import make_checkpoint
+
+
+def test_a_branch_on_length_is_found_and_named(tmp_path: Path) -> None:
+    """BigBird up to (5 + 2 * 1) * 8 tokens attends to all, beyond to blocks; a short text makes it do so for good."""
+    folder = make_checkpoint(tmp_path / "c", "big_bird", "text-classification")
+    with pytest.raises(VerificationError, match=r"up to 56 tokens and not at 57: .* Build it with --max-length 56"):
+        build(make_spec(model=str(folder), name="m", output=tmp_path / "r", max_length=128))
+    spec = make_spec(model=str(folder), max_length=56)
+    checkpoint = resolve(spec)
+    rows = rows_of(checkpoint)
+    long = long_references(task_graph(checkpoint, spec), rows, checkpoint.max_length)
+    exported = export(checkpoint, spec, tmp_path)
+    infer = infer_with(exported.graph, 1)
+    assert [asked.lengths for asked in long] == [(56,)]
+    assert error_at(infer, exported.graph, long[0], per_token=False) < TOLERANCE
+    assert cause(exported.graph, exported.module, rows, checkpoint, spec) == BUG
+
+
+def test_code_that_branches_on_a_text_is_named(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "c", "longformer", "text-classification", num_hidden_layers=1)
+    spec = make_spec(model=str(folder), max_length=64)
+    with pytest.raises(ExportError, match=r"branches on the values of a text.*modeling_longformer\.py, line \d+"):
+        export(resolve(spec), spec, tmp_path)
+
+
+def test_the_longest_rows_are_those_beyond_what_every_graph_is_compared_on(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "c", "roberta", "text-classification")
+    spec = make_spec(model=str(folder))
+    checkpoint = resolve(spec)
+    module, rows = task_graph(checkpoint, spec), rows_of(checkpoint)
+    lengths = {n: [r.lengths[0] for r in long_references(module, rows, n)] for n in (40, 301, 512, 513)}
+    assert lengths == {40: [40], 301: [301], 512: [512, 511], 513: [513, 512]}
