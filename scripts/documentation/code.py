@@ -151,9 +151,9 @@ def cards() -> str:
 
 def releases() -> str:
     """What each Triton release carries, the newest first."""
-    heads = ("Triton", "ONNX Runtime", "opset, IR", "TensorRT", "CUDA", "OpenVINO", "vLLM", "Python")
+    heads = ("Triton", "ONNX Runtime", "opset, IR", "in Python", "TensorRT", "CUDA", "OpenVINO", "vLLM", "Python")
     rows = []
     for name, r in reversed(RELEASES.items()):
-        carried = (r.tensorrt, r.cuda, r.openvino, r.vllm, r.python)
+        carried = (r.in_process, r.tensorrt, r.cuda, r.openvino, r.vllm, r.python)
         rows.append((name, r.onnxruntime, f"{r.opset}, {r.ir_version}", *(version or "" for version in carried)))
     return table(heads, rows)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from scripts.documentation import code, figures, reference
+from scripts.documentation import code, figures, outcomes, reference
 
 ROOT = Path(__file__).parent.parent.parent
 POSTS = ("accelerated", "onnxruntime", "bert", "serving", "quantisation", "training", "arithmetic", "level", "seq2seq")
@@ -26,6 +26,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "seq2seq-architectures": code.seq2seqs,
     "releases": code.releases,
     "cards": code.cards,
+    "every-architecture": outcomes.every_architecture,
+    "release-matrix": outcomes.release_matrix,
     "configuration": reference.configuration,
     "commands": reference.commands,
     "bench-encoders": figures.encoders,

@@ -1,0 +1,98 @@
+"""What became of architectures: all of transformers' in a build, and the tested ones on each release's ONNX Runtime.
+
+docs/architectures.json is written by scripts/architectures, docs/releases.json by scripts/releases.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from scripts.documentation.markdown import table
+
+FOLDER = Path(__file__).parent.parent.parent / "docs"
+HEADS = {
+    "CAUSAL_LM": "Text generation",
+    "MASKED_LM": "Masked words",
+    "SEQUENCE_CLASSIFICATION": "Text classification",
+    "TOKEN_CLASSIFICATION": "Token classification",
+}
+NOT_TRIED = "not tried"
+SUBJECT = re.compile(r"^[\w.-]+ cannot be served for generation: ")  # the model type is in a column of its own
+
+
+def _read(name: str) -> dict[str, Any] | None:
+    path = FOLDER / f"{name}.json"
+    return json.loads(path.read_text("utf-8")) if path.is_file() else None
+
+
+def every_architecture() -> str:
+    """What a build does with each architecture that transformers has a head for, by head."""
+    document = _read("architectures")
+    if document is None:
+        return "Not recorded yet: run `scripts/architectures`."
+    parts = [
+        f"Recorded by `scripts/architectures` with transformers {document['transformers']} "
+        "([data](architectures.json))."
+    ]
+    for head, title in HEADS.items():
+        rows = [row for row in document["rows"] if row["head"] == head]
+        parts += [f"## {title}", _verified([row for row in rows if row["outcome"] == "verified"])]
+        others = [row for row in rows if row["outcome"] not in ("verified", NOT_TRIED)]
+        if others:
+            parts.append(table(("model types", "outcome", "reason"), _by_reason(others)))
+        untried = [row["model_type"] for row in rows if row["outcome"] == NOT_TRIED]
+        if untried:
+            parts.append(f"Not tried yet: {_names(untried)}.")
+    return "\n\n".join(parts)
+
+
+def _verified(rows: list[dict[str, Any]]) -> str:
+    if not rows:
+        return "None has been verified yet."
+    errors = [row["error"] for row in rows if row["error"] is not None]
+    largest = f", with relative errors of at most {max(errors):.0e}" if errors else ""
+    return f"Verified{largest}: {_names(row['model_type'] for row in rows)}."
+
+
+def _by_reason(rows: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    groups: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for row in rows:
+        groups[row["outcome"], SUBJECT.sub("", row["reason"]).replace("<", "&lt;")].append(row["model_type"])
+    return [(_names(names), outcome, reason) for (outcome, reason), names in groups.items()]
+
+
+def _names(names: Iterable[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names)
+
+
+def release_matrix() -> str:
+    """Each tested architecture and precision on the ONNX Runtime of each release."""
+    document = _read("releases")
+    if document is None:
+        return "Not recorded yet: run `scripts/releases`."
+    versions = list(dict.fromkeys(version for graph in document["graphs"] for version in graph["runtimes"]))
+    reasons: list[str] = []
+    groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for graph in document["graphs"]:
+        cells = tuple(_mark(graph["runtimes"], version, reasons) for version in versions)
+        groups[(graph["model_type"], *cells)].append(graph["precision"])
+    rows = [(f"`{key[0]}`", ", ".join(precisions), *key[1:]) for key, precisions in groups.items()]
+    legend = "".join(f"\n{number}. {reason}" for number, reason in enumerate(reasons, 1))
+    return (
+        "Recorded by `scripts/releases` ([data](releases.json)). ✓: verified; a number: see the list below; "
+        f"empty: not tried.\n\n{table(('model type', 'precision', *versions), rows)}\n{legend}"
+    )
+
+
+def _mark(runtimes: Mapping[str, str], version: str, reasons: list[str]) -> str:
+    outcome = runtimes.get(version, "")
+    if outcome in ("verified", ""):
+        return "✓" if outcome else ""
+    if outcome not in reasons:
+        reasons.append(outcome)
+    return str(reasons.index(outcome) + 1)
