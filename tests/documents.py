@@ -35,7 +35,13 @@ COMMENT = re.compile(r"(?:^|(?<=\s))#[^\n]*", re.MULTILINE)
 PLACEHOLDER = re.compile(r"[A-Z_:]+")
 URL = re.compile(r"localhost:8000/v2/(models/[\w.-]+(?P<action>/infer|/generate|/generate_stream)?|health/ready)")
 # Options of other programs that pages mention by themselves: Docker's and tritonserver's.
-FOREIGN_OPTIONS = {"--shm-size", "--model-control-mode", "--disable-auto-complete-config"}
+FOREIGN_OPTIONS = {
+    "--build-arg",
+    "--cache-config",
+    "--shm-size",
+    "--model-control-mode",
+    "--disable-auto-complete-config",
+}
 
 
 def blocks(text: str) -> Iterator[tuple[str, str, str]]:
