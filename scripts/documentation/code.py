@@ -26,7 +26,8 @@ MEANINGS = {  # of each request option of a generating model
     "messages": "a chat as a JSON list of messages, instead of `text_input`; the checkpoint's template is applied",
     "max_tokens": "most tokens to generate; without it, what the model has room for or the checkpoint's own limit",
     "min_tokens": "tokens before which the answer cannot end",
-    "temperature": "0 is greedy decoding",
+    "temperature": "0 is greedy decoding, which is the default unless the checkpoint asks to sample; a request that "
+    "names another option of sampling samples at 1.0",
     "top_k": "sample from the k most probable tokens; 0: from all",
     "top_p": "sample from the smallest set of tokens that has this probability",
     "min_p": "drop tokens below this share of the best token's probability",
@@ -92,7 +93,7 @@ def _type(field: Field) -> str:
 
 def request_options() -> str:
     """Every option of a request to a generating model. Raises SystemExit for one that nobody has described."""
-    defaults = {field.name: field.default for field in fields(Options)}
+    defaults = {field.name: field.default for field in fields(Options) if field.name != "temperature"}
     rows = []
     for field in (*COMMON, *CHAT, *SOURCE, *LANGUAGES):
         if field.name not in MEANINGS:
@@ -151,7 +152,7 @@ def cards() -> str:
 
 def releases() -> str:
     """What each Triton release carries, the newest first."""
-    heads = ("Triton", "ONNX Runtime", "opset, IR", "in Python", "TensorRT", "CUDA", "OpenVINO", "vLLM", "Python")
+    heads = ("Triton", "ONNX Runtime", "opset, IR", "in process", "TensorRT", "CUDA", "OpenVINO", "vLLM", "Python")
     rows = []
     for name, r in reversed(RELEASES.items()):
         carried = (r.in_process, r.tensorrt, r.cuda, r.openvino, r.vllm, r.python)

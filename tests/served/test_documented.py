@@ -1,0 +1,48 @@
+"""The requests of docs/serving.md and docs/text-generation.md, sent to a real Triton as they are written there."""
+
+from __future__ import annotations
+
+import urllib.request
+
+import pytest
+
+from builder.serve.triton import Server
+from tests.documents import ROOT, blocks, commands
+
+NAMES = {"Qwen3-0.6B": "writes", "minilm": "minilm_fp32"}  # in the documentation, and in the tests' repository
+
+
+def _examples(page: str, language: str, server: Server) -> list[str]:
+    """The blocks of a page, for the server and the models of the tests."""
+    text = (ROOT / "docs" / page).read_text("utf-8")
+    for name, tested in NAMES.items():
+        text = text.replace(name, tested)
+    addresses = {"8000": server.ports.http, "8001": server.ports.grpc, "8002": server.ports.metrics}
+    for port, free in addresses.items():
+        text = text.replace(f"localhost:{port}", f"{server.host}:{free}").replace(
+            f"127.0.0.1:{port}", f"{server.host}:{free}"
+        )
+    return [block for kind, _, block in blocks(text) if kind == language]
+
+
+@pytest.mark.parametrize("page", ["serving.md", "text-generation.md"])
+def test_requests_by_curl_are_answered(page: str, server: Server) -> None:
+    sent = 0
+    for block in _examples(page, "bash", server):
+        for program, url, *rest in (words for words in commands(block) if words[0] == "curl"):
+            body = rest[1].encode() if rest else None
+            with urllib.request.urlopen(f"http://{url}", body, timeout=60) as answer:
+                content = answer.read().decode()
+            assert (
+                "/generate" not in url or '"text_output"' in content or '"embedding"' in content or '"label"' in content
+            )
+            sent += program == "curl"
+    assert sent >= 2
+
+
+def test_python_clients_are_answered(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    programs = _examples("serving.md", "python", server)
+    assert len(programs) == 3
+    for program in programs:
+        exec(compile(program, "docs/serving.md", "exec"), {})
+        assert capsys.readouterr().out.strip()
