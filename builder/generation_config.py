@@ -13,6 +13,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from builder.errors import CheckpointError
+from builder.runtime.contract import Decay, TokenBias, TokenRules
 
 MAX_TOKENS = 128  # of an answer whose request does not say, where the checkpoint does not either
 SAME_NAME = (
@@ -144,17 +145,17 @@ def option_defaults(config: GenerationConfig, beams: int, start: int | None = No
     return {name: value for name, value in defaults.items() if value is not None}
 
 
-def rules_document(config: GenerationConfig, ends: list[int]) -> dict[str, Any]:
-    """What serving.json says of tokens that must, must not, or should rather come in every answer."""
+def token_rules(config: GenerationConfig, ends: list[int]) -> TokenRules:
+    """Tokens that must, must not, or should rather come in every answer."""
     decay = config.exponential_decay_length_penalty
-    return {
-        "bad_words": bad_words(config, ends),
-        "sequence_bias": sequence_bias(config),
-        "suppressed": token_list(config.suppress_tokens),
-        "begin_suppressed": token_list(config.begin_suppress_tokens),
-        "decay": [int(decay[0]), float(decay[1])] if decay is not None else None,
-        "last": token_list(config.forced_eos_token_id),
-    }
+    return TokenRules(
+        bad_words=bad_words(config, ends),
+        sequence_bias=sequence_bias(config),
+        suppressed=token_list(config.suppress_tokens),
+        begin_suppressed=token_list(config.begin_suppress_tokens),
+        decay=Decay(int(decay[0]), float(decay[1])) if decay is not None else None,
+        last=token_list(config.forced_eos_token_id),
+    )
 
 
 def end_ids(config: GenerationConfig, tokenizer: PreTrainedTokenizerFast) -> list[int]:
@@ -183,11 +184,11 @@ def bad_words(config: GenerationConfig, ends: list[int]) -> list[list[int]]:
     return [word for word in words if word not in [[end] for end in ends]]
 
 
-def sequence_bias(config: GenerationConfig) -> list[list[Any]]:
-    """Runs of tokens, and what is added to the score of the last of them: [[tokens, bias], ...]."""
+def sequence_bias(config: GenerationConfig) -> list[TokenBias]:
+    """Runs of tokens, and what is added to the score of the last of them."""
     given = config.sequence_bias or []
     pairs = given.items() if isinstance(given, dict) else given
-    return [[list(map(int, tokens)), float(bias)] for tokens, bias in pairs]
+    return [TokenBias(list(map(int, tokens)), float(bias)) for tokens, bias in pairs]
 
 
 def token_list(tokens: Any) -> list[int]:

@@ -6,15 +6,17 @@ Knows tokenisers; knows no architecture and no task.
 from __future__ import annotations
 
 import re
-from typing import Any
+from collections.abc import Mapping
 
 from transformers import PreTrainedTokenizerFast
+
+from builder.runtime.contract import Language
 
 CODE = re.compile(r"[a-z]{2,3}_[A-Za-z]{2,4}")  # en_XX, eng_Latn
 
 
-def languages(tokenizer: PreTrainedTokenizerFast) -> dict[str, dict[str, Any]]:
-    """By code: the tokens `before` and `after` a text in it, and the token that an answer in it has `first`.
+def languages(tokenizer: PreTrainedTokenizerFast) -> dict[str, Language]:
+    """By code, how a model is told a language.
 
     Empty for a tokeniser whose texts need no language.
     """
@@ -29,13 +31,13 @@ def languages(tokenizer: PreTrainedTokenizerFast) -> dict[str, dict[str, Any]]:
                 continue
             tokenizer.src_lang = code
             before, after = list(tokenizer.prefix_tokens), list(tokenizer.suffix_tokens)
-            found[code] = {"before": before, "after": after, "first": token}
+            found[code] = Language(before, after, token)
     finally:
         tokenizer.src_lang = own
     return found
 
 
-def nearest(code: str | None, known: dict[str, dict[str, Any]]) -> str | None:
+def nearest(code: str | None, known: Mapping[str, Language]) -> str | None:
     """The one known code that `code` means: "en" is en_XX where there is no other English; None where none is."""
     if code is None or code in known:
         return code

@@ -153,10 +153,10 @@ def _encoded(head: str, model: PreTrainedModel, tokenizer: Any, folder: Path) ->
         return calls[-1][1]
 
     pipeline = Pipeline(front, recorded)
-    longest = pipeline.serving["max_length"]
+    longest = pipeline.serving.max_length
     first = "[MASK] " if head == "MASKED_LM" else ""
     texts = [_text(tokenizer, length, first) for length in (6, 20, 45, longest - 1, longest)]
-    fields = find_task(HEADS[head]).fields(pipeline.serving.get("parameters", {}))
+    fields = find_task(HEADS[head]).fields(pipeline.serving.parameters)
     for answer in pipeline([to_tensors({"text_input": text}, fields[0]) for text in texts]):
         if isinstance(answer, Exception):
             raise Differs(f"the emitted code fails: {answer!r}")
@@ -192,7 +192,7 @@ def row_error(
 def _generated(head: str, model: PreTrainedModel, tokenizer: Any, folder: Path) -> float:
     """The largest difference of a log-probability, over answers that end at the last position; and greedy text."""
     service = Service(folder / "repository" / "model" / "1")
-    longest = int(service.serving["max_length"])
+    longest = service.serving.arena.length
     prompts = [_text(tokenizer, length) for length in (3, 14, 40, longest - NEW_TOKENS)]
     service.engine.start()
     try:

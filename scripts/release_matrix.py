@@ -27,6 +27,7 @@ from builder.optimise.decoder_weights import WeightOptions, quantise_weights
 from builder.optimise.for_runtime import for_runtime
 from builder.optimise.fusion import fuse
 from builder.optimise.variants import Variant, Workshop
+from builder.runtime.contract import Session
 from builder.runtime.generation.executor import InProcess
 from builder.spec import make_spec
 from builder.verify.generation import geometry_of
@@ -83,7 +84,7 @@ def decoders(name: str, place: Path) -> Iterator[Row]:
             graph = quantise_weights(exact, precision, WeightOptions(32, True), place).graph
         long = past_the_window(graph, list(range(5, 45)), 128)
         geometry = geometry_of(exported.caches, 1 + len(PROMPTS), len(long) + STEPS, VOCABULARY)
-        recorder = Recorder(InProcess(graph.path, geometry, {"threads": 1}))
+        recorder = Recorder(InProcess(graph.path, geometry, Session(threads=1)))
         drive(recorder.executor, PROMPTS, long)
 
         def case(served: Graph, recorder: Recorder = recorder) -> Case:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from builder.export.encoder import task_graph
 from builder.export.graph import Graph
 from builder.export.rows import padding_id, rows_of
 from builder.repository.layout import serving_document
+from builder.runtime.contract import FILE, dump
 from builder.runtime.pipeline import Pipeline
 from builder.spec import BuildSpec
 from builder.tasks.base import encoder_task
@@ -32,7 +32,7 @@ def front_over_pytorch(checkpoint: Checkpoint, spec: BuildSpec, folder: Path) ->
     parameters = task.parameters(checkpoint, spec)
     side = checkpoint.tokenizer.truncation_side
     serving = serving_document(spec, task.module, graph, checkpoint.max_length, pad, parameters, needed, side)
-    (folder / "serving.json").write_text(json.dumps(serving))
+    (folder / FILE).write_text(dump(serving))
     (folder / "tokenizer.json").write_text(tokenizer_json(checkpoint.tokenizer))
 
     def infer(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -45,7 +45,7 @@ def front_over_pytorch(checkpoint: Checkpoint, spec: BuildSpec, folder: Path) ->
 
 def answers(pipeline: Pipeline, checkpoint: Checkpoint, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The answers to `samples`, all in one batch."""
-    inputs, outputs = checkpoint.task.fields(pipeline.serving["parameters"])
+    inputs, outputs = checkpoint.task.fields(pipeline.serving.parameters)
     found = []
     for answer in pipeline([to_tensors(sample, inputs) for sample in samples]):
         assert isinstance(answer, dict), answer

@@ -21,12 +21,13 @@ from builder.export.graph import Graph, check_release
 from builder.export.slots import FILE as COPIER
 from builder.export.slots import choose_rows, slot_copier
 from builder.families import UNTIMED, Prepared, Stage, built_from, refuse_options
+from builder.families.generating import QUEUE, cpu_session, layer_shapes
 from builder.generation_config import (
     end_ids,
     max_tokens,
     option_defaults,
     refuse_unserved,
-    rules_document,
+    token_rules,
     total_length,
 )
 from builder.optimise.cache_precision import quantise_cache
@@ -37,6 +38,7 @@ from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import HALVES
 from builder.report import BuildReport, EngineCheck, Rung, file_hashes
 from builder.repository.layout import RepositoryEntry, lay_out_generating
+from builder.runtime.contract import Arena, CacheType, Chat, GenerationServing, Session
 from builder.runtime.fields import Field
 from builder.runtime.generation.device import BYTES, ELEMENTS
 from builder.runtime.generation.executor import InProcess
@@ -56,11 +58,8 @@ from builder.verify.ladder import Limits, climb
 from builder.verify.long_rows import refuse_wrong_long_row, unreached
 from builder.verify.runtimes import STEPS, Case, Recorder, drive, past_the_window, verify_where_it_runs
 
-QUEUE = 256  # requests that may wait, where the user does not say
-CACHE_TYPES = {"fp32": "float32", "int8": "int8"}
-ON_CPU = {"in-process": "in_process", "bls": "bls"}  # what the emitted code calls its executors
-ON_GPU = {"in-process": "on_device", "bls": "handles"}
-HALF_TYPES = {"fp16": "float16", "bf16": "bfloat16"}
+CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "int8": "int8"}
+HALF_TYPES: Mapping[str, CacheType] = {"fp16": "float16", "bf16": "bfloat16"}
 LONG_PROMPT = 24  # tokens of the prompts that are run on the engine of the release too
 
 
@@ -116,7 +115,7 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
     tokenizer = tokenizer_json(checkpoint.tokenizer)
     graphs = [verified.graph]
     if on_gpu and spec.executor == "in-process":
-        graphs.append(slot_copier(exported.caches, ELEMENTS[serving["cache"]], verified.graph, folder))
+        graphs.append(slot_copier(exported.caches, ELEMENTS[serving.arena.dtype], verified.graph, folder))
     entries = lay_out_generating(spec, serving, tokenizer, graphs, fields, inputs)
     memory = {"cache": caches_bytes, "weights": verified.graph.size}
     report = _report(spec, checkpoint, exported, verified, reference, entries, memory, checks)
@@ -136,7 +135,7 @@ def _case(
     long = past_the_window(own, reference.rows[0], checkpoint.max_length)
     room = max(map(len, [long, *prompts])) + STEPS
     geometry = geometry_of(caches, 1 + len(prompts), room, _vocabulary(checkpoint), CACHE_TYPES[spec.cache])
-    executor = InProcess(own.path, geometry, {"threads": spec.build_threads})
+    executor = InProcess(own.path, geometry, Session(threads=spec.build_threads))
     recorder = Recorder(executor)
     drive(executor, prompts, long)
     return recorder.case(served.path.name, [served], spec.build_threads, remote=spec.executor == "bls")
@@ -255,47 +254,40 @@ def _vocabulary(checkpoint: Checkpoint) -> int:
 
 def serving_document(
     spec: BuildSpec, checkpoint: Checkpoint, caches: Sequence[CacheShape], graph: Graph
-) -> dict[str, Any]:
-    """serving.json: the parameters of the emitted loop, the checkpoint's generation_config as its defaults."""
+) -> GenerationServing:
+    """What serving.json tells the emitted loop: its parameters, with the checkpoint's generation_config as defaults."""
     config, tokenizer = checkpoint.model.generation_config, checkpoint.tokenizer
-    on_gpu = spec.target != "cpu"
-    return {
-        "task": checkpoint.task.name,
-        "executor": (ON_GPU if on_gpu else ON_CPU)[spec.executor],
-        "engine": f"{spec.entry_name}_model" if spec.executor == "bls" else None,
-        "model": graph.path.name if spec.executor == "in-process" else None,
-        "inputs": list(graph.inputs),
-        "outputs": list(graph.outputs),
-        "session": _device(spec)
-        if on_gpu
-        else {
-            "threads": spec.loop_threads,
-            "entries": {"session.intra_op.allow_spinning": "1" if spec.serving.spinning else "0"},
-        },
-        "slots": spec.slots,
-        "max_length": checkpoint.max_length,
-        "vocabulary": _vocabulary(checkpoint),
-        "copier": COPIER if on_gpu and spec.executor == "in-process" else None,
-        "cache": HALF_TYPES[spec.precision] if on_gpu else CACHE_TYPES[spec.cache],
-        "layers": [[cache.heads, cache.size] for cache in caches],
-        "queue": spec.serving.queue.max_size or QUEUE,
-        "prefill_tokens": spec.serving.prefill_tokens,
-        "prefix_cache": spec.serving.prefix_cache,
-        "end_ids": end_ids(config, tokenizer),
-        "max_tokens": max_tokens(config),
-        "total_length": total_length(config),
-        "defaults": option_defaults(config, spec.beams or spec.slots),
-        **rules_document(config, end_ids(config, tokenizer)),
-        "beams": spec.beams or spec.slots,
-        "fields": [field.name for field in checkpoint.task.fields({})[0]],
-        "chat_template": chat_template(tokenizer),
-        "special_tokens": dict(tokenizer.special_tokens_map),
-    }
+    on_gpu, in_process = spec.target != "cpu", spec.executor == "in-process"
+    ends, beams, template = end_ids(config, tokenizer), spec.beams or spec.slots, chat_template(tokenizer)
+    dtype = HALF_TYPES[spec.precision] if on_gpu else CACHE_TYPES[spec.cache]
+    return GenerationServing(
+        task=checkpoint.task.name,
+        executor=spec.executor,
+        arena=Arena(spec.slots, checkpoint.max_length, dtype, layer_shapes(caches)),
+        session=_cuda_session(spec) if on_gpu else cpu_session(spec),
+        vocabulary=_vocabulary(checkpoint),
+        queue=spec.serving.queue.max_size or QUEUE,
+        prefill_tokens=spec.serving.prefill_tokens,
+        beams=beams,
+        max_tokens=max_tokens(config),
+        end_ids=ends,
+        fields=[field.name for field in checkpoint.task.fields({})[0]],
+        defaults=option_defaults(config, beams),
+        model=graph.path.name if in_process else None,
+        copier=COPIER if on_gpu and in_process else None,
+        engine=None if in_process else f"{spec.entry_name}_model",
+        inputs=graph.inputs,
+        outputs=graph.outputs,
+        total_length=total_length(config),
+        prefix_cache=spec.serving.prefix_cache,
+        rules=token_rules(config, ends),
+        chat=None if template is None else Chat(template, dict(tokenizer.special_tokens_map)),
+    )
 
 
-def _device(spec: BuildSpec) -> dict[str, Any]:
+def _cuda_session(spec: BuildSpec) -> Session:
     """Where the executor on a GPU runs, and what ONNX Runtime's CUDA is told."""
-    return {"device": "cuda", "device_id": spec.gpu.devices[0], "provider_options": provider_options(spec.gpu)}
+    return Session(device="cuda", device_id=spec.gpu.devices[0], provider_options=provider_options(spec.gpu))
 
 
 def graph_fields(graph: Graph, caches: Sequence[CacheShape], cache_type: str) -> list[Field]:

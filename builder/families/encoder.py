@@ -163,7 +163,7 @@ def _pytorch_rung(spec: BuildSpec, checkpoint: Checkpoint, exported: Export) -> 
 
 def _calls(bench: Bench) -> str | None:
     """What the model's own ways cost in batches."""
-    needed = bench.serving["batching"].get("alike")
+    needed = bench.serving.batching.alike
     if needed is None:
         return None
     what = "of the same number of tokens" if needed == "length" else f"with as many tokens {needed}"

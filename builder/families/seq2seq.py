@@ -12,18 +12,20 @@ from tokenizers import Tokenizer
 from transformers import GenerationConfig
 
 from builder.checkpoint import Checkpoint, tokenizer_json
-from builder.engines.onnxruntime import FUSED_OPERATORS
+from builder.engines.onnxruntime import ENCODER_FILE, FUSED_OPERATORS
 from builder.errors import CheckpointError, SpecError
 from builder.export.graph import check_release
 from builder.export.seq2seq import export_seq2seq, seq2seq_shapes
 from builder.families import Prepared, Stage, built_from, refuse_options
-from builder.generation_config import end_ids, max_tokens, option_defaults, refuse_unserved, rules_document
+from builder.families.generating import QUEUE, cpu_session, layer_shapes
+from builder.generation_config import end_ids, max_tokens, option_defaults, refuse_unserved, token_rules
 from builder.languages import languages, nearest
 from builder.metrics import texts as texts_against
 from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_weights
 from builder.optimise.fusion import fuse
 from builder.report import BuildReport, EngineCheck, Rung, file_hashes
 from builder.repository.layout import RepositoryEntry, lay_out_generating
+from builder.runtime.contract import Arena, GenerationServing, Language, Source
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.prompts import SourceTexts
@@ -45,7 +47,6 @@ from builder.verify.seq2seq import (
 )
 
 LONGEST_ANSWER = 256  # tokens, where the user and the checkpoint do not say
-QUEUE = 256  # requests that may wait, where the user does not say
 REPLAYED_TOKENS = 8  # of answers, on another version of the engine
 VERIFIED_BEAMS = 4  # a search with more takes longer to verify, and shows no more
 
@@ -59,7 +60,7 @@ class Settings:
     start: int
     beams: int
     max_answer: int
-    languages: Mapping[str, Mapping[str, Any]]
+    languages: Mapping[str, Language]
 
 
 @dataclass(frozen=True)
@@ -84,7 +85,7 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
     settings = read_settings(spec, checkpoint)
     with stage("plan memory"):
         cache_bytes, weights_bytes = plan_memory(spec, checkpoint, settings)
-    source = source_document(checkpoint, settings)
+    source = source_of(spec, checkpoint, settings)
     with stage("measure PyTorch"):
         samples = read_samples(spec, checkpoint)
         rows = token_rows(samples, checkpoint, source)
@@ -108,8 +109,7 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
         spec, made.decoder.engine, True, lambda: [_case(spec, made, reference, first, ends)], stage
     )
     serving = serving_document(spec, checkpoint, settings, source, verified.graphs)
-    fields = checkpoint.task.fields({"languages": bool(source["languages"] or source["pairs"])})
-    serving["fields"] = [field.name for field in fields[0]]
+    fields = checkpoint.task.fields({"languages": bool(source.languages or source.pairs)})
     graphs = [verified.graphs.decoder, verified.graphs.encoder]
     entries = lay_out_generating(spec, serving, tokenizer_json(checkpoint.tokenizer), graphs, fields)
     memory = {"cache": cache_bytes, "weights": verified.graphs.size}
@@ -171,36 +171,37 @@ def read_settings(spec: BuildSpec, checkpoint: Checkpoint) -> Settings:
     return Settings(config, instructions, int(start), beams, min(longest, positions or longest), known)
 
 
-def source_document(checkpoint: Checkpoint, settings: Settings) -> dict[str, Any]:
+def source_of(spec: BuildSpec, checkpoint: Checkpoint, settings: Settings) -> Source:
     """What serving.json says of texts: their limit, what is put before them, and how answers begin."""
     target = settings.instructions.target
     forced = settings.config.forced_bos_token_id
     if settings.languages and target is None and forced is not None:
-        target = next((code for code, entry in settings.languages.items() if entry["first"] == forced), None)
+        target = next((code for code, entry in settings.languages.items() if entry.first == forced), None)
     source = settings.instructions.source
     if settings.languages and source is None:
         source = getattr(checkpoint.tokenizer, "src_lang", None)
-    return {
-        "start": settings.start,
-        "first": forced,
-        "max_length": checkpoint.max_length,
-        "prefix": settings.instructions.prefix,
-        "pairs": dict(settings.instructions.pairs),
-        "languages": {code: dict(entry) for code, entry in settings.languages.items()},
-        "source_language": source,
-        "target_language": target,
-    }
+    return Source(
+        max_length=checkpoint.max_length,
+        layers=layer_shapes(seq2seq_shapes(checkpoint.model)[1]),
+        encoder=ENCODER_FILE,
+        token_budget=spec.serving.token_budget,
+        start=settings.start,
+        first=forced,
+        prefix=settings.instructions.prefix,
+        pairs=settings.instructions.pairs,
+        languages=settings.languages,
+        source_language=source,
+        target_language=target,
+    )
 
 
-def _first(source: Mapping[str, Any]) -> int | None:
+def _first(source: Source) -> int | None:
     """The token that a verified answer begins with: of the default target language, or of the first that is known."""
-    if not source["languages"]:
-        return source["first"]
-    return int(source["languages"][_verified_target(source)]["first"])
+    return source.languages[_verified_target(source)].first if source.languages else source.first
 
 
-def _verified_target(source: Mapping[str, Any]) -> str:
-    return str(source["target_language"] or next(iter(source["languages"])))
+def _verified_target(source: Source) -> str:
+    return source.target_language or next(iter(source.languages))
 
 
 def read_samples(spec: BuildSpec, checkpoint: Checkpoint) -> Sequence[Mapping[str, Any]]:
@@ -215,16 +216,16 @@ def read_samples(spec: BuildSpec, checkpoint: Checkpoint) -> Sequence[Mapping[st
     return samples
 
 
-def token_rows(
-    samples: Sequence[Mapping[str, Any]], checkpoint: Checkpoint, source: Mapping[str, Any]
-) -> list[tuple[int, ...]]:
+def token_rows(samples: Sequence[Mapping[str, Any]], checkpoint: Checkpoint, source: Source) -> list[tuple[int, ...]]:
     """The samples as the emitted code tokenises them."""
-    pair = next(iter(source["pairs"]), "").split(" to ")
-    defaults = {"source_language": pair[0], "target_language": pair[-1]} if source["pairs"] else {}
-    if source["languages"]:
-        defaults = {"target_language": _verified_target(source)}
-    longest = {**source, "max_length": 10**9, **{k: source[k] or v for k, v in defaults.items()}}
-    prompts = SourceTexts({"source": longest}, Tokenizer.from_str(tokenizer_json(checkpoint.tokenizer)))
+    spoken, wanted = source.source_language, source.target_language
+    if source.pairs:
+        pair = next(iter(source.pairs)).split(" to ")
+        spoken, wanted = spoken or pair[0], wanted or pair[-1]
+    if source.languages:
+        wanted = _verified_target(source)
+    unlimited = replace(source, max_length=10**9, source_language=spoken, target_language=wanted)
+    prompts = SourceTexts(unlimited, Tokenizer.from_str(tokenizer_json(checkpoint.tokenizer)))
     prompted = [prompts(Options(prompt=str(sample["text_input"]))).source for sample in samples]
     return [row[: checkpoint.max_length] for row in prompted]
 
@@ -295,40 +296,29 @@ def _with(graphs: Graphs, quantised: tuple[Quantised, ...]) -> Graphs:
 
 
 def serving_document(
-    spec: BuildSpec, checkpoint: Checkpoint, settings: Settings, source: Mapping[str, Any], graphs: Graphs
-) -> dict[str, Any]:
-    """serving.json: the parameters of the emitted loop, the checkpoint's generation_config as its defaults."""
-    config = settings.config
-    return {
-        "task": checkpoint.task.name,
-        "executor": "in_process",
-        "engine": None,
-        "model": graphs.decoder.path.name,
-        "encoder": graphs.encoder.path.name,
-        "outputs": list(graphs.decoder.outputs),
-        "session": {
-            "threads": spec.loop_threads,
-            "entries": {"session.intra_op.allow_spinning": "1" if spec.serving.spinning else "0"},
-        },
-        "slots": spec.slots,
-        "max_length": settings.max_answer,
-        "vocabulary": graphs.vocabulary,
-        "cache": "float32",
-        "layers": [[shape.heads, shape.size] for shape in graphs.caches],
-        "cross": {
-            "max_length": checkpoint.max_length,
-            "layers": [[shape.heads, shape.size] for shape in graphs.cross],
-        },
-        "source": dict(source),
-        "beams": settings.beams,
-        "queue": spec.serving.queue.max_size or QUEUE,
-        "prefill_tokens": spec.serving.token_budget,
-        "prefix_cache": False,
-        "end_ids": end_ids(config, checkpoint.tokenizer),
-        **rules_document(config, end_ids(config, checkpoint.tokenizer)),
-        "max_tokens": max_tokens(config, start=1),
-        "defaults": option_defaults(config, settings.beams, start=1),
-    }
+    spec: BuildSpec, checkpoint: Checkpoint, settings: Settings, source: Source, graphs: Graphs
+) -> GenerationServing:
+    """What serving.json tells the emitted loop: its parameters, with the checkpoint's generation_config as defaults."""
+    config, ends = settings.config, end_ids(settings.config, checkpoint.tokenizer)
+    fields = checkpoint.task.fields({"languages": bool(source.languages or source.pairs)})
+    return GenerationServing(
+        task=checkpoint.task.name,
+        executor="in-process",
+        arena=Arena(spec.slots, settings.max_answer, "float32", layer_shapes(graphs.caches)),
+        session=cpu_session(spec),
+        vocabulary=graphs.vocabulary,
+        queue=spec.serving.queue.max_size or QUEUE,
+        prefill_tokens=0,
+        beams=settings.beams,
+        max_tokens=max_tokens(config, start=1),
+        end_ids=ends,
+        fields=[field.name for field in fields[0]],
+        defaults=option_defaults(config, settings.beams, start=1),
+        model=graphs.decoder.path.name,
+        outputs=graphs.decoder.outputs,
+        rules=token_rules(config, ends),
+        source=replace(source, encoder=graphs.encoder.path.name),
+    )
 
 
 def _report(

@@ -23,6 +23,7 @@ from builder.engines.releases import RELEASES, version_tuple
 from builder.errors import BuilderError
 from builder.export.graph import Graph, check_release, read_graph
 from builder.repository.render import parse
+from builder.runtime.contract import FILE, ContractError, GenerationServing, load
 from builder.runtime.generation.chat import ChatTemplate
 from builder.runtime.recipe import compile as program
 
@@ -208,18 +209,19 @@ def _check_python(version: Path, repository: Path, release: str | None) -> Itera
             ast.parse(source.read_text("utf-8"), feature_version=(feature[0], feature[1]))
         except SyntaxError as error:
             yield f"{source.relative_to(version.parent)} is not valid Python {python}: {error}"
-    serving = version / "serving.json"
+    serving = version / FILE
     if serving.is_file():
         try:
-            document = json.loads(serving.read_text("utf-8"))
-            engine, own = document["engine"], document.get("model")
-        except (ValueError, KeyError) as error:
-            yield f"serving.json does not name the engine ({error!r}); build it again"
+            served = load(version)
+        except ContractError as error:
+            yield str(error)
             return
-        if document.get("chat_template"):
-            problem = ChatTemplate(document["chat_template"], document.get("special_tokens", {})).problem
+        engine = served.engine
+        own = served.model if isinstance(served, GenerationServing) else None
+        if isinstance(served, GenerationServing) and served.chat is not None:
+            problem = ChatTemplate(served.chat.template, served.chat.special_tokens).problem
             if problem:
-                yield f"{version.name}/serving.json: {problem}; chats are refused, texts are answered"
+                yield f"{version.name}/{FILE}: {problem}; chats are refused, texts are answered"
         if engine is not None and not (repository / engine / "config.pbtxt").is_file():
             yield f"its engine {engine} is not in the repository"
         if own is None:

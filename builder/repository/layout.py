@@ -6,11 +6,10 @@ NAME_model/  the engine
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -18,11 +17,12 @@ from builder.engines import engine, openvino
 from builder.engines.onnxruntime import BACKEND, MODEL_FILE
 from builder.export.graph import Graph
 from builder.repository.placement import Accelerator, InstanceGroup, Shapes, graph_buckets, place
+from builder.runtime.contract import FILE, Alike, Batching, EncoderServing, GenerationServing, dump
 from builder.runtime.fields import Field
 from builder.spec import BuildSpec, Serving
 
 RUNTIME = Path(__file__).parent.parent / "runtime"
-SHARED_FILES = ("fields.py", "tensors_check.py")
+SHARED_FILES = ("contract.py", "fields.py", "tensors_check.py")
 ENCODER_FILES = ("model.py", "cpu_check.py", "pipeline.py", "task.py", "text.py", "cutting.py", "scores.py")
 GENERATION = tuple(sorted(file.name for file in (RUNTIME / "generation").glob("*.py")))
 GENERATING = {
@@ -90,33 +90,27 @@ def serving_document(
     max_length: int,
     pad: Mapping[str, int],
     parameters: Mapping[str, Any],
-    alike: str | int | None = None,
-    truncation_side: str = "right",
-) -> dict[str, Any]:
-    """serving.json: the parameters of the emitted Python. Raises SpecError.
+    alike: Alike = None,
+    truncation_side: Literal["left", "right"] = "right",
+) -> EncoderServing:
+    """What serving.json tells the emitted front. Raises SpecError.
 
     `alike`: what rows that share a call must have in common.
     """
     token_budget = max(spec.serving.token_budget, max_length)
     buckets = [] if alike == "length" else graph_buckets(spec, graph, token_budget, max_length)  # they pad
-    return {
-        "task": module,
-        "engine": f"{spec.entry_name}_model",
-        "max_length": max_length,
-        "truncate": spec.truncate,
-        **({} if truncation_side == "right" else {"truncation_side": truncation_side}),
-        "inputs": {name: SOURCES.get(name, "task") for name in graph.inputs},
-        "outputs": list(graph.outputs),
-        "pad": dict(pad),
-        "batching": {
-            "token_budget": token_budget,
-            "max_rows": spec.max_batch_size,
-            "call_cost": spec.serving.call_cost,
-            "buckets": [list(shape) for shape in buckets],
-            **({} if alike is None else {"alike": alike}),
-        },
-        "parameters": dict(parameters),
-    }
+    return EncoderServing(
+        task=module,
+        engine=f"{spec.entry_name}_model",
+        max_length=max_length,
+        truncate=spec.truncate,
+        truncation_side=truncation_side,
+        inputs={name: SOURCES.get(name, "task") for name in graph.inputs},
+        outputs=graph.outputs,
+        pad=pad,
+        batching=Batching(token_budget, spec.max_batch_size, spec.serving.call_cost, buckets, alike),
+        parameters=parameters,
+    )
 
 
 def version_files(graph: Graph) -> dict[str, bytes | Path]:
@@ -126,7 +120,7 @@ def version_files(graph: Graph) -> dict[str, bytes | Path]:
 
 def lay_out(
     spec: BuildSpec,
-    serving: Mapping[str, Any],
+    serving: EncoderServing,
     tokenizer: str,
     graph: Graph,
     graph_files: Mapping[str, bytes | Path],
@@ -150,17 +144,17 @@ def lay_out(
     )
     files = _runtime_files("encoder")
     files["1/tasks/__init__.py"] = RUNTIME / "tasks" / "__init__.py"
-    files.update({f"1/tasks/{name}": RUNTIME / "tasks" / name for name in task_files(serving["task"])})
+    files.update({f"1/tasks/{name}": RUNTIME / "tasks" / name for name in task_files(serving.task)})
     rounding = openvino.BF16 if graph.engine == openvino.BACKEND and graph.arithmetic == "fp32" else ()
-    serving = {**serving, "not_on_cpus_with": list(rounding)}
-    files["1/serving.json"] = json.dumps(serving, indent=1, ensure_ascii=False).encode()
+    serving = replace(serving, not_on_cpus_with=rounding)
+    files[f"1/{FILE}"] = dump(serving).encode()
     files["1/tokenizer.json"] = tokenizer.encode()
     return RepositoryEntry(front.name, front, files), _engine_entry(spec, serving, graph, graph_files, warm_up_rows)
 
 
 def lay_out_generating(
     spec: BuildSpec,
-    serving: Mapping[str, Any],
+    serving: GenerationServing,
     tokenizer: str,
     graphs: Sequence[Graph],
     fields: tuple[Sequence[Field], Sequence[Field]],
@@ -180,18 +174,18 @@ def lay_out_generating(
         serving=spec.serving,
         dynamic_batching=False,
         decoupled=True,
-        parameters={"task": serving["task"], **dict(sorted(spec.serving.metadata.items()))},
+        parameters={"task": serving.task, **dict(sorted(spec.serving.metadata.items()))},
     )
     files = _runtime_files("generating")
-    files["1/serving.json"] = json.dumps(serving, indent=1, ensure_ascii=False).encode()
+    files[f"1/{FILE}"] = dump(serving).encode()
     files["1/tokenizer.json"] = tokenizer.encode()
     if spec.executor == "in-process":
         files.update({f"1/{file.name}": file for graph in graphs for file in graph.files})
         return (RepositoryEntry(front.name, front, files),)
-    logits = Field("logits", "TYPE_FP32", (-1, serving["vocabulary"]))
-    placement = place(spec, graphs[0], spec.serving.prefill_tokens, serving["max_length"])
+    logits = Field("logits", "TYPE_FP32", (-1, serving.vocabulary))
+    placement = place(spec, graphs[0], spec.serving.prefill_tokens, serving.arena.length)
     step = Config(
-        name=serving["engine"],
+        name=f"{spec.entry_name}_model",
         backend=BACKEND,
         max_batch_size=0,
         inputs=step_inputs,
@@ -221,11 +215,11 @@ def _runtime_files(kind: str) -> dict[str, bytes | Path]:
     return {f"1/{target}": RUNTIME / source for target, source in RUNTIME_FILES[kind].items()}
 
 
-def _front_parameters(spec: BuildSpec, serving: Mapping[str, Any]) -> dict[str, str]:
+def _front_parameters(spec: BuildSpec, serving: EncoderServing) -> dict[str, str]:
     """What a client can learn of the model from its configuration: its task, its mask, the user's own words."""
-    parameters = {"task": serving["task"].replace("_", "-")}
-    if "mask" in serving["parameters"]:
-        parameters["mask_token"] = serving["parameters"]["mask"]
+    parameters = {"task": serving.task.replace("_", "-")}
+    if "mask" in serving.parameters:
+        parameters["mask_token"] = serving.parameters["mask"]
     return {**parameters, **dict(sorted(spec.serving.metadata.items()))}
 
 
@@ -240,7 +234,7 @@ def task_files(module: str) -> tuple[str, ...]:
 
 def _engine_entry(
     spec: BuildSpec,
-    serving: Mapping[str, Any],
+    serving: EncoderServing,
     graph: Graph,
     graph_files: Mapping[str, bytes | Path],
     rows: Sequence[Mapping[str, Sequence[int]]],
@@ -250,7 +244,7 @@ def _engine_entry(
     # Triton's OpenVINO backend would set the batch to max_batch_size and refuse calls of fewer rows: openvino.cc
     any_rows = graph.engine == openvino.BACKEND
     rows_dim = (-1,) if any_rows else ()
-    placement = place(spec, graph, serving["batching"]["token_budget"], serving["max_length"])
+    placement = place(spec, graph, serving.batching.token_budget, serving.max_length)
     warm_ups = []
     for index, row in enumerate(rows if options.warm_up else ()):
         inputs = {}

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from polygraphy.comparator import RunResults
@@ -22,6 +21,7 @@ from builder.engines.tensorrt import infer
 from builder.export.graph import Graph
 from builder.repository.placement import OF_TOKENS, profiles_of
 from builder.repository.profiles import Calls, Shape, input_shapes, largest_calls
+from builder.runtime.contract import EncoderServing
 from builder.runtime.recipe import compile as program
 from builder.spec import BuildSpec
 
@@ -33,15 +33,15 @@ TOLERANCE = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1e-1, "int8-static": 1e-1, "fp8
 def recipe_files(
     spec: BuildSpec,
     graph: Graph,
-    serving: Mapping[str, Any],
+    serving: EncoderServing,
     feeds: Sequence[Mapping[str, np.ndarray]],
     folder: Path,
 ) -> dict[str, bytes | Path]:
     """The files of NAME_model/recipe. Raises SpecError for profiles that leave a call out."""
-    profiles = profiles_of(spec, serving["batching"]["token_budget"], serving["max_length"])
+    profiles = profiles_of(spec, serving.batching.token_budget, serving.max_length)
     run = infer(graph, spec.build_threads)
     step = max(1, len(feeds) // CALLS)
-    taken = Calls(spec.max_batch_size, serving["max_length"], serving["batching"]["token_budget"])
+    taken = Calls(spec.max_batch_size, serving.max_length, serving.batching.token_budget)
     shapes = [shape for p in profiles for shape in (p.opt, *largest_calls(p, taken))]
     calls = [{name: feed[name] for name in graph.inputs} for feed in feeds[::step]]
     calls.extend(enlarged(calls[0], shape) for shape in dict.fromkeys(shapes))

@@ -55,8 +55,8 @@ class TritonPythonModel:
         folder = Path(args["model_repository"]) / args["model_version"]
         self.inputs = [entry["name"] for entry in json.loads(args["model_config"])["input"]]
         self.service = Service(folder, self._infer)
-        self.engine_name: str = self.service.serving["engine"]
-        self.engine_outputs: "list[str]" = self.service.serving["outputs"]
+        self.engine_name = self.service.serving.engine
+        self.engine_outputs = list(self.service.serving.outputs)
         self.outbox: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
         self.open: "dict[Any, Request]" = {}
         self.lock = threading.Lock()
@@ -178,7 +178,7 @@ class TritonPythonModel:
         if response.has_error():
             raise RuntimeError(f"{self.engine_name}: {response.error().message()}")
         outputs = {name: pb_utils.get_output_tensor_by_name(response, name) for name in self.engine_outputs}
-        stays = "present_" if self.service.serving["executor"] == "handles" else None
+        stays = "present_" if self.service.serving.session.device == "cuda" else None
         return {n: t if stays is not None and n.startswith(stays) else _array(t) for n, t in outputs.items()}
 
 

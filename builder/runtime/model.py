@@ -67,10 +67,10 @@ class TritonPythonModel:
         self.inputs = [field["name"] for field in config["input"]]
         self.calls = ThreadPoolExecutor(CALLS_AT_ONCE)
         self.model = Pipeline(folder, self._infer, self.calls.map)
-        refuse_cpu(self.model.serving["not_on_cpus_with"])
-        self.engine: str = self.model.serving["engine"]
+        refuse_cpu(self.model.serving.not_on_cpus_with)
+        self.engine: str = self.model.serving.engine
         self.metrics = Metrics(args["model_name"])
-        self.engine_outputs: list[str] = self.model.serving["outputs"]
+        self.engine_outputs = list(self.model.serving.outputs)
 
     def _infer(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         response = pb_utils.InferenceRequest(

@@ -7,7 +7,6 @@ or a test an ONNX Runtime session. Knows nothing about which.
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Union
 
 import numpy as np
 
+from .contract import load_encoder
 from .cutting import cut, fitting
 from .fields import InputError, Tensors
 from .task import TRUNCATED, Job, Row, Task
@@ -46,12 +46,10 @@ class Pipeline:
     """The whole path of a front model, without Triton."""
 
     def __init__(self, folder: Path, infer: Infer, map_calls: Callable[..., Iterable[Any]] = map) -> None:
-        self.serving: dict[str, Any] = json.loads((folder / "serving.json").read_text("utf-8"))
-        package = importlib.import_module(f".tasks.{self.serving['task']}", __package__)
+        self.serving = load_encoder(folder)
+        package = importlib.import_module(f".tasks.{self.serving.task}", __package__)
         task_type: type[Task] = package.Task
-        self.text = TextEncoder(
-            folder / "tokenizer.json", task_type.offsets, self.serving.get("truncation_side", "right")
-        )
+        self.text = TextEncoder(folder / "tokenizer.json", task_type.offsets, self.serving.truncation_side)
         self.task = task_type(self.serving, self.text)
         self.infer = infer
         self.map_calls = map_calls
@@ -113,7 +111,7 @@ class Pipeline:
 
     def _alike(self, rows: Sequence[Row]) -> list[list[int]]:
         """Rows that may share a call: all or, as the model needs it, those of one length or with as many of a token."""
-        alike = self.serving["batching"].get("alike")
+        alike = self.serving.batching.alike
         groups: dict[int, list[int]] = {}
         for index, row in enumerate(rows):
             ids = row.encoding.ids
@@ -122,9 +120,9 @@ class Pipeline:
         return list(groups.values())
 
     def _cut(self, rows: Sequence[Row], group: Sequence[int]) -> list[list[int]]:
-        limits = self.serving["batching"]
+        limits = self.serving.batching
         lengths = [len(rows[i].encoding) for i in group]
-        calls = cut(lengths, limits["token_budget"], limits["max_rows"], limits["call_cost"])
+        calls = cut(lengths, limits.token_budget, limits.max_rows, limits.call_cost)
         return [[group[i] for i in call] for call in calls]
 
     def _try_infer(self, feeds: dict[str, np.ndarray]) -> Mapping[str, np.ndarray] | Exception:
@@ -136,20 +134,18 @@ class Pipeline:
     def _feeds(self, rows: Sequence[Row]) -> dict[str, np.ndarray]:
         """Pad rows to the longest: each input of the engine as int64, shape (rows, longest)."""
         columns: dict[str, list[list[int]]] = {}
-        for name, source in self.serving["inputs"].items():
+        for name, source in self.serving.inputs.items():
             if source == "task":
                 columns[name] = [row.feeds[name] for row in rows]
             else:
                 columns[name] = [getattr(row.encoding, source) for row in rows]
         call = len(rows), max(1, *(len(row.encoding) for row in rows))
-        bucket = fitting(call, self.serving["batching"].get("buckets", ()))
+        bucket = fitting(call, self.serving.batching.buckets)
         self.counts.calls += 1
         self.counts.tokens += sum(len(row.encoding) for row in rows)
         self.counts.padded_tokens += bucket[0] * bucket[1]
-        feeds = {name: _pad(values, self.serving["pad"].get(name, 0)) for name, values in columns.items()}
-        return (
-            feeds if bucket == call else {n: _fill(a, bucket, self.serving["pad"].get(n, 0)) for n, a in feeds.items()}
-        )
+        feeds = {name: _pad(values, self.serving.pad.get(name, 0)) for name, values in columns.items()}
+        return feeds if bucket == call else {n: _fill(a, bucket, self.serving.pad.get(n, 0)) for n, a in feeds.items()}
 
     def _answer(self, work: Work) -> dict[str, np.ndarray]:
         tensors = self.task.answer(work.job, work.rows, work.outputs)

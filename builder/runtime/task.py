@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding
 
+from .contract import EncoderServing
 from .fields import Field, InputError, Tensors, option
 from .text import Text, TextEncoder, Truncation
 
@@ -44,10 +45,10 @@ class Task:
     offsets = False  # whether the answer needs character offsets, which cost tokenising time
     strategy = "longest_first"  # what `truncate` cuts, as the reference pipeline does
 
-    def __init__(self, serving: Mapping[str, Any], text: TextEncoder) -> None:
-        self.parameters: Mapping[str, Any] = serving["parameters"]
-        self.max_length: int = serving["max_length"]
-        self.truncate: bool = serving["truncate"]
+    def __init__(self, serving: EncoderServing, text: TextEncoder) -> None:
+        self.parameters = serving.parameters
+        self.max_length = serving.max_length
+        self.truncate = serving.truncate
         self.text = text
 
     @staticmethod

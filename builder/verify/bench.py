@@ -5,12 +5,10 @@ Knows the checkpoint and its task; the numbers come from parity, quality and lat
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -21,6 +19,7 @@ from builder.export.graph import Graph
 from builder.export.rows import Rows, padding_id, rows_of
 from builder.report import Rung
 from builder.repository.layout import serving_document
+from builder.runtime.contract import FILE, EncoderServing, dump
 from builder.runtime.fields import Field, InputError
 from builder.runtime.pipeline import Pipeline
 from builder.samples import load_samples, with_mask
@@ -43,7 +42,7 @@ class Bench:
     checkpoint: Checkpoint
     module: TaskGraph
     front: Path
-    serving: Mapping[str, Any]
+    serving: EncoderServing
     tokenizer: str
     fields: tuple[Sequence[Field], Sequence[Field]]
     samples: tuple[Sample, ...]  # to judge on
@@ -125,7 +124,7 @@ class Bench:
 
     def warm_up_rows(self) -> list[dict[str, list[int]]]:
         """The tokens of a short and of a long text of the samples, without padding."""
-        sources = self.serving["inputs"]
+        sources = self.serving.inputs
         rows = []
         for call in (self.feeds[0], self.feeds[-1]):
             length = int(call["attention_mask"][0].sum()) if "attention_mask" in call else call["input_ids"].shape[1]
@@ -148,7 +147,7 @@ def make_bench(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, graph
     tokenizer = tokenizer_json(checkpoint.tokenizer)
     front = folder / "front"
     front.mkdir()
-    (front / "serving.json").write_text(json.dumps(serving), "utf-8")
+    (front / FILE).write_text(dump(serving), "utf-8")
     (front / "tokenizer.json").write_text(tokenizer, "utf-8")
     fields = task.fields(parameters)
     if spec.samples is not None:

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from builder.errors import VerificationError
 from builder.export.decoder import CacheShape
 from builder.export.graph import Graph
+from builder.runtime.contract import Session
 from builder.runtime.generation.beams import BeamSearch, Hypothesis
 from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.executor import Executor, Geometry, InProcess
@@ -103,7 +104,7 @@ def largest_values(
 ) -> dict[str, np.ndarray]:
     """The largest key and value of each channel, (heads, size), that the samples put into the cache."""
     longest = max(map(len, reference.rows))
-    executor = InProcess(graph.path, geometry_of(caches, 1, longest, vocabulary), {"threads": threads})
+    executor = InProcess(graph.path, geometry_of(caches, 1, longest, vocabulary), Session(threads=threads))
     largest = {name: np.zeros((t.shape[1], t.shape[3]), np.float32) for name, t in executor.arena.items()}
     for row in reference.rows:
         executor.run(0, np.array([row], np.int64), np.zeros(1, np.int64))
@@ -124,7 +125,7 @@ def measure(
     """Run the graph over the reference's rows, in batches of unequal rows, and on from its prompts."""
     longest = max(max(map(len, reference.rows)), max(len(p) + NEW_TOKENS for p in reference.prompts))
     geometry = geometry_of(caches, ROWS, longest + 1, vocabulary, cache)
-    executor = InProcess(graph.path, geometry, {"threads": threads})
+    executor = InProcess(graph.path, geometry, Session(threads=threads))
     hits, logprobs = _teacher_forced(executor, reference.rows, reference.best)
     errors = [np.abs(a - b).max() for a, b in zip(reference.logprobs, logprobs, strict=True)]
     shares = [float(hit.mean()) for hit in hits]
@@ -268,7 +269,7 @@ def step_latencies(
 ) -> Latencies:
     """The same steps on the graph, in the emitted executor."""
     geometry = geometry_of(caches, ROWS, 4 * CONTEXT, vocabulary, cache)
-    executor = InProcess(graph.path, geometry, {"threads": threads})
+    executor = InProcess(graph.path, geometry, Session(threads=threads))
     times = {}
     for rows in (1, ROWS):
         tokens, lengths = np.ones((rows, 1), np.int64), np.full(rows, CONTEXT)

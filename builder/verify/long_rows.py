@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from builder.errors import VerificationError
 from builder.export.decoder import CacheShape
 from builder.export.graph import Graph
+from builder.runtime.contract import Session
 from builder.runtime.generation.executor import Executor, InProcess
 from builder.verify.generation import TOLERANCE, geometry_of
 
@@ -68,7 +69,7 @@ def refuse_wrong_long_row(
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     row = long_row(model.config, vocabulary, max_length)
     logits = int(model.get_output_embeddings().weight.shape[0])
-    executor = InProcess(graph.path, geometry_of(caches, 1, len(row.tokens), logits), {"threads": threads})
+    executor = InProcess(graph.path, geometry_of(caches, 1, len(row.tokens), logits), Session(threads=threads))
     errors = long_row_errors(executor, row, pytorch_logits(model, row))
     worst = int(errors.argmax())
     if not errors[worst] <= TOLERANCE:  # NaN is wrong too

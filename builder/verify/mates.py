@@ -7,16 +7,14 @@ as many of them from each row.
 
 from __future__ import annotations
 
-from typing import Literal
-
 import numpy as np
 import torch
 
 from builder.export.rows import Rows
+from builder.runtime.contract import Alike
 from builder.tasks.base import TaskGraph
 from builder.verify.parity import TOLERANCE, Reference, reference
 
-Alike = Literal["length"] | int | None
 SHORT, PADDED = 9, 40  # tokens
 
 

@@ -62,7 +62,7 @@ def loop(case: "dict[str, Any]") -> "list[Any]":
         if case["cross"] is not None:
             parts.append(executors.CrossGeometry(**case["cross"]))
         paths = map(Path, case["models"])
-        executor = getattr(executors, case["kind"])(*paths, *parts, {"threads": case["threads"]})
+        executor = getattr(executors, case["kind"])(*paths, *parts, executors.Session(threads=case["threads"]))
     found = []
     for name, arguments in case["calls"]:
         answer = getattr(executor, name)(*arguments)

@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from builder.errors import VerificationError
 from builder.export.decoder import CacheShape
 from builder.export.graph import Graph
+from builder.runtime.contract import Session
 from builder.runtime.generation.executor import CrossAttending, CrossGeometry, Geometry
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
@@ -49,7 +50,7 @@ class Graphs:
         """The emitted executor over these graphs."""
         geometry = Geometry(slots, max_length, self.vocabulary, _pairs(self.caches))
         cross = CrossGeometry(max_source, self.beams, _pairs(self.cross))
-        return CrossAttending(self.decoder.path, self.encoder.path, geometry, cross, {"threads": threads})
+        return CrossAttending(self.decoder.path, self.encoder.path, geometry, cross, Session(threads=threads))
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from builder.checkpoint import quiet_libraries
 from builder.engines.cpu import cpu
 from builder.engines.onnxruntime import infer_with
 from builder.machine import available_cores
+from builder.runtime.contract import Session, load_generation
 from builder.runtime.generation.executor import Geometry, InProcess, open_session
 from builder.serve.triton import running
 from builder.spec import make_spec
@@ -90,9 +91,9 @@ def _median_ms(run: Callable[[], object], least: int = 10) -> float:
 
 def executor_of(version: Path) -> InProcess:
     """The emitted executor over a published model's graph."""
-    serving = json.loads((version / "serving.json").read_text())
-    layers = tuple((heads, size) for heads, size in serving["layers"])
-    return InProcess(version / "model.onnx", Geometry(16, 768, serving["vocabulary"], layers), serving["session"])
+    serving = load_generation(version)
+    layers = tuple((layer.heads, layer.size) for layer in serving.arena.layers)
+    return InProcess(version / "model.onnx", Geometry(16, 768, serving.vocabulary, layers), serving.session)
 
 
 def cache_designs(console: Console, version: Path) -> list[dict[str, Any]]:
@@ -191,7 +192,7 @@ def int8_peak() -> float:
     model.ir_version = 9
     with tempfile.TemporaryDirectory() as place:
         onnx.save(model, f"{place}/peak.onnx")
-        session = open_session(Path(place) / "peak.onnx", {"threads": available_cores()})
+        session = open_session(Path(place) / "peak.onnx", Session(threads=available_cores()))
     feeds = {"x": np.ones((size, size), np.uint8)}
     return 2 * size**3 / min(_timed(lambda: session.run(None, feeds)) for _ in range(10)) / 1e9
 

@@ -16,6 +16,7 @@ from builder.export.decoder import export_decoder
 from builder.export.graph import Graph
 from builder.export.rotary import fused_rotary, settled_frequencies
 from builder.optimise.fusion import fuse
+from builder.runtime.contract import Session
 from builder.runtime.generation.executor import InProcess
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
@@ -41,7 +42,7 @@ def exported(model_type: str, folder: Path, **options: object) -> tuple[Graph, l
     model = make_decoder(model_type, **options)
     result = export_decoder(model, folder, 128)
     graph = fuse(result.graph, folder)
-    executor = InProcess(graph.path, geometry_of(result.caches, 4, 128, VOCABULARY), {"threads": 1})
+    executor = InProcess(graph.path, geometry_of(result.caches, 4, 128, VOCABULARY), Session(threads=1))
     actual = generate(executor, prompts(), NEW_TOKENS)
     return graph, actual, [best_tokens(model, prompt, text) for prompt, text in zip(prompts(), actual, strict=True)]
 
@@ -203,7 +204,7 @@ def test_beams_of_a_decoder_are_transformers(model_type: str, tmp_path: Path) ->
     model = make_decoder(model_type)
     result = export_decoder(model, tmp_path, 128)
     graph = fuse(result.graph, tmp_path)
-    executor = InProcess(graph.path, geometry_of(result.caches, 12, 128, VOCABULARY), {"threads": 1})
+    executor = InProcess(graph.path, geometry_of(result.caches, 12, 128, VOCABULARY), Session(threads=1))
     kinds: list[dict[str, Any]] = [
         {"num_beams": 3},
         {"num_beams": 4, "length_penalty": 0.5, "no_repeat_ngram_size": 2, "n": 2},

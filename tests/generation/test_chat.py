@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +11,12 @@ from transformers import PreTrainedTokenizerFast
 from builder.chat import TOOLS, chat_template
 from builder.errors import CheckpointError
 from builder.repository.check import check
+from builder.runtime.contract import FILE, Chat, dump
 from builder.runtime.fields import InputError
 from builder.runtime.generation.chat import ChatTemplate
 from tests.checkpoints import make_tokenizer
 from tests.decoders import CHAT
+from tests.servings import decoder_serving
 
 TEMPLATES = {
     "own": CHAT,
@@ -118,7 +119,7 @@ def test_check_compiles_the_template(tmp_path: Path) -> None:
     version.mkdir(parents=True)
     (tmp_path / "m" / "config.pbtxt").write_text('name: "m"\nbackend: "python"\n')
     for template, problems in ((CHAT, 0), ("{% endfor %}", 1)):
-        (version / "serving.json").write_text(json.dumps({"engine": None, "chat_template": template}))
+        (version / FILE).write_text(dump(decoder_serving(chat=Chat(template))))
         found = check(tmp_path)
         assert len(found) == problems
     assert "does not compile: line 1" in found[0]

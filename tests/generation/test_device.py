@@ -4,9 +4,9 @@ memory (copying_device.py), fp16 cache and all; tests/gpu runs it on a GPU where
 
 from __future__ import annotations
 
-import json
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from builder.export.decoder import export_decoder
 from builder.export.slots import slot_copier
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
+from builder.runtime.contract import FILE, Session, dump, load_generation
 from builder.runtime.generation import device as device_module
 from builder.runtime.generation.device import ELEMENTS, OnDevice, copy_to_host
 from builder.runtime.generation.executor import InProcess
@@ -33,7 +34,7 @@ from tests.decoders import make_decoder, make_decoder_checkpoint
 from tests.export.test_decoders import prompts
 from tests.generation.copying_device import CopyingDevice, DeviceFault
 
-CUDA = {"device": "cuda", "device_id": 0}
+CUDA = Session(device="cuda")
 
 
 @pytest.fixture
@@ -52,10 +53,10 @@ def test_the_cache_on_a_device_says_what_the_cache_in_place_says(
     half = to_half(fused, tmp_path / "half" / "model.onnx", real=("logits",))
     copier = slot_copier(exported.caches, ELEMENTS["float16"], half, tmp_path)
     geometry = geometry_of(exported.caches, 4, 128, VOCABULARY, "float16")
-    in_place = generate(InProcess(half.path, geometry, {"threads": 1}), prompts(), 32)
+    in_place = generate(InProcess(half.path, geometry, Session(threads=1)), prompts(), 32)
     assert generate(OnDevice(half.path, copier.path, geometry, CUDA), prompts(), 32) == in_place
     exact = generate(
-        InProcess(fused.path, geometry_of(exported.caches, 4, 128, VOCABULARY), {"threads": 1}), prompts(), 32
+        InProcess(fused.path, geometry_of(exported.caches, 4, 128, VOCABULARY), Session(threads=1)), prompts(), 32
     )
     same = np.mean(
         [a == b for ours, theirs in zip(in_place, exact, strict=True) for a, b in zip(ours, theirs, strict=True)]
@@ -113,10 +114,10 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_emitted_model_is_on_its_gpu_and_its_cache_in_half_precision(built: Path) -> None:
-    serving = json.loads((built / "writes" / "1" / "serving.json").read_text())
-    assert (serving["executor"], serving["cache"]) == ("on_device", "float16")
-    assert serving["session"]["device_id"] == 1
-    assert serving["session"]["provider_options"]["gpu_mem_limit"] == str(4096 << 20)
+    serving = load_generation(built / "writes" / "1")
+    assert (serving.executor, serving.arena.dtype) == ("in-process", "float16")
+    assert (serving.session.device, serving.session.device_id) == ("cuda", 1)
+    assert serving.session.provider_options["gpu_mem_limit"] == str(4096 << 20)
     config = (built / "writes" / "config.pbtxt").read_text()
     assert "kind: KIND_GPU" in config
     assert "gpus: [ 1 ]" in config
@@ -130,8 +131,7 @@ def test_the_emitted_model_answers_as_the_one_for_the_cpu(built: Path, cuda: Cop
     checkpoint = built.parent / "checkpoint"
     build(make_spec(model=str(checkpoint), name="writes", output=tmp_path, slots=4, max_length=128))
     folder = Path(shutil.copytree(built / "writes" / "1", tmp_path / "on_cpu"))
-    serving = json.loads((folder / "serving.json").read_text())
-    (folder / "serving.json").write_text(json.dumps({**serving, "session": CUDA}))
+    (folder / FILE).write_text(dump(replace(load_generation(folder), session=CUDA)))
     texts = ["the river", "A long day in the village, and", "the river"]
     assert _answers(folder, texts) == _answers(tmp_path / "writes" / "1", texts)
 

@@ -10,6 +10,7 @@ import pytest
 from builder.engines.onnxruntime import infer_with, open_session
 from builder.export.decoder import export_decoder
 from builder.optimise.fusion import fuse
+from builder.runtime.contract import Session
 from builder.runtime.generation.executor import Executor, InProcess, Remote
 from builder.verify.generation import generate, geometry_of
 from tests.checkpoints import VOCABULARY
@@ -23,7 +24,7 @@ def test_both_say_the_same(model_type: str, tmp_path: Path) -> None:
     graph = fuse(exported.graph, tmp_path)
     geometry = geometry_of(exported.caches, 4, 128, VOCABULARY)
     executors: list[Executor] = [
-        InProcess(graph.path, geometry, {"threads": 1}),
+        InProcess(graph.path, geometry, Session(threads=1)),
         Remote(infer_with(open_session(graph.path, 1)), graph.inputs, geometry),
     ]
     in_place, travelling = (generate(executor, prompts(), 32) for executor in executors)
@@ -34,7 +35,7 @@ def test_both_say_the_same(model_type: str, tmp_path: Path) -> None:
 
 def test_a_step_writes_one_position_and_moves_nothing(tmp_path: Path) -> None:
     exported = export_decoder(make_decoder("llama"), tmp_path, 64)
-    executor = InProcess(exported.graph.path, geometry_of(exported.caches, 3, 64, VOCABULARY), {"threads": 1})
+    executor = InProcess(exported.graph.path, geometry_of(exported.caches, 3, 64, VOCABULARY), Session(threads=1))
     executor.run(1, np.array([[5, 6, 7]]), np.array([0]))
     before = {name: tensor.copy() for name, tensor in executor.arena.items()}
     places = {name: tensor.ctypes.data for name, tensor in executor.arena.items()}

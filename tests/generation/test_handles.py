@@ -20,6 +20,7 @@ from builder.export.graph import Graph
 from builder.export.slots import choose_rows
 from builder.optimise.fusion import fuse
 from builder.repository.check import check
+from builder.runtime.contract import Session
 from builder.runtime.generation.executor import InProcess
 from builder.runtime.generation.handles import Handles
 from builder.verify.generation import generate, geometry_of
@@ -53,7 +54,7 @@ def test_handing_the_cache_on_says_what_the_cache_in_place_says(model_type: str,
     fused = fuse(exported.graph, tmp_path)
     chosen = choose_rows(fused, tmp_path)
     geometry = geometry_of(exported.caches, 4, 128, VOCABULARY)
-    in_place = generate(InProcess(fused.path, geometry, {"threads": 1}), prompts(), 32)
+    in_place = generate(InProcess(fused.path, geometry, Session(threads=1)), prompts(), 32)
     assert generate(Handles(_engine(chosen), list(chosen.inputs), geometry), prompts(), 32) == in_place
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,26 +11,18 @@ from transformers import MBart50Tokenizer
 
 from builder.checkpoint import tokenizer_json
 from builder.languages import languages, nearest
+from builder.runtime.contract import Chat, Source
 from builder.runtime.fields import InputError
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.prompts import DecoderPrompts, SourceTexts
 from tests.checkpoints import make_tokenizer
 from tests.seq2seqs import make_multilingual_tokenizer
 
-PLAIN: dict[str, Any] = {
-    "start": 2,
-    "first": None,
-    "max_length": 30,
-    "prefix": "",
-    "pairs": {},
-    "languages": {},
-    "source_language": None,
-    "target_language": None,
-}
+PLAIN = Source(max_length=30, layers=(), encoder="encoder.onnx", token_budget=64, start=2)
 
 
 def texts(tokenizer: Any, **source: Any) -> SourceTexts:
-    return SourceTexts({"source": {**PLAIN, **source}}, Tokenizer.from_str(tokenizer_json(tokenizer)))
+    return SourceTexts(replace(PLAIN, **source), Tokenizer.from_str(tokenizer_json(tokenizer)))
 
 
 def test_a_text_is_tokenised_as_transformers_does() -> None:
@@ -84,11 +77,10 @@ def test_a_text_beyond_the_limit() -> None:
 
 def test_a_chat_of_half_characters_and_a_template_that_does_not_compile_are_refused() -> None:
     tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
-    serving = {"max_length": 64, "special_tokens": {}, "chat_template": "{{ messages[0].content }}"}
     chat = Options(messages=[{"role": "user", "content": "a\ud800"}])
     with pytest.raises(InputError, match=r"messages: character 1 is '\\ud800', half of one"):
-        DecoderPrompts(serving, tokenizer)(chat)
-    broken = DecoderPrompts({**serving, "chat_template": "{% endif %}"}, tokenizer)  # and the server starts
+        DecoderPrompts(64, Chat("{{ messages[0].content }}"), tokenizer)(chat)
+    broken = DecoderPrompts(64, Chat("{% endif %}"), tokenizer)  # and the server starts
     assert broken(Options(prompt="The train.")).tokens
     with pytest.raises(InputError, match="chat template does not compile: line 1"):
         broken(chat)

@@ -17,6 +17,7 @@ from builder.export.graph import Graph, check_release, operator_needs, save_grap
 from builder.optimise.cache_precision import quantise_cache
 from builder.optimise.decoder_weights import WeightOptions, quantise_weights
 from builder.optimise.fusion import fuse
+from builder.runtime.contract import Session
 from builder.runtime.generation.executor import InProcess
 from builder.spec import make_spec
 from builder.stages import build
@@ -77,7 +78,7 @@ def test_a_row_does_not_see_the_rows_beside_it(precision: str, tmp_path: Path) -
     """Bit for bit: the same logits alone and among rows whose activations are a thousand times larger."""
     graph, caches, _ = fused("llama", tmp_path)
     made = quantise_weights(graph, precision, OPTIONS, tmp_path).graph
-    executor = InProcess(made.path, geometry_of(caches, 4, 32, VOCABULARY), {"threads": 1})
+    executor = InProcess(made.path, geometry_of(caches, 4, 32, VOCABULARY), Session(threads=1))
     alone = executor.run(0, np.array([[7]]), np.zeros(1, np.int64)).copy()
     executor.arena["value_0"][1:] = 1000.0
     together = executor.run(0, np.array([[7], [8], [9], [10]]), np.array([0, 9, 9, 9]))
@@ -91,7 +92,7 @@ def test_an_int8_cache(tmp_path: Path) -> None:
     found = measure(small, caches, VOCABULARY, reference, 1, "int8")
     assert 1e-4 < found.error < 0.5
     assert found.mean > 0.9
-    executor = InProcess(small.path, geometry_of(caches, 2, 32, VOCABULARY, "int8"), {"threads": 1})
+    executor = InProcess(small.path, geometry_of(caches, 2, 32, VOCABULARY, "int8"), Session(threads=1))
     assert {tensor.dtype for tensor in executor.arena.values()} == {np.dtype(np.int8)}
     executor.run(0, np.array([[5, 6, 7]]), np.zeros(1, np.int64))
     assert np.abs(executor.arena["key_0"][0, :, :3]).max() > 20, "the range is used"

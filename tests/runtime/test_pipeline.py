@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -10,9 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builder.runtime.contract import FILE, dump
 from builder.runtime.fields import InputError
 from builder.runtime.pipeline import Pipeline
 from tests.checkpoints import make_tokenizer
+from tests.servings import encoder_serving
 
 LIMIT = 12
 
@@ -37,18 +38,8 @@ def front(tmp_path: Path) -> Callable[..., Pipeline]:
     tokenizer = make_tokenizer("wordpiece", type_ids=True)
 
     def make(engine: SumEngine, **changes: Any) -> Pipeline:
-        serving = {
-            "task": "feature_extraction",
-            "max_length": LIMIT,
-            "truncate": False,
-            "inputs": {"input_ids": "ids", "attention_mask": "attention_mask"},
-            "outputs": ["features"],
-            "pad": {"input_ids": 0},
-            "batching": {"token_budget": 64, "max_rows": 8, "call_cost": 4},
-            "parameters": {"pooled": True, "size": 2, "prompts": {}, "default_prompt": None, "lower_case": False},
-            **changes,
-        }
-        (tmp_path / "serving.json").write_text(json.dumps(serving))
+        serving = encoder_serving(max_length=LIMIT, **changes)
+        (tmp_path / FILE).write_text(dump(serving))
         (tmp_path / "tokenizer.json").write_text(tokenizer.backend_tokenizer.to_str())
         return Pipeline(tmp_path, engine)
 

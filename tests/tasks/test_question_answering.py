@@ -11,6 +11,7 @@ from builder.checkpoint import resolve, tokenizer_json
 from builder.engines.onnxruntime import infer_with, open_session
 from builder.export.encoder import export
 from builder.repository.layout import serving_document
+from builder.runtime.contract import FILE, dump
 from builder.runtime.pipeline import Pipeline
 from builder.spec import make_spec
 from builder.tensors import to_tensors, to_values
@@ -29,7 +30,7 @@ def test_golden_answers(model_type: str, tmp_path: Path) -> None:
     graph = export(checkpoint, spec, tmp_path).graph
     parameters = checkpoint.task.parameters(checkpoint, spec)
     serving = serving_document(spec, "question_answering", graph, checkpoint.max_length, {"input_ids": 0}, parameters)
-    (tmp_path / "serving.json").write_text(json.dumps(serving))
+    (tmp_path / FILE).write_text(dump(serving))
     (tmp_path / "tokenizer.json").write_text(tokenizer_json(checkpoint.tokenizer))
     pipeline = Pipeline(tmp_path, infer_with(open_session(graph.path, 1)))
     inputs, outputs = checkpoint.task.fields(parameters)

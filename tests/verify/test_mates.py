@@ -31,7 +31,7 @@ def test_a_model_that_padding_gets_into_is_batched_by_length(model_type: str, tm
     spec = make_spec(model=str(folder))
     found = resolve(spec)
     front = front_over_pytorch(found, spec, tmp_path)
-    assert front.serving["batching"]["alike"] == "length"
+    assert front.serving.batching.alike == "length"
     samples = [{"text_input": text, "top_k": 3} for text in (*TEXTS[:12], TEXTS[0])]
     expected = [found.task.reference(found, spec, sample) for sample in samples]
     error, where = max(difference(e, a) for e, a in zip(expected, answers(front, found, samples), strict=True))
@@ -46,7 +46,7 @@ def test_a_head_that_pools_at_the_end_token_is_batched_by_their_number(tmp_path:
     spec = make_spec(model=str(folder), task="zero-shot-classification")
     found = resolve(spec)
     front = front_over_pytorch(found, spec, tmp_path)
-    assert front.serving["batching"]["alike"] == found.config.eos_token_id
+    assert front.serving.batching.alike == found.config.eos_token_id
     texts = [TEXTS[0], f"{TEXTS[1]} [SEP] and [SEP] more", TEXTS[2], f"{TEXTS[3]} [SEP] so"]
     samples = [{"text_input": text, "candidate_labels": ["a", "food"]} for text in texts]
     expected = [found.task.reference(found, spec, sample) for sample in samples]

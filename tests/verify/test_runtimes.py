@@ -23,6 +23,7 @@ from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
 from builder.optimise.quantisation import quantise
 from builder.report import EngineCheck
+from builder.runtime.contract import Session
 from builder.runtime.generation.executor import InProcess
 from builder.verify.generation import geometry_of
 from builder.verify.runtimes import (
@@ -94,7 +95,7 @@ def _encoder_case(graph: Graph) -> Case:
 
 def _decoder_case(own: Graph, caches: tuple[CacheShape, ...], remote: bool) -> Callable[[Graph], Case]:
     long = past_the_window(own, list(range(5, 45)), 128)
-    executor = InProcess(own.path, geometry_of(caches, 4, len(long) + STEPS, VOCABULARY), {"threads": 1})
+    executor = InProcess(own.path, geometry_of(caches, 4, len(long) + STEPS, VOCABULARY), Session(threads=1))
     recorder = Recorder(executor)
     drive(executor, PROMPTS, long)
     return lambda served: recorder.case(served.path.name, [served], 1, remote)
@@ -165,13 +166,13 @@ def test_a_graph_for_other_versions_does_not_load_here(kinds: Mapping[str, Kind]
     geometry = geometry_of([CacheShape(2, 8)] * 2, 1, 8, VOCABULARY)
     said = r"written for ONNX Runtime a version below 1.24.0, and 1.31.1 reads them otherwise: install what build"
     with pytest.raises(RuntimeError, match=said):
-        InProcess(lowered.path, geometry, {"threads": 1})
+        InProcess(lowered.path, geometry, Session(threads=1))
     with pytest.raises(ExportError, match=r"below 1.24.0.*the Python 3.12 of Triton 26.08 has it"):
         check_release(lowered, "26.08", in_process=True)
     check_release(lowered, "24.10", in_process=True)
     kept = for_runtime(kinds["mistral"].own, "1.28.0", tmp_path)
     assert _windows(kept) == _windows(kinds["mistral"].own)
-    InProcess(kept.path, geometry, {"threads": 1})
+    InProcess(kept.path, geometry, Session(threads=1))
     with pytest.raises(ExportError, match=r"1.24.0 or later.*the Python 3.10 of Triton 24.10 has it"):
         check_release(kept, "24.10", in_process=True)
 

@@ -15,6 +15,7 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import OrtValue
 
+from ..contract import Session
 from .executor import Bound, Geometry, Step, refuse_other_meaning
 
 ELEMENTS = {"float16": 10, "bfloat16": 16, "float32": 1}  # of onnx.TensorProto: numpy has no bfloat16
@@ -23,14 +24,14 @@ PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 
 
 class OnDevice(Bound):
-    """`options`: `device` (cuda), `device_id`, `provider_options` of ONNX Runtime's execution provider, `entries`.
+    """`options`: the device, its number, and what ONNX Runtime's execution provider is told.
 
     `copier`: a graph whose outputs are its inputs, a slot of each cache tensor; it copies within the GPU.
     """
 
-    def __init__(self, model: Path, copier: Path, geometry: Geometry, options: "Mapping[str, Any]") -> None:
+    def __init__(self, model: Path, copier: Path, geometry: Geometry, options: Session) -> None:
         self.geometry = geometry
-        self.device, self.number = str(options["device"]), int(options["device_id"])
+        self.device, self.number = options.device, options.device_id
         self.element, self.width = ELEMENTS[geometry.cache], BYTES[geometry.cache]
         self.session = self._open(model, options)
         self.copier = self._open(copier, options)
@@ -51,7 +52,7 @@ class OnDevice(Bound):
         for slot in range(geometry.slots):  # that memory may have held NaN, which masking does not remove
             self._copy_from({name: ("cpu", 0, array.ctypes.data) for name, array in nothing.items()}, slot)
 
-    def _open(self, model: Path, options: "Mapping[str, Any]") -> onnxruntime.InferenceSession:
+    def _open(self, model: Path, options: Session) -> onnxruntime.InferenceSession:
         """A session that runs on the device, and nowhere else. Raises RuntimeError where this ONNX Runtime cannot."""
         provider = PROVIDERS[self.device]
         if provider not in onnxruntime.get_available_providers():
@@ -63,11 +64,11 @@ class OnDevice(Bound):
             load_cuda()
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = 3
-        for key, value in options.get("entries", {}).items():
+        for key, value in options.entries.items():
             settings.add_session_config_entry(key, value)
         placed: "dict[str, str]" = {}
         if self.device != "cpu":
-            placed = {"device_id": str(self.number), **options.get("provider_options", {})}
+            placed = {"device_id": str(self.number), **options.provider_options}
         session = onnxruntime.InferenceSession(
             str(model), settings, providers=[(provider, placed), "CPUExecutionProvider"] if placed else [provider]
         )

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+from ..contract import Session
+
 MOST_BOUND = 256  # combinations of rows and texts whose bindings are kept
 
 
@@ -126,9 +128,9 @@ class Bound(Executor):
 class InProcess(Bound):
     """ONNX Runtime in this process, the cache bound in place."""
 
-    def __init__(self, model: Path, geometry: Geometry, session_options: Mapping[str, Any]) -> None:
+    def __init__(self, model: Path, geometry: Geometry, session: Session) -> None:
         super().__init__(geometry)
-        self.session = open_session(model, session_options)
+        self.session = open_session(model, session)
         self.inputs = {value.name for value in self.session.get_inputs()}
         self.logits = np.zeros((geometry.slots, geometry.vocabulary), np.float32)
 
@@ -160,10 +162,10 @@ class CrossAttending(InProcess):
         encoder: Path,
         geometry: Geometry,
         cross: CrossGeometry,
-        session_options: Mapping[str, Any],
+        session: Session,
     ) -> None:
-        super().__init__(decoder, geometry, session_options)
-        self.encoder = open_session(encoder, session_options)
+        super().__init__(decoder, geometry, session)
+        self.encoder = open_session(encoder, session)
         self.bound: dict[tuple[int, int, int], tuple[dict[str, np.ndarray], Any]] = {}
         self._allocate(cross)
 
@@ -299,13 +301,13 @@ def refuse_other_meaning(session: onnxruntime.InferenceSession) -> None:
         )
 
 
-def open_session(model: Path, options: Mapping[str, Any]) -> onnxruntime.InferenceSession:
-    """A CPU session; `options`: `threads`, 0 for all cores, and `entries` of ONNX Runtime's session configuration."""
+def open_session(model: Path, session: Session) -> onnxruntime.InferenceSession:
+    """Open `model` on the CPU."""
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
-    settings.intra_op_num_threads = int(options["threads"]) or len(os.sched_getaffinity(0))
+    settings.intra_op_num_threads = session.threads or len(os.sched_getaffinity(0))
     settings.inter_op_num_threads = 1
-    for key, value in options.get("entries", {}).items():
+    for key, value in session.entries.items():
         settings.add_session_config_entry(key, value)
     session = onnxruntime.InferenceSession(
         str(model), settings, providers=["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]

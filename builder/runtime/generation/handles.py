@@ -11,7 +11,7 @@ Triton but that a handle can be handed back.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,7 +25,7 @@ InferHandles = Callable[["dict[str, Any]"], "Mapping[str, Any]"]
 class Handles(Executor):
     """`inputs`: those of the graph, `cache_rows` and `new_cache_length` among them (builder/export/slots.py)."""
 
-    def __init__(self, infer: InferHandles, inputs: "list[str]", geometry: Geometry) -> None:
+    def __init__(self, infer: InferHandles, inputs: "Sequence[str]", geometry: Geometry) -> None:
         self.geometry = geometry
         self.infer = infer
         self.inputs = set(inputs)

@@ -5,12 +5,11 @@ Knows the tokeniser, chat templates and languages; knows nothing about how an an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from tokenizers import Tokenizer
 
+from ..contract import Chat, Language, Source
 from ..fields import InputError
 from .chat import ChatTemplate
 from .options import Options, refuse_half_characters
@@ -34,11 +33,11 @@ class Prompt:
 class DecoderPrompts:
     """A text, or messages through the checkpoint's chat template."""
 
-    def __init__(self, serving: "Mapping[str, Any]", tokenizer: Tokenizer) -> None:
+    def __init__(self, length: int, chat: "Chat | None", tokenizer: Tokenizer) -> None:
+        """`length`: tokens of a prompt and its answer together, at most."""
         self.tokenizer = tokenizer
-        self.longest: int = serving["max_length"] - 1
-        template = serving["chat_template"]
-        self.chat = ChatTemplate(template, serving["special_tokens"]) if template else None
+        self.longest = length - 1
+        self.chat = ChatTemplate(chat.template, chat.special_tokens) if chat is not None else None
 
     def __call__(self, options: Options) -> Prompt:
         """Raises InputError for a prompt that leaves no room for an answer, or a chat without a template."""
@@ -60,34 +59,34 @@ class DecoderPrompts:
 class SourceTexts:
     """A text for an encoder, with the prefix of the task, or the tokens of its language, that the checkpoint wants."""
 
-    def __init__(self, serving: "Mapping[str, Any]", tokenizer: Tokenizer) -> None:
+    def __init__(self, source: Source, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
-        self.source: "Mapping[str, Any]" = serving["source"]
+        self.source = source
 
     def __call__(self, options: Options) -> Prompt:
         """Raises InputError for a text beyond the encoder's limit, or a language that the model does not know."""
-        source, first = self.source, self.source["first"]
-        spoken = options.source_language or source["source_language"]
-        wanted = options.target_language or source["target_language"]
-        text = source["prefix"] + options.prompt
-        if source["pairs"]:
+        source, first = self.source, self.source.first
+        spoken = options.source_language or source.source_language
+        wanted = options.target_language or source.target_language
+        text = source.prefix + options.prompt
+        if source.pairs:
             text = self._pair(spoken, wanted) + options.prompt
-        if source["languages"]:
+        if source.languages:
             language = self._language("source_language", spoken)
             ids = self.tokenizer.encode(text, add_special_tokens=False).ids
-            tokens = [*language["before"], *ids, *language["after"]]
-            first = self._language("target_language", wanted)["first"]
+            tokens = [*language.before, *ids, *language.after]
+            first = self._language("target_language", wanted).first
         else:
             tokens = self.tokenizer.encode(text).ids
-        if len(tokens) > source["max_length"]:
+        if len(tokens) > source.max_length:
             raise InputError(
-                f"the text has {len(tokens)} tokens; this model reads at most {source['max_length']}. Send less of it, "
+                f"the text has {len(tokens)} tokens; this model reads at most {source.max_length}. Send less of it, "
                 "or build the model with a larger --max-length, where its positions allow it"
             )
-        return Prompt(options.prompt, (source["start"],), tuple(tokens), first)
+        return Prompt(options.prompt, (source.start,), tuple(tokens), first)
 
-    def _language(self, name: str, code: "str | None") -> "Mapping[str, Any]":
-        known: "Mapping[str, Mapping[str, Any]]" = self.source["languages"]
+    def _language(self, name: str, code: "str | None") -> Language:
+        known = self.source.languages
         if code is None or code not in known:
             found = f"{name} is {code!r}" if code else f"{name} is missing"
             raise InputError(f"{found}; this model knows {', '.join(known)}")
@@ -95,7 +94,7 @@ class SourceTexts:
 
     def _pair(self, spoken: "str | None", wanted: "str | None") -> str:
         """The instruction that a checkpoint trained on instructions knows a pair of languages by."""
-        pairs: "Mapping[str, str]" = self.source["pairs"]
+        pairs = self.source.pairs
         pair = f"{spoken} to {wanted}"
         if pair not in pairs:
             raise InputError(

@@ -14,6 +14,7 @@ from typing import Any, Union
 import numpy as np
 from tokenizers import Tokenizer
 
+from ..contract import GenerationServing, load_generation
 from ..fields import InputError, Tensors
 from .beams import BeamSearch
 from .device import OnDevice, load_cuda
@@ -36,20 +37,26 @@ class Service:
     """Everything a front model does between Triton's requests and responses."""
 
     def __init__(self, folder: Path, infer: "Infer | None" = None) -> None:
-        self.serving: "dict[str, Any]" = json.loads((folder / "serving.json").read_text("utf-8"))
+        self.serving = load_generation(folder)
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
-        self.prompt = (SourceTexts if "source" in self.serving else DecoderPrompts)(self.serving, self.tokenizer)
-        limits = Limits(self.serving["queue"], self.serving["prefill_tokens"])
-        self.engine = Engine(make_executor(folder, self.serving, infer), limits, self.serving["prefix_cache"])
+        serving = self.serving
+        self.prompt: "Callable[[Options], Prompt]"
+        if serving.source is not None:
+            self.prompt = SourceTexts(serving.source, self.tokenizer)
+            limits = Limits(serving.queue, serving.source.token_budget)
+        else:
+            self.prompt = DecoderPrompts(serving.arena.length, serving.chat, self.tokenizer)
+            limits = Limits(serving.queue, serving.prefill_tokens)
+        self.engine = Engine(make_executor(folder, serving, infer), limits, serving.prefix_cache)
 
     def submit(self, tensors: Tensors, parameters: "Mapping[str, Any]", respond: Respond) -> Request:
         """Start answering one request. Raises InputError for one that cannot be answered, QueueFull and EngineFailed.
 
         `respond` is called from the loop's thread, with `True` exactly once, last.
         """
-        options = read_options(tensors, parameters, self.serving["defaults"], self.serving["fields"])
+        options = read_options(tensors, parameters, self.serving.defaults, self.serving.fields)
         prompt = self.prompt(options)
         maximum = self._max_tokens(options, prompt)
         answers = (StreamedAnswer if options.stream else WholeAnswer)(self, options, prompt, respond)
@@ -60,11 +67,11 @@ class Service:
         return request
 
     def _max_tokens(self, options: Options, prompt: Prompt) -> int:
-        longest = self.serving["max_length"]
+        longest = self.serving.arena.length
         room = longest - len(prompt.tokens)
         if options.max_tokens is None:
-            total = self.serving.get("total_length") or longest
-            return max(1, min(int(self.serving["max_tokens"]), room, total - len(prompt.tokens)))
+            total = self.serving.total_length or longest
+            return max(1, min(self.serving.max_tokens, room, total - len(prompt.tokens)))
         if not 1 <= options.max_tokens <= room:
             raise InputError(
                 f"max_tokens is {options.max_tokens}; after a prompt of {len(prompt.tokens)} tokens it can be 1 to "
@@ -76,30 +83,30 @@ class Service:
 
     def _sequences(self, request: Request, first: "int | None") -> "list[Running]":
         """What the engine is to run for a request: its n sequences, or the beams of its one search."""
-        options, vocabulary = request.options, self.serving["vocabulary"]
+        options, vocabulary = request.options, self.serving.vocabulary
         strange = [t for t in (*options.logit_bias, *options.stop_token_ids) if not 0 <= t < vocabulary]
         if strange:
             raise InputError(f"{strange[0]} is not a token id; this model has 0 to {vocabulary - 1}")
-        if options.num_beams > self.serving["beams"]:
+        if options.num_beams > self.serving.beams:
             raise InputError(
-                f"num_beams is {options.num_beams}; this model was built for at most {self.serving['beams']}. "
+                f"num_beams is {options.num_beams}; this model was built for at most {self.serving.beams}. "
                 f"Build it with --beams {options.num_beams} and at least as many --slots"
             )
-        ends = frozenset(self.serving["end_ids"]) if not options.ignore_eos else frozenset()
+        ends = frozenset(self.serving.end_ids) if not options.ignore_eos else frozenset()
         ends |= frozenset(options.stop_token_ids)
-        decay = self.serving["decay"]
+        always = self.serving.rules
         rules = Rules(
             options,
             tuple(sorted(ends)),
             self._bad_words(options),
             source=request.source or tuple(request.prompt),  # a decoder reads its prompt
             first=first,
-            last=tuple(self.serving["last"]),
+            last=tuple(always.last),
             max_tokens=request.max_tokens,
-            sequence_bias=tuple((tuple(word), bias) for word, bias in self.serving["sequence_bias"]),
-            suppressed=tuple(self.serving["suppressed"]),
-            begin_suppressed=tuple(self.serving["begin_suppressed"]),
-            decay=(decay[0], decay[1]) if decay else None,
+            sequence_bias=tuple((tuple(entry.tokens), entry.bias) for entry in always.sequence_bias),
+            suppressed=tuple(always.suppressed),
+            begin_suppressed=tuple(always.begin_suppressed),
+            decay=(always.decay.start, always.decay.factor) if always.decay else None,
         )
 
         def detokenizer() -> Detokenizer:
@@ -120,7 +127,7 @@ class Service:
             for word in options.bad_words
             for form in (word, f" {word}")
         }
-        words |= {tuple(word) for word in self.serving["bad_words"]}
+        words |= {tuple(word) for word in self.serving.rules.bad_words}
         return tuple(sorted(words - {()}))
 
     def token_text(self, token: int) -> str:
@@ -128,24 +135,27 @@ class Service:
         return self.tokenizer.decode([token], skip_special_tokens=False)
 
 
-def make_executor(folder: Path, serving: "Mapping[str, Any]", infer: "Infer | None") -> Executor:
-    """The executor that serving.json names; `infer` is for the one that calls another model."""
-    layers = tuple((heads, size) for heads, size in serving["layers"])
-    geometry = Geometry(serving["slots"], serving["max_length"], serving["vocabulary"], layers, serving["cache"])
-    if "source" in serving:
-        cross = serving["cross"]
-        shape = CrossGeometry(cross["max_length"], serving["beams"], tuple((h, s) for h, s in cross["layers"]))
-        files = folder / serving["model"], folder / serving["encoder"]
-        return CrossAttending(*files, geometry, shape, serving["session"])
-    if serving["executor"] == "on_device":
-        return OnDevice(folder / serving["model"], folder / serving["copier"], geometry, serving["session"])
-    if serving["executor"] == "in_process":
-        return InProcess(folder / serving["model"], geometry, serving["session"])
-    assert infer is not None
-    if serving["executor"] == "handles":
+def make_executor(folder: Path, serving: GenerationServing, infer: "Infer | None") -> Executor:
+    """The executor that serving.json describes; `infer` is for those that call another model."""
+    arena, session = serving.arena, serving.session
+    layers = tuple((layer.heads, layer.size) for layer in arena.layers)
+    geometry = Geometry(arena.slots, arena.length, serving.vocabulary, layers, arena.dtype)
+    if serving.executor == "bls":
+        assert infer is not None
+        if session.device == "cpu":
+            return Remote(infer, serving.inputs, geometry)
         load_cuda()  # logits may come on the GPU, and are copied from there
-        return Handles(infer, serving["inputs"], geometry)
-    return Remote(infer, serving["inputs"], geometry)
+        return Handles(infer, serving.inputs, geometry)
+    assert serving.model is not None
+    model, source = folder / serving.model, serving.source
+    if source is not None:
+        cross = tuple((layer.heads, layer.size) for layer in source.layers)
+        shape = CrossGeometry(source.max_length, serving.beams, cross)
+        return CrossAttending(model, folder / source.encoder, geometry, shape, session)
+    if session.device == "cpu":
+        return InProcess(model, geometry, session)
+    assert serving.copier is not None
+    return OnDevice(model, folder / serving.copier, geometry, session)
 
 
 class StreamedAnswer:

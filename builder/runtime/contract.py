@@ -1,0 +1,272 @@
+"""serving.json: what a build tells the Python that it emits. Written and read here and nowhere else.
+
+Standard library only, Python 3.10: the build imports this module, and a copy of it is emitted with every model.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Union
+
+FILE = "serving.json"
+# What the rows of one call must have in common: nothing, their length, or how often they have a token, by its id.
+Alike = Union[Literal["length"], int, None]
+CacheType = Literal["float32", "float16", "bfloat16", "int8"]  # of keys and values
+SCHEMA = 2  # counts up when a field changes its name, its type or its meaning
+
+
+class ContractError(ValueError):
+    """serving.json and the code that reads it do not belong together."""
+
+
+@dataclass(frozen=True)
+class Batching:
+    """How the rows of a batch are cut into engine calls; see cutting.py."""
+
+    token_budget: int  # padded tokens of one call, at most
+    max_rows: int
+    call_cost: int  # what a call costs besides its tokens, in tokens
+    buckets: Sequence[Sequence[int]] = ()  # (rows, tokens) that calls are padded to, where the engine wants that
+    alike: Alike = None
+
+
+@dataclass(frozen=True)
+class EncoderServing:
+    """A front model of one engine call a batch."""
+
+    task: str  # the module in tasks/
+    engine: str  # the Triton model that runs the graph
+    max_length: int  # tokens of one text, special tokens included
+    truncate: bool  # whether longer texts are cut where a request does not say
+    inputs: Mapping[str, str]  # graph input -> the attribute of an encoding it is, or "task"
+    outputs: Sequence[str]
+    pad: Mapping[str, int]  # graph input -> the value that pads it, where that is not 0
+    batching: Batching
+    parameters: Mapping[str, Any]  # the task's own
+    truncation_side: Literal["left", "right"] = "right"
+    not_on_cpus_with: Sequence[str] = ()  # instruction sets with which the engine would answer otherwise
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """Keys, and values, of one layer's attention: `heads` of `size` numbers a token."""
+
+    heads: int
+    size: int
+
+
+@dataclass(frozen=True)
+class Session:
+    """How ONNX Runtime opens the graphs in this process. `threads`: of one operator; 0 lets it take all cores."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int = 0
+    entries: Mapping[str, str] = field(default_factory=dict)  # of ONNX Runtime's session configuration
+    device_id: int = 0
+    provider_options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Arena:
+    """The keys and values of all running sequences."""
+
+    slots: int
+    length: int  # tokens that a slot holds
+    dtype: CacheType
+    layers: Sequence[LayerShape]
+
+
+@dataclass(frozen=True)
+class Language:
+    """How a model is told a language: tokens around the source text, and the first of an answer in it."""
+
+    before: Sequence[int]
+    after: Sequence[int]
+    first: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """What an encoder-decoder reads before it answers."""
+
+    max_length: int  # tokens
+    layers: Sequence[LayerShape]  # of cross-attention
+    encoder: str  # file of its graph
+    token_budget: int  # padded tokens of one encoder call, at most
+    start: int  # the token that every answer starts from
+    first: int | None = None  # the token that is forced after it
+    prefix: str = ""
+    pairs: Mapping[str, str] = field(default_factory=dict)  # "en to de" -> the instruction for it
+    languages: Mapping[str, Language] = field(default_factory=dict)
+    source_language: str | None = None
+    target_language: str | None = None
+
+
+@dataclass(frozen=True)
+class TokenBias:
+    """What is added to the score of the last of `tokens` where the others were just generated."""
+
+    tokens: Sequence[int]
+    bias: float
+
+
+@dataclass(frozen=True)
+class Decay:
+    """transformers' exponential_decay_length_penalty: after `start` tokens the end becomes likelier by `factor`."""
+
+    start: int
+    factor: float
+
+
+@dataclass(frozen=True)
+class TokenRules:
+    """Tokens that must, must not, or should rather come in every answer: the checkpoint's generation_config."""
+
+    bad_words: Sequence[Sequence[int]] = ()  # runs of tokens that are never completed
+    sequence_bias: Sequence[TokenBias] = ()
+    suppressed: Sequence[int] = ()
+    begin_suppressed: Sequence[int] = ()  # as the first of an answer
+    decay: Decay | None = None
+    last: Sequence[int] = ()  # one of them comes last, where an answer reaches its most tokens
+
+
+@dataclass(frozen=True)
+class Chat:
+    """The checkpoint's chat template, and what it knows by name."""
+
+    template: str
+    special_tokens: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class GenerationServing:
+    """A decode loop."""
+
+    task: str
+    executor: Literal["in-process", "bls"]
+    arena: Arena
+    session: Session
+    vocabulary: int  # logits of a position
+    queue: int  # sequences that may wait
+    prefill_tokens: int  # of prompts, between two decode steps
+    beams: int  # of one search, at most
+    max_tokens: int  # of an answer, where a request does not say
+    end_ids: Sequence[int]  # tokens that end an answer
+    fields: Sequence[str]  # the input tensors of a request
+    defaults: Mapping[str, Any]  # options of a request, where it does not say
+    model: str | None = None  # file of the decoder's graph, in process
+    copier: str | None = None  # file of the graph that copies a slot, in process on a GPU
+    engine: str | None = None  # the Triton model that runs the graph, through BLS
+    inputs: Sequence[str] = ()  # of the graph
+    outputs: Sequence[str] = ()
+    total_length: int | None = None  # tokens of prompt and answer, where a request does not say how long
+    prefix_cache: bool = False
+    rules: TokenRules = TokenRules()
+    source: Source | None = None  # of an encoder-decoder
+    chat: Chat | None = None
+
+
+Serving = Union[EncoderServing, GenerationServing]
+KINDS: Mapping[str, type[Any]] = {"encoder": EncoderServing, "generation": GenerationServing}
+
+
+def dump(serving: Serving) -> str:
+    """`serving` as the text of serving.json."""
+    kind = next(name for name, kind in KINDS.items() if isinstance(serving, kind))
+    document = {"schema": SCHEMA, "kind": kind, **dataclasses.asdict(serving)}
+    return json.dumps(document, indent=1, ensure_ascii=False)
+
+
+def load_encoder(folder: Path) -> EncoderServing:
+    """Read serving.json of a front model of one call a batch. Raises ContractError."""
+    serving = load(folder)
+    if not isinstance(serving, EncoderServing):
+        raise ContractError(f"{folder / FILE} is of a model that generates; expected one of an encoder")
+    return serving
+
+
+def load_generation(folder: Path) -> GenerationServing:
+    """Read serving.json of a decode loop. Raises ContractError."""
+    serving = load(folder)
+    if not isinstance(serving, GenerationServing):
+        raise ContractError(f"{folder / FILE} is of an encoder; expected one of a model that generates")
+    return serving
+
+
+def load(folder: Path) -> Serving:
+    """Read serving.json in `folder`. Raises ContractError where another version wrote it, or it is damaged."""
+    path = folder / FILE
+    try:
+        document = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ContractError(f"{path} cannot be read: {error}. Build the model again") from error
+    found = document.pop("schema", 1) if isinstance(document, dict) else None
+    if found != SCHEMA:
+        raise ContractError(
+            f"{path} has schema {found} and the code beside it reads schema {SCHEMA}: they come from different "
+            "versions of build-repo. Build the model again"
+        )
+    kind = document.pop("kind", None)
+    if kind not in KINDS:
+        raise ContractError(f"{path} is of the kind {kind!r}; known are {', '.join(KINDS)}. Build the model again")
+    serving: Serving = _read(KINDS[kind], document, path.name)
+    return serving
+
+
+def _read(kind: Any, value: Any, where: str) -> Any:
+    """`value`, of JSON, as `kind`. Raises ContractError with the place of what does not fit."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if dataclasses.is_dataclass(kind):
+        return _read_fields(kind, value, where)
+    if origin in (types.UnionType, typing.Union):
+        return _read_union(arguments, value, where)
+    if origin is Literal and value in arguments:
+        return value
+    if origin is not None and _is_subclass(origin, Mapping) and isinstance(value, dict):
+        return {key: _read(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    if origin is not None and _is_subclass(origin, Sequence) and isinstance(value, list):
+        return tuple(_read(arguments[0], item, f"{where}[{place}]") for place, item in enumerate(value))
+    if isinstance(kind, type) and isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    raise ContractError(f"{where} is {value!r}; expected {getattr(kind, '__name__', kind)}. Build the model again")
+
+
+def _read_union(kinds: Sequence[Any], value: Any, where: str) -> Any:
+    if value is None and type(None) in kinds:
+        return None
+    problems = []
+    for kind in kinds:
+        try:
+            return _read(kind, value, where)
+        except ContractError as error:
+            problems.append(error)
+    raise problems[0]
+
+
+def _is_subclass(origin: Any, base: type) -> bool:
+    return isinstance(origin, type) and issubclass(origin, base)
+
+
+def _read_fields(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise ContractError(f"{where} is {value!r}; expected a mapping. Build the model again")
+    hints = typing.get_type_hints(kind)
+    known = {entry.name for entry in dataclasses.fields(kind)}
+    required = {
+        entry.name
+        for entry in dataclasses.fields(kind)
+        if entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
+    }
+    wrong = sorted(set(value) - known) or sorted(required - set(value))
+    if wrong:
+        verb = "has an unknown field" if wrong[0] in value else "lacks the field"
+        raise ContractError(f"{where} {verb} {wrong[0]!r}. Build the model again")
+    return kind(**{name: _read(hints[name], item, f"{where}.{name}") for name, item in value.items()})
