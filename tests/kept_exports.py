@@ -85,7 +85,7 @@ def _key(module: torch.nn.Module, tensors: Sequence[torch.Tensor], *signature: o
     digest = hashlib.sha256(repr(facts).encode())
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy())
+        digest.update(tensor.detach().reshape(-1).contiguous().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -12,7 +13,9 @@ from rich.console import Console
 
 from builder import charts
 from builder.cli import main
+from builder.engines.cpu import cpu
 from builder.errors import RepositoryError
+from builder.optimise.variants import asked
 from builder.page import page
 from builder.report import read_report
 from builder.repository.check import check, warnings
@@ -27,7 +30,8 @@ def test_a_searched_build_explains_itself(tmp_path: Path, monkeypatch: pytest.Mo
     model, samples = token_classification()
     output = tmp_path / "model_repository"
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    built = build(make_spec(model=str(model), name="tags", samples=samples, precision="auto", output=output))
+    spec = make_spec(model=str(model), name="tags", samples=samples, precision="auto", output=output)
+    built = build(spec)
     report = read_report(output, "tags")
     assert report == built
     names = [rung.name for rung in report.ladder]
@@ -50,9 +54,29 @@ def test_a_searched_build_explains_itself(tmp_path: Path, monkeypatch: pytest.Mo
     _stands_alone(html)
     assert html.count("<svg") == 5
     assert report.choice.split(":")[0] in html
-    monkeypatch.setattr("builder.repository.check.cpu", lambda: {"model": "another", "flags": []})
-    expected = 1 if report.tuned_for else 0
-    assert len(warnings(output)) == expected
+    variant = next(v for v in asked(spec, cpu()["flags"]) if v.name == report.chosen.split(",")[0])
+    assert report.tuned_for == tuple(flag for flag in variant.fast_with if flag in cpu()["flags"])
+    assert warnings(output) == [], "chosen on this processor"
+
+
+@pytest.mark.parametrize(
+    ("tuned_for", "flags", "warned"),
+    [
+        (["avx512_vnni", "avx_vnni"], ["avx2"], True),
+        (["avx512_vnni", "avx_vnni"], ["avx2", "avx_vnni"], False),
+        ([], ["avx2"], False),
+    ],
+)
+def test_a_choice_for_another_processor_is_warned_of(
+    tuned_for: list[str], flags: list[str], warned: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = {"name": "tags", "tuned_for": tuned_for, "cpu": {"model": "the one with VNNI", "flags": tuned_for}}
+    (tmp_path / "tags").mkdir()
+    (tmp_path / "tags" / "build.json").write_text(json.dumps(built))
+    monkeypatch.setattr("builder.repository.check.cpu", lambda: {"model": "another", "flags": flags})
+    found = warnings(tmp_path)
+    assert len(found) == warned
+    assert all("tags: chosen on the one with VNNI for its avx512_vnni or avx_vnni" in text for text in found)
 
 
 def _stands_alone(html: str) -> None:

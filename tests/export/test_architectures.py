@@ -15,6 +15,7 @@ from builder.verify.parity import TOLERANCE, graph_error
 from tests.checkpoints import ARCHITECTURES, make_checkpoint
 
 
+@pytest.mark.every_architecture
 @pytest.mark.parametrize("model_type", ARCHITECTURES)
 def test_fused_and_equal_to_pytorch(model_type: str, tmp_path: Path) -> None:
     """Batches of 3 to 300 tokens: longer than ModernBERT's window of 16 here."""

@@ -57,6 +57,7 @@ def best_tokens(model: PreTrainedModel, prompt: list[int], text: list[int]) -> l
     return [int(token) for token in logits[len(prompt) - 1 : -1].argmax(dim=-1)]
 
 
+@pytest.mark.every_architecture
 @pytest.mark.parametrize("model_type", DECODERS)
 def test_greedy_text_is_transformers(model_type: str, tmp_path: Path) -> None:
     graph, actual, expected = exported(model_type, tmp_path)

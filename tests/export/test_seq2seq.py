@@ -60,6 +60,7 @@ def expected(model: PreTrainedModel, source: tuple[int, ...], options: dict[str,
     return pytorch_answer(model, source, START, [END], count, early_stopping=stopping, **settings, **more)
 
 
+@pytest.mark.every_architecture
 @pytest.mark.parametrize("model_type", SEQ2SEQS)
 def test_answers_are_transformers(model_type: str, tmp_path: Path) -> None:
     """Greedy rows and searches of 2, 3 and 4 beams, over texts of unequal length, together in 8 slots."""

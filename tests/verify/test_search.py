@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 
 from builder.errors import ExportError, VerificationError
+from builder.optimise import variants
 from builder.optimise.variants import Variant
 from builder.report import Rung
+from builder.verify import bench as benches
 from builder.verify.memory import Memory
 from builder.verify.search import Search
 
@@ -59,6 +62,16 @@ class Workshop:
 
     def sensitive(self, variant: Variant) -> list[str]:
         return [] if variant.precision == "fp32" else [f"layer {n}" for n in range(8)]
+
+
+@pytest.mark.parametrize(("fake", "real"), [(Bench, benches.Bench), (Workshop, variants.Workshop)])
+def test_a_fake_takes_what_the_real_one_takes(fake: type, real: type) -> None:
+    """Whatever a fake has, the real one has too, with the same parameters."""
+    calls = {name: code for name, code in vars(fake).items() if callable(code) and not name.startswith("_")}
+    for name, code in calls.items():
+        assert list(inspect.signature(getattr(real, name)).parameters) == list(inspect.signature(code).parameters)
+    for name in {name for name in vars(fake) if not name.startswith("_")} - set(calls):
+        assert hasattr(real, name) or name in {one.name for one in fields(real)}
 
 
 def search(bench: Bench, memory: Memory | None = None) -> Search:
