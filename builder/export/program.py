@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import onnx
 import torch
@@ -19,6 +19,8 @@ CASTS = frozenset(
     {torch.ops.aten.to.device, torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout, torch.ops.aten.to.other}
 )
 
+Translated = TypeVar("Translated")
+
 
 def to_onnx(
     module: torch.nn.Module,
@@ -32,18 +34,22 @@ def to_onnx(
     Raises ExportError with what it failed on.
     """
     module.eval()
+
+    def translated() -> torch.onnx.ONNXProgram | None:
+        return torch.onnx.export(
+            module,
+            tuple(tensors),
+            dynamo=True,
+            opset_version=OPSET,
+            dynamic_shapes=(tuple(dynamic_axes),),
+            input_names=list(inputs),
+            output_names=list(outputs),
+            verbose=False,
+        )
+
     try:
-        with torch.no_grad(), _decomposed_where_needed():
-            program = torch.onnx.export(
-                module,
-                tuple(tensors),
-                dynamo=True,
-                opset_version=OPSET,
-                dynamic_shapes=(tuple(dynamic_axes),),
-                input_names=list(inputs),
-                output_names=list(outputs),
-                verbose=False,
-            )
+        with torch.no_grad():
+            program = _decomposed_where_needed(translated)
     except Exception as error:  # whatever the module's own code raises
         raise ExportError(reason(error)) from error
     if program is None:
@@ -54,17 +60,36 @@ def to_onnx(
     return model
 
 
-@contextmanager
-def _decomposed_where_needed() -> Iterator[None]:
+def _decomposed_where_needed(translated: Callable[[], Translated]) -> Translated:
     """torch.onnx.export traces each program a second time to break up operators that ONNX does not know: half of its
-    time. What transformers' models need of that is nearly always `Tensor.to`, which is settled here without a trace."""
+    time. What transformers' models need of that is nearly always `Tensor.to`, which is settled here without a trace.
+
+    Torch's table lacks operators that may return their input as it is: where one stops the translation, the export is
+    done once more, with that trace.
+    """
+    left: list[torch.export.ExportedProgram] = []
+    with _left_as_captured(left):
+        try:
+            return translated()
+        except Exception:
+            if not left:
+                raise
+    return translated()
+
+
+@contextmanager
+def _left_as_captured(left: list[torch.export.ExportedProgram]) -> Iterator[None]:
+    """Run with decomposition only of programs with a node that it would change; the others go into `left`."""
     decompose = torch.export.ExportedProgram.run_decompositions
 
     def where_needed(
         program: torch.export.ExportedProgram, table: Mapping[Any, Any] | None = None, **more: Any
     ) -> torch.export.ExportedProgram:
         _settle_casts(program.graph)
-        return program if table is not None and _is_decomposed(program, table) else decompose(program, table, **more)
+        if table is None or not _is_decomposed(program, table):
+            return decompose(program, table, **more)
+        left.append(program)
+        return program
 
     torch.export.ExportedProgram.run_decompositions = where_needed  # type: ignore[assignment, method-assign]
     try:

@@ -1,0 +1,68 @@
+"""A captured program is traced again only where an operator has to be broken up; the graph says the same either way."""
+
+from __future__ import annotations
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+
+from builder.export.program import to_onnx
+
+
+class Casts(torch.nn.Module):
+    """A cast, and one that changes nothing."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        real = ids.to(torch.float32).to("cpu")
+        return (real * 2 + 1,)
+
+
+class Returns(torch.nn.Module):
+    """Its output is its input, by an operator that torch's table lacks."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        return (ids + 1, ids.to(torch.int64))
+
+
+class Squares(torch.nn.Module):
+    """ONNX has no square."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        return (torch.square(ids.to(torch.float32)),)
+
+
+class Writes(torch.nn.Module):
+    """Writes into a tensor that it reads again."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        total = torch.zeros_like(ids)
+        total.add_(ids)
+        return (total * ids,)
+
+
+@pytest.mark.parametrize(("module", "traced"), [(Casts(), 0), (Returns(), 1), (Squares(), 1), (Writes(), 1)])
+def test_a_program_is_traced_again_where_it_must_be(
+    module: torch.nn.Module, traced: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = []
+    decompose = torch.export.ExportedProgram.run_decompositions
+
+    def counted(program: torch.export.ExportedProgram, *arguments: object) -> torch.export.ExportedProgram:
+        again.append(program)
+        return decompose(program, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", counted)
+    ids = torch.arange(6).reshape(2, 3)
+    outputs = [f"output_{number}" for number in range(len(module(ids)))]
+    model = to_onnx(module, [ids], [{0: torch.export.Dim("batch")}], ["ids"], outputs)
+    assert len(again) == traced
+    assert torch.export.ExportedProgram.run_decompositions is counted, "it is put back"
+    session = onnxruntime.InferenceSession(model.SerializeToString())
+    fed = torch.arange(12).reshape(4, 3)
+    for actual, expected in zip(session.run(None, {"ids": fed.numpy()}), module(fed), strict=True):
+        np.testing.assert_array_equal(actual, expected.numpy())
