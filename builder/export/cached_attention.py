@@ -162,7 +162,8 @@ def group_query_attention(
 class CrossCache(Cache):  # type: ignore[misc]
     """transformers' cross-attention cache, full already: each layer's keys and values are the graph's inputs.
 
-    Whoever reads a layer's keys is about to attend to them: that is how the attention function knows.
+    A model reads a layer's keys right before it attends to them; reading them sets `layer`, by which the attention
+    function knows that it is called for cross-attention, and for which layer.
     `rows`: (places, beams), the row that is a place's n-th query; `places`: (rows,), where among those a row is;
     `last`: (places, 1, both kinds of all layers), the keys and values of each text's last token.
     """

@@ -66,7 +66,7 @@ class DecoderGraph(torch.nn.Module):
         rows = torch.arange(input_ids.shape[0]) * input_ids.shape[1] + logits_index
 
         def only_wanted(head: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
-            hidden = arguments[0]  # (batch, sequence, hidden): the head need not see the positions nobody asked for
+            hidden = arguments[0]  # (batch, sequence, hidden): the head is applied to the requested positions only
             return hidden.reshape(-1, hidden.shape[-1]).index_select(0, rows)
 
         handle = self.model.get_output_embeddings().register_forward_pre_hook(only_wanted)

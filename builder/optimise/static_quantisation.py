@@ -97,8 +97,8 @@ def quantise_statically(
 
 
 def _state_types(graph: onnx.GraphProto) -> None:
-    """Say that the inputs of products are real: the calibrator measures only tensors that are said to be, and ONNX's
-    own shape inference stops at operators of ONNX Runtime.
+    """Declare the inputs of matrix products as fp32. The calibrator measures only tensors whose type is declared, and
+    ONNX's shape inference, which would declare them, stops at operators of ONNX Runtime.
     """
     known = {value.name for value in graph.value_info}
     for name in dict.fromkeys(node.input[0] for node in constant_products(graph)):

@@ -45,7 +45,9 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Placement:
-    """`warm_ups`: calls after which no shape needs work at run time; empty where every shape is alike."""
+    """`warm_ups`: calls that Triton makes at load, so that the engine prepares every shape before the first request;
+    empty where a new shape costs nothing.
+    """
 
     groups: Sequence[InstanceGroup]
     parameters: Mapping[str, str] = field(default_factory=dict)

@@ -197,14 +197,14 @@ def _checked(options: "dict[str, Any]", given: "set[str]") -> Options:
             raise InputError(f"{name} holds an empty string, which is everywhere; send words of at least one character")
     sampling = given & {"top_k", "top_p", "min_p", "typical_p", "random_seed"}
     if sampling and "temperature" not in given and options.get("temperature") == 0:
-        options["temperature"] = 1.0  # who asks for a way to sample wants to sample
+        options["temperature"] = 1.0  # an option of sampling means that sampling is wanted
     if "min_tokens" not in given and options.get("max_tokens") is not None:
         options["min_tokens"] = min(
             options.get("min_tokens", 0), options["max_tokens"]
-        )  # the checkpoint's own gives way
+        )  # the checkpoint's own minimum must not exceed the requested maximum
     if given & {"temperature", "top_k", "top_p", "min_p", "typical_p", "random_seed"} and "num_beams" not in given:
-        options["num_beams"] = 1  # who asks for a way to sample wants no search, whatever the checkpoint prefers
-    if "n" not in given and options.get("n", 1) > 1:  # the checkpoint's own number of answers gives way too
+        options["num_beams"] = 1  # ... and beam search is not, even if it is the checkpoint's default
+    if "n" not in given and options.get("n", 1) > 1:  # the checkpoint's own number of answers is limited as well
         beams = options.get("num_beams", 1)
         options["n"] = min(options["n"], beams) if beams > 1 or options.get("temperature") == 0 else options["n"]
     for name, (low, high) in RANGES.items():

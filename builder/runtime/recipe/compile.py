@@ -166,9 +166,9 @@ def _compiled(model: Path, wanted: "dict[str, str]") -> bool:
 def _publish(model: Path, staging: Path, fingerprint: "dict[str, Any]") -> None:
     """Put the plan into version 1, and say in every build.json of this build what it is.
 
-    One rename publishes it: of the file where there is a version, else of the folder, so that whoever ends this
-    process leaves the old plan or the new one. What build.json says comes after; a plan that it does not describe is
-    compiled again. The model's own is the last, for that is the one that is asked.
+    One rename publishes it: of the file where there is a version, else of the folder. If the process is killed, either
+    the old plan or the new one is there. build.json is written afterwards: a plan that it does not describe is compiled
+    again. The model's own build.json is the last, because that is the one that is read to find out.
     """
     _sync(staging / "model.plan")
     if (model / PLAN).parent.is_dir():
