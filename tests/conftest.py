@@ -124,20 +124,17 @@ def client(server: Server) -> Iterator[Callable[[str], Client]]:
         one.__exit__()
 
 
-@pytest.hookimpl(tryfirst=True)  # pytest-xdist reads the groups next
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """Say which tests share a worker, which need the served repository, and which a GPU that is not here."""
-    no_gpu = pytest.mark.skip(reason="no NVIDIA GPU here")
-    for item in items:
-        if "repository" in _fixtures(item):
-            item.add_marker(pytest.mark.served)
-            item.add_marker(pytest.mark.xdist_group("served"))
-        elif "small_repository" in _fixtures(item):
-            item.add_marker(pytest.mark.xdist_group("small_repository"))
-        elif "module" in _fixtures(item).values():
-            item.add_marker(pytest.mark.xdist_group(item.path.stem))
-        if item.get_closest_marker("gpu") and not gpus():
-            item.add_marker(no_gpu)
+    if "repository" in _fixtures(item):
+        item.add_marker(pytest.mark.served)
+        item.add_marker(pytest.mark.xdist_group("served"))
+    elif "small_repository" in _fixtures(item):
+        item.add_marker(pytest.mark.xdist_group("small_repository"))
+    elif "module" in _fixtures(item).values():
+        item.add_marker(pytest.mark.xdist_group(item.path.stem))
+    if item.get_closest_marker("gpu") and not gpus():
+        item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
 
 
 def _fixtures(item: pytest.Item) -> dict[str, str]:
