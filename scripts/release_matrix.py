@@ -28,7 +28,7 @@ from builder.optimise.for_runtime import for_runtime
 from builder.optimise.fusion import fuse
 from builder.optimise.variants import Variant, Workshop
 from builder.runtime.contract import Session
-from builder.runtime.generation.executor import InProcess
+from builder.runtime.generation.executors.in_process import InProcess
 from builder.spec import make_spec
 from builder.verify.generation import geometry_of
 from builder.verify.runtimes import (

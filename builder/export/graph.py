@@ -14,7 +14,7 @@ import onnx
 
 from builder.engines.releases import LIMITS, OPERATOR_NEEDS, RELEASES, runtime_of, version_tuple
 from builder.errors import ExportError
-from builder.runtime.generation.executor import other_meaning
+from builder.runtime.generation.executors.sessions import other_meaning
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ from builder.report import BuildReport, EngineCheck, Rung, file_hashes
 from builder.repository.layout import RepositoryEntry, lay_out_generating
 from builder.runtime.contract import Arena, CacheType, Chat, GenerationServing, Session
 from builder.runtime.fields import Field
-from builder.runtime.generation.device import BYTES, ELEMENTS
-from builder.runtime.generation.executor import InProcess
+from builder.runtime.generation.executors.cuda import BYTES, ELEMENTS
+from builder.runtime.generation.executors.in_process import InProcess
 from builder.samples import load_samples
 from builder.spec import BuildSpec
 from builder.verify.generation import (

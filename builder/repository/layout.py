@@ -24,11 +24,11 @@ from builder.spec import BuildSpec, Serving
 RUNTIME = Path(__file__).parent.parent / "runtime"
 SHARED_FILES = ("contract.py", "fields.py", "tensors_check.py")
 ENCODER_FILES = ("model.py", "cpu_check.py", "pipeline.py", "task.py", "text.py", "cutting.py", "scores.py")
-GENERATION = tuple(sorted(file.name for file in (RUNTIME / "generation").glob("*.py")))
+GENERATION = tuple(sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "generation").rglob("*.py")))
 GENERATING = {
     **{name: name for name in SHARED_FILES},
     "model.py": "generation_model.py",
-    **{f"generation/{name}": f"generation/{name}" for name in GENERATION},
+    **{name: name for name in GENERATION},
 }
 RUNTIME_FILES: Mapping[
     str, Mapping[str, str]

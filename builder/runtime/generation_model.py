@@ -17,8 +17,8 @@ import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
 from .fields import InputError
-from .generation.device import copy_to_host
 from .generation.errors import DeadlineExceeded, QueueFull
+from .generation.executors.cuda import copy_to_host
 from .generation.sequences import Request
 from .generation.service import Answer, Service
 from .tensors_check import check_tensors_survive

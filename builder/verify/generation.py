@@ -20,7 +20,8 @@ from builder.export.graph import Graph
 from builder.runtime.contract import Session
 from builder.runtime.generation.beams import BeamSearch, Hypothesis
 from builder.runtime.generation.engine import Engine
-from builder.runtime.generation.executor import Executor, Geometry, InProcess
+from builder.runtime.generation.executors.base import Executor, Geometry
+from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler

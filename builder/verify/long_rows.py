@@ -18,7 +18,8 @@ from builder.errors import VerificationError
 from builder.export.decoder import CacheShape
 from builder.export.graph import Graph
 from builder.runtime.contract import Session
-from builder.runtime.generation.executor import Executor, InProcess
+from builder.runtime.generation.executors.base import Executor
+from builder.runtime.generation.executors.in_process import InProcess
 from builder.verify.generation import TOLERANCE, geometry_of
 
 # A forward pass of PyTorch over 8,192 tokens of half a billion parameters takes about a minute on two cores, less than

@@ -45,10 +45,16 @@ def loop(case: "dict[str, Any]") -> "list[Any]":
     """Calls of an emitted executor, in their order: a cache is filled and read again."""
     sys.path.append(case["builder"])
     import onnxruntime
-    from runtime.generation import executor as executors  # type: ignore[import-not-found]
+    from runtime.contract import Session  # type: ignore[import-not-found]
+    from runtime.generation.executors.base import CrossGeometry, Geometry  # type: ignore[import-not-found]
+    from runtime.generation.executors.bls import Bls  # type: ignore[import-not-found]
+    from runtime.generation.executors.cross_attending import CrossAttending  # type: ignore[import-not-found]
+    from runtime.generation.executors.in_process import InProcess  # type: ignore[import-not-found]
 
     onnxruntime.set_default_logger_severity(4)
-    if case["kind"] == "Remote":
+    geometry = Geometry(**case["geometry"])
+    executor: Any
+    if case["kind"] == "bls":
         session = onnxruntime.InferenceSession(case["models"][0], providers=["CPUExecutionProvider"])
         names = [output.name for output in session.get_outputs()]
         inputs = [value.name for value in session.get_inputs()]
@@ -56,13 +62,13 @@ def loop(case: "dict[str, Any]") -> "list[Any]":
         def infer(feeds: "dict[str, np.ndarray]") -> "dict[str, np.ndarray]":
             return dict(zip(names, session.run(names, feeds), strict=True))
 
-        executor = executors.Remote(infer, inputs, executors.Geometry(**case["geometry"]))
+        executor = Bls(infer, inputs, geometry)
     else:
-        parts = [executors.Geometry(**case["geometry"])]
-        if case["cross"] is not None:
-            parts.append(executors.CrossGeometry(**case["cross"]))
-        paths = map(Path, case["models"])
-        executor = getattr(executors, case["kind"])(*paths, *parts, executors.Session(threads=case["threads"]))
+        paths, options = map(Path, case["models"]), Session(threads=case["threads"])
+        if case["cross"] is None:
+            executor = InProcess(*paths, geometry, options)
+        else:
+            executor = CrossAttending(*paths, geometry, CrossGeometry(**case["cross"]), options)
     found = []
     for name, arguments in case["calls"]:
         answer = getattr(executor, name)(*arguments)

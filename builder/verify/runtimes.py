@@ -28,7 +28,8 @@ from builder.errors import VerificationError
 from builder.export.graph import Graph
 from builder.families import Stage
 from builder.report import EngineCheck
-from builder.runtime.generation.executor import CrossAttending, Executor
+from builder.runtime.generation.executors.base import Executor
+from builder.runtime.generation.executors.cross_attending import CrossAttending
 from builder.spec import BuildSpec
 
 RECORDED = ("run", "copy", "encode", "attach", "assign")  # of an executor
@@ -171,11 +172,11 @@ class Recorder:
     def case(self, name: str, graphs: Sequence[Graph], threads: int, remote: bool = False) -> Case:
         """For an executor of the same arena over `graphs`; `remote`: one whose steps are calls of the engine."""
         executor = self.executor
-        cross = asdict(executor.cross) if isinstance(executor, CrossAttending) else None
+        cross = asdict(executor.texts.cross) if isinstance(executor, CrossAttending) else None
         job = {
             "way": "loop",
             "builder": str(Path(__file__).parent.parent),
-            "kind": "Remote" if remote else "InProcess" if cross is None else "CrossAttending",
+            "kind": "bls" if remote else "in-process",
             "models": [str(graph.path) for graph in graphs],
             "geometry": asdict(executor.geometry),
             "cross": cross,

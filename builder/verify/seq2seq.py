@@ -19,7 +19,8 @@ from builder.errors import VerificationError
 from builder.export.decoder import CacheShape
 from builder.export.graph import Graph
 from builder.runtime.contract import Session
-from builder.runtime.generation.executor import CrossAttending, CrossGeometry, Geometry
+from builder.runtime.generation.executors.base import CrossGeometry, Geometry
+from builder.runtime.generation.executors.cross_attending import CrossAttending
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.verify.generation import CONTEXT, ROWS, TIE, TOLERANCE, Asked, answer, median_ms

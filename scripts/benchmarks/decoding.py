@@ -30,7 +30,9 @@ from builder.engines.cpu import cpu
 from builder.engines.onnxruntime import infer_with
 from builder.machine import available_cores
 from builder.runtime.contract import Session, load_generation
-from builder.runtime.generation.executor import Geometry, InProcess, open_session
+from builder.runtime.generation.executors.base import Geometry
+from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.executors.sessions import open_session
 from builder.serve.triton import running
 from builder.spec import make_spec
 from builder.stages import build

@@ -37,7 +37,8 @@ from builder.optimise.half_precision import to_half
 from builder.optimise.variants import Variant, Workshop
 from builder.repository.placement import OF_TOKENS
 from builder.repository.profiles import Calls, covering_profile, input_shapes
-from builder.runtime.generation.device import ELEMENTS, PROVIDERS, OnDevice
+from builder.runtime.contract import Session
+from builder.runtime.generation.executors.cuda import ELEMENTS, PROVIDERS, Cuda
 from builder.samples import TEXTS
 from builder.spec import make_spec
 from builder.verify.generation import geometry_of
@@ -143,7 +144,7 @@ def decode(device: str, place: Path, rows: tuple[int, ...] = ROWS) -> Times:
     half = to_half(fuse(exported.graph, place), place / "half" / "model.onnx", real=("logits",))
     copier = slot_copier(exported.caches, ELEMENTS["float16"], half, place)
     geometry = geometry_of(exported.caches, max(rows), 2 * CONTEXT, GPT2Config().vocab_size, "float16")
-    executor = OnDevice(half.path, copier.path, geometry, {"device": device, "device_id": 0})
+    executor = Cuda(half.path, copier.path, geometry, Session(device=device))
     found = {}
     for count in rows:
         tokens, lengths = np.full((count, 1), 100), np.full(count, CONTEXT)

@@ -17,7 +17,7 @@ from builder.export.graph import Graph
 from builder.export.rotary import fused_rotary, settled_frequencies
 from builder.optimise.fusion import fuse
 from builder.runtime.contract import Session
-from builder.runtime.generation.executor import InProcess
+from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.spec import make_spec

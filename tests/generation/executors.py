@@ -6,12 +6,24 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from builder.runtime.generation.executor import CrossAttending, CrossGeometry, Executor, Geometry
+from builder.runtime.generation.executors.base import CrossGeometry, EncodingExecutor, Executor, Geometry, copy_slot
+from builder.runtime.generation.executors.cross_attending import TextArena
 
 VOCABULARY = 50
 
 
-class SumExecutor(Executor):
+class ArenaExecutor(Executor):
+    """Keys and values in this process's memory, and no graph."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        super().__init__(geometry)
+        self.arena = geometry.allocate()
+
+    def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
+        copy_slot(self.arena, source, target, length, start)
+
+
+class SumExecutor(ArenaExecutor):
     """The next token is a function of all tokens in the slot, read from its cache: a wrong slot, position or
     leftover shows in the text. One layer, one head, one number a position: the token itself.
     """
@@ -45,13 +57,19 @@ def expected(prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-class ReadingExecutor(CrossAttending):
+class ReadingExecutor(ArenaExecutor, EncodingExecutor):
     """The same with a text to attend to, read from its place in the arena: a wrong place, length or leftover shows."""
 
     def __init__(self, slots: int = 4, max_length: int = 32, max_source: int = 32, beams: int = 4) -> None:
-        Executor.__init__(self, Geometry(slots, max_length, VOCABULARY, ((1, 1),)))
-        self._allocate(CrossGeometry(max_source, beams, ((1, 1),)))
+        super().__init__(Geometry(slots, max_length, VOCABULARY, ((1, 1),)))
+        self.sources = TextArena(slots, CrossGeometry(max_source, beams, ((1, 1),)))
         self.texts: list[list[int]] = []  # lengths of the texts of each encoder call
+
+    def attach(self, place: int, encoded: list[np.ndarray]) -> None:
+        self.sources.attach(place, encoded)
+
+    def assign(self, slot: int, place: int, beam: int) -> None:
+        self.sources.assign(slot, place, beam)
 
     def encode(self, rows: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
         self.texts.append([len(row) for row in rows])
@@ -59,14 +77,14 @@ class ReadingExecutor(CrossAttending):
 
     def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
         logits = np.tile(np.linspace(0, 1, VOCABULARY, dtype=np.float32), (len(tokens), 1))
-        places = self.place_of[first : first + len(tokens)]
-        seen = {(place, beam) for place, beam in zip(places, self.beam_of[first:], strict=False) if place >= 0}
+        places = self.sources.place_of[first : first + len(tokens)]
+        seen = {(place, beam) for place, beam in zip(places, self.sources.beam_of[first:], strict=False) if place >= 0}
         assert len(seen) == (places >= 0).sum(), "two rows are the same beam of a text"
         for row, (length, place) in enumerate(zip(lengths.tolist(), places.tolist(), strict=True)):
             cache = self.arena["key_0"][first + row, 0, :, 0]
             cache[length] = tokens[row, 0]
             if place >= 0:
-                text = self.cross_arena["cross_key_0"][place, 0, : self.lengths[place], 0]
+                text = self.sources.cross_arena["cross_key_0"][place, 0, : self.sources.lengths[place], 0]
                 logits[row, answer_token(text.astype(int).tolist(), cache[: length + 1].astype(int).tolist())] = 9.0
         return logits
 

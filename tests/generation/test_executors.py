@@ -11,7 +11,9 @@ from builder.engines.onnxruntime import infer_with, open_session
 from builder.export.decoder import export_decoder
 from builder.optimise.fusion import fuse
 from builder.runtime.contract import Session
-from builder.runtime.generation.executor import Executor, InProcess, Remote
+from builder.runtime.generation.executors.base import Executor
+from builder.runtime.generation.executors.bls import Bls
+from builder.runtime.generation.executors.in_process import InProcess
 from builder.verify.generation import generate, geometry_of
 from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder
@@ -25,7 +27,7 @@ def test_both_say_the_same(model_type: str, tmp_path: Path) -> None:
     geometry = geometry_of(exported.caches, 4, 128, VOCABULARY)
     executors: list[Executor] = [
         InProcess(graph.path, geometry, Session(threads=1)),
-        Remote(infer_with(open_session(graph.path, 1)), graph.inputs, geometry),
+        Bls(infer_with(open_session(graph.path, 1)), graph.inputs, geometry),
     ]
     in_place, travelling = (generate(executor, prompts(), 32) for executor in executors)
     assert in_place == travelling

@@ -63,7 +63,7 @@ def test_each_row_reads_its_own_text(slots: int) -> None:
     assert engine.cache.free == slots
     assert engine.reader is not None
     assert engine.reader.taken == [False] * slots
-    assert set(executor.place_of.tolist()) == {-1}
+    assert set(executor.sources.place_of.tolist()) == {-1}
     assert sum(map(len, executor.texts)) == len(asked), "each text is read once, for all sequences of its request"
     assert engine.stats.encoded_tokens == sum(len(one.text) for one in asked)
 

@@ -17,8 +17,8 @@ from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
 from builder.optimise.variants import Variant, Workshop
 from builder.runtime.contract import Session
-from builder.runtime.generation.device import ELEMENTS, OnDevice
-from builder.runtime.generation.executor import InProcess
+from builder.runtime.generation.executors.cuda import ELEMENTS, Cuda
+from builder.runtime.generation.executors.in_process import InProcess
 from builder.samples import TEXTS
 from builder.verify.generation import generate, geometry_of
 from tests.checkpoints import VOCABULARY
@@ -65,7 +65,7 @@ def test_a_decoder_says_on_the_gpu_what_it_says_on_the_cpu(model_type: str, tmp_
     half = to_half(fuse(exported.graph, tmp_path), tmp_path / "half" / "model.onnx", real=("logits",))
     copier = slot_copier(exported.caches, ELEMENTS["float16"], half, tmp_path)
     geometry = geometry_of(exported.caches, 4, 128, VOCABULARY, "float16")
-    ours = generate(OnDevice(half.path, copier.path, geometry, {"device": "cuda", "device_id": 0}), prompts(), 32)
+    ours = generate(Cuda(half.path, copier.path, geometry, Session(device="cuda")), prompts(), 32)
     theirs = generate(InProcess(half.path, geometry, Session(threads=1)), prompts(), 32)
     same = np.mean([a == b for x, y in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True)])
     assert same > 0.8, "random weights: a tie may fall otherwise, and the text after it with it"

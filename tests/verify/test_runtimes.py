@@ -24,7 +24,7 @@ from builder.optimise.half_precision import to_half
 from builder.optimise.quantisation import quantise
 from builder.report import EngineCheck
 from builder.runtime.contract import Session
-from builder.runtime.generation.executor import InProcess
+from builder.runtime.generation.executors.in_process import InProcess
 from builder.verify.generation import geometry_of
 from builder.verify.runtimes import (
     STEPS,

@@ -17,7 +17,7 @@ import numpy as np
 from .beams import reorder
 from .cache import SlotCache
 from .errors import EngineFailed
-from .executor import CrossAttending, Executor
+from .executors.base import EncodingExecutor, Executor
 from .reading import Reader
 from .sampling import Choice, Sampler, choose
 from .scheduler import Call, Limits, Scheduler
@@ -35,7 +35,7 @@ class Engine:
         geometry = executor.geometry
         self.executor = executor
         self.stats = Stats(slots=geometry.slots)
-        self.reader = Reader(executor, limits.prefill_tokens) if isinstance(executor, CrossAttending) else None
+        self.reader = Reader(executor, limits.prefill_tokens) if isinstance(executor, EncodingExecutor) else None
         reuse = reuse_prefixes and self.reader is None
         self.cache = SlotCache(geometry.slots, geometry.max_length, executor.copy, reuse)
         self.scheduler = Scheduler(self.cache, limits, self.stats, self.reader)

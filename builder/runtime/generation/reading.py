@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from .executor import CrossAttending
+from .executors.base import EncodingExecutor
 from .sequences import Request, Running
 
 SIMILAR = 1.3  # texts of one encoder call differ in length by no more than this
@@ -17,7 +17,7 @@ SIMILAR = 1.3  # texts of one encoder call differ in length by no more than this
 class Reader:
     """Owns the places; a sequence that runs has one."""
 
-    def __init__(self, executor: CrossAttending, token_budget: int) -> None:
+    def __init__(self, executor: EncodingExecutor, token_budget: int) -> None:
         self.executor = executor
         self.token_budget = token_budget
         self.taken = [False] * executor.geometry.slots

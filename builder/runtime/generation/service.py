@@ -17,10 +17,13 @@ from tokenizers import Tokenizer
 from ..contract import GenerationServing, load_generation
 from ..fields import InputError, Tensors
 from .beams import BeamSearch
-from .device import OnDevice, load_cuda
 from .engine import Engine
-from .executor import CrossAttending, CrossGeometry, Executor, Geometry, Infer, InProcess, Remote
-from .handles import Handles
+from .executors.base import CrossGeometry, Executor, Geometry, Infer
+from .executors.bls import Bls
+from .executors.bls_cuda import BlsCuda
+from .executors.cross_attending import CrossAttending
+from .executors.cuda import Cuda, load_cuda
+from .executors.in_process import InProcess
 from .options import Options, read_options
 from .processors import Rules
 from .prompts import DecoderPrompts, Prompt, SourceTexts
@@ -143,9 +146,9 @@ def make_executor(folder: Path, serving: GenerationServing, infer: "Infer | None
     if serving.executor == "bls":
         assert infer is not None
         if session.device == "cpu":
-            return Remote(infer, serving.inputs, geometry)
+            return Bls(infer, serving.inputs, geometry)
         load_cuda()  # logits may come on the GPU, and are copied from there
-        return Handles(infer, serving.inputs, geometry)
+        return BlsCuda(infer, serving.inputs, geometry)
     assert serving.model is not None
     model, source = folder / serving.model, serving.source
     if source is not None:
@@ -155,7 +158,7 @@ def make_executor(folder: Path, serving: GenerationServing, infer: "Infer | None
     if session.device == "cpu":
         return InProcess(model, geometry, session)
     assert serving.copier is not None
-    return OnDevice(model, folder / serving.copier, geometry, session)
+    return Cuda(model, folder / serving.copier, geometry, session)
 
 
 class StreamedAnswer:

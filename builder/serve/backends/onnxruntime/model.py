@@ -20,7 +20,7 @@ from builder.engines.cuda import NUMBERS
 from builder.engines.onnxruntime import MODEL_FILE, SLOW_FUSIONS, signature
 from builder.engines.releases import RELEASES
 from builder.export.graph import check_release, read_graph
-from builder.runtime.generation.executor import refuse_other_meaning
+from builder.runtime.generation.executors.sessions import refuse_other_meaning
 
 LEVELS = {
     -1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,

@@ -15,27 +15,27 @@ import numpy as np
 import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import OrtValue
 
-from ..contract import Session
-from .executor import Bound, Geometry, Step, refuse_other_meaning
+from ...contract import Session
+from .base import Geometry, Step
+from .in_process import Bound
+from .sessions import refuse_other_meaning
 
 ELEMENTS = {"float16": 10, "bfloat16": 16, "float32": 1}  # of onnx.TensorProto: numpy has no bfloat16
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 
 
-class OnDevice(Bound):
+class Cuda(Bound):
     """`options`: the device, its number, and what ONNX Runtime's execution provider is told.
 
     `copier`: a graph whose outputs are its inputs, a slot of each cache tensor; it copies within the GPU.
     """
 
     def __init__(self, model: Path, copier: Path, geometry: Geometry, options: Session) -> None:
-        self.geometry = geometry
         self.device, self.number = options.device, options.device_id
         self.element, self.width = ELEMENTS[geometry.cache], BYTES[geometry.cache]
-        self.session = self._open(model, options)
+        super().__init__(geometry, self._open(model, options))
         self.copier = self._open(copier, options)
-        self.inputs = {value.name for value in self.session.get_inputs()}
         self.shapes = {
             f"{kind}_{index}": (heads, geometry.max_length, size)
             for index, (heads, size) in enumerate(geometry.layers)
@@ -47,7 +47,6 @@ class OnDevice(Bound):
             )
             for name, shape in self.shapes.items()
         }
-        self.logits = np.zeros((geometry.slots, geometry.vocabulary), np.float32)
         nothing = {name: np.zeros(math.prod(shape), f"V{self.width}") for name, shape in self.shapes.items()}
         for slot in range(geometry.slots):  # that memory may have held NaN, which masking does not remove
             self._copy_from({name: ("cpu", 0, array.ctypes.data) for name, array in nothing.items()}, slot)

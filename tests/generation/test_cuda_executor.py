@@ -22,9 +22,9 @@ from builder.export.slots import slot_copier
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
 from builder.runtime.contract import FILE, Session, dump, load_generation
-from builder.runtime.generation import device as device_module
-from builder.runtime.generation.device import ELEMENTS, OnDevice, copy_to_host
-from builder.runtime.generation.executor import InProcess
+from builder.runtime.generation.executors import cuda as device_module
+from builder.runtime.generation.executors.cuda import ELEMENTS, Cuda, copy_to_host
+from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.service import Service
 from builder.spec import make_spec
 from builder.stages import build
@@ -54,7 +54,7 @@ def test_the_cache_on_a_device_says_what_the_cache_in_place_says(
     copier = slot_copier(exported.caches, ELEMENTS["float16"], half, tmp_path)
     geometry = geometry_of(exported.caches, 4, 128, VOCABULARY, "float16")
     in_place = generate(InProcess(half.path, geometry, Session(threads=1)), prompts(), 32)
-    assert generate(OnDevice(half.path, copier.path, geometry, CUDA), prompts(), 32) == in_place
+    assert generate(Cuda(half.path, copier.path, geometry, CUDA), prompts(), 32) == in_place
     exact = generate(
         InProcess(fused.path, geometry_of(exported.caches, 4, 128, VOCABULARY), Session(threads=1)), prompts(), 32
     )
@@ -68,7 +68,7 @@ def test_a_copied_slot_goes_on_like_its_source_and_touches_no_other(cuda: Copyin
     exported = export_decoder(make_decoder("llama"), tmp_path, 32)
     half = to_half(exported.graph, tmp_path / "half" / "model.onnx", real=("logits",))
     copier = slot_copier(exported.caches, ELEMENTS["float16"], half, tmp_path)
-    executor = OnDevice(half.path, copier.path, geometry_of(exported.caches, 3, 32, VOCABULARY, "float16"), CUDA)
+    executor = Cuda(half.path, copier.path, geometry_of(exported.caches, 3, 32, VOCABULARY, "float16"), CUDA)
     assert all(not np.any(tensor.numpy()) for tensor in executor.cache.values()), "a new cache is empty"
     executor.run(0, np.array([[5, 6, 7]]), np.array([0]))
     before = {name: tensor.numpy().copy() for name, tensor in executor.cache.items()}

@@ -16,17 +16,17 @@ from typing import Any
 
 import numpy as np
 
-from .executor import Executor, Geometry, Step
+from .base import Executor, Geometry, Step
 
 # Arrays and handles in; logits as an array and every present as a handle out.
 InferHandles = Callable[["dict[str, Any]"], "Mapping[str, Any]"]
 
 
-class Handles(Executor):
+class BlsCuda(Executor):
     """`inputs`: those of the graph, `cache_rows` and `new_cache_length` among them (builder/export/slots.py)."""
 
     def __init__(self, infer: InferHandles, inputs: "Sequence[str]", geometry: Geometry) -> None:
-        self.geometry = geometry
+        super().__init__(geometry)
         self.infer = infer
         self.inputs = set(inputs)
         self.new_length = geometry.max_length + 1  # a full slot that waits has a place for its unread token

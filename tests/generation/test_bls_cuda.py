@@ -21,8 +21,8 @@ from builder.export.slots import choose_rows
 from builder.optimise.fusion import fuse
 from builder.repository.check import check
 from builder.runtime.contract import Session
-from builder.runtime.generation.executor import InProcess
-from builder.runtime.generation.handles import Handles
+from builder.runtime.generation.executors.bls_cuda import BlsCuda
+from builder.runtime.generation.executors.in_process import InProcess
 from builder.verify.generation import generate, geometry_of
 from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder, make_decoder_checkpoint
@@ -55,13 +55,13 @@ def test_handing_the_cache_on_says_what_the_cache_in_place_says(model_type: str,
     chosen = choose_rows(fused, tmp_path)
     geometry = geometry_of(exported.caches, 4, 128, VOCABULARY)
     in_place = generate(InProcess(fused.path, geometry, Session(threads=1)), prompts(), 32)
-    assert generate(Handles(_engine(chosen), list(chosen.inputs), geometry), prompts(), 32) == in_place
+    assert generate(BlsCuda(_engine(chosen), list(chosen.inputs), geometry), prompts(), 32) == in_place
 
 
 def test_a_copied_slot_goes_on_like_its_source_and_a_full_one_keeps_what_it_has(tmp_path: Path) -> None:
     exported = export_decoder(make_decoder("gpt2"), tmp_path, 8)
     graph = choose_rows(exported.graph, tmp_path)
-    executor = Handles(_engine(graph), list(graph.inputs), geometry_of(exported.caches, 3, 8, VOCABULARY))
+    executor = BlsCuda(_engine(graph), list(graph.inputs), geometry_of(exported.caches, 3, 8, VOCABULARY))
     executor.run(0, np.array([[5, 6, 7]]), np.array([0]))
     executor.copy(0, 1, 3)
     executor.copy(1, 2, 3)

@@ -1,0 +1,102 @@
+"""What the decode loop needs of an executor, and what the executors share. Knows shapes; knows no engine."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+Infer = Callable[["dict[str, np.ndarray]"], "Mapping[str, np.ndarray]"]
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The arena: `layers` holds each layer's (heads, head size); `cache` is the type of keys and values."""
+
+    slots: int
+    max_length: int
+    vocabulary: int
+    layers: tuple[tuple[int, int], ...]
+    cache: str = "float32"
+
+    def allocate(self) -> dict[str, np.ndarray]:
+        """Each layer's keys and values, (slots, heads, max_length, size), by the names of the graph's inputs."""
+        return {
+            f"{kind}_{index}": np.zeros((self.slots, heads, self.max_length, size), self.cache)
+            for index, (heads, size) in enumerate(self.layers)
+            for kind in ("key", "value")
+        }
+
+
+@dataclass(frozen=True)
+class CrossGeometry:
+    """What decoder layers attend to: each layer's (heads, head size), for texts of up to `max_length` tokens.
+
+    `beams`: how many slots may attend to one text.
+    """
+
+    max_length: int
+    beams: int
+    layers: tuple[tuple[int, int], ...]
+
+
+class Executor(ABC):
+    """Runs tokens of some slots, and copies a slot. Where keys and values lie is each executor's own matter."""
+
+    def __init__(self, geometry: Geometry) -> None:
+        self.geometry = geometry
+
+    @abstractmethod
+    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        """Append `tokens`, (rows, new) int64, to the slots from `first` on, which hold `lengths` tokens each.
+
+        Returns the logits after each row's last token, (rows, vocabulary); valid until the next call.
+        """
+
+    @abstractmethod
+    def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
+        """Copy positions `start` to `length` of a slot to another."""
+
+
+class EncodingExecutor(Executor):
+    """An executor whose rows also attend to a text, which is encoded once, for all beams that answer it."""
+
+    @abstractmethod
+    def encode(self, rows: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
+        """Keys and values of each text, a tensor a layer and kind: (heads, length, size)."""
+
+    @abstractmethod
+    def attach(self, place: int, encoded: list[np.ndarray]) -> None:
+        """Put what `encode` made of one text at a place of the arena."""
+
+    @abstractmethod
+    def assign(self, slot: int, place: int, beam: int) -> None:
+        """Let `slot` attend to `place`, as the `beam`-th of those that do; to none for -1."""
+
+
+def copy_slot(arena: Mapping[str, np.ndarray], source: int, target: int, length: int, start: int) -> None:
+    """`Executor.copy` of an arena in this process's memory: tensors of (slots, heads, max_length, size)."""
+    for tensor in arena.values():
+        tensor[target, :, start:length] = tensor[source, :, start:length]
+
+
+class Step:
+    """The small inputs of one call, allocated once for a range of slots and filled in place."""
+
+    def __init__(self, rows: int, new: int) -> None:
+        self.feeds: dict[str, np.ndarray] = {
+            "input_ids": np.zeros((rows, new), np.int64),
+            "position_ids": np.zeros((rows, new), np.int64),
+            "seqlens_k": np.zeros(rows, np.int32),
+            "total_sequence_length": np.zeros(1, np.int32),
+            "logits_index": np.full(rows, new - 1, np.int64),
+        }
+
+    def fill(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
+        feeds, new = self.feeds, tokens.shape[1]
+        feeds["input_ids"][:] = tokens
+        feeds["position_ids"][:] = lengths[:, None] + np.arange(new)
+        feeds["seqlens_k"][:] = lengths + (new - 1)
+        feeds["total_sequence_length"][...] = lengths.max() + new

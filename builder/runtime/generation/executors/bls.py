@@ -1,0 +1,37 @@
+"""The graph in a Triton model of its own, called through BLS: the used part of the cache travels both ways."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .base import Executor, Geometry, Infer, Step, copy_slot
+
+
+class Bls(Executor):
+    """The graph behind an `infer` callable; the used part of the cache travels both ways."""
+
+    def __init__(self, infer: Infer, inputs: Sequence[str], geometry: Geometry) -> None:
+        super().__init__(geometry)
+        self.arena = geometry.allocate()
+        self.infer = infer
+        self.inputs = set(inputs)
+
+    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        rows, new = tokens.shape
+        step = Step(rows, new)
+        step.fill(tokens, lengths)
+        feeds = {name: array for name, array in step.feeds.items() if name in self.inputs}
+        used = int(lengths.max())
+        for name, tensor in self.arena.items():
+            feeds[f"past_{name}"] = np.ascontiguousarray(tensor[first : first + rows, :, :used])
+        outputs = self.infer(feeds)
+        for name, tensor in self.arena.items():
+            present = outputs[f"present_{name}"]
+            for row, length in enumerate(lengths.tolist()):
+                tensor[first + row, :, length : length + new] = present[row, :, length : length + new]
+        return outputs["logits"]
+
+    def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
+        copy_slot(self.arena, source, target, length, start)

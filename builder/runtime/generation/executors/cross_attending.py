@@ -1,0 +1,122 @@
+"""The executor of encoder-decoders: a decoder in this process that also attends to texts, which it encodes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...contract import Session
+from .base import CrossGeometry, EncodingExecutor, Geometry
+from .in_process import InProcess
+from .sessions import open_session
+
+MOST_BOUND = 256  # combinations of rows and texts whose bindings are kept
+
+
+class TextArena:
+    """Keys and values of texts, a place a text, and which slots attend to which place."""
+
+    def __init__(self, places: int, cross: CrossGeometry) -> None:
+        self.cross = cross
+        self.cross_arena = {
+            f"cross_{kind}_{index}": np.zeros((places, heads, cross.max_length, size), np.float32)
+            for index, (heads, size) in enumerate(cross.layers)
+            for kind in ("key", "value")
+        }
+        self.last = np.zeros((places, 1, 2 * sum(heads * size for heads, size in cross.layers)), np.float32)
+        self.lengths = np.ones(places, np.int32)  # of the texts
+        self.place_of = np.full(places, -1, np.int64)
+        self.beam_of = np.zeros(places, np.int64)
+
+    def attach(self, place: int, encoded: "list[np.ndarray]") -> None:
+        """Put what `encode` made of one text into a place of the arena."""
+        self.lengths[place] = encoded[0].shape[1]
+        ends = []
+        for tensor, values in zip(self.cross_arena.values(), encoded):
+            tensor[place, :, : values.shape[1]] = values
+            ends.append(values[:, -1].ravel())
+        self.last[place, 0] = np.concatenate(ends)
+
+    def assign(self, slot: int, place: int, beam: int) -> None:
+        """Let `slot` attend to `place`, as the `beam`-th of those that do; to none for -1."""
+        self.place_of[slot], self.beam_of[slot] = place, beam
+
+
+class CrossAttending(InProcess, EncodingExecutor):
+    """A decoder that also attends to what an encoder read: keys and values made once a text, shared by its beams.
+
+    A step binds them where they are, and moves nothing of them.
+    """
+
+    def __init__(
+        self,
+        decoder: Path,
+        encoder: Path,
+        geometry: Geometry,
+        cross: CrossGeometry,
+        session: Session,
+    ) -> None:
+        super().__init__(decoder, geometry, session)
+        self.encoder = open_session(encoder, session)
+        self.bound: dict[tuple[int, int, int], tuple[dict[str, np.ndarray], Any]] = {}
+        self.texts = TextArena(geometry.slots, cross)
+
+    def encode(self, rows: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
+        longest = max(map(len, rows))
+        ids, mask = np.zeros((len(rows), longest), np.int64), np.zeros((len(rows), longest), np.int64)
+        for row, tokens in enumerate(rows):
+            ids[row, : len(tokens)], mask[row, : len(tokens)] = tokens, 1
+        outputs = self.encoder.run(list(self.texts.cross_arena), {"input_ids": ids, "attention_mask": mask})
+        return [[output[row, :, : len(tokens)] for output in outputs] for row, tokens in enumerate(rows)]
+
+    def attach(self, place: int, encoded: list[np.ndarray]) -> None:
+        self.texts.attach(place, encoded)
+
+    def assign(self, slot: int, place: int, beam: int) -> None:
+        self.texts.assign(slot, place, beam)
+
+    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+        rows = len(tokens)
+        places, beams = self.texts.place_of[first : first + rows], self.texts.beam_of[first : first + rows]
+        used = int(places.max()) + 1
+        if (first, rows, used) not in self.bound:
+            if len(self.bound) >= MOST_BOUND:
+                self.bound.clear()
+            self.bound[first, rows, used] = self._bind_cross(first, rows, used)
+        feeds, binding = self.bound[first, rows, used]
+        feeds["input_ids"][:] = tokens
+        feeds["position_ids"][:] = lengths[:, None]
+        feeds["seqlens_k"][:] = lengths
+        feeds["total_sequence_length"][:] = lengths.max() + 1
+        feeds["cross_places"][:] = np.maximum(places, 0) * self.texts.cross.beams + beams
+        attending = np.flatnonzero(places >= 0)
+        feeds["cross_rows"][:] = 0
+        feeds["cross_rows"][places[attending], beams[attending]] = attending
+        feeds["cross_seqlens_k"][:] = 0  # a place that nobody attends to costs one key
+        feeds["cross_seqlens_k"][places[attending]] = self.texts.lengths[places[attending]] - 1
+        feeds["cross_total"][:] = feeds["cross_seqlens_k"].max() + 1
+        self.session.run_with_iobinding(binding)
+        return self.logits[:rows]
+
+    def _bind_cross(self, first: int, rows: int, used: int) -> "tuple[dict[str, np.ndarray], Any]":
+        step, binding = self._bind(first, rows, 1)
+        feeds = {
+            **step.feeds,
+            "cross_rows": np.zeros((used, self.texts.cross.beams), np.int64),
+            "cross_places": np.zeros(rows, np.int64),
+            "cross_seqlens_k": np.zeros(used, np.int32),
+            "cross_total": np.zeros(1, np.int32),
+        }
+        views = {name: feeds[name] for name in feeds if name.startswith("cross_")}
+        views["cross_last"] = self.texts.last[:used]
+        for name, tensor in self.texts.cross_arena.items():
+            view = tensor[:used]
+            views[f"past_{name}"] = view
+            binding.bind_output(f"present_{name}", "cpu", 0, view.dtype.type, view.shape, view.ctypes.data)
+        for name, view in views.items():
+            if name in self.inputs:
+                binding.bind_input(name, "cpu", 0, view.dtype.type, view.shape, view.ctypes.data)
+        return feeds, binding

@@ -1,0 +1,53 @@
+"""Opening a graph in this process, on the ONNX Runtime that it was written for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import onnxruntime
+
+from ...contract import Session
+
+
+def other_meaning(metadata: "Mapping[str, str]", version: str) -> "str | None":
+    """Why a graph with `metadata` means something else to ONNX Runtime `version`; None where it does not.
+
+    ONNX Runtime 1.24 changed what a window's size counts (microsoft/onnxruntime, pull request 25927): a graph with
+    windows says from which version on, or below which, it is to be read.
+    """
+
+    def number(text: str) -> "tuple[int, ...]":
+        return tuple(int(part) for part in text.split(".")[:3] if part.isdigit())
+
+    least, end = metadata.get("onnxruntime_from", "0"), metadata.get("onnxruntime_below")
+    if number(version) >= number(least) and (end is None or number(version) < number(end)):
+        return None
+    wanted = f"{least} or later" if end is None else f"a version below {end}"
+    return f"its attention windows were written for ONNX Runtime {wanted}, and {version} reads them otherwise"
+
+
+def refuse_other_meaning(session: onnxruntime.InferenceSession) -> None:
+    """Raises RuntimeError where this ONNX Runtime reads the graph of `session` otherwise than it was verified."""
+    problem = other_meaning(session.get_modelmeta().custom_metadata_map, onnxruntime.__version__)
+    if problem is not None:
+        raise RuntimeError(
+            f"{problem}: install what build-repo's requirements.txt pins for the Python of this Triton release, or "
+            "build the model with --triton for the release that is to serve it"
+        )
+
+
+def open_session(model: Path, session: Session) -> onnxruntime.InferenceSession:
+    """Open `model` on the CPU."""
+    settings = onnxruntime.SessionOptions()
+    settings.log_severity_level = 3
+    settings.intra_op_num_threads = session.threads or len(os.sched_getaffinity(0))
+    settings.inter_op_num_threads = 1
+    for key, value in session.entries.items():
+        settings.add_session_config_entry(key, value)
+    opened = onnxruntime.InferenceSession(
+        str(model), settings, providers=["CPUExecutionProvider"], disabled_optimizers=["SkipLayerNormFusion"]
+    )
+    refuse_other_meaning(opened)
+    return opened
