@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
+from xdist.remote import Producer
 
 from builder.engines.gpu import gpus
 from builder.serve.client import Client
@@ -24,6 +25,7 @@ from builder.stages import build
 from builder.verify import generation, latency
 from tests.kept_exports import kept_exports
 from tests.models import GENERATORS, READERS, REAL, SERVED, checkpoint_of, minilm
+from tests.sharing import Sharing
 
 settings.register_profile("here", deadline=None, derandomize=True, database=None)  # the same on every machine
 settings.load_profile("here")
@@ -124,15 +126,15 @@ def client(server: Server) -> Iterator[Callable[[str], Client]]:
         one.__exit__()
 
 
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Sharing | None:
+    """`--dist loadgroup` by what tests share."""
+    return Sharing(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Say which tests share a worker, which need the served repository, and which a GPU that is not here."""
+    """Say which tests need the served repository, and skip those for a GPU that is not here."""
     if "repository" in _fixtures(item):
         item.add_marker(pytest.mark.served)
-        item.add_marker(pytest.mark.xdist_group("served"))
-    elif "small_repository" in _fixtures(item):
-        item.add_marker(pytest.mark.xdist_group("small_repository"))
-    elif "module" in _fixtures(item).values():
-        item.add_marker(pytest.mark.xdist_group(item.path.stem))
     if item.get_closest_marker("gpu") and not gpus():
         item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
 
