@@ -10,6 +10,9 @@ import inspect
 import json
 import logging
 import re
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +20,10 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers.utils import logging as transformers_logging
 
 from builder.errors import CheckpointError
 from builder.sentence import SentenceModules, read_modules
@@ -245,15 +250,26 @@ def _first_line(error: Exception) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
-def quiet_libraries() -> None:
-    """Silence what transformers, torch and the Hub say while they work; errors still surface as exceptions."""
-    import warnings
+@contextmanager
+def quiet_libraries() -> Iterator[None]:
+    """Within it, or in a function that it decorates, transformers, torch and the Hub say nothing while they work.
 
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-    from transformers.utils import logging as transformers_logging
-
-    warnings.filterwarnings("ignore")
-    disable_progress_bars()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    logging.disable(logging.WARNING)  # ONNX Runtime's quantisers turn INFO on, for everybody, when they are imported
+    Errors still surface as exceptions. For commands: it is the whole process that it silences, until it is left.
+    """
+    verbosity, disabled = transformers_logging.get_verbosity(), logging.root.manager.disable
+    shown, shown_of_hub = transformers_logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        disable_progress_bars()
+        transformers_logging.set_verbosity_error()
+        transformers_logging.disable_progress_bar()
+        logging.disable(logging.WARNING)
+        try:
+            yield
+        finally:
+            logging.disable(disabled)
+            transformers_logging.set_verbosity(verbosity)
+            if shown:
+                transformers_logging.enable_progress_bar()
+            if shown_of_hub:
+                enable_progress_bars()

@@ -291,12 +291,12 @@ def write_table(rows: Mapping[tuple[str, str], Row]) -> None:
     beside.replace(FILE)
 
 
+@quiet_libraries()
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/architectures")
     parser.add_argument("--only", nargs="+", metavar="MODEL_TYPE", help="these model types, again")
     parser.add_argument("--redo", nargs="?", const="", choices=("", *OUTCOMES), help="again: all, or of one outcome")
     options = parser.parse_args()
-    quiet_libraries()
     _warm_up()
     rows = read_table()
     for head in HEADS:

@@ -106,13 +106,13 @@ def outcome(row: Row, version: str, place: Path) -> str:
     return "verified" if error <= case.tolerance else f"wrong: off by {error:.0e}"
 
 
+@quiet_libraries()
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     versions = list(dict.fromkeys([r.onnxruntime for r in RELEASES.values()]))
     parser.add_argument("--versions", nargs="+", default=versions)
     parser.add_argument("--only", nargs="+", default=[*ARCHITECTURES, *DECODERS])
     options = parser.parse_args()
-    quiet_libraries()
     table = []
     with tempfile.TemporaryDirectory() as folder:
         for name in options.only:

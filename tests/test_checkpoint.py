@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
+import subprocess
+import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled
+from transformers.utils import logging as transformers_logging
 
-from builder.checkpoint import resolve
+from builder.checkpoint import quiet_libraries, resolve
 from builder.errors import BuilderError, CheckpointError, RepositoryError
 from builder.sentence import Pooler
 from builder.spec import make_spec
@@ -166,8 +172,44 @@ def test_a_module_that_cannot_be_honoured_is_refused(tmp_path: Path) -> None:
         _resolve(folder)
 
 
+def _process_wide() -> dict[str, Any]:
+    """What of logging, warnings and progress bars belongs to whoever calls the builder."""
+    return {
+        "disabled": logging.root.manager.disable,
+        "root": (logging.root.level, list(logging.root.handlers)),
+        "warnings": list(warnings.filters),
+        "transformers": (transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()),
+        "progress bars of the Hub disabled": are_progress_bars_disabled(),
+    }
+
+
+def test_commands_are_quiet_and_leave_everything_as_it_was() -> None:
+    before = _process_wide()
+    with quiet_libraries():
+        within = _process_wide()
+        warnings.warn("not heard", stacklevel=1)
+    with pytest.raises(UserWarning, match="heard"):
+        warnings.warn("heard", stacklevel=1)
+    assert (within["disabled"], within["transformers"]) == (logging.WARNING, (logging.ERROR, False))
+    assert within["progress bars of the Hub disabled"]
+    assert _process_wide() == before
+
+
+def test_importing_the_builder_configures_no_logging() -> None:
+    """ONNX Runtime's quantiser of weights calls logging.basicConfig as it is imported."""
+    script = (
+        "import logging, onnx; from builder.optimise.decoder_weights import WeightOptions, _blockwise;"
+        "graph = onnx.helper.make_graph([], 'g', [], []);"
+        "_blockwise(onnx.helper.make_model(graph), 8, WeightOptions(32, True));"
+        "assert (logging.root.level, logging.root.handlers) == (logging.WARNING, []), logging.root.handlers"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
+
+
 def test_another_checkpoint_under_the_same_name(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    before = _process_wide()
     build(make_spec(model=str(checkpoint("topics")), name="model", output=tmp_path / "r"))
+    assert _process_wide() == before, "a build from Python silences and configures nothing"
     files = {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()}
     with pytest.raises(RepositoryError, match="already has a model model, built from topics-checkpoint"):
         build(make_spec(model=str(checkpoint("flags")), name="model", output=tmp_path / "r"))

@@ -73,12 +73,10 @@ def run(options: argparse.Namespace) -> int:
         from builder.repository.check import pending
         from builder.stages import build
 
-        if not options.verbose:
-            quiet_libraries()
     reports = []
     for spec in specs:
         screen.print(f"[bold]{spec.entry_name}[/] from {spec.model}", highlight=False)
-        with _library_output(options.verbose):
+        with _library_output(options.verbose), contextlib.nullcontext() if options.verbose else quiet_libraries():
             report = build(spec, _stage)
         reports.append(report)
         for warning in report.warnings:

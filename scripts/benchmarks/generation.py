@@ -87,6 +87,7 @@ class Asked:
     new_tokens: int
 
 
+@quiet_libraries()
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench generation")
     parser.add_argument("--models", default="gpt2")
@@ -99,7 +100,6 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, help="keep checkpoints and conversions here")
     parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
     options = parser.parse_args()
-    quiet_libraries()
     console = Console(width=130)
     cores = available_cores()
     console.print(f"{cores} cores, {cpu()['model']}", highlight=False)

@@ -53,6 +53,7 @@ ANSWER = 128  # tokens of a served text
 Times = dict[str, float]  # "rows x length" or "rows" to milliseconds
 
 
+@quiet_libraries()
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench gpu")
     parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
@@ -62,7 +63,6 @@ def main() -> None:
         sys.exit("no NVIDIA GPU here (nvidia-smi finds none): nothing was measured")
     if PROVIDERS["cuda"] not in onnxruntime.get_available_providers():
         sys.exit("this onnxruntime has no CUDA: pip uninstall onnxruntime, then pip install onnxruntime-gpu")
-    quiet_libraries()
     figures: dict[str, Any] = {"gpu": asdict(here[0]), "onnxruntime": onnxruntime.__version__}
     with tempfile.TemporaryDirectory() as place:
         encoders = {"PyTorch fp16": alone(encode_pytorch, "cuda"), "CUDA fp16": alone(encode, "cuda", Path(place))}

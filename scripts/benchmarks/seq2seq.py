@@ -89,6 +89,7 @@ class Asked:
     source: list[int]
 
 
+@quiet_libraries()
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench seq2seq")
     parser.add_argument("--models", default=",".join(SHAPES))
@@ -101,7 +102,6 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, help="keep checkpoints and conversions here")
     parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
     options = parser.parse_args()
-    quiet_libraries()
     console = Console(width=130)
     cores = available_cores()
     console.print(f"{cores} cores, {cpu()['model']}", highlight=False)

@@ -37,6 +37,7 @@ BAD = (
 )
 
 
+@quiet_libraries()
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench soak")
     parser.add_argument("--minutes", type=float, default=10)
@@ -44,7 +45,6 @@ def main() -> None:
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    quiet_libraries()
     with tempfile.TemporaryDirectory() as place:
         folder = make_decoder_checkpoint(Path(place) / "checkpoint", "llama", chat=True)
         quality = {"quality": 0.0, "perplexity": 1e9} if options.precision != "fp32" else {}

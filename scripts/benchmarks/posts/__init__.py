@@ -31,8 +31,13 @@ class Row:
 def alone(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call `function` in a fresh process: no other engine's threads are there."""
     fresh = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=fresh, initializer=quiet_libraries) as pool:
-        return pool.submit(function, *arguments).result()
+    with ProcessPoolExecutor(1, mp_context=fresh) as pool:
+        return pool.submit(_quietly, function, *arguments).result()
+
+
+@quiet_libraries()
+def _quietly(function: Callable[..., Any], *arguments: Any) -> Any:
+    return function(*arguments)
 
 
 def median_ms(run: Callable[[], object], least: int = 5, seconds: float = 1.0) -> float:

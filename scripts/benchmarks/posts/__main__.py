@@ -31,13 +31,13 @@ POSTS: dict[str, tuple[str, Callable[[Path, Path], list[Row]]]] = {
 }
 
 
+@quiet_libraries()
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench posts")
     parser.add_argument("posts", nargs="*", choices=[[], *POSTS], help="all when left out")
     parser.add_argument("--environments", type=Path, default=Path(".peers"), help="where peers are installed")
     parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
     options = parser.parse_args()
-    quiet_libraries()
     console = Console(width=120)
     figures: dict[str, Any] = {"cores": available_cores(), "cpu": cpu()["model"], "posts": {}}
     if options.output and options.output.exists():
