@@ -55,17 +55,36 @@ def to_onnx(
     if program is None:
         raise ExportError("torch.onnx.export made no program")
     model: onnx.ModelProto = program.model_proto
+    _refuse_fixed_axes(model.graph, dict(zip(inputs, dynamic_axes, strict=True)))
     clean(model)
     model.ir_version = IR_VERSION
     return model
+
+
+def _refuse_fixed_axes(graph: onnx.GraphProto, axes: Mapping[str, Mapping[int, Any]]) -> None:
+    """Raise ExportError for an axis of an input, or a first axis of an output, that kept the example's size.
+
+    torch.onnx falls back on shapes of the example where the model's code turns a size into a number.
+    """
+    wanted = [(value, axis) for value in graph.input for axis in axes[value.name]]
+    wanted += [(value, 0) for value in graph.output]
+    fixed = [f"axis {a} of {v.name} ({v.type.tensor_type.shape.dim[a].dim_value})" for v, a in wanted if _fixed(v, a)]
+    if fixed:
+        raise ExportError(
+            f"its code turns sizes of its input into numbers, so that the graph is for those alone: {', '.join(fixed)}"
+        )
+
+
+def _fixed(value: onnx.ValueInfoProto, axis: int) -> bool:
+    return bool(value.type.tensor_type.shape.dim[axis].HasField("dim_value"))
 
 
 def _decomposed_where_needed(translated: Callable[[], Translated]) -> Translated:
     """torch.onnx.export traces each program a second time to break up operators that ONNX does not know: half of its
     time. What transformers' models need of that is nearly always `Tensor.to`, which is settled here without a trace.
 
-    Torch's table lacks operators that may return their input as it is: where one stops the translation, the export is
-    done once more, with that trace.
+    Torch's table lacks operators that may return their input as it is: where one ends the export in an error, it is done
+    once more, with that trace.
     """
     left: list[torch.export.ExportedProgram] = []
     with _left_as_captured(left):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnxruntime
 import pytest
 import torch
 
+from builder.errors import ExportError
 from builder.export.program import to_onnx
 
 
@@ -45,6 +48,14 @@ class Writes(torch.nn.Module):
         return (total * ids,)
 
 
+class Fixes(torch.nn.Module):
+    """Makes a number of its rows, as code does that counts them outside of tensors."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        return (ids + torch.arange(int(ids.shape[0]) if math.sqrt(ids.shape[0]) < 2 else 3)[:, None],)
+
+
 @pytest.mark.parametrize(("module", "traced"), [(Casts(), 0), (Returns(), 1), (Squares(), 1), (Writes(), 1)])
 def test_a_program_is_traced_again_where_it_must_be(
     module: torch.nn.Module, traced: int, monkeypatch: pytest.MonkeyPatch
@@ -66,3 +77,10 @@ def test_a_program_is_traced_again_where_it_must_be(
     fed = torch.arange(12).reshape(4, 3)
     for actual, expected in zip(session.run(None, {"ids": fed.numpy()}), module(fed), strict=True):
         np.testing.assert_array_equal(actual, expected.numpy())
+
+
+def test_an_axis_that_keeps_the_examples_size_is_refused() -> None:
+    """The graph was made, and the first batch of another size failed in the engine."""
+    axes = [{0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}]
+    with pytest.raises(ExportError, match=r"sizes of its input into numbers.*axis 0 of ids \(2\), axis 0 of out \(2\)"):
+        to_onnx(Fixes(), [torch.arange(6).reshape(2, 3)], axes, ["ids"], ["out"])
