@@ -71,7 +71,8 @@ LOCAL: dict[str, Any] = {
 ODDITIES: dict[str, dict[str, Any]] = {  # what the names of the fields do not tell
     "bailing_hybrid": {"num_expert_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "layer_group_size": 2},
     "bamba": {**MAMBA, "attn_layer_indices": [1]},
-    "big_bird": {"block_size": 4, "num_random_blocks": 1},  # sparse from 28 tokens on
+    # sparse from 28 tokens on, in whole blocks up to the last position
+    "big_bird": {"block_size": 4, "num_random_blocks": 1, "max_position_embeddings": 128},
     "bigbird_pegasus": {"block_size": 4, "num_random_blocks": 1},
     "blt": {
         "vocab_size": VOCABULARY,

@@ -13,6 +13,7 @@ import torch
 
 from builder.engines import Infer, infer_with
 from builder.errors import VerificationError
+from builder.export.failure import reason
 from builder.export.graph import Graph
 from builder.export.rows import Rows
 from builder.tasks.base import TaskGraph
@@ -44,10 +45,21 @@ def long_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[Ref
 
     To be asked of a model that has answered nothing yet, longest first: BigBird, for one, changes its attention for
     good at the first short text. Three rows at most: all positions, one fewer (another remainder for whatever works in
-    blocks), and half as many.
+    blocks), and half as many. Raises VerificationError where PyTorch's model has no answer itself.
     """
     lengths = sorted({max_length, max_length - 1, max_length // 2 + 1}, reverse=True)
-    return tuple(reference(module, rows, [length]) for length in lengths if length > USUAL or length == max_length)
+    return tuple(_answered(module, rows, length) for length in lengths if length > USUAL or length == max_length)
+
+
+def _answered(module: TaskGraph, rows: Rows, length: int) -> Reference:
+    """Some models cannot use all their positions: BigBird's sparse attention pads a text to whole blocks."""
+    try:
+        return reference(module, rows, [length])
+    except Exception as error:  # whatever the model's own code raises
+        raise VerificationError(
+            f"PyTorch's own {module.model.config.model_type} does not answer a text of {length} tokens: "
+            f"{reason(error)}. Nothing was published: use a smaller --max-length where the length is the cause"
+        ) from error
 
 
 def graph_error(graph: Graph, module: TaskGraph, rows: Rows, max_length: int, threads: int, per_token: bool) -> float:

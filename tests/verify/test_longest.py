@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from builder.checkpoint import resolve
 from builder.engines import infer_with
 from builder.errors import ExportError, VerificationError
-from builder.export.encoder import export, task_graph
+from builder.export.encoder import export, export_module, task_graph
 from builder.export.rows import rows_of
 from builder.spec import make_spec
 from builder.stages import build
@@ -32,6 +34,26 @@ def test_a_branch_on_length_is_found_and_named(tmp_path: Path) -> None:
     assert [asked.lengths for asked in long] == [(56,)]
     assert error_at(infer, exported.graph, long[0], per_token=False) < TOLERANCE
     assert cause(exported.graph, exported.module, rows, checkpoint, spec) == BUG
+
+
+def test_a_length_that_pytorch_has_no_answer_for_is_refused(tmp_path: Path) -> None:
+    """BigBird pads a text to whole blocks: 60 of its positions are 64 then, and it has 61. It ended in a traceback."""
+    folder = make_checkpoint(tmp_path / "c", "big_bird", "text-classification", max_position_embeddings=61)
+    spec = make_spec(model=str(folder), name="m", output=tmp_path / "r", max_length=60)
+    with pytest.raises(VerificationError, match=r"big_bird does not answer a text of 60 tokens: .*size.*--max-length"):
+        build(spec)
+
+
+def test_a_model_that_draws_random_numbers_is_named(tmp_path: Path) -> None:
+    """Reformer draws the planes of its hashes anew for each text."""
+    folder = make_checkpoint(tmp_path / "c", "bert", "text-classification", num_hidden_layers=1)
+    spec = make_spec(model=str(folder), max_length=64)
+    checkpoint = resolve(spec)
+    module = task_graph(checkpoint, spec)
+    rows, graph = rows_of(checkpoint), export_module(module, rows_of(checkpoint), tmp_path / "model.onnx")
+    checkpoint.model.classifier.register_forward_hook(lambda *called: called[-1] + torch.rand(()))
+    found = cause(graph, module, rows, checkpoint, spec)
+    assert re.match(r"PyTorch itself answers the same text otherwise the next time, .* random numbers", found)
 
 
 def test_code_that_branches_on_a_text_is_named(tmp_path: Path) -> None:
