@@ -15,7 +15,7 @@ Shape = tuple[int | str, ...]
 def clean(model: onnx.ModelProto) -> None:
     """In place: drop reshapes that undo one another, give normalisations a bias, drop what nothing reads."""
     graph = model.graph
-    shapes = _shapes(graph)
+    shapes = known_shapes(graph)
     producers = {output: node for node in graph.node for output in node.output}
     replaced: dict[str, str] = {}
     for node in graph.node:
@@ -52,7 +52,7 @@ def _give_biases(graph: onnx.GraphProto) -> None:
             node.input.append(zeros.name)
 
 
-def _shapes(graph: onnx.GraphProto) -> dict[str, Shape]:
+def known_shapes(graph: onnx.GraphProto) -> dict[str, Shape]:
     """Shapes all of whose dimensions have a number or a name."""
     shapes = {}
     for value in [*graph.value_info, *graph.input, *graph.output]:

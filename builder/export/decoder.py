@@ -28,6 +28,7 @@ from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import ExportError
 from builder.export.architectures import fused_attention
 from builder.export.cached_attention import CACHED, ExportCache, exporting
+from builder.export.experts import every_expert
 from builder.export.failure import reason
 from builder.export.graph import Graph, save_graph
 from builder.export.program import to_onnx
@@ -85,7 +86,8 @@ def export_decoder(model: PreTrainedModel, folder: Path, max_length: int) -> Dec
     path = folder / "exported" / MODEL_FILE
     caches = cache_shapes(model)
     with refused_by_name(model):
-        with fused_attention(model), settled_frequencies(model, max_length), fused_rotary(model) as left:
+        settled, experts = settled_frequencies(model, max_length), every_expert(model)
+        with fused_attention(model), settled, experts, fused_rotary(model) as left:
             model.set_attn_implementation(CACHED)
             graph = _export(DecoderGraph(model), caches, path)
         if graph.operators[CACHED_ATTENTION] != len(caches):

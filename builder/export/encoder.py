@@ -6,6 +6,7 @@ Knows modules and their inputs; knows no architecture and no task.
 from __future__ import annotations
 
 import inspect
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from builder.engines.onnxruntime import FUSED_ATTENTION, MODEL_FILE
 from builder.errors import ExportError
 from builder.export.architectures import fused_attention
 from builder.export.attention import ONNXRUNTIME, UNFUSED
+from builder.export.experts import every_expert
 from builder.export.failure import reason
 from builder.export.graph import Graph, read_graph, save_graph
 from builder.export.program import to_onnx
@@ -77,7 +79,7 @@ def _try_export(module: TaskGraph, rows: Rows, path: Path, fused: bool) -> str |
     model: PreTrainedModel = module.model
     before = model.config._attn_implementation
     try:
-        with fused_attention(model) if fused else torch.no_grad():
+        with fused_attention(model) if fused else nullcontext(), every_expert(model):
             model.set_attn_implementation(ONNXRUNTIME if fused else UNFUSED)
             export_module(module, rows, path)
     except Exception as error:  # torch.export raises whatever the model's own code raises

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from builder.export.cleanup import drop_unused
+from builder.export.cleanup import drop_unused, known_shapes
 
 
 @dataclass(frozen=True)
@@ -73,15 +73,19 @@ def spell_out_gemms(graph: onnx.GraphProto) -> None:
 
 
 def _drop_flattening(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto]) -> None:
-    """Reshape to two axes -> product -> Reshape back to three is the product over three axes."""
-    producers, readers = _producers(graph), _readers(graph)
-    ranks = {value.name: len(value.type.tensor_type.shape.dim) for value in [*graph.value_info, *graph.input]}
+    """Reshape of the first two axes of three to one -> product -> Reshape back is the product over three axes."""
+    producers, readers, shapes = _producers(graph), _readers(graph), known_shapes(graph)
     for projection in _projections(graph, weights, readers):
         before = producers.get(projection.product.input[0])
         after = readers[projection.output]
-        if before is None or before.op_type != "Reshape" or ranks.get(before.input[0]) != 3:
+        if before is None or before.op_type != "Reshape":
             continue
-        if not after or any(node.op_type != "Reshape" or ranks.get(node.output[0]) != 3 for node in after):
+        inputs, outputs = weights[projection.product.input[1]].dims
+        *leading, last = shapes.get(before.input[0], (None,))
+        whole = (*leading, outputs)
+        if len(leading) != 2 or last != inputs or not after:
+            continue
+        if any(node.op_type != "Reshape" or shapes.get(node.output[0]) != whole for node in after):
             continue
         projection.product.input[0] = before.input[0]
         for node in after:

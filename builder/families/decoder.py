@@ -17,6 +17,7 @@ from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.engines.releases import runtime_of
 from builder.errors import CheckpointError, SpecError
 from builder.export.decoder import CacheShape, DecoderExport, cache_shapes, export_decoder
+from builder.export.experts import cost_of_experts
 from builder.export.graph import Graph, check_release
 from builder.export.slots import FILE as COPIER
 from builder.export.slots import choose_rows, slot_copier
@@ -339,6 +340,7 @@ def _report(
         warnings=(
             *(() if spec.target == "cpu" else (UNTIMED,)),
             *unreached(checkpoint.model.config, checkpoint.max_length),
+            *filter(None, [cost_of_experts(checkpoint.model)]),
             *(f"{name} runs as separate operators, which is right but slower" for name in exported.rotary_left),
         ),
         choice=verified.choice,

@@ -15,6 +15,7 @@ from builder.engines.gpu import refuse_size
 from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import CheckpointError, SpecError, VerificationError
 from builder.export.encoder import Export, export, task_graph
+from builder.export.experts import cost_of_experts
 from builder.export.graph import Graph
 from builder.export.rows import rows_of
 from builder.families import UNTIMED, Prepared, Stage, built_from
@@ -199,7 +200,15 @@ def _report(
         samples=len(verified.bench.samples),
         padding=found.quality.padding,
         warnings=tuple(
-            filter(None, [exported.warning, _calls(verified.bench), None if spec.target == "cpu" else UNTIMED])
+            filter(
+                None,
+                [
+                    exported.warning,
+                    cost_of_experts(checkpoint.model),
+                    _calls(verified.bench),
+                    None if spec.target == "cpu" else UNTIMED,
+                ],
+            )
         ),
         choice=found.choice,
         chosen=found.chosen.name,
