@@ -83,8 +83,8 @@ def _decomposed_where_needed(translated: Callable[[], Translated]) -> Translated
     """torch.onnx.export traces each program a second time to break up operators that ONNX does not know: half of its
     time. What transformers' models need of that is nearly always `Tensor.to`, which is settled here without a trace.
 
-    Torch's table lacks operators that may return their input as it is: where one ends the export in an error, it is done
-    once more, with that trace.
+    Torch's table lacks operators that may return their input as it is: where one ends the export in an error, it
+    is done once more, with that trace.
     """
     left: list[torch.export.ExportedProgram] = []
     with _left_as_captured(left):
