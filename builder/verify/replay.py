@@ -25,10 +25,8 @@ def graph(case: "dict[str, Any]") -> "list[Any]":
 
 def representation(case: "dict[str, Any]") -> "list[Any]":
     """Calls of a model of OpenVINO."""
-    try:
-        import openvino
-    except ImportError:  # before 2024
-        import openvino.runtime as openvino
+    import openvino
+
     core = openvino.Core()
     settings = {"INFERENCE_NUM_THREADS": case["threads"]}
     if case["arithmetic"] == "bf16":  # Triton's backend can be told nothing else

@@ -1,4 +1,4 @@
-"""A tiny graph of each kind on the ONNX Runtime of old and new releases, from the cache that scripts/setup fills."""
+"""A tiny graph of each kind on the engines of old and new releases, from the cache that scripts/setup fills."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
+from builder.engines import openvino
+from builder.engines.cpu import cpu
 from builder.engines.releases import NEWEST, OPERATOR_NEEDS, RELEASES, version_tuple
 from builder.errors import ExportError, VerificationError
 from builder.export.decoder import CacheShape, export_decoder
@@ -38,12 +40,14 @@ from builder.verify.runtimes import (
     graph_case,
     past_the_window,
     replayed,
+    tolerance,
 )
 from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder
 
 RUNTIME = Path(__file__).parents[2] / "builder" / "runtime"
 IN_PROCESS = RELEASES["24.10"].in_process
+DEFAULT_OPENVINO = RELEASES[NEWEST].openvino
 VERSIONS = ("1.17.3", "1.19.2", IN_PROCESS, RELEASES[NEWEST].onnxruntime)
 PROMPTS = ([5, 6, 7, 8], [9, 10, 11, 12, 13, 14, 15], [20, 21, 22])
 
@@ -122,11 +126,11 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Kind]:
     return found
 
 
-def _at_hand(version: str) -> Path:
+def _at_hand(version: str, engine: str = "onnxruntime") -> Path:
     try:
-        return environment("onnxruntime", version)
+        return environment(engine, version)
     except NotAtHand as reason:
-        pytest.skip(f"ONNX Runtime {version} is not in the cache (scripts/setup puts it there): {reason}")
+        pytest.skip(f"{engine} {version} is not in the cache (scripts/setup puts it there): {reason}")
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -180,6 +184,38 @@ def test_a_graph_for_other_versions_does_not_load_here(kinds: Mapping[str, Kind]
 def test_a_graph_without_windows_is_for_any_version(kinds: Mapping[str, Kind], tmp_path: Path) -> None:
     graph = kinds["encoder fp32"].own
     assert for_runtime(graph, "1.19.2", tmp_path) is graph
+
+
+@pytest.fixture(scope="module")
+def representation(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+    """The encoder as OpenVINO has it, in what it computes in on this processor."""
+    folder = tmp_path_factory.mktemp("openvino")
+    return openvino.convert(_encoder(folder), folder / "model.xml", openvino.arithmetic_on(cpu()["flags"]), False)
+
+
+def test_setup_installs_what_these_tests_run_on() -> None:
+    installed = (RUNTIME.parents[1] / "scripts" / "setup").read_text()
+    assert f"runtimes onnxruntime {' '.join(VERSIONS)} >" in installed
+    assert f"runtimes openvino {DEFAULT_OPENVINO} >" in installed
+
+
+def test_a_model_of_openvino_is_verified_on_the_version_that_serves_it(representation: Graph) -> None:
+    _at_hand(DEFAULT_OPENVINO, "openvino")
+    check = compare("openvino", DEFAULT_OPENVINO, "Triton", lambda: [_encoder_case(representation)])
+    assert (check.verified, check.calls) == (True, 3), "one row, five rows, and the first of those alone"
+    assert check.error is not None
+    assert check.error <= tolerance(representation)
+
+
+def test_another_answer_of_openvino_stops_the_build(representation: Graph) -> None:
+    _at_hand(DEFAULT_OPENVINO, "openvino")
+    ours = _encoder_case(representation)
+    wrong = replace(ours, answers=[{"out": values["out"] * 1.1} for values in ours.answers])
+    with pytest.raises(VerificationError, match=rf"openvino {DEFAULT_OPENVINO}.*answers model\.xml otherwise .*off by"):
+        compare("openvino", DEFAULT_OPENVINO, "Triton", lambda: [wrong])
+    unread = replace(ours, job={**ours.job, "model": str(representation.path.with_name("absent.xml"))})
+    with pytest.raises(VerificationError, match=rf"openvino {DEFAULT_OPENVINO}.*does not run model\.xml: RuntimeError"):
+        compare("openvino", DEFAULT_OPENVINO, "Triton", lambda: [unread])
 
 
 def _windows(graph: Graph) -> list[int]:
