@@ -35,7 +35,11 @@ from builder.spec import BuildSpec
 RECORDED = ("run", "copy", "encode", "attach", "assign")  # of an executor
 TOLERANCE = 1e-4  # of the largest value, between two versions that compute in fp32
 ROUNDED = 3e-2  # where values are rounded to 16, 8 or 4 bits on the way: another last digit may round otherwise
-ROUNDING = ("DynamicQuantizeLinear", "QuantizeLinear", "MatMulNBits", "DynamicQuantizeMatMul", "MatMulInteger")
+# Where an encoder rounds activations to 8 bits a last digit that rounds otherwise goes through all layers. MiniLM in
+# int8: 1.19 to 1.28 are up to 0.056 of 1.31's answers away, by their norms, at the same distance from fp32.
+ROUNDED_ACTIVATIONS = 0.1
+ROUNDS_ACTIVATIONS = ("DynamicQuantizeLinear", "QuantizeLinear", "DynamicQuantizeMatMul", "MatMulInteger")
+ROUNDING = (*ROUNDS_ACTIVATIONS, "MatMulNBits")
 STEPS = 6  # tokens after each row
 LONG = 48  # tokens of a row that comes in pieces, where no window asks for more
 PIECES, LEAST_PIECE = 8, 16
@@ -55,6 +59,7 @@ class Case:
     job: Mapping[str, Any]
     answers: Sequence[Any]
     tolerance: float
+    by_norm: bool = False  # whether `tolerance` is of the norm of an answer, instead of its largest value
 
 
 def cache_folder() -> Path:
@@ -128,7 +133,10 @@ def graph_case(graph: Graph, feeds: Sequence[Mapping[str, np.ndarray]], threads:
         "threads": threads,
         "calls": calls,
     }
-    return Case(graph.path.name, job, [_answer(infer, call) for call in calls], tolerance(graph))
+    answers = [_answer(infer, call) for call in calls]
+    if any(graph.operators[name] for name in ROUNDS_ACTIVATIONS):
+        return Case(graph.path.name, job, answers, ROUNDED_ACTIVATIONS, by_norm=True)
+    return Case(graph.path.name, job, answers, tolerance(graph))
 
 
 def _rows(call: Mapping[str, np.ndarray]) -> int:
@@ -213,18 +221,20 @@ def past_the_window(graph: Graph, tokens: Sequence[int], room: int) -> list[int]
     return (list(tokens) * (1 + count // len(tokens)))[:count]
 
 
-def difference(expected: Any, found: Any) -> float:
-    """The largest, as a share of the largest value expected; infinite where shapes differ or a number is none."""
+def difference(expected: Any, found: Any, by_norm: bool = False) -> float:
+    """The largest, as a share of the largest value expected, or by their norms; infinite where shapes or NaN differ."""
     if expected is None:
         return 0.0
     if isinstance(expected, Mapping):
-        return max(difference(values, found[name]) for name, values in expected.items())
+        return max(difference(values, found[name], by_norm) for name, values in expected.items())
     if isinstance(expected, list):
-        return max((difference(a, b) for a, b in zip(expected, found, strict=True)), default=0.0)
+        return max((difference(a, b, by_norm) for a, b in zip(expected, found, strict=True)), default=0.0)
     if expected.shape != found.shape or not np.isfinite(found).all():
         return float("inf")
     if not expected.size:
         return 0.0
+    if by_norm:
+        return float(np.linalg.norm(expected - found) / max(float(np.linalg.norm(expected)), 1e-9))
     return float(np.abs(expected - found).max() / max(float(np.abs(expected).max()), 1e-9))
 
 
@@ -247,11 +257,13 @@ def compare(engine: str, version: str, where: str, cases: Callable[[], Sequence[
                 f"{engine} {version}, which is to serve ({where}), does not run {case.name}: {found[:300]}. Nothing "
                 "was published: build for another release (--triton) or in another --precision"
             )
-        error = difference(list(case.answers), found)
+        error = difference(list(case.answers), found, case.by_norm)
         if not error <= case.tolerance:
+            measure = "norm" if case.by_norm else "largest value"
             raise VerificationError(
                 f"{engine} {version}, which is to serve ({where}), answers {case.name} otherwise than this build's "
-                f"{installed(engine)}: off by {error:.1e} of the largest value, at most {case.tolerance:.0e} is right. "
+                f"{installed(engine)}: off by {error:.1e} of the {measure}, at most "
+                f"{case.tolerance:.0e} is right. "
                 "Nothing was published: build for another release (--triton) or in another --precision"
             )
         errors.append(error)

@@ -142,7 +142,7 @@ def test_each_kind_is_answered_alike_by_the_version_that_serves_it(
     cases = {n: k.case(for_runtime(k.own, version, tmp_path / n)) for n, k in able.items()}
     found = dict(zip(cases, replayed(folder, [case.job for case in cases.values()]), strict=True))
     assert {name: answer for name, answer in found.items() if isinstance(answer, str)} == {}
-    errors = {name: difference(list(case.answers), found[name]) for name, case in cases.items()}
+    errors = {name: difference(list(case.answers), found[name], case.by_norm) for name, case in cases.items()}
     assert {name: error for name, error in errors.items() if error > cases[name].tolerance} == {}
     assert len(able) >= (3 if version_tuple(version) < (1, 20) else len(kinds) - 1)
 
@@ -197,6 +197,20 @@ def test_setup_installs_what_these_tests_run_on() -> None:
     installed = (RUNTIME.parents[1] / "scripts" / "setup").read_text()
     assert f"runtimes onnxruntime {' '.join(VERSIONS)} >" in installed
     assert f"runtimes openvino {DEFAULT_OPENVINO} >" in installed
+
+
+def test_rounded_activations_are_compared_by_norm_and_a_wrong_answer_is_found(kinds: Mapping[str, Kind]) -> None:
+    """One of many values may round otherwise and be far off; all of them a little further off are another answer."""
+    _at_hand(IN_PROCESS)
+    case = kinds["encoder int8"].case(kinds["encoder int8"].own)
+    assert case.by_norm
+    assert not kinds["encoder fp32"].case(kinds["encoder fp32"].own).by_norm
+    one = [{"out": values["out"].copy()} for values in case.answers]
+    one[0]["out"][0, 0] += 0.09 * np.linalg.norm(one[0]["out"])
+    assert compare("onnxruntime", IN_PROCESS, "Triton", lambda: [replace(case, answers=one)]).verified
+    wrong = [{"out": values["out"] * 1.2} for values in case.answers]
+    with pytest.raises(VerificationError, match=r"off by 1.7e-01 of the norm, at most 1e-01 is right"):
+        compare("onnxruntime", IN_PROCESS, "Triton", lambda: [replace(case, answers=wrong)])
 
 
 def test_a_model_of_openvino_is_verified_on_the_version_that_serves_it(representation: Graph) -> None:
