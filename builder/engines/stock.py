@@ -66,9 +66,7 @@ def refusals(config: Config, release: str | None) -> Iterator[str]:
             yield f"the parameter {name} is {value!r}; Triton's {config['backend']} backend takes {_said(rule.values)}"
     if config["backend"] == "openvino" and "KIND_GPU" in _kinds(config):
         yield "Triton's openvino backend has instances of KIND_CPU only"  # openvino.cc, ModelInstanceState
-    for accelerator in (
-        config.get("optimization", {}).get("execution_accelerators", {}).get("gpu_execution_accelerator", ())
-    ):
+    for accelerator in accelerators(config):
         yield from _refused_accelerator(accelerator, release)
 
 
@@ -152,6 +150,12 @@ def _read(config: Config, release: str | None) -> list[Parameter]:
 def parameters(config: Config) -> dict[str, str]:
     """The `parameters` of config.pbtxt."""
     return {name: str(entry["string_value"]) for name, entry in config.get("parameters", {}).items()}
+
+
+def accelerators(config: Config) -> Sequence[Mapping[str, Any]]:
+    """The execution accelerators of GPU instances, each with `name` and `parameters`."""
+    found = config.get("optimization", {}).get("execution_accelerators", {})
+    return found.get("gpu_execution_accelerator", ())  # type: ignore[no-any-return]
 
 
 def _kinds(config: Config) -> set[str]:

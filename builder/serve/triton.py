@@ -94,17 +94,19 @@ def running(
     ports: Ports | None = None,
     timeout_s: float = 120,
     echo: Callable[[str], None] | None = None,
+    backends: Path = BACKENDS,
 ) -> Iterator[Server]:
     """Start Triton on `repository`, wait until every model is ready, stop it at the end.
 
-    `echo` is called with each line of the server's log.
+    `echo` is called with each line of the server's log. `backends`: a folder NAME/ for each backend beside Python's,
+    with its libtriton_NAME.so or its model.py.
     Raises ServeError when it cannot start, with the reason and what to do.
     """
     ports = ports or free_ports(host)
     recover(repository)
-    _check(repository, host, ports)
+    _check(repository, host, ports, backends)
     with tempfile.TemporaryDirectory(prefix="triton-") as place:
-        command, environment, region = _command(repository, host, ports, Path(place))
+        command, environment, region = _command(repository, host, ports, Path(place), backends)
         process = subprocess.Popen(
             command,
             env=environment,
@@ -142,10 +144,10 @@ def wheel_folder() -> Path:
     return folder
 
 
-def _check(repository: Path, host: str, ports: Ports) -> None:
+def _check(repository: Path, host: str, ports: Ports, backends: Path) -> None:
     if not repository.is_dir() or not any(repository.glob("*/config.pbtxt")):
         raise ServeError(f"{repository} holds no model; build one first: build-repo MODEL --output {repository}")
-    refused = [*pending(repository).values(), *_not_here(repository)]
+    refused = [*pending(repository).values(), *_not_here(repository, _names(backends))]
     if refused:
         raise ServeError(refused[0])
     if int(np.__version__.split(".")[0]) >= 2:
@@ -167,10 +169,19 @@ def _check(repository: Path, host: str, ports: Ports) -> None:
         )
 
 
-def _not_here(repository: Path) -> list[str]:
-    """The models that this machine, or the embedded Triton, cannot run."""
+def _names(backends: Path) -> set[str]:
+    """What `backends` holds. Raises ServeError where that is nothing."""
+    libraries = {path.parent.name for path in backends.glob("*/libtriton_*.so")}
+    found = libraries | {path.parent.name for path in backends.glob("*/model.py")}
+    if not found:
+        raise ServeError(f"{backends} holds no backend: expected NAME/libtriton_NAME.so in it")
+    return found
+
+
+def _not_here(repository: Path, backends: set[str]) -> list[str]:
+    """The models that this machine, or the embedded Triton with `backends`, cannot run."""
     found = []
-    here = {path.name for path in BACKENDS.iterdir()} | {"python"}
+    here = backends | {"python"}
     for path in sorted(repository.glob("*/config.pbtxt")):
         name = path.parent.name
         config = parse(path.read_text("utf-8"), name)
@@ -189,16 +200,18 @@ def _not_here(repository: Path) -> list[str]:
     return found
 
 
-def _command(repository: Path, host: str, ports: Ports, place: Path) -> tuple[list[str], dict[str, str], str]:
+def _command(
+    repository: Path, host: str, ports: Ports, place: Path, beside: Path
+) -> tuple[list[str], dict[str, str], str]:
     """The command, its environment, and the prefix of its shared-memory regions."""
     wheel = wheel_folder()
     backends = place / "backends"
     for source in [*(wheel / "backends" / "python").iterdir(), _stub(wheel)]:
         if source.is_file():
             _copy(source, backends / "python" / source.name)
-    for backend in BACKENDS.iterdir():
-        if (backend / "model.py").is_file():
-            _copy(backend / "model.py", backends / backend.name / "model.py")
+    for source in beside.glob("*/*"):
+        if source.is_file():
+            _copy(source, backends / source.parent.name / source.name)
     region = f"build_repo_{uuid.uuid4().hex[:12]}_"
     libraries = wheel.parent.parent / "nvidia_pytriton.libs"
     environment = {

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -23,8 +24,8 @@ def repository(tmp_path: Path) -> Path:
     return folder
 
 
-def _refused(repository: Path, message: str) -> None:
-    with pytest.raises(ServeError, match=message), running(repository):
+def _refused(repository: Path, message: str, **options: Any) -> None:
+    with pytest.raises(ServeError, match=message), running(repository, **options):
         pytest.fail("it started")
 
 
@@ -57,6 +58,23 @@ def test_a_model_that_does_not_load_is_named(repository: Path) -> None:
     (repository / "model" / "1").mkdir()
     (repository / "model" / "1" / "model.py").write_text("import no_such_module\n")
     _refused(repository, "the model model does not load: .*no_such_module.* build-repo check")
+
+
+def test_a_folder_without_backends(repository: Path, tmp_path: Path) -> None:
+    _refused(repository, r"holds no backend: expected NAME/libtriton_NAME\.so in it", backends=tmp_path / "absent")
+
+
+def test_backends_of_a_folder_are_used_instead_of_this_project_s(repository: Path, tmp_path: Path) -> None:
+    """The server opens the library that is there, which is none, and knows no other backend."""
+    library = tmp_path / "backends" / "onnxruntime" / "libtriton_onnxruntime.so"
+    library.parent.mkdir(parents=True)
+    library.write_text("not a library")
+    (repository / "model" / "1").mkdir()
+    config = repository / "model" / "config.pbtxt"
+    config.write_text('name: "model" backend: "onnxruntime" max_batch_size: 1')
+    _refused(repository, "the model model does not load: .*shared library", backends=tmp_path / "backends")
+    config.write_text('name: "model" backend: "openvino" max_batch_size: 1')
+    _refused(repository, "model: the embedded Triton has no openvino", backends=tmp_path / "backends")
 
 
 def test_perf_analyzer_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,9 @@
 
 It reads the same config.pbtxt fields as the stock backend: default_model_filename, intra_op_thread_count,
 inter_op_thread_count, optimization.graph.level and, for an instance on a GPU, gpu_mem_limit, arena_extend_strategy and
-cudnn_conv_algo_search; it refuses what the stock backend of the model's release refuses (builder/engines/stock.py). It
-has no execution accelerators. Python-based backends: triton-inference-server/backend, docs/python_based_backends.md.
+cudnn_conv_algo_search, and the execution accelerator cuda; it refuses what the stock backend of the model's release
+refuses (builder/engines/stock.py), and by name the accelerator that it has not itself.
+Python-based backends: triton-inference-server/backend, docs/python_based_backends.md.
 """
 
 from __future__ import annotations
@@ -33,8 +34,9 @@ LEVELS = {
 CUDA = "CUDAExecutionProvider"
 
 
-def _providers(args: dict[str, str], parameters: dict[str, str]) -> list[Any]:
-    """ONNX Runtime's own options, from the numbers that the stock backend reads."""
+def _providers(args: dict[str, str], config: stock.Config) -> list[Any]:
+    """ONNX Runtime's own options, from the numbers that the stock backend reads and the accelerator cuda."""
+    parameters = stock.parameters(config)
     if args["model_instance_kind"] != "GPU":
         return ["CPUExecutionProvider"]
     options = {"device_id": args["model_instance_device_id"]}
@@ -42,6 +44,12 @@ def _providers(args: dict[str, str], parameters: dict[str, str]) -> list[Any]:
         options["gpu_mem_limit"] = parameters["gpu_mem_limit"]
     for name, values in NUMBERS.items():
         options[name] = {number: value for value, number in values.items()}[parameters.get(name, "0")]
+    for accelerator in stock.accelerators(config):
+        if accelerator["name"] != "cuda":
+            raise RuntimeError(
+                f"the embedded server's onnxruntime backend has no {accelerator['name']}: serve it in the container"
+            )
+        options |= accelerator.get("parameters", {})
     return [(CUDA, options), "CPUExecutionProvider"]
 
 
@@ -66,7 +74,7 @@ class TritonPythonModel:
         level = int(config.get("optimization", {}).get("graph", {}).get("level", 0))
         options.graph_optimization_level = LEVELS.get(level, LEVELS[0])
         self.session = onnxruntime.InferenceSession(
-            str(path), options, providers=_providers(args, parameters), disabled_optimizers=list(SLOW_FUSIONS)
+            str(path), options, providers=_providers(args, config), disabled_optimizers=list(SLOW_FUSIONS)
         )
         refuse_other_meaning(self.session)
         if args["model_instance_kind"] == "GPU" and CUDA not in self.session.get_providers():
