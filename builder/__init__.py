@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from builder.errors import BuilderError
+    from builder.pipeline import build
     from builder.repository.check import check
     from builder.serve.client import Client
     from builder.serve.load_test import load_test
     from builder.serve.triton import running
     from builder.spec import BuildSpec, load_specs, make_spec
-    from builder.stages import build
 
 _HOMES = {
     "BuildSpec": "builder.spec",
     "BuilderError": "builder.errors",
     "Client": "builder.serve.client",
-    "build": "builder.stages",
+    "build": "builder.pipeline",
     "check": "builder.repository.check",
     "load_specs": "builder.spec",
     "load_test": "builder.serve.load_test",

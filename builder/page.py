@@ -10,7 +10,7 @@ import jinja2
 from builder import charts
 from builder.report import BuildReport
 from builder.repository.render import templates
-from builder.verify.latency import speed_up
+from builder.speed import speed_up
 
 PAGE = "report.html"  # in the folder of the front model
 SHAPE = re.compile(r"(\d+)x(\d+)")

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from builder.errors import RepositoryError
 from builder.repository.layout import RepositoryEntry
-from builder.verify.latency import Latencies, speed_up
+from builder.speed import Latencies, speed_up
 
 PACKAGES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "openvino", "optimum", "numpy")
 
@@ -121,8 +121,18 @@ class BuildReport:
     """Heads and neurons that were removed, by reason."""
     verified_on: tuple[EngineCheck, ...] = ()
     """What came of the samples' calls on the engines that are to serve."""
+    verified: bool = False
+    """Whether the answers were compared with PyTorch's, and are right."""
     tuned_for: tuple[str, ...] = ()
     """Instruction sets of the processor that the choice rests on; a machine that serves should have one of them."""
+
+    @property
+    def verdict(self) -> str:
+        """Whether it is verified, and on what."""
+        if not self.verified:
+            return f"not verified: {self.engine} runs the checkpoint as it is; its answers were compared with nothing"
+        on = f"the CPU of the machine that built it ({self.cpu['model']})"
+        return f"verified: {self.chosen} against PyTorch {self.versions['torch']} on {on}"
 
     def document(self) -> dict[str, Any]:
         """As JSON. It does not name the folder it was published into, because a repository may be moved."""
@@ -155,7 +165,7 @@ class BuildReport:
         for rung, *values in zip(self.ladder, *shown.values(), strict=True):
             style = "bold" if rung.name == self.chosen else None
             table.add_row(rung.name, *values, style=style)
-        table.caption, table.caption_justify = "\n".join(map(str, self.verified_on)) or None, "left"
+        table.caption, table.caption_justify = "\n".join(map(str, (self.verdict, *self.verified_on))), "left"
         return table
 
 
@@ -170,6 +180,8 @@ def read_report(repository: Path, name: str) -> BuildReport:
         document = json.loads(path.read_text("utf-8"))
         tuples = {name: tuple(document[name]) for name in ("warnings", "tuned_for")}
         rungs = tuple(Rung(**rung) for rung in document["ladder"])
+        if type(document["verified"]) is not bool:
+            raise TypeError("verified is not true or false")
         checks = tuple(EngineCheck(**check) for check in document["verified_on"])
         return BuildReport(**{**document, **tuples, "ladder": rungs, "verified_on": checks})
     except FileNotFoundError:

@@ -14,6 +14,7 @@ from builder.families import built_from
 from builder.report import BuildReport, Rung, file_hashes
 from builder.repository.layout import RepositoryEntry
 from builder.spec import BuildSpec
+from builder.verify.verdict import Unverified
 
 TASK = "text-generation"
 
@@ -61,10 +62,10 @@ def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, precisions: Map
         raise SpecError(f"{', '.join(unusable)}: not of {flag}, which runs the checkpoint as it is")
 
 
-def unverified(spec: BuildSpec, checkpoint: CheckpointFiles, name: str, entry: RepositoryEntry) -> BuildReport:
-    """The report of an entry whose answers were compared with nothing."""
+def unverified(spec: BuildSpec, checkpoint: CheckpointFiles, name: str, entry: RepositoryEntry) -> Unverified:
+    """The entry with its report, which says that its answers were compared with nothing."""
     rung = Rung(name, sum(file.stat().st_size for file in checkpoint.weights), {})
-    return BuildReport(
+    report = BuildReport(
         **built_from(spec, checkpoint),
         attention={"fused": 0, "layers": 0},
         operators={},
@@ -81,3 +82,4 @@ def unverified(spec: BuildSpec, checkpoint: CheckpointFiles, name: str, entry: R
         chosen=rung.name,
         engine=str(spec.engine),
     )
+    return Unverified((entry,), report)

@@ -34,11 +34,11 @@ from builder.errors import BuilderError
 from builder.export.decoder import export_decoder
 from builder.export.graph import read_graph
 from builder.families import decoder, encoder
+from builder.pipeline import build
 from builder.runtime.generation.service import Service
 from builder.runtime.pipeline import Pipeline
 from builder.samples import TEXTS
 from builder.spec import make_spec
-from builder.stages import build
 from builder.tasks import find_task
 from builder.tensors import to_tensors
 from builder.verify import bench

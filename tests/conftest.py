@@ -18,10 +18,10 @@ from hypothesis import settings
 from xdist.remote import Producer
 
 from builder.engines.gpu import gpus
+from builder.pipeline import build
 from builder.serve.client import Client
 from builder.serve.triton import Server, running
 from builder.spec import make_spec
-from builder.stages import build
 from builder.verify import generation, latency
 from tests.kept_exports import kept_exports
 from tests.models import GENERATORS, READERS, REAL, SERVED, checkpoint_of, minilm

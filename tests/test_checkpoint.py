@@ -19,9 +19,9 @@ from transformers.utils import logging as transformers_logging
 
 from builder.checkpoint import quiet_libraries, resolve
 from builder.errors import BuilderError, CheckpointError, RepositoryError
+from builder.pipeline import build
 from builder.sentence import Pooler
 from builder.spec import make_spec
-from builder.stages import build
 from tests.checkpoints import make_checkpoint
 from tests.models import minilm
 from tests.seq2seqs import make_seq2seq_checkpoint

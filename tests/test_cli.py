@@ -57,6 +57,14 @@ def test_build_from_a_models_yaml_then_check(checkpoint: Callable[[str], Path], 
     assert "1/model.onnx is missing" in damaged.stderr
 
 
+def test_commands_that_only_read_a_repository_load_no_torch() -> None:
+    program = (
+        "import sys, builder.commands.check, builder.commands.serve, builder.commands.report, builder.page\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -114,7 +114,7 @@ def test_an_example_that_is_not_valid_is_found(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match="did you mean 'precision'"):
         check_yaml('title="models.yaml"', "models: [{model: a/b, precison: int8}]", tmp_path)
     with pytest.raises(AssertionError, match="has no buildd"):
-        check_python("from builder.stages import buildd")
+        check_python("from builder.pipeline import buildd")
     with pytest.raises(SyntaxError):
         check_python("print(")
 

@@ -18,10 +18,10 @@ from builder.engines.cpu import cpu
 from builder.errors import RepositoryError
 from builder.optimise.variants import asked
 from builder.page import page
+from builder.pipeline import build
 from builder.report import read_report
-from builder.repository.check import check, warnings
+from builder.repository.check import check, verdicts, warnings
 from builder.spec import make_spec
-from builder.stages import build
 from tests.trained import token_classification
 
 
@@ -112,7 +112,15 @@ def test_the_page_is_written_beside_the_model_or_where_it_is_told(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     output = tmp_path / "model_repository"
-    build(make_spec(model=str(checkpoint("topics")), name="topics", output=output))
+    report = build(make_spec(model=str(checkpoint("topics")), name="topics", output=output))
+    assert json.loads((output / "topics" / "build.json").read_text())["verified"] is True
+    assert verdicts(output) == {"topics": report.verdict}
+    assert report.verdict.startswith("verified: fp32 against PyTorch ")
+    console = Console(width=240, record=True)
+    console.print(report.table())
+    assert report.verdict in console.export_text()
+    assert main(["check", str(output)]) == 0
+    assert f"topics: {report.verdict}" in capsys.readouterr().err
     monkeypatch.chdir(tmp_path)
     html = (output / "topics" / "report.html").read_text()
     (output / "topics" / "report.html").unlink()

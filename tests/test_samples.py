@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from builder.errors import SpecError
+from builder.pipeline import build
 from builder.runtime.fields import Field
 from builder.samples import TEXTS, load_samples
 from builder.spec import make_spec
-from builder.stages import build
 from builder.tasks import all_tasks
 from builder.tasks.base import EncoderTask
 from builder.verify.bench import FEWEST

@@ -70,8 +70,8 @@ def run(options: argparse.Namespace) -> int:
 
     with screen.status("loading torch and transformers"):
         from builder.checkpoint import quiet_libraries
+        from builder.pipeline import build
         from builder.repository.check import pending
-        from builder.stages import build
 
     reports = []
     for spec in specs:

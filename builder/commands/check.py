@@ -10,7 +10,7 @@ from rich.markup import escape
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
 from builder.engines.releases import RELEASES
 from builder.errors import SpecError
-from builder.repository.check import check, pending, warnings
+from builder.repository.check import check, pending, verdicts, warnings
 from builder.repository.publish import recover
 
 
@@ -37,6 +37,8 @@ def run(options: argparse.Namespace) -> int:
         screen.print(f"[red]✗[/] {escape(problem)}", highlight=False, soft_wrap=True)
     for warning in warnings(options.repository):
         screen.print(f"[yellow]![/] {escape(warning)}", highlight=False, soft_wrap=True)
+    for name, verdict in verdicts(options.repository).items():
+        screen.print(f"  {name}: {escape(verdict)}", highlight=False, soft_wrap=True)
     if not problems:
         screen.print(f"[green]✓[/] {options.repository}: no problem found", highlight=False)
     return int(bool(problems))

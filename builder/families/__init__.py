@@ -1,46 +1,94 @@
 """One file a family of graphs: how its checkpoints are exported, verified, measured and laid out.
 
-The folder is the registry: a task names its family, and `prepare` of that file makes what is published. What vLLM
-or TensorRT-LLM runs is of the family of that name, whatever its task.
+The folder is the registry: a task names its family, whose `begin` gives the steps that builder/pipeline.py takes in
+order. What vLLM or TensorRT-LLM runs is of the family of that name, whatever its task: its `hand_over` takes the
+checkpoint as it is.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
-from builder.checkpoint import CheckpointFiles
+from builder.checkpoint import Checkpoint, CheckpointFiles
 from builder.engines.cpu import cpu
-from builder.engines.gpu import refuse_card
-from builder.errors import SpecError
-from builder.report import BuildReport, versions
+from builder.progress import Stage
+from builder.report import BuildReport, EngineCheck, versions
 from builder.repository.layout import RepositoryEntry
 from builder.spec import BuildSpec
+from builder.verify.runtimes import Replay
+from builder.verify.verdict import Comparison, Unverified
 
 UNTIMED = "answers were judged on this machine's CPU; speed was not measured, for a GPU is to serve it"
-GENERATING = ("fp32", "int8", "int8-weights", "int4-weights", "auto")  # precisions of models that generate
-Stage = Callable[[str], AbstractContextManager[Any]]
+
+Exported = TypeVar("Exported")
+Reference = TypeVar("Reference")
+Fused = TypeVar("Fused")
+Exact = TypeVar("Exact")
+Chosen = TypeVar("Chosen")
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """Verified entries, the front model first, and what is known of them."""
+class Family(Protocol[Exported, Reference, Fused, Exact, Chosen]):
+    """One checkpoint on its way through the stages; what lies between two of them is a frozen dataclass.
 
-    entries: Sequence[RepositoryEntry]
-    report: BuildReport
+    Every step raises BuilderError.
+    """
+
+    def export(self) -> Exported:
+        """The checkpoint as ONNX, its attention fused where that is possible."""
+        ...
+
+    def reference(self, exported: Exported) -> Reference:
+        """What PyTorch answers to the samples, and how fast: before any engine is open, whose threads would wait."""
+        ...
+
+    def fuse(self, exported: Exported) -> Fused:
+        """The export with its operators fused as far as every value stays what it is."""
+        ...
+
+    def verify(self, fused: Fused, reference: Reference) -> Exact:
+        """The fused graph, found to answer as PyTorch does."""
+        ...
+
+    def climb(self, exact: Exact, stage: Stage) -> Chosen:
+        """The variant that is served, and all that were measured for it."""
+        ...
+
+    def replay(self, chosen: Chosen) -> Replay:
+        """Calls for the engine that is to serve, where that is another version than this build's."""
+        ...
+
+    def lay_out(self, chosen: Chosen, stage: Stage) -> Sequence[RepositoryEntry]:
+        """The entries of the repository, the front model first."""
+        ...
+
+    def comparison(self, chosen: Chosen) -> Comparison:
+        """All that was compared with PyTorch, of the fused graph and of the variant that is served."""
+        ...
+
+    def report(
+        self, chosen: Chosen, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]
+    ) -> BuildReport:
+        """Everything that was decided and measured."""
+        ...
 
 
-def prepare(spec: BuildSpec, checkpoint: CheckpointFiles, folder: Path, stage: Stage) -> Prepared:
-    """Make and verify the entries of `checkpoint` in `folder`. Raises BuilderError."""
-    refuse_card(spec)
-    name = str(spec.engine).replace("-", "_") if spec.runs_checkpoint else checkpoint.task.family
-    family = importlib.import_module(f"{__name__}.{name}")
-    prepared: Prepared = family.prepare(spec, checkpoint, folder, stage)
-    return prepared
+def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Family[Any, Any, Any, Any, Any]:
+    """The steps for `checkpoint`, whose graphs are made in `folder`. Raises SpecError and CheckpointError."""
+    family: Family[Any, Any, Any, Any, Any] = _module(checkpoint.task.family).begin(spec, checkpoint, folder, stage)
+    return family
+
+
+def hand_over(spec: BuildSpec, checkpoint: CheckpointFiles) -> Unverified:
+    """The entry of an engine that runs the whole checkpoint. Raises SpecError."""
+    made: Unverified = _module(str(spec.engine).replace("-", "_")).hand_over(spec, checkpoint)
+    return made
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"{__name__}.{name}")
 
 
 def built_from(spec: BuildSpec, checkpoint: CheckpointFiles) -> dict[str, Any]:
@@ -54,29 +102,3 @@ def built_from(spec: BuildSpec, checkpoint: CheckpointFiles) -> dict[str, Any]:
         "versions": versions(),
         "cpu": cpu(),
     }
-
-
-def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: str) -> None:
-    """No option is ignored: what means nothing to a model that generates is refused, by name. Raises SpecError.
-
-    `of_the_family`: what this one refuses beyond that, and whether it was given.
-    """
-    given = {
-        "--pooling": spec.pooling is not None,
-        "--truncate": spec.truncate,
-        "--instances (use --slots)": spec.instances > 1,
-        "--max-queue-delay-us": spec.max_queue_delay_us > 0,
-        f"--precision {spec.precision} (it has {', '.join(GENERATING)})": spec.target == "cpu"
-        and spec.precision not in GENERATING,
-        "--engine openvino (its cache would not stay in place)": spec.engine == "openvino",
-        "--level": spec.level != "O2",
-        "--prune": spec.prune is not None,
-        "--graph": spec.graph is not None,
-        **of_the_family,
-        "serving.response_cache": spec.serving.response_cache,
-        "serving.preferred_batch_sizes": bool(spec.serving.preferred_batch_sizes),
-        "serving.priority_levels": spec.serving.priority_levels > 0,
-    }
-    unusable = [name for name, used in given.items() if used]
-    if unusable:
-        raise SpecError(f"{', '.join(unusable)}: not of {family}, which batches by itself")

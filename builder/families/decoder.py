@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -13,16 +12,31 @@ from builder.chat import chat_template
 from builder.checkpoint import Checkpoint, tokenizer_json
 from builder.engines.cuda import provider_options, refuse_head_sizes, refuse_windows
 from builder.engines.gpu import refuse_size
-from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.engines.releases import runtime_of
 from builder.errors import CheckpointError, SpecError
-from builder.export.decoder import CacheShape, DecoderExport, cache_shapes, export_decoder
+from builder.export.decoder import CACHED_ATTENTION, CacheShape, DecoderExport, cache_shapes, export_decoder
 from builder.export.experts import cost_of_experts
 from builder.export.graph import Graph, check_release
 from builder.export.slots import FILE as COPIER
 from builder.export.slots import choose_rows, slot_copier
-from builder.families import UNTIMED, Prepared, Stage, built_from, refuse_options
-from builder.families.generating import QUEUE, cpu_session, layer_shapes
+from builder.families import UNTIMED, Family
+from builder.families.generating import (
+    QUEUE,
+    Memory,
+    cache_bytes,
+    cpu_session,
+    exact_bound,
+    kept_bounds,
+    layer_shapes,
+    pytorch_rung,
+    quantised_parts,
+    read_samples,
+    refuse_cache,
+    refuse_options,
+    report_of,
+    vocabulary_of,
+    weights_bytes,
+)
 from builder.generation_config import (
     end_ids,
     max_tokens,
@@ -37,15 +51,17 @@ from builder.optimise.for_cuda import decoder_for_cuda
 from builder.optimise.for_runtime import for_runtime
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import HALVES
-from builder.report import BuildReport, EngineCheck, Rung, file_hashes
+from builder.progress import Stage
+from builder.report import BuildReport, EngineCheck, Rung
 from builder.repository.layout import RepositoryEntry, lay_out_generating
 from builder.runtime.contract import Arena, CacheType, Chat, GenerationServing, Session
 from builder.runtime.fields import Field
 from builder.runtime.generation.executors.cuda import BYTES, ELEMENTS
 from builder.runtime.generation.executors.in_process import InProcess
-from builder.samples import load_samples
 from builder.spec import BuildSpec
 from builder.verify.generation import (
+    TOLERANCE,
+    Agreement,
     Reference,
     geometry_of,
     largest_values,
@@ -57,7 +73,8 @@ from builder.verify.generation import (
 )
 from builder.verify.ladder import Limits, climb
 from builder.verify.long_rows import refuse_wrong_long_row, unreached
-from builder.verify.runtimes import STEPS, Case, Recorder, drive, past_the_window, verify_where_it_runs
+from builder.verify.runtimes import STEPS, Case, Recorder, Replay, drive, past_the_window
+from builder.verify.verdict import Bound, Comparison
 
 CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "int8": "int8"}
 HALF_TYPES: Mapping[str, CacheType] = {"fp16": "float16", "bf16": "bfloat16"}
@@ -65,81 +82,225 @@ LONG_PROMPT = 24  # tokens of the prompts that are run on the engine of the rele
 
 
 @dataclass(frozen=True)
-class VerifiedDecoder:
-    """A graph that says what PyTorch says. Nothing else can be published."""
+class Measured:
+    """What PyTorch says to the samples, and its rung."""
 
+    answers: Reference
+    rung: Rung
+
+
+@dataclass(frozen=True)
+class Fused:
+    """The export, and its graph fused."""
+
+    exported: DecoderExport
+    graph: Graph
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The fused graph, found to say what PyTorch says, and how far it is off on a row past every window."""
+
+    fused: Fused
+    pytorch: Measured
+    rung: Rung
+    long_error: float
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What is served: `graph`, of the release's operators; `own`, the same as this build's engine ran it."""
+
+    exact: Exact
+    own: Graph
     graph: Graph
     ladder: tuple[Rung, ...]
-    quantised: Quantised | None
-    chosen: str
-    choice: str | None  # what `auto` chose, in words
+    rung: Rung
+    quantised: tuple[Quantised, ...]
+    weights: str  # precision of the weights, as a rung is named
+    choice: str | None
 
 
-def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Prepared:
-    """The generating model, verified. Raises BuilderError."""
+def begin(
+    spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage
+) -> Family[DecoderExport, Measured, Fused, Exact, Chosen]:
+    """The steps of a decoder. Raises SpecError and CheckpointError for what is refused before the work begins."""
     refuse_options(spec, {"--max-answer (use --max-length)": spec.max_answer is not None}, "a decoder")
-    on_gpu = spec.target != "cpu"
-    if on_gpu:
+    if spec.target != "cpu":
         _refuse_on_gpu(spec)
     refuse_unserved(checkpoint.model.generation_config, is_decoder=True)
-    chat_template(checkpoint.tokenizer)  # a template that cannot be served is refused before the work begins
+    chat_template(checkpoint.tokenizer)  # one that cannot be served
     with stage("plan memory"):
-        caches_bytes, weights_bytes = plan_memory(spec, checkpoint)
-    with stage("measure PyTorch"):
-        reference = make_reference(checkpoint.model, sample_rows(spec, checkpoint))
-        latency = {} if on_gpu else pytorch_step_latencies(checkpoint.model, spec.build_threads)
-        base = Rung("PyTorch fp32", weights_bytes, latency, 0.0, 1.0, 1.0, 1.0, reference.perplexity)
-    with stage("export"):
-        exported = export_decoder(checkpoint.model, folder, checkpoint.max_length)
-    with stage("fuse"):
-        fused = fuse(exported.graph, folder)
-        in_process = spec.executor == "in-process"
-        check_release(fused, spec.triton, in_process)
-    with stage("verify"):
-        verified = verify(spec, checkpoint, exported, fused, reference, base, folder)
-    if on_gpu and spec.executor == "bls":
-        verified = replace(verified, graph=choose_rows(verified.graph, folder))
-    runtime = runtime_of(spec.triton, in_process)
-    own = verified.graph
-    verified = replace(verified, graph=for_runtime(own, runtime, folder))
-    check_release(verified.graph, spec.triton, in_process)
-    checks = verify_where_it_runs(
-        spec,
-        own.engine,
-        in_process,
-        lambda: [_case(spec, checkpoint, exported.caches, own, verified.graph, reference)],
-        stage,
-    )
-    serving = serving_document(spec, checkpoint, exported.caches, verified.graph)
-    inputs = graph_fields(verified.graph, exported.caches, "TYPE_FP16" if on_gpu else "TYPE_FP32")
-    fields = checkpoint.task.fields({})
-    tokenizer = tokenizer_json(checkpoint.tokenizer)
-    graphs = [verified.graph]
-    if on_gpu and spec.executor == "in-process":
-        graphs.append(slot_copier(exported.caches, ELEMENTS[serving.arena.dtype], verified.graph, folder))
-    entries = lay_out_generating(spec, serving, tokenizer, graphs, fields, inputs)
-    memory = {"cache": caches_bytes, "weights": verified.graph.size}
-    report = _report(spec, checkpoint, exported, verified, reference, entries, memory, checks)
-    return Prepared(entries, report)
+        memory = plan_memory(spec, checkpoint)
+    return Decoder(spec, checkpoint, folder, memory, tuple(map(tuple, sample_rows(spec, checkpoint))))
 
 
-def _case(
-    spec: BuildSpec,
-    checkpoint: Checkpoint,
-    caches: Sequence[CacheShape],
-    own: Graph,
-    served: Graph,
-    reference: Reference,
-) -> Case:
-    """What `own` says in this build's engine to rows in pieces, past its windows and together, for `served` to say."""
-    prompts = [prompt[:LONG_PROMPT] for prompt in reference.prompts[:3]]
-    long = past_the_window(own, reference.rows[0], checkpoint.max_length)
-    room = max(map(len, [long, *prompts])) + STEPS
-    geometry = geometry_of(caches, 1 + len(prompts), room, _vocabulary(checkpoint), CACHE_TYPES[spec.cache])
-    executor = InProcess(own.path, geometry, Session(threads=spec.build_threads))
-    recorder = Recorder(executor)
-    drive(executor, prompts, long)
-    return recorder.case(served.path.name, [served], spec.build_threads, remote=spec.executor == "bls")
+@dataclass(frozen=True)
+class Decoder:
+    """The steps, judged on token rows: `rows`."""
+
+    spec: BuildSpec
+    checkpoint: Checkpoint
+    folder: Path
+    memory: Memory
+    rows: tuple[tuple[int, ...], ...]
+
+    def export(self) -> DecoderExport:
+        """One graph for prompts and steps."""
+        return export_decoder(self.checkpoint.model, self.folder, self.checkpoint.max_length)
+
+    def reference(self, exported: DecoderExport) -> Measured:
+        """Teacher-forced probabilities, greedy texts, and the time of a step."""
+        model = self.checkpoint.model
+        answers = make_reference(model, self.rows)
+        latency = {} if self._on_gpu else pytorch_step_latencies(model, self.spec.build_threads)
+        return Measured(answers, pytorch_rung(self.memory, latency, answers.perplexity))
+
+    def fuse(self, exported: DecoderExport) -> Fused:
+        """The graph, refused where the release's engine would not run it."""
+        graph = fuse(exported.graph, self.folder)
+        check_release(graph, self.spec.triton, self._in_process)
+        return Fused(exported, graph)
+
+    def verify(self, fused: Fused, reference: Measured) -> Exact:
+        """Probabilities, greedy texts, and a row past every window."""
+        model, length, threads = self.checkpoint.model, self.checkpoint.max_length, self.spec.build_threads
+        rung, agreement = self._rung("fp32", fused, reference, fused.graph)
+        refuse_wrong_text(model, reference.answers, agreement)
+        long_error = refuse_wrong_long_row(model, fused.graph, fused.exported.caches, length, threads)
+        return Exact(fused, reference, rung, long_error)
+
+    def climb(self, exact: Exact, stage: Stage) -> Chosen:
+        """The weights as asked, or the fastest that keep the quality; then the cache; then the release's operators."""
+        chosen = self._on_cuda(exact, stage) if self.spec.target == "cuda" else self._quantised(exact, stage)
+        if chosen.rung is not exact.rung:
+            self._limits.refuse(chosen.rung, exact.pytorch.rung, self.checkpoint.task.metric)
+        own = chosen.own
+        if self._on_gpu and not self._in_process:
+            own = choose_rows(own, self.folder)
+        graph = for_runtime(own, runtime_of(self.spec.triton, self._in_process), self.folder)
+        check_release(graph, self.spec.triton, self._in_process)
+        return replace(chosen, own=own, graph=graph)
+
+    def replay(self, chosen: Chosen) -> Replay:
+        """Rows in pieces, past the windows and together."""
+        return Replay(chosen.own.engine, self._in_process, lambda: [self._case(chosen)])
+
+    def lay_out(self, chosen: Chosen, stage: Stage) -> tuple[RepositoryEntry, ...]:
+        """The loop with its graph inside or, for BLS, beside it."""
+        spec, checkpoint, caches = self.spec, self.checkpoint, chosen.exact.fused.exported.caches
+        serving = serving_document(spec, checkpoint, caches, chosen.graph)
+        inputs = graph_fields(chosen.graph, caches, "TYPE_FP16" if self._on_gpu else "TYPE_FP32")
+        graphs = [chosen.graph]
+        if self._on_gpu and self._in_process:
+            graphs.append(slot_copier(caches, ELEMENTS[serving.arena.dtype], chosen.graph, self.folder))
+        fields = checkpoint.task.fields({})
+        return lay_out_generating(spec, serving, tokenizer_json(checkpoint.tokenizer), graphs, fields, inputs)
+
+    def comparison(self, chosen: Chosen) -> Comparison:
+        """Log-probabilities of the fused graph, on a long row too; what quantising kept."""
+        exact, metric = chosen.exact, self.checkpoint.task.metric
+        long = Bound("the same on a long row", exact.long_error, at_most=TOLERANCE)
+        kept = kept_bounds(self._limits, exact.rung, chosen.rung, exact.pytorch.rung, metric)
+        return Comparison((exact_bound(exact.rung), long, *kept))
+
+    def report(
+        self, chosen: Chosen, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]
+    ) -> BuildReport:
+        exported, checkpoint, operators = chosen.exact.fused.exported, self.checkpoint, chosen.graph.operators
+        return report_of(
+            self.spec,
+            checkpoint,
+            replace(self.memory, weights=chosen.graph.size),
+            operators,
+            entries,
+            checks,
+            attention={"fused": operators[CACHED_ATTENTION], "layers": len(exported.caches)},
+            quantised=quantised_parts(chosen.weights, chosen.quantised),
+            ladder=chosen.ladder,
+            samples=len(chosen.exact.pytorch.answers.rows),
+            warnings=(
+                *((UNTIMED,) if self._on_gpu else ()),
+                *unreached(checkpoint.model.config, checkpoint.max_length),
+                *filter(None, [cost_of_experts(checkpoint.model)]),
+                *(f"{name} runs as separate operators, which is right but slower" for name in exported.rotary_left),
+            ),
+            choice=chosen.choice,
+            chosen=chosen.rung.name,
+        )
+
+    @property
+    def _on_gpu(self) -> bool:
+        return self.spec.target != "cpu"
+
+    @property
+    def _in_process(self) -> bool:
+        return self.spec.executor == "in-process"
+
+    @property
+    def _limits(self) -> Limits:
+        return Limits(self.checkpoint.task.required(self.spec.quality), self.spec.perplexity)
+
+    def _rung(
+        self, name: str, fused: Fused, reference: Measured, graph: Graph, cache: str = "float32"
+    ) -> tuple[Rung, Agreement]:
+        """`graph` measured in every way, over a cache of type `cache`."""
+        caches, threads = fused.exported.caches, self.spec.build_threads
+        vocabulary = vocabulary_of(self.checkpoint.model)
+        agreement = measure(graph, caches, vocabulary, reference.answers, threads, cache)
+        latency = {} if self._on_gpu else step_latencies(graph, caches, vocabulary, threads, cache)
+        quality = (agreement.error, agreement.mean, agreement.worst, agreement.alone, agreement.perplexity)
+        return Rung(name, graph.size, latency, *quality), agreement
+
+    def _on_cuda(self, exact: Exact, stage: Stage) -> Chosen:
+        """In half precision, judged on this machine's CPU by a graph that rounds as CUDA does."""
+        spec, fused, measured = self.spec, exact.fused, exact.pytorch
+        with stage(f"{spec.precision} CUDA"):
+            refuse_windows(spec, fused.graph)
+            half, stand_in = decoder_for_cuda(fused.graph, spec.precision, spec.triton, self.folder)
+            cache = "float32" if half.arithmetic == "bf16" else "float16"
+            rung = replace(self._rung(f"{spec.precision} CUDA", fused, measured, stand_in, cache)[0], size=half.size)
+        return Chosen(exact, half, half, (measured.rung, exact.rung, rung), rung, (), rung.name, None)
+
+    def _quantised(self, exact: Exact, stage: Stage) -> Chosen:
+        """In the weights that are asked for, and with an 8-bit cache where that is."""
+        spec, fused, measured = self.spec, exact.fused, exact.pytorch
+        options = WeightOptions(spec.block_size, not spec.asymmetric)
+
+        def make(precision: str) -> tuple[Rung, tuple[Quantised, ...]]:
+            quantised = quantise_weights(fused.graph, precision, options, self.folder)
+            return self._rung(precision, fused, measured, quantised.graph)[0], (quantised,)
+
+        none: tuple[Quantised, ...] = ()
+        climbed = climb(spec, self._limits, measured.rung, (exact.rung, none), make, stage)
+        graph = climbed.candidate[0].graph if climbed.candidate else fused.graph
+        rung, ladder, weights = climbed.chosen, climbed.ladder, climbed.chosen.name
+        if spec.cache == "int8":
+            name = f"{weights}, int8 cache"
+            with stage(name):
+                graph = quantise_cache(graph, self._largest_values(exact), self.folder)
+                rung = self._rung(name, fused, measured, graph, "int8")[0]
+            ladder = (*ladder, rung)
+        return Chosen(exact, graph, graph, ladder, rung, climbed.candidate, weights, climbed.choice)
+
+    def _largest_values(self, exact: Exact) -> Mapping[str, np.ndarray]:
+        """Of keys and values on the samples, which an 8-bit cache is scaled by."""
+        fused, vocabulary = exact.fused, vocabulary_of(self.checkpoint.model)
+        answers, threads = exact.pytorch.answers, self.spec.build_threads
+        return largest_values(fused.graph, fused.exported.caches, vocabulary, answers, threads)
+
+    def _case(self, chosen: Chosen) -> Case:
+        """What `own` says in this build's engine, for `graph` to say."""
+        spec, checkpoint, answers = self.spec, self.checkpoint, chosen.exact.pytorch.answers
+        prompts = [prompt[:LONG_PROMPT] for prompt in answers.prompts[:3]]
+        long = past_the_window(chosen.own, answers.rows[0], checkpoint.max_length)
+        room = max(map(len, [long, *prompts])) + STEPS
+        caches, vocabulary = chosen.exact.fused.exported.caches, vocabulary_of(checkpoint.model)
+        geometry = geometry_of(caches, 1 + len(prompts), room, vocabulary, CACHE_TYPES[spec.cache])
+        executor = InProcess(chosen.own.path, geometry, Session(threads=spec.build_threads))
+        recorder = Recorder(executor)
+        drive(executor, prompts, long)
+        return recorder.case(chosen.graph.path.name, [chosen.graph], spec.build_threads, remote=not self._in_process)
 
 
 def _refuse_on_gpu(spec: BuildSpec) -> None:
@@ -161,96 +322,35 @@ def _refuse_on_gpu(spec: BuildSpec) -> None:
         raise SpecError("a decoder has one cache, on one device: give one of gpu.devices, or use --engine vllm")
 
 
-def plan_memory(spec: BuildSpec, checkpoint: Checkpoint) -> tuple[int, int]:
+def plan_memory(spec: BuildSpec, checkpoint: Checkpoint) -> Memory:
     """Bytes of the cache and of the weights in fp32. Raises SpecError for more than there is."""
     caches = cache_shapes(checkpoint.model)
     width = np.dtype(CACHE_TYPES[spec.cache]).itemsize if spec.target == "cpu" else BYTES[HALF_TYPES[spec.precision]]
-    cache = sum(2 * shape.heads * shape.size * width for shape in caches) * spec.slots * checkpoint.max_length
-    weights = sum(parameter.numel() * 4 for parameter in checkpoint.model.parameters())
-    if spec.target != "cpu":
-        refuse_head_sizes({shape.size for shape in caches})
-        refuse_size(
-            spec,
-            cache + weights // 2,
-            f"weights and a cache of {spec.slots} slots of {checkpoint.max_length} tokens",
-            "lower --slots or --max-length",
-        )
-    usable = spec.usable_memory
-    if spec.target == "cpu" and cache > usable:
-        raise SpecError(
-            f"the cache needs {cache / 1e9:.1f} GB ({spec.slots} slots of {checkpoint.max_length} tokens) and "
-            f"{usable / 1e9:.1f} GB may be used; lower --slots or --max-length, or state the serving machine's "
-            "memory in models.yaml (machine: {memory_gb: ...})"
-        )
-    return cache, weights
+    cache = cache_bytes(caches, spec.slots, checkpoint.max_length, width)
+    weights = weights_bytes(checkpoint.model)
+    if spec.target == "cpu":
+        rows = f"{checkpoint.max_length} tokens"
+        refuse_cache(spec, cache, "the cache needs", rows, "--slots or --max-length")
+        return Memory(cache, weights)
+    refuse_head_sizes({shape.size for shape in caches})
+    refuse_size(
+        spec,
+        cache + weights // 2,
+        f"weights and a cache of {spec.slots} slots of {checkpoint.max_length} tokens",
+        "lower --slots or --max-length",
+    )
+    return Memory(cache, weights)
 
 
 def sample_rows(spec: BuildSpec, checkpoint: Checkpoint) -> list[list[int]]:
     """The samples as token rows. Raises SpecError, or CheckpointError where none is left."""
-    task = checkpoint.task
-    samples: Sequence[Mapping[str, Any]] = task.samples
-    if spec.samples is not None:
-        samples = load_samples(spec.samples, task.fields({})[0])
-    texts = [str(sample["text_input"]) for sample in samples if sample.get("text_input")]
+    samples = read_samples(spec, checkpoint, checkpoint.task.fields({})[0])
+    texts = [str(sample["text_input"]) for sample in samples]
     rows = [checkpoint.tokenizer(text)["input_ids"][: checkpoint.max_length - 32] for text in texts]
     rows = [row for row in rows if len(row) > 2]
     if not rows:
         raise CheckpointError("no sample has more than two tokens; give texts with --samples, as text_input")
     return rows
-
-
-def verify(
-    spec: BuildSpec,
-    checkpoint: Checkpoint,
-    exported: DecoderExport,
-    fused: Graph,
-    reference: Reference,
-    base: Rung,
-    folder: Path,
-) -> VerifiedDecoder:
-    """Compare the fused graph with PyTorch, then quantise as asked. Raises VerificationError with what was missed."""
-    vocabulary = _vocabulary(checkpoint)
-    threads = spec.build_threads
-    limits = Limits(checkpoint.task.required(spec.quality), spec.perplexity)
-
-    def rung(name: str, graph: Graph, cache: str = "float32") -> tuple[Rung, Any]:
-        found = measure(graph, exported.caches, vocabulary, reference, threads, cache)
-        latency = {}
-        if spec.target == "cpu":
-            latency = step_latencies(graph, exported.caches, vocabulary, threads, cache)
-        quality = (found.error, found.mean, found.worst, found.alone, found.perplexity)
-        return Rung(name, graph.size, latency, *quality), found
-
-    def make(precision: str) -> tuple[Rung, Quantised | None]:
-        quantised = quantise_weights(fused, precision, WeightOptions(spec.block_size, not spec.asymmetric), folder)
-        return rung(precision, quantised.graph)[0], quantised
-
-    exact, agreement = rung("fp32", fused)
-    refuse_wrong_text(checkpoint.model, reference, agreement)
-    refuse_wrong_long_row(checkpoint.model, fused, exported.caches, checkpoint.max_length, threads)
-    if spec.target == "cuda":
-        refuse_windows(spec, fused)
-        half, stand_in = decoder_for_cuda(fused, spec.precision, spec.triton, folder)
-        cache = "float32" if half.arithmetic == "bf16" else "float16"
-        chosen = replace(rung(f"{spec.precision} CUDA", stand_in, cache)[0], size=half.size)
-        limits.refuse(chosen, base, checkpoint.task.metric)
-        return VerifiedDecoder(half, (base, exact, chosen), None, chosen.name, None)
-    climbed = climb(spec, limits, base, (exact, None), make)
-    chosen, quantised, ladder = climbed.chosen, climbed.candidate, climbed.ladder
-    graph = quantised.graph if quantised is not None else fused
-    if spec.cache == "int8":
-        largest = largest_values(fused, exported.caches, vocabulary, reference, threads)
-        graph = quantise_cache(graph, largest, folder)
-        chosen = rung(f"{chosen.name}, int8 cache", graph, "int8")[0]
-        ladder = (*ladder, chosen)
-    if chosen is not exact:
-        limits.refuse(chosen, base, checkpoint.task.metric)
-    return VerifiedDecoder(graph, ladder, quantised, climbed.chosen.name, climbed.choice)
-
-
-def _vocabulary(checkpoint: Checkpoint) -> int:
-    """How many logits a position has; may be more than the tokeniser has tokens."""
-    return int(checkpoint.model.get_output_embeddings().weight.shape[0])
 
 
 def serving_document(
@@ -266,7 +366,7 @@ def serving_document(
         executor=spec.executor,
         arena=Arena(spec.slots, checkpoint.max_length, dtype, layer_shapes(caches)),
         session=_cuda_session(spec) if on_gpu else cpu_session(spec),
-        vocabulary=_vocabulary(checkpoint),
+        vocabulary=vocabulary_of(checkpoint.model),
         queue=spec.serving.queue.max_size or QUEUE,
         prefill_tokens=spec.serving.prefill_tokens,
         beams=beams,
@@ -311,41 +411,3 @@ def graph_fields(graph: Graph, caches: Sequence[CacheShape], cache_type: str) ->
         else:
             fields.append(Field(name, "TYPE_INT32" if name == "seqlens_k" else "TYPE_INT64", shapes[name]))
     return fields
-
-
-def _report(
-    spec: BuildSpec,
-    checkpoint: Checkpoint,
-    exported: DecoderExport,
-    verified: VerifiedDecoder,
-    reference: Reference,
-    entries: Sequence[RepositoryEntry],
-    memory: dict[str, int],
-    checks: tuple[EngineCheck, ...],
-) -> BuildReport:
-    operators, quantised = verified.graph.operators, verified.quantised
-    names = (*FUSED_OPERATORS, "GroupQueryAttention", "RotaryEmbedding", "SimplifiedLayerNormalization")
-    return BuildReport(
-        **built_from(spec, checkpoint),
-        attention={"fused": operators["GroupQueryAttention"], "layers": len(exported.caches)},
-        operators={name: operators[name] for name in names if operators[name]},
-        quantised=None
-        if quantised is None
-        else {"precision": verified.chosen, "matmuls": quantised.matmuls, "embeddings": quantised.embeddings},
-        ladder=verified.ladder,
-        metric=checkpoint.task.metric,
-        threshold=checkpoint.task.required(spec.quality),
-        samples=len(reference.rows),
-        padding=0.0,
-        warnings=(
-            *(() if spec.target == "cpu" else (UNTIMED,)),
-            *unreached(checkpoint.model.config, checkpoint.max_length),
-            *filter(None, [cost_of_experts(checkpoint.model)]),
-            *(f"{name} runs as separate operators, which is right but slower" for name in exported.rotary_left),
-        ),
-        choice=verified.choice,
-        chosen=verified.ladder[-1].name if spec.cache == "int8" else verified.chosen,
-        files=file_hashes(entries),
-        memory=memory,
-        verified_on=checks,
-    )

@@ -1,10 +1,10 @@
-"""Encoders: one graph, one call a batch. Export, measure, fuse, verify, climb the ladder, lay out."""
+"""Encoders: one graph, one call a batch, and a search over variants of it."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -18,11 +18,12 @@ from builder.export.encoder import Export, export, task_graph
 from builder.export.experts import cost_of_experts
 from builder.export.graph import Graph
 from builder.export.rows import rows_of
-from builder.families import UNTIMED, Prepared, Stage, built_from
+from builder.families import UNTIMED, Family, built_from
 from builder.optimise.compaction import Removed, compact
 from builder.optimise.fusion import fuse
 from builder.optimise.pruning import prune
 from builder.optimise.variants import Variant, Workshop, asked
+from builder.progress import Stage
 from builder.report import BuildReport, EngineCheck, Rung, file_hashes, versions
 from builder.repository.layout import RepositoryEntry, lay_out, version_files
 from builder.repository.recipe import recipe_files
@@ -31,89 +32,191 @@ from builder.verify.bench import Bench, make_bench
 from builder.verify.causes import cause
 from builder.verify.latency import pytorch_latencies
 from builder.verify.memory import Memory, memory_of
-from builder.verify.parity import TOLERANCE, long_references
+from builder.verify.parity import TOLERANCE, Reference, long_references
 from builder.verify.quality import Quality
-from builder.verify.runtimes import graph_case, verify_where_it_runs
-from builder.verify.search import Found, Search
+from builder.verify.runtimes import Replay, graph_case
+from builder.verify.search import ROUNDING, Found, Search
+from builder.verify.verdict import Bound, Comparison
 
 SERVED_TOLERANCE = 1e-3  # fp32 answers against the pipeline's, whose own batches differ in the last digits
 EXACT_LEVEL = "O2"  # the highest level whose rewrites leave every value as it is
 
 
 @dataclass(frozen=True)
-class VerifiedModel:
-    """A graph whose answers were found to be the reference's. Nothing else can be published."""
+class Exported:
+    """The export, and PyTorch's answers to long rows from before it."""
 
+    export: Export
+    long: tuple[Reference, ...]
+
+
+@dataclass(frozen=True)
+class Fused:
+    """The graph without what does nothing in it, and the same fused."""
+
+    exported: Exported
+    compacted: Graph
     graph: Graph
+    empty: Removed | None
+
+
+@dataclass(frozen=True)
+class Exact:
+    """The fused graph, whose answers were found to be the reference's."""
+
+    fused: Fused
     bench: Bench
-    ladder: tuple[Rung, ...]
+    pytorch: Rung
+    rung: Rung
+    quality: Quality
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The variant that is served, of those that were measured."""
+
+    exact: Exact
     found: Found
+    ladder: tuple[Rung, ...]
     threshold: float
+    pruned: Removed | None
+
+    @property
+    def graph(self) -> Graph:
+        return self.found.made.graph
 
 
-def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Prepared:
-    """The front model and its engine, verified. Raises BuilderError."""
+def begin(
+    spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage
+) -> Family[Exported, Rung, Fused, Exact, Chosen]:
+    """The steps of an encoder. Raises SpecError for what it does not have, CheckpointError for what is none."""
     if spec.beams is not None or spec.max_answer is not None:
         raise SpecError(f"--beams and --max-answer are for models that generate; {checkpoint.task.name} has neither")
     _refuse_composed(checkpoint)
-    variants = asked(spec, cpu()["flags"])
-    with stage("export"):
-        long = long_references(task_graph(checkpoint, spec), rows_of(checkpoint), checkpoint.max_length)
-        exported = export(checkpoint, spec, folder)
-    with stage("measure PyTorch"):
-        reference = _pytorch_rung(spec, checkpoint, exported)
-    with stage("fuse"):
-        graph, empty = compact(exported.graph, folder)
-        fused = fuse(graph, folder, min(spec.level, EXACT_LEVEL))
-    with stage("verify"):
-        bench = make_bench(spec, checkpoint, exported.module, fused, folder)
+    return Encoder(spec, checkpoint, folder, tuple(asked(spec, cpu()["flags"])))
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """The steps, over `variants` of one graph."""
+
+    spec: BuildSpec
+    checkpoint: Checkpoint
+    folder: Path
+    variants: tuple[Variant, ...]
+
+    def export(self) -> Exported:
+        """The long rows first, of a model that has answered nothing yet."""
+        checkpoint = self.checkpoint
+        long = long_references(task_graph(checkpoint, self.spec), rows_of(checkpoint), checkpoint.max_length)
+        return Exported(export(checkpoint, self.spec, self.folder), long)
+
+    def reference(self, exported: Exported) -> Rung:
+        """PyTorch's own rung; what it answers to the samples is asked once the front that reads them is there."""
+        latency, checkpoint = {}, self.checkpoint
+        if self.spec.target == "cpu":
+            module, rows = exported.export.module, rows_of(checkpoint)
+            latency = pytorch_latencies(module, rows, checkpoint.max_length, self.spec.build_threads)
+        size = sum(parameter.numel() * 4 for parameter in checkpoint.model.parameters())
+        return Rung("PyTorch fp32", size, latency, 0.0, 1.0, 1.0, 1.0)
+
+    def fuse(self, exported: Exported) -> Fused:
+        """Compacted, then fused at the highest level that leaves every value as it is."""
+        graph, empty = compact(exported.export.graph, self.folder)
+        return Fused(exported, graph, fuse(graph, self.folder, min(self.spec.level, EXACT_LEVEL)), empty)
+
+    def verify(self, fused: Fused, reference: Rung) -> Exact:
+        """Number by number, and the served answers. Raises VerificationError with the cause, where one is known."""
+        spec, exported = self.spec, fused.exported
+        bench = make_bench(spec, self.checkpoint, exported.export.module, fused.graph, self.folder)
         level = f"{spec.level} " if spec.level < EXACT_LEVEL else ""
-        exact, quality = bench.rung(f"{level}{'' if empty is None else 'compacted '}fp32", fused)
-        exact = replace(exact, error=max(exact.error or 0.0, bench.error_on(fused, long)))
-        _refuse_wrong_answers(bench, fused, exact, quality)
-    pruned = None
-    if spec.prune is not None:
-        with stage("prune"):
-            graph, pruned = prune(graph, exported.module, spec.prune, bench.feeds, folder)
-    reference = replace(reference, scores=dict(bench.reference_scores))
-    as_verified = fused if pruned is None and spec.level <= EXACT_LEVEL else None
-    workshop = Workshop(spec, graph, folder, bench.feeds, as_verified)
-    verified = climb(bench, workshop, reference, (exact, quality), variants, stage)
-    graph = verified.graph
-    if spec.target != "cpu":
-        refuse_size(
-            spec, graph.size * spec.instances, f"the weights of {spec.instances} instances", "use fewer --instances"
+        rung, quality = bench.rung(f"{level}{'' if fused.empty is None else 'compacted '}fp32", fused.graph)
+        rung = replace(rung, error=max(rung.error or 0.0, bench.error_on(fused.graph, exported.long)))
+        _refuse_wrong_answers(bench, fused.graph, rung, quality)
+        return Exact(fused, bench, reference, rung, quality)
+
+    def climb(self, exact: Exact, stage: Stage) -> Chosen:
+        """From PyTorch and the exact graph to the fastest variant that keeps the quality asked for."""
+        spec, bench, fused = self.spec, exact.bench, exact.fused
+        graph, pruned = fused.compacted, None
+        if spec.prune is not None:
+            with stage("prune"):
+                graph, pruned = prune(graph, fused.exported.export.module, spec.prune, bench.feeds, self.folder)
+        pytorch = replace(exact.pytorch, scores=dict(bench.reference_scores))
+        as_verified = fused.graph if pruned is None and spec.level <= EXACT_LEVEL else None
+        workshop = Workshop(spec, graph, self.folder, bench.feeds, as_verified)
+        threshold = self.checkpoint.task.required(spec.quality)
+        memory = memory_of(_facts(bench)) if len(self.variants) > 1 else Memory()
+        verified = (exact.rung, exact.quality)
+        search = Search(bench, workshop, pytorch, verified, threshold, memory, stage, self._prefix(exact.rung))
+        found = search.run(self.variants)
+        rungs = (pytorch, exact.rung, *(rung for rung in found.rungs if rung.name != exact.rung.name))
+        if spec.target != "cpu":
+            weights = f"the weights of {spec.instances} instances"
+            refuse_size(spec, found.made.graph.size * spec.instances, weights, "use fewer --instances")
+        return Chosen(exact, found, rungs, threshold, pruned)
+
+    def _prefix(self, exact: Rung) -> str:
+        """What the names of all variants begin with."""
+        prefix = f"{self.spec.level} " if self.spec.level > EXACT_LEVEL else ""
+        pruned = "" if self.spec.prune is None else f"pruned {self.spec.prune:.0%} "
+        return prefix + exact.name.removesuffix("fp32") + pruned
+
+    def replay(self, chosen: Chosen) -> Replay:
+        """The engine's calls on the samples."""
+        graph, feeds, threads = chosen.graph, chosen.exact.bench.feeds, self.spec.build_threads
+        return Replay(graph.engine, False, lambda: [graph_case(graph, feeds, threads)])
+
+    def lay_out(self, chosen: Chosen, stage: Stage) -> tuple[RepositoryEntry, ...]:
+        """The front model and its engine, or the recipe from which a GPU compiles that."""
+        bench, graph = chosen.exact.bench, chosen.graph
+        if graph.engine == tensorrt.BACKEND:
+            with stage("recipe"):
+                files = recipe_files(self.spec, graph, bench.serving, bench.feeds, self.folder)
+        else:
+            files = version_files(graph)
+        return lay_out(self.spec, bench.serving, bench.tokenizer, graph, files, bench.fields, bench.warm_up_rows())
+
+    def comparison(self, chosen: Chosen) -> Comparison:
+        """The fused graph number by number and as it is served; then the variant by its quality."""
+        exact = chosen.exact
+        kept = exact.bench.kept(chosen.found.chosen)
+        return Comparison(
+            (
+                Bound("the error of the fused graph", _error(exact.rung), at_most=TOLERANCE),
+                Bound("the error of the answers in fp32", exact.quality.error, at_most=SERVED_TOLERANCE),
+                Bound(f"the {exact.bench.metric}", kept, at_least=chosen.threshold - ROUNDING),
+            )
         )
-    checks = verify_where_it_runs(
-        spec, graph.engine, False, lambda: [graph_case(graph, bench.feeds, spec.build_threads)], stage
-    )
-    if graph.engine == tensorrt.BACKEND:
-        with stage("recipe"):
-            files = recipe_files(spec, graph, bench.serving, bench.feeds, folder)
-    else:
-        files = version_files(graph)
-    entries = lay_out(spec, bench.serving, bench.tokenizer, graph, files, bench.fields, bench.warm_up_rows())
-    removed = {"empty": empty, "pruned": pruned}
-    return Prepared(entries, _report(spec, checkpoint, exported, verified, removed, entries, checks))
 
-
-def climb(
-    bench: Bench,
-    workshop: Workshop,
-    reference: Rung,
-    verified: tuple[Rung, Quality],
-    variants: Sequence[Variant],
-    stage: Stage,
-) -> VerifiedModel:
-    """From PyTorch and the exact graph, `verified`, to the fastest of `variants` that keeps the quality asked for."""
-    spec, exact = bench.spec, verified[0]
-    threshold = bench.checkpoint.task.required(spec.quality)
-    memory = memory_of(_facts(bench)) if len(variants) > 1 else Memory()
-    prefix = f"{spec.level} " if spec.level > EXACT_LEVEL else ""
-    prefix += exact.name.removesuffix("fp32") + ("" if spec.prune is None else f"pruned {spec.prune:.0%} ")
-    found = Search(bench, workshop, reference, verified, threshold, memory, stage, prefix).run(variants)
-    rungs = (reference, exact, *(rung for rung in found.rungs if rung.name != exact.name))
-    return VerifiedModel(found.made.graph, bench, rungs, found, threshold)
+    def report(
+        self, chosen: Chosen, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]
+    ) -> BuildReport:
+        exact, found = chosen.exact, chosen.found
+        exported, bench, operators = exact.fused.exported.export, exact.bench, chosen.graph.operators
+        untimed = None if self.spec.target == "cpu" else UNTIMED
+        warnings = (exported.warning, cost_of_experts(self.checkpoint.model), _calls(bench), untimed)
+        removed = {"empty": exact.fused.empty, "pruned": chosen.pruned}
+        return BuildReport(
+            **built_from(self.spec, self.checkpoint),
+            attention={"fused": exported.attentions, "layers": exported.layers},
+            operators={name: operators[name] for name in FUSED_OPERATORS if operators[name]},
+            quantised=_quantised(found),
+            removed={name: asdict(units) for name, units in removed.items() if units is not None},
+            ladder=chosen.ladder,
+            metric=self.checkpoint.task.metric,
+            gate=bench.metric,
+            threshold=chosen.threshold,
+            samples=len(bench.samples),
+            padding=found.quality.padding,
+            warnings=tuple(filter(None, warnings)),
+            choice=found.choice,
+            chosen=found.chosen.name,
+            engine=chosen.graph.engine,
+            tuned_for=tuple(flag for flag in found.variant.fast_with if flag in cpu()["flags"]),
+            files=file_hashes(entries),
+            verified_on=checks,
+        )
 
 
 def _facts(bench: Bench) -> dict[str, object]:
@@ -130,7 +233,7 @@ def _facts(bench: Bench) -> dict[str, object]:
 
 
 def _refuse_wrong_answers(bench: Bench, graph: Graph, exact: Rung, quality: Quality) -> None:
-    error = exact.error if exact.error is not None else math.inf
+    error = _error(exact)
     if error > TOLERANCE:
         found = f"the fused graph is off by {error:.1e} of PyTorch's largest output; at most {TOLERANCE:.0e} is right"
     elif quality.error > SERVED_TOLERANCE:
@@ -139,6 +242,10 @@ def _refuse_wrong_answers(bench: Bench, graph: Graph, exact: Rung, quality: Qual
         return
     why = cause(graph, bench.module, bench.rows, bench.checkpoint, bench.spec)
     raise VerificationError(f"{found}. Nothing was published: {why}")
+
+
+def _error(rung: Rung) -> float:
+    return rung.error if rung.error is not None else math.inf
 
 
 def _refuse_composed(checkpoint: Checkpoint) -> None:
@@ -152,16 +259,6 @@ def _refuse_composed(checkpoint: Checkpoint) -> None:
         )
 
 
-def _pytorch_rung(spec: BuildSpec, checkpoint: Checkpoint, exported: Export) -> Rung:
-    """PyTorch is timed before any engine is open: waiting engine threads would take its cores."""
-    latency = {}
-    if spec.target == "cpu":
-        rows = rows_of(checkpoint)
-        latency = pytorch_latencies(exported.module, rows, checkpoint.max_length, spec.build_threads)
-    size = sum(parameter.numel() * 4 for parameter in checkpoint.model.parameters())
-    return Rung("PyTorch fp32", size, latency, 0.0, 1.0, 1.0, 1.0)
-
-
 def _calls(bench: Bench) -> str | None:
     """What the model's own ways cost in batches."""
     needed = bench.serving.batching.alike
@@ -171,49 +268,8 @@ def _calls(bench: Bench) -> str | None:
     return f"only texts {what} share an engine call: this model's answers depend on the rest of a batch otherwise"
 
 
-def _report(
-    spec: BuildSpec,
-    checkpoint: Checkpoint,
-    exported: Export,
-    verified: VerifiedModel,
-    removed: Mapping[str, Removed | None],
-    entries: Sequence[RepositoryEntry],
-    checks: tuple[EngineCheck, ...],
-) -> BuildReport:
-    found, operators, machine = verified.found, verified.graph.operators, cpu()
-    return BuildReport(
-        **built_from(spec, checkpoint),
-        attention={"fused": exported.attentions, "layers": exported.layers},
-        operators={name: operators[name] for name in FUSED_OPERATORS if operators[name]},
-        quantised=None
-        if not found.made.matmuls
-        else {
-            "matmuls": found.made.matmuls,
-            "embeddings": found.made.embeddings,
-            "left_alone": list(found.made.left_alone),
-        },
-        removed={name: asdict(units) for name, units in removed.items() if units is not None},
-        ladder=verified.ladder,
-        metric=checkpoint.task.metric,
-        gate=verified.bench.metric,
-        threshold=verified.threshold,
-        samples=len(verified.bench.samples),
-        padding=found.quality.padding,
-        warnings=tuple(
-            filter(
-                None,
-                [
-                    exported.warning,
-                    cost_of_experts(checkpoint.model),
-                    _calls(verified.bench),
-                    None if spec.target == "cpu" else UNTIMED,
-                ],
-            )
-        ),
-        choice=found.choice,
-        chosen=found.chosen.name,
-        engine=verified.graph.engine,
-        tuned_for=tuple(flag for flag in found.variant.fast_with if flag in machine["flags"]),
-        files=file_hashes(entries),
-        verified_on=checks,
-    )
+def _quantised(found: Found) -> dict[str, object] | None:
+    made = found.made
+    if not made.matmuls:
+        return None
+    return {"matmuls": made.matmuls, "embeddings": made.embeddings, "left_alone": list(made.left_alone)}

@@ -1,17 +1,123 @@
-"""What the families that generate share: how their decode loop is set up.
+"""What the families that generate share: memory, samples, what they refuse, how their loop is set up, their report.
 
-Knows the specification and the contract with the emitted loop; knows no graphs.
+Knows the specification, the checkpoint and the contract with the emitted loop; knows no graphs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
-from builder.export.decoder import CacheShape
+import numpy as np
+from transformers import PreTrainedModel
+
+from builder.checkpoint import Checkpoint
+from builder.engines.onnxruntime import FUSED_OPERATORS
+from builder.errors import SpecError
+from builder.export.decoder import CACHED_ATTENTION, CacheShape
+from builder.families import built_from
+from builder.optimise.decoder_weights import Quantised
+from builder.report import BuildReport, EngineCheck, Rung, file_hashes
+from builder.repository.layout import RepositoryEntry
 from builder.runtime.contract import LayerShape, Session
+from builder.runtime.fields import Field
+from builder.samples import load_samples
 from builder.spec import BuildSpec
+from builder.speed import Latencies
+from builder.verify.generation import TOLERANCE
+from builder.verify.ladder import Limits
+from builder.verify.verdict import Bound
 
 QUEUE = 256  # sequences that may wait, where the user does not say
+PRECISIONS = ("fp32", "int8", "int8-weights", "int4-weights", "auto")
+OPERATORS = (*FUSED_OPERATORS, CACHED_ATTENTION, "RotaryEmbedding", "SimplifiedLayerNormalization")
+
+
+def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: str) -> None:
+    """No option is ignored: what means nothing to a model that generates is refused, by name. Raises SpecError.
+
+    `of_the_family`: what this one refuses beyond that, and whether it was given.
+    """
+    given = {
+        "--pooling": spec.pooling is not None,
+        "--truncate": spec.truncate,
+        "--instances (use --slots)": spec.instances > 1,
+        "--max-queue-delay-us": spec.max_queue_delay_us > 0,
+        f"--precision {spec.precision} (it has {', '.join(PRECISIONS)})": spec.target == "cpu"
+        and spec.precision not in PRECISIONS,
+        "--engine openvino (its cache would not stay in place)": spec.engine == "openvino",
+        "--level": spec.level != "O2",
+        "--prune": spec.prune is not None,
+        "--graph": spec.graph is not None,
+        **of_the_family,
+        "serving.response_cache": spec.serving.response_cache,
+        "serving.preferred_batch_sizes": bool(spec.serving.preferred_batch_sizes),
+        "serving.priority_levels": spec.serving.priority_levels > 0,
+    }
+    unusable = [name for name, used in given.items() if used]
+    if unusable:
+        raise SpecError(f"{', '.join(unusable)}: not of {family}, which batches by itself")
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a generating model reserves."""
+
+    cache: int
+    weights: int
+
+
+def cache_bytes(caches: Sequence[CacheShape], slots: int, length: int, width: int = 4) -> int:
+    """Keys and values of `slots` rows of `length` tokens, `width` bytes a number."""
+    return sum(2 * shape.heads * shape.size * width for shape in caches) * slots * length
+
+
+def weights_bytes(model: PreTrainedModel) -> int:
+    """The parameters in fp32."""
+    return sum(parameter.numel() * np.dtype(np.float32).itemsize for parameter in model.parameters())
+
+
+def refuse_cache(spec: BuildSpec, size: int, needs: str, rows: str, lower: str) -> None:
+    """Raises SpecError where caches of `size` bytes for slots of `rows` do not fit; `lower`: the options to lower."""
+    usable = spec.usable_memory
+    if size > usable:
+        raise SpecError(
+            f"{needs} {size / 1e9:.1f} GB ({spec.slots} slots of {rows}) and {usable / 1e9:.1f} GB may be used; lower "
+            f"{lower}, or state the serving machine's memory in models.yaml (machine: {{memory_gb: ...}})"
+        )
+
+
+def read_samples(spec: BuildSpec, checkpoint: Checkpoint, inputs: Sequence[Field]) -> list[Mapping[str, Any]]:
+    """The samples that have a text; the user's own are read as `inputs` say. Raises SpecError."""
+    task = checkpoint.task
+    samples: Sequence[Mapping[str, Any]] = task.samples
+    if spec.samples is not None:
+        samples = load_samples(spec.samples, inputs, task.labels)
+    return [sample for sample in samples if sample.get("text_input")]
+
+
+def vocabulary_of(model: PreTrainedModel) -> int:
+    """How many logits a position has; may be more than the tokeniser has tokens."""
+    return int(model.get_output_embeddings().weight.shape[0])
+
+
+def pytorch_rung(memory: Memory, latency: Latencies, perplexity: float) -> Rung:
+    """PyTorch, which agrees with itself."""
+    return Rung("PyTorch fp32", memory.weights, latency, 0.0, 1.0, 1.0, 1.0, perplexity)
+
+
+def exact_bound(exact: Rung) -> Bound:
+    """Of the graph in fp32, before anything is quantised."""
+    error = math.inf if exact.error is None else exact.error
+    return Bound("the error of log-probabilities in fp32", error, at_most=TOLERANCE)
+
+
+def kept_bounds(limits: Limits, exact: Rung, served: Rung, pytorch: Rung, metric: str) -> tuple[Bound, ...]:
+    """Of the rung that is served, where it is not the exact one."""
+    return () if served is exact else limits.bounds(served, pytorch, metric)
 
 
 def cpu_session(spec: BuildSpec) -> Session:
@@ -23,3 +129,37 @@ def cpu_session(spec: BuildSpec) -> Session:
 def layer_shapes(caches: Sequence[CacheShape]) -> list[LayerShape]:
     """Each layer's keys and values, as serving.json states them."""
     return [LayerShape(cache.heads, cache.size) for cache in caches]
+
+
+def quantised_parts(precision: str, parts: Sequence[Quantised]) -> dict[str, Any] | None:
+    """What of the graphs was quantised, for the report."""
+    if not parts:
+        return None
+    return {
+        "precision": precision,
+        "matmuls": sum(part.matmuls for part in parts),
+        "embeddings": sum(part.embeddings for part in parts),
+    }
+
+
+def report_of(
+    spec: BuildSpec,
+    checkpoint: Checkpoint,
+    memory: Memory,
+    operators: Counter[str],
+    entries: Sequence[RepositoryEntry],
+    checks: tuple[EngineCheck, ...],
+    **of_the_family: Any,
+) -> BuildReport:
+    """The report of a generating model: what every one says, and the fields `of_the_family`."""
+    return BuildReport(
+        **built_from(spec, checkpoint),
+        operators={name: operators[name] for name in OPERATORS if operators[name]},
+        metric=checkpoint.task.metric,
+        threshold=checkpoint.task.required(spec.quality),
+        padding=0.0,
+        files=file_hashes(entries),
+        memory=asdict(memory),
+        verified_on=checks,
+        **of_the_family,
+    )

@@ -12,30 +12,48 @@ from tokenizers import Tokenizer
 from transformers import GenerationConfig
 
 from builder.checkpoint import Checkpoint, tokenizer_json
-from builder.engines.onnxruntime import ENCODER_FILE, FUSED_OPERATORS
+from builder.engines.onnxruntime import ENCODER_FILE
 from builder.errors import CheckpointError, SpecError
+from builder.export.decoder import CACHED_ATTENTION
 from builder.export.graph import check_release
-from builder.export.seq2seq import export_seq2seq, seq2seq_shapes
-from builder.families import Prepared, Stage, built_from, refuse_options
-from builder.families.generating import QUEUE, cpu_session, layer_shapes
+from builder.export.seq2seq import Seq2SeqExport, export_seq2seq, seq2seq_shapes
+from builder.families import Family
+from builder.families.generating import (
+    QUEUE,
+    Memory,
+    cache_bytes,
+    cpu_session,
+    exact_bound,
+    kept_bounds,
+    layer_shapes,
+    pytorch_rung,
+    quantised_parts,
+    read_samples,
+    refuse_cache,
+    refuse_options,
+    report_of,
+    vocabulary_of,
+    weights_bytes,
+)
 from builder.generation_config import end_ids, max_tokens, option_defaults, refuse_unserved, token_rules
 from builder.languages import languages, nearest
 from builder.metrics import texts as texts_against
 from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_weights
 from builder.optimise.fusion import fuse
-from builder.report import BuildReport, EngineCheck, Rung, file_hashes
+from builder.progress import Stage
+from builder.report import BuildReport, EngineCheck, Rung
 from builder.repository.layout import RepositoryEntry, lay_out_generating
 from builder.runtime.contract import Arena, GenerationServing, Language, Source
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.prompts import SourceTexts
-from builder.samples import load_samples
 from builder.spec import BuildSpec
 from builder.tasks.base import Instructions, seq2seq_task
 from builder.verify.generation import Asked, answer
-from builder.verify.ladder import Limits, climb
-from builder.verify.runtimes import Case, Recorder, verify_where_it_runs
+from builder.verify.ladder import Climbed, Limits, climb
+from builder.verify.runtimes import Case, Recorder, Replay
 from builder.verify.seq2seq import (
+    Agreement,
     Graphs,
     Reference,
     make_reference,
@@ -45,6 +63,7 @@ from builder.verify.seq2seq import (
     step_latencies,
     text_agreement,
 )
+from builder.verify.verdict import Comparison
 
 LONGEST_ANSWER = 256  # tokens, where the user and the checkpoint do not say
 REPLAYED_TOKENS = 8  # of answers, on another version of the engine
@@ -64,18 +83,43 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class VerifiedSeq2Seq:
-    """Graphs that say what PyTorch says. Nothing else can be published."""
+class Measured:
+    """What PyTorch answers to the samples, and its rung."""
 
+    answers: Reference
+    rung: Rung
+
+
+@dataclass(frozen=True)
+class Fused:
+    """The export, and its graphs fused."""
+
+    exported: Seq2SeqExport
     graphs: Graphs
-    ladder: tuple[Rung, ...]
-    quantised: tuple[Quantised, ...]
-    chosen: str
-    choice: str | None
 
 
-def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Prepared:
-    """The generating model, verified. Raises BuilderError."""
+@dataclass(frozen=True)
+class Exact:
+    """The fused graphs, found to say what PyTorch says."""
+
+    fused: Fused
+    pytorch: Measured
+    rung: Rung
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """The graphs that are served, of those that were measured."""
+
+    exact: Exact
+    graphs: Graphs
+    climbed: Climbed[tuple[Quantised, ...]]
+
+
+def begin(
+    spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage
+) -> Family[Seq2SeqExport, Measured, Fused, Exact, Chosen]:
+    """The steps of an encoder-decoder. Raises SpecError and CheckpointError for what is refused before the work."""
     unusable = {
         "--executor bls (its cross-attention cache would travel at each step)": spec.executor == "bls",
         "--cache int8": spec.cache == "int8",
@@ -84,55 +128,145 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage)
     refuse_options(spec, unusable, "an encoder-decoder model")
     settings = read_settings(spec, checkpoint)
     with stage("plan memory"):
-        cache_bytes, weights_bytes = plan_memory(spec, checkpoint, settings)
+        memory = plan_memory(spec, checkpoint, settings)
     source = source_of(spec, checkpoint, settings)
-    with stage("measure PyTorch"):
-        samples = read_samples(spec, checkpoint)
-        rows = token_rows(samples, checkpoint, source)
-        ends = end_ids(settings.config, checkpoint.tokenizer)
-        beams = min(settings.beams, VERIFIED_BEAMS)
-        first = _first(source)
-        reference = make_reference(checkpoint.model, rows, settings.start, first, ends, beams)
-        latency = pytorch_latencies(checkpoint.model, spec.build_threads)
-        base = Rung("PyTorch fp32", weights_bytes, latency, 0.0, 1.0, 1.0, 1.0, reference.perplexity)
-    with stage("export"):
-        exported = export_seq2seq(checkpoint.model, folder, settings.beams)
-    with stage("fuse"):
-        encoder, decoder = fuse(exported.encoder, folder), fuse(exported.decoder, folder)
-        check_release(decoder, spec.triton, in_process=True)
-        vocabulary = int(checkpoint.model.get_output_embeddings().weight.shape[0])
-        fused = Graphs(encoder, decoder, exported.caches, exported.cross, settings.beams, vocabulary)
-    with stage("verify"):
-        verified = verify(spec, checkpoint, fused, reference, base, samples, folder)
-    made = verified.graphs
-    checks = verify_where_it_runs(
-        spec, made.decoder.engine, True, lambda: [_case(spec, made, reference, first, ends)], stage
-    )
-    serving = serving_document(spec, checkpoint, settings, source, verified.graphs)
-    fields = checkpoint.task.fields({"languages": bool(source.languages or source.pairs)})
-    graphs = [verified.graphs.decoder, verified.graphs.encoder]
-    entries = lay_out_generating(spec, serving, tokenizer_json(checkpoint.tokenizer), graphs, fields)
-    memory = {"cache": cache_bytes, "weights": verified.graphs.size}
-    layers = int(checkpoint.config.num_hidden_layers)
-    warning = None
-    if exported.encoder_attentions < layers:
-        warning = (
-            f"{exported.encoder_attentions} of {layers} attentions of the encoder are fused; the others run as "
-            "separate operators, which is right but slower and takes memory quadratic in the length"
+    return Seq2Seq(spec, checkpoint, folder, settings, source, memory, tuple(texts_to_judge(spec, checkpoint)))
+
+
+@dataclass(frozen=True)
+class Seq2Seq:
+    """The steps, judged on `samples`; `source` says how their texts are read."""
+
+    spec: BuildSpec
+    checkpoint: Checkpoint
+    folder: Path
+    settings: Settings
+    source: Source
+    memory: Memory
+    samples: tuple[Mapping[str, Any], ...]
+
+    def export(self) -> Seq2SeqExport:
+        """An encoder and a decoder's step."""
+        return export_seq2seq(self.checkpoint.model, self.folder, self.settings.beams)
+
+    def reference(self, exported: Seq2SeqExport) -> Measured:
+        """Greedy and searched answers, their probabilities, and the time of a text and of a step."""
+        model, beams = self.checkpoint.model, min(self.settings.beams, VERIFIED_BEAMS)
+        rows = token_rows(self.samples, self.checkpoint, self.source)
+        answers = make_reference(model, rows, self.settings.start, _first(self.source), self._ends, beams)
+        latency = pytorch_latencies(model, self.spec.build_threads)
+        return Measured(answers, pytorch_rung(self.memory, latency, answers.perplexity))
+
+    def fuse(self, exported: Seq2SeqExport) -> Fused:
+        """Both graphs; the decoder's is refused where the release's engine would not run it."""
+        encoder, decoder = fuse(exported.encoder, self.folder), fuse(exported.decoder, self.folder)
+        check_release(decoder, self.spec.triton, in_process=True)
+        vocabulary, beams = vocabulary_of(self.checkpoint.model), self.settings.beams
+        return Fused(exported, Graphs(encoder, decoder, exported.caches, exported.cross, beams, vocabulary))
+
+    def verify(self, fused: Fused, reference: Measured) -> Exact:
+        """Probabilities and answers."""
+        reference = replace(reference, rung=replace(reference.rung, scores=self._scores(reference.answers.greedy)))
+        rung, agreement = self._rung("fp32", fused.graphs, reference.answers)
+        refuse_wrong_answers(self.checkpoint.model, reference.answers, agreement)
+        return Exact(fused, reference, rung)
+
+    def climb(self, exact: Exact, stage: Stage) -> Chosen:
+        """The weights as asked, or the fastest that keep the quality."""
+        spec, graphs, measured = self.spec, exact.fused.graphs, exact.pytorch
+        options = WeightOptions(spec.block_size, not spec.asymmetric)
+
+        def make(precision: str) -> tuple[Rung, tuple[Quantised, ...]]:
+            both = (graphs.encoder, graphs.decoder)
+            quantised = tuple(quantise_weights(graph, precision, options, self.folder) for graph in both)
+            return self._rung(precision, _with(graphs, quantised), measured.answers)[0], quantised
+
+        none: tuple[Quantised, ...] = ()
+        climbed = climb(spec, self._limits, measured.rung, (exact.rung, none), make, stage)
+        if climbed.chosen is not exact.rung:
+            self._limits.refuse(climbed.chosen, measured.rung, self.checkpoint.task.metric)
+        return Chosen(exact, _with(graphs, climbed.candidate), climbed)
+
+    def replay(self, chosen: Chosen) -> Replay:
+        """A few texts together."""
+        return Replay(chosen.graphs.decoder.engine, True, lambda: [self._case(chosen)])
+
+    def lay_out(self, chosen: Chosen, stage: Stage) -> tuple[RepositoryEntry, ...]:
+        """The loop with its graphs inside."""
+        checkpoint, source, graphs = self.checkpoint, self.source, chosen.graphs
+        serving = serving_document(self.spec, checkpoint, self.settings, source, graphs)
+        fields = checkpoint.task.fields({"languages": bool(source.languages or source.pairs)})
+        tokenizer = tokenizer_json(checkpoint.tokenizer)
+        return lay_out_generating(self.spec, serving, tokenizer, [graphs.decoder, graphs.encoder], fields)
+
+    def comparison(self, chosen: Chosen) -> Comparison:
+        """Log-probabilities of the fused graphs; what quantising kept."""
+        exact, metric = chosen.exact, self.checkpoint.task.metric
+        kept = kept_bounds(self._limits, exact.rung, chosen.climbed.chosen, exact.pytorch.rung, metric)
+        return Comparison((exact_bound(exact.rung), *kept))
+
+    def report(
+        self, chosen: Chosen, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]
+    ) -> BuildReport:
+        graphs, climbed = chosen.graphs, chosen.climbed
+        operators = graphs.encoder.operators + graphs.decoder.operators
+        encoder_layers = int(self.checkpoint.config.num_hidden_layers)
+        return report_of(
+            self.spec,
+            self.checkpoint,
+            replace(self.memory, weights=graphs.size),
+            operators,
+            entries,
+            checks,
+            attention={
+                "fused": operators[CACHED_ATTENTION] + operators["MultiHeadAttention"],
+                "layers": len(graphs.caches) + len(graphs.cross) + encoder_layers,
+            },
+            quantised=quantised_parts(climbed.chosen.name, climbed.candidate),
+            ladder=climbed.ladder,
+            samples=len(chosen.exact.pytorch.answers.sources),
+            warnings=_unfused(chosen.exact.fused.exported.encoder_attentions, encoder_layers),
+            choice=climbed.choice,
+            chosen=climbed.chosen.name,
         )
-    report = _report(spec, checkpoint, verified, reference, entries, memory, warning, checks)
-    return Prepared(entries, report)
 
+    @property
+    def _ends(self) -> Sequence[int]:
+        return end_ids(self.settings.config, self.checkpoint.tokenizer)
 
-def _case(spec: BuildSpec, graphs: Graphs, reference: Reference, first: int | None, ends: Sequence[int]) -> Case:
-    """What the graphs say in this build's engine to a few texts together, to be said on another version of it."""
-    sources = reference.sources[:3]
-    threads = spec.build_threads
-    executor = graphs.executor(len(sources), REPLAYED_TOKENS + 1, max(map(len, sources)), threads)
-    recorder = Recorder(executor)
-    rules = Rules(Options(temperature=0.0), tuple(ends), first=first, max_tokens=REPLAYED_TOKENS)
-    answer(executor, [Asked((reference.start,), rules, source) for source in sources])
-    return recorder.case(graphs.decoder.path.name, [graphs.decoder, graphs.encoder], threads)
+    @property
+    def _limits(self) -> Limits:
+        return Limits(self.checkpoint.task.required(self.spec.quality), self.spec.perplexity)
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return str(self.checkpoint.tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def _scores(self, answers: Sequence[Sequence[int]]) -> dict[str, float]:
+        """The field's measures of `answers`, where the samples say what is right."""
+        labels = self.checkpoint.task.labels
+        targets = [str(sample[key]) for sample in self.samples for key in labels if key in sample]
+        return texts_against(targets, [self._decode(answer) for answer in answers]) if targets else {}
+
+    def _rung(self, name: str, graphs: Graphs, reference: Reference) -> tuple[Rung, Agreement]:
+        """`graphs` measured in every way."""
+        agreement = measure(graphs, reference, self.spec.build_threads)
+        texts = text_agreement(reference.greedy, agreement.greedy, self._decode)
+        same = float(np.mean([a == b for a, b in zip(reference.greedy, agreement.greedy, strict=True)]))
+        quality = (agreement.error, float(np.mean(texts)), min(texts), agreement.alone, agreement.perplexity)
+        latency = step_latencies(graphs, self.spec.build_threads)
+        scores = self._scores(agreement.greedy)
+        return Rung(name, graphs.size, latency, *quality, agreement.hits, same, scores=scores), agreement
+
+    def _case(self, chosen: Chosen) -> Case:
+        """What the graphs say in this build's engine, to be said on another version of it."""
+        answers, graphs, threads = chosen.exact.pytorch.answers, chosen.graphs, self.spec.build_threads
+        sources = answers.sources[:3]
+        executor = graphs.executor(len(sources), REPLAYED_TOKENS + 1, max(map(len, sources)), threads)
+        recorder = Recorder(executor)
+        greedy = Options(temperature=0.0)
+        rules = Rules(greedy, answers.ends, first=answers.first, max_tokens=REPLAYED_TOKENS)
+        answer(executor, [Asked((answers.start,), rules, source) for source in sources])
+        return recorder.case(graphs.decoder.path.name, [graphs.decoder, graphs.encoder], threads)
 
 
 def read_settings(spec: BuildSpec, checkpoint: Checkpoint) -> Settings:
@@ -204,13 +338,9 @@ def _verified_target(source: Source) -> str:
     return source.target_language or next(iter(source.languages))
 
 
-def read_samples(spec: BuildSpec, checkpoint: Checkpoint) -> Sequence[Mapping[str, Any]]:
+def texts_to_judge(spec: BuildSpec, checkpoint: Checkpoint) -> list[Mapping[str, Any]]:
     """The samples with a text to read. Raises SpecError, or CheckpointError where none is left."""
-    task = checkpoint.task
-    samples: Sequence[Mapping[str, Any]] = task.samples
-    if spec.samples is not None:
-        samples = load_samples(spec.samples, task.fields({"languages": True})[0], task.labels)
-    samples = [sample for sample in samples if sample.get("text_input")]
+    samples = read_samples(spec, checkpoint, checkpoint.task.fields({"languages": True})[0])
     if not samples:
         raise CheckpointError("there is no sample; give texts with --samples, as text_input")
     return samples
@@ -230,65 +360,13 @@ def token_rows(samples: Sequence[Mapping[str, Any]], checkpoint: Checkpoint, sou
     return [row[: checkpoint.max_length] for row in prompted]
 
 
-def plan_memory(spec: BuildSpec, checkpoint: Checkpoint, settings: Settings) -> tuple[int, int]:
+def plan_memory(spec: BuildSpec, checkpoint: Checkpoint, settings: Settings) -> Memory:
     """Bytes of both caches and of the weights in fp32. Raises SpecError for more than there is."""
     own, cross = seq2seq_shapes(checkpoint.model)
-    width = np.dtype(np.float32).itemsize
-    cache = sum(2 * shape.heads * shape.size * width for shape in own) * spec.slots * settings.max_answer
-    cache += sum(2 * shape.heads * shape.size * width for shape in cross) * spec.slots * checkpoint.max_length
-    weights = sum(parameter.numel() * width for parameter in checkpoint.model.parameters())
-    usable = spec.usable_memory
-    if cache > usable:
-        raise SpecError(
-            f"the caches need {cache / 1e9:.1f} GB ({spec.slots} slots of {checkpoint.max_length} tokens read and "
-            f"{settings.max_answer} generated) and {usable / 1e9:.1f} GB may be used; lower --slots, --max-length or "
-            "--max-answer, or state the serving machine's memory in models.yaml (machine: {memory_gb: ...})"
-        )
-    return cache, weights
-
-
-def verify(
-    spec: BuildSpec,
-    checkpoint: Checkpoint,
-    fused: Graphs,
-    reference: Reference,
-    base: Rung,
-    samples: Sequence[Mapping[str, Any]],
-    folder: Path,
-) -> VerifiedSeq2Seq:
-    """Compare the fused graphs with PyTorch, then quantise as asked. Raises VerificationError with what was missed."""
-    threads = spec.build_threads
-    limits = Limits(checkpoint.task.required(spec.quality), spec.perplexity)
-
-    def decode(tokens: Sequence[int]) -> str:
-        return str(checkpoint.tokenizer.decode(list(tokens), skip_special_tokens=True))
-
-    def scores(answers: Sequence[Sequence[int]]) -> dict[str, float]:
-        targets = [str(sample[key]) for sample in samples for key in checkpoint.task.labels if key in sample]
-        return texts_against(targets, [decode(answer) for answer in answers]) if targets else {}
-
-    def rung(name: str, graphs: Graphs) -> tuple[Rung, Any]:
-        found = measure(graphs, reference, threads)
-        texts = text_agreement(reference.greedy, found.greedy, decode)
-        same = float(np.mean([a == b for a, b in zip(reference.greedy, found.greedy, strict=True)]))
-        quality = (found.error, float(np.mean(texts)), min(texts), found.alone, found.perplexity, found.hits, same)
-        latency = step_latencies(graphs, threads)
-        return Rung(name, graphs.size, latency, *quality, scores=scores(found.greedy)), found
-
-    def make(precision: str) -> tuple[Rung, tuple[Quantised, ...]]:
-        options = WeightOptions(spec.block_size, not spec.asymmetric)
-        made = tuple(quantise_weights(graph, precision, options, folder) for graph in (fused.encoder, fused.decoder))
-        return rung(precision, _with(fused, made))[0], made
-
-    base = replace(base, scores=scores(reference.greedy))
-    exact, agreement = rung("fp32", fused)
-    refuse_wrong_answers(checkpoint.model, reference, agreement)
-    none: tuple[Quantised, ...] = ()
-    climbed = climb(spec, limits, base, (exact, none), make)
-    if climbed.chosen is not exact:
-        limits.refuse(climbed.chosen, base, checkpoint.task.metric)
-    graphs = _with(fused, climbed.candidate)
-    return VerifiedSeq2Seq(graphs, climbed.ladder, climbed.candidate, climbed.chosen.name, climbed.choice)
+    cache = cache_bytes(own, spec.slots, settings.max_answer) + cache_bytes(cross, spec.slots, checkpoint.max_length)
+    rows = f"{checkpoint.max_length} tokens read and {settings.max_answer} generated"
+    refuse_cache(spec, cache, "the caches need", rows, "--slots, --max-length or --max-answer")
+    return Memory(cache, weights_bytes(checkpoint.model))
 
 
 def _with(graphs: Graphs, quantised: tuple[Quantised, ...]) -> Graphs:
@@ -321,41 +399,11 @@ def serving_document(
     )
 
 
-def _report(
-    spec: BuildSpec,
-    checkpoint: Checkpoint,
-    verified: VerifiedSeq2Seq,
-    reference: Reference,
-    entries: Sequence[RepositoryEntry],
-    memory: dict[str, int],
-    warning: str | None,
-    checks: tuple[EngineCheck, ...],
-) -> BuildReport:
-    graphs, quantised = verified.graphs, verified.quantised
-    operators = graphs.encoder.operators + graphs.decoder.operators
-    names = (*FUSED_OPERATORS, "GroupQueryAttention", "SimplifiedLayerNormalization")
-    fused = operators["GroupQueryAttention"] + operators["MultiHeadAttention"]
-    layers = len(graphs.caches) + len(graphs.cross) + int(checkpoint.config.num_hidden_layers)
-    return BuildReport(
-        **built_from(spec, checkpoint),
-        attention={"fused": fused, "layers": layers},
-        operators={name: operators[name] for name in names if operators[name]},
-        quantised={
-            "precision": verified.chosen,
-            "matmuls": sum(part.matmuls for part in quantised),
-            "embeddings": sum(part.embeddings for part in quantised),
-        }
-        if quantised
-        else None,
-        ladder=verified.ladder,
-        metric=checkpoint.task.metric,
-        threshold=checkpoint.task.required(spec.quality),
-        samples=len(reference.sources),
-        padding=0.0,
-        warnings=tuple(filter(None, [warning])),
-        choice=verified.choice,
-        chosen=verified.chosen,
-        verified_on=checks,
-        files=file_hashes(entries),
-        memory=memory,
+def _unfused(fused: int, layers: int) -> tuple[str, ...]:
+    """A warning where the encoder has attentions of separate operators."""
+    if fused >= layers:
+        return ()
+    return (
+        f"{fused} of {layers} attentions of the encoder are fused; the others run as separate operators, which is "
+        "right but slower and takes memory quadratic in the length",
     )

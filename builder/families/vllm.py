@@ -3,35 +3,33 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 from builder.checkpoint import CheckpointFiles
 from builder.engines.vllm import BACKEND, DTYPES, INPUTS, MODEL_FILE, OUTPUTS, engine_arguments
-from builder.families import Prepared, Stage
 from builder.repository.layout import Config, RepositoryEntry
 from builder.repository.placement import InstanceGroup
 from builder.spec import BuildSpec
+from builder.verify.verdict import Unverified
 from builder.whole_checkpoint import place_checkpoint, refuse_options, unverified
 
 
-def prepare(spec: BuildSpec, checkpoint: CheckpointFiles, folder: Path, stage: Stage) -> Prepared:
+def hand_over(spec: BuildSpec, checkpoint: CheckpointFiles) -> Unverified:
     """The one entry that Triton's vLLM backend takes. Raises SpecError."""
     refuse_options(spec, checkpoint, DTYPES)
-    with stage("lay out"):
-        model, files = place_checkpoint(spec, spec.vllm.models_folder, checkpoint)
-        arguments = engine_arguments(spec, model, checkpoint.revision)
-        files[f"1/{MODEL_FILE}"] = json.dumps(arguments, indent=1).encode()
-        config = Config(
-            name=spec.entry_name,
-            backend=BACKEND,
-            max_batch_size=0,  # vLLM batches by itself
-            inputs=INPUTS,
-            outputs=OUTPUTS,
-            groups=(InstanceGroup(1, "KIND_MODEL"),),  # where it runs is vLLM's to say
-            serving=spec.serving,
-            dynamic_batching=False,
-            decoupled=True,
-            parameters=dict(sorted(spec.serving.metadata.items())),
-        )
-        entry = RepositoryEntry(spec.entry_name, config, files)
-    return Prepared([entry], unverified(spec, checkpoint, f"{DTYPES[spec.precision]} vLLM", entry))
+    model, files = place_checkpoint(spec, spec.vllm.models_folder, checkpoint)
+    arguments = engine_arguments(spec, model, checkpoint.revision)
+    files[f"1/{MODEL_FILE}"] = json.dumps(arguments, indent=1).encode()
+    config = Config(
+        name=spec.entry_name,
+        backend=BACKEND,
+        max_batch_size=0,  # vLLM batches by itself
+        inputs=INPUTS,
+        outputs=OUTPUTS,
+        groups=(InstanceGroup(1, "KIND_MODEL"),),  # where it runs is vLLM's to say
+        serving=spec.serving,
+        dynamic_batching=False,
+        decoupled=True,
+        parameters=dict(sorted(spec.serving.metadata.items())),
+    )
+    entry = RepositoryEntry(spec.entry_name, config, files)
+    return unverified(spec, checkpoint, f"{DTYPES[spec.precision]} vLLM", entry)

@@ -6,6 +6,7 @@ Knows files; starts nothing.
 from __future__ import annotations
 
 import ast
+import contextlib
 import hashlib
 import json
 from collections.abc import Iterator
@@ -20,8 +21,9 @@ from builder.engines.cpu import cpu
 from builder.engines.cuda import without_kernel
 from builder.engines.gpu import gpus
 from builder.engines.releases import RELEASES, version_tuple
-from builder.errors import BuilderError
+from builder.errors import BuilderError, RepositoryError
 from builder.export.graph import Graph, check_release, read_graph
+from builder.report import read_report
 from builder.repository.render import parse
 from builder.runtime.contract import FILE, ContractError, GenerationServing, load
 from builder.runtime.generation.chat import ChatTemplate
@@ -198,6 +200,17 @@ def warnings(repository: Path) -> list[str]:
                 f"{report.parent.name}: chosen on {recorded['cpu']['model']} for its {' or '.join(wanted)}, which this "
                 "processor lacks: it may be slow here; build it again here to measure"
             )
+    return found
+
+
+def verdicts(repository: Path) -> dict[str, str]:
+    """Whether each model was verified, and on what; of the reports that can be read. `check` names the others."""
+    found = {}
+    for path in sorted(repository.glob("*/build.json")):
+        with contextlib.suppress(RepositoryError):
+            report = read_report(repository, path.parent.name)
+            if report.name == path.parent.name:  # an engine beside its front has the same report
+                found[report.name] = report.verdict
     return found
 
 

@@ -12,21 +12,30 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from builder.errors import RepositoryError
+from builder.page import PAGE, page
 from builder.repository.check import check
 from builder.repository.layout import RepositoryEntry
 from builder.repository.render import render
+from builder.verify.verdict import Unverified, Verified
 
 JOURNAL = "journal.json"
 
 
-def publish(repository: Path, entries: Sequence[RepositoryEntry], report: dict[str, object]) -> None:
-    """Write `entries`, each with `report` as its build.json, and move them into `repository` together.
+def publish(repository: Path, made: Verified | Unverified) -> None:
+    """Write its entries, each with the report as its build.json, and move them into `repository` together.
 
-    Raises RepositoryError when the disk or the folder does not allow it; the repository is then as before.
+    The report lies beside the front model, the first entry, as a page too. Raises RepositoryError when the disk or the
+    folder does not allow it; the repository is then as before.
     """
+    if not isinstance(made, Verified | Unverified):
+        raise TypeError(f"only Verified or Unverified entries are published, not {type(made).__name__}")
+    entries = [replace(made.entries[0], files={**made.entries[0].files, PAGE: page(made.report).encode()})]
+    entries.extend(made.entries[1:])
+    report = json.dumps(made.report.document(), indent=1, ensure_ascii=False).encode()
     try:
         repository.mkdir(parents=True, exist_ok=True)
         with _staging(repository) as staging:
@@ -85,11 +94,11 @@ def _in_use(staging: Path) -> bool:
     return process.isdigit() and int(process) != os.getpid() and Path(f"/proc/{process}").exists()
 
 
-def _write(folder: Path, entry: RepositoryEntry, report: dict[str, object]) -> None:
+def _write(folder: Path, entry: RepositoryEntry, report: bytes) -> None:
     contents = {
         **entry.files,
         "config.pbtxt": render(entry.config).encode(),
-        "build.json": json.dumps(report, indent=1, ensure_ascii=False).encode(),
+        "build.json": report,
     }
     for name, content in contents.items():
         target = folder / name

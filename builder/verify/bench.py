@@ -24,9 +24,10 @@ from builder.runtime.fields import Field, InputError
 from builder.runtime.pipeline import Pipeline
 from builder.samples import load_samples, with_mask
 from builder.spec import BuildSpec
+from builder.speed import Latencies
 from builder.tasks.base import Answer, Sample, TaskGraph, encoder_task
 from builder.tensors import to_tensors
-from builder.verify.latency import Latencies, engine_latencies
+from builder.verify.latency import engine_latencies
 from builder.verify.mates import alike
 from builder.verify.parity import Reference, error_at, graph_error
 from builder.verify.quality import Quality, served_quality

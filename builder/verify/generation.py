@@ -28,7 +28,7 @@ from builder.runtime.generation.sampling import Sampler
 from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.sequences import Beams, GeneratedSequence, Request
 from builder.runtime.generation.text import StopStrings
-from builder.verify.latency import Latencies
+from builder.speed import Latencies
 
 TOLERANCE = 2e-3  # largest difference of a token's log-probability in fp32
 TIE = 1e-3  # two logits this close may change places

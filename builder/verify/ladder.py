@@ -11,8 +11,10 @@ from typing import Generic, TypeVar
 
 from builder.engines.releases import has
 from builder.errors import VerificationError
+from builder.progress import Stage
 from builder.report import Rung
 from builder.spec import BuildSpec
+from builder.verify.verdict import Bound
 
 AUTO = ("int8", "int8-weights", "int4-weights")
 
@@ -26,8 +28,15 @@ class Limits:
     quality: float
     perplexity: float
 
+    def bounds(self, rung: Rung, base: Rung, metric: str) -> tuple[Bound, ...]:
+        """What is asked of `rung`, whose `quality` is `metric`."""
+        return (
+            Bound(f"the {metric} of {rung.name}", rung.quality or 0.0, at_least=self.quality),
+            Bound(f"the perplexity of {rung.name} to PyTorch's", _growth(rung, base), at_most=self.perplexity),
+        )
+
     def keeps(self, rung: Rung, base: Rung) -> bool:
-        return (rung.quality or 0.0) >= self.quality and _growth(rung, base) <= self.perplexity
+        return all(bound.kept for bound in self.bounds(rung, base, ""))
 
     def refuse(self, rung: Rung, base: Rung, metric: str) -> None:
         """Raises VerificationError for a rung that loses too much."""
@@ -55,15 +64,21 @@ def climb(
     base: Rung,
     exact: tuple[Rung, Candidate],
     make: Callable[[str], tuple[Rung, Candidate]],
+    stage: Stage,
 ) -> Climbed[Candidate]:
     """From PyTorch (`base`) over fp32 (`exact`) to the precision of `spec`, or to the fastest that keeps `limits`."""
+
+    def made_in_a_stage(precision: str) -> tuple[Rung, Candidate]:
+        with stage(precision):
+            return make(precision)
+
     if spec.precision == "fp32":
         return Climbed((base, exact[0]), *exact, None)
     if spec.precision != "auto":
-        rung, candidate = make(spec.precision)
+        rung, candidate = made_in_a_stage(spec.precision)
         return Climbed((base, exact[0], rung), rung, candidate, None)
     eight_bits = has("MatMulNBits with 8 bits", spec.triton, spec.executor == "in-process")
-    made = [make(precision) for precision in AUTO if precision != "int8-weights" or eight_bits]
+    made = [made_in_a_stage(precision) for precision in AUTO if precision != "int8-weights" or eight_bits]
     kept = [exact, *(pair for pair in made if limits.keeps(pair[0], base))]
     chosen, candidate = min(kept, key=lambda pair: _time(pair[0]))
     missed = [rung.name for rung, _ in made if not limits.keeps(rung, base)]

@@ -5,7 +5,6 @@ Engines are timed one after the other, each with the same threads, and none whil
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 
@@ -15,12 +14,12 @@ import torch
 from builder.engines import infer_with
 from builder.export.graph import Graph
 from builder.export.rows import Rows
+from builder.speed import Latencies
 from builder.tasks.base import TaskGraph
 
 BATCHES = (1, 8)
 LENGTHS = (16, 64, 128)
 ENOUGH_S = 0.1  # of runs of one shape
-Latencies = dict[str, float]  # "batch x length" to milliseconds, medians
 
 
 def pytorch_latencies(module: TaskGraph, rows: Rows, max_length: int, threads: int) -> Latencies:
@@ -37,13 +36,6 @@ def pytorch_latencies(module: TaskGraph, rows: Rows, max_length: int, threads: i
 def engine_latencies(graph: Graph, rows: Rows, max_length: int, threads: int, spinning: bool) -> Latencies:
     """The graph in its engine, with the threads and spinning it will be served with."""
     return _grid(graph.inputs, rows, max_length, infer_with(graph, threads, spinning))
-
-
-def speed_up(latency: Latencies, base: Latencies) -> float:
-    """The geometric mean over the shapes of how many times `latency` is faster than `base`; 1 where none was timed."""
-    if not base:
-        return 1.0
-    return math.exp(sum(math.log(base[cell] / latency[cell]) for cell in base) / len(base))
 
 
 def _grid(

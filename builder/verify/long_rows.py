@@ -65,8 +65,8 @@ def unreached(config: Any, max_length: int) -> tuple[str, ...]:
 
 def refuse_wrong_long_row(
     model: PreTrainedModel, graph: Graph, caches: Sequence[CacheShape], max_length: int, threads: int
-) -> None:
-    """Raise VerificationError where the graph leaves PyTorch on a long row, with the place and the windows."""
+) -> float:
+    """The largest error on a long row. Raises VerificationError for one too large, with the place and the windows."""
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     row = long_row(model.config, vocabulary, max_length)
     logits = int(model.get_output_embeddings().weight.shape[0])
@@ -81,6 +81,7 @@ def refuse_wrong_long_row(
             f"{', '.join(map(str, windows(model.config))) or 'none'}. Nothing was published: this is a bug worth "
             "reporting, with the model's name"
         )
+    return float(errors[worst])
 
 
 def pytorch_logits(model: PreTrainedModel, row: LongRow) -> np.ndarray:

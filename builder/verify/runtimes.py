@@ -26,7 +26,7 @@ from builder.engines import Infer, infer_with, openvino
 from builder.engines.releases import RELEASES, runtime_of
 from builder.errors import VerificationError
 from builder.export.graph import Graph
-from builder.families import Stage
+from builder.progress import Stage
 from builder.report import EngineCheck
 from builder.runtime.generation.executors.base import Executor
 from builder.runtime.generation.executors.cross_attending import CrossAttending
@@ -60,6 +60,18 @@ class Case:
     answers: Sequence[Any]
     tolerance: float
     by_norm: bool = False  # whether `tolerance` is of the norm of an answer, instead of its largest value
+
+
+@dataclass(frozen=True)
+class Replay:
+    """Calls to be made again on the engine that is to serve; they are made here first, where that is at hand.
+
+    `in_process`: the emitted loop opens the graph itself, in the ONNX Runtime that its requirements pin.
+    """
+
+    engine: str
+    in_process: bool
+    cases: Callable[[], Sequence[Case]]
 
 
 def cache_folder() -> Path:
@@ -275,22 +287,20 @@ def _python() -> str:
     return ".".join(map(str, sys.version_info[:2]))
 
 
-def verify_where_it_runs(
-    spec: BuildSpec, engine: str, in_process: bool, cases: Callable[[], Sequence[Case]], stage: Stage
-) -> tuple[EngineCheck, ...]:
+def verify_where_it_runs(spec: BuildSpec, replay: Replay, stage: Stage) -> tuple[EngineCheck, ...]:
     """The check on the engine of the release that `spec` is for, as a stage of the build. Raises VerificationError."""
     if spec.target != "cpu":
         return ()
     release = RELEASES[spec.triton]
-    if engine == openvino.BACKEND:
+    if replay.engine == openvino.BACKEND:
         version, where = release.openvino, f"the OpenVINO of Triton {spec.triton}"
     else:
-        version = runtime_of(spec.triton, in_process)
+        version = runtime_of(spec.triton, replay.in_process)
         where = f"the ONNX Runtime of Triton {spec.triton}"
-        if in_process:
+        if replay.in_process:
             where = f"what its requirements pin for Triton {spec.triton}"
     with stage(f"verify on {where}, {version}"):
-        return (compare(engine, version, where, cases),)
+        return (compare(replay.engine, version, where, replay.cases),)
 
 
 def main() -> None:

@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from builder.errors import ExportError, VerificationError
-from builder.families import Stage
 from builder.optimise.quantisation import Quantised
 from builder.optimise.variants import Variant, Workshop
+from builder.progress import Stage
 from builder.report import Rung
+from builder.speed import speed_up
 from builder.verify.bench import Bench
-from builder.verify.latency import speed_up
 from builder.verify.memory import Memory
 from builder.verify.quality import Quality
 

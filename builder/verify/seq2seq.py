@@ -23,8 +23,8 @@ from builder.runtime.generation.executors.base import CrossGeometry, Geometry
 from builder.runtime.generation.executors.cross_attending import CrossAttending
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
+from builder.speed import Latencies
 from builder.verify.generation import CONTEXT, ROWS, TIE, TOLERANCE, Asked, answer, median_ms
-from builder.verify.latency import Latencies
 
 RUN_ERRORS = (Fail, RuntimeException, InvalidArgument, RuntimeError)
 NEW_TOKENS = 32

@@ -29,13 +29,13 @@ from builder.checkpoint import quiet_libraries
 from builder.engines.cpu import cpu
 from builder.engines.onnxruntime import infer_with
 from builder.machine import available_cores
+from builder.pipeline import build
 from builder.runtime.contract import Session, load_generation
 from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.executors.sessions import open_session
 from builder.serve.triton import running
 from builder.spec import make_spec
-from builder.stages import build
 from scripts.benchmarks.generation import Asked, load, make_checkpoint, make_work
 
 CONTEXTS = (64, 256, 640)

@@ -36,11 +36,11 @@ from builder.export.attention import UNFUSED
 from builder.export.encoder import export_module
 from builder.export.rows import rows_of
 from builder.machine import available_cores
+from builder.pipeline import build
 from builder.runtime.pipeline import Pipeline
 from builder.serve.load_test import load_test
 from builder.serve.triton import Server, free_ports, running
 from builder.spec import make_spec
-from builder.stages import build
 from scripts.benchmarks.traffic import mixed_texts
 
 CONCURRENCIES = (1, 8, 32)

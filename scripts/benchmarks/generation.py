@@ -29,10 +29,10 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from builder.checkpoint import quiet_libraries
 from builder.engines.cpu import cpu
 from builder.machine import available_cores
+from builder.pipeline import build
 from builder.samples import TEXTS
 from builder.serve.triton import running
 from builder.spec import make_spec
-from builder.stages import build
 from scripts.benchmarks import peers
 
 LONGEST = 768

@@ -20,11 +20,11 @@ import numpy as np
 
 from builder.checkpoint import quiet_libraries
 from builder.errors import ServeError
+from builder.pipeline import build
 from builder.samples import TEXTS
 from builder.serve.client import Client
 from builder.serve.triton import Server, running
 from builder.spec import make_spec
-from builder.stages import build
 from tests.decoders import make_decoder_checkpoint
 
 PROMPTS = 48

@@ -18,12 +18,12 @@ from builder.export.graph import Graph
 from builder.export.rotary import fused_rotary, settled_frequencies
 from builder.optimise.decoder_weights import WeightOptions, quantise_weights
 from builder.optimise.fusion import fuse
+from builder.pipeline import build
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.spec import make_spec
-from builder.stages import build
 from builder.verify.generation import Asked, answer, generate, geometry_of
 from builder.verify.long_rows import refuse_wrong_long_row
 from builder.verify.seq2seq import cut

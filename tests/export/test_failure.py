@@ -12,8 +12,8 @@ from builder.errors import CheckpointError, ExportError
 from builder.export.decoder import cache_shapes
 from builder.export.failure import reason
 from builder.export.program import to_onnx
+from builder.pipeline import build
 from builder.spec import make_spec
-from builder.stages import build
 from scripts.tiny_models import make_checkpoint, tiny_model
 from tests.checkpoints import SIZES
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builder.pipeline import build
 from builder.repository.check import check
 from builder.runtime.generation.service import Service
 from builder.serve.client import Client
 from builder.serve.triton import running
 from builder.spec import make_spec
-from builder.stages import build
 from tests.decoders import make_decoder_checkpoint
 
 

@@ -13,10 +13,10 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
 from builder.errors import ExportError, VerificationError
 from builder.export.seq2seq import export_seq2seq
 from builder.optimise.fusion import fuse
+from builder.pipeline import build
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.spec import make_spec
-from builder.stages import build
 from builder.verify.generation import Asked, answer
 from builder.verify.seq2seq import Graphs, pytorch_answer
 from tests.checkpoints import VOCABULARY, make_tokenizer

@@ -12,10 +12,10 @@ import yaml
 
 from builder.cli import main
 from builder.errors import SpecError
+from builder.pipeline import build
 from builder.repository.check import check
 from builder.repository.render import parse
 from builder.spec import make_spec
-from builder.stages import build
 from tests.decoders import make_decoder_checkpoint
 
 TEMPLATE = """

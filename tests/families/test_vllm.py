@@ -13,10 +13,10 @@ from builder import checkpoint as checkpoint_module
 from builder.cli import main
 from builder.engines.vllm import ARGUMENTS, INPUTS, OUTPUTS, fields_of
 from builder.errors import SpecError
-from builder.repository.check import check
+from builder.pipeline import build
+from builder.repository.check import check, verdicts
 from builder.repository.render import parse
 from builder.spec import make_spec
-from builder.stages import build
 from tests.checkpoints import make_checkpoint
 from tests.decoders import make_decoder_checkpoint
 
@@ -44,6 +44,11 @@ def test_a_local_checkpoint_lies_in_the_repository_and_is_named_as_the_container
     assert check(tmp_path / "r") == []
     for version, names in ARGUMENTS.items():
         assert set(arguments) <= set(names), f"vLLM {version} has all of them"
+    built = json.loads((tmp_path / "r" / "writer" / "build.json").read_text())
+    assert (built["verified"], built["verified_on"]) == (False, [])
+    assert verdicts(tmp_path / "r") == {
+        "writer": "not verified: vllm runs the checkpoint as it is; its answers were compared with nothing"
+    }
     assert "max_num_seqs" not in arguments, "how many run at once is vLLM's to choose by the card's memory"
     assert _build(checkpoint, tmp_path / "slots", slots=48)["max_num_seqs"] == 48
 

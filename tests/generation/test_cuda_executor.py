@@ -21,13 +21,13 @@ from builder.export.decoder import export_decoder
 from builder.export.slots import slot_copier
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
+from builder.pipeline import build
 from builder.runtime.contract import FILE, Session, dump, load_generation
 from builder.runtime.generation.executors import cuda as device_module
 from builder.runtime.generation.executors.cuda import ELEMENTS, Cuda, copy_to_host
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.service import Service
 from builder.spec import make_spec
-from builder.stages import build
 from builder.verify.generation import generate, geometry_of
 from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder, make_decoder_checkpoint

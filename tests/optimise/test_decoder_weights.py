@@ -17,10 +17,10 @@ from builder.export.graph import Graph, check_release, operator_needs, save_grap
 from builder.optimise.cache_precision import quantise_cache
 from builder.optimise.decoder_weights import WeightOptions, quantise_weights
 from builder.optimise.fusion import fuse
+from builder.pipeline import build
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.spec import make_spec
-from builder.stages import build
 from builder.verify.generation import Reference, geometry_of, largest_values, make_reference, measure
 from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder, make_decoder_checkpoint

@@ -16,8 +16,8 @@ from builder.export.encoder import export
 from builder.export.graph import read_graph
 from builder.export.plain import spell_out_attention
 from builder.optimise.static_quantisation import quantise_statically
+from builder.pipeline import build
 from builder.spec import Calibration, make_spec
-from builder.stages import build
 from tests.checkpoints import make_checkpoint
 from tests.trained import language_model, question_answering, token_classification
 

@@ -15,8 +15,8 @@ from builder.export.encoder import Export, export
 from builder.export.graph import Graph
 from builder.optimise.fusion import fuse
 from builder.optimise.quantisation import candidates, quantise, sensitivity
+from builder.pipeline import build
 from builder.spec import make_spec
-from builder.stages import build
 from tests.models import minilm
 
 

@@ -18,9 +18,9 @@ from builder.export.graph import Graph
 from builder.optimise.compaction import compact
 from builder.optimise.pruning import prune, search_mask
 from builder.optimise.structure import open_structures
+from builder.pipeline import build
 from builder.samples import TEXTS
 from builder.spec import make_spec
-from builder.stages import build
 from tests.checkpoints import make_checkpoint
 from tests.models import minilm
 

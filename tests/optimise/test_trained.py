@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
+from builder.pipeline import build
 from builder.spec import make_spec
-from builder.stages import build
 from tests.checkpoints import make_checkpoint
 
 TOPICS = {

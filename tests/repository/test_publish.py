@@ -12,18 +12,41 @@ from pathlib import Path
 import pytest
 
 from builder.errors import RepositoryError
+from builder.report import BuildReport, Rung
 from builder.repository import publish as publish_module
 from builder.repository.layout import Config, RepositoryEntry
 from builder.repository.publish import existing_source, publish, recover
 from builder.spec import Serving
+from builder.verify.verdict import Unverified
 
 
-def _entries(content: bytes) -> list[RepositoryEntry]:
+def _entries(content: bytes) -> tuple[RepositoryEntry, ...]:
     entries = []
     for name in ("front", "front_model"):
         config = Config(name, "python", 1, [], [], [], Serving(), dynamic_batching=False)
         entries.append(RepositoryEntry(name, config, {"1/model.py": content}))
-    return entries
+    return tuple(entries)
+
+
+def _report() -> BuildReport:
+    return BuildReport(
+        name="front",
+        task="feature-extraction",
+        triton="24.10",
+        checkpoint={"source": "org/name"},
+        versions={"torch": "2"},
+        cpu={"model": "a CPU", "flags": []},
+        attention={"fused": 0, "layers": 0},
+        operators={},
+        quantised=None,
+        ladder=(Rung("fp32", 1, {}),),
+        metric="cosine",
+        threshold=0.99,
+        samples=0,
+        padding=0.0,
+        warnings=(),
+        files={},
+    )
 
 
 def _tree(folder: Path) -> dict[str, bytes]:
@@ -31,16 +54,17 @@ def _tree(folder: Path) -> dict[str, bytes]:
 
 
 def _publish(repository: Path, content: bytes) -> None:
-    publish(repository, _entries(content), {"checkpoint": {"source": "org/name"}})
+    publish(repository, Unverified(_entries(content), _report()))
 
 
 def test_all_files_arrive_and_nothing_else_is_left(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     files = _tree(repository)
-    assert sorted(files) == [
-        f"{n}/{f}" for n in ("front", "front_model") for f in ("1/model.py", "build.json", "config.pbtxt")
-    ]
+    of_each = ("1/model.py", "build.json", "config.pbtxt")
+    assert sorted(files) == sorted(
+        ["front/report.html", *(f"{n}/{f}" for n in ("front", "front_model") for f in of_each)]
+    )
     assert [p.name for p in tmp_path.iterdir()] == ["model_repository"]
     assert existing_source(repository, "front") == "org/name"
     assert existing_source(repository, "absent") is None
@@ -51,6 +75,25 @@ def test_a_second_build_replaces_the_first(tmp_path: Path) -> None:
     _publish(repository, b"one")
     _publish(repository, b"two")
     assert {content for name, content in _tree(repository).items() if name.endswith("model.py")} == {b"two"}
+
+
+def test_a_front_model_never_appears_before_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = []
+    rename = os.rename
+
+    def noting(source: Path, target: Path) -> None:
+        moved.append(Path(target).name)
+        rename(source, target)
+
+    monkeypatch.setattr(publish_module.os, "rename", noting)
+    _publish(tmp_path / "model_repository", b"one")
+    assert moved == ["front_model", "front"]
+
+
+def test_only_what_says_whether_it_was_verified_is_published(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="only Verified or Unverified entries are published, not tuple"):
+        publish(tmp_path / "model_repository", _entries(b"one"))  # type: ignore[arg-type]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("call", range(1, 5))

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from builder.pipeline import build
 from builder.repository.check import check
 from builder.spec import make_spec
-from builder.stages import build
 
 
 @pytest.mark.slow

@@ -13,8 +13,8 @@ from builder.engines import infer_with
 from builder.errors import ExportError, VerificationError
 from builder.export.encoder import export, export_module, task_graph
 from builder.export.rows import rows_of
+from builder.pipeline import build
 from builder.spec import make_spec
-from builder.stages import build
 from builder.verify.causes import BUG, cause
 from builder.verify.parity import TOLERANCE, error_at, long_references
 from tests.checkpoints import make_checkpoint

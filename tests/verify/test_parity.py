@@ -16,8 +16,8 @@ from builder.errors import VerificationError
 from builder.export.encoder import Export, export
 from builder.export.graph import save_graph
 from builder.export.rows import Rows, rows_of
+from builder.pipeline import build
 from builder.spec import make_spec
-from builder.stages import build
 from builder.verify.parity import TOLERANCE, graph_error
 
 

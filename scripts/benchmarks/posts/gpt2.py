@@ -13,10 +13,10 @@ from rich.console import Console
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from builder.machine import available_cores
+from builder.pipeline import build
 from builder.runtime.generation.service import Service
 from builder.samples import TEXTS
 from builder.spec import make_spec
-from builder.stages import build
 from scripts.benchmarks import peers
 from scripts.benchmarks.decoding import cache_designs, executor_of
 from scripts.benchmarks.generation import make_checkpoint

@@ -17,9 +17,9 @@ from builder.export.encoder import export
 from builder.machine import available_cores
 from builder.optimise.graphs import constant_products
 from builder.optimise.variants import Variant, Workshop
+from builder.pipeline import build
 from builder.samples import TEXTS
 from builder.spec import make_spec
-from builder.stages import build
 from scripts.benchmarks import peers, seq2seq
 from scripts.benchmarks.decoding import int8_peak
 from scripts.benchmarks.posts import Row, alone, median_ms

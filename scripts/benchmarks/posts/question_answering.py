@@ -31,10 +31,10 @@ from builder.export.graph import Graph
 from builder.machine import available_cores
 from builder.optimise.compaction import compact
 from builder.optimise.variants import Variant, Workshop
+from builder.pipeline import build
 from builder.samples import TEXTS
 from builder.serve.triton import free_ports
 from builder.spec import make_spec
-from builder.stages import build
 from scripts.benchmarks.posts import Row, alone, median_ms
 from tests.checkpoints import make_tokenizer
 from tests.trained import question_answering

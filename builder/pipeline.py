@@ -1,0 +1,77 @@
+"""The product in one function: a checkpoint becomes a verified, published model repository.
+
+resolve, export, reference, fuse, verify, climb, verify where it runs, lay out, publish: each stage takes what the one
+before returned. How a family of graphs does its stages is in builder/families; that they are all done is here.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TypeVar
+
+from builder.checkpoint import Checkpoint, CheckpointFiles, locate, resolve
+from builder.engines.gpu import refuse_card
+from builder.errors import RepositoryError
+from builder.families import Family, begin, hand_over
+from builder.progress import Stage
+from builder.report import BuildReport
+from builder.repository.publish import existing_source, publish, recover
+from builder.spec import BuildSpec
+from builder.verify.runtimes import verify_where_it_runs
+from builder.verify.verdict import Unverified, Verified
+
+Exported = TypeVar("Exported")
+Reference = TypeVar("Reference")
+Fused = TypeVar("Fused")
+Exact = TypeVar("Exact")
+Chosen = TypeVar("Chosen")
+
+
+def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildReport:
+    """Build `spec` and publish it in `spec.output`.
+
+    `stage` is a context manager that is entered with the name of each stage, to show progress.
+    Raises BuilderError; the repository is then as it was before.
+    """
+    recover(spec.output)
+    with tempfile.TemporaryDirectory(prefix="build-repo-") as place:
+        with stage("resolve"):
+            checkpoint = locate(spec, weights=False) if spec.runs_checkpoint else resolve(spec)
+            _refuse_another_checkpoint(spec, checkpoint)
+        refuse_card(spec)
+        if isinstance(checkpoint, Checkpoint):
+            made: Verified | Unverified = verified(spec, begin(spec, checkpoint, Path(place), stage), stage)
+        else:  # files alone: vLLM and TensorRT-LLM run the checkpoint as it is, so that there is no graph to compare
+            with stage("lay out"):
+                made = hand_over(spec, checkpoint)
+        with stage("publish"):
+            publish(spec.output, made)
+    return made.report
+
+
+def verified(spec: BuildSpec, family: Family[Exported, Reference, Fused, Exact, Chosen], stage: Stage) -> Verified:
+    """The stages of a family of graphs, in order. Raises BuilderError."""
+    with stage("export"):
+        exported = family.export()
+    with stage("measure PyTorch"):
+        reference = family.reference(exported)
+    with stage("fuse"):
+        fused = family.fuse(exported)
+    with stage("verify"):
+        exact = family.verify(fused, reference)
+    chosen = family.climb(exact, stage)
+    checks = verify_where_it_runs(spec, family.replay(chosen), stage)
+    entries = family.lay_out(chosen, stage)
+    return Verified.after(family.comparison(chosen), entries, family.report(chosen, entries, checks))
+
+
+def _refuse_another_checkpoint(spec: BuildSpec, checkpoint: CheckpointFiles) -> None:
+    for name in (spec.entry_name, f"{spec.entry_name}_model"):
+        source = existing_source(spec.output, name)
+        if source is not None and source != checkpoint.source:
+            raise RepositoryError(
+                f"{spec.output} already has a model {name}, built from {source}; this one is built from "
+                f"{checkpoint.source}. Give it another name with --name, or remove that folder first"
+            )

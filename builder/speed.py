@@ -1,0 +1,14 @@
+"""Times, and how to compare them. Needs nothing but the standard library: what only reads a report starts at once."""
+
+from __future__ import annotations
+
+import math
+
+Latencies = dict[str, float]  # what was run, such as "8x128" for 8 rows of 128 tokens, to milliseconds, medians
+
+
+def speed_up(latency: Latencies, base: Latencies) -> float:
+    """The geometric mean over the shapes of how many times `latency` is faster than `base`; 1 where none was timed."""
+    if not base:
+        return 1.0
+    return math.exp(sum(math.log(base[cell] / latency[cell]) for cell in base) / len(base))

@@ -1,0 +1,46 @@
+"""Verified is a type: only a comparison that passed makes it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from builder.errors import VerificationError
+from builder.verify.verdict import Bound, Comparison, Unverified, Verified
+from tests.repository.test_publish import _entries, _report
+
+PASSED = Comparison((Bound("the error", 1e-6, at_most=1e-4), Bound("the cosine", 0.999, at_least=0.99)))
+
+
+def test_a_comparison_that_passed_makes_entries_verified_and_their_report_says_so() -> None:
+    made = Verified.after(PASSED, _entries(b""), _report())
+    assert made.report.verified
+    assert made.report.verdict.startswith("verified: ")
+    assert "a CPU" in made.report.verdict
+    assert not Unverified(_entries(b""), _report()).report.verified
+    assert _report().verdict.startswith("not verified: ")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "missed"),
+    [
+        ((Bound("the error", 2e-4, at_most=1e-4),), "the error is 0.0002, at most 0.0001 is right. Nothing was publ"),
+        ((Bound("the error", 0.0, at_most=1e-4), Bound("the cosine", 0.98, at_least=0.99)), "the cosine is 0.98, at l"),
+        ((Bound("the error", float("nan"), at_most=1e-4),), "the error is nan"),
+        ((), "nothing was compared"),
+    ],
+)
+def test_a_comparison_that_failed_makes_nothing(bounds: tuple[Bound, ...], missed: str) -> None:
+    with pytest.raises(VerificationError, match=missed):
+        Verified.after(Comparison(bounds), _entries(b""), _report())
+
+
+def test_nothing_else_makes_entries_verified() -> None:
+    with pytest.raises(TypeError, match="a comparison makes entries Verified"):
+        Verified(_entries(b""), _report())
+    made = Verified.after(PASSED, _entries(b"one"), _report())
+    with pytest.raises((TypeError, ValueError)):
+        replace(made, entries=_entries(b"two"))
+    with pytest.raises(TypeError, match="compared with nothing"):
+        Unverified(made.entries, made.report)
