@@ -10,6 +10,7 @@ import pytest
 import torch
 import transformers
 
+from scripts import architecture_table
 from scripts.architecture_table import FILE, NO_REASON, OUTCOMES, Differs, row_error, tried
 from scripts.tiny_models import HEADS, architectures, tiny_model
 
@@ -56,3 +57,16 @@ def test_an_answer_that_is_not_pytorchs_is_noticed() -> None:
     assert row_error(model, feeds, {"logits": logits}, 0) < 1e-5
     with pytest.raises(Differs, match="a row of 3 tokens in a batch of 1 is off by"):
         row_error(model, feeds, {"logits": logits * 1.01}, 0)
+
+
+def test_the_limit_is_of_a_processors_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the clock, a build that others kept waiting was listed as wrong."""
+
+    def endless(*_: object) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(architecture_table, "LIMIT_S", 1)
+    monkeypatch.setattr(architecture_table, "tried", endless)
+    row = architecture_table._in_a_process("CAUSAL_LM", "llama")
+    assert (row.outcome, row.reason) == ("wrong", "not done after 1 s of a processor")
