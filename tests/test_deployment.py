@@ -108,6 +108,18 @@ def test_an_image_is_built_once_with_the_emitted_requirements() -> None:
     assert "mkdir -p /engines" in DOCKERFILE
 
 
+def test_the_page_names_what_an_image_is_built_with() -> None:
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    taken = set(re.findall(r"^ARG (\w+)=", DOCKERFILE, re.MULTILINE))
+    assert set(re.findall(r"--build-arg (\w+)=", page)) == taken
+    for name, service in SERVICES.items():
+        assert set(service.get("build", {}).get("args", taken)) == taken, name
+    files = set(re.findall(r"\brequirements[\w-]*\.txt", page))
+    assert files == {path.name for path in (ROOT / "builder" / "runtime").glob("requirements*.txt")}
+    variables = set(re.findall(r"\$\{(\w+):-", (ROOT / "docker-compose.yml").read_text()))
+    assert set(re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE)) == variables
+
+
 def test_one_kind_of_model_does_not_keep_the_server_of_another_from_starting() -> None:
     of_vllm, of_gpus = (SERVICES[name]["volumes"][0] for name in ("triton-vllm", "triton-gpu"))
     assert of_vllm.endswith(":/models:ro")
