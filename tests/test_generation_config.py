@@ -18,7 +18,7 @@ from builder.generation_config import (
     max_tokens,
     option_defaults,
     refuse_unserved,
-    rules_document,
+    token_rules,
 )
 from builder.runtime.generation.beams import BeamSearch
 from builder.runtime.generation.options import Options
@@ -59,9 +59,9 @@ def test_sampling_with_its_own_filters() -> None:
 
 def test_words_that_never_come() -> None:
     config = GenerationConfig(bad_words_ids=[[58100], [3, 4], [2], [2, 3]], suppress_tokens=[9])
-    found = rules_document(config, ends=[2])
-    assert found["bad_words"] == [[58100], [3, 4], [2, 3]], "an end token alone is none of them"
-    assert found["suppressed"] == [9]
+    found = token_rules(config, ends=[2])
+    assert found.bad_words == [[58100], [3, 4], [2, 3]], "an end token alone is none of them"
+    assert found.suppressed == [9]
 
 
 def test_every_field_of_transformers_is_in_one_table() -> None:
@@ -143,18 +143,18 @@ def test_scores_and_tokens_are_those_of_transformers_processors(model: PreTraine
     config._eos_token_tensor = torch.tensor(ends)
     refuse_unserved(config, is_decoder)
     theirs = model._get_logits_processor(config, len(prompt), torch.tensor([read]), device="cpu", model_kwargs={})
-    said = rules_document(config, ends)
+    said = token_rules(config, ends)
     rules = Rules(
         Options(**option_defaults(config, 1, None if is_decoder else 1)),
         tuple(ends),
-        tuple(map(tuple, said["bad_words"])),
+        tuple(map(tuple, said.bad_words)),
         source=tuple(read),
-        last=tuple(said["last"]),
+        last=tuple(said.last),
         max_tokens=count,
-        sequence_bias=tuple((tuple(word), bias) for word, bias in said["sequence_bias"]),
-        suppressed=tuple(said["suppressed"]),
-        begin_suppressed=tuple(said["begin_suppressed"]),
-        decay=said["decay"],
+        sequence_bias=tuple((tuple(entry.tokens), entry.bias) for entry in said.sequence_bias),
+        suppressed=tuple(said.suppressed),
+        begin_suppressed=tuple(said.begin_suppressed),
+        decay=(said.decay.start, said.decay.factor) if said.decay else None,
     )
     sampler = Sampler(rules, prompt=prompt)
     for _ in range(count):
@@ -186,15 +186,15 @@ def test_searches_are_those_of_generate(fields: dict[str, Any]) -> None:
     config = GenerationConfig(
         **fields, num_beams=4, num_return_sequences=3, eos_token_id=3, pad_token_id=0, max_new_tokens=count
     )
-    said = rules_document(config, [3])
+    said = token_rules(config, [3])
     rules = Rules(
         Options(**option_defaults(config, 8)),
         (3,),
         source=tuple(prompt),
         max_tokens=count,
-        sequence_bias=tuple((tuple(word), bias) for word, bias in said["sequence_bias"]),
-        suppressed=tuple(said["suppressed"]),
-        decay=said["decay"],
+        sequence_bias=tuple((tuple(entry.tokens), entry.bias) for entry in said.sequence_bias),
+        suppressed=tuple(said.suppressed),
+        decay=(said.decay.start, said.decay.factor) if said.decay else None,
     )
     search = BeamSearch(rules, prompt, frozenset([3]))
     with torch.no_grad():
