@@ -36,8 +36,8 @@ RECORDED = ("run", "copy", "encode", "attach", "assign")  # of an executor
 TOLERANCE = 1e-4  # of the largest value, between two versions that compute in fp32
 ROUNDED = 3e-2  # where values are rounded to 16, 8 or 4 bits on the way: another last digit may round otherwise
 # Where an encoder rounds activations to 8 bits a last digit that rounds otherwise goes through all layers. MiniLM in
-# int8: 1.19 to 1.28 are up to 0.056 of 1.31's answers away, by their norms, at the same distance from fp32.
-ROUNDED_ACTIVATIONS = 0.1
+# int8 is 0.12 away from fp32, by the norms of its answers, and 1.28's answers up to 0.09 from 1.31's, as near to fp32.
+ROUNDED_ACTIVATIONS = 0.2
 ROUNDS_ACTIVATIONS = ("DynamicQuantizeLinear", "QuantizeLinear", "DynamicQuantizeMatMul", "MatMulInteger")
 ROUNDING = (*ROUNDS_ACTIVATIONS, "MatMulNBits")
 STEPS = 6  # tokens after each row

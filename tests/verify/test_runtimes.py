@@ -208,8 +208,8 @@ def test_rounded_activations_are_compared_by_norm_and_a_wrong_answer_is_found(ki
     one = [{"out": values["out"].copy()} for values in case.answers]
     one[0]["out"][0, 0] += 0.09 * np.linalg.norm(one[0]["out"])
     assert compare("onnxruntime", IN_PROCESS, "Triton", lambda: [replace(case, answers=one)]).verified
-    wrong = [{"out": values["out"] * 1.2} for values in case.answers]
-    with pytest.raises(VerificationError, match=r"off by 1.7e-01 of the norm, at most 1e-01 is right"):
+    wrong = [{"out": values["out"] * 1.5} for values in case.answers]
+    with pytest.raises(VerificationError, match=r"off by 3.3e-01 of the norm, at most 2e-01 is right"):
         compare("onnxruntime", IN_PROCESS, "Triton", lambda: [replace(case, answers=wrong)])
 
 
