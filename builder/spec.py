@@ -30,12 +30,12 @@ class _Options(BaseModel):
 
 
 class QueuePolicy(_Options):
-    """The request queue of the front model: Triton's default_queue_policy."""
+    """The request queue of the front model: Triton's default_queue_policy. What it refuses gets UNAVAILABLE (HTTP 503)."""
 
-    timeout_us: int = Field(0, ge=0)
+    timeout_us: int = Field(30_000_000, ge=0)
     """Microseconds that a request may wait in the queue; 0: no limit."""
-    max_size: int = Field(0, ge=0)
-    """Requests that may wait at once; further ones are refused. 0: no limit."""
+    max_size: int = Field(512, ge=0)
+    """Requests that may wait at once; further ones are refused at once. 0: no limit."""
     allow_timeout_override: bool = False
     """Whether a request may set a shorter timeout of its own."""
     timeout_action: Literal["REJECT", "DELAY"] = "REJECT"

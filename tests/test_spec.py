@@ -32,6 +32,12 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, object], message: st
         make_spec(model="org/name", **options)
 
 
+def test_a_queue_is_finite_unless_somebody_says_otherwise() -> None:
+    queue = make_spec(model="org/name").serving.queue
+    assert (queue.max_size, queue.timeout_us) == (512, 30_000_000)
+    assert make_spec(model="org/name", serving={"queue": {"max_size": 0}}).serving.queue.max_size == 0
+
+
 def test_threads_times_instances_fit_the_cores() -> None:
     for instances in range(1, available_cores() + 1):
         spec = make_spec(model="org/name", instances=instances)

@@ -21,7 +21,6 @@ from builder.export.slots import FILE as COPIER
 from builder.export.slots import choose_rows, slot_copier
 from builder.families import UNTIMED, Family
 from builder.families.generating import (
-    QUEUE,
     Memory,
     cache_bytes,
     cpu_session,
@@ -367,7 +366,8 @@ def serving_document(
         arena=Arena(spec.slots, checkpoint.max_length, dtype, layer_shapes(caches)),
         session=_cuda_session(spec) if on_gpu else cpu_session(spec),
         vocabulary=vocabulary_of(checkpoint.model),
-        queue=spec.serving.queue.max_size or QUEUE,
+        queue=spec.serving.queue.max_size,
+        queue_timeout_ms=spec.serving.queue.timeout_us // 1000,
         prefill_tokens=spec.serving.prefill_tokens,
         beams=beams,
         max_tokens=max_tokens(config),

@@ -31,7 +31,6 @@ from builder.verify.generation import TOLERANCE
 from builder.verify.ladder import Limits
 from builder.verify.verdict import Bound
 
-QUEUE = 256  # sequences that may wait, where the user does not say
 PRECISIONS = ("fp32", "int8", "int8-weights", "int4-weights", "auto")
 OPERATORS = (*FUSED_OPERATORS, CACHED_ATTENTION, "RotaryEmbedding", "SimplifiedLayerNormalization")
 
@@ -53,6 +52,10 @@ def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: s
         "--prune": spec.prune is not None,
         "--graph": spec.graph is not None,
         **of_the_family,
+        "serving.queue.timeout_action DELAY": spec.serving.queue.timeout_action == "DELAY",
+        "serving.queue.allow_timeout_override (requests may always send a timeout)": (
+            spec.serving.queue.allow_timeout_override
+        ),
         "serving.response_cache": spec.serving.response_cache,
         "serving.preferred_batch_sizes": bool(spec.serving.preferred_batch_sizes),
         "serving.priority_levels": spec.serving.priority_levels > 0,

@@ -19,7 +19,6 @@ from builder.export.graph import check_release
 from builder.export.seq2seq import Seq2SeqExport, export_seq2seq, seq2seq_shapes
 from builder.families import Family
 from builder.families.generating import (
-    QUEUE,
     Memory,
     cache_bytes,
     cpu_session,
@@ -385,7 +384,8 @@ def serving_document(
         arena=Arena(spec.slots, settings.max_answer, "float32", layer_shapes(graphs.caches)),
         session=cpu_session(spec),
         vocabulary=graphs.vocabulary,
-        queue=spec.serving.queue.max_size or QUEUE,
+        queue=spec.serving.queue.max_size,
+        queue_timeout_ms=spec.serving.queue.timeout_us // 1000,
         prefill_tokens=0,
         beams=settings.beams,
         max_tokens=max_tokens(config, start=1),

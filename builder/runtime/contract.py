@@ -153,7 +153,7 @@ class GenerationServing:
     arena: Arena
     session: Session
     vocabulary: int  # logits of a position
-    queue: int  # sequences that may wait
+    queue: int  # sequences that may wait; 0: any number
     prefill_tokens: int  # of prompts, between two decode steps
     beams: int  # of one search, at most
     max_tokens: int  # of an answer, where a request does not say
@@ -166,6 +166,7 @@ class GenerationServing:
     inputs: Sequence[str] = ()  # of the graph
     outputs: Sequence[str] = ()
     total_length: int | None = None  # tokens of prompt and answer, where a request does not say how long
+    queue_timeout_ms: int = 0  # how long a request may wait for its turn; 0: for ever
     prefix_cache: bool = False
     rules: TokenRules = TokenRules()
     source: Source | None = None  # of an encoder-decoder

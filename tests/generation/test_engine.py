@@ -66,8 +66,10 @@ class Asked:
         return "".join(piece.text for piece in self.pieces)
 
 
-def engine_of(executor: SumExecutor, queue: int = 100, prefill: int = 4, reuse: bool = True) -> Engine:
-    return Engine(executor, Limits(queue, prefill), reuse)
+def engine_of(
+    executor: SumExecutor, queue: int = 100, prefill: int = 4, reuse: bool = True, wait_s: float = 0
+) -> Engine:
+    return Engine(executor, Limits(queue, prefill, wait_s), reuse)
 
 
 @pytest.mark.parametrize("reuse", [True, False])
@@ -174,6 +176,30 @@ def test_the_queue_is_bounded() -> None:
         engine.submit(Asked([1], 2).sequences)
     with pytest.raises(QueueFull, match="2 sequences wait already and the limit is 2"):
         engine.submit(Asked([1], 2).sequences)
+
+
+def test_who_waits_too_long_is_refused_and_who_has_begun_is_not() -> None:
+    engine = engine_of(SumExecutor(slots=1), wait_s=0.05)
+    running, waiting = Asked([1], 20, n=2, temperature=1.0), Asked([2], 20)
+    engine.submit(running.sequences)  # the second of its two waits for the slot of the first
+    engine.submit(waiting.sequences)
+    engine.step()
+    assert not waiting.errors
+    time.sleep(0.06)
+    engine.step()
+    assert isinstance(waiting.errors[0], DeadlineExceeded)
+    assert str(waiting.errors[0]) == "the request waited 0.05 s and its turn did not come; send it again later"
+    engine.run_until_idle()
+    assert not running.errors
+    assert [piece.finish_reason for piece in running.pieces].count("length") == 2
+
+
+def test_a_queue_without_a_limit() -> None:
+    engine = engine_of(SumExecutor(slots=1), queue=0)
+    for _ in range(600):
+        engine.submit(Asked([1], 1).sequences)
+    engine.run_until_idle()
+    assert engine.stats.failures == 0
 
 
 def test_a_failing_step_is_told_to_everybody_and_to_whoever_comes_later() -> None:

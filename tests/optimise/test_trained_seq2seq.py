@@ -115,7 +115,7 @@ def test_numbers_stay_right_in_every_precision(tmp_path: Path) -> None:
             slots=8,
             quality=0.9,
             perplexity=1.1,
-            serving={"queue": {"max_size": KEPT_BACK}},
+            serving={"queue": {"max_size": KEPT_BACK, "timeout_us": 0}},
         )
         report = build(spec)
         rung = report.ladder[-1]

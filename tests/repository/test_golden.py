@@ -23,6 +23,14 @@ def test_every_config_is_one_to_triton(target: str) -> None:
         assert parse(text, name).name == name
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_front_has_a_finite_queue(target: str) -> None:
+    policy = _parsed(target, "encoder").dynamic_batching.default_queue_policy
+    assert 0 < policy.max_queue_size <= 1024
+    assert 0 < policy.default_timeout_microseconds <= 60e6
+    assert policy.timeout_action == policy.REJECT
+
+
 def test_a_plan_has_one_group_of_all_profiles_its_platform_and_its_cuda_graphs() -> None:
     config = _engine("tensorrt")
     assert (config.platform, config.default_model_filename) == ("tensorrt_plan", "model.plan")

@@ -25,8 +25,9 @@ from .stats import Stats
 
 @dataclass(frozen=True)
 class Limits:
-    queue: int  # requests that may wait
+    queue: int  # sequences that may wait; 0: any number
     prefill_tokens: int  # of prompts, between two decode steps; of texts, in one encoder call
+    wait_s: float = 0  # how long a request may wait for its turn; 0: for ever
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,7 @@ class Scheduler:
     def submit(self, sequences: Sequence[Running]) -> None:
         """Queue the sequences of one request. Raises QueueFull."""
         with self.changed:
-            if len(self.waiting) + len(sequences) > self.limits.queue:
+            if self.limits.queue and len(self.waiting) + len(sequences) > self.limits.queue:
                 raise QueueFull(
                     f"{len(self.waiting)} sequences wait already and the limit is {self.limits.queue}; "
                     "send the request again later"
@@ -129,12 +130,25 @@ class Scheduler:
             if request.deadline is not None and now > request.deadline:
                 after = sequence.generated
                 self.refuse(request, DeadlineExceeded(f"the request's time was over after {after} tokens"))
+        self._refuse_late(queued, now)
         with self.changed:
             if not all(sequence.request.active for _, _, sequence in self.waiting):
                 self.waiting = [entry for entry in self.waiting if entry[2].request.active]
                 heapq.heapify(self.waiting)
         for sequence in [sequence for sequence in self.running if not sequence.request.active]:
             self.finish(sequence)
+
+    def _refuse_late(self, queued: Sequence[Running], now: float) -> None:
+        """Refuse requests that have waited too long for their turn, of which nothing runs."""
+        wait = self.limits.wait_s
+        late = [sequence.request for sequence in queued if wait and now > sequence.request.arrived + wait]
+        started = {sequence.request for sequence in self.running} if late else ()
+        for request in late:
+            if request not in started and request.first_token is None:
+                self.refuse(
+                    request,
+                    DeadlineExceeded(f"the request waited {wait:g} s and its turn did not come; send it again later"),
+                )
 
     def _admit(self) -> None:
         """Give free slots to the sequences that wait, in order; the first of a request prefills for its siblings."""

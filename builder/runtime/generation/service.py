@@ -48,10 +48,10 @@ class Service:
         self.prompt: "Callable[[Options], Prompt]"
         if serving.source is not None:
             self.prompt = SourceTexts(serving.source, self.tokenizer)
-            limits = Limits(serving.queue, serving.source.token_budget)
+            limits = Limits(serving.queue, serving.source.token_budget, serving.queue_timeout_ms / 1000)
         else:
             self.prompt = DecoderPrompts(serving.arena.length, serving.chat, self.tokenizer)
-            limits = Limits(serving.queue, serving.prefill_tokens)
+            limits = Limits(serving.queue, serving.prefill_tokens, serving.queue_timeout_ms / 1000)
         self.engine = Engine(make_executor(folder, serving, infer), limits, serving.prefix_cache)
 
     def submit(self, tensors: Tensors, parameters: "Mapping[str, Any]", respond: Respond) -> Request:
