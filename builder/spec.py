@@ -53,6 +53,18 @@ class RateLimiterResource(_Options):
     """Whether all devices share the resource, instead of each having its own."""
 
 
+class Limits(_Options):
+    """The largest request that a model takes; a larger one is refused before it is tokenised (INVALID_ARGUMENT, HTTP
+    400), because it would keep all others waiting."""
+
+    request_bytes: int = Field(1 << 20, ge=1)
+    """Bytes of all texts of one request."""
+    list_values: int = Field(1000, ge=1)
+    """Values of one list of a request: documents, candidate labels, stop words, token biases."""
+    request_tokens: int = Field(1 << 17, ge=1)
+    """Tokens of all rows that one request makes, windows of a long text included. Encoders only."""
+
+
 class Serving(_Options):
     """How Triton queues, batches and runs the model. Set in models.yaml under `serving:`."""
 
@@ -60,6 +72,8 @@ class Serving(_Options):
     """Batch sizes that the dynamic batcher of the front model aims at."""
     queue: QueuePolicy = QueuePolicy()
     """Limits of the request queue."""
+    limits: Limits = Limits()
+    """Limits of one request."""
     priority_levels: int = Field(0, ge=0)
     """Number of priorities that a request may have, 1 being the most urgent; 0: no priorities."""
     default_priority: int = Field(0, ge=0)

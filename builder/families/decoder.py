@@ -52,7 +52,7 @@ from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import HALVES
 from builder.progress import Stage
 from builder.report import BuildReport, EngineCheck, Rung
-from builder.repository.layout import RepositoryEntry, lay_out_generating
+from builder.repository.layout import RepositoryEntry, lay_out_generating, request_limits
 from builder.runtime.contract import Arena, CacheType, Chat, GenerationServing, Session
 from builder.runtime.fields import Field
 from builder.runtime.generation.executors.cuda import BYTES, ELEMENTS
@@ -367,6 +367,7 @@ def serving_document(
         session=_cuda_session(spec) if on_gpu else cpu_session(spec),
         vocabulary=vocabulary_of(checkpoint.model),
         queue=spec.serving.queue.max_size,
+        limits=request_limits(spec),
         queue_timeout_ms=spec.serving.queue.timeout_us // 1000,
         prefill_tokens=spec.serving.prefill_tokens,
         beams=beams,

@@ -41,7 +41,7 @@ from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_
 from builder.optimise.fusion import fuse
 from builder.progress import Stage
 from builder.report import BuildReport, EngineCheck, Rung
-from builder.repository.layout import RepositoryEntry, lay_out_generating
+from builder.repository.layout import RepositoryEntry, lay_out_generating, request_limits
 from builder.runtime.contract import Arena, GenerationServing, Language, Source
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
@@ -385,6 +385,7 @@ def serving_document(
         session=cpu_session(spec),
         vocabulary=graphs.vocabulary,
         queue=spec.serving.queue.max_size,
+        limits=request_limits(spec),
         queue_timeout_ms=spec.serving.queue.timeout_us // 1000,
         prefill_tokens=0,
         beams=settings.beams,

@@ -17,7 +17,7 @@ from builder.engines import engine, openvino
 from builder.engines.onnxruntime import BACKEND, MODEL_FILE
 from builder.export.graph import Graph
 from builder.repository.placement import Accelerator, InstanceGroup, Shapes, graph_buckets, place
-from builder.runtime.contract import FILE, Alike, Batching, EncoderServing, GenerationServing, dump
+from builder.runtime.contract import FILE, Alike, Batching, EncoderServing, GenerationServing, RequestLimits, dump
 from builder.runtime.fields import Field
 from builder.spec import BuildSpec, Serving
 
@@ -110,7 +110,13 @@ def serving_document(
         pad=pad,
         batching=Batching(token_budget, spec.max_batch_size, spec.serving.call_cost, buckets, alike),
         parameters=parameters,
+        limits=request_limits(spec),
     )
+
+
+def request_limits(spec: BuildSpec) -> RequestLimits:
+    """What one request may bring, as serving.json states it."""
+    return RequestLimits(**spec.serving.limits.model_dump())
 
 
 def version_files(graph: Graph) -> dict[str, bytes | Path]:

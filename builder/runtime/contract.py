@@ -37,6 +37,15 @@ class Batching:
 
 
 @dataclass(frozen=True)
+class RequestLimits:
+    """What one request may bring, at most: one that is too large would keep all others waiting."""
+
+    request_bytes: int = 1 << 20  # of its texts
+    list_values: int = 1000  # of one list
+    request_tokens: int = 1 << 17  # of the engine's rows, padding not counted; of an encoder
+
+
+@dataclass(frozen=True)
 class EncoderServing:
     """A front model of one engine call a batch."""
 
@@ -51,6 +60,7 @@ class EncoderServing:
     parameters: Mapping[str, Any]  # the task's own
     truncation_side: Literal["left", "right"] = "right"
     not_on_cpus_with: Sequence[str] = ()  # instruction sets with which the engine would answer otherwise
+    limits: RequestLimits = RequestLimits()
 
 
 @dataclass(frozen=True)
@@ -171,6 +181,7 @@ class GenerationServing:
     rules: TokenRules = TokenRules()
     source: Source | None = None  # of an encoder-decoder
     chat: Chat | None = None
+    limits: RequestLimits = RequestLimits()
 
 
 Serving = Union[EncoderServing, GenerationServing]

@@ -5,11 +5,14 @@ Knows numpy arrays and names; knows nothing about Triton or tokenisers.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+
+from .contract import RequestLimits
 
 
 class InputError(ValueError):
@@ -27,6 +30,28 @@ class Field:
 
 
 Tensors = Mapping[str, np.ndarray]
+
+
+def refuse_large(tensors: Tensors, limits: RequestLimits, parameters: Mapping[str, Any] | None = None) -> None:
+    """Raise InputError for more text, or a longer list, than one request may bring. Looks at sizes alone."""
+    size = sum(len(value) for array in tensors.values() if array.dtype == np.object_ for value in array.ravel())
+    size += sum(len(value) for value in (parameters or {}).values() if isinstance(value, str))
+    if size > limits.request_bytes:
+        raise InputError(
+            f"the request has {size} bytes of text; this model takes at most {limits.request_bytes} "
+            "(serving.limits.request_bytes of its build)"
+        )
+    for name, array in tensors.items():
+        refuse_long(name, array.shape[-1] if array.ndim else 1, limits)
+
+
+def refuse_long(name: str, length: int, limits: RequestLimits) -> None:
+    """Raise InputError for a list of more values than one may have."""
+    if length > limits.list_values:
+        raise InputError(
+            f"{name} has {length} values; this model takes at most {limits.list_values} "
+            "(serving.limits.list_values of its build)"
+        )
 
 
 def strings(tensors: Tensors, name: str) -> list[list[str]]:
@@ -76,11 +101,13 @@ def option(tensors: Tensors, name: str, default: Any) -> Any:
     return values[0]
 
 
-def count(tensors: Tensors, name: str, default: int, least: int = 1) -> int:
-    """Read an integer option that must be at least `least`."""
+def count(tensors: Tensors, name: str, default: int, least: int = 1, most: float = math.inf) -> int:
+    """Read an integer option that must be at least `least` and at most `most`."""
     value = int(option(tensors, name, default))
     if value < least:
         raise InputError(f"{name} is {value}; expected at least {least}")
+    if value > most:
+        raise InputError(f"{name} is {value}; expected at most {most}")
     return value
 
 

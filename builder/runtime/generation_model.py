@@ -101,11 +101,12 @@ class TritonPythonModel:
         parameters.pop("triton_enable_empty_final_response", None)  # what gRPC clients send beside their options
         if request.timeout():
             parameters.setdefault("timeout_ms", max(request.timeout() // 1000, 1))
-        with self.lock:  # the first answer must not come before the request is known
-            submitted = self.service.submit(
-                tensors, parameters, lambda answer, last: self.outbox.put((sender, answer, last))
-            )
-            self.open[sender] = submitted
+        prepared = self.service.prepare(
+            tensors, parameters, lambda answer, last: self.outbox.put((sender, answer, last))
+        )
+        with self.lock:  # before it starts: the first answer must not come before the request is known
+            self.open[sender] = prepared[0].request
+        self.service.start(prepared)
 
     def _send(self) -> None:
         """Send what the loop has to say, in its order."""

@@ -16,7 +16,7 @@ import numpy as np
 
 from .contract import load_encoder
 from .cutting import cut, fitting
-from .fields import InputError, Tensors
+from .fields import InputError, Tensors, refuse_large
 from .task import TRUNCATED, Job, Row, Task
 from .text import TextEncoder
 
@@ -62,6 +62,7 @@ class Pipeline:
         jobs: dict[int, Job] = {}
         for index, tensors in enumerate(requests):
             try:
+                refuse_large(tensors, self.serving.limits)
                 jobs[index] = self.task.read(tensors)
             except Exception as error:
                 answers[index] = error
@@ -69,6 +70,7 @@ class Pipeline:
         for index, job in jobs.items():
             try:
                 rows = self.task.rows(job, encodings[index])
+                self._refuse_many(rows)
                 works[index] = Work(job, rows, [{}] * len(rows))
             except Exception as error:
                 answers[index] = error
@@ -81,6 +83,14 @@ class Pipeline:
             except Exception as error:
                 answers[index] = error
         return [answer if answer is not None else RuntimeError("no answer was made") for answer in answers]
+
+    def _refuse_many(self, rows: Sequence[Row]) -> None:
+        tokens, most = sum(len(row.encoding) for row in rows), self.serving.limits.request_tokens
+        if tokens > most:
+            raise InputError(
+                f"the request has {tokens} tokens in {len(rows)} rows; this model takes at most {most} at once "
+                "(serving.limits.request_tokens of its build): send several requests"
+            )
 
     def _encode(self, jobs: Mapping[int, Job]) -> dict[int, list[Any]]:
         """Tokenise the texts of all jobs, one call for all that are cut the same way."""

@@ -49,6 +49,7 @@ class Task:
         self.parameters = serving.parameters
         self.max_length = serving.max_length
         self.truncate = serving.truncate
+        self.limits = serving.limits
         self.text = text
 
     @staticmethod

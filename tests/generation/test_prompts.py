@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,7 @@ from builder.languages import languages, nearest
 from builder.runtime.contract import Chat, Source
 from builder.runtime.fields import InputError
 from builder.runtime.generation.options import Options
-from builder.runtime.generation.prompts import DecoderPrompts, SourceTexts
+from builder.runtime.generation.prompts import DecoderPrompts, SourceTexts, token_ids
 from tests.checkpoints import make_tokenizer
 from tests.seq2seqs import make_multilingual_tokenizer
 
@@ -84,3 +85,23 @@ def test_a_chat_of_half_characters_and_a_template_that_does_not_compile_are_refu
     assert broken(Options(prompt="The train.")).tokens
     with pytest.raises(InputError, match="chat template does not compile: line 1"):
         broken(chat)
+
+
+def test_other_threads_run_while_a_text_is_tokenised() -> None:
+    """Of the decode loop, say: the tokeniser's own `encode` keeps them all waiting."""
+    tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
+    turns, over = 0, threading.Event()
+
+    def count() -> None:
+        nonlocal turns
+        while not over.wait(0.0005):
+            turns += 1
+
+    other = threading.Thread(target=count)
+    other.start()
+    tokens = token_ids(tokenizer, ["The train leaves. " * 20_000], special=False)[0]
+    seen = turns
+    over.set()
+    other.join()
+    assert len(tokens) > 20_000
+    assert seen >= 5

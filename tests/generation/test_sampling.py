@@ -12,7 +12,7 @@ from transformers.generation import logits_process as reference
 
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
-from builder.runtime.generation.sampling import CANDIDATES, Sampler, _filter, choose
+from builder.runtime.generation.sampling import CANDIDATES, Sampler, _filter, choose, most_probable
 
 FILTERS: list[dict[str, Any]] = [
     {"top_k": 5},
@@ -156,3 +156,29 @@ def test_log_probabilities() -> None:
     best = np.argsort(-wanted[0])[:3]
     assert [token for token, _ in with_them.top] == best.tolist()
     np.testing.assert_allclose([value for _, value in with_them.top], wanted[0][best], atol=1e-5)
+
+
+@pytest.mark.parametrize("size", [7, 100, 5000, 40_000])
+def test_the_most_probable_are_those_of_a_stable_sort(size: int) -> None:
+    generator = np.random.default_rng(size)
+    for logits in (generator.normal(size=size), generator.integers(0, 9, size), np.zeros(size)):
+        row = logits.astype(np.float32)
+        row[generator.integers(0, size, size // 10)] = -np.inf
+        for count in (1, 5, 20):
+            expected = np.argsort(-row, kind="stable")[:count]
+            np.testing.assert_array_equal(most_probable(row, count), expected)
+
+
+def test_a_thousand_forbidden_words_and_biases_are_what_each_is_alone() -> None:
+    generator = np.random.default_rng(0)
+    words = tuple(tuple(generator.integers(0, 30, int(generator.integers(1, 4))).tolist()) for _ in range(1000))
+    bias = {int(token): float(value) for token, value in enumerate(generator.normal(0, 5, 200))}
+    rules = Rules(Options(logit_bias=bias), bad_words=words)
+    said = generator.integers(0, 30, 12).tolist()
+    scores = generator.normal(size=200).astype(np.float32)
+    expected = np.array([np.float32(score + bias[token]) for token, score in enumerate(scores)], np.float32)
+    for word in words:
+        if tuple(said[len(said) - len(word) + 1 :] if len(word) > 1 else ()) == word[:-1]:
+            expected[word[-1]] = -np.inf
+    rules.apply(scores, said[:3], said[3:])
+    np.testing.assert_array_equal(scores, expected)

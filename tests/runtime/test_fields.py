@@ -3,7 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from builder.runtime.fields import InputError, as_bytes, choice, count, one_each, option, strings
+from builder.runtime.contract import RequestLimits
+from builder.runtime.fields import InputError, as_bytes, choice, count, one_each, option, refuse_large, strings
 
 
 def _bytes(*rows: list[bytes]) -> np.ndarray:
@@ -48,3 +49,17 @@ def test_options() -> None:
         choice(tensors, "name", "first", ("first", "max"))
     with pytest.raises(InputError, match="differs between the rows"):
         option({"k": np.array([[1], [2]])}, "k", 0)
+
+
+def test_a_request_beyond_a_limit_is_refused_before_it_is_read() -> None:
+    limits = RequestLimits(request_bytes=10, list_values=3)
+    refuse_large({"t": _bytes([b"12345"], [b"67890"]), "n": np.zeros((2, 3), np.int32)}, limits)
+    refuse_large({}, limits, {"a": "0123456789", "b": 7})
+    with pytest.raises(InputError, match=r"the request has 11 bytes of text; this model takes at most 10 \(serving"):
+        refuse_large({"t": _bytes([b"12345"], [b"678901"])}, limits)
+    with pytest.raises(InputError, match="the request has 11 bytes of text"):
+        refuse_large({"t": _bytes([b"12345"])}, limits, {"a": "678901"})
+    with pytest.raises(InputError, match="n has 4 values; this model takes at most 3"):
+        refuse_large({"n": np.zeros((1, 4), np.int32)}, limits)
+    with pytest.raises(InputError, match="top_k is 4; expected at most 3"):
+        count({"top_k": np.array([[4]])}, "top_k", 1, most=limits.list_values)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.runtime.contract import FILE, dump
+from builder.runtime.contract import FILE, RequestLimits, dump
 from builder.runtime.fields import InputError
 from builder.runtime.pipeline import Pipeline
 from tests.checkpoints import make_tokenizer
@@ -124,3 +124,15 @@ def test_no_request_is_dropped_from_a_batch(front: Callable[..., Pipeline]) -> N
         answers = pipeline([_request("a " * (1 + i % 9)) for i in range(size)])
         assert len(answers) == size
         assert all(isinstance(answer, dict) for answer in answers)
+
+
+def test_a_request_that_is_too_large_is_refused_and_its_batch_answered(front: Callable[..., Pipeline]) -> None:
+    engine = SumEngine()
+    pipeline = front(engine, limits=RequestLimits(request_bytes=1000, request_tokens=30))
+    answers = pipeline([_request("the fox " * 300, truncate=True), _request(*["the fox"] * 10), _request("a fox")])
+    assert isinstance(answers[0], InputError)
+    assert "the request has 2400 bytes of text; this model takes at most 1000" in str(answers[0])
+    assert isinstance(answers[1], InputError)
+    assert "in 10 rows; this model takes at most 30 at once" in str(answers[1])
+    assert isinstance(answers[2], dict)
+    assert [shape[0] for shape in engine.shapes] == [1], "the engine sees the row of the last alone"

@@ -28,11 +28,17 @@ class Rules:
     suppressed: "tuple[int, ...]" = ()
     begin_suppressed: "tuple[int, ...]" = ()  # as the first token that is not forced
     decay: "tuple[int, float] | None" = None  # after so many tokens, by which factor an end grows likelier with each
+    # made once of what `apply` would otherwise go through at every token
+    _bias: "tuple[np.ndarray, np.ndarray]" = field(init=False, repr=False)  # tokens, and what is added to their scores
+    _bad_ends: "dict[int, dict[tuple[int, ...], list[int]]]" = field(init=False, repr=False)  # by size, then beginning
     _source_ngrams: "dict[tuple[int, ...], list[int]]" = field(init=False, repr=False)
     _always: bool = field(init=False, repr=False)  # whether scores change at every token
 
     def __post_init__(self) -> None:
         options = self.options
+        bias = np.array(list(options.logit_bias), np.int64), np.array(list(options.logit_bias.values()), np.float64)
+        object.__setattr__(self, "_bias", bias)
+        object.__setattr__(self, "_bad_ends", _ends_by_beginning(self.bad_words))
         size = options.encoder_no_repeat_ngram_size
         object.__setattr__(self, "_source_ngrams", _continuations(self.source, size) if size else {})
         always = (
@@ -78,8 +84,9 @@ class Rules:
         if generated and (options.presence_penalty or options.frequency_penalty):
             seen, counts = np.unique(np.array(generated, dtype=np.int64), return_counts=True)
             scores[seen] -= options.presence_penalty + options.frequency_penalty * counts.astype(np.float32)
-        for token, value in options.logit_bias.items():
-            scores[token] += value
+        if options.logit_bias:
+            tokens, values = self._bias
+            scores[tokens] = scores[tokens] + values
         scores[self._banned([*prompt, *generated])] = -np.inf
         if len(generated) < options.min_tokens:
             scores[list(self.ends)] = -np.inf
@@ -105,9 +112,9 @@ class Rules:
         size = self.options.encoder_no_repeat_ngram_size
         if size and len(tokens) + 1 >= size:
             banned.extend(self._source_ngrams.get(_tail(tokens, size), ()))
-        for word in self.bad_words:
-            if _follows(tokens, word):
-                banned.append(word[-1])
+        for size, ends in self._bad_ends.items():
+            if len(tokens) + 1 >= size:
+                banned.extend(ends.get(_tail(tokens, size), ()))
         return banned
 
 
@@ -128,6 +135,16 @@ def _continuations(tokens: "Sequence[int]", size: int) -> "dict[tuple[int, ...],
     found: "dict[tuple[int, ...], list[int]]" = {}
     for start in range(len(tokens) - size + 1):
         found.setdefault(tuple(tokens[start : start + size - 1]), []).append(tokens[start + size - 1])
+    return found
+
+
+def _ends_by_beginning(
+    words: "Sequence[Sequence[int]]",
+) -> "dict[int, dict[tuple[int, ...], list[int]]]":
+    """By their size, then by all but their last token: the last tokens of `words`."""
+    found: "dict[int, dict[tuple[int, ...], list[int]]]" = {}
+    for word in words:
+        found.setdefault(len(word), {}).setdefault(tuple(word[:-1]), []).append(word[-1])
     return found
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from .beams import largest
 from .options import Options
 from .processors import Rules
 
@@ -215,11 +216,18 @@ def _draw(probabilities: np.ndarray, samplers: "Sequence[Sampler]") -> np.ndarra
     )
 
 
+def most_probable(logits: np.ndarray, count: int) -> np.ndarray:
+    """The `count` tokens with the highest of (vocabulary,), best first, of equal ones the lower id first."""
+    least = logits[largest(logits, min(count, len(logits)))[-1]]
+    candidates = np.flatnonzero(logits >= least)
+    return candidates[np.argsort(-logits[candidates], kind="stable")[:count]]
+
+
 def _choice(logits: np.ndarray, token: int, sampler: Sampler) -> Choice:
     wanted = sampler.options.logprobs
     if wanted < 0:
         return Choice(token)
     best = float(logits.max())
     total = best + float(np.log(np.exp((logits - best).astype(np.float64)).sum()))
-    top: "list[int]" = np.argsort(-logits, kind="stable")[:wanted].tolist() if wanted else []
+    top = most_probable(logits, wanted).tolist() if wanted else []
     return Choice(token, float(logits[token]) - total, tuple((int(t), float(logits[t]) - total) for t in top))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Union
 
@@ -15,7 +15,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ..contract import GenerationServing, load_generation
-from ..fields import InputError, Tensors
+from ..fields import InputError, Tensors, refuse_large, refuse_long
 from .beams import BeamSearch
 from .engine import Engine
 from .executors.base import CrossGeometry, Executor, Geometry, Infer
@@ -24,9 +24,9 @@ from .executors.bls_cuda import BlsCuda
 from .executors.cross_attending import CrossAttending
 from .executors.cuda import Cuda, load_cuda
 from .executors.in_process import InProcess
-from .options import Options, read_options
+from .options import LISTS, Options, read_options
 from .processors import Rules
-from .prompts import DecoderPrompts, Prompt, SourceTexts
+from .prompts import DecoderPrompts, Prompt, SourceTexts, token_ids
 from .sampling import Choice, Sampler
 from .scheduler import Limits
 from .sequences import Beams, GeneratedSequence, Piece, Request, Running
@@ -55,19 +55,32 @@ class Service:
         self.engine = Engine(make_executor(folder, serving, infer), limits, serving.prefix_cache)
 
     def submit(self, tensors: Tensors, parameters: "Mapping[str, Any]", respond: Respond) -> Request:
-        """Start answering one request. Raises InputError for one that cannot be answered, QueueFull and EngineFailed.
+        """Prepare one request and start answering it. Raises InputError, QueueFull and EngineFailed."""
+        prepared = self.prepare(tensors, parameters, respond)
+        self.start(prepared)
+        return prepared[0].request
+
+    def start(self, prepared: "Sequence[Running]") -> None:
+        """Start answering what `prepare` made. Raises QueueFull and EngineFailed."""
+        self.engine.submit(prepared)
+
+    def prepare(self, tensors: Tensors, parameters: "Mapping[str, Any]", respond: Respond) -> "list[Running]":
+        """Read one request, all that takes long of it. Raises InputError for one that cannot be answered.
 
         `respond` is called from the loop's thread, with `True` exactly once, last.
         """
+        limits = self.serving.limits
+        refuse_large(tensors, limits, parameters)
         options = read_options(tensors, parameters, self.serving.defaults, self.serving.fields)
+        for name in (*LISTS, "logit_bias"):
+            refuse_long(name, len(getattr(options, name)), limits)
         prompt = self.prompt(options)
         maximum = self._max_tokens(options, prompt)
         answers = (StreamedAnswer if options.stream else WholeAnswer)(self, options, prompt, respond)
         deadline = time.monotonic() + options.timeout_ms / 1000 if options.timeout_ms else None
         tokens, fail = list(prompt.tokens), lambda error: respond(error, True)
         request = Request(tokens, options, maximum, answers.add, fail, deadline, prompt.source)
-        self.engine.submit(self._sequences(request, prompt.first))
-        return request
+        return self._sequences(request, prompt.first)
 
     def _max_tokens(self, options: Options, prompt: Prompt) -> int:
         longest = self.serving.arena.length
@@ -125,11 +138,8 @@ class Service:
         ]
 
     def _bad_words(self, options: Options) -> "tuple[tuple[int, ...], ...]":
-        words = {
-            tuple(self.tokenizer.encode(form, add_special_tokens=False).ids)
-            for word in options.bad_words
-            for form in (word, f" {word}")
-        }
+        forms = [form for word in options.bad_words for form in (word, f" {word}")]
+        words = {tuple(ids) for ids in token_ids(self.tokenizer, forms, special=False)}
         words |= {tuple(word) for word in self.serving.rules.bad_words}
         return tuple(sorted(words - {()}))
 

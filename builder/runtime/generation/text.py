@@ -46,7 +46,9 @@ class StopStrings:
     """Lets text through up to the first stop string, and holds back what might become one."""
 
     def __init__(self, words: "Sequence[str]") -> None:
-        self.words = tuple(words)
+        self.words: "dict[str, list[str]]" = {}  # by their first character
+        for word in words:
+            self.words.setdefault(word[0], []).append(word)
         self.held = ""
         self.found = False
 
@@ -55,21 +57,19 @@ class StopStrings:
         if not self.words:
             return text
         self.held += text
-        places = [place for place in (self.held.find(word) for word in self.words) if place >= 0]
-        if places:
-            self.found = True
-            shown, self.held = self.held[: min(places)], ""
-            return shown
-        keep = max((_overlap(self.held, word) for word in self.words), default=0)
-        shown, self.held = self.held[: len(self.held) - keep], self.held[len(self.held) - keep :]
+        keep = len(self.held)
+        for start, character in enumerate(self.held):
+            for word in self.words.get(character, ()):
+                if self.held.startswith(word, start):
+                    self.found = True
+                    shown, self.held = self.held[:start], ""
+                    return shown
+                if keep == len(self.held) and word.startswith(self.held[start:]):
+                    keep = start
+        shown, self.held = self.held[:keep], self.held[keep:]
         return shown
 
     def flush(self) -> str:
         """What was held back and turned out not to be a stop string."""
         shown, self.held = self.held, ""
         return shown
-
-
-def _overlap(text: str, word: str) -> int:
-    """How long the end of `text` is the beginning of `word`."""
-    return next((size for size in range(min(len(text), len(word) - 1), 0, -1) if text.endswith(word[:size])), 0)

@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import Encoding
 
 from .. import task
-from ..fields import Field, InputError, Tensors, as_bytes, count, one_each, strings
+from ..fields import Field, InputError, Tensors, as_bytes, count, one_each, refuse_long, strings
 from ..scores import softmax
 
 CLEAN_UP = (  # clean_up_tokenization_spaces, in transformers' order
@@ -42,7 +42,7 @@ class Task(task.Task):
         if targets is not None and len(targets) != len(texts):
             raise InputError(f"targets has {len(targets)} rows and text_input {len(texts)}; send one row a text")
         options = {
-            "top_k": count(tensors, "top_k", 5),
+            "top_k": count(tensors, "top_k", 5, most=self.limits.list_values),
             "targets": [self._target_ids(row) for row in targets] if targets else None,
         }
         return task.Job(list(texts), options, self.wants_truncation(tensors))
@@ -65,6 +65,8 @@ class Task(task.Task):
                 where = "after the cut" if row.truncated else "in it"
                 raise InputError(f"text_input, row {row.source}, has no {self.parameters['mask']} {where}; put one in")
             row.feeds["positions"] = positions
+        wanted = job.options["top_k"] * sum(len(row.feeds["positions"]) for row in rows)
+        refuse_long("predictions, top_k for each mask,", wanted, self.limits)
         return rows
 
     def answer(self, job: task.Job, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]) -> dict[str, np.ndarray]:

@@ -60,7 +60,7 @@ class Task(task.Task):
                     "or send a smaller doc_stride"
                 )
         options = {
-            "top_k": count(tensors, "top_k", 1),
+            "top_k": count(tensors, "top_k", 1, most=self.limits.list_values),
             "max_answer_len": count(tensors, "max_answer_len", 15),
             "impossible": bool(option(tensors, "handle_impossible_answer", False)),
         }

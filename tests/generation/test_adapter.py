@@ -1,0 +1,107 @@
+"""The adapter of a generating model, on a stand-in for Triton's module: what it does beside carrying tensors."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from builder.runtime.fields import InputError
+from builder.runtime.generation.errors import QueueFull
+
+
+class Sender:
+    """Triton's response sender: what a client was sent, and whether it has gone."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.last = threading.Event()
+
+    def send(self, response: Any, flags: int) -> None:
+        self.sent.append(response)
+        if flags:
+            self.last.set()
+
+    def is_cancelled(self) -> bool:
+        return False
+
+
+@dataclass
+class TritonError:
+    """What a response with an error holds."""
+
+    message: str
+    code: str
+
+
+@pytest.fixture
+def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A TritonPythonModel without a model: its service is whatever a test says."""
+    codes = {code: code for code in ("INVALID_ARG", "CANCELLED", "UNAVAILABLE", "INTERNAL")}
+    triton = ModuleType("triton_python_backend_utils")
+    for name, value in {
+        "TRITONSERVER_RESPONSE_COMPLETE_FINAL": 1,
+        "InferenceResponse": SimpleNamespace,
+        "TritonError": type("TritonError", (TritonError,), codes),
+        "get_input_tensor_by_name": lambda request, name: None,
+        "Logger": SimpleNamespace(log_error=lambda text: None, log_verbose=lambda text: None),
+    }.items():
+        setattr(triton, name, value)
+    monkeypatch.setitem(sys.modules, "triton_python_backend_utils", triton)
+    sys.modules.pop("builder.runtime.generation_model", None)
+    module = importlib.import_module("builder.runtime.generation_model")
+    model = object.__new__(module.TritonPythonModel)
+    model.inputs, model.open, model.lock = [], {}, threading.Lock()
+    model.outbox = module.queue.SimpleQueue()
+    yield model
+    sys.modules.pop("builder.runtime.generation_model", None)
+
+
+def _asked(sender: Sender) -> Any:
+    return SimpleNamespace(get_response_sender=lambda: sender, parameters=lambda: "{}", timeout=lambda: 0)
+
+
+def test_a_request_that_takes_long_to_read_keeps_no_other_waiting(adapter: Any) -> None:
+    reading, read, request = threading.Event(), threading.Event(), SimpleNamespace(active=True)
+
+    def prepare(*arguments: Any) -> list[Any]:
+        reading.set()
+        assert read.wait(10)
+        return [SimpleNamespace(request=request)]
+
+    adapter.service = SimpleNamespace(prepare=prepare, start=lambda prepared: None)
+    sender = Sender()
+    asking = threading.Thread(target=adapter.execute, args=([_asked(sender)],))
+    asking.start()
+    assert reading.wait(10)
+    try:
+        assert adapter.lock.acquire(timeout=1), "answers to others wait for a text that is being tokenised"
+        adapter.lock.release()
+    finally:
+        read.set()
+        asking.join()
+    assert adapter.open == {sender: request}
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(QueueFull("2 wait"), "UNAVAILABLE"), (InputError("is empty"), "INVALID_ARG")]
+)
+def test_a_request_that_is_refused_at_the_door_is_told_and_forgotten(adapter: Any, error: Exception, code: str) -> None:
+    def refuse(*arguments: Any) -> Any:
+        raise error
+
+    prepared = [SimpleNamespace(request=SimpleNamespace(active=True))]
+    prepare = refuse if code == "INVALID_ARG" else lambda *arguments: prepared
+    adapter.service = SimpleNamespace(prepare=prepare, start=refuse)
+    sender = Sender()
+    adapter.execute([_asked(sender)])
+    (response,) = sender.sent
+    assert (response.error.code, response.error.message) == (code, str(error))
+    assert sender.last.is_set()
+    assert adapter.open == {}
