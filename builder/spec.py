@@ -30,7 +30,8 @@ class _Options(BaseModel):
 
 
 class QueuePolicy(_Options):
-    """The request queue of the front model: Triton's default_queue_policy. What it refuses gets UNAVAILABLE (HTTP 503)."""
+    """The request queue of the front model: Triton's default_queue_policy. What it refuses gets UNAVAILABLE (HTTP
+    503)."""
 
     timeout_us: int = Field(30_000_000, ge=0)
     """Microseconds that a request may wait in the queue; 0: no limit."""
