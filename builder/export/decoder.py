@@ -4,9 +4,10 @@ Inputs, for `batch` rows of `sequence` new tokens each:
   input_ids, position_ids      (batch, sequence) int64
   seqlens_k                    (batch,) int32, tokens in the cache after this call, less one
   total_sequence_length        (1,) int32, the most tokens of any row after this call
-  logits_index                 (batch,) int64, the position in this call whose logits are wanted
+  logits_positions             (positions,) int64, the tokens after which logits are wanted: places in
+                               input_ids, counted through all rows
   past_key_i, past_value_i     (batch, key heads, max_length, head size) of each layer
-Outputs: logits (batch, vocabulary) and present_key_i, present_value_i, to be bound to the buffers of the past.
+Outputs: logits (positions, vocabulary) and present_key_i, present_value_i, to be bound to the buffers of the past.
 
 Knows modules and their inputs; knows no architecture and no task.
 """
@@ -35,7 +36,7 @@ from builder.export.program import to_onnx
 from builder.export.projections import merge_projections
 from builder.export.rotary import fused_rotary, settled_frequencies
 
-STEP_INPUTS = ("input_ids", "position_ids", "seqlens_k", "total_sequence_length", "logits_index")
+STEP_INPUTS = ("input_ids", "position_ids", "seqlens_k", "total_sequence_length", "logits_positions")
 CACHED_ATTENTION = "GroupQueryAttention"
 
 
@@ -62,23 +63,29 @@ class DecoderGraph(torch.nn.Module):
         self.model = model
 
     def forward(self, *tensors: Any) -> tuple[torch.Tensor, ...]:
-        input_ids, position_ids, seqlens_k, total, logits_index, *past = tensors
+        input_ids, position_ids, seqlens_k, total, wanted, *past = tensors
         cache = ExportCache(past, seqlens_k, total)
-        rows = torch.arange(input_ids.shape[0]) * input_ids.shape[1] + logits_index
-
-        def only_wanted(head: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
-            hidden = arguments[0]  # (batch, sequence, hidden): the head is applied to the requested positions only
-            return hidden.reshape(-1, hidden.shape[-1]).index_select(0, rows)
-
-        handle = self.model.get_output_embeddings().register_forward_pre_hook(only_wanted)
-        try:
-            with exporting(cache):
-                result = self.model(
-                    input_ids=input_ids, position_ids=position_ids, past_key_values=cache, use_cache=True
-                )
-        finally:
-            handle.remove()
+        with exporting(cache), only_wanted(self.model, wanted):
+            result = self.model(input_ids=input_ids, position_ids=position_ids, past_key_values=cache, use_cache=True)
         return result.logits, *cache.outputs()
+
+
+@contextmanager
+def only_wanted(model: PreTrainedModel, wanted: torch.Tensor) -> Iterator[None]:
+    """The output matrix is applied to the `wanted` positions alone, (positions,) int64, counted through all rows.
+
+    Its product is over two axes: one that shares a tied embedding, by reading it by its rows, takes no more.
+    """
+
+    def chosen(head: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        hidden = arguments[0]  # (batch, sequence, hidden)
+        return hidden.reshape(-1, hidden.shape[-1]).index_select(0, wanted)
+
+    handle = model.get_output_embeddings().register_forward_pre_hook(chosen)
+    try:
+        yield
+    finally:
+        handle.remove()
 
 
 def export_decoder(model: PreTrainedModel, folder: Path, max_length: int) -> DecoderExport:
@@ -159,14 +166,15 @@ def past_names(layers: int) -> list[str]:
 
 
 def _export(module: DecoderGraph, caches: Sequence[CacheShape], path: Path) -> Graph:
-    batch, sequence, length = (torch.export.Dim(name) for name in ("batch", "sequence", "max_length"))
-    shapes: list[dict[int, Any]] = [{0: batch, 1: sequence}, {0: batch, 1: sequence}, {0: batch}, {}, {0: batch}]
+    names = ("batch", "sequence", "max_length", "positions")
+    batch, sequence, length, positions = (torch.export.Dim(name) for name in names)
+    shapes: list[dict[int, Any]] = [{0: batch, 1: sequence}, {0: batch, 1: sequence}, {0: batch}, {}, {0: positions}]
     tensors = [
         torch.arange(2 * 7).reshape(2, 7) % 5 + 3,
         torch.arange(7).repeat(2, 1),
         torch.tensor([6, 6], dtype=torch.int32),
         torch.tensor([7], dtype=torch.int32),
-        torch.tensor([6, 6]),
+        torch.tensor([3, 6, 13]),
     ]
     for cache in caches:
         for _ in ("key", "value"):

@@ -7,13 +7,14 @@ Decoder, for `rows` rows of one new token each, that attend to the texts in `pla
   input_ids, position_ids            (rows, 1) int64
   seqlens_k                          (rows,) int32, tokens in the cache after this call, less one
   total_sequence_length              (1,) int32, the most of any row after this call
+  logits_positions                   (positions,) int64, the rows whose logits are wanted
   cross_rows                         (places, beams) int64, the rows that attend to a place; `beams` is fixed
   cross_places                       (rows,) int64, a row's place among those, place * beams + beam
   cross_seqlens_k, cross_total       (places,) and (1,) int32, tokens of each text less one, and the most of any
   cross_last                         (places, 1, all layers' keys and values) of each text's last token
   past_key_i, past_value_i           (rows, heads, max_length, head size)
   past_cross_key_i, ..value_i        (places, heads, max_source, head size)
-Outputs: logits (rows, vocabulary) and a present_ for each past_, to be bound to the same buffers.
+Outputs: logits (positions, vocabulary) and a present_ for each past_, to be bound to the same buffers.
 
 Knows modules and their inputs; knows no architecture and no task.
 """
@@ -34,12 +35,11 @@ from builder.errors import ExportError
 from builder.export.architectures import fused_attention
 from builder.export.attention import ONNXRUNTIME
 from builder.export.cached_attention import CACHED, CrossCache, ExportCache, exporting
-from builder.export.decoder import CACHED_ATTENTION, CacheShape, past_names, refused_by_name
+from builder.export.decoder import CACHED_ATTENTION, STEP_INPUTS, CacheShape, only_wanted, past_names, refused_by_name
 from builder.export.graph import Graph, save_graph
 from builder.export.program import to_onnx
 from builder.export.projections import merge_projections
 
-STEP_INPUTS = ("input_ids", "position_ids", "seqlens_k", "total_sequence_length")
 CROSS_INPUTS = ("cross_rows", "cross_places", "cross_seqlens_k", "cross_total", "cross_last")
 
 
@@ -86,7 +86,9 @@ class DecoderGraph(torch.nn.Module):
         self.layers = layers
 
     def forward(self, *tensors: Any) -> tuple[torch.Tensor, ...]:
-        input_ids, position_ids, seqlens_k, total, rows, places, cross_seqlens_k, cross_total, last, *past = tensors
+        input_ids, position_ids, seqlens_k, total, wanted, rows, places, cross_seqlens_k, cross_total, last, *past = (
+            tensors
+        )
         own, others = past[: 2 * self.layers], past[2 * self.layers :]
         cache = ExportCache(own, seqlens_k, total)
         cache.positions = position_ids
@@ -95,25 +97,11 @@ class DecoderGraph(torch.nn.Module):
         both.is_updated = dict.fromkeys(range(len(others) // 2), True)
         # The hidden states of the encoder are in the cross cache; what stands here is looked at by nobody.
         nothing = torch.zeros((1, 1, 1)).expand(input_ids.shape[0], 1, int(self.model.config.hidden_size))
-        with exporting(cache), _positions_by_row(self.model.get_decoder()), _flat_input(self.model):
+        with exporting(cache), _positions_by_row(self.model.get_decoder()), only_wanted(self.model, wanted):
             result = self.model(
                 encoder_outputs=(nothing,), decoder_input_ids=input_ids, past_key_values=both, use_cache=True
             )
         return result.logits, *cache.outputs(), *cache.cross.outputs()
-
-
-@contextmanager
-def _flat_input(model: PreTrainedModel) -> Iterator[None]:
-    """The output matrix over two axes: a product that shares a tied embedding by reading it by its rows."""
-
-    def flat(head: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
-        return arguments[0].reshape(-1, arguments[0].shape[-1])
-
-    handle = model.get_output_embeddings().register_forward_pre_hook(flat)
-    try:
-        yield
-    finally:
-        handle.remove()
 
 
 @contextmanager
@@ -183,13 +171,15 @@ def _export_encoder(module: EncoderGraph, layers: int, path: Path) -> Graph:
 def _export_decoder(
     module: DecoderGraph, caches: Sequence[CacheShape], cross: Sequence[CacheShape], beams: int, path: Path
 ) -> Graph:
-    rows, places, length, source = (torch.export.Dim(name) for name in ("rows", "places", "max_length", "max_source"))
+    names = ("rows", "places", "max_length", "max_source", "positions")
+    rows, places, length, source, positions = (torch.export.Dim(name) for name in names)
     width = sum(2 * shape.heads * shape.size for shape in cross)
     tensors: list[torch.Tensor] = [
         torch.tensor([[3], [4], [5]]),
         torch.tensor([[6], [6], [6]]),
         torch.tensor([6, 6, 6], dtype=torch.int32),
         torch.tensor([7], dtype=torch.int32),
+        torch.tensor([2, 0, 1, 0]),
         torch.zeros((2, beams), dtype=torch.long),
         torch.zeros(3, dtype=torch.long),
         torch.tensor([4, 4], dtype=torch.int32),
@@ -197,7 +187,7 @@ def _export_decoder(
         torch.zeros((2, 1, width)),
     ]
     axes: list[dict[int, Any]] = [
-        {0: rows}, {0: rows}, {0: rows}, {}, {0: places}, {0: rows}, {0: places}, {}, {0: places},
+        {0: rows}, {0: rows}, {0: rows}, {}, {0: positions}, {0: places}, {0: rows}, {0: places}, {}, {0: places},
     ]  # fmt: skip
     for shapes, first, axis, size in ((caches, rows, length, 40), (cross, places, source, 50)):
         for shape in shapes:

@@ -398,7 +398,7 @@ def graph_fields(graph: Graph, caches: Sequence[CacheShape], cache_type: str) ->
         "input_ids": (-1, -1),
         "position_ids": (-1, -1),
         "seqlens_k": (-1,),
-        "logits_index": (-1,),
+        "logits_positions": (-1,),
         "cache_rows": (-1,),
         "new_cache_length": (1,),
     }

@@ -33,10 +33,18 @@ BEST = 8  # of PyTorch's tokens, whose log-probabilities are compared
 
 @dataclass(frozen=True)
 class LongRow:
-    """`tokens` of a row; `cuts`: how many of them have run when the graph is compared with PyTorch."""
+    """`tokens` of a row; `cuts`: how many of them have run after each call of the graph."""
 
     tokens: tuple[int, ...]
     cuts: tuple[int, ...]
+
+    @property
+    def compared(self) -> tuple[tuple[int, ...], ...]:
+        """Of each call, after how many tokens the graph is compared with PyTorch: in its middle, and at its end."""
+        return tuple(
+            tuple(sorted({held + (cut - held + 1) // 2, cut}))
+            for held, cut in zip((0, *self.cuts), self.cuts, strict=False)
+        )
 
 
 def windows(config: Any) -> tuple[int, ...]:
@@ -74,7 +82,7 @@ def refuse_wrong_long_row(
     errors = long_row_errors(executor, row, pytorch_logits(model, row))
     worst = int(errors.argmax())
     if not errors[worst] <= TOLERANCE:  # NaN is wrong too
-        first = row.cuts[int(np.argmax(~(errors <= TOLERANCE)))]
+        first = sum(row.compared, ())[int(np.argmax(~(errors <= TOLERANCE)))]
         raise VerificationError(
             f"after {first} tokens of a row the fused graph's log-probabilities leave PyTorch's (by up to "
             f"{errors[worst]:.1e}; at most {TOLERANCE:.0e} is right); windows in its configuration: "
@@ -85,13 +93,13 @@ def refuse_wrong_long_row(
 
 
 def pytorch_logits(model: PreTrainedModel, row: LongRow) -> np.ndarray:
-    """(cuts, vocabulary) float64: the logits after each cut, of one forward pass; only those rows are projected."""
-    places = torch.tensor(row.cuts) - 1
+    """(compared, vocabulary) float64: the logits of one forward pass; only those positions are projected."""
+    places = torch.tensor(sum(row.compared, ())) - 1
 
-    def only_cuts(head: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
+    def only_compared(head: torch.nn.Module, arguments: tuple[torch.Tensor, ...]) -> torch.Tensor:
         return arguments[0][:, places]
 
-    handle = model.get_output_embeddings().register_forward_pre_hook(only_cuts)
+    handle = model.get_output_embeddings().register_forward_pre_hook(only_compared)
     try:
         with torch.no_grad():
             logits: torch.Tensor = model(input_ids=torch.tensor([row.tokens]), use_cache=False).logits[0]
@@ -101,12 +109,14 @@ def pytorch_logits(model: PreTrainedModel, row: LongRow) -> np.ndarray:
 
 
 def long_row_errors(executor: Executor, row: LongRow, expected: np.ndarray) -> np.ndarray:
-    """(cuts,): how far the log-probability of one of PyTorch's best tokens is off, at most."""
-    errors, held = [], 0
-    for cut, wanted in zip(row.cuts, expected, strict=True):
-        logits = executor.run(0, np.array([row.tokens[held:cut]], np.int64), np.array([held], np.int64))[0]
-        best = np.argsort(-wanted)[:BEST]
-        errors.append(np.abs(_logprobs(logits.astype(np.float64)) - _logprobs(wanted))[best].max())
+    """(compared,): how far the log-probability of one of PyTorch's best tokens is off, at most."""
+    errors, held, left = [], 0, iter(expected)
+    for cut, compared in zip(row.cuts, row.compared, strict=True):
+        piece, wanted = np.array([row.tokens[held:cut]], np.int64), np.array(compared) - held - 1
+        for logits in executor.run(0, piece, np.array([held], np.int64), wanted):
+            known = next(left)
+            best = np.argsort(-known)[:BEST]
+            errors.append(np.abs(_logprobs(logits.astype(np.float64)) - _logprobs(known))[best].max())
         held = cut
     return np.array(errors)
 

@@ -209,14 +209,16 @@ class Recorder:
 def drive(executor: Executor, prompts: Sequence[Sequence[int]], long: Sequence[int]) -> None:
     """Have `executor` do all that it does when it serves: `long` in pieces, `prompts` whole, then all of them at once.
 
-    It has a slot for each, and room for `STEPS` more tokens in it.
+    Of each piece the first token's logits are asked for as well as the last's. It has a slot for each prompt and the
+    long row, and room for `STEPS` more tokens in it.
     """
     rows = [list(long), *map(list, prompts)]
     piece = max(LEAST_PIECE, -(-len(long) // PIECES))
     tokens = np.zeros((len(rows), 1), np.int64)
     for start in range(0, len(long), piece):
         part = np.array([rows[0][start : start + piece]], np.int64)
-        tokens[0] = executor.run(0, part, np.array([start], np.int64)).argmax()
+        ends = np.array([0, part.shape[1] - 1])
+        tokens[0] = executor.run(0, part, np.array([start], np.int64), ends)[-1].argmax()
     for slot, row in enumerate(rows[1:], 1):
         tokens[slot] = executor.run(slot, np.array([row], np.int64), np.zeros(1, np.int64)).argmax()
     lengths = np.array([len(row) for row in rows], np.int64)

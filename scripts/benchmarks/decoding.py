@@ -110,7 +110,7 @@ def cache_designs(console: Console, version: Path) -> list[dict[str, Any]]:
             "position_ids": np.array([[context]]),
             "seqlens_k": np.array([context], np.int32),
             "total_sequence_length": np.array([context + 1], np.int32),
-            "logits_index": np.zeros(1, np.int64),
+            "logits_positions": np.zeros(1, np.int64),
         }
         past = {f"past_{n}": np.ascontiguousarray(t[:1, :, :context]) for n, t in executor.arena.items()}
         naive = infer_with(session)

@@ -6,7 +6,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from builder.runtime.generation.executors.base import CrossGeometry, EncodingExecutor, Executor, Geometry, copy_slot
+from builder.runtime.generation.executors.base import (
+    CrossGeometry,
+    EncodingExecutor,
+    Executor,
+    Geometry,
+    copy_slot,
+    last_of_rows,
+)
 from builder.runtime.generation.executors.cross_attending import TextArena
 
 VOCABULARY = 50
@@ -32,16 +39,16 @@ class SumExecutor(ArenaExecutor):
         super().__init__(Geometry(slots, max_length, VOCABULARY, ((1, 1),)))
         self.calls: list[tuple[int, int, int]] = []  # first slot, rows, new tokens
 
-    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
         rows, new = tokens.shape
         self.calls.append((first, rows, new))
-        logits = np.zeros((rows, VOCABULARY), np.float32)
         for row, length in enumerate(lengths.tolist()):
-            cache = self.arena["key_0"][first + row, 0, :, 0]
-            cache[length : length + new] = tokens[row]
-            held = cache[: length + new].astype(np.int64)
-            logits[row, next_token(held.tolist())] = 9.0
-            logits[row] += np.linspace(0, 1, VOCABULARY)
+            self.arena["key_0"][first + row, 0, length : length + new, 0] = tokens[row]
+        wanted = last_of_rows(tokens) if wanted is None else wanted
+        logits = np.tile(np.linspace(0, 1, VOCABULARY, dtype=np.float32), (len(wanted), 1))
+        for number, (row, place) in enumerate(zip(*np.divmod(wanted, new), strict=True)):
+            held = self.arena["key_0"][first + row, 0, : lengths[row] + place + 1, 0].astype(np.int64)
+            logits[number, next_token(held.tolist())] += 9.0
         return logits
 
 
@@ -75,7 +82,7 @@ class ReadingExecutor(ArenaExecutor, EncodingExecutor):
         self.texts.append([len(row) for row in rows])
         return [[np.array(row, np.float32).reshape(1, -1, 1)] * 2 for row in rows]
 
-    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
         logits = np.tile(np.linspace(0, 1, VOCABULARY, dtype=np.float32), (len(tokens), 1))
         places = self.sources.place_of[first : first + len(tokens)]
         seen = {(place, beam) for place, beam in zip(places, self.sources.beam_of[first:], strict=False) if place >= 0}
@@ -86,7 +93,7 @@ class ReadingExecutor(ArenaExecutor, EncodingExecutor):
             if place >= 0:
                 text = self.sources.cross_arena["cross_key_0"][place, 0, : self.sources.lengths[place], 0]
                 logits[row, answer_token(text.astype(int).tolist(), cache[: length + 1].astype(int).tolist())] = 9.0
-        return logits
+        return logits if wanted is None else logits[wanted]
 
 
 def answer_token(text: list[int], tokens: list[int]) -> int:

@@ -1,18 +1,22 @@
-"""Two executors, one loop: the cache in place, and the cache travelling, say the same."""
+"""Executors of one loop: the cache in place, travelling, and handed on, say the same."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from builder.engines.onnxruntime import infer_with, open_session
 from builder.export.decoder import export_decoder
+from builder.export.slots import choose_rows
 from builder.optimise.fusion import fuse
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.base import Executor
 from builder.runtime.generation.executors.bls import Bls
+from builder.runtime.generation.executors.bls_cuda import BlsCuda
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.verify.generation import generate, geometry_of
 from tests.checkpoints import VOCABULARY
@@ -33,6 +37,39 @@ def test_both_say_the_same(model_type: str, tmp_path: Path) -> None:
     assert in_place == travelling
     copied = [executor.arena["key_0"][0, :, :5] for executor in executors]
     np.testing.assert_allclose(*copied, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["in place", "travelling", "handed on"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
+def test_logits_are_pytorchs_wherever_they_are_wanted(kind: str, model_type: str, tmp_path: Path) -> None:
+    """A piece of a prompt after another, and then a step of three rows of which one is nobody's."""
+    model = make_decoder(model_type)
+    exported = export_decoder(model, tmp_path, 64)
+    geometry = geometry_of(exported.caches, 3, 64, VOCABULARY)
+    executor: Executor
+    if kind == "in place":
+        executor = InProcess(exported.graph.path, geometry, Session(threads=1))
+    elif kind == "travelling":
+        executor = Bls(infer_with(open_session(exported.graph.path, 1)), exported.graph.inputs, geometry)
+    else:
+        chosen = choose_rows(exported.graph, tmp_path)
+        executor = BlsCuda(infer_with(open_session(chosen.path, 1)), chosen.inputs, geometry)
+
+    def expected(tokens: Sequence[int], places: Sequence[int]) -> np.ndarray:
+        with torch.no_grad():
+            logits: torch.Tensor = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0, places]
+        return logits.numpy()
+
+    first, second = prompts()[0], prompts()[2]
+    executor.run(0, np.array([first]), np.array([0]))
+    executor.run(2, np.array([second[:6]]), np.array([0]))
+    wanted = np.array([4, 0, 7, 1, 2])  # more than there are slots
+    logits = executor.run(2, np.array([second[6:14]]), np.array([6]), wanted)
+    np.testing.assert_allclose(logits, expected(second, 6 + wanted), atol=1e-4)
+    lengths = np.array([len(first), 0, 14])
+    logits = executor.run(0, np.array([[7], [0], [second[14]]]), lengths, np.array([2, 0]))
+    np.testing.assert_allclose(logits[0], expected(second, [14])[0], atol=1e-4)
+    np.testing.assert_allclose(logits[1], expected([*first, 7], [len(first)])[0], atol=1e-4)
 
 
 def test_a_step_writes_one_position_and_moves_nothing(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ class Engine:
     def step(self) -> None:
         """One turn of the loop: schedule, run, accept."""
         for call in self.scheduler.schedule():
-            logits = self.executor.run(call.first, call.tokens, call.positions)
+            logits = self.executor.run(call.first, call.tokens, call.positions, call.wanted)
             self.cache.record(call.first, call.positions, call.written)
             self._accept(call, logits)
         self.stats.steps += 1
@@ -131,19 +131,19 @@ class Engine:
 
     def _accept(self, call: Call, logits: np.ndarray) -> None:
         """Choose the next tokens of the call's sequences, and pass them on."""
-        sequences, rows = call.sequences, call.rows
+        sequences = call.sequences
         singles = [sequence for sequence in sequences if isinstance(sequence, GeneratedSequence)]
         if len(singles) == len(sequences):
             if singles:
-                self._accept_tokens(singles, logits if rows == list(range(len(logits))) else logits[rows])
+                self._accept_tokens(singles, logits)
             return
         start, own = 0, []
         for sequence in sequences:
             count = len(sequence.inputs())
             if isinstance(sequence, Beams):
-                self._accept_beams(sequence, [logits[row] for row in rows[start : start + count]])
+                self._accept_beams(sequence, list(logits[start : start + count]))
             else:
-                own.append(rows[start])
+                own.append(start)
             start += count
         if singles:
             self._accept_tokens(singles, logits[own])

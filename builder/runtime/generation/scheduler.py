@@ -35,15 +35,16 @@ class Call:
     """One run of the executor over the slots from `first` on.
 
     `tokens`: (rows, new) int64, written at `positions`, (rows,) int64, of each slot; `written`: those that count, by
-    slot; `sequences` get their next tokens from the logits, each of their inputs from one of `rows`.
+    slot; `wanted`: after which of `tokens` logits are wanted, see Executor.run; `sequences` get their next tokens from
+    those, each of their inputs from one, in order.
     """
 
     first: int
     tokens: np.ndarray
     positions: np.ndarray
     written: Mapping[int, Sequence[int]]
+    wanted: np.ndarray
     sequences: Sequence[Running]
-    rows: list[int]
 
 
 class Scheduler:
@@ -202,7 +203,8 @@ class Scheduler:
             if ends:
                 sequence.status = SequenceStatus.DECODING
             tokens, positions = np.array([piece], np.int64), np.array([length], np.int64)
-            yield Call(slot, tokens, positions, {slot: piece}, [sequence] if ends else [], [0] if ends else [])
+            last = np.array([len(piece) - 1])
+            yield Call(slot, tokens, positions, {slot: piece}, last, [sequence] if ends else [])
 
     def _decode(self) -> Iterator[Call]:
         """One token of every sequence and beam that is past its prompt, in one call."""
@@ -216,8 +218,8 @@ class Scheduler:
         for slot, token in inputs:
             tokens[slot - first, 0] = token
         written = {slot: (token,) for slot, token in inputs}
-        rows = [slot - first for slot, _ in inputs]
-        yield Call(first, tokens, self.cache.positions(first, last), written, sequences, rows)
+        rows = np.array([slot - first for slot, _ in inputs])
+        yield Call(first, tokens, self.cache.positions(first, last), written, rows, sequences)
 
     def _close_holes(self) -> None:
         """Move sequences into the holes that finished ones left, unless others wait for those."""

@@ -49,10 +49,14 @@ class Executor(ABC):
         self.geometry = geometry
 
     @abstractmethod
-    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def run(
+        self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: "np.ndarray | None" = None
+    ) -> np.ndarray:
         """Append `tokens`, (rows, new) int64, to the slots from `first` on, which hold `lengths` tokens each.
 
-        Returns the logits after each row's last token, (rows, vocabulary); valid until the next call.
+        `wanted`: the tokens after which logits are wanted, at least one, in any order, (wanted,) int64: places in
+        `tokens`, counted through all rows; each row's last where there is none.
+        Returns logits (wanted, vocabulary) float32 in that order; valid until the next call.
         """
 
     @abstractmethod
@@ -82,21 +86,28 @@ def copy_slot(arena: Mapping[str, np.ndarray], source: int, target: int, length:
         tensor[target, :, start:length] = tensor[source, :, start:length]
 
 
+def last_of_rows(tokens: np.ndarray) -> np.ndarray:
+    """The place of each row's last token, counted through all rows of (rows, new)."""
+    rows, new = tokens.shape
+    return np.arange(new - 1, rows * new, new)
+
+
 class Step:
     """The small inputs of one call, allocated once for a range of slots and filled in place."""
 
-    def __init__(self, rows: int, new: int) -> None:
+    def __init__(self, rows: int, new: int, wanted: int) -> None:
         self.feeds: dict[str, np.ndarray] = {
             "input_ids": np.zeros((rows, new), np.int64),
             "position_ids": np.zeros((rows, new), np.int64),
             "seqlens_k": np.zeros(rows, np.int32),
             "total_sequence_length": np.zeros(1, np.int32),
-            "logits_index": np.full(rows, new - 1, np.int64),
+            "logits_positions": np.zeros(wanted, np.int64),
         }
 
-    def fill(self, tokens: np.ndarray, lengths: np.ndarray) -> None:
+    def fill(self, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray) -> None:
         feeds, new = self.feeds, tokens.shape[1]
         feeds["input_ids"][:] = tokens
         feeds["position_ids"][:] = lengths[:, None] + np.arange(new)
         feeds["seqlens_k"][:] = lengths + (new - 1)
         feeds["total_sequence_length"][...] = lengths.max() + new
+        feeds["logits_positions"][:] = wanted

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .base import Executor, Geometry, Infer, Step, copy_slot
+from .base import Executor, Geometry, Infer, Step, copy_slot, last_of_rows
 
 
 class Bls(Executor):
@@ -18,10 +18,13 @@ class Bls(Executor):
         self.infer = infer
         self.inputs = set(inputs)
 
-    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def run(
+        self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: "np.ndarray | None" = None
+    ) -> np.ndarray:
         rows, new = tokens.shape
-        step = Step(rows, new)
-        step.fill(tokens, lengths)
+        wanted = last_of_rows(tokens) if wanted is None else wanted
+        step = Step(rows, new, len(wanted))
+        step.fill(tokens, lengths, wanted)
         feeds = {name: array for name, array in step.feeds.items() if name in self.inputs}
         used = int(lengths.max())
         for name, tensor in self.arena.items():

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from .base import Executor, Geometry, Step
+from .base import Executor, Geometry, Step, last_of_rows
 
 # Arrays and handles in; logits as an array and every present as a handle out.
 InferHandles = Callable[["dict[str, Any]"], "Mapping[str, Any]"]
@@ -37,29 +37,36 @@ class BlsCuda(Executor):
         }
         self.held = np.zeros(geometry.slots, np.int64)  # at least what each slot holds
         self.rows = np.arange(geometry.slots)
-        self.step = Step(geometry.slots, 1)
 
-    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def run(
+        self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: "np.ndarray | None" = None
+    ) -> np.ndarray:
         rows, new = tokens.shape
+        row, place = np.divmod(last_of_rows(tokens) if wanted is None else wanted, new)
         meant = slice(first, first + rows)
         self.held[meant] = lengths
         column = np.zeros((self.geometry.slots, 1), np.int64)
-        for place in range(new):  # the operator takes several tokens of one row, or one of several
-            column[meant] = tokens[:, place : place + 1]
-            logits = self._call(column)
+        found = np.zeros((len(row), self.geometry.vocabulary), np.float32)
+        for turn in range(new):  # the operator takes several tokens of one row, or one of several
+            column[meant] = tokens[:, turn : turn + 1]
+            now = np.flatnonzero(place == turn)
+            logits = self._call(column, first + row[now] if len(now) else np.array([first]))
+            found[now] = logits[: len(now)]
             self.held[meant] += 1
-        return logits[meant]
+        return found
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         """Let `target` go on from `source` at the next call."""
         self.rows[target] = self.rows[source]
         self.held[target] = length
 
-    def _call(self, column: np.ndarray) -> np.ndarray:
-        self.step.fill(column, self.held)
-        positions = self.step.feeds["position_ids"]
+    def _call(self, column: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+        """One token of every slot; logits (wanted, vocabulary) of the slots that are wanted."""
+        step = Step(len(column), 1, len(wanted))
+        step.fill(column, self.held, wanted)
+        positions = step.feeds["position_ids"]
         np.minimum(positions, self.geometry.max_length - 1, out=positions)  # of a full slot that waits
-        feeds: "dict[str, Any]" = {name: array for name, array in self.step.feeds.items() if name in self.inputs}
+        feeds: "dict[str, Any]" = {name: array for name, array in step.feeds.items() if name in self.inputs}
         feeds["cache_rows"] = self.rows
         feeds["new_cache_length"] = np.array([self.new_length], np.int64)
         feeds.update({f"past_{name}": handle for name, handle in self.cache.items()})

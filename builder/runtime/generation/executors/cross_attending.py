@@ -9,11 +9,9 @@ from typing import Any
 import numpy as np
 
 from ...contract import Session
-from .base import CrossGeometry, EncodingExecutor, Geometry
-from .in_process import InProcess
+from .base import CrossGeometry, EncodingExecutor, Geometry, last_of_rows
+from .in_process import MOST_BOUND, InProcess
 from .sessions import open_session
-
-MOST_BOUND = 256  # combinations of rows and texts whose bindings are kept
 
 
 class TextArena:
@@ -61,7 +59,7 @@ class CrossAttending(InProcess, EncodingExecutor):
     ) -> None:
         super().__init__(decoder, geometry, session)
         self.encoder = open_session(encoder, session)
-        self.bound: dict[tuple[int, int, int], tuple[dict[str, np.ndarray], Any]] = {}
+        self.bound: dict[tuple[int, int, int, int], tuple[dict[str, np.ndarray], Any, np.ndarray]] = {}
         self.texts = TextArena(geometry.slots, cross)
 
     def encode(self, rows: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
@@ -78,19 +76,24 @@ class CrossAttending(InProcess, EncodingExecutor):
     def assign(self, slot: int, place: int, beam: int) -> None:
         self.texts.assign(slot, place, beam)
 
-    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def run(
+        self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: "np.ndarray | None" = None
+    ) -> np.ndarray:
         rows = len(tokens)
+        wanted = last_of_rows(tokens) if wanted is None else wanted
         places, beams = self.texts.place_of[first : first + rows], self.texts.beam_of[first : first + rows]
         used = int(places.max()) + 1
-        if (first, rows, used) not in self.bound:
+        key = (first, rows, used, len(wanted))
+        if key not in self.bound:
             if len(self.bound) >= MOST_BOUND:
                 self.bound.clear()
-            self.bound[first, rows, used] = self._bind_cross(first, rows, used)
-        feeds, binding = self.bound[first, rows, used]
+            self.bound[key] = self._bind_cross(*key)
+        feeds, binding, logits = self.bound[key]
         feeds["input_ids"][:] = tokens
         feeds["position_ids"][:] = lengths[:, None]
         feeds["seqlens_k"][:] = lengths
         feeds["total_sequence_length"][:] = lengths.max() + 1
+        feeds["logits_positions"][:] = wanted
         feeds["cross_places"][:] = np.maximum(places, 0) * self.texts.cross.beams + beams
         attending = np.flatnonzero(places >= 0)
         feeds["cross_rows"][:] = 0
@@ -99,10 +102,12 @@ class CrossAttending(InProcess, EncodingExecutor):
         feeds["cross_seqlens_k"][places[attending]] = self.texts.lengths[places[attending]] - 1
         feeds["cross_total"][:] = feeds["cross_seqlens_k"].max() + 1
         self.session.run_with_iobinding(binding)
-        return self.logits[:rows]
+        return logits
 
-    def _bind_cross(self, first: int, rows: int, used: int) -> "tuple[dict[str, np.ndarray], Any]":
-        step, binding = self._bind(first, rows, 1)
+    def _bind_cross(
+        self, first: int, rows: int, used: int, wanted: int
+    ) -> "tuple[dict[str, np.ndarray], Any, np.ndarray]":
+        step, binding, logits = self._bind(first, rows, 1, wanted)
         feeds = {
             **step.feeds,
             "cross_rows": np.zeros((used, self.texts.cross.beams), np.int64),
@@ -119,4 +124,4 @@ class CrossAttending(InProcess, EncodingExecutor):
         for name, view in views.items():
             if name in self.inputs:
                 binding.bind_input(name, "cpu", 0, view.dtype.type, view.shape, view.ctypes.data)
-        return feeds, binding
+        return feeds, binding, logits

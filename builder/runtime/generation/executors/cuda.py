@@ -1,7 +1,7 @@
 """Running the decoder's graph with its cache on a GPU: ONNX Runtime in this process, the cache bound in place there.
 
-What crosses between the two memories is a step's tokens on the way in and the logits of the rows that are asked for on
-the way out. Knows nothing about requests.
+What crosses between the two memories is a step's tokens on the way in and the logits that are asked for on the way
+out. Knows nothing about requests.
 """
 
 from __future__ import annotations
@@ -108,16 +108,14 @@ class Cuda(Bound):
         heads, length, size = self.shapes[name]
         return int(self.cache[name].data_ptr()) + slot * heads * length * size * self.width
 
-    def _bind(self, first: int, rows: int, new: int) -> "tuple[Step, Any]":
+    def _bind(self, first: int, rows: int, new: int, wanted: int) -> "tuple[Step, Any, np.ndarray]":
         """Bind the cache of a range of slots and the logits; these stay bound, a step's small inputs do not."""
-        step, binding = Step(rows, new), self.session.io_binding()
+        step, binding = Step(rows, new, wanted), self.session.io_binding()
         for name, shape in self.shapes.items():
             place = (self.device, self.number, self.element, (rows, *shape), self._address(name, first))
             binding.bind_input(f"past_{name}", *place)
             binding.bind_output(f"present_{name}", *place)
-        view = self.logits[:rows]
-        binding.bind_output("logits", "cpu", 0, view.dtype.type, view.shape, view.ctypes.data)
-        return step, binding
+        return step, binding, self._bind_logits(binding, wanted)
 
 
 def load_cuda() -> None:

@@ -12,8 +12,10 @@ import numpy as np
 import onnxruntime
 
 from ...contract import Session
-from .base import Executor, Geometry, Step, copy_slot
+from .base import Executor, Geometry, Step, copy_slot, last_of_rows
 from .sessions import open_session
+
+MOST_BOUND = 256  # combinations of slots and positions whose bindings are kept
 
 
 class Bound(Executor):
@@ -24,27 +26,40 @@ class Bound(Executor):
         self.session = session
         self.inputs = {value.name for value in session.get_inputs()}
         self.logits = np.zeros((geometry.slots, geometry.vocabulary), np.float32)  # where every call leaves its own
-        # by first slot and rows: the inputs of one new token a row, and their binding
-        self.decoding: dict[tuple[int, int], tuple[Step, Any]] = {}
+        # by first slot, rows and logits: the inputs of one new token a row, their binding, and where its logits go
+        self.decoding: dict[tuple[int, int, int], tuple[Step, Any, np.ndarray]] = {}
 
-    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    def run(
+        self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: "np.ndarray | None" = None
+    ) -> np.ndarray:
         rows, new = tokens.shape
-        prepared = self.decoding.get((first, rows)) if new == 1 else None
+        wanted = last_of_rows(tokens) if wanted is None else wanted
+        key = (first, rows, len(wanted))
+        prepared = self.decoding.get(key) if new == 1 else None
         if prepared is None:
-            prepared = self._bind(first, rows, new)
+            prepared = self._bind(first, rows, new, len(wanted))
             if new == 1:
-                self.decoding[first, rows] = prepared
-        step, binding = prepared
-        step.fill(tokens, lengths)
+                if len(self.decoding) >= MOST_BOUND:
+                    self.decoding.clear()
+                self.decoding[key] = prepared
+        step, binding, logits = prepared
+        step.fill(tokens, lengths, wanted)
         self._run(step, binding)
-        return self.logits[:rows]
+        return logits
 
     def _run(self, step: Step, binding: Any) -> None:
         self.session.run_with_iobinding(binding)
 
     @abstractmethod
-    def _bind(self, first: int, rows: int, new: int) -> tuple[Step, Any]:
-        """The inputs of `new` tokens of each of `rows` slots, bound with the cache and the logits."""
+    def _bind(self, first: int, rows: int, new: int, wanted: int) -> tuple[Step, Any, np.ndarray]:
+        """The inputs of `new` tokens of each of `rows` slots, their binding with the cache, and where logits go."""
+
+    def _bind_logits(self, binding: Any, wanted: int) -> np.ndarray:
+        """Where a call leaves (wanted, vocabulary): memory of all calls, or its own where it wants more than that."""
+        room = self.logits if wanted <= len(self.logits) else np.zeros((wanted, self.geometry.vocabulary), np.float32)
+        logits = room[:wanted]
+        binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        return logits
 
 
 class InProcess(Bound):
@@ -57,8 +72,8 @@ class InProcess(Bound):
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         copy_slot(self.arena, source, target, length, start)
 
-    def _bind(self, first: int, rows: int, new: int) -> tuple[Step, Any]:
-        step, binding = Step(rows, new), self.session.io_binding()
+    def _bind(self, first: int, rows: int, new: int, wanted: int) -> tuple[Step, Any, np.ndarray]:
+        step, binding = Step(rows, new, wanted), self.session.io_binding()
         for name, array in step.feeds.items():
             if name in self.inputs:
                 binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
@@ -67,6 +82,4 @@ class InProcess(Bound):
             kind = view.dtype.type
             binding.bind_input(f"past_{name}", "cpu", 0, kind, view.shape, view.ctypes.data)
             binding.bind_output(f"present_{name}", "cpu", 0, kind, view.shape, view.ctypes.data)
-        logits = self.logits[:rows]
-        binding.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
-        return step, binding
+        return step, binding, self._bind_logits(binding, wanted)
