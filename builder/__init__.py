@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from builder.errors import BuilderError
     from builder.pipeline import build
-    from builder.repository.check import check
     from builder.serve.client import Client
     from builder.serve.load_test import load_test
     from builder.serve.triton import running
     from builder.spec import BuildSpec, load_specs, make_spec
+    from builder.triton.check import check
 
 _HOMES = {
     "BuildSpec": "builder.spec",
     "BuilderError": "builder.errors",
     "Client": "builder.serve.client",
     "build": "builder.pipeline",
-    "check": "builder.repository.check",
+    "check": "builder.triton.check",
     "load_specs": "builder.spec",
     "load_test": "builder.serve.load_test",
     "make_spec": "builder.spec",

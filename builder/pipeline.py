@@ -11,14 +11,14 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TypeVar
 
-from builder.checkpoint import Checkpoint, CheckpointFiles, locate, resolve
+from builder.checkpoint.resolve import Checkpoint, CheckpointFiles, locate, resolve
 from builder.engines.gpu import refuse_card
 from builder.errors import RepositoryError
 from builder.families import Family, begin, hand_over
 from builder.progress import Stage
-from builder.report import BuildReport
-from builder.repository.publish import existing_source, publish, recover
+from builder.report.record import BuildReport
 from builder.spec import BuildSpec
+from builder.triton.publish import existing_source, publish, recover
 from builder.verify.runtimes import verify_where_it_runs
 from builder.verify.verdict import Unverified, Verified
 

@@ -30,12 +30,13 @@ import torch
 import transformers
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from builder.checkpoint import position_limit, quiet_libraries
+from builder.checkpoint.libraries import quiet_libraries
+from builder.checkpoint.resolve import position_limit
 from builder.engines import infer_with
 from builder.errors import BuilderError
 from builder.export.decoder import export_decoder
-from builder.export.graph import read_graph
 from builder.families import decoder, encoder
+from builder.onnx.graph import read_graph
 from builder.pipeline import build
 from builder.runtime.generation.service import Service
 from builder.runtime.pipeline import Pipeline
@@ -43,7 +44,7 @@ from builder.samples import TEXTS
 from builder.spec import make_spec
 from builder.tasks import find_task
 from builder.tensors import to_tensors
-from builder.verify import bench
+from builder.variants import evaluator
 from scripts.tiny_models import AUTO, HEADS, POSITIONS, architectures, make_checkpoint, tiny_model
 
 FILE = Path(__file__).parent.parent / "docs" / "architectures.json"
@@ -127,7 +128,7 @@ def _built(head: str, checkpoint: Path, positions: int | None, tokenizer: Any, f
             (decoder, "pytorch_step_latencies"),
             (decoder, "step_latencies"),
             (encoder, "pytorch_latencies"),
-            (bench, "engine_latencies"),
+            (evaluator, "engine_latencies"),
         ):
             untimed.enter_context(patch.object(module, name, lambda *_: {}))
         return "; ".join(build(spec).warnings)

@@ -1,4 +1,4 @@
-"""Which operators an ONNX Runtime has CUDA kernels for, in which types: the table in builder/engines/cuda_kernels.json.
+"""Which operators an ONNX Runtime has CUDA kernels for, in which types: builder/engines/cuda/cuda_kernels.json.
 
 python -m scripts.cuda_kernels VERSION ...
 
@@ -18,7 +18,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-TABLE = Path(__file__).parent.parent / "builder" / "engines" / "cuda_kernels.json"
+TABLE = Path(__file__).parent.parent / "builder" / "engines" / "cuda" / "cuda_kernels.json"
 REAL = {"tensor(float)": "fp32", "tensor(float16)": "fp16", "tensor(bfloat16)": "bf16"}
 OURS = re.compile(r"nvinfer|nvonnxparser|cublas|cudnn|cufft|curand|cudart|nvrtc|cusparse|cusolver")
 DEVICE = """

@@ -18,18 +18,19 @@ from pathlib import Path
 
 import numpy as np
 
-from builder.checkpoint import quiet_libraries, resolve
-from builder.engines.releases import OPERATOR_NEEDS, RELEASES, version_tuple
+from builder.checkpoint.libraries import quiet_libraries
+from builder.checkpoint.resolve import resolve
+from builder.engines.onnxruntime.older import for_runtime
 from builder.export.decoder import export_decoder
 from builder.export.encoder import export
-from builder.export.graph import Graph, operator_needs
-from builder.optimise.decoder_weights import WeightOptions, quantise_weights
-from builder.optimise.for_runtime import for_runtime
+from builder.onnx.graph import Graph, operator_needs
 from builder.optimise.fusion import fuse
-from builder.optimise.variants import Variant, Workshop
+from builder.optimise.weights import WeightOptions, quantise_weights
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.spec import make_spec
+from builder.triton.releases import OPERATOR_NEEDS, RELEASES, version_tuple
+from builder.variants.candidates import Variant, VariantMaker
 from builder.verify.generation import geometry_of
 from builder.verify.runtimes import (
     STEPS,
@@ -69,9 +70,9 @@ def encoders(name: str, place: Path) -> Iterator[Row]:
     spec = make_spec(model=str(make_checkpoint(place / "checkpoint", name, "fill-mask")), name="model")
     exported = export(resolve(spec), spec, place).graph
     mine = {key: feeds[key] for key in exported.inputs}
-    workshop = Workshop(spec, exported, place, [mine])
+    maker = VariantMaker(spec, exported, place, [mine])
     for precision in ("fp32", "fp16", "int8", "int8-static"):
-        graph = workshop.make(Variant(precision, "onnxruntime")).graph
+        graph = maker.make(Variant(precision, "onnxruntime")).graph
         yield Row(name, "encoder", precision, graph, lambda served: graph_case(served, [mine], 1))
 
 

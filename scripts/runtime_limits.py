@@ -1,4 +1,4 @@
-"""The highest opset and IR version that an ONNX Runtime reads, for builder/engines/releases.toml.
+"""The highest opset and IR version that an ONNX Runtime reads, for builder/triton/releases.toml.
 
 It imports onnxruntime only, and is run with the version that is asked for before this build's own.
 """

@@ -22,7 +22,8 @@ from builder.pipeline import build
 from builder.serve.client import Client
 from builder.serve.triton import Server, running
 from builder.spec import make_spec
-from builder.verify import generation, latency
+from builder.variants import latency
+from builder.verify import generation
 from tests.kept_exports import kept_exports
 from tests.models import GENERATORS, READERS, REAL, SERVED, checkpoint_of, minilm
 from tests.sharing import Sharing

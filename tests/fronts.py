@@ -9,16 +9,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from builder.checkpoint import Checkpoint, tokenizer_json
+from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.export.encoder import task_graph
-from builder.export.graph import Graph
 from builder.export.rows import padding_id, rows_of
-from builder.repository.layout import serving_document
+from builder.onnx.graph import Graph
 from builder.runtime.contract import FILE, dump
 from builder.runtime.pipeline import Pipeline
 from builder.spec import BuildSpec
 from builder.tasks.base import encoder_task
 from builder.tensors import to_tensors, to_values
+from builder.triton.layout import serving_document
 from builder.verify.mates import alike
 
 

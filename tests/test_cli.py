@@ -59,7 +59,7 @@ def test_build_from_a_models_yaml_then_check(checkpoint: Callable[[str], Path], 
 
 def test_commands_that_only_read_a_repository_load_no_torch() -> None:
     program = (
-        "import sys, builder.commands.check, builder.commands.serve, builder.commands.report, builder.page\n"
+        "import sys, builder.commands.check, builder.commands.serve, builder.commands.report, builder.report.page\n"
         "sys.exit('torch' in sys.modules)"
     )
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -12,8 +12,8 @@ import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 from jsonschema import Draft7Validator
 
-from builder.engines.releases import RELEASES
 from builder.spec import BuildSpec
+from builder.triton.releases import RELEASES
 
 ROOT = Path(__file__).parent.parent
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())

@@ -14,7 +14,7 @@ from builder.commands.build import parser
 from builder.engines.cuda import refuse_head_sizes, refuse_windows
 from builder.engines.gpu import CARDS, refuse_card, refuse_size
 from builder.errors import SpecError
-from builder.export.graph import Graph
+from builder.onnx.graph import Graph
 from builder.spec import make_spec
 
 

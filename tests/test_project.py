@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 import builder
-from builder.repository.layout import RUNTIME, RUNTIME_FILES
 from builder.tasks import all_tasks
 from builder.tasks.base import EncoderTask
+from builder.triton.layout import RUNTIME, RUNTIME_FILES
 from tests.checkpoints import ARCHITECTURES
 from tests.decoders import DECODERS
 from tests.seq2seqs import SEQ2SEQS
@@ -74,7 +74,7 @@ def test_an_installed_wheel_finds_its_templates_outside_the_checkout(tmp_path: P
 import sys
 sys.path = [sys.argv[1], *(p for p in sys.path if p not in ("", sys.argv[2]))]
 from builder import build
-from builder.repository import layout, render
+from builder.triton import layout, render
 from builder.spec import Serving
 config = layout.Config("m", "python", 1, [], [], [], Serving(), dynamic_batching=True)
 assert str(render.templates()).startswith(sys.argv[1]), render.templates()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from builder.engines.releases import NEWEST, RELEASES, version_tuple
 from builder.spec import make_spec
+from builder.triton.releases import NEWEST, RELEASES, version_tuple
 
 
 def test_the_newest_release_is_the_one_that_is_built_for() -> None:

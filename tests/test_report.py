@@ -11,17 +11,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from builder import charts
 from builder.cli import main
 from builder.engines import openvino
 from builder.engines.cpu import cpu
 from builder.errors import RepositoryError
-from builder.optimise.variants import asked
-from builder.page import page
 from builder.pipeline import build
-from builder.report import read_report
-from builder.repository.check import check, verdicts, warnings
+from builder.report import charts
+from builder.report.page import page
+from builder.report.record import read_report
 from builder.spec import make_spec
+from builder.triton.check import check, verdicts, warnings
+from builder.variants.candidates import asked
 from tests.trained import token_classification
 
 
@@ -75,7 +75,7 @@ def test_a_choice_for_another_processor_is_warned_of(
     built = {"name": "tags", "tuned_for": tuned_for, "cpu": {"model": "the one with VNNI", "flags": tuned_for}}
     (tmp_path / "tags").mkdir()
     (tmp_path / "tags" / "build.json").write_text(json.dumps(built))
-    monkeypatch.setattr("builder.repository.check.cpu", lambda: {"model": "another", "flags": flags})
+    monkeypatch.setattr("builder.triton.check.cpu", lambda: {"model": "another", "flags": flags})
     found = warnings(tmp_path)
     assert len(found) == warned
     assert all("tags: chosen on the one with VNNI for its avx512_vnni or avx_vnni" in text for text in found)

@@ -12,7 +12,7 @@ from builder.samples import TEXTS, load_samples
 from builder.spec import make_spec
 from builder.tasks import all_tasks
 from builder.tasks.base import EncoderTask
-from builder.verify.bench import FEWEST
+from builder.variants.evaluator import FEWEST
 
 FIELDS = (Field("text_input", "TYPE_STRING"), Field("top_k", "TYPE_INT32", optional=True))
 

@@ -69,9 +69,9 @@ def run(options: argparse.Namespace) -> int:
         specs = [make_spec(model=options.model, **flags)]
 
     with screen.status("loading torch and transformers"):
-        from builder.checkpoint import quiet_libraries
+        from builder.checkpoint.libraries import quiet_libraries
         from builder.pipeline import build
-        from builder.repository.check import pending
+        from builder.triton.check import pending
 
     reports = []
     for spec in specs:

@@ -8,10 +8,10 @@ from pathlib import Path
 from rich.markup import escape
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
-from builder.engines.releases import RELEASES
 from builder.errors import SpecError
-from builder.repository.check import check, pending, verdicts, warnings
-from builder.repository.publish import recover
+from builder.triton.check import check, pending, verdicts, warnings
+from builder.triton.publish import recover
+from builder.triton.releases import RELEASES
 
 
 def parser() -> argparse.ArgumentParser:

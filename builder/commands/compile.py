@@ -7,8 +7,8 @@ from pathlib import Path
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
 from builder.errors import RepositoryError
-from builder.repository.publish import recover
 from builder.runtime.recipe.compile import FOLDER, CompileError, compile_plan
+from builder.triton.publish import recover
 
 
 def parser() -> argparse.ArgumentParser:

@@ -28,8 +28,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
-    from builder.page import PAGE, page
-    from builder.report import read_report
+    from builder.report.page import PAGE, page
+    from builder.report.record import read_report
 
     report = read_report(options.repository, options.name)
     screen_table(report.table())

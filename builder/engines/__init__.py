@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 if TYPE_CHECKING:
-    from builder.export.graph import Graph
+    from builder.onnx.graph import Graph
 
 Infer = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 

@@ -9,8 +9,8 @@ import subprocess
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from builder.engines.releases import RELEASES, version_tuple
 from builder.errors import SpecError
+from builder.triton.releases import RELEASES, version_tuple
 
 if TYPE_CHECKING:
     from builder.spec import BuildSpec

@@ -16,11 +16,11 @@ import numpy as np
 import openvino
 
 from builder.engines import Infer
-from builder.engines.stock import Signature, Tensor
 from builder.errors import ExportError
+from builder.triton.stock import Signature, Tensor
 
 if TYPE_CHECKING:
-    from builder.export.graph import Graph
+    from builder.onnx.graph import Graph
 
 BACKEND = "openvino"
 MODEL_FILE = "model.xml"

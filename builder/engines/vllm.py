@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from builder.engines.releases import RELEASES, version_tuple
 from builder.errors import SpecError
 from builder.runtime.fields import Field
 from builder.spec import BuildSpec
+from builder.triton.releases import RELEASES, version_tuple
 
 BACKEND = "vllm"
 MODEL_FILE = "model.json"

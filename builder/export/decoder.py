@@ -24,17 +24,17 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedModel
 
-from builder.checkpoint import POSITION_TABLES
+from builder.checkpoint.resolve import POSITION_TABLES
 from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import ExportError
 from builder.export.architectures import fused_attention
 from builder.export.cached_attention import CACHED, ExportCache, exporting
 from builder.export.experts import every_expert
 from builder.export.failure import reason
-from builder.export.graph import Graph, save_graph
 from builder.export.program import to_onnx
 from builder.export.projections import merge_projections
 from builder.export.rotary import fused_rotary, settled_frequencies
+from builder.onnx.graph import Graph, save_graph
 
 STEP_INPUTS = ("input_ids", "position_ids", "seqlens_k", "total_sequence_length", "logits_positions")
 CACHED_ATTENTION = "GroupQueryAttention"

@@ -13,16 +13,16 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedModel
 
-from builder.checkpoint import Checkpoint
+from builder.checkpoint.resolve import Checkpoint
 from builder.engines.onnxruntime import FUSED_ATTENTION, MODEL_FILE
 from builder.errors import ExportError
 from builder.export.architectures import fused_attention
 from builder.export.attention import ONNXRUNTIME, UNFUSED
 from builder.export.experts import every_expert
 from builder.export.failure import reason
-from builder.export.graph import Graph, read_graph, save_graph
 from builder.export.program import to_onnx
 from builder.export.rows import TOKENIZER_INPUTS, Rows, rows_of
+from builder.onnx.graph import Graph, read_graph, save_graph
 from builder.spec import BuildSpec
 from builder.tasks.base import TaskGraph, encoder_task
 

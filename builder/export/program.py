@@ -10,8 +10,8 @@ import onnx
 import torch
 
 from builder.errors import ExportError
-from builder.export.cleanup import clean
 from builder.export.failure import reason
+from builder.onnx.cleanup import clean
 
 OPSET = 20  # the newest that every supported release reads
 IR_VERSION = 9

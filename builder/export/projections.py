@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from builder.export.cleanup import drop_unused, known_shapes
+from builder.onnx.cleanup import drop_unused, known_shapes
 
 
 @dataclass(frozen=True)

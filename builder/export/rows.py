@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from builder.checkpoint import Checkpoint
+from builder.checkpoint.resolve import Checkpoint
 from builder.samples import TEXTS
 
 TOKENIZER_INPUTS = ("input_ids", "attention_mask", "token_type_ids")

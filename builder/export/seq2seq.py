@@ -36,9 +36,9 @@ from builder.export.architectures import fused_attention
 from builder.export.attention import ONNXRUNTIME
 from builder.export.cached_attention import CACHED, CrossCache, ExportCache, exporting
 from builder.export.decoder import CACHED_ATTENTION, STEP_INPUTS, CacheShape, only_wanted, past_names, refused_by_name
-from builder.export.graph import Graph, save_graph
 from builder.export.program import to_onnx
 from builder.export.projections import merge_projections
+from builder.onnx.graph import Graph, save_graph
 
 CROSS_INPUTS = ("cross_rows", "cross_places", "cross_seqlens_k", "cross_total", "cross_last")
 

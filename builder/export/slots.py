@@ -13,7 +13,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from builder.export.decoder import CacheShape
-from builder.export.graph import Graph, save_graph
+from builder.onnx.graph import Graph, save_graph
 
 FILE = "copy_slot.onnx"
 CACHE_ROWS = "cache_rows"

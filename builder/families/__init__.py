@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from builder.checkpoint import Checkpoint, CheckpointFiles
+from builder.checkpoint.resolve import Checkpoint, CheckpointFiles
 from builder.engines.cpu import cpu
 from builder.progress import Stage
-from builder.report import BuildReport, EngineCheck, versions
-from builder.repository.layout import RepositoryEntry
+from builder.report.provenance import versions
+from builder.report.record import BuildReport, EngineCheck
 from builder.spec import BuildSpec
+from builder.triton.layout import RepositoryEntry
 from builder.verify.runtimes import Replay
 from builder.verify.verdict import Comparison, Unverified
 

@@ -8,15 +8,23 @@ from pathlib import Path
 
 import numpy as np
 
-from builder.chat import chat_template
-from builder.checkpoint import Checkpoint, tokenizer_json
+from builder.checkpoint.chat_template import chat_template
+from builder.checkpoint.generation_config import (
+    end_ids,
+    max_tokens,
+    option_defaults,
+    refuse_unserved,
+    token_rules,
+    total_length,
+)
+from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.engines.cuda import provider_options, refuse_head_sizes, refuse_windows
+from builder.engines.cuda.lowering import decoder_for_cuda
 from builder.engines.gpu import refuse_size
-from builder.engines.releases import runtime_of
+from builder.engines.onnxruntime.older import for_runtime
 from builder.errors import CheckpointError, SpecError
 from builder.export.decoder import CACHED_ATTENTION, CacheShape, DecoderExport, cache_shapes, export_decoder
 from builder.export.experts import cost_of_experts
-from builder.export.graph import Graph, check_release
 from builder.export.slots import FILE as COPIER
 from builder.export.slots import choose_rows, slot_copier
 from builder.families import UNTIMED, Family
@@ -36,28 +44,21 @@ from builder.families.generating import (
     vocabulary_of,
     weights_bytes,
 )
-from builder.generation_config import (
-    end_ids,
-    max_tokens,
-    option_defaults,
-    refuse_unserved,
-    token_rules,
-    total_length,
-)
+from builder.onnx.graph import Graph, check_release
 from builder.optimise.cache_precision import quantise_cache
-from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_weights
-from builder.optimise.for_cuda import decoder_for_cuda
-from builder.optimise.for_runtime import for_runtime
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import HALVES
+from builder.optimise.weights import Quantised, WeightOptions, quantise_weights
 from builder.progress import Stage
-from builder.report import BuildReport, EngineCheck, Rung
-from builder.repository.layout import RepositoryEntry, lay_out_generating, request_limits
+from builder.report.record import BuildReport, EngineCheck, Rung
 from builder.runtime.contract import Arena, CacheType, Chat, GenerationServing, Session
 from builder.runtime.fields import Field
 from builder.runtime.generation.executors.cuda import BYTES, ELEMENTS
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.spec import BuildSpec
+from builder.triton.layout import RepositoryEntry, lay_out_generating, request_limits
+from builder.triton.releases import runtime_of
+from builder.variants.ladder import Limits, climb
 from builder.verify.generation import (
     TOLERANCE,
     Agreement,
@@ -70,7 +71,6 @@ from builder.verify.generation import (
     refuse_wrong_text,
     step_latencies,
 )
-from builder.verify.ladder import Limits, climb
 from builder.verify.long_rows import refuse_wrong_long_row, unreached
 from builder.verify.runtimes import STEPS, Case, Recorder, Replay, drive, past_the_window
 from builder.verify.verdict import Bound, Comparison

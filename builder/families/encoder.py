@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from builder.checkpoint import Checkpoint
+from builder.checkpoint.resolve import Checkpoint
 from builder.engines import tensorrt
 from builder.engines.cpu import cpu
 from builder.engines.gpu import refuse_size
@@ -16,26 +16,27 @@ from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import CheckpointError, SpecError, VerificationError
 from builder.export.encoder import Export, export, task_graph
 from builder.export.experts import cost_of_experts
-from builder.export.graph import Graph
 from builder.export.rows import rows_of
 from builder.families import UNTIMED, Family, built_from
+from builder.onnx.graph import Graph
 from builder.optimise.compaction import Removed, compact
 from builder.optimise.fusion import fuse
 from builder.optimise.pruning import prune
-from builder.optimise.variants import Variant, Workshop, asked
 from builder.progress import Stage
-from builder.report import BuildReport, EngineCheck, Rung, file_hashes, versions
-from builder.repository.layout import RepositoryEntry, lay_out, version_files
-from builder.repository.recipe import recipe_files
+from builder.report.provenance import file_hashes, versions
+from builder.report.record import BuildReport, EngineCheck, Rung
 from builder.spec import BuildSpec
-from builder.verify.bench import Bench, make_bench
+from builder.triton.layout import RepositoryEntry, lay_out, version_files
+from builder.triton.recipe import recipe_files
+from builder.variants.candidates import Variant, VariantMaker, asked
+from builder.variants.evaluator import Evaluator, make_evaluator
+from builder.variants.latency import pytorch_latencies
+from builder.variants.measurements import Memory, memory_of
+from builder.variants.search import ROUNDING, Search, SearchResult
 from builder.verify.causes import cause
-from builder.verify.latency import pytorch_latencies
-from builder.verify.memory import Memory, memory_of
 from builder.verify.parity import TOLERANCE, Reference, long_references
 from builder.verify.quality import Quality
 from builder.verify.runtimes import Replay, graph_case
-from builder.verify.search import ROUNDING, Found, Search
 from builder.verify.verdict import Bound, Comparison
 
 SERVED_TOLERANCE = 1e-3  # fp32 answers against the pipeline's, whose own batches differ in the last digits
@@ -65,7 +66,7 @@ class Exact:
     """The fused graph, whose answers were found to be the reference's."""
 
     fused: Fused
-    bench: Bench
+    evaluator: Evaluator
     pytorch: Rung
     rung: Rung
     quality: Quality
@@ -76,7 +77,7 @@ class Chosen:
     """The variant that is served, of those that were measured."""
 
     exact: Exact
-    found: Found
+    found: SearchResult
     ladder: tuple[Rung, ...]
     threshold: float
     pruned: Removed | None
@@ -128,27 +129,27 @@ class Encoder:
     def verify(self, fused: Fused, reference: Rung) -> Exact:
         """Number by number, and the served answers. Raises VerificationError with the cause, where one is known."""
         spec, exported = self.spec, fused.exported
-        bench = make_bench(spec, self.checkpoint, exported.export.module, fused.graph, self.folder)
+        evaluator = make_evaluator(spec, self.checkpoint, exported.export.module, fused.graph, self.folder)
         level = f"{spec.level} " if spec.level < EXACT_LEVEL else ""
-        rung, quality = bench.rung(f"{level}{'' if fused.empty is None else 'compacted '}fp32", fused.graph)
-        rung = replace(rung, error=max(rung.error or 0.0, bench.error_on(fused.graph, exported.long)))
-        _refuse_wrong_answers(bench, fused.graph, rung, quality)
-        return Exact(fused, bench, reference, rung, quality)
+        rung, quality = evaluator.rung(f"{level}{'' if fused.empty is None else 'compacted '}fp32", fused.graph)
+        rung = replace(rung, error=max(rung.error or 0.0, evaluator.error_on(fused.graph, exported.long)))
+        _refuse_wrong_answers(evaluator, fused.graph, rung, quality)
+        return Exact(fused, evaluator, reference, rung, quality)
 
     def climb(self, exact: Exact, stage: Stage) -> Chosen:
         """From PyTorch and the exact graph to the fastest variant that keeps the quality asked for."""
-        spec, bench, fused = self.spec, exact.bench, exact.fused
+        spec, evaluator, fused = self.spec, exact.evaluator, exact.fused
         graph, pruned = fused.compacted, None
         if spec.prune is not None:
             with stage("prune"):
-                graph, pruned = prune(graph, fused.exported.export.module, spec.prune, bench.feeds, self.folder)
-        pytorch = replace(exact.pytorch, scores=dict(bench.reference_scores))
+                graph, pruned = prune(graph, fused.exported.export.module, spec.prune, evaluator.feeds, self.folder)
+        pytorch = replace(exact.pytorch, scores=dict(evaluator.reference_scores))
         as_verified = fused.graph if pruned is None and spec.level <= EXACT_LEVEL else None
-        workshop = Workshop(spec, graph, self.folder, bench.feeds, as_verified)
+        maker = VariantMaker(spec, graph, self.folder, evaluator.feeds, as_verified)
         threshold = self.checkpoint.task.required(spec.quality)
-        memory = memory_of(_facts(bench)) if len(self.variants) > 1 else Memory()
+        memory = memory_of(_facts(evaluator)) if len(self.variants) > 1 else Memory()
         verified = (exact.rung, exact.quality)
-        search = Search(bench, workshop, pytorch, verified, threshold, memory, stage, self._prefix(exact.rung))
+        search = Search(evaluator, maker, pytorch, verified, threshold, memory, stage, self._prefix(exact.rung))
         found = search.run(self.variants)
         rungs = (pytorch, exact.rung, *(rung for rung in found.rungs if rung.name != exact.rung.name))
         if spec.target != "cpu":
@@ -164,28 +165,30 @@ class Encoder:
 
     def replay(self, chosen: Chosen) -> Replay:
         """The engine's calls on the samples."""
-        graph, feeds, threads = chosen.graph, chosen.exact.bench.feeds, self.spec.build_threads
+        graph, feeds, threads = chosen.graph, chosen.exact.evaluator.feeds, self.spec.build_threads
         return Replay(graph.engine, False, lambda: [graph_case(graph, feeds, threads)])
 
     def lay_out(self, chosen: Chosen, stage: Stage) -> tuple[RepositoryEntry, ...]:
         """The front model and its engine, or the recipe from which a GPU compiles that."""
-        bench, graph = chosen.exact.bench, chosen.graph
+        evaluator, graph = chosen.exact.evaluator, chosen.graph
         if graph.engine == tensorrt.BACKEND:
             with stage("recipe"):
-                files = recipe_files(self.spec, graph, bench.serving, bench.feeds, self.folder)
+                files = recipe_files(self.spec, graph, evaluator.serving, evaluator.feeds, self.folder)
         else:
             files = version_files(graph)
-        return lay_out(self.spec, bench.serving, bench.tokenizer, graph, files, bench.fields, bench.warm_up_rows())
+        return lay_out(
+            self.spec, evaluator.serving, evaluator.tokenizer, graph, files, evaluator.fields, evaluator.warm_up_rows()
+        )
 
     def comparison(self, chosen: Chosen) -> Comparison:
         """The fused graph number by number and as it is served; then the variant by its quality."""
         exact = chosen.exact
-        kept = exact.bench.kept(chosen.found.chosen)
+        kept = exact.evaluator.kept(chosen.found.chosen)
         return Comparison(
             (
                 Bound("the error of the fused graph", _error(exact.rung), at_most=TOLERANCE),
                 Bound("the error of the answers in fp32", exact.quality.error, at_most=SERVED_TOLERANCE),
-                Bound(f"the {exact.bench.metric}", kept, at_least=chosen.threshold - ROUNDING),
+                Bound(f"the {exact.evaluator.metric}", kept, at_least=chosen.threshold - ROUNDING),
             )
         )
 
@@ -193,9 +196,9 @@ class Encoder:
         self, chosen: Chosen, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]
     ) -> BuildReport:
         exact, found = chosen.exact, chosen.found
-        exported, bench, operators = exact.fused.exported.export, exact.bench, chosen.graph.operators
+        exported, evaluator, operators = exact.fused.exported.export, exact.evaluator, chosen.graph.operators
         untimed = None if self.spec.target == "cpu" else UNTIMED
-        warnings = (exported.warning, cost_of_experts(self.checkpoint.model), _calls(bench), untimed)
+        warnings = (exported.warning, cost_of_experts(self.checkpoint.model), _calls(evaluator), untimed)
         removed = {"empty": exact.fused.empty, "pruned": chosen.pruned}
         return BuildReport(
             **built_from(self.spec, self.checkpoint),
@@ -205,9 +208,9 @@ class Encoder:
             removed={name: asdict(units) for name, units in removed.items() if units is not None},
             ladder=chosen.ladder,
             metric=self.checkpoint.task.metric,
-            gate=bench.metric,
+            gate=evaluator.metric,
             threshold=chosen.threshold,
-            samples=len(bench.samples),
+            samples=len(evaluator.samples),
             padding=found.quality.padding,
             warnings=tuple(filter(None, warnings)),
             choice=found.choice,
@@ -219,20 +222,21 @@ class Encoder:
         )
 
 
-def _facts(bench: Bench) -> dict[str, object]:
+def _facts(evaluator: Evaluator) -> dict[str, object]:
     """All that a measurement of a rung depends on."""
+    graph = evaluator.spec.graph
     return {
-        "checkpoint": bench.checkpoint.identity(),
-        "spec": bench.spec.model_dump(mode="json", exclude={"name", "output", "precision", "engine", "quality"}),
-        "graph": None if bench.spec.graph is None else hashlib.sha256(bench.spec.graph.read_bytes()).hexdigest(),
-        "samples": [bench.samples, bench.labels],
-        "feeds": [{name: values.tolist() for name, values in feed.items()} for feed in bench.feeds],
+        "checkpoint": evaluator.checkpoint.identity(),
+        "spec": evaluator.spec.model_dump(mode="json", exclude={"name", "output", "precision", "engine", "quality"}),
+        "graph": None if graph is None else hashlib.sha256(graph.read_bytes()).hexdigest(),
+        "samples": [evaluator.samples, evaluator.labels],
+        "feeds": [{name: values.tolist() for name, values in feed.items()} for feed in evaluator.feeds],
         "versions": versions(),
         "cpu": cpu(),
     }
 
 
-def _refuse_wrong_answers(bench: Bench, graph: Graph, exact: Rung, quality: Quality) -> None:
+def _refuse_wrong_answers(evaluator: Evaluator, graph: Graph, exact: Rung, quality: Quality) -> None:
     error = _error(exact)
     if error > TOLERANCE:
         found = f"the fused graph is off by {error:.1e} of PyTorch's largest output; at most {TOLERANCE:.0e} is right"
@@ -240,7 +244,7 @@ def _refuse_wrong_answers(bench: Bench, graph: Graph, exact: Rung, quality: Qual
         found = f"the served answer is not transformers' answer ({quality.where}, off by {quality.error:.1e})"
     else:
         return
-    why = cause(graph, bench.module, bench.rows, bench.checkpoint, bench.spec)
+    why = cause(graph, evaluator.module, evaluator.rows, evaluator.checkpoint, evaluator.spec)
     raise VerificationError(f"{found}. Nothing was published: {why}")
 
 
@@ -259,16 +263,16 @@ def _refuse_composed(checkpoint: Checkpoint) -> None:
         )
 
 
-def _calls(bench: Bench) -> str | None:
+def _calls(evaluator: Evaluator) -> str | None:
     """What the model's own ways cost in batches."""
-    needed = bench.serving.batching.alike
+    needed = evaluator.serving.batching.alike
     if needed is None:
         return None
     what = "of the same number of tokens" if needed == "length" else f"with as many tokens {needed}"
     return f"only texts {what} share an engine call: this model's answers depend on the rest of a batch otherwise"
 
 
-def _quantised(found: Found) -> dict[str, object] | None:
+def _quantised(found: SearchResult) -> dict[str, object] | None:
     made = found.made
     if not made.matmuls:
         return None

@@ -14,21 +14,22 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
-from builder.checkpoint import Checkpoint
+from builder.checkpoint.resolve import Checkpoint
 from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import SpecError
 from builder.export.decoder import CACHED_ATTENTION, CacheShape
 from builder.families import built_from
-from builder.optimise.decoder_weights import Quantised
-from builder.report import BuildReport, EngineCheck, Rung, file_hashes
-from builder.repository.layout import RepositoryEntry
+from builder.optimise.weights import Quantised
+from builder.report.provenance import file_hashes
+from builder.report.record import BuildReport, EngineCheck, Rung
 from builder.runtime.contract import LayerShape, Session
 from builder.runtime.fields import Field
 from builder.samples import load_samples
 from builder.spec import BuildSpec
 from builder.speed import Latencies
+from builder.triton.layout import RepositoryEntry
+from builder.variants.ladder import Limits
 from builder.verify.generation import TOLERANCE
-from builder.verify.ladder import Limits
 from builder.verify.verdict import Bound
 
 PRECISIONS = ("fp32", "int8", "int8-weights", "int4-weights", "auto")

@@ -11,11 +11,12 @@ import numpy as np
 from tokenizers import Tokenizer
 from transformers import GenerationConfig
 
-from builder.checkpoint import Checkpoint, tokenizer_json
+from builder.checkpoint.generation_config import end_ids, max_tokens, option_defaults, refuse_unserved, token_rules
+from builder.checkpoint.languages import languages, nearest
+from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.engines.onnxruntime import ENCODER_FILE
 from builder.errors import CheckpointError, SpecError
 from builder.export.decoder import CACHED_ATTENTION
-from builder.export.graph import check_release
 from builder.export.seq2seq import Seq2SeqExport, export_seq2seq, seq2seq_shapes
 from builder.families import Family
 from builder.families.generating import (
@@ -34,22 +35,21 @@ from builder.families.generating import (
     vocabulary_of,
     weights_bytes,
 )
-from builder.generation_config import end_ids, max_tokens, option_defaults, refuse_unserved, token_rules
-from builder.languages import languages, nearest
-from builder.metrics import texts as texts_against
-from builder.optimise.decoder_weights import Quantised, WeightOptions, quantise_weights
+from builder.onnx.graph import check_release
 from builder.optimise.fusion import fuse
+from builder.optimise.weights import Quantised, WeightOptions, quantise_weights
 from builder.progress import Stage
-from builder.report import BuildReport, EngineCheck, Rung
-from builder.repository.layout import RepositoryEntry, lay_out_generating, request_limits
+from builder.report.record import BuildReport, EngineCheck, Rung
 from builder.runtime.contract import Arena, GenerationServing, Language, Source
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.prompts import SourceTexts
 from builder.spec import BuildSpec
 from builder.tasks.base import Instructions, seq2seq_task
+from builder.triton.layout import RepositoryEntry, lay_out_generating, request_limits
+from builder.variants.ladder import Climbed, Limits, climb
 from builder.verify.generation import Asked, answer
-from builder.verify.ladder import Climbed, Limits, climb
+from builder.verify.metrics import texts as texts_against
 from builder.verify.runtimes import Case, Recorder, Replay
 from builder.verify.seq2seq import (
     Agreement,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import yaml
 
-from builder.checkpoint import CheckpointFiles
+from builder.checkpoint.resolve import CheckpointFiles
+from builder.checkpoint.whole import place_checkpoint, refuse_options, unverified
 from builder.engines.tensorrt_llm import DTYPES, INPUTS, MODEL_FILE, NAME, OUTPUTS, model_document
-from builder.repository.layout import RUNTIME, RUNTIME_FILES, Config, RepositoryEntry
-from builder.repository.placement import InstanceGroup
 from builder.spec import BuildSpec
+from builder.triton.layout import RUNTIME, RUNTIME_FILES, Config, RepositoryEntry
+from builder.triton.placement import InstanceGroup
 from builder.verify.verdict import Unverified
-from builder.whole_checkpoint import place_checkpoint, refuse_options, unverified
 
 
 def hand_over(spec: BuildSpec, checkpoint: CheckpointFiles) -> Unverified:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 
-from builder.checkpoint import CheckpointFiles
+from builder.checkpoint.resolve import CheckpointFiles
+from builder.checkpoint.whole import place_checkpoint, refuse_options, unverified
 from builder.engines.vllm import BACKEND, DTYPES, INPUTS, MODEL_FILE, OUTPUTS, engine_arguments
-from builder.repository.layout import Config, RepositoryEntry
-from builder.repository.placement import InstanceGroup
 from builder.spec import BuildSpec
+from builder.triton.layout import Config, RepositoryEntry
+from builder.triton.placement import InstanceGroup
 from builder.verify.verdict import Unverified
-from builder.whole_checkpoint import place_checkpoint, refuse_options, unverified
 
 
 def hand_over(spec: BuildSpec, checkpoint: CheckpointFiles) -> Unverified:

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 
 from builder.engines.onnxruntime import MODEL_FILE, open_session
-from builder.export.graph import save_graph
+from builder.onnx.graph import save_graph
 
 Feeds = Mapping[str, np.ndarray]
 

@@ -15,7 +15,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import VerificationError
-from builder.export.graph import Graph, save_graph
+from builder.onnx.graph import Graph, save_graph
 
 MARGIN = 1.25  # over the largest value seen: what lies beyond is clipped
 SCALE_INPUTS = 12  # k_scale is the operator's thirteenth input, v_scale the one after it

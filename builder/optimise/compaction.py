@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from builder.export.graph import Graph, save_graph
+from builder.onnx.graph import Graph, save_graph
 from builder.optimise.activations import watch
 from builder.optimise.structure import Structure, keep_units, open_structures
 

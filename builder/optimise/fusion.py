@@ -14,7 +14,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from builder.engines.onnxruntime import MODEL_FILE, save_optimised
 from builder.errors import ExportError
-from builder.export.graph import Graph, save_graph
+from builder.onnx.graph import Graph, save_graph
 
 STANDARD_DOMAINS = ("", "ai.onnx", "com.microsoft")
 

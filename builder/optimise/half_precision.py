@@ -15,9 +15,9 @@ from onnx import TensorProto, numpy_helper
 from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_float_to_float16
 
 from builder.errors import VerificationError
-from builder.export.bfloat16 import bfloat16
-from builder.export.graph import Graph, save_graph
-from builder.optimise.graphs import in_order, replace_nodes
+from builder.onnx.bfloat16 import bfloat16
+from builder.onnx.graph import Graph, save_graph
+from builder.onnx.nodes import in_order, replace_nodes
 
 HALVES = ("fp16", "bf16")
 SQUARES = ("Pow", "ReduceMean")  # of normalisations that are not fused: from 256 on a square is more than fp16 holds

@@ -23,7 +23,7 @@ import torch
 from onnx import numpy_helper
 
 from builder.errors import VerificationError
-from builder.export.graph import Graph, save_graph
+from builder.onnx.graph import Graph, save_graph
 from builder.optimise.activations import Feeds, watch
 from builder.optimise.compaction import Removed
 from builder.optimise.structure import Structure, keep_units, open_structures

@@ -19,9 +19,9 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import VerificationError
-from builder.export.graph import EXTERNAL_FROM, Graph, save_graph
+from builder.onnx.graph import EXTERNAL_FROM, Graph, save_graph
+from builder.onnx.nodes import constant_products
 from builder.optimise.activations import Feeds, watch
-from builder.optimise.graphs import constant_products
 
 EMBEDDING_BYTES = 1 << 20  # smaller tables save no memory worth an extra operator
 PRODUCT, LOOKUP = "MatMul", "Gather"

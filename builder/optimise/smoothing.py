@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from builder.onnx.nodes import add_constant, constant_products, replace_nodes
 from builder.optimise.activations import Feeds, watch
-from builder.optimise.graphs import add_constant, constant_products, replace_nodes
 
 SMALLEST = 1e-5  # channels that are never used are not blown up
 

@@ -20,11 +20,11 @@ from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, Q
 
 from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import VerificationError
-from builder.export.cleanup import drop_unused
-from builder.export.graph import EXTERNAL_FROM, Graph, save_graph
+from builder.onnx.cleanup import drop_unused
+from builder.onnx.graph import EXTERNAL_FROM, Graph, save_graph
+from builder.onnx.nodes import constant_products, eight_bit_lookup, replace_nodes
 from builder.optimise.activations import Feeds
 from builder.optimise.eight_bit_floats import to_float8
-from builder.optimise.graphs import constant_products, eight_bit_lookup, replace_nodes
 from builder.optimise.quantisation import LOOKUP, Quantised, candidates
 from builder.optimise.smoothing import smooth
 from builder.spec import Calibration

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from builder.export.graph import Graph
+from builder.onnx.graph import Graph
 
 ELEMENTWISE = ("Gelu", "Relu", "Elu", "Tanh", "Sigmoid", "Erf", "Mul", "Add", "Sub", "Div", "Pow", "Sqrt", "Softplus")
 

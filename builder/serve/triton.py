@@ -34,9 +34,9 @@ from tritonclient.utils import InferenceServerException
 from builder.engines import tensorrt_llm, vllm
 from builder.engines.gpu import gpus
 from builder.errors import ServeError
-from builder.repository.check import pending
-from builder.repository.publish import recover
-from builder.repository.render import parse
+from builder.triton.check import pending
+from builder.triton.publish import recover
+from builder.triton.render import parse
 
 BACKENDS = Path(__file__).parent / "backends"
 SHARED_MEMORY = Path("/dev/shm")

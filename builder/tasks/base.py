@@ -25,7 +25,7 @@ from builder.runtime.task import Task as RuntimeTask
 from builder.samples import TEXTS
 
 if TYPE_CHECKING:
-    from builder.checkpoint import Checkpoint
+    from builder.checkpoint.resolve import Checkpoint
     from builder.spec import BuildSpec
 
 Sample = Mapping[str, Any]

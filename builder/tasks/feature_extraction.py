@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
-from builder.metrics import similarity
+from builder.checkpoint.sentence_transformers import Pooler
 from builder.samples import TEXTS
-from builder.sentence import Pooler
 from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, cosine, pipeline_of, probe
+from builder.verify.metrics import similarity
 
 if TYPE_CHECKING:
-    from builder.checkpoint import Checkpoint
+    from builder.checkpoint.resolve import Checkpoint
     from builder.spec import BuildSpec
 
 

@@ -10,12 +10,12 @@ import torch
 from transformers import PreTrainedModel
 
 from builder.errors import CheckpointError
-from builder.metrics import classification
 from builder.samples import TEXTS
 from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, pipeline_of
+from builder.verify.metrics import classification
 
 if TYPE_CHECKING:
-    from builder.checkpoint import Checkpoint
+    from builder.checkpoint.resolve import Checkpoint
     from builder.spec import BuildSpec
 
 

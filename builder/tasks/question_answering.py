@@ -9,12 +9,12 @@ import numpy as np
 import torch
 
 from builder.errors import CheckpointError
-from builder.metrics import questions
 from builder.samples import TEXTS
 from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph
+from builder.verify.metrics import questions
 
 if TYPE_CHECKING:
-    from builder.checkpoint import Checkpoint
+    from builder.checkpoint.resolve import Checkpoint
     from builder.spec import BuildSpec
 
 

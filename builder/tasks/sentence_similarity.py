@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedConfig
 
+from builder.checkpoint.sentence_transformers import EMBEDDER
 from builder.errors import CheckpointError
-from builder.sentence import EMBEDDER
 from builder.tasks.feature_extraction import FeatureExtraction
 
 if TYPE_CHECKING:
-    from builder.checkpoint import Checkpoint
+    from builder.checkpoint.resolve import Checkpoint
     from builder.spec import BuildSpec
 
 

@@ -9,15 +9,15 @@ import numpy as np
 import torch
 from transformers import PreTrainedConfig
 
+from builder.checkpoint.sentence_transformers import CROSS_ENCODER
 from builder.errors import CheckpointError
-from builder.metrics import ranking
 from builder.samples import TEXTS
-from builder.sentence import CROSS_ENCODER
 from builder.tasks.base import Answer, Sample
 from builder.tasks.text_classification import TextClassification, head_size
+from builder.verify.metrics import ranking
 
 if TYPE_CHECKING:
-    from builder.checkpoint import Checkpoint
+    from builder.checkpoint.resolve import Checkpoint
     from builder.spec import BuildSpec
 
 SAVED = ("sentence_transformers", "sbert_ce_default_activation_function")  # keys of a cross-encoder's config.json

@@ -12,7 +12,7 @@ from builder.tasks.base import Answer, Sample, pipeline_of
 from builder.tasks.text_classification import TextClassification, head_size
 
 if TYPE_CHECKING:
-    from builder.checkpoint import Checkpoint
+    from builder.checkpoint.resolve import Checkpoint
     from builder.spec import BuildSpec
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from builder.checkpoint import Checkpoint, load_model
+from builder.checkpoint.resolve import Checkpoint, load_model
 from builder.engines import infer_with
 from builder.errors import VerificationError
-from builder.export.graph import Graph
 from builder.export.rows import Rows
+from builder.onnx.graph import Graph
 from builder.spec import BuildSpec
 from builder.tasks.base import TaskGraph, encoder_task
 from builder.verify.mates import SHORT, first_row_distance

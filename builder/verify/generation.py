@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from builder.errors import VerificationError
 from builder.export.decoder import CacheShape
-from builder.export.graph import Graph
+from builder.onnx.graph import Graph
 from builder.runtime.contract import Session
 from builder.runtime.generation.beams import BeamSearch, Hypothesis
 from builder.runtime.generation.engine import Engine

@@ -14,8 +14,8 @@ import torch
 from builder.engines import Infer, infer_with
 from builder.errors import VerificationError
 from builder.export.failure import reason
-from builder.export.graph import Graph
 from builder.export.rows import Rows
+from builder.onnx.graph import Graph
 from builder.tasks.base import TaskGraph
 
 TOLERANCE = 1e-4  # relative to the largest value of an output

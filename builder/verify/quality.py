@@ -14,7 +14,7 @@ import numpy as np
 
 from builder.engines import infer_with
 from builder.errors import VerificationError
-from builder.export.graph import Graph
+from builder.onnx.graph import Graph
 from builder.runtime.fields import Field
 from builder.runtime.pipeline import Pipeline
 from builder.tasks.base import Answer, EncoderTask, Sample

@@ -23,14 +23,14 @@ import numpy as np
 import onnx
 
 from builder.engines import Infer, infer_with, openvino
-from builder.engines.releases import RELEASES, runtime_of
 from builder.errors import VerificationError
-from builder.export.graph import Graph
+from builder.onnx.graph import Graph
 from builder.progress import Stage
-from builder.report import EngineCheck
+from builder.report.record import EngineCheck
 from builder.runtime.generation.executors.base import Executor
 from builder.runtime.generation.executors.cross_attending import CrossAttending
 from builder.spec import BuildSpec
+from builder.triton.releases import RELEASES, runtime_of
 
 RECORDED = ("run", "copy", "encode", "attach", "assign")  # of an executor
 TOLERANCE = 1e-4  # of the largest value, between two versions that compute in fp32

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from builder.errors import VerificationError
 from builder.export.decoder import CacheShape
-from builder.export.graph import Graph
+from builder.onnx.graph import Graph
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.base import CrossGeometry, Geometry
 from builder.runtime.generation.executors.cross_attending import CrossAttending

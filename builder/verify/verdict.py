@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, replace
 
 from builder.errors import VerificationError
-from builder.report import BuildReport
-from builder.repository.layout import RepositoryEntry
+from builder.report.record import BuildReport
+from builder.triton.layout import RepositoryEntry
 
 _PASSED = object()  # held by `Verified.after` alone
 

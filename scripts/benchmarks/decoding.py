@@ -25,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoTokenizer
 
-from builder.checkpoint import quiet_libraries
+from builder.checkpoint.libraries import quiet_libraries
 from builder.engines.cpu import cpu
 from builder.engines.onnxruntime import infer_with
 from builder.machine import available_cores

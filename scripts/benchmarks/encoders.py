@@ -30,7 +30,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
-from builder.checkpoint import quiet_libraries, resolve
+from builder.checkpoint.libraries import quiet_libraries
+from builder.checkpoint.resolve import resolve
 from builder.engines.onnxruntime import infer_with, open_session
 from builder.export.attention import UNFUSED
 from builder.export.encoder import export_module

@@ -1,7 +1,7 @@
 """What each fusion of ONNX Runtime costs or saves on MiniLM: the whole graph with and without it, one thread.
 
 Prints median milliseconds of a batch of 8 x 64 tokens, sides in turn. The list SLOW_FUSIONS in
-builder/engines/onnxruntime.py is what this finds on the pinned version.
+builder/engines/onnxruntime is what this finds on the pinned version.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import onnxruntime
 from rich.console import Console
 from rich.table import Table
 
-from builder.checkpoint import quiet_libraries, resolve
+from builder.checkpoint.libraries import quiet_libraries
+from builder.checkpoint.resolve import resolve
 from builder.export.encoder import export
 from builder.optimise.fusion import fuse
 from builder.optimise.quantisation import quantise

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from builder.checkpoint import quiet_libraries
+from builder.checkpoint.libraries import quiet_libraries
 from builder.engines.cpu import cpu
 from builder.machine import available_cores
 from builder.pipeline import build

@@ -27,20 +27,21 @@ from rich.table import Table
 from transformers import AutoModel, GPT2Config, GPT2LMHeadModel
 
 from builder import Client, build, running
-from builder.checkpoint import quiet_libraries, resolve
+from builder.checkpoint.libraries import quiet_libraries
+from builder.checkpoint.resolve import resolve
 from builder.engines.gpu import gpus
 from builder.export.decoder import export_decoder
 from builder.export.encoder import export
 from builder.export.slots import slot_copier
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
-from builder.optimise.variants import Variant, Workshop
-from builder.repository.placement import OF_TOKENS
-from builder.repository.profiles import Calls, covering_profile, input_shapes
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.cuda import ELEMENTS, PROVIDERS, Cuda
 from builder.samples import TEXTS
 from builder.spec import make_spec
+from builder.triton.placement import OF_TOKENS
+from builder.triton.profiles import Calls, covering_profile, input_shapes
+from builder.variants.candidates import Variant, VariantMaker
 from builder.verify.generation import geometry_of
 from scripts.benchmarks.generation import make_checkpoint
 from scripts.benchmarks.posts import alone, median_ms
@@ -110,10 +111,10 @@ def encode_tensorrt(place: Path) -> Times:
     """The plan of --target tensorrt, as `build-repo compile` makes it."""
     from polygraphy.backend.trt import CreateConfig, Profile, TrtRunner, engine_from_network, network_from_onnx_path
 
-    workshop = _workshop(place / "tensorrt", "tensorrt")
-    graph = workshop.make(Variant("fp16", "tensorrt", target="tensorrt")).graph
+    maker = _workshop(place / "tensorrt", "tensorrt")
+    graph = maker.make(Variant("fp16", "tensorrt", target="tensorrt")).graph
     profile = Profile()  # one runner has one profile: the one that takes every shape that is measured
-    every = covering_profile(Calls(workshop.spec.max_batch_size, 512, 32 * 512))
+    every = covering_profile(Calls(maker.spec.max_batch_size, 512, 32 * 512))
     for name, sides in input_shapes(every, graph.inputs, OF_TOKENS).items():
         profile.add(name, sides["min"], sides["opt"], sides["max"])
     network = network_from_onnx_path(str(graph.path), strongly_typed=True)
@@ -166,10 +167,10 @@ def serve(executor: str, place: Path) -> float:
         return ANSWER / (time.perf_counter() - start)
 
 
-def _workshop(place: Path, target: str) -> Workshop:
+def _workshop(place: Path, target: str) -> VariantMaker:
     place.mkdir(exist_ok=True)
     spec = make_spec(model=str(minilm()), target=target, max_batch_size=32, max_length=512)
-    return Workshop(spec, export(resolve(spec), spec, place).graph, place, ())
+    return VariantMaker(spec, export(resolve(spec), spec, place).graph, place, ())
 
 
 def _gpt2() -> GPT2LMHeadModel:

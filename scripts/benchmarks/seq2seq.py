@@ -26,7 +26,7 @@ from rich.table import Table
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 from tritonclient import grpc
 
-from builder.checkpoint import quiet_libraries
+from builder.checkpoint.libraries import quiet_libraries
 from builder.engines.cpu import cpu
 from builder.machine import available_cores
 from builder.pipeline import build

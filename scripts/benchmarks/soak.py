@@ -18,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from builder.checkpoint import quiet_libraries
+from builder.checkpoint.libraries import quiet_libraries
 from builder.errors import ServeError
 from builder.pipeline import build
 from builder.samples import TEXTS

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from builder.engines.gpu import CARDS
-from builder.engines.releases import RELEASES
 from builder.runtime.fields import Field
 from builder.runtime.generation.options import CHAT, COMMON, LANGUAGES, RANGES, SOURCE, UNSET_SEED, Options
 from builder.tasks import all_tasks
 from builder.tasks.base import EncoderTask
+from builder.triton.releases import RELEASES
 from scripts.documentation.markdown import table
 from tests.checkpoints import ARCHITECTURES
 from tests.decoders import DECODERS

@@ -23,12 +23,12 @@ from onnx import TensorProto, helper
 
 from builder.engines import onnxruntime, openvino
 from builder.engines.cpu import cpu
-from builder.engines.releases import NEWEST
-from builder.engines.stock import PARAMETERS, Parameter
 from builder.errors import ExportError
-from builder.export.graph import save_graph
-from builder.repository.render import parse
+from builder.onnx.graph import save_graph
 from builder.serve.triton import BACKENDS
+from builder.triton.releases import NEWEST
+from builder.triton.render import parse
+from builder.triton.stock import PARAMETERS, Parameter
 from tests.golden.repositories import graph
 
 FILES = {"onnxruntime": "model.onnx", "openvino": "model.xml"}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from builder.checkpoint import resolve
+from builder.checkpoint.resolve import resolve
 from builder.export.encoder import export
 from builder.export.rows import rows_of
 from builder.optimise.fusion import fuse

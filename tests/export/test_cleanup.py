@@ -5,7 +5,7 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from builder.export.cleanup import clean
+from builder.onnx.cleanup import clean
 
 
 def _model(nodes: list[onnx.NodeProto], weights: dict[str, np.ndarray], shapes: dict[str, list]) -> onnx.ModelProto:

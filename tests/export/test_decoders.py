@@ -14,10 +14,10 @@ from transformers.models.llama import modeling_llama
 from builder.errors import ExportError
 from builder.export.decoder import export_decoder
 from builder.export.experts import cost_of_experts, every_expert
-from builder.export.graph import Graph
 from builder.export.rotary import fused_rotary, settled_frequencies
-from builder.optimise.decoder_weights import WeightOptions, quantise_weights
+from builder.onnx.graph import Graph
 from builder.optimise.fusion import fuse
+from builder.optimise.weights import WeightOptions, quantise_weights
 from builder.pipeline import build
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.in_process import InProcess

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from builder.pipeline import build
-from builder.repository.check import check
 from builder.runtime.generation.service import Service
 from builder.serve.client import Client
 from builder.serve.triton import running
 from builder.spec import make_spec
+from builder.triton.check import check
 from tests.decoders import make_decoder_checkpoint
 
 
@@ -25,7 +25,7 @@ def test_weights_beside_the_graph(
     precision: str, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Built, published with both files hashed, and answered from by a real Triton."""
-    monkeypatch.setattr("builder.export.graph.EXTERNAL_FROM", 10_000)
+    monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", 10_000)
     monkeypatch.setattr("builder.optimise.quantisation.EXTERNAL_FROM", 10_000)
     output = tmp_path / "model_repository"
     build(
@@ -47,7 +47,7 @@ def test_weights_beside_the_graph(
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4-weights"])
 def test_weights_beside_a_decoder(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph and its weights both lie in the generating model, and the emitted code runs from there."""
-    monkeypatch.setattr("builder.export.graph.EXTERNAL_FROM", 10_000)
+    monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", 10_000)
     checkpoint = make_decoder_checkpoint(tmp_path / "checkpoint", "gpt2")
     options = {"precision": precision, "quality": 0.0, "perplexity": 100.0, "slots": 2}
     output = tmp_path / "model_repository"

@@ -9,14 +9,14 @@ import onnx
 import openvino
 import pytest
 
-from builder.checkpoint import resolve
+from builder.checkpoint.resolve import resolve
 from builder.engines import Infer, infer_with
 from builder.engines.openvino import convert, signature
+from builder.engines.plain_attention import spell_out_attention
+from builder.engines.tensorrt.lowering import for_tensorrt
 from builder.errors import ExportError
 from builder.export.encoder import export
-from builder.export.graph import Graph, save_graph
-from builder.export.plain import spell_out_attention
-from builder.optimise.for_tensorrt import for_tensorrt
+from builder.onnx.graph import Graph, save_graph
 from builder.optimise.half_precision import to_half
 from builder.spec import make_spec
 from tests.checkpoints import make_checkpoint

@@ -13,9 +13,9 @@ import yaml
 from builder.cli import main
 from builder.errors import SpecError
 from builder.pipeline import build
-from builder.repository.check import check
-from builder.repository.render import parse
 from builder.spec import make_spec
+from builder.triton.check import check
+from builder.triton.render import parse
 from tests.decoders import make_decoder_checkpoint
 
 TEMPLATE = """

@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from builder import checkpoint as checkpoint_module
+import builder.checkpoint.resolve as checkpoint_module
 from builder.cli import main
 from builder.engines.vllm import ARGUMENTS, INPUTS, OUTPUTS, fields_of
 from builder.errors import SpecError
 from builder.pipeline import build
-from builder.repository.check import check, verdicts
-from builder.repository.render import parse
 from builder.spec import make_spec
+from builder.triton.check import check, verdicts
+from builder.triton.render import parse
 from tests.checkpoints import make_checkpoint
 from tests.decoders import make_decoder_checkpoint
 

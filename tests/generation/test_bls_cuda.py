@@ -16,13 +16,13 @@ import pytest
 from builder import Client, build, make_spec, running
 from builder.engines.onnxruntime import infer_with, open_session
 from builder.export.decoder import export_decoder
-from builder.export.graph import Graph
 from builder.export.slots import choose_rows
+from builder.onnx.graph import Graph
 from builder.optimise.fusion import fuse
-from builder.repository.check import check
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.bls_cuda import BlsCuda
 from builder.runtime.generation.executors.in_process import InProcess
+from builder.triton.check import check
 from builder.verify.generation import generate, geometry_of
 from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder, make_decoder_checkpoint

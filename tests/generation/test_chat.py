@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from builder.chat import TOOLS, chat_template
+from builder.checkpoint.chat_template import TOOLS, chat_template
 from builder.errors import CheckpointError
-from builder.repository.check import check
 from builder.runtime.contract import FILE, Chat, dump
 from builder.runtime.fields import InputError
 from builder.runtime.generation.chat import ChatTemplate
+from builder.triton.check import check
 from tests.checkpoints import make_tokenizer
 from tests.decoders import CHAT
 from tests.servings import decoder_serving

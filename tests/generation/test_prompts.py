@@ -10,8 +10,8 @@ import pytest
 from tokenizers import Tokenizer
 from transformers import MBart50Tokenizer
 
-from builder.checkpoint import tokenizer_json
-from builder.languages import languages, nearest
+from builder.checkpoint.languages import languages, nearest
+from builder.checkpoint.resolve import tokenizer_json
 from builder.runtime.contract import Chat, Source
 from builder.runtime.fields import InputError
 from builder.runtime.generation.options import Options

@@ -9,11 +9,11 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from builder.export.graph import Graph
-from builder.repository.layout import lay_out, serving_document, version_files
-from builder.repository.render import render
+from builder.onnx.graph import Graph
 from builder.runtime.fields import Field
 from builder.spec import make_spec
+from builder.triton.layout import lay_out, serving_document, version_files
+from builder.triton.render import render
 
 FOLDER = Path(__file__).parent / "repositories"
 TARGETS: dict[str, dict[str, Any]] = {

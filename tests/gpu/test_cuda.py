@@ -9,17 +9,17 @@ import onnxruntime
 import pytest
 
 from builder import Client, build, make_spec, running
-from builder.checkpoint import resolve
+from builder.checkpoint.resolve import resolve
 from builder.export.decoder import export_decoder
 from builder.export.encoder import export
 from builder.export.slots import slot_copier
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
-from builder.optimise.variants import Variant, Workshop
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.cuda import ELEMENTS, Cuda
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.samples import TEXTS
+from builder.variants.candidates import Variant, VariantMaker
 from builder.verify.generation import generate, geometry_of
 from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder
@@ -40,14 +40,14 @@ def _cuda() -> None:
 def test_an_encoder_answers_on_cuda_as_on_the_cpu(precision: str, least: float, tmp_path: Path) -> None:
     spec = make_spec(model=str(minilm()), target="cuda", precision=precision, triton="25.08")
     checkpoint = resolve(spec)
-    workshop = Workshop(spec, export(checkpoint, spec, tmp_path).graph, tmp_path, ())
+    maker = VariantMaker(spec, export(checkpoint, spec, tmp_path).graph, tmp_path, ())
     feed = dict(checkpoint.tokenizer(list(TEXTS[:8]), return_tensors="np", padding=True))
-    graph = workshop.make(Variant(precision, "onnxruntime", target="cuda")).graph
+    graph = maker.make(Variant(precision, "onnxruntime", target="cuda")).graph
     found, expected = (
         onnxruntime.InferenceSession(str(path), providers=[provider]).run(
             ["features"], {n: feed[n] for n in graph.inputs}
         )[0]
-        for path, provider in ((graph.path, CUDA), (workshop.fused.path, "CPUExecutionProvider"))
+        for path, provider in ((graph.path, CUDA), (maker.fused.path, "CPUExecutionProvider"))
     )
     assert (found * expected).sum(axis=-1).min() > least
 

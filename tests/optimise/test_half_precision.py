@@ -12,8 +12,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from builder.engines.cuda import KERNELS, without_kernel
 from builder.engines.onnxruntime import infer_with, open_session
-from builder.export.bfloat16 import bfloat16, without_bfloat16
-from builder.export.graph import Graph, save_graph
+from builder.onnx.bfloat16 import bfloat16, without_bfloat16
+from builder.onnx.graph import Graph, save_graph
 from builder.optimise.half_precision import to_half
 
 

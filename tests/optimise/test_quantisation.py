@@ -9,10 +9,10 @@ import numpy as np
 import onnx
 import pytest
 
-from builder.checkpoint import resolve
+from builder.checkpoint.resolve import resolve
 from builder.errors import VerificationError
 from builder.export.encoder import Export, export
-from builder.export.graph import Graph
+from builder.onnx.graph import Graph
 from builder.optimise.fusion import fuse
 from builder.optimise.quantisation import candidates, quantise, sensitivity
 from builder.pipeline import build

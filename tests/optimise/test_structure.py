@@ -10,11 +10,11 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from builder.checkpoint import resolve
+from builder.checkpoint.resolve import resolve
 from builder.engines import infer_with
 from builder.errors import VerificationError
 from builder.export.encoder import Export, export
-from builder.export.graph import Graph
+from builder.onnx.graph import Graph
 from builder.optimise.compaction import compact
 from builder.optimise.pruning import prune, search_mask
 from builder.optimise.structure import open_structures

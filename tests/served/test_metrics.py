@@ -10,10 +10,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from builder.repository.render import templates
 from builder.samples import TEXTS
 from builder.serve.client import Client
 from builder.serve.triton import Server
+from builder.triton.render import templates
 
 
 def _metrics(server: Server, model: str) -> dict[str, float]:

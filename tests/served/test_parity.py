@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.checkpoint import Checkpoint, resolve
+from builder.checkpoint.resolve import Checkpoint, resolve
 from builder.samples import TEXTS
 from builder.serve.client import Client
 from builder.spec import BuildSpec, make_spec

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from builder.checkpoint import resolve, tokenizer_json
+from builder.checkpoint.resolve import resolve, tokenizer_json
 from builder.engines.onnxruntime import infer_with, open_session
 from builder.export.encoder import export
-from builder.repository.layout import serving_document
 from builder.runtime.contract import FILE, dump
 from builder.runtime.pipeline import Pipeline
 from builder.spec import make_spec
 from builder.tensors import to_tensors, to_values
+from builder.triton.layout import serving_document
 from builder.verify.answers import difference
 from tests.golden import checkpoints
 

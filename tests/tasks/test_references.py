@@ -12,7 +12,7 @@ import pytest
 import torch
 from tokenizers import AddedToken
 
-from builder.checkpoint import resolve
+from builder.checkpoint.resolve import resolve
 from builder.errors import CheckpointError
 from builder.samples import TEXTS
 from builder.spec import make_spec

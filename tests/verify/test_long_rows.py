@@ -10,7 +10,7 @@ import pytest
 
 from builder.errors import VerificationError
 from builder.export.decoder import cache_shapes, export_decoder
-from builder.export.graph import Graph, read_graph
+from builder.onnx.graph import Graph, read_graph
 from builder.verify.long_rows import LONGEST, long_row, refuse_wrong_long_row, unreached, windows
 from tests.decoders import make_decoder
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from builder.checkpoint import resolve
+from builder.checkpoint.resolve import resolve
 from builder.engines import infer_with
 from builder.errors import ExportError, VerificationError
 from builder.export.encoder import export, export_module, task_graph

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from builder.checkpoint import resolve
+from builder.checkpoint.resolve import resolve
 from builder.export.encoder import task_graph
 from builder.export.rows import rows_of
 from builder.samples import TEXTS

@@ -11,11 +11,11 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from builder.checkpoint import resolve
+from builder.checkpoint.resolve import resolve
 from builder.errors import VerificationError
 from builder.export.encoder import Export, export
-from builder.export.graph import save_graph
 from builder.export.rows import Rows, rows_of
+from builder.onnx.graph import save_graph
 from builder.pipeline import build
 from builder.spec import make_spec
 from builder.verify.parity import TOLERANCE, graph_error

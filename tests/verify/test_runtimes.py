@@ -15,18 +15,18 @@ from onnx import TensorProto, helper, numpy_helper
 
 from builder.engines import openvino
 from builder.engines.cpu import cpu
-from builder.engines.releases import NEWEST, OPERATOR_NEEDS, RELEASES, version_tuple
+from builder.engines.onnxruntime.older import for_runtime
 from builder.errors import ExportError, VerificationError
 from builder.export.decoder import CacheShape, export_decoder
-from builder.export.graph import Graph, check_release, operator_needs, save_graph
-from builder.optimise.decoder_weights import WeightOptions, quantise_weights
-from builder.optimise.for_runtime import for_runtime
+from builder.onnx.graph import Graph, check_release, operator_needs, save_graph
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
 from builder.optimise.quantisation import quantise
-from builder.report import EngineCheck
+from builder.optimise.weights import WeightOptions, quantise_weights
+from builder.report.record import EngineCheck
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.in_process import InProcess
+from builder.triton.releases import NEWEST, OPERATOR_NEEDS, RELEASES, version_tuple
 from builder.verify.generation import geometry_of
 from builder.verify.runtimes import (
     STEPS,

@@ -8,7 +8,7 @@ import pytest
 
 from builder.errors import VerificationError
 from builder.verify.verdict import Bound, Comparison, Unverified, Verified
-from tests.repository.test_publish import _entries, _report
+from tests.triton.test_publish import _entries, _report
 
 PASSED = Comparison((Bound("the error", 1e-6, at_most=1e-4), Bound("the cosine", 0.999, at_least=0.99)))
 

@@ -11,15 +11,15 @@ import numpy as np
 import onnx
 from transformers import AutoTokenizer
 
-from builder.checkpoint import resolve
+from builder.checkpoint.resolve import resolve
 from builder.engines import infer_with
 from builder.export.encoder import export
 from builder.machine import available_cores
-from builder.optimise.graphs import constant_products
-from builder.optimise.variants import Variant, Workshop
+from builder.onnx.nodes import constant_products
 from builder.pipeline import build
 from builder.samples import TEXTS
 from builder.spec import make_spec
+from builder.variants.candidates import Variant, VariantMaker
 from scripts.benchmarks import peers, seq2seq
 from scripts.benchmarks.decoding import int8_peak
 from scripts.benchmarks.posts import Row, alone, median_ms
@@ -78,10 +78,10 @@ def _timed(place: Path, variant: Variant) -> tuple[float, float]:
     checkpoint = resolve(spec)
     with tempfile.TemporaryDirectory(dir=place) as folder:
         tokens = dict(checkpoint.tokenizer(list(TEXTS), return_tensors="np", padding=True))
-        workshop = Workshop(spec, export(checkpoint, spec, Path(folder)).graph, Path(folder), [tokens])
-        products = constant_products(onnx.load(str(workshop.exported.path)).graph)
-        sizes = {t.name: int(np.prod(t.dims)) for t in onnx.load(str(workshop.exported.path)).graph.initializer}
-        graph = workshop.make(variant).graph
+        maker = VariantMaker(spec, export(checkpoint, spec, Path(folder)).graph, Path(folder), [tokens])
+        products = constant_products(onnx.load(str(maker.exported.path)).graph)
+        sizes = {t.name: int(np.prod(t.dims)) for t in onnx.load(str(maker.exported.path)).graph.initializer}
+        graph = maker.make(variant).graph
         ids = np.random.default_rng(0).integers(1000, 20000, (rows, length))
         feed = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
         run = infer_with(graph, available_cores(), spinning=True)

@@ -24,17 +24,17 @@ import torch
 from transformers import AutoConfig, AutoModelForQuestionAnswering
 
 from builder import Client, running
-from builder.checkpoint import resolve
+from builder.checkpoint.resolve import resolve
 from builder.engines import infer_with
 from builder.export.encoder import export
-from builder.export.graph import Graph
 from builder.machine import available_cores
+from builder.onnx.graph import Graph
 from builder.optimise.compaction import compact
-from builder.optimise.variants import Variant, Workshop
 from builder.pipeline import build
 from builder.samples import TEXTS
 from builder.serve.triton import free_ports
 from builder.spec import make_spec
+from builder.variants.candidates import Variant, VariantMaker
 from scripts.benchmarks.posts import Row, alone, median_ms
 from tests.checkpoints import make_tokenizer
 from tests.trained import question_answering
@@ -140,7 +140,7 @@ def _step(checkpoint: Path, place: Path, level: str, variant: Variant, emptied: 
         shape = (4, 64)
         feed = {"input_ids": generator.integers(100, 600, shape), "attention_mask": np.ones(shape, np.int64)}
         feed["token_type_ids"] = np.zeros(shape, np.int64)
-        made = Workshop(spec, graph, Path(folder), [feed]).make(variant).graph
+        made = VariantMaker(spec, graph, Path(folder), [feed]).make(variant).graph
         run = infer_with(made, available_cores(), spinning=True)
         ones = {name: np.ones(SHAPE, np.int64) for name in made.inputs}
         return made.size / 1e6, median_ms(lambda: run(ones))
@@ -151,7 +151,7 @@ def _fused(checkpoint: Path, place: Path) -> Path:
     folder = place / "fastapi-graph"
     folder.mkdir(exist_ok=True)
     spec, graph = _exported(checkpoint, folder, "O2")
-    return Workshop(spec, graph, folder, ()).fused.path
+    return VariantMaker(spec, graph, folder, ()).fused.path
 
 
 def _small_f1(place: Path, options: dict[str, Any] | None) -> float:

@@ -3,7 +3,7 @@
 It reads the same config.pbtxt fields as the stock backend: default_model_filename, intra_op_thread_count,
 inter_op_thread_count, optimization.graph.level and, for an instance on a GPU, gpu_mem_limit, arena_extend_strategy and
 cudnn_conv_algo_search, and the execution accelerator cuda; it refuses what the stock backend of the model's release
-refuses (builder/engines/stock.py), and by name the accelerator that it has not itself.
+refuses (builder/triton/stock.py), and by name the accelerator that it has not itself.
 Python-based backends: triton-inference-server/backend, docs/python_based_backends.md.
 """
 
@@ -16,12 +16,12 @@ from typing import Any
 import onnxruntime
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
-from builder.engines import stock
 from builder.engines.cuda import NUMBERS
 from builder.engines.onnxruntime import MODEL_FILE, SLOW_FUSIONS, signature
-from builder.engines.releases import RELEASES
-from builder.export.graph import check_release, read_graph
+from builder.onnx.graph import check_release, read_graph
 from builder.runtime.generation.executors.sessions import refuse_other_meaning
+from builder.triton import stock
+from builder.triton.releases import RELEASES
 
 LEVELS = {
     -1: onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,

@@ -1,6 +1,6 @@
 """Triton's `backend: "openvino"` where the server has no C++ one: a Python-based backend.
 
-It reads what the stock backend of the model's release reads, refuses what that refuses (builder/engines/stock.py), and
+It reads what the stock backend of the model's release reads, refuses what that refuses (builder/triton/stock.py), and
 refuses by name what it has not itself. Python-based backends: triton-inference-server/backend,
 docs/python_based_backends.md.
 """
@@ -13,7 +13,8 @@ from typing import Any
 
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
-from builder.engines import openvino, stock
+from builder.engines import openvino
+from builder.triton import stock
 
 ABSENT = ("CPU_EXTENSION_PATH", "ENABLE_BATCH_PADDING", "RESHAPE_IO_LAYERS", "TARGET_DEVICE", "COMPILATION_NUM_THREADS")
 

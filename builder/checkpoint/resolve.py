@@ -1,0 +1,244 @@
+"""From what the user named to local files that can be trusted: configuration, tokeniser, weights, task.
+
+Knows Hub ids, folders and safetensors; knows nothing about graphs or Triton.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+
+from builder.checkpoint.sentence_transformers import SentenceModules, read_modules
+from builder.checkpoint.slow_tokenizers import as_fast
+from builder.errors import CheckpointError
+from builder.spec import BuildSpec
+from builder.tasks import Task, find_task, infer_task
+
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm"]  # nothing that runs, nothing pickled
+POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
+
+
+@dataclass(frozen=True)
+class CheckpointFiles:
+    """A checkpoint on disk. `weights_sha256` identifies the weights; None where a commit of the Hub does."""
+
+    source: str
+    revision: str | None
+    folder: Path
+    weights: tuple[Path, ...]
+    weights_sha256: str | None
+    config: PreTrainedConfig
+    tokenizer: PreTrainedTokenizerFast
+    task: Task
+    sentence: SentenceModules | None
+
+    def identity(self) -> dict[str, Any]:
+        """What build.json says of it."""
+        return {
+            "source": self.source,
+            "revision": self.revision,
+            "model_type": self.config.model_type,
+            "weights_sha256": self.weights_sha256,
+        }
+
+
+@dataclass(frozen=True)
+class Checkpoint(CheckpointFiles):
+    """A checkpoint with its model, in fp32: all that exporting it needs."""
+
+    model: PreTrainedModel
+    max_length: int
+
+
+def locate(spec: BuildSpec, weights: bool = True) -> CheckpointFiles:
+    """Find and check the checkpoint of `spec`. Raises CheckpointError.
+
+    Without `weights`, those of a Hub id stay there.
+    """
+    root, revision = _fetch(spec, weights)
+    sentence = read_modules(root)
+    folder = sentence.transformer if sentence is not None else root
+    files = _weights(folder, spec.model) if weights or revision is None else []
+    config = _config(folder, spec.model)
+    return CheckpointFiles(
+        source=spec.model.rstrip("/") if revision else root.resolve().name,
+        revision=revision,
+        folder=folder,
+        weights=tuple(files),
+        weights_sha256=_sha256(files) if files else None,
+        config=config,
+        tokenizer=_tokenizer(folder, spec.model, config),
+        task=find_task(spec.task) if spec.task else infer_task(config, sentence.kind if sentence else None),
+        sentence=sentence,
+    )
+
+
+def resolve(spec: BuildSpec) -> Checkpoint:
+    """Find, check and load the checkpoint of `spec`. Raises CheckpointError."""
+    files = locate(spec)
+    model = load_model(files.folder, files.task, files.config)
+    _drop_inputs(files.tokenizer, model)
+    longest = _max_length(spec, files.tokenizer, model, files.sentence, files.task.longest)
+    return Checkpoint(**vars(files), model=model, max_length=longest)
+
+
+def _drop_inputs(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> None:
+    """A tokeniser of BERT's makes token types, beside a DistilBERT too, whose forward would refuse them."""
+    taken = inspect.signature(model.forward).parameters
+    if not any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
+        tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name in taken]
+
+
+def load_model(folder: Path, task: Task, config: PreTrainedConfig) -> PreTrainedModel:
+    """Load the task's model class in fp32, every weight of it from the checkpoint. Raises CheckpointError."""
+    try:
+        model, info = task.auto_class().from_pretrained(
+            folder, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
+        )
+    except (RuntimeError, ValueError, OSError, SafetensorError) as error:
+        raise CheckpointError(
+            f"the checkpoint does not load for {task.name}: {_first_line(error)[:300]}. Its weights, its config.json "
+            "(id2label too) and the task must belong together"
+        ) from error
+    missing = sorted(key for key in info["missing_keys"] if not key.startswith(task.unused_weights))
+    mismatched = sorted(str(key) for key in info.get("mismatched_keys", ()))
+    if missing or mismatched:
+        have = ", ".join(config.architectures or ["unknown"])
+        raise CheckpointError(
+            f"the checkpoint ({have}) has no head for {task.name}: {len(missing) + len(mismatched)} weights would "
+            f"be made up, such as {(missing + mismatched)[0]}. Choose a task it was trained for with --task"
+        )
+    return model.eval()
+
+
+def _fetch(spec: BuildSpec, weights: bool) -> tuple[Path, str | None]:
+    root = Path(spec.model).expanduser()
+    if root.is_dir():
+        return root, None
+    if root.exists() or not HUB_ID.fullmatch(spec.model):
+        raise CheckpointError(f"{spec.model} is neither a folder nor a Hub id such as org/name")
+    wanted = FILES if weights else [pattern for pattern in FILES if pattern != "*.safetensors"]
+    try:
+        local = Path(snapshot_download(spec.model, revision=spec.revision, allow_patterns=wanted))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"no folder {spec.model} here, and the Hub did not give a model of that name ({reason}). "
+            "Check the spelling, the network and HF_TOKEN"
+        ) from error
+    return local, local.name  # a snapshot's folder is named by its commit
+
+
+def _weights(folder: Path, model: str) -> list[Path]:
+    weights = sorted(folder.glob("*.safetensors"))
+    if weights:
+        return weights
+    pickles = sorted(p.name for p in folder.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt", ".pkl"})
+    if pickles:
+        raise CheckpointError(
+            f"{model} has its weights only as a pickle ({pickles[0]}), which can run code when it is loaded; "
+            "convert it once, where you trust it: model.save_pretrained(folder) writes model.safetensors"
+        )
+    raise CheckpointError(f"{model} has no *.safetensors in {folder}; expected the folder save_pretrained writes")
+
+
+def _config(folder: Path, model: str) -> PreTrainedConfig:
+    try:
+        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except (OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{model} has no configuration that transformers knows: {_first_line(error)}") from error
+
+
+def _tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrainedTokenizerFast:
+    names = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "spm.model")
+    if not any((folder / name).is_file() for name in names):
+        raise CheckpointError(f"{model} has no tokenizer: none of {', '.join(names)} is in {folder}; add it there")
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:  # whatever a broken file makes tokenizers raise
+        raise CheckpointError(f"the tokenizer of {model} does not load: {_first_line(error)}") from error
+    if not isinstance(tokenizer, PreTrainedTokenizerFast):
+        try:
+            tokenizer = as_fast(tokenizer)
+        except CheckpointError as error:
+            raise CheckpointError(f"{model}: {error}") from error
+    rows = getattr(config, "vocab_size", None)
+    if rows is not None and len(tokenizer) > rows:
+        raise CheckpointError(
+            f"the tokenizer of {model} has {len(tokenizer)} tokens and the model only {rows} embeddings: "
+            "they do not belong together"
+        )
+    return tokenizer
+
+
+def _max_length(
+    spec: BuildSpec,
+    tokenizer: PreTrainedTokenizerFast,
+    model: PreTrainedModel,
+    sentence: SentenceModules | None,
+    longest: int | None,
+) -> int:
+    """The most tokens of one row: what the user said, what checkpoint and task say, what positions there are."""
+    limits = [position_limit(model), tokenizer.model_max_length if tokenizer.model_max_length < 10**6 else None]
+    hard = min((limit for limit in limits if limit), default=None)
+    own = sentence.max_length if sentence is not None and sentence.max_length else hard
+    own = min((limit for limit in (own, longest) if limit), default=None)
+    if spec.max_length is not None:
+        positions = limits[0]
+        if positions is not None and spec.max_length > positions:
+            raise CheckpointError(
+                f"--max-length {spec.max_length} exceeds the {positions} positions this model has; use at most that"
+            )
+        return spec.max_length
+    if own is None:
+        raise CheckpointError(f"{spec.model} does not say how long a text may be; say it with --max-length")
+    return min(own, hard) if hard is not None else own
+
+
+def position_limit(model: PreTrainedModel) -> int | None:
+    """How many tokens the learned position tables of `model` hold; None where it has none.
+
+    A table with a padding index starts counting after it, as RoBERTa's does.
+    """
+    limits = [
+        module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+        for name, module in model.named_modules()
+        if name.rsplit(".", 1)[-1] in POSITION_TABLES and isinstance(module, torch.nn.Embedding)
+    ]
+    declared: Any = getattr(model.config, "max_position_embeddings", None)
+    if declared and declared > 0:  # a table may have rows beyond it that mean something else
+        limits.append(int(declared))
+    return min(limits, default=None)
+
+
+def tokenizer_json(tokenizer: PreTrainedTokenizerFast) -> str:
+    """The tokeniser as one file, without the padding and truncation that happened to be set on it."""
+    document = json.loads(tokenizer.backend_tokenizer.to_str())
+    document["padding"] = document["truncation"] = None
+    return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
+
+
+def _sha256(files: list[Path]) -> str:
+    digest = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as stream:
+            while block := stream.read(1 << 22):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+def _first_line(error: Exception) -> str:
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__

@@ -1,0 +1,86 @@
+"""What vLLM and TensorRT-LLM share: engines that run a checkpoint as it is, so that nothing is exported or measured.
+
+For models that are too large for one GPU, or for this machine: their weights are never loaded here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from builder.checkpoint.resolve import CheckpointFiles
+from builder.errors import SpecError
+from builder.families import built_from
+from builder.report.provenance import file_hashes
+from builder.report.record import BuildReport, Rung
+from builder.spec import BuildSpec
+from builder.triton.layout import RepositoryEntry
+from builder.verify.verdict import Unverified
+
+TASK = "text-generation"
+
+
+def place_checkpoint(
+    spec: BuildSpec, models_folder: str, checkpoint: CheckpointFiles
+) -> tuple[str, dict[str, bytes | Path]]:
+    """How the engine finds the checkpoint, and the files copied for that: a folder of this machine lies beside it."""
+    if checkpoint.revision is not None:  # a Hub id and its commit name the weights; a folder here names nothing
+        return checkpoint.source, {}
+    copied = (".json", ".safetensors", ".txt", ".model", ".jinja")
+    files: dict[str, bytes | Path] = {
+        f"1/checkpoint/{file.name}": file for file in sorted(checkpoint.folder.iterdir()) if file.suffix in copied
+    }
+    return f"{models_folder.rstrip('/')}/{spec.entry_name}/1/checkpoint", files
+
+
+def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, precisions: Mapping[str, str]) -> None:
+    """Raises SpecError for a task or an option that an engine which runs the whole checkpoint does not have."""
+    flag = f"--engine {spec.engine}"
+    if checkpoint.task.name != TASK:
+        raise SpecError(f"{flag} serves {TASK}; this checkpoint is for {checkpoint.task.name} (--task)")
+    if spec.precision not in precisions:
+        raise SpecError(
+            f"{flag} has {', '.join(precisions)}, not --precision {spec.precision}; a quantised checkpoint needs "
+            "none: it is read as it is"
+        )
+    section = str(spec.engine).replace("-", "_")
+    given = {
+        "--prune": spec.prune is not None,
+        "--graph": spec.graph is not None,
+        "--level": spec.level != "O2",
+        "--samples": spec.samples is not None,
+        "--quality": spec.quality is not None,
+        "--beams": spec.beams is not None,
+        "--max-answer": spec.max_answer is not None,
+        "--cache": spec.cache != "fp32",
+        "--executor": spec.executor != "in-process",
+        f"--instances (use {section}.tensor_parallel_size)": spec.instances > 1,
+        "--truncate": spec.truncate,
+        "--pooling": spec.pooling is not None,
+    }
+    unusable = [name for name, used in given.items() if used]
+    if unusable:
+        raise SpecError(f"{', '.join(unusable)}: not of {flag}, which runs the checkpoint as it is")
+
+
+def unverified(spec: BuildSpec, checkpoint: CheckpointFiles, name: str, entry: RepositoryEntry) -> Unverified:
+    """The entry with its report, which says that its answers were compared with nothing."""
+    rung = Rung(name, sum(file.stat().st_size for file in checkpoint.weights), {})
+    report = BuildReport(
+        **built_from(spec, checkpoint),
+        attention={"fused": 0, "layers": 0},
+        operators={},
+        quantised=None,
+        ladder=(rung,),
+        metric=checkpoint.task.metric,
+        threshold=0.0,
+        samples=0,
+        padding=0.0,
+        warnings=(
+            f"nothing was run: {spec.engine} serves the checkpoint as it is; its answers were compared with nothing",
+        ),
+        files=file_hashes([entry]),
+        chosen=rung.name,
+        engine=str(spec.engine),
+    )
+    return Unverified((entry,), report)

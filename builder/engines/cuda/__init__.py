@@ -1,0 +1,115 @@
+"""ONNX Runtime on a GPU: what its provider is told, and which operators it has CUDA kernels for, in which types.
+
+The table is ONNX Runtime's own list (`scripts/releases --kernels`), of the versions from 1.23.0 on; what an older one
+is asked for are operators that it has had in fp32 and fp16 since long before.
+
+Cards, by compute capability, and head sizes for which it has a fused kernel of attention:
+
+    MultiHeadAttention, lengths, fp16       7.5, 8.0, 8.6, 8.9   32, 64; above 384 tokens 16, 40, 80, 128, 160, 256 too
+    the same with cuDNN (sdpa_kernel)       from 8.0             multiples of 8 up to 128
+    MultiHeadAttention, 3B+2 lengths        fp16 5.3, fp32 5.0   multiples of 8 up to 1024; fp32 from 256 tokens on
+    MultiHeadAttention, a mask of keys      none
+    GroupQueryAttention, fp16               5.3                  multiples of 8 up to 256
+    GroupQueryAttention, bf16               8.0                  multiples of 8 up to 256
+    GroupQueryAttention, window             8.0                  multiples of 8 up to 256
+
+What has none runs unfused, and right, but for GroupQueryAttention, which has nothing else. Read in ONNX Runtime,
+onnxruntime/contrib_ops/cuda/bert: multihead_attention.cc, tensorrt_fused_multihead_attention/mha_runner.cu,
+cutlass_fmha/memory_efficient_attention.h, flash_attention/flash_api.cc, group_query_attention.cc; not run on a GPU.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import onnx
+
+from builder.engines.gpu import CARDS
+from builder.errors import SpecError
+from builder.triton.releases import RELEASES, version_tuple
+
+if TYPE_CHECKING:
+    from builder.onnx.graph import Graph
+    from builder.spec import BuildSpec, Gpu
+
+KERNELS: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("cuda_kernels.json").read_text("utf-8"))
+# The numbers by which Triton's ONNX Runtime backend knows the values of these options.
+NUMBERS = {
+    "cudnn_conv_algo_search": {"EXHAUSTIVE": "0", "HEURISTIC": "1", "DEFAULT": "2"},
+    "arena_extend_strategy": {"kNextPowerOfTwo": "0", "kSameAsRequested": "1"},
+}
+
+
+def provider_options(gpu: Gpu) -> dict[str, str]:
+    """What ONNX Runtime's CUDA provider reads, but for the device."""
+    options: dict[str, str] = {
+        "cudnn_conv_algo_search": gpu.cudnn_conv_algo_search,
+        "arena_extend_strategy": gpu.arena_extend_strategy,
+        "use_tf32": "0",  # fp32 is fp32, as it was when the answers were compared
+    }
+    if gpu.memory_limit_mb is not None:
+        options["gpu_mem_limit"] = str(gpu.memory_limit_mb << 20)
+    return options
+
+
+ALL_WITH_CUDNN = 127  # bits of AttentionBackend, attention_common.h: those that are on without it, and cuDNN's (8)
+
+
+def attention_kernels(spec: BuildSpec) -> dict[str, str]:
+    """CUDA's option for attention in fp16 where the default kernels for masks of lengths do not know the card.
+
+    Those end at 8.9: cuDNN's is allowed beside them from 9.0 on. Source: attention_kernel_options.cc; the option is in
+    ONNX Runtime since 1.20, which leaves cuDNN's kernel out where its cuDNN is too old.
+    """
+    card, known = spec.gpu.card, version_tuple(RELEASES[spec.triton].onnxruntime) >= (1, 20)
+    if card is None or not known or spec.precision != "fp16":
+        return {}
+    beyond = version_tuple(CARDS[card].compute_capability) >= (9, 0)
+    return {"sdpa_kernel": str(ALL_WITH_CUDNN)} if beyond else {}
+
+
+def refuse_head_sizes(sizes: Collection[int]) -> None:
+    """Raises SpecError where CUDA's attention over a cache has no kernel for one of the head sizes."""
+    wrong = sorted(size for size in sizes if size % 8 or size > 256)
+    if wrong:
+        raise SpecError(
+            f"its heads have {wrong[0]} numbers, and CUDA's attention over a cache takes multiples of 8 up to 256 "
+            "(ONNX Runtime, flash_api.cc); build it for the CPU, or with --engine vllm"
+        )
+
+
+def refuse_windows(spec: BuildSpec, graph: Graph) -> None:
+    """Raises SpecError for sliding windows on a card whose attention kernel did not always know them.
+
+    Cards before 8.0 have memory efficient attention alone, which left the window out in older ONNX Runtimes.
+    """
+    if spec.gpu.card is None or version_tuple(CARDS[spec.gpu.card].compute_capability) >= (8, 0):
+        return
+    nodes = onnx.load(str(graph.path), load_external_data=False).graph.node
+    if any(a.name == "local_window_size" and a.i > 0 for node in nodes for a in node.attribute):
+        raise SpecError(
+            f"--gpu {spec.gpu.card}: its attention has sliding windows, for which ONNX Runtime's kernels need compute "
+            f"capability 8.0; this card has {CARDS[spec.gpu.card].compute_capability}"
+        )
+
+
+def without_kernel(operators: Collection[str], precision: str, triton: str) -> list[str]:
+    """Those of `operators` that work on real numbers and have no CUDA kernel in `precision` in a Triton release.
+
+    Raises SpecError where that is not known.
+    """
+    wanted = version_tuple(RELEASES[triton].onnxruntime)
+    listed = [version for version in KERNELS if version_tuple(version) <= wanted]
+    if not listed and precision == "bf16":
+        first = next(
+            n for n, r in RELEASES.items() if version_tuple(r.onnxruntime) >= version_tuple(next(iter(KERNELS)))
+        )
+        raise SpecError(
+            f"which bf16 kernels the ONNX Runtime of Triton {triton} has for CUDA is not known: use --precision fp16, "
+            f"or --triton {first} or later"
+        )
+    kernels = KERNELS[listed[-1] if listed else next(iter(KERNELS))]
+    return sorted(name for name in set(operators) & set(kernels) if precision not in kernels[name])

@@ -1,0 +1,32 @@
+"""A decoder's graph in half precision, its cache too, as ONNX Runtime's CUDA kernels take it.
+
+Knows graphs and what a release has kernels for; knows nothing about models.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import onnx
+
+from builder.engines.cuda import without_kernel
+from builder.engines.onnxruntime import MODEL_FILE
+from builder.errors import SpecError
+from builder.onnx.bfloat16 import without_bfloat16
+from builder.onnx.graph import Graph, operator_needs, save_graph
+from builder.optimise.half_precision import to_half
+
+
+def decoder_for_cuda(fused: Graph, precision: str, triton: str, folder: Path) -> tuple[Graph, Graph]:
+    """The graph in `precision`, and the one that it is judged by on a CPU. Raises SpecError for what CUDA lacks."""
+    if "GroupQueryAttention with attention_bias" in operator_needs(fused):
+        raise SpecError(
+            "its attention adds a bias to scores (ALiBi), which ONNX Runtime's CUDA kernel does not have; build it for "
+            "the CPU, or with --engine vllm"
+        )
+    kept = without_kernel(fused.operators, precision, triton)
+    half = to_half(fused, folder / precision / MODEL_FILE, precision, kept, real=("logits",))
+    if half.arithmetic != "bf16":
+        return half, half
+    widened = without_bfloat16(onnx.load(str(half.path)))  # no CPU kernel has bf16
+    return half, save_graph(widened, folder / "widened" / MODEL_FILE)

@@ -1,0 +1,42 @@
+"""The padding mask as CUDA's attention kernels want it: how many keys each row has, instead of a mask of every key.
+
+Their fused kernels take a mask of lengths and no mask of keys (com.microsoft MultiHeadAttention, key_padding_mask of
+shape (batch); ContribOperators.md). It says the same of rows that are padded at their end, as the front model pads
+them, and of no others. Knows graphs; knows nothing about models.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper
+
+from builder.errors import ExportError
+from builder.onnx.graph import Graph, save_graph
+from builder.onnx.nodes import add_constant, replace_nodes
+
+KEY_PADDING_MASK = 4  # of the inputs of MultiHeadAttention
+
+
+def count_keys(graph: Graph, folder: Path) -> Graph:
+    """Write `graph` with lengths for masks into `folder`. Raises ExportError where attention has no mask."""
+    model = onnx.load(str(graph.path))
+    masks = set()
+    for node in model.graph.node:
+        if node.op_type == "MultiHeadAttention" and len(node.input) > KEY_PADDING_MASK and node.input[KEY_PADDING_MASK]:
+            masks.add(node.input[KEY_PADDING_MASK])
+            node.input[KEY_PADDING_MASK] += ".lengths"
+    if graph.operators["MultiHeadAttention"] and not masks:
+        raise ExportError("no fused attention of this graph has a padding mask; use --target tensorrt")
+    if masks:
+        add_constant(model.graph, "keys.axis", np.array([1], np.int64))
+    nodes = []
+    for node in model.graph.node:
+        nodes.append(node)
+        for mask in masks & set(node.output):
+            inputs, name = [mask, "keys.axis"], f"{mask}.lengths"
+            nodes.append(helper.make_node("ReduceSum", inputs, [name], keepdims=0))
+    replace_nodes(model.graph, nodes)
+    return save_graph(model, folder / "key-lengths" / graph.path.name)

@@ -1,0 +1,98 @@
+"""ONNX Runtime as an engine: its sessions, its fused operators, its name in Triton.
+
+Knows files and threads; knows nothing about checkpoints or tasks.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+
+from builder.engines import Infer
+from builder.onnx.bfloat16 import without_bfloat16
+from builder.onnx.graph import Graph, save_graph
+from builder.triton.stock import Signature, Tensor
+
+BACKEND = "onnxruntime"
+MODEL_FILE = "model.onnx"
+TYPES = {"FLOAT": "TYPE_FP32", "FLOAT16": "TYPE_FP16", "DOUBLE": "TYPE_FP64", "BFLOAT16": "TYPE_BF16"}
+ENCODER_FILE = "encoder.onnx"  # of an encoder-decoder model; its decoder is MODEL_FILE
+FUSED_ATTENTION = ("MultiHeadAttention",)
+FUSED_OPERATORS = (*FUSED_ATTENTION, "SkipLayerNormalization", "LayerNormalization", "BiasGelu", "FastGelu", "Gelu")
+# Fusions that ONNX Runtime 1.31 runs slower than the operators they replace (MiniLM in int8: 1.36x with it left out,
+# `scripts/bench fusions`). They are neither saved in a graph nor made at load here; 1.19 gains from this one, and
+# makes it itself when it loads the graph.
+SLOW_FUSIONS = ("SkipLayerNormFusion",)
+
+
+def open_session(model: Path, threads: int, spinning: bool = False) -> onnxruntime.InferenceSession:
+    """Open `model` on the CPU with `threads` intra-operator threads."""
+    return _session(model, _options(threads, spinning))
+
+
+def save_optimised(model: Path, written: Path, extended: bool, approximate_gelu: bool) -> None:
+    """Write `model` as ONNX Runtime rewrites it, for any hardware: its level "basic", or "extended" with fusions."""
+    options = _options(threads=1, spinning=False)
+    levels = onnxruntime.GraphOptimizationLevel
+    options.graph_optimization_level = levels.ORT_ENABLE_EXTENDED if extended else levels.ORT_ENABLE_BASIC
+    options.optimized_model_filepath = str(written)
+    weights = f"{written.name}.data"
+    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights)
+    options.add_session_config_entry("optimization.enable_gelu_approximation", "1" if approximate_gelu else "0")
+    _session(model, options)
+
+
+def _options(threads: int, spinning: bool) -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
+    return options
+
+
+def _session(model: Path, options: onnxruntime.SessionOptions) -> onnxruntime.InferenceSession:
+    return onnxruntime.InferenceSession(
+        str(model), options, providers=["CPUExecutionProvider"], disabled_optimizers=list(SLOW_FUSIONS)
+    )
+
+
+def infer_with(session: onnxruntime.InferenceSession) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    """An `infer` callable as the emitted pipeline wants it: named arrays in, named arrays out."""
+    names = [output.name for output in session.get_outputs()]
+    return lambda feeds: dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
+    """Open `graph`: named arrays in, named arrays out.
+
+    No CPU kernel has bf16: a graph for a GPU in it is opened with its rounded constants, multiplied in fp32.
+    """
+    if graph.arithmetic != "bf16":
+        return infer_with(open_session(graph.path, threads, spinning))
+    with tempfile.TemporaryDirectory() as place:
+        stand_in = Path(place) / MODEL_FILE
+        save_graph(without_bfloat16(onnx.load(str(graph.path))), stand_in)
+        return infer_with(open_session(stand_in, threads, spinning))
+
+
+def parameters(graph: Graph, threads: int, instances: int) -> dict[str, str]:
+    """What Triton's ONNX Runtime backend reads; it hands no session entry on, such as those about spinning."""
+    return {"intra_op_thread_count": str(threads), "inter_op_thread_count": "1"}
+
+
+def signature(path: Path) -> Signature:
+    """The inputs and outputs of an ONNX file."""
+    graph = onnx.load(str(path), load_external_data=False).graph
+    return Signature(*({value.name: _tensor(value) for value in side} for side in (graph.input, graph.output)))
+
+
+def _tensor(value: onnx.ValueInfoProto) -> Tensor:
+    described = value.type.tensor_type
+    name = onnx.TensorProto.DataType.Name(described.elem_type)
+    return Tensor(TYPES.get(name, f"TYPE_{name}"), tuple(size.dim_value or -1 for size in described.shape.dim))

@@ -1,0 +1,43 @@
+"""A graph as the ONNX Runtime that serves it has to read it, to say what this build's own says.
+
+`local_window_size` W of GroupQueryAttention lets W + 1 keys count before ONNX Runtime 1.24, and W from then on
+(measured on 1.18.0 to 1.31.1; microsoft/onnxruntime, pull request 25927). Knows graphs and versions of ONNX Runtime;
+knows nothing about models.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+
+from builder.onnx.graph import Graph, read_graph
+from builder.triton.releases import version_tuple
+
+CHANGED = "1.24.0"
+WINDOW = "local_window_size"
+
+
+def for_runtime(graph: Graph, version: str, folder: Path) -> Graph:
+    """`graph`, which this build's ONNX Runtime read, for `version`: the same where nothing in it is read otherwise.
+
+    What is changed says in its metadata which versions it is for; the emitted code refuses to load it on others.
+    """
+    model = onnx.load(str(graph.path), load_external_data=False)
+    windows = [a for n in model.graph.node for a in n.attribute if a.name == WINDOW and a.i > 0]
+    if not windows:
+        return graph
+    older = version_tuple(version) < version_tuple(CHANGED)
+    for attribute in windows:
+        attribute.i -= older
+    model.metadata_props.add(key="onnxruntime_below" if older else "onnxruntime_from", value=CHANGED)
+    place = folder / f"for-{version}"
+    place.mkdir(parents=True, exist_ok=True)
+    for file in graph.files:
+        if file != graph.path:  # the weights, as they are
+            os.link(file, place / file.name)
+    path = place / graph.path.name
+    path.write_bytes(model.SerializeToString(deterministic=True))
+    return replace(graph, path=path, size=read_graph(path).size)

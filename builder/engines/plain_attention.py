@@ -1,0 +1,79 @@
+"""The exported graph in standard operators alone, for engines that have their own fusions (OpenVINO, TensorRT).
+
+com.microsoft MultiHeadAttention becomes what it stands for: two products and a softmax. One export serves every
+engine, so that a rewrite of the graph holds for all of them. Knows graphs; knows nothing about models.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper, numpy_helper
+
+from builder.errors import ExportError
+from builder.onnx.graph import Graph, save_graph
+
+MASKED = -10000.0  # what MultiHeadAttention adds to the scores of a masked key, its mask_filter_value
+
+
+def spell_out_attention(graph: Graph, folder: Path) -> Graph:
+    """Write `graph` without operators of ONNX Runtime into `folder`. Raises ExportError for one it cannot replace."""
+    model = onnx.load(str(graph.path))
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        if node.op_type == "MultiHeadAttention":
+            nodes.extend(_attention(model.graph, node, {output for made in nodes for output in made.output}))
+        elif node.domain in ("", "ai.onnx"):
+            nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
+        else:
+            raise ExportError(f"{node.domain} {node.op_type} has no standard form here; use --engine onnxruntime")
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    kept = [entry for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    del model.opset_import[:]
+    model.opset_import.extend(kept)
+    return save_graph(model, folder / "plain" / graph.path.name)
+
+
+def _attention(graph: onnx.GraphProto, node: onnx.NodeProto, made: set[str]) -> list[onnx.NodeProto]:
+    """softmax(query key^T * scale + mask + bias) value. `made`: tensors that earlier nodes make."""
+    query, key, value = node.input[:3]
+    padding, bias = ([*node.input[4:6], "", ""])[:2]
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    out = node.output[0]
+    heads = f"heads.{attributes['num_heads']}"
+    _constant(graph, heads, np.array([0, 0, attributes["num_heads"], -1], np.int64))
+    _constant(graph, "heads.merged", np.array([0, 0, -1], np.int64))
+    _constant(graph, f"scale.{attributes['scale']}", np.array(attributes["scale"], np.float32))
+    nodes = []
+    for name, source, order in (("q", query, (0, 2, 1, 3)), ("k", key, (0, 2, 3, 1)), ("v", value, (0, 2, 1, 3))):
+        nodes.append(helper.make_node("Reshape", [source, heads], [f"{out}.{name}.heads"]))
+        nodes.append(helper.make_node("Transpose", [f"{out}.{name}.heads"], [f"{out}.{name}"], perm=order))
+    nodes.append(helper.make_node("MatMul", [f"{out}.q", f"{out}.k"], [f"{out}.products"]))
+    nodes.append(helper.make_node("Mul", [f"{out}.products", f"scale.{attributes['scale']}"], [f"{out}.scores"]))
+    scores = f"{out}.scores"
+    if padding and f"{padding}.added" not in made:
+        _constant(graph, "mask.axes", np.array([1, 2], np.int64))
+        _constant(graph, "mask.one", np.array(1, np.float32))
+        _constant(graph, "mask.value", np.array(MASKED, np.float32))
+        nodes.append(helper.make_node("Cast", [padding], [f"{padding}.real"], to=onnx.TensorProto.FLOAT))
+        nodes.append(helper.make_node("Sub", ["mask.one", f"{padding}.real"], [f"{padding}.absent"]))
+        nodes.append(helper.make_node("Mul", [f"{padding}.absent", "mask.value"], [f"{padding}.rows"]))
+        nodes.append(helper.make_node("Unsqueeze", [f"{padding}.rows", "mask.axes"], [f"{padding}.added"]))
+    for place, term in enumerate([f"{padding}.added"] * bool(padding) + [bias] * bool(bias)):
+        nodes.append(helper.make_node("Add", [scores, term], [f"{out}.scores.{place}"]))
+        scores = f"{out}.scores.{place}"
+    nodes.append(helper.make_node("Softmax", [scores], [f"{out}.weights"], axis=-1))
+    nodes.append(helper.make_node("MatMul", [f"{out}.weights", f"{out}.v"], [f"{out}.mixed"]))
+    nodes.append(helper.make_node("Transpose", [f"{out}.mixed"], [f"{out}.rows"], perm=(0, 2, 1, 3)))
+    nodes.append(helper.make_node("Reshape", [f"{out}.rows", "heads.merged"], [out]))
+    for made_node in nodes:
+        made_node.name = f"{made_node.op_type}.{made_node.output[0]}"
+    return nodes
+
+
+def _constant(graph: onnx.GraphProto, name: str, values: np.ndarray) -> None:
+    if all(tensor.name != name for tensor in graph.initializer):
+        graph.initializer.append(numpy_helper.from_array(values, name))

@@ -1,0 +1,144 @@
+"""An exported model on disk, and what can be read off it.
+
+Knows ONNX files; knows nothing about how they were made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+
+from builder.errors import ExportError
+from builder.runtime.generation.executors.sessions import other_meaning
+from builder.triton.releases import LIMITS, OPERATOR_NEEDS, RELEASES, runtime_of, version_tuple
+
+
+@dataclass(frozen=True)
+class Graph:
+    """One model file with its signature. `operators` counts nodes by operator type.
+
+    `engine` is the Triton backend it is for, `arithmetic` what that computes real products in: fp32 or bf16.
+    """
+
+    path: Path
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    output_dims: tuple[tuple[int, ...], ...]  # batch excluded, -1 for any size
+    opset: int
+    ir_version: int
+    operators: Counter[str]
+    size: int  # bytes, weights included
+    engine: str = "onnxruntime"
+    arithmetic: str = "fp32"
+
+    @property
+    def files(self) -> tuple[Path, ...]:
+        """The file, and the file of its weights where that is another."""
+        return tuple(sorted(self.path.parent.glob(f"{self.path.stem}.*")))
+
+
+EXTERNAL_FROM = 1_500_000_000  # bytes of weights; protobuf itself ends at 2 GiB
+
+
+def save_graph(model: onnx.ModelProto, path: Path) -> Graph:
+    """Write `model`, the same bytes for the same model; large weights go to a file beside it."""
+    weights = {tensor.name for tensor in model.graph.initializer}
+    described = [value for value in model.graph.value_info if value.name in weights]
+    for value in described:  # said twice, and wrong as soon as a tool transposes the weight
+        model.graph.value_info.remove(value)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = path.with_name(f"{path.name}.data")
+    data.unlink(missing_ok=True)  # onnx would append to it
+    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) < EXTERNAL_FROM:
+        path.write_bytes(model.SerializeToString(deterministic=True))
+    else:
+        onnx.save_model(model, str(path), save_as_external_data=True, location=data.name)
+    return read_graph(path)
+
+
+def read_graph(path: Path) -> Graph:
+    """Read the signature and operators of an ONNX file."""
+    model = onnx.load(str(path), load_external_data=False)
+    return Graph(
+        path=path,
+        inputs=tuple(value.name for value in model.graph.input),
+        outputs=tuple(value.name for value in model.graph.output),
+        output_dims=tuple(
+            tuple(d.dim_value or -1 for d in value.type.tensor_type.shape.dim)[1:] for value in model.graph.output
+        ),
+        opset=next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")),
+        ir_version=model.ir_version,
+        operators=Counter(node.op_type for node in model.graph.node),
+        size=sum(file.stat().st_size for file in path.parent.glob(f"{path.stem}.*")),
+        arithmetic="bf16" if any(t.data_type == onnx.TensorProto.BFLOAT16 for t in model.graph.initializer) else "fp32",
+    )
+
+
+def operator_needs(graph: Graph) -> list[str]:
+    """What of OPERATOR_NEEDS a graph uses, the newest first."""
+    model = onnx.load(str(graph.path), load_external_data=False)
+    needs = {need for node in model.graph.node for need in _needs(node)}
+    if "GroupQueryAttention on CPU" in needs and _takes_pieces(model.graph):
+        needs.add("GroupQueryAttention with several new tokens after a past")
+    return sorted(needs, key=lambda need: version_tuple(OPERATOR_NEEDS[need]), reverse=True)
+
+
+def _needs(node: onnx.NodeProto) -> Iterator[str]:
+    """What of OPERATOR_NEEDS one node uses."""
+    attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    if node.op_type == "MatMulNBits" and attributes.get("bits") == 8:
+        yield "MatMulNBits with 8 bits"
+    if node.op_type != "GroupQueryAttention":
+        return
+    yield "GroupQueryAttention on CPU"
+    if attributes.get("softcap"):
+        yield "GroupQueryAttention with softcap"
+    if attributes.get("kv_cache_bit_width"):
+        yield "GroupQueryAttention with an int8 cache"
+    if len(node.input) > 10 and node.input[10]:
+        yield "GroupQueryAttention with attention_bias"
+
+
+def _takes_pieces(graph: onnx.GraphProto) -> bool:
+    """Whether a call may bring several tokens of a row, and so more of them after others."""
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in graph.input}
+    return "input_ids" in shapes and shapes["input_ids"][1].dim_value != 1
+
+
+def check_release(graph: Graph, triton: str, in_process: bool = False) -> None:
+    """Refuse a graph that the ONNX Runtime which is to run it cannot read, or reads otherwise. Raises ExportError.
+
+    `in_process`: in Triton's interpreter, by what the emitted requirements pin; else in the release's own backend.
+    """
+    has = runtime_of(triton, in_process)
+    where = f"the Python {RELEASES[triton].python} of Triton {triton}" if in_process else f"Triton {triton}"
+    for need in operator_needs(graph):
+        least = version_tuple(OPERATOR_NEEDS[need])
+        if least > version_tuple(has):
+            found = [name for name in RELEASES if version_tuple(runtime_of(name, in_process)) >= least]
+            raise ExportError(
+                f"{graph.path.name} uses {need}, which ONNX Runtime has right from {OPERATOR_NEEDS[need]}; {where} "
+                f"has {has}. " + (f"Build for Triton {found[0]} or later" if found else "No known release has it")
+            )
+    _check_meaning(graph, where, has)
+    opset, ir_version = LIMITS[has]
+    if graph.opset <= opset and graph.ir_version <= ir_version:
+        return
+    newer = [n for n, r in RELEASES.items() if graph.opset <= r.opset and graph.ir_version <= r.ir_version]
+    raise ExportError(
+        f"{graph.path.name} needs opset {graph.opset} and IR version {graph.ir_version}; {where} (ONNX Runtime "
+        f"{has}) reads up to {opset} and {ir_version}. "
+        + (f"Build for Triton {newer[0]} or later" if newer else "No known release reads it")
+    )
+
+
+def _check_meaning(graph: Graph, where: str, has: str) -> None:
+    """Refuse a graph that was written for versions of ONNX Runtime which mean something else by it."""
+    model = onnx.load(str(graph.path), load_external_data=False)
+    problem = other_meaning({entry.key: entry.value for entry in model.metadata_props}, has)
+    if problem is not None:
+        raise ExportError(f"{graph.path.name}: {problem}; {where} has it. Build it with --triton for that release")

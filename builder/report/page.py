@@ -1,0 +1,65 @@
+"""A build's report as one HTML page: no script, no network, readable by someone who was not there."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+import jinja2
+
+from builder.report import charts
+from builder.report.record import BuildReport
+from builder.speed import speed_up
+from builder.triton.render import templates
+
+PAGE = "report.html"  # in the folder of the front model
+SHAPE = re.compile(r"(\d+)x(\d+)")
+
+
+def page(report: BuildReport) -> str:
+    """The whole page."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates()), undefined=jinja2.StrictUndefined, autoescape=True
+    )
+    base = report.ladder[0]
+    speeds = {rung.name: speed_up(rung.latency_ms, base.latency_ms) for rung in report.ladder}
+    pictures = {
+        **(_against_speed(report, speeds) if base.latency_ms else {}),
+        "Size, MB": charts.bars({rung.name: rung.size / 1e6 for rung in report.ladder}, "{:.1f}", report.chosen),
+        **_by_length(report),
+    }
+    scores = list(dict.fromkeys(name for rung in report.ladder for name in rung.scores))
+    return environment.get_template("report.html.j2").render(
+        report=report, charts=pictures, speeds=speeds, cells=list(base.latency_ms), scores=scores
+    )
+
+
+def _against_speed(report: BuildReport, speeds: Mapping[str, float]) -> Mapping[str, str]:
+    """Quality and speed of every rung; of a build that timed them."""
+    judged = {r.name: (speeds[r.name], r.quality) for r in report.ladder if r.quality is not None}
+    return {
+        f"{report.metric.capitalize()} against speed": charts.points(
+            judged, ("times PyTorch's speed", report.metric), report.chosen
+        ),
+        "Times PyTorch's speed, over all shapes measured": charts.bars(speeds, "{:.1f}x", report.chosen),
+    }
+
+
+def _by_length(report: BuildReport) -> Mapping[str, str]:
+    """Latency by sequence length, a chart a batch size; none for a model that is measured by the token."""
+    batches = sorted({int(found[1]) for cell in report.ladder[0].latency_ms if (found := SHAPE.fullmatch(cell))})
+    return {
+        f"Milliseconds by sequence length, batch of {batch}": charts.lines(
+            {
+                rung.name: {
+                    float(found[2]): ms
+                    for cell, ms in rung.latency_ms.items()
+                    if (found := SHAPE.fullmatch(cell)) and int(found[1]) == batch
+                }
+                for rung in report.ladder
+            },
+            ("tokens", "ms"),
+            report.chosen,
+        )
+        for batch in batches
+    }

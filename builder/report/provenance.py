@@ -1,0 +1,27 @@
+"""Where a build comes from: the packages that made it, and the hash of each file of it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from importlib.metadata import version
+
+from builder.triton.layout import RepositoryEntry
+
+PACKAGES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "openvino", "optimum", "numpy")
+
+
+def versions() -> dict[str, str]:
+    """The packages that made the graph."""
+    return {package: version(package) for package in PACKAGES}
+
+
+def file_hashes(entries: Sequence[RepositoryEntry]) -> dict[str, dict[str, str]]:
+    """SHA-256 of each file of each entry."""
+    return {
+        entry.name: {
+            name: hashlib.sha256(content if isinstance(content, bytes) else content.read_bytes()).hexdigest()
+            for name, content in sorted(entry.files.items())
+        }
+        for entry in entries
+    }

@@ -1,0 +1,28 @@
+"""What the user asks for: one BuildSpec a model, from the command line or from a models.yaml.
+
+Knows options and their limits; knows nothing about checkpoints, graphs or Triton files.
+"""
+
+from builder.spec.build_spec import BuildSpec
+from builder.spec.calibration import Calibration
+from builder.spec.gpu import Gpu, Profile, TensorRT
+from builder.spec.reading import load_specs, make_spec
+from builder.spec.serving import Limits, Machine, QueuePolicy, RateLimiterResource, Serving
+from builder.spec.whole_checkpoint import VLLM, TensorRTLLM
+
+__all__ = [
+    "VLLM",
+    "BuildSpec",
+    "Calibration",
+    "Gpu",
+    "Limits",
+    "Machine",
+    "Profile",
+    "QueuePolicy",
+    "RateLimiterResource",
+    "Serving",
+    "TensorRT",
+    "TensorRTLLM",
+    "load_specs",
+    "make_spec",
+]

@@ -1,0 +1,237 @@
+"""One model to build, and which options go together. Knows nothing about checkpoints, graphs or Triton files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from builder.machine import available_cores, available_memory
+from builder.spec.calibration import Calibration
+from builder.spec.gpu import Gpu, TensorRT
+from builder.spec.options import Options
+from builder.spec.serving import Machine, Serving
+from builder.spec.whole_checkpoint import VLLM, WHOLE_CHECKPOINT, TensorRTLLM
+from builder.triton.releases import NEWEST, RELEASES
+
+HEADROOM = 0.9  # of the memory that is free: what a model may be planned to take
+NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
+
+
+class BuildSpec(Options):
+    """One model to build. A field with a `flag` is also an option of the command line."""
+
+    model: str
+    """Hub id, or a local folder of transformers or sentence-transformers."""
+    task: str | None = Field(None, json_schema_extra={"flag": True})
+    """Task to serve, such as text-classification. Default: inferred from the checkpoint."""
+    name: str | None = Field(None, json_schema_extra={"flag": True})
+    """Name of the model in Triton. Default: the last part of MODEL."""
+    output: Path = Field(Path("model_repository"), json_schema_extra={"flag": True})
+    """Model repository to publish into."""
+    revision: str | None = Field(None, json_schema_extra={"flag": True})
+    """Branch, tag or commit on the Hugging Face Hub. Default: main."""
+    precision: Literal["fp32", "fp16", "bf16", "int8", "int8-static", "int8-weights", "int4-weights", "fp8", "auto"] = (
+        Field("fp32", json_schema_extra={"flag": True})
+    )
+    """Numeric precision. int8: weights and activations in 8 bits, with activation ranges computed at run time.
+    int8-static, fp8: activation ranges measured on the samples. int8-weights, int4-weights: only the weights, in
+    blocks. auto: measure several and serve the fastest that meets --quality."""
+    engine: Literal["onnxruntime", "openvino", "tensorrt", "vllm", "tensorrt-llm", "auto"] | None = Field(
+        None, json_schema_extra={"flag": True}
+    )
+    """Engine that runs the graph. auto: the faster of ONNX Runtime and OpenVINO, measured on this machine. vllm:
+    nothing is exported; Triton's vLLM backend runs the checkpoint. Default: the first engine that supports the
+    precision; with --precision auto, all are measured."""
+    level: Literal["O1", "O2", "O3", "O4"] = Field("O2", json_schema_extra={"flag": True})
+    """Graph optimisation level, numbered as in Optimum. O1: basic; O2: fusions; O3: O2 with an approximate GELU;
+    O4: O3 in fp16."""
+    graph: Path | None = Field(None, json_schema_extra={"flag": True})
+    """An ONNX file to serve as it is instead of exporting the checkpoint, for example a QDQ graph from
+    quantisation-aware training. Encoders only."""
+    prune: float | None = Field(None, gt=0, lt=1, json_schema_extra={"flag": True})
+    """Share of the attention heads and feed-forward neurons to remove, those that matter least on the samples.
+    Encoders only."""
+    quality: float | None = Field(None, ge=0, le=1, json_schema_extra={"flag": True})
+    """Lowest acceptable mean agreement with PyTorch on the samples; nothing is published below it. Default: the
+    task's own threshold."""
+    perplexity: float = Field(1.05, ge=1, json_schema_extra={"flag": True})
+    """Highest acceptable perplexity on the samples, as a ratio to PyTorch's. Generating models only."""
+    block_size: int = Field(32, json_schema_extra={"flag": True})
+    """Weights that share one scale in int8-weights and int4-weights: 16, 32, 64, 128 or 256."""
+    asymmetric: bool = Field(False, json_schema_extra={"flag": True})
+    """Store a zero point with each block of int8-weights and int4-weights."""
+    slots: int = Field(16, ge=1, le=512, json_schema_extra={"flag": True})
+    """Sequences that are decoded at once; memory is reserved for --max-length tokens of each. Generating models
+    only."""
+    beams: int | None = Field(None, ge=1, le=64, json_schema_extra={"flag": True})
+    """Most beams of one request. Default: the checkpoint's own number, or --slots for a decoder."""
+    max_answer: int | None = Field(None, ge=2, json_schema_extra={"flag": True})
+    """Most tokens in an answer of an encoder-decoder model. Default: the checkpoint's own limit, or 256."""
+    cache: Literal["fp32", "int8"] = Field("fp32", json_schema_extra={"flag": True})
+    """Precision of the key-value cache of a generating model. int8 needs ONNX Runtime 1.31 or later in Triton's
+    Python."""
+    executor: Literal["in-process", "bls"] = Field("in-process", json_schema_extra={"flag": True})
+    """Where decode steps run. in-process: inside the Python model NAME, which updates the cache in place. bls: in a
+    separate Triton model NAME_model, called through Triton's business logic scripting (BLS)."""
+    samples: Path | None = Field(None, json_schema_extra={"flag": True})
+    """File with one JSON object a line, each a request of the task, to verify and calibrate on; labels may be
+    added."""
+    target: Literal["cpu", "cuda", "tensorrt"] = Field("cpu", json_schema_extra={"flag": True})
+    """What the repository runs on. tensorrt: a plan that is compiled later on the GPU machine; with --engine
+    onnxruntime, ONNX Runtime's TensorRT provider compiles while the model loads."""
+    triton: str = Field(NEWEST, json_schema_extra={"flag": True})
+    """Triton release that the repository must load and answer correctly on. Default: the newest known one."""
+    max_batch_size: int = Field(64, ge=1, json_schema_extra={"flag": True})
+    """Most requests that the front model takes in one batch."""
+    max_queue_delay_us: int = Field(0, ge=0, json_schema_extra={"flag": True})
+    """Microseconds that a request may wait for others to share a batch. 0: requests batch only while the model is
+    busy."""
+    instances: int = Field(1, ge=1, json_schema_extra={"flag": True})
+    """Engine instances that run in parallel, each with its share of the cores."""
+    threads: int | None = Field(None, ge=1, json_schema_extra={"flag": True})
+    """Threads of each engine instance. Default: cores / instances."""
+    max_length: int | None = Field(None, ge=3, json_schema_extra={"flag": True})
+    """Most tokens of one text, or of prompt and answer together for text generation. Default: the checkpoint's own
+    limit."""
+    truncate: bool = Field(False, json_schema_extra={"flag": True})
+    """Cut texts that are too long and set `truncated` in the answer, instead of refusing them."""
+    pooling: Literal["cls", "mean", "max", "lasttoken"] | None = Field(None, json_schema_extra={"flag": True})
+    """How token vectors become one embedding, for checkpoints that do not say."""
+    serving: Serving = Serving()
+    """Queueing, batching and scheduling."""
+    machine: Machine = Machine()
+    """The machine that serves, where it is another one."""
+    calibration: Calibration = Calibration()
+    """How activation ranges are measured."""
+    gpu: Gpu = Gpu()
+    """Devices and their memory."""
+    tensorrt: TensorRT = TensorRT()
+    """Profiles and limits of TensorRT."""
+    vllm: VLLM = VLLM()
+    """Arguments for vLLM."""
+    tensorrt_llm: TensorRTLLM = TensorRTLLM()
+    """Arguments for TensorRT-LLM."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _engines_have_targets(cls, options: Any) -> Any:
+        """An engine that runs nowhere else is a target too."""
+        only = {"tensorrt": "tensorrt", **dict.fromkeys(WHOLE_CHECKPOINT, "cuda")}
+        if isinstance(options, dict) and options.get("engine") in only and "target" not in options:
+            return {**options, "target": only[options["engine"]]}
+        return options
+
+    @field_validator("gpu", mode="before")
+    @classmethod
+    def _card_alone(cls, gpu: Any) -> Any:
+        return {"card": gpu} if isinstance(gpu, str) else gpu
+
+    @field_validator("triton")
+    @classmethod
+    def _known_release(cls, release: str) -> str:
+        if release not in RELEASES:
+            raise ValueError(f"Triton {release} is not known; known are {', '.join(RELEASES)}")
+        return release
+
+    @field_validator("block_size")
+    @classmethod
+    def _power_of_two(cls, size: int) -> int:
+        if size not in (16, 32, 64, 128, 256):
+            raise ValueError("a block holds 16, 32, 64, 128 or 256 inputs")
+        return size
+
+    @model_validator(mode="after")
+    def _consistent(self) -> BuildSpec:
+        if not NAME.fullmatch(self.entry_name):
+            raise ValueError(
+                f"the name {self.entry_name!r} is not a model name: use letters, digits, '.', '_' and '-', "
+                "without a path (--name)"
+            )
+        too_big = [size for size in self.serving.preferred_batch_sizes if size > self.max_batch_size]
+        if too_big:
+            raise ValueError(f"preferred batch size {too_big[0]} exceeds max_batch_size {self.max_batch_size}")
+        if self.serving.default_priority > self.serving.priority_levels:
+            raise ValueError("default_priority exceeds priority_levels")
+        if self.serving.priority_levels and not self.serving.default_priority:
+            raise ValueError("priority_levels needs a default_priority of at least 1")
+        if self.level == "O4" and self.precision not in ("fp32", "fp16"):
+            raise ValueError(f"level O4 is O3 in fp16, which --precision {self.precision} is not; use --level O3")
+        if self.graph is not None and (self.precision != "fp32" or self.prune is not None or self.level != "O2"):
+            raise ValueError("--graph is served as it is: without --precision, --prune and --level")
+        if self.cache != "fp32" and self.executor == "bls":
+            raise ValueError("--cache int8 needs the in-process executor: no Triton release reads it yet")
+        if self.beams is not None and self.beams > self.slots:
+            raise ValueError(f"a search of {self.beams} beams needs as many slots; --slots is {self.slots}")
+        allowed = {"cpu": ("onnxruntime", "openvino", "auto"), "cuda": ("onnxruntime", *WHOLE_CHECKPOINT)}
+        engines = allowed.get(self.target, ("tensorrt", "onnxruntime"))
+        if self.engine is not None and self.engine not in engines:
+            raise ValueError(f"--engine {self.engine} is not of --target {self.target}, which has {', '.join(engines)}")
+        meant = {
+            "gpu": (self.gpu != Gpu() and self.target == "cpu", "--target cuda or tensorrt"),
+            "gpu.cuda_graphs": (self.gpu.cuda_graphs and not self.makes_plan, "plans: --target tensorrt"),
+            "tensorrt": (self.tensorrt != TensorRT() and self.target != "tensorrt", "--target tensorrt"),
+            "vllm": (self.vllm != VLLM() and self.engine != "vllm", "--engine vllm"),
+            "tensorrt_llm": (
+                self.tensorrt_llm != TensorRTLLM() and self.engine != "tensorrt-llm",
+                "--engine tensorrt-llm",
+            ),
+        }
+        for name, (useless, where) in meant.items():
+            if useless:
+                raise ValueError(f"`{name}:` is for {where}")
+        cores = self.serving_cores
+        if self.target == "cpu" and self.threads is not None and self.threads * self.instances > cores:
+            raise ValueError(
+                f"{self.instances} instances of {self.threads} threads exceed the {cores} cores of the machine that "
+                "serves: use fewer of either, or state its cores in models.yaml (machine: {cores: ...})"
+            )
+        return self
+
+    @property
+    def entry_name(self) -> str:
+        """The name of the front model."""
+        return self.name if self.name is not None else Path(self.model.rstrip("/")).name
+
+    @property
+    def runs_checkpoint(self) -> bool:
+        """Whether the engine runs the checkpoint as it is, so that nothing is exported."""
+        return self.engine in WHOLE_CHECKPOINT
+
+    @property
+    def makes_plan(self) -> bool:
+        """Whether what is built is a TensorRT plan."""
+        return self.target == "tensorrt" and self.engine in (None, "tensorrt")
+
+    @property
+    def fits(self) -> bool:
+        """Whether something is fitted to the samples, so that it must be judged on others."""
+        return self.precision in ("int8-static", "fp8", "auto") or self.prune is not None
+
+    @property
+    def serving_cores(self) -> int:
+        """Cores of the machine that serves."""
+        return self.machine.cores or available_cores()
+
+    @property
+    def threads_per_instance(self) -> int:
+        """Threads of each engine instance on the machine that serves."""
+        return self.threads or max(1, self.serving_cores // self.instances)
+
+    @property
+    def loop_threads(self) -> int:
+        """Threads of a decode loop: 0, all cores that it finds, where neither threads nor a machine is stated."""
+        return self.threads_per_instance if self.threads or self.machine.cores else 0
+
+    @property
+    def usable_memory(self) -> float:
+        """Bytes that a model may take on the machine that serves."""
+        stated = self.machine.memory_gb
+        return HEADROOM * available_memory() if stated is None else stated * 1e9
+
+    @property
+    def build_threads(self) -> int:
+        """Threads to verify and measure with on this machine."""
+        return min(self.threads_per_instance, available_cores())

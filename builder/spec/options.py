@@ -1,0 +1,11 @@
+"""What every part of a specification is: options with a default, a limit and a sentence of help."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict
+
+
+class Options(BaseModel):
+    """A part of the specification: frozen, without unknown keys; the docstring of a field is its help."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)

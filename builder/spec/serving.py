@@ -1,0 +1,98 @@
+"""How Triton queues, batches and runs a model, and on which machine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from pydantic import Field
+
+from builder.spec.options import Options
+
+
+class QueuePolicy(Options):
+    """The request queue of the front model: Triton's default_queue_policy. What it refuses gets UNAVAILABLE (HTTP
+    503)."""
+
+    timeout_us: int = Field(30_000_000, ge=0)
+    """Microseconds that a request may wait in the queue; 0: no limit."""
+    max_size: int = Field(512, ge=0)
+    """Requests that may wait at once; further ones are refused at once. 0: no limit."""
+    allow_timeout_override: bool = False
+    """Whether a request may set a shorter timeout of its own."""
+    timeout_action: Literal["REJECT", "DELAY"] = "REJECT"
+    """What happens to a request after timeout_us: refuse it, or let it wait behind all others."""
+
+
+class RateLimiterResource(Options):
+    """A resource of Triton's rate limiter that each engine instance needs in order to run."""
+
+    name: str
+    """Name of the resource."""
+    count: int = Field(1, ge=1)
+    """How much of the resource one execution takes."""
+    is_global: bool = False
+    """Whether all devices share the resource, instead of each having its own."""
+
+
+class Limits(Options):
+    """The largest request that a model takes; a larger one is refused before it is tokenised (INVALID_ARGUMENT, HTTP
+    400), because it would keep all others waiting."""
+
+    request_bytes: int = Field(1 << 20, ge=1)
+    """Bytes of all texts of one request."""
+    list_values: int = Field(1000, ge=1)
+    """Values of one list of a request: documents, candidate labels, stop words, token biases."""
+    request_tokens: int = Field(1 << 17, ge=1)
+    """Tokens of all rows that one request makes, windows of a long text included. Encoders only."""
+
+
+class Serving(Options):
+    """How Triton queues, batches and runs the model. Set in models.yaml under `serving:`."""
+
+    preferred_batch_sizes: tuple[int, ...] = ()
+    """Batch sizes that the dynamic batcher of the front model aims at."""
+    queue: QueuePolicy = QueuePolicy()
+    """Limits of the request queue."""
+    limits: Limits = Limits()
+    """Limits of one request."""
+    priority_levels: int = Field(0, ge=0)
+    """Number of priorities that a request may have, 1 being the most urgent; 0: no priorities."""
+    default_priority: int = Field(0, ge=0)
+    """The priority of a request that names none."""
+    front_instances: int | None = Field(None, ge=1)
+    """Instances of the front model. Default: as many as engine instances."""
+    warm_up: bool = True
+    """Run one request through the model before it is reported ready."""
+    response_cache: bool = False
+    """Answer repeated requests from Triton's response cache."""
+    versions: tuple[int, ...] = ()
+    """Versions to serve. Default: the latest only."""
+    rate_limiter: tuple[RateLimiterResource, ...] = ()
+    """Resources that each engine instance needs to run."""
+    rate_limiter_priority: int = Field(0, ge=0)
+    """Priority of the engine's instances in the rate limiter."""
+    optimization_level: Literal[-1, 0, 1, 2] = 0
+    """Triton's `optimization { graph { level } }` of the engine."""
+    spinning: bool = True
+    """Whether the engine's threads spin (busy-wait) between calls: lower latency, more CPU time."""
+    token_budget: int = Field(2048, ge=1)
+    """Most tokens in one engine call, padding included. Larger batches are cut."""
+    call_cost: int = Field(16, ge=0)
+    """Fixed cost of one engine call, expressed in tokens; the cutter weighs padding against it."""
+    prefill_tokens: int = Field(256, ge=1)
+    """Most prompt tokens processed between two decode steps. More: a new request starts sooner.
+    Less: running streams are delayed less."""
+    prefix_cache: bool = True
+    """Whether prompts with the same beginning reuse the keys and values of that beginning."""
+    metadata: Mapping[str, str] = {}
+    """Free key-value pairs, written into config.pbtxt as parameters."""
+
+
+class Machine(Options):
+    """The machine that serves, where it is not the one that builds. Set in models.yaml under `machine:`."""
+
+    cores: int | None = Field(None, ge=1)
+    """Cores that the model may use; those of the build machine when left out."""
+    memory_gb: float | None = Field(None, gt=0)
+    """Memory that the model may use, in 10^9 bytes; what the build machine has free when left out."""

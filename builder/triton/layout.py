@@ -1,0 +1,286 @@
+"""From a verified model to the entries of a repository. Pure: no file is read or written here.
+
+NAME/        python: tokenise, call the engine, post-process; dynamic batching on texts
+NAME_model/  the engine
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from builder.engines import engine, openvino
+from builder.engines.onnxruntime import BACKEND, MODEL_FILE
+from builder.onnx.graph import Graph
+from builder.runtime.contract import FILE, Alike, Batching, EncoderServing, GenerationServing, RequestLimits, dump
+from builder.runtime.fields import Field
+from builder.spec import BuildSpec, Serving
+from builder.triton.placement import Accelerator, InstanceGroup, Shapes, graph_buckets, place
+
+RUNTIME = Path(__file__).parent.parent / "runtime"
+SHARED_FILES = ("contract.py", "fields.py", "tensors_check.py")
+ENCODER_FILES = ("model.py", "cpu_check.py", "pipeline.py", "task.py", "text.py", "cutting.py", "scores.py")
+GENERATION = tuple(sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "generation").rglob("*.py")))
+GENERATING = {
+    **{name: name for name in SHARED_FILES},
+    "model.py": "generation_model.py",
+    **{name: name for name in GENERATION},
+}
+RUNTIME_FILES: Mapping[
+    str, Mapping[str, str]
+] = {  # kind of model -> file in the version folder -> file in builder/runtime
+    "encoder": {name: name for name in (*SHARED_FILES, *ENCODER_FILES)},
+    "generating": GENERATING,
+    "tensorrt-llm": {"model.py": "tensorrt_llm_model.py"},
+}
+SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """One warm-up request of the engine: a row of real tokens, or of zeros, repeated `batch_size` times."""
+
+    name: str
+    batch_size: int
+    inputs: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """What templates/config.pbtxt.j2 needs, all of it."""
+
+    name: str
+    backend: str
+    max_batch_size: int
+    inputs: Sequence[Field]
+    outputs: Sequence[Field]
+    groups: Sequence[InstanceGroup]
+    serving: Serving
+    dynamic_batching: bool
+    max_queue_delay_us: int = 0
+    default_model_filename: str = ""
+    platform: str = ""
+    rate_limited: bool = False
+    response_cache: bool = False
+    graph_level: int = 0
+    accelerators: Sequence[Accelerator] = ()
+    cuda_graphs: Sequence[Shapes] = ()
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    warm_ups: Sequence[WarmUp] = ()
+    decoupled: bool = False
+
+
+@dataclass(frozen=True)
+class RepositoryEntry:
+    """One model of the repository: its configuration and its files, as bytes or as a file to copy."""
+
+    name: str
+    config: Config
+    files: Mapping[str, bytes | Path]
+
+
+def serving_document(
+    spec: BuildSpec,
+    module: str,
+    graph: Graph,
+    max_length: int,
+    pad: Mapping[str, int],
+    parameters: Mapping[str, Any],
+    alike: Alike = None,
+    truncation_side: Literal["left", "right"] = "right",
+) -> EncoderServing:
+    """What serving.json tells the emitted front. Raises SpecError.
+
+    `alike`: what rows that share a call must have in common.
+    """
+    token_budget = max(spec.serving.token_budget, max_length)
+    buckets = [] if alike == "length" else graph_buckets(spec, graph, token_budget, max_length)  # they pad
+    return EncoderServing(
+        task=module,
+        engine=f"{spec.entry_name}_model",
+        max_length=max_length,
+        truncate=spec.truncate,
+        truncation_side=truncation_side,
+        inputs={name: SOURCES.get(name, "task") for name in graph.inputs},
+        outputs=graph.outputs,
+        pad=pad,
+        batching=Batching(token_budget, spec.max_batch_size, spec.serving.call_cost, buckets, alike),
+        parameters=parameters,
+        limits=request_limits(spec),
+    )
+
+
+def request_limits(spec: BuildSpec) -> RequestLimits:
+    """What one request may bring, as serving.json states it."""
+    return RequestLimits(**spec.serving.limits.model_dump())
+
+
+def version_files(graph: Graph) -> dict[str, bytes | Path]:
+    """The files of a graph that its engine opens as they are, in version 1."""
+    return {f"1/{file.name}": file for file in graph.files}
+
+
+def lay_out(
+    spec: BuildSpec,
+    serving: EncoderServing,
+    tokenizer: str,
+    graph: Graph,
+    graph_files: Mapping[str, bytes | Path],
+    fields: tuple[Sequence[Field], Sequence[Field]],
+    warm_up_rows: Sequence[Mapping[str, Sequence[int]]],
+) -> tuple[RepositoryEntry, RepositoryEntry]:
+    """The front model and its engine, whose own files are `graph_files`."""
+    options = spec.serving
+    front = Config(
+        name=spec.entry_name,
+        backend="python",
+        max_batch_size=spec.max_batch_size,
+        inputs=fields[0],
+        outputs=fields[1],
+        groups=(InstanceGroup(options.front_instances or spec.instances),),
+        serving=options,
+        dynamic_batching=True,
+        max_queue_delay_us=spec.max_queue_delay_us,
+        response_cache=options.response_cache,
+        parameters=_front_parameters(spec, serving),
+    )
+    files = _runtime_files("encoder")
+    files["1/tasks/__init__.py"] = RUNTIME / "tasks" / "__init__.py"
+    files.update({f"1/tasks/{name}": RUNTIME / "tasks" / name for name in task_files(serving.task)})
+    rounding = openvino.BF16 if graph.engine == openvino.BACKEND and graph.arithmetic == "fp32" else ()
+    serving = replace(serving, not_on_cpus_with=rounding)
+    files[f"1/{FILE}"] = dump(serving).encode()
+    files["1/tokenizer.json"] = tokenizer.encode()
+    return RepositoryEntry(front.name, front, files), _engine_entry(spec, serving, graph, graph_files, warm_up_rows)
+
+
+def lay_out_generating(
+    spec: BuildSpec,
+    serving: GenerationServing,
+    tokenizer: str,
+    graphs: Sequence[Graph],
+    fields: tuple[Sequence[Field], Sequence[Field]],
+    step_inputs: Sequence[Field] = (),
+) -> tuple[RepositoryEntry, ...]:
+    """The generating model, with its graphs inside or, for BLS, its only one beside it.
+
+    `fields`: of the front model; `step_inputs`: of the graph that BLS calls, past included.
+    """
+    front = Config(
+        name=spec.entry_name,
+        backend="python",
+        max_batch_size=0,  # the decode loop batches; a request is one prompt, as Triton's LLM clients send it
+        inputs=fields[0],
+        outputs=fields[1],
+        groups=(_front_group(spec),),
+        serving=spec.serving,
+        dynamic_batching=False,
+        decoupled=True,
+        parameters={"task": serving.task, **dict(sorted(spec.serving.metadata.items()))},
+    )
+    files = _runtime_files("generating")
+    files[f"1/{FILE}"] = dump(serving).encode()
+    files["1/tokenizer.json"] = tokenizer.encode()
+    if spec.executor == "in-process":
+        files.update({f"1/{file.name}": file for graph in graphs for file in graph.files})
+        return (RepositoryEntry(front.name, front, files),)
+    logits = Field("logits", "TYPE_FP32", (-1, serving.vocabulary))
+    placement = place(spec, graphs[0], spec.serving.prefill_tokens, serving.arena.length)
+    step = Config(
+        name=f"{spec.entry_name}_model",
+        backend=BACKEND,
+        max_batch_size=0,
+        inputs=step_inputs,
+        outputs=[logits, *(_present(field) for field in step_inputs if field.name.startswith("past_"))],
+        groups=placement.groups,
+        serving=spec.serving,
+        dynamic_batching=False,
+        default_model_filename=MODEL_FILE,
+        parameters=placement.parameters,
+    )
+    weights: dict[str, bytes | Path] = {f"1/{file.name}": file for graph in graphs for file in graph.files}
+    return RepositoryEntry(front.name, front, files), RepositoryEntry(step.name, step, weights)
+
+
+def _front_group(spec: BuildSpec) -> InstanceGroup:
+    """A generating model is where its cache is; one that hands it on is on the CPU."""
+    if spec.target == "cpu" or spec.executor == "bls":
+        return InstanceGroup(1)
+    return InstanceGroup(1, "KIND_GPU", spec.gpu.devices)
+
+
+def _present(past: Field) -> Field:
+    return Field(past.name.replace("past_", "present_"), past.data_type, past.dims)
+
+
+def _runtime_files(kind: str) -> dict[str, bytes | Path]:
+    return {f"1/{target}": RUNTIME / source for target, source in RUNTIME_FILES[kind].items()}
+
+
+def _front_parameters(spec: BuildSpec, serving: EncoderServing) -> dict[str, str]:
+    """What a client can learn of the model from its configuration: its task, its mask, the user's own words."""
+    parameters = {"task": serving.task.replace("_", "-")}
+    if "mask" in serving.parameters:
+        parameters["mask_token"] = serving.parameters["mask"]
+    return {**parameters, **dict(sorted(spec.serving.metadata.items()))}
+
+
+def task_files(module: str) -> tuple[str, ...]:
+    """The emitted task and the tasks it builds on, found by its own relative imports."""
+    found = [f"{module}.py"]
+    for line in (RUNTIME / "tasks" / f"{module}.py").read_text("utf-8").splitlines():
+        if line.startswith("from .") and not line.startswith("from .."):
+            found.extend(task_files(line.split()[1][1:]))
+    return tuple(found)
+
+
+def _engine_entry(
+    spec: BuildSpec,
+    serving: EncoderServing,
+    graph: Graph,
+    graph_files: Mapping[str, bytes | Path],
+    rows: Sequence[Mapping[str, Sequence[int]]],
+) -> RepositoryEntry:
+    options = spec.serving
+    files = dict(graph_files)
+    # Triton's OpenVINO backend would set the batch to max_batch_size and refuse calls of fewer rows: openvino.cc
+    any_rows = graph.engine == openvino.BACKEND
+    rows_dim = (-1,) if any_rows else ()
+    placement = place(spec, graph, serving.batching.token_budget, serving.max_length)
+    warm_ups = []
+    for index, row in enumerate(rows if options.warm_up else ()):
+        inputs = {}
+        for name in graph.inputs:
+            file = f"text_{index}_{name}"
+            files[f"warmup/{file}"] = np.asarray(row[name], dtype=np.int64).tobytes()
+            inputs[name] = {"length": len(row[name]), "file": file}
+        warm_ups.append(WarmUp(f"text_{index}", 1, inputs))
+    for index, shapes in enumerate(placement.warm_ups):  # asked for or not: the first call would wait for an engine
+        rows_of_it = max(shape[0] for shape in shapes.values())
+        zeros = {name: {"length": shape[1], "file": ""} for name, shape in shapes.items()}
+        warm_ups.append(WarmUp(f"profile_{index}", rows_of_it, zeros))
+    config = Config(
+        name=f"{spec.entry_name}_model",
+        backend=graph.engine,
+        platform=placement.platform,
+        max_batch_size=0 if any_rows else spec.max_batch_size,
+        inputs=[Field(name, "TYPE_INT64", (*rows_dim, -1)) for name in graph.inputs],
+        outputs=[
+            Field(n, "TYPE_FP32", (*rows_dim, *dims)) for n, dims in zip(graph.outputs, graph.output_dims, strict=True)
+        ],
+        groups=placement.groups,
+        serving=options,
+        dynamic_batching=False,  # rows of one call have one length: the front model has batched them already
+        default_model_filename=engine(graph.engine).MODEL_FILE,
+        rate_limited=True,
+        graph_level=options.optimization_level,
+        accelerators=placement.accelerators,
+        cuda_graphs=placement.cuda_graphs,
+        parameters=placement.parameters,
+        warm_ups=warm_ups,
+    )
+    return RepositoryEntry(config.name, config, files)

@@ -1,0 +1,83 @@
+"""What a plan is compiled from, wherever that will be: the graph, its profiles, calls to compare on, and the program.
+
+A plan belongs to one GPU and one TensorRT, so a machine without them writes all but the plan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from polygraphy.comparator import RunResults
+from polygraphy.comparator.struct import IterationResult
+from polygraphy.json import save_json
+
+from builder.engines import onnxruntime
+from builder.engines.gpu import least_capability
+from builder.engines.tensorrt import infer
+from builder.onnx.graph import Graph
+from builder.runtime.contract import EncoderServing
+from builder.runtime.recipe import compile as program
+from builder.spec import BuildSpec
+from builder.triton.placement import OF_TOKENS, profiles_of
+from builder.triton.profiles import Calls, Shape, input_shapes, largest_calls
+from builder.triton.releases import RELEASES
+
+CALLS = 4  # of the samples' calls, from the shortest to the longest
+# How far a plan may be from ONNX Runtime on the CPU, of the largest value: kernels round in other places.
+TOLERANCE = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1e-1, "int8-static": 1e-1, "fp8": 2e-1}
+
+
+def recipe_files(
+    spec: BuildSpec,
+    graph: Graph,
+    serving: EncoderServing,
+    feeds: Sequence[Mapping[str, np.ndarray]],
+    folder: Path,
+) -> dict[str, bytes | Path]:
+    """The files of NAME_model/recipe. Raises SpecError for profiles that leave a call out."""
+    profiles = profiles_of(spec, serving.batching.token_budget, serving.max_length)
+    run = infer(graph, spec.build_threads)
+    step = max(1, len(feeds) // CALLS)
+    taken = Calls(spec.max_batch_size, serving.max_length, serving.batching.token_budget)
+    shapes = [shape for p in profiles for shape in (p.opt, *largest_calls(p, taken))]
+    calls = [{name: feed[name] for name in graph.inputs} for feed in feeds[::step]]
+    calls.extend(enlarged(calls[0], shape) for shape in dict.fromkeys(shapes))
+    answers = [IterationResult(dict(run(call)), runner_name="ONNX Runtime") for call in calls]
+    inputs, outputs = folder / "inputs.json", folder / "outputs.json"
+    save_json(calls, str(inputs))
+    RunResults([("ONNX Runtime", answers)]).save(str(outputs))
+    recipe = {
+        "onnx": onnxruntime.MODEL_FILE,
+        "onnx_sha256": program.sha256(*program.graph_files(graph.path.parent, onnxruntime.MODEL_FILE)),
+        "triton": spec.triton,
+        "tensorrt": RELEASES[spec.triton].tensorrt,
+        "precision": spec.precision,
+        "least_capability": least_capability(spec)[0],
+        "tolerance": TOLERANCE[spec.precision],
+        "profiles": [input_shapes(profile, graph.inputs, OF_TOKENS) for profile in profiles],
+        "workspace": None if spec.tensorrt.workspace_mb is None else spec.tensorrt.workspace_mb << 20,
+        "optimization_level": spec.tensorrt.optimization_level,
+    }
+    return {
+        **{f"{program.FOLDER}/{file.name}": file for file in graph.files},
+        f"{program.FOLDER}/recipe.json": json.dumps(recipe, indent=1).encode(),
+        f"{program.FOLDER}/inputs.json": inputs,
+        f"{program.FOLDER}/outputs.json": outputs,
+        f"{program.FOLDER}/compile.py": Path(program.__file__),
+    }
+
+
+def enlarged(call: Mapping[str, np.ndarray], shape: Shape) -> dict[str, np.ndarray]:
+    """A call of `shape` made of the rows of another, their tokens repeated; an axis that is the task's own stays.
+
+    A profile is compared where it is tuned and at its end too: kernels differ there from those of a single text.
+    """
+    rows, length = shape
+    repeated = {}
+    for name, values in call.items():
+        chosen = values[np.arange(rows) % len(values)]
+        repeated[name] = chosen[:, np.arange(length) % values.shape[1]] if name in OF_TOKENS else chosen[:, :length]
+    return repeated

@@ -1,0 +1,58 @@
+"""config.pbtxt from its template, parsed back with Triton's own protobuf before anybody sees it.
+
+Knows Jinja and ModelConfig; knows nothing about how the values came about.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jinja2
+from google.protobuf import text_encoding, text_format
+from tritonclient.grpc import model_config_pb2
+
+from builder.errors import RepositoryError
+from builder.triton.layout import Config
+
+
+def templates() -> Path:
+    """The templates: inside an installed package, or at the top of the checkout."""
+    inside = Path(__file__).parent.parent / "templates"
+    return inside if inside.is_dir() else Path(__file__).parent.parent.parent / "templates"
+
+
+def render(config: Config) -> str:
+    """The text of config.pbtxt. Raises RepositoryError when Triton could not read it as it was meant."""
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(templates()),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters["pbtxt"] = quote
+    try:
+        text = environment.get_template("config.pbtxt.j2").render(
+            {name: getattr(config, name) for name in Config.__dataclass_fields__}
+        )
+    except jinja2.UndefinedError as error:
+        raise RepositoryError(f"config.pbtxt.j2 needs a value nobody gave: {error}") from error
+    parsed = parse(text, config.name)
+    names = ([f.name for f in parsed.input], [f.name for f in parsed.output])
+    if parsed.name != config.name or names != ([f.name for f in config.inputs], [f.name for f in config.outputs]):
+        raise RepositoryError(f"config.pbtxt of {config.name} does not read back as it was meant")
+    return text
+
+
+def parse(text: str, name: str) -> model_config_pb2.ModelConfig:
+    """Parse a config.pbtxt. Raises RepositoryError with the line that does not parse."""
+    try:
+        return text_format.Parse(text, model_config_pb2.ModelConfig())
+    except text_format.ParseError as error:
+        raise RepositoryError(f"config.pbtxt of {name} is not a Triton model configuration: {error}") from error
+
+
+def quote(value: object) -> str:
+    """Escape a value for a quoted string of the protobuf text format."""
+    return str(text_encoding.CEscape(str(value).encode(), as_utf8=True))

@@ -1,0 +1,213 @@
+"""What every rung of the ladder is measured on: the emitted front, the samples, and transformers' answers to them.
+
+Knows the checkpoint and its task; the numbers come from parity, quality and latency.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+
+from builder.checkpoint.resolve import Checkpoint, tokenizer_json
+from builder.engines import infer_with
+from builder.errors import CheckpointError, SpecError
+from builder.export.rows import Rows, padding_id, rows_of
+from builder.onnx.graph import Graph
+from builder.report.record import Rung
+from builder.runtime.contract import FILE, EncoderServing, dump
+from builder.runtime.fields import Field, InputError
+from builder.runtime.pipeline import Pipeline
+from builder.samples import load_samples, with_mask
+from builder.spec import BuildSpec
+from builder.speed import Latencies
+from builder.tasks.base import Answer, Sample, TaskGraph, encoder_task
+from builder.tensors import to_tensors
+from builder.triton.layout import serving_document
+from builder.variants.latency import engine_latencies
+from builder.verify.mates import alike
+from builder.verify.parity import Reference, error_at, graph_error
+from builder.verify.quality import Quality, served_quality
+
+FEWEST = 16  # samples, of which half are fitted to
+
+
+@dataclass(frozen=True)
+class Evaluator:
+    """One model's measurements. `front` holds serving.json and tokenizer.json, as they will be emitted."""
+
+    spec: BuildSpec
+    checkpoint: Checkpoint
+    module: TaskGraph
+    front: Path
+    serving: EncoderServing
+    tokenizer: str
+    fields: tuple[Sequence[Field], Sequence[Field]]
+    samples: tuple[Sample, ...]  # to judge on
+    labels: tuple[Sample, ...]  # those samples with what their right answers are; empty where that is not known
+    expected: tuple[Answer, ...]  # transformers' answers to them
+    feeds: tuple[dict[str, np.ndarray], ...]  # the engine's inputs on the samples to fit to, call by call
+
+    @property
+    def metric(self) -> str:
+        """What quality means here: agreement with PyTorch or, by labels, the share of PyTorch's score."""
+        if not self.labels:
+            return self.checkpoint.task.metric
+        return f"share of PyTorch's {next(iter(self.reference_scores))}"
+
+    @cached_property
+    def reference_scores(self) -> Mapping[str, float]:
+        """PyTorch's own scores, where there are labels. Raises SpecError for labels that are none."""
+        return self._score(self.expected)
+
+    @cached_property
+    def rows(self) -> Rows:
+        """What rows of tokens are made of here."""
+        return rows_of(self.checkpoint)
+
+    def kept(self, rung: Rung) -> float:
+        """The quality of a rung, as `metric` says."""
+        if not self.labels:
+            return rung.quality or 0.0
+        name, score = next(iter(self.reference_scores.items()))
+        return rung.scores[name] / max(score, 1e-9) if rung.scores else 0.0
+
+    def _score(self, answers: Sequence[Answer]) -> Mapping[str, float]:
+        if not self.labels:
+            return {}
+        try:
+            return encoder_task(self.checkpoint.task).score(self.labels, answers)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            keys = ", ".join(self.checkpoint.task.labels)
+            raise SpecError(f"the labels of --samples ({keys}) cannot be scored: expected {error}") from error
+
+    def quality(self, graph: Graph) -> Quality:
+        """The emitted code over `graph`, against transformers."""
+        task, threads = encoder_task(self.checkpoint.task), self.spec.build_threads
+        return served_quality(graph, self.front, task, self.fields, self.samples, self.expected, threads, self._score)
+
+    def latency(self, graph: Graph) -> Latencies:
+        """`graph` with the threads and the spinning it will be served with; nothing for another machine's GPU."""
+        spec = self.spec
+        if spec.target != "cpu":
+            return {}
+        longest = self.checkpoint.max_length
+        return engine_latencies(graph, self.rows, longest, spec.build_threads, spec.serving.spinning)
+
+    def error(self, graph: Graph) -> float:
+        """The largest relative error of `graph` against PyTorch."""
+        checkpoint, per_token = self.checkpoint, encoder_task(self.checkpoint.task).per_token
+        return graph_error(graph, self.module, self.rows, checkpoint.max_length, self.spec.build_threads, per_token)
+
+    def error_on(self, graph: Graph, references: Sequence[Reference]) -> float:
+        """The largest relative error of `graph` on what PyTorch answered before."""
+        infer, per_token = infer_with(graph, self.spec.build_threads), encoder_task(self.checkpoint.task).per_token
+        return max(error_at(infer, graph, asked, per_token) for asked in references)
+
+    def rung(self, name: str, graph: Graph) -> tuple[Rung, Quality]:
+        """`graph` measured in every way."""
+        quality = self.quality(graph)
+        return self.judged(Rung(name, graph.size, self.latency(graph)), graph, quality), quality
+
+    def judged(self, rung: Rung, graph: Graph, quality: Quality) -> Rung:
+        """`rung` with what was found of its graph beside size and latency."""
+        return replace(
+            rung,
+            error=self.error(graph),
+            quality=quality.mean,
+            worst=quality.worst,
+            batch_agreement=quality.batch_agreement,
+            scores=dict(quality.scores),
+        )
+
+    def warm_up_rows(self) -> list[dict[str, list[int]]]:
+        """The tokens of a short and of a long text of the samples, without padding."""
+        sources = self.serving.inputs
+        rows = []
+        for call in (self.feeds[0], self.feeds[-1]):
+            length = int(call["attention_mask"][0].sum()) if "attention_mask" in call else call["input_ids"].shape[1]
+            lengths = {name: None if source == "task" else length for name, source in sources.items()}
+            rows.append({name: call[name][0, : lengths[name]].tolist() for name in sources})
+        return rows
+
+
+def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, graph: Graph, folder: Path) -> Evaluator:
+    """Write the front's files into `folder` and ask transformers for its answers.
+
+    Raises SpecError for samples that do not fit the task, CheckpointError when there are none to verify on.
+    """
+    task = encoder_task(checkpoint.task)
+    parameters = task.parameters(checkpoint, spec)
+    pad = {"input_ids": padding_id(checkpoint)}
+    needed = alike(module, rows_of(checkpoint), checkpoint.max_length)
+    side = checkpoint.tokenizer.truncation_side
+    serving = serving_document(spec, task.module, graph, checkpoint.max_length, pad, parameters, needed, side)
+    tokenizer = tokenizer_json(checkpoint.tokenizer)
+    front = folder / "front"
+    front.mkdir()
+    (front / FILE).write_text(dump(serving), "utf-8")
+    (front / "tokenizer.json").write_text(tokenizer, "utf-8")
+    fields = task.fields(parameters)
+    if spec.samples is not None:
+        samples: tuple[Sample, ...] = load_samples(spec.samples, fields[0], task.labels)
+    else:
+        mask = checkpoint.tokenizer.mask_token or ""
+        front_alone = Pipeline(front, _no_engine)
+        samples = tuple(s for s in (with_mask(s, mask) for s in task.samples) if _fits(s, front_alone, fields[0]))
+    if not samples:
+        raise CheckpointError(
+            f"none of the default samples fits {checkpoint.max_length} tokens; give your own with --samples"
+        )
+    labelled = samples if set(task.labels) & set(samples[0]) else ()
+    samples = tuple({k: value for k, value in sample.items() if k not in task.labels} for sample in samples)
+    fitted, judged = _split(samples) if spec.fits else (samples, samples)
+    labels = labelled[1::2] if spec.fits else labelled
+    feeds = _engine_feeds(front, fields, fitted)
+    expected = tuple(task.reference(checkpoint, spec, sample) for sample in judged)
+    return Evaluator(spec, checkpoint, module, front, serving, tokenizer, fields, judged, labels, expected, feeds)
+
+
+def _split(samples: tuple[Sample, ...]) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
+    """Samples to fit to and samples to judge on: what was fitted to a sample says little about others."""
+    if len(samples) < FEWEST:
+        raise SpecError(
+            f"calibration and pruning fit to half of the samples and are judged on the others: {len(samples)} are too "
+            f"few, {FEWEST} the least. Give more with --samples"
+        )
+    return samples[::2], samples[1::2]
+
+
+def _engine_feeds(
+    front: Path, fields: tuple[Sequence[Field], Sequence[Field]], samples: Sequence[Sample]
+) -> tuple[dict[str, np.ndarray], ...]:
+    """The engine's inputs on the samples, call by call, as the emitted code makes them; shortest first.
+
+    Raises SpecError for a sample that the emitted code refuses: the reference could not answer it either.
+    """
+    seen: list[dict[str, np.ndarray]] = []
+
+    def record(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        seen.append(feeds)
+        return _no_engine(feeds)
+
+    answers = Pipeline(front, record)([to_tensors(sample, fields[0]) for sample in samples])
+    for number, answer in enumerate(answers, 1):
+        if isinstance(answer, InputError):
+            raise SpecError(f"sample {number} is refused by the model itself: {answer}")
+    return tuple(seen)
+
+
+def _no_engine(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    raise InterruptedError  # no answer is needed: each request fails alone, after its feeds were made
+
+
+def _fits(sample: Sample, front: Pipeline, fields: Sequence[Field]) -> bool:
+    """Whether the texts that the emitted task makes of a sample, prompt and template included, are within the limit."""
+    try:
+        texts = front.task.read(to_tensors(sample, fields)).texts
+    except InputError:
+        return False
+    return max(len(encoding) for encoding in front.text(texts)) <= front.task.max_length

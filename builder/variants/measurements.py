@@ -1,0 +1,53 @@
+"""What earlier searches measured, so that the next one over the same checkpoint need not.
+
+One file a key, in the user's cache folder; the key covers all that a measurement depends on: the checkpoint, the
+options, the samples, the versions, the processor and this package itself. A lost file costs time, nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from builder.report.record import Rung
+
+PACKAGE = Path(__file__).parent.parent
+
+
+class Memory:
+    """Rungs by name. Without a `path` they are forgotten at the end."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path
+        self.rungs: dict[str, Rung] = {}
+        if path is not None and path.is_file():
+            with suppress(OSError, ValueError, TypeError):  # a damaged file is as good as none
+                self.rungs = {name: Rung(**rung) for name, rung in json.loads(path.read_text("utf-8")).items()}
+
+    def recall(self, name: str) -> Rung | None:
+        return self.rungs.get(name)
+
+    def remember(self, rung: Rung) -> None:
+        self.rungs[rung.name] = rung
+        if self.path is None:
+            return
+        with suppress(OSError):  # a full or read-only disk
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            beside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
+            beside.write_text(json.dumps({name: asdict(known) for name, known in self.rungs.items()}), "utf-8")
+            beside.replace(self.path)
+
+
+def memory_of(facts: Mapping[str, Any]) -> Memory:
+    """The memory of measurements that depend on `facts` (JSON) and on the code that made them."""
+    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
+    for file in sorted(PACKAGE.rglob("*.py")):
+        digest.update(file.read_bytes())
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    return Memory(home / "build-repo" / "measured" / f"{digest.hexdigest()[:32]}.json")

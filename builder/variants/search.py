@@ -1,0 +1,187 @@
+"""Which variant of an encoder is served: the fastest that keeps the quality asked for.
+
+Every variant is made and timed, then judged from the fastest on; the first that keeps the quality is chosen. One that
+does not may leave its most sensitive layers in fp32 and queue again, at the speed it then has. What was measured is
+remembered, for the next search over the same checkpoint on the same machine. Knows times and qualities; knows
+nothing about graphs.
+"""
+
+from __future__ import annotations
+
+import heapq
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from builder.errors import ExportError, VerificationError
+from builder.optimise.quantisation import Quantised
+from builder.progress import Stage
+from builder.report.record import Rung
+from builder.speed import speed_up
+from builder.variants.candidates import Variant, VariantMaker
+from builder.variants.evaluator import Evaluator
+from builder.variants.measurements import Memory
+from builder.verify.quality import Quality
+
+ROUNDING = 1e-6  # of a mean of cosines: fp32 keeps a quality of 1
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The variant that is served, all rungs that were measured, and in words why this one."""
+
+    variant: Variant
+    made: Quantised
+    quality: Quality
+    chosen: Rung
+    rungs: tuple[Rung, ...]
+    choice: str | None
+
+
+@dataclass(order=True)
+class _Tried:
+    """A variant with some layers left alone. The fastest comes first."""
+
+    speed: float
+    order: int
+    variant: Variant
+    left_alone: int
+    rung: Rung
+
+
+class Search:
+    """One search. `base`: PyTorch, which speeds are relative to; `exact`: the rung that was measured in every way
+    already, and its quality; `prefix`: what the names of the other rungs begin with.
+    """
+
+    def __init__(
+        self,
+        evaluator: Evaluator,
+        maker: VariantMaker,
+        base: Rung,
+        exact: tuple[Rung, Quality],
+        threshold: float,
+        memory: Memory,
+        stage: Stage,
+        prefix: str,
+    ) -> None:
+        self.evaluator = evaluator
+        self.maker = maker
+        self.base = base
+        self.exact = exact
+        self.threshold = threshold
+        self.memory = memory
+        self.stage = stage
+        self.prefix = prefix
+        self.made: dict[tuple[Variant, int], Quantised] = {}
+        self.sensitive: dict[Variant, list[str]] = {}
+
+    def run(self, variants: Sequence[Variant]) -> SearchResult:
+        """Find the fastest of `variants`. Raises VerificationError with the best quality where none keeps it."""
+        queue: list[_Tried] = []
+        judged: list[Rung] = []
+        unmade: dict[str, str] = {}
+        begun = time.perf_counter()
+        for number, variant in enumerate(variants, 1):
+            left_s = (time.perf_counter() - begun) / max(number - 1, 1) * (len(variants) - number + 1)
+            progress = f", {number} of {len(variants)}" + (f", about {left_s:.0f} s left" if number > 1 else "")
+            with self.stage(f"{self.prefix}{variant.name}" + progress * (len(variants) > 1)):
+                try:
+                    heapq.heappush(queue, self._time(variant, 0, number))
+                except (ExportError, VerificationError) as error:
+                    if len(variants) == 1:
+                        raise
+                    unmade[variant.name] = str(error)
+        while queue:
+            tried = heapq.heappop(queue)
+            with self.stage(f"judge {tried.rung.name}"):
+                rung, quality = self._judge(tried)
+            judged.append(rung)
+            if quality is not None and self._keeps(rung):
+                rest = sorted(queue)
+                rungs = tuple(sorted([*judged, *(t.rung for t in rest)], key=self._slowness, reverse=True))
+                choice = None
+                if len(variants) > 1:
+                    choice = self._explain(rung, judged[:-1], [t.rung for t in rest], unmade)
+                graph = self._graph(tried.variant, tried.left_alone)
+                return SearchResult(tried.variant, graph, quality, rung, rungs, choice)
+            more = self._leave_more(tried)
+            if more is not None:
+                heapq.heappush(queue, more)
+        if not judged:
+            raise VerificationError(f"nothing could be made of this checkpoint: {'; '.join(unmade.values())}")
+        best = max(judged, key=self.evaluator.kept)
+        raise VerificationError(
+            f"{best.name} reaches a {self.evaluator.metric} of {self.evaluator.kept(best):.4f} on the samples, the "
+            f"best of {len(judged)} tried, layers left in fp32 included; {self.threshold:.4f} is required. Nothing "
+            "was published: use --precision fp32"
+            + ", a smaller --prune"
+            * (self.maker.spec.prune is not None)
+            + ", or "
+            "accept less with --quality"
+        )
+
+    def _graph(self, variant: Variant, left_alone: int) -> Quantised:
+        key = (variant, left_alone)
+        if key not in self.made:
+            names = self._sensitive(variant)[:left_alone] if left_alone else []
+            self.made[key] = self.maker.make(variant, names)
+        return self.made[key]
+
+    def _sensitive(self, variant: Variant) -> list[str]:
+        if variant not in self.sensitive:
+            self.sensitive[variant] = self.maker.sensitive(variant)
+        return self.sensitive[variant]
+
+    def _time(self, variant: Variant, left_alone: int, order: int) -> _Tried:
+        """A rung with its size and latency, remembered or measured."""
+        name = f"{self.prefix}{variant.name}" + (f", {left_alone} layers fp32" if left_alone else "")
+        rung = self.exact[0] if name == self.exact[0].name else self.memory.recall(name)
+        if rung is None:
+            graph = self._graph(variant, left_alone).graph
+            rung = Rung(name, graph.size, self.evaluator.latency(graph))
+            self.memory.remember(rung)
+        return _Tried(self._slowness(rung), order, variant, left_alone, rung)
+
+    def _judge(self, tried: _Tried) -> tuple[Rung, Quality | None]:
+        """The rung with its quality. One remembered as too bad is not made again; one that is served always is."""
+        if tried.rung is self.exact[0]:
+            return self.exact
+        if tried.rung.quality is not None and not self._keeps(tried.rung):
+            return tried.rung, None
+        graph = self._graph(tried.variant, tried.left_alone).graph
+        quality = self.evaluator.quality(graph)
+        rung = self.evaluator.judged(tried.rung, graph, quality)
+        self.memory.remember(rung)
+        return rung, quality
+
+    def _keeps(self, rung: Rung) -> bool:
+        return self.evaluator.kept(rung) >= self.threshold - ROUNDING
+
+    def _leave_more(self, tried: _Tried) -> _Tried | None:
+        """The same with twice as many layers left in fp32, at most half of them."""
+        sensitive = self._sensitive(tried.variant)
+        left_alone = max(1, 2 * tried.left_alone)
+        if left_alone > len(sensitive) // 2:
+            return None
+        with self.stage(f"{tried.rung.name.split(',')[0]}, {left_alone} of {len(sensitive)} layers left in fp32"):
+            return self._time(tried.variant, left_alone, tried.order)
+
+    def _slowness(self, rung: Rung) -> float:
+        return 1 / speed_up(rung.latency_ms, self.base.latency_ms)
+
+    def _explain(self, chosen: Rung, missed: Sequence[Rung], slower: Sequence[Rung], unmade: Mapping[str, str]) -> str:
+        def times(rung: Rung) -> str:
+            return f"{speed_up(rung.latency_ms, self.base.latency_ms):.1f}x"
+
+        words = (
+            f"chose {chosen.name}: {times(chosen)} PyTorch's speed over the shapes measured, with a "
+            f"{self.evaluator.metric} of {self.evaluator.kept(chosen):.4f} where {self.threshold:.4f} is asked"
+        )
+        if missed:
+            words += "; missed it: " + ", ".join(f"{r.name} ({times(r)}, {self.evaluator.kept(r):.4f})" for r in missed)
+        if slower:
+            words += "; slower: " + ", ".join(f"{rung.name} ({times(rung)})" for rung in slower)
+        if unmade:
+            words += "; not possible: " + ", ".join(f"{name} ({reason})" for name, reason in unmade.items())
+        return words

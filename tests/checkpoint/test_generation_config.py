@@ -1,0 +1,222 @@
+"""What generation_config.json of a checkpoint means to a request that says nothing."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import GenerationConfig, PreTrainedModel
+
+from builder.checkpoint.generation_config import (
+    HARMLESS,
+    IMPLEMENTED,
+    REFUSED,
+    max_tokens,
+    option_defaults,
+    refuse_unserved,
+    token_rules,
+)
+from builder.errors import CheckpointError
+from builder.runtime.generation.beams import BeamSearch
+from builder.runtime.generation.options import Options
+from builder.runtime.generation.processors import Rules
+from builder.runtime.generation.sampling import Sampler, choose
+from builder.verify.generation import greedy_tokens
+from builder.verify.seq2seq import cut
+from tests.decoders import make_decoder
+from tests.seq2seqs import make_seq2seq
+
+
+def test_a_checkpoint_that_says_nothing_is_greedy() -> None:
+    assert option_defaults(GenerationConfig(), beams=4) == {"temperature": 0.0, "min_tokens": 0}
+    assert max_tokens(GenerationConfig()) == max_tokens(GenerationConfig(), start=1) == 128
+
+
+def test_a_search_is_no_wider_than_the_build() -> None:
+    config = GenerationConfig(num_beams=5, length_penalty=2.0, early_stopping=True)
+    searched = option_defaults(config, beams=8)
+    assert (searched["num_beams"], searched["length_penalty"], searched["early_stopping"]) == (5, 2.0, "true")
+    assert option_defaults(config, beams=3)["num_beams"] == 3
+    assert not {"num_beams", "length_penalty", "early_stopping"} & set(option_defaults(config, beams=1))
+
+
+def test_lengths_of_an_encoder_decoder_count_its_start() -> None:
+    config = GenerationConfig(min_length=56, max_length=142)
+    assert option_defaults(config, 4, start=1)["min_tokens"] == 55
+    assert max_tokens(config, start=1) == 141
+    assert option_defaults(config, 4)["min_tokens"] == 0, "of a decoder they count a prompt nobody knows"
+    assert max_tokens(config) == 128
+    assert option_defaults(GenerationConfig(min_new_tokens=7), 4)["min_tokens"] == 7
+
+
+def test_sampling_with_its_own_filters() -> None:
+    defaults = option_defaults(GenerationConfig(do_sample=True, top_p=0.9, temperature=0.7), beams=4)
+    assert (defaults["temperature"], defaults["top_p"], defaults["top_k"]) == (0.7, 0.9, 50)
+
+
+def test_words_that_never_come() -> None:
+    config = GenerationConfig(bad_words_ids=[[58100], [3, 4], [2], [2, 3]], suppress_tokens=[9])
+    found = token_rules(config, ends=[2])
+    assert found.bad_words == [[58100], [3, 4], [2, 3]], "an end token alone is none of them"
+    assert found.suppressed == [9]
+
+
+def test_every_field_of_transformers_is_in_one_table() -> None:
+    """A new field of transformers goes red here: it is implemented, without effect (say why), or refused."""
+    fields = set(GenerationConfig().to_dict()) | set(GenerationConfig._get_default_generation_params())
+    tables = [set(IMPLEMENTED), set(HARMLESS), set(REFUSED)]
+    assert fields - set.union(*tables) == set()
+    assert all(not a & b for a, b in itertools.combinations(tables, 2))
+
+
+def test_the_defaults_of_transformers_are_served() -> None:
+    refuse_unserved(GenerationConfig(), is_decoder=True)
+    refuse_unserved(GenerationConfig(**GenerationConfig._get_default_generation_params()), is_decoder=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"guidance_scale": 3.0}, "guidance_scale 3.0, which is not implemented"),
+        ({"watermarking_config": {"greenlist_ratio": 0.5}}, "watermarking_config"),
+        ({"penalty_alpha": 0.6, "top_k": 4}, "penalty_alpha 0.6"),
+        ({"dola_layers": "high"}, "dola_layers 'high'"),
+        ({"num_beam_groups": 2, "num_beams": 4}, "num_beam_groups 2"),
+        ({"force_words_ids": [[4]]}, "force_words_ids"),
+        ({"do_sample": True, "top_h": 0.4}, "top_h 0.4"),
+        ({"do_sample": True, "num_beams": 3}, "num_beams 3"),
+        ({"stop_strings": ["END"]}, r"stop_strings \['END'\].*; requests can send stop_words"),
+        ({"max_time": 2.5}, "max_time 2.5.*; requests can send timeout_ms"),
+        ({"token_healing": True}, "token_healing True"),
+        ({"cache_implementation": "quantized"}, "cache_implementation 'quantized'"),
+        ({"min_length": 8}, "min_length 8.*; min_new_tokens counts the answer alone"),
+        ({"forced_bos_token_id": 8}, "forced_bos_token_id 8"),
+    ],
+)
+def test_what_is_not_implemented_is_refused_with_its_value(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        refuse_unserved(GenerationConfig(**options), is_decoder=True)
+
+
+def test_an_encoder_decoder_counts_and_forces_its_own() -> None:
+    refuse_unserved(GenerationConfig(min_length=8, forced_bos_token_id=5, decoder_start_token_id=2), is_decoder=False)
+    with pytest.raises(CheckpointError, match=r"decoder_start_token_id \[2, 3\]"):
+        refuse_unserved(GenerationConfig(decoder_start_token_id=[2, 3]), is_decoder=False)
+
+
+def test_answers_that_a_request_does_not_count() -> None:
+    assert option_defaults(GenerationConfig(do_sample=True, num_return_sequences=3), 4)["n"] == 3
+    assert option_defaults(GenerationConfig(num_beams=4, num_return_sequences=3), 2)["n"] == 2
+
+
+VOCABULARY = 40
+FIELDS: list[dict[str, Any]] = [
+    {"suppress_tokens": [1, 7, 8], "begin_suppress_tokens": [3, 4, 5, 6]},
+    {"encoder_repetition_penalty": 1.6},
+    {"encoder_repetition_penalty": 0.5, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
+    {"encoder_no_repeat_ngram_size": 2},
+    {"exponential_decay_length_penalty": (3, 1.4)},
+    {"exponential_decay_length_penalty": (2, 0.5), "min_new_tokens": 4, "suppress_tokens": [3]},
+    {"sequence_bias": {(5,): -4.0, (6, 7): 9.0, (11, 12, 13): 20.0, (9,): 2.5}},
+    {"sequence_bias": [[[5], -4.0], [[6, 7], 9.0]], "bad_words_ids": [[2], [8], [9, 10], [2, 3]]},
+    {"forced_eos_token_id": [2, 3], "suppress_tokens": [3], "begin_suppress_tokens": [9]},
+    {"renormalize_logits": True, "remove_invalid_values": True, "repetition_penalty": 1.2},
+]
+
+
+@pytest.fixture(scope="module", params=["gpt2", "bart"])
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    return make_decoder("gpt2") if request.param == "gpt2" else make_seq2seq("bart")
+
+
+@pytest.mark.parametrize("fields", FIELDS, ids=lambda fields: "+".join(fields))
+def test_scores_and_tokens_are_those_of_transformers_processors(model: PreTrainedModel, fields: dict[str, Any]) -> None:
+    """The whole chain that `generate` would make of the configuration, over random scores, token for token."""
+    generator = np.random.default_rng(3)
+    is_decoder, count, ends = not model.config.is_encoder_decoder, 14, [2, 3]
+    read = generator.integers(0, VOCABULARY, 9).tolist()
+    prompt = read if is_decoder else [1]
+    config = GenerationConfig(**fields, eos_token_id=ends, max_length=len(prompt) + count)
+    config._eos_token_tensor = torch.tensor(ends)
+    refuse_unserved(config, is_decoder)
+    theirs = model._get_logits_processor(config, len(prompt), torch.tensor([read]), device="cpu", model_kwargs={})
+    said = token_rules(config, ends)
+    rules = Rules(
+        Options(**option_defaults(config, 1, None if is_decoder else 1)),
+        tuple(ends),
+        tuple(map(tuple, said.bad_words)),
+        source=tuple(read),
+        last=tuple(said.last),
+        max_tokens=count,
+        sequence_bias=tuple((tuple(entry.tokens), entry.bias) for entry in said.sequence_bias),
+        suppressed=tuple(said.suppressed),
+        begin_suppressed=tuple(said.begin_suppressed),
+        decay=(said.decay.start, said.decay.factor) if said.decay else None,
+    )
+    sampler = Sampler(rules, prompt=prompt)
+    for _ in range(count):
+        logits = generator.normal(0, 3, VOCABULARY).astype(np.float32)
+        ids = torch.tensor([[*prompt, *sampler.generated]])
+        wanted = theirs(ids, torch.tensor(logits)[None])[0]
+        scores = logits.copy()
+        if not rules.idle(len(sampler.generated)):
+            rules.apply(scores, prompt, sampler.generated)
+        if not config.renormalize_logits:
+            np.testing.assert_allclose(scores, wanted.numpy(), rtol=1e-5)
+        (choice,) = choose(logits[None], [sampler])
+        assert choice.token == int(wanted.argmax())
+        sampler.generated.append(choice.token)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"renormalize_logits": True, "suppress_tokens": list(range(20, 400))},
+        {"suppress_tokens": list(range(20, 400)), "sequence_bias": [[[500, 501], 6.0], [[7], 3.0]]},
+        {"exponential_decay_length_penalty": (2, 1.05), "encoder_repetition_penalty": 1.5},
+    ],
+    ids=lambda fields: "+".join(fields),
+)
+def test_searches_are_those_of_generate(fields: dict[str, Any]) -> None:
+    """The n best of a search under the checkpoint's own fields, token for token, PyTorch's logits on both sides."""
+    model, prompt, count = make_decoder("gpt2"), [5, 6, 7], 10
+    config = GenerationConfig(
+        **fields, num_beams=4, num_return_sequences=3, eos_token_id=3, pad_token_id=0, max_new_tokens=count
+    )
+    said = token_rules(config, [3])
+    rules = Rules(
+        Options(**option_defaults(config, 8)),
+        (3,),
+        source=tuple(prompt),
+        max_tokens=count,
+        sequence_bias=tuple((tuple(entry.tokens), entry.bias) for entry in said.sequence_bias),
+        suppressed=tuple(said.suppressed),
+        decay=(said.decay.start, said.decay.factor) if said.decay else None,
+    )
+    search = BeamSearch(rules, prompt, frozenset([3]))
+    with torch.no_grad():
+        while not search.done:
+            rows = torch.tensor([[*prompt, *tokens] for tokens in search.said])
+            search.step(list(model(input_ids=rows, use_cache=False).logits[:, -1].numpy()))
+        ids = torch.tensor([prompt])
+        model.generation_config = config
+        wanted = model.generate(
+            ids, attention_mask=torch.ones_like(ids), return_dict_in_generate=True, output_scores=True
+        )
+    expected = [cut(row[len(prompt) :].tolist(), (3,), count) for row in wanted.sequences]
+    scores = [hypothesis.score for hypothesis in search.ended[: rules.options.n]]
+    np.testing.assert_allclose(scores, wanted.sequences_scores.numpy(), rtol=1e-4)
+    assert [cut(hypothesis.tokens, (3,), count) for hypothesis in search.ended[: rules.options.n]] == expected
+
+
+def test_the_reference_takes_nothing_of_the_checkpoint() -> None:
+    """What generate would refuse, or answer otherwise: graphs are compared without the checkpoint's rules."""
+    model = make_decoder("gpt2")
+    plain = greedy_tokens(model, [5, 6, 7], 8)
+    model.generation_config.update(num_beams=3, num_return_sequences=2, exponential_decay_length_penalty=(2, 1.5))
+    model.generation_config.update(sequence_bias=[[[plain[0]], -50.0]], no_repeat_ngram_size=1)
+    assert greedy_tokens(model, [5, 6, 7], 8) == plain
+    assert model.generation_config.num_beams == 3

@@ -1,0 +1,243 @@
+"""sentence-transformers folders, as its releases from 2 to 6 write them: read as it reads them, or refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from builder.checkpoint.resolve import resolve
+from builder.checkpoint.sentence_transformers import Pooler, read_modules
+from builder.errors import CheckpointError
+from builder.onnx.graph import Graph
+from builder.spec import make_spec
+from builder.variants.evaluator import make_evaluator
+from tests.checkpoints import make_checkpoint
+from tests.fronts import answers, front_over_pytorch
+
+PAIRS = ("the train leaves at nine", ["the museum is closed", "a fox"])
+
+
+def _write(path: Path, document: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(document))
+
+
+def _edit(path: Path, **changes: Any) -> None:
+    _write(path, {**json.loads(path.read_text()), **changes})
+
+
+@pytest.fixture(scope="module")
+def embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny BERT with modules.json: mean pooling, then nothing."""
+    folder = make_checkpoint(tmp_path_factory.mktemp("sentence") / "embedder", "bert", "feature-extraction")
+    kinds = {"": "Transformer", "1_Pooling": "Pooling"}
+    _write(
+        folder / "modules.json",
+        [
+            {"idx": index, "name": str(index), "path": path, "type": f"sentence_transformers.models.{kind}"}
+            for index, (path, kind) in enumerate(kinds.items())
+        ],
+    )
+    _write(folder / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, "pooling_mode_mean_tokens": True})
+    return folder
+
+
+@pytest.fixture
+def copy(embedder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(embedder, tmp_path / "embedder"))
+
+
+def _modules(folder: Path, *kinds: tuple[str, str]) -> None:
+    modules = [
+        {"idx": index, "name": str(index), "path": path, "type": kind} for index, (path, kind) in enumerate(kinds)
+    ]
+    _write(folder / "modules.json", modules)
+
+
+@pytest.mark.parametrize(
+    ("config", "modes"),
+    [
+        ({"pooling_mode_mean_tokens": True, "pooling_mode_max_tokens": True}, ("max", "mean")),
+        ({"pooling_mode_lasttoken": True, "pooling_mode_cls_token": True}, ("cls", "lasttoken")),
+        ({"pooling_mode": ["mean", "max"]}, ("mean", "max")),
+        ({"pooling_mode": "mean_sqrt_len_tokens"}, ("mean_sqrt_len",)),
+        ({"pooling_mode_mean_tokens": False}, ("mean",)),
+    ],
+)
+def test_pooled_parts_come_in_the_order_of_sentence_transformers(
+    config: dict[str, Any], modes: tuple[str, ...], copy: Path
+) -> None:
+    _write(copy / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, **config})
+    found = read_modules(copy)
+    assert found is not None
+    assert found.pooling == modes
+    library = pytest.importorskip("sentence_transformers", reason="comes with the demo's model")
+    theirs = library.SentenceTransformer(str(copy), device="cpu").encode("the train leaves at nine")
+    spec = make_spec(model=str(copy))
+    checkpoint = resolve(spec)
+    ours = checkpoint.task.reference(checkpoint, spec, {"text_input": "the train leaves at nine"})
+    np.testing.assert_allclose(ours["embedding"], theirs, atol=1e-5)
+
+
+@pytest.mark.parametrize("path", ["../elsewhere", "/etc", "1_Pooling/../../elsewhere"])
+def test_a_module_outside_the_checkpoint_is_refused(path: str, copy: Path) -> None:
+    _modules(copy, ("", "sentence_transformers.models.Transformer"), (path, "sentence_transformers.models.Pooling"))
+    with pytest.raises(CheckpointError, match="a module outside its own folder"):
+        read_modules(copy)
+
+
+def test_a_module_that_is_code_of_the_checkpoint_is_refused(copy: Path) -> None:
+    _modules(copy, ("", "custom_st.Transformer"), ("1_Pooling", "sentence_transformers.models.Pooling"))
+    with pytest.raises(CheckpointError, match=r"a module custom_st\.Transformer at place 0"):
+        read_modules(copy)
+
+
+@pytest.mark.parametrize("order", [("Pooling", "Transformer"), ("Transformer", "Dense", "Pooling"), ("Transformer",)])
+def test_modules_in_another_order_are_refused(order: tuple[str, ...], copy: Path) -> None:
+    _modules(copy, *((f"{i}", f"sentence_transformers.models.{kind}") for i, kind in enumerate(order)))
+    with pytest.raises(CheckpointError, match=f"is a SentenceTransformer of {', '.join(order)}"):
+        read_modules(copy)
+
+
+def test_a_sparse_encoder_is_refused_by_its_name(copy: Path) -> None:
+    _write(copy / "config_sentence_transformers.json", {"model_type": "SparseEncoder"})
+    with pytest.raises(CheckpointError, match="is a SparseEncoder of Transformer, Pooling"):
+        read_modules(copy)
+
+
+@pytest.mark.parametrize("config", [{"use_residual": True}, {"module_input_name": "token_embeddings"}])
+def test_a_dense_that_is_more_than_a_layer_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    _write(tmp_path / "2_Dense" / "config.json", {"in_features": 4, "out_features": 4, **config})
+    save_file({"linear.weight": torch.eye(4), "linear.bias": torch.zeros(4)}, tmp_path / "2_Dense/model.safetensors")
+    with pytest.raises(CheckpointError, match="a residual, or not of the whole embedding"):
+        Pooler(("mean",), (tmp_path / "2_Dense",))
+
+
+def test_a_dense_without_a_named_activation_has_tanh(tmp_path: Path) -> None:
+    _write(tmp_path / "2_Dense" / "config.json", {"in_features": 4, "out_features": 4})
+    save_file({"linear.weight": torch.eye(4), "linear.bias": torch.zeros(4)}, tmp_path / "2_Dense/model.safetensors")
+    features = torch.ones(1, 1, 4)
+    pooled = Pooler(("mean",), (tmp_path / "2_Dense",))(features, torch.ones(1, 1, dtype=torch.long))
+    torch.testing.assert_close(pooled, torch.tanh(features[:, 0]))
+
+
+def test_only_the_first_dimensions_where_the_checkpoint_says_so(copy: Path, tmp_path: Path) -> None:
+    _write(copy / "config_sentence_transformers.json", {"truncate_dim": 5})
+    spec = make_spec(model=str(copy))
+    checkpoint = resolve(spec)
+    (answer,) = answers(front_over_pytorch(checkpoint, spec, tmp_path), checkpoint, [{"text_input": "a fox"}])
+    assert len(answer["embedding"]) == 5
+
+
+@pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_xlm-roberta_config.json"])
+def test_the_settings_of_earlier_releases(name: str, copy: Path) -> None:
+    _write(copy / name, {"max_seq_length": 40, "do_lower_case": True})
+    found = read_modules(copy)
+    assert found is not None
+    assert (found.max_length, found.lower_case) == (40, True)
+    _write(copy / name, {"max_seq_length": 40, "query_expansion": {"strategy": "fixed"}})
+    with pytest.raises(CheckpointError, match="sets query_expansion"):
+        read_modules(copy)
+
+
+def test_an_empty_default_prompt_is_no_prompt(copy: Path, tmp_path: Path) -> None:
+    """It was dropped from the prompts, and every request refused for the lack of it."""
+    prompts = {"query": "query: ", "document": ""}
+    _write(copy / "config_sentence_transformers.json", {"prompts": prompts, "default_prompt_name": "document"})
+    spec = make_spec(model=str(copy))
+    checkpoint = resolve(spec)
+    front = front_over_pytorch(checkpoint, spec, tmp_path)
+    samples = [{"text_input": "a fox"}, {"text_input": "a fox", "prompt_name": "query"}, {"text_input": "query: a fox"}]
+    plain, query, spelled = (np.array(a["embedding"]) for a in answers(front, checkpoint, samples))
+    np.testing.assert_allclose(query, spelled, atol=1e-5)
+    assert np.abs(plain - query).max() > 1e-3
+    _edit(copy / "config_sentence_transformers.json", default_prompt_name="passage")
+    with pytest.raises(CheckpointError, match="a default prompt 'passage', which is not one of its prompts"):
+        read_modules(copy)
+
+
+def test_a_default_prompt_counts_where_samples_are_chosen(copy: Path, tmp_path: Path) -> None:
+    """The longest sample that fits without the prompt does not fit with it, and is left out."""
+    spec = make_spec(model=str(copy))
+    longest = max(len(resolve(spec).tokenizer(s["text_input"])["input_ids"]) for s in resolve(spec).task.samples)
+    _write(copy / "sentence_bert_config.json", {"max_seq_length": longest})
+    _write(
+        copy / "config_sentence_transformers.json",
+        {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
+    )
+    checkpoint = resolve(spec)
+    module = checkpoint.task.graph(checkpoint, spec, ("input_ids", "attention_mask"))
+    graph = Graph(tmp_path, module.inputs, module.outputs, (), 20, 9, Counter(), 0)
+    bench = make_evaluator(spec, checkpoint, module, graph, tmp_path)
+    assert 0 < len(bench.samples) < len(checkpoint.task.samples)
+
+
+@pytest.fixture(scope="module")
+def ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranker") / "ranker"
+    return make_checkpoint(folder, "bert", "text-ranking", {0: "relevance"})
+
+
+IDENTITY, SIGMOID = "torch.nn.modules.linear.Identity", "torch.nn.modules.activation.Sigmoid"
+PLACES: dict[str, tuple[dict[str, Any], str]] = {
+    "before 4.0": ({"sbert_ce_default_activation_function": IDENTITY}, "identity"),
+    "before 4.0, sigmoid": ({"sbert_ce_default_activation_function": SIGMOID}, "sigmoid"),
+    "from 4.0": ({"sentence_transformers": {"activation_fn": IDENTITY, "version": "4.1.0"}}, "identity"),
+    "both": (
+        {"sentence_transformers": {"activation_fn": SIGMOID}, "sbert_ce_default_activation_function": IDENTITY},
+        "sigmoid",
+    ),
+    "both, the newer without one": (
+        {"sentence_transformers": {"version": "4.1.0"}, "sbert_ce_default_activation_function": IDENTITY},
+        "identity",
+    ),
+    "none said": ({"sentence_transformers": {"version": "4.1.0"}}, "sigmoid"),
+}
+
+
+@pytest.mark.parametrize("place", [*PLACES, "from 6"])
+def test_a_cross_encoder_scores_with_its_own_activation(place: str, ranker: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(ranker, tmp_path / "ranker"))
+    changes, expected = PLACES.get(place, ({}, "identity"))
+    _edit(folder / "config.json", **changes)
+    if place == "from 6":
+        _modules(folder, ("", "sentence_transformers.base.modules.transformer.Transformer"))
+        _write(folder / "sentence_bert_config.json", {"transformer_task": "sequence-classification"})
+        general = {"model_type": "CrossEncoder", "activation_fn": IDENTITY}
+        _write(folder / "config_sentence_transformers.json", general)
+    spec = make_spec(model=str(folder))
+    checkpoint = resolve(spec)
+    assert checkpoint.task.name == "text-ranking"
+    sample = {"query": PAIRS[0], "documents": PAIRS[1]}
+    (answer,) = answers(front_over_pytorch(checkpoint, spec, tmp_path), checkpoint, [sample])
+    with torch.no_grad():
+        encoded = [checkpoint.tokenizer(PAIRS[0], document, return_tensors="pt") for document in PAIRS[1]]
+        logits = torch.cat([checkpoint.model(**e).logits[0] for e in encoded])
+    scores = torch.sigmoid(logits) if expected == "sigmoid" else logits
+    np.testing.assert_allclose(answer["score"], scores, rtol=1e-5, atol=1e-6)
+    library = pytest.importorskip("sentence_transformers", reason="comes with the demo's model")
+    theirs = library.CrossEncoder(str(folder), device="cpu").predict([(PAIRS[0], d) for d in PAIRS[1]])
+    np.testing.assert_allclose(answer["score"], theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_an_activation_that_is_not_known_is_refused(ranker: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(ranker, tmp_path / "ranker"))
+    _edit(folder / "config.json", sentence_transformers={"activation_fn": "my_code.Softplus"})
+    checkpoint = resolve(make_spec(model=str(folder)))
+    with pytest.raises(CheckpointError, match=r"activation my_code\.Softplus is not known"):
+        checkpoint.task.parameters(checkpoint, make_spec(model="x"))
+
+
+def test_a_cross_encoder_of_several_labels_classifies(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(checkpoint("topics"), tmp_path / "topics"))
+    _edit(folder / "config.json", sbert_ce_default_activation_function=IDENTITY)
+    assert resolve(make_spec(model=str(folder))).task.name == "text-classification"

@@ -1,0 +1,156 @@
+"""Precisions of decoders: everything quantised, tied weights once, and a row's answer its own whoever is beside it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+import builder.spec.build_spec
+from builder.errors import SpecError, VerificationError
+from builder.export.decoder import CacheShape, export_decoder
+from builder.onnx.graph import Graph, check_release, operator_needs, save_graph
+from builder.optimise.cache_precision import quantise_cache
+from builder.optimise.fusion import fuse
+from builder.optimise.weights import WeightOptions, quantise_weights
+from builder.pipeline import build
+from builder.runtime.contract import Session
+from builder.runtime.generation.executors.in_process import InProcess
+from builder.spec import make_spec
+from builder.verify.generation import Reference, geometry_of, largest_values, make_reference, measure
+from tests.checkpoints import VOCABULARY
+from tests.decoders import make_decoder, make_decoder_checkpoint
+from tests.export.test_decoders import prompts
+
+OPTIONS = WeightOptions(32, True)
+PRECISIONS = ("int8", "int8-weights", "int4-weights")
+
+
+def fused(model_type: str, folder: Path, **options: Any) -> tuple[Graph, tuple[CacheShape, ...], Reference]:
+    model = make_decoder(model_type, **options)
+    exported = export_decoder(model, folder, 128)
+    return fuse(exported.graph, folder), exported.caches, make_reference(model, prompts())
+
+
+@pytest.mark.parametrize("precision", PRECISIONS)
+@pytest.mark.parametrize(("model_type", "products"), [("gpt2", 17), ("llama", 17), ("opt", 17)])
+def test_every_product_and_the_table_are_quantised(
+    model_type: str, products: int, precision: str, tmp_path: Path
+) -> None:
+    graph, caches, reference = fused(model_type, tmp_path)
+    made = quantise_weights(graph, precision, OPTIONS, tmp_path)
+    assert (made.matmuls, made.embeddings) == (products, 1)
+    operators = made.graph.operators
+    assert operators["MatMulIntegerToFloat"] + operators["MatMulNBits"] == products
+    assert operators["MatMul"] == operators["Gemm"] == 0
+    assert made.graph.size < 0.6 * graph.size
+    found = measure(made.graph, caches, VOCABULARY, reference, 1)
+    assert found.error > 1e-4, "quantised weights are not fp32 under another name"
+    assert found.mean > (0.3 if precision == "int4-weights" else 0.85)  # random weights: nearly flat logits
+
+
+def test_tied_weights_are_stored_once(tmp_path: Path) -> None:
+    graph, _, _ = fused("gpt2", tmp_path)
+    for precision in PRECISIONS:
+        made = quantise_weights(graph, precision, OPTIONS, tmp_path).graph
+        tables = [t for t in onnx.load(str(made.path)).graph.initializer if VOCABULARY in t.dims and len(t.dims) > 1]
+        assert sorted(tuple(t.dims) for t in tables) == [(VOCABULARY, 1), (VOCABULARY, 32)]
+
+
+@pytest.mark.parametrize("options", [WeightOptions(16, True), WeightOptions(32, False), WeightOptions(128, True)])
+def test_blocks_and_zero_points(options: WeightOptions, tmp_path: Path) -> None:
+    graph, caches, reference = fused("llama", tmp_path)
+    made = quantise_weights(graph, "int4-weights", options, tmp_path).graph
+    nodes = [node for node in onnx.load(str(made.path)).graph.node if node.op_type == "MatMulNBits"]
+    for node in nodes:
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        assert (attributes["block_size"], attributes["bits"]) == (options.block_size, 4)
+        assert (len(node.input) > 3 and node.input[3] != "") != options.symmetric
+    assert measure(made, caches, VOCABULARY, reference, 1).mean > 0.3
+
+
+@pytest.mark.parametrize("precision", ["int8", "int8-weights"])
+def test_a_row_does_not_see_the_rows_beside_it(precision: str, tmp_path: Path) -> None:
+    """Bit for bit: the same logits alone and among rows whose activations are a thousand times larger."""
+    graph, caches, _ = fused("llama", tmp_path)
+    made = quantise_weights(graph, precision, OPTIONS, tmp_path).graph
+    executor = InProcess(made.path, geometry_of(caches, 4, 32, VOCABULARY), Session(threads=1))
+    alone = executor.run(0, np.array([[7]]), np.zeros(1, np.int64)).copy()
+    executor.arena["value_0"][1:] = 1000.0
+    together = executor.run(0, np.array([[7], [8], [9], [10]]), np.array([0, 9, 9, 9]))
+    np.testing.assert_array_equal(alone[0], together[0])
+
+
+def test_an_int8_cache(tmp_path: Path) -> None:
+    graph, caches, reference = fused("qwen3", tmp_path)
+    largest = largest_values(graph, caches, VOCABULARY, reference, 1)
+    small = quantise_cache(graph, largest, tmp_path)
+    found = measure(small, caches, VOCABULARY, reference, 1, "int8")
+    assert 1e-4 < found.error < 0.5
+    assert found.mean > 0.9
+    executor = InProcess(small.path, geometry_of(caches, 2, 32, VOCABULARY, "int8"), Session(threads=1))
+    assert {tensor.dtype for tensor in executor.arena.values()} == {np.dtype(np.int8)}
+    executor.run(0, np.array([[5, 6, 7]]), np.zeros(1, np.int64))
+    assert np.abs(executor.arena["key_0"][0, :, :3]).max() > 20, "the range is used"
+
+
+def test_what_a_release_cannot_load_is_refused(tmp_path: Path) -> None:
+    for model_type, need, release in (
+        ("llama", "GroupQueryAttention on CPU", "24.12"),
+        ("gemma2", "GroupQueryAttention with softcap", "24.12"),
+        ("bloom", "GroupQueryAttention with attention_bias", "25.05"),
+    ):
+        graph, _, _ = fused(model_type, tmp_path / model_type)
+        assert need in operator_needs(graph)
+        with pytest.raises(Exception, match=rf"uses {operator_needs(graph)[0]}.*Build for Triton {release} or later"):
+            check_release(graph, "24.04")
+        check_release(graph, "25.10")
+
+
+def test_the_gate_and_auto(tmp_path: Path) -> None:
+    checkpoint = str(make_decoder_checkpoint(tmp_path / "checkpoint", "llama"))
+    options: dict[str, Any] = {"model": checkpoint, "name": "m", "output": tmp_path / "out", "slots": 2}
+    with pytest.raises(VerificationError, match=r"int4-weights has a next-token agreement of 0.[0-9]+ against PyTorch"):
+        build(make_spec(**options, precision="int4-weights", quality=0.999))
+    assert not (tmp_path / "out").exists()
+    report = build(make_spec(**options, precision="auto", quality=0.999, perplexity=1.001))
+    assert report.choice is not None
+    assert "missed the quality asked" in report.choice
+    assert len(report.ladder) == 5
+    assert report.memory is not None
+    assert report.memory["cache"] == 2 * 4 * 2 * 8 * 4 * 2 * 256
+
+
+def test_a_cache_that_does_not_fit_is_refused_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = str(make_decoder_checkpoint(tmp_path / "checkpoint", "llama"))
+    spec = make_spec(model=checkpoint, name="m", output=tmp_path / "out", slots=512)
+    monkeypatch.setattr(builder.spec.build_spec, "available_memory", lambda: 50_000_000)
+    with pytest.raises(SpecError, match=r"the cache needs 0.1 GB \(512 slots of 256 tokens\) and 0.0 GB may be used"):
+        build(spec)
+
+
+def test_options_of_the_other_family_are_refused(tmp_path: Path) -> None:
+    checkpoint = str(make_decoder_checkpoint(tmp_path / "checkpoint", "llama"))
+    with pytest.raises(SpecError, match="--truncate: not of a decoder"):
+        build(make_spec(model=checkpoint, name="m", output=tmp_path / "out", truncate=True))
+    with pytest.raises(SpecError, match="block holds 16, 32"):
+        make_spec(model="x", block_size=17)
+    with pytest.raises(SpecError, match="in-process executor"):
+        make_spec(model="x", cache="int8", executor="bls")
+
+
+def test_a_product_left_in_real_numbers_fails_the_build(tmp_path: Path) -> None:
+    """ONNX Runtime's optimiser may fold a scale into a product, and call it FusedMatMul: the quantiser sees MatMul."""
+    graph = fuse(export_decoder(make_decoder("llama"), tmp_path, 64).graph, tmp_path)
+    model = onnx.load(str(graph.path))
+    hidden = next(node for node in model.graph.node if node.op_type == "MatMul")
+    hidden.op_type, hidden.domain = "FusedMatMul", "com.microsoft"
+    changed = save_graph(model, tmp_path / "changed" / "model.onnx")
+    with pytest.raises(VerificationError, match=f"not {re.escape(hidden.name)}; nothing was published"):
+        quantise_weights(changed, "int8", WeightOptions(32, True), tmp_path)

@@ -1,0 +1,72 @@
+"""Golden repositories: what every target emits, to the byte, and read by Triton's own protobuf."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from builder.triton.render import parse
+from tests.golden.repositories import FOLDER, TARGETS, repository
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_target_emits_what_it_emitted(target: str) -> None:
+    assert repository(target) == (FOLDER / f"{target}.txt").read_text(), "python -m tests.golden.repositories"
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_config_is_one_to_triton(target: str) -> None:
+    parts = re.split(r"^== (\S+): .*$", repository(target), flags=re.MULTILINE)[1:]
+    for name, text in zip(parts[::2], parts[1::2], strict=True):
+        assert parse(text, name).name == name
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_front_has_a_finite_queue(target: str) -> None:
+    policy = _parsed(target, "encoder").dynamic_batching.default_queue_policy
+    assert 0 < policy.max_queue_size <= 1024
+    assert 0 < policy.default_timeout_microseconds <= 60e6
+    assert policy.timeout_action == policy.REJECT
+
+
+def test_a_plan_has_one_group_of_all_profiles_its_platform_and_its_cuda_graphs() -> None:
+    config = _engine("tensorrt")
+    assert (config.platform, config.default_model_filename) == ("tensorrt_plan", "model.plan")
+    assert [list(group.profile) for group in config.instance_group] == [["0", "1"]]
+    assert {group.kind for group in config.instance_group} == {config.instance_group[0].KIND_GPU}
+    cuda = config.optimization.cuda
+    assert cuda.graphs
+    captured = [[spec.batch_size, int(spec.input["input_ids"].dim[0])] for spec in cuda.graph_spec]
+    assert len(captured) == len(set(map(tuple, captured))) > 10
+    assert all(shape in captured for shape in ([1, 16], [32, 64], [8, 256]))
+
+
+def test_onnx_runtimes_tensorrt_has_one_profile_for_all_calls_and_is_warmed_in_it() -> None:
+    config = _engine("tensorrt-onnxruntime")
+    accelerator, cuda = config.optimization.execution_accelerators.gpu_execution_accelerator
+    parameters = dict(accelerator.parameters)
+    assert (accelerator.name, cuda.name, dict(cuda.parameters)) == ("tensorrt", "cuda", {"use_tf32": "0"})
+    assert parameters["trt_profile_opt_shapes"] == "input_ids:16x128,attention_mask:16x128"
+    assert parameters["trt_profile_max_shapes"] == "input_ids:32x256,attention_mask:32x256"
+    assert parameters["trt_engine_cache_path"] == parameters["trt_timing_cache_path"]
+    assert parameters["trt_engine_cache_path"].startswith("/engines/encoder_model-")
+    warmed = {(w.batch_size, w.inputs["input_ids"].dims[0]) for w in config.model_warmup}
+    assert (16, 128) in warmed
+
+
+def test_only_the_engine_of_a_gpu_target_is_on_the_gpu() -> None:
+    assert list(_engine("cuda").instance_group[0].gpus) == [0, 1]
+    for target in TARGETS:
+        front = _parsed(target, "encoder")
+        assert [group.kind for group in front.instance_group] == [front.instance_group[0].KIND_CPU]
+
+
+def _engine(target: str) -> Any:
+    return _parsed(target, "encoder_model")
+
+
+def _parsed(target: str, name: str) -> Any:
+    text = re.split(rf"^== {name}: .*$", repository(target), flags=re.MULTILINE)[1]
+    return parse(text.split("\n== ")[0], name)

@@ -1,0 +1,174 @@
+"""Each precision on each engine: it is what it says, answers as it should, and is refused where it cannot run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from builder.checkpoint.resolve import resolve
+from builder.engines import infer_with
+from builder.engines.cpu import cpu
+from builder.engines.openvino import arithmetic_on
+from builder.errors import ExportError, SpecError, VerificationError
+from builder.export.encoder import export
+from builder.onnx.graph import Graph
+from builder.samples import TEXTS
+from builder.spec import make_spec
+from builder.variants.candidates import VARIANTS, Variant, VariantMaker, asked
+from tests.models import minilm
+
+BF16_CPU = ("avx512_vnni", "avx512_bf16")
+LEAST = {  # mean cosine to fp32 over texts that nothing was calibrated on
+    "fp32": 0.999999,
+    "fp16": 0.9999,
+    "bf16": 0.9999,
+    "int8": 0.985,
+    "int8-static": 0.995,
+    "fp8": 0.99,
+    "int8-weights": 0.998,
+    "int4-weights": 0.95,
+}
+BYTES = {"fp32": 1.01, "fp16": 0.51, "bf16": 0.51, "int8": 0.27, "int8-static": 0.27, "int8-weights": 0.3}
+# TensorRT has no 8-bit tables: half of MiniLM's weights are one, in fp16 or, by ONNX Runtime's TensorRT, fp32.
+BYTES_IN_TENSORRT = {"int8-static TensorRT": 0.39, "fp8 TensorRT": 0.39, "int8-static TensorRT by ONNX Runtime": 0.65}
+
+
+def batches() -> list[dict[str, np.ndarray]]:
+    tokenizer = resolve(make_spec(model=str(minilm()))).tokenizer
+    texts = TEXTS[::2], TEXTS[1::2]
+    return [dict(tokenizer(list(half), return_tensors="np", padding=True)) for half in texts]
+
+
+@pytest.fixture(scope="module")
+def maker(tmp_path_factory: pytest.TempPathFactory) -> VariantMaker:
+    """MiniLM, calibrated on every other text."""
+    folder = tmp_path_factory.mktemp("variants")
+    spec = make_spec(model=str(minilm()), triton="25.08")  # the first whose bf16 kernels for CUDA are known
+    return VariantMaker(spec, export(resolve(spec), spec, folder).graph, folder, batches()[:1])
+
+
+@pytest.fixture(scope="module")
+def expected(maker: VariantMaker) -> np.ndarray:
+    return answers(maker.fused)
+
+
+def answers(graph: Graph) -> np.ndarray:
+    feed = batches()[1]
+    return infer_with(graph, 1)({name: feed[name] for name in graph.inputs})["features"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+def test_each_variant_answers_nearly_as_fp32_and_is_as_small_as_it_should_be(
+    variant: Variant, maker: VariantMaker, expected: np.ndarray
+) -> None:
+    graph = maker.make(variant).graph
+    assert graph.engine == variant.engine
+    if (variant.name, arithmetic_on(cpu()["flags"])) == ("fp32 OpenVINO", "bf16"):
+        with pytest.raises(ExportError, match=r"computes in bf16 on this CPU .* verified in f32"):
+            answers(graph)
+        return
+    cosines = (answers(graph) * expected).sum(axis=-1)
+    assert cosines.mean() >= LEAST[variant.precision]
+    share = BYTES_IN_TENSORRT.get(variant.name, BYTES.get(variant.precision, 0.25))
+    assert graph.size <= share * maker.exported.size
+    if variant.precision != "fp32":
+        assert np.abs(answers(graph) - expected).max() > 1e-6, "it is not fp32 under another name"
+
+
+def test_an_answer_in_static_int8_does_not_depend_on_the_rows_beside_it(maker: VariantMaker) -> None:
+    graph = maker.make(Variant("int8-static", "onnxruntime")).graph
+    run, feed = infer_with(graph, 1), batches()[1]
+    together = run({name: feed[name] for name in graph.inputs})["features"]
+    alone = run({name: feed[name][:1] for name in graph.inputs})["features"]
+    np.testing.assert_allclose(together[:1], alone, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "calibration",
+    [
+        {"method": "entropy"},
+        {"method": "percentile"},
+        {"symmetric": True},
+        {"per_channel": False},
+        {"smooth": 0.0},
+    ],
+    ids=str,
+)
+def test_each_way_to_calibrate(calibration: dict[str, object], maker: VariantMaker, expected: np.ndarray) -> None:
+    spec = make_spec(model="minilm", calibration=calibration)
+    made = VariantMaker(spec, maker.exported, maker.folder, maker.feeds).make(Variant("int8-static", "onnxruntime"), ())
+    model = onnx.load(str(made.graph.path))
+    products = [node for node in model.graph.node if node.op_type == "MatMul"]
+    assert len(products) == made.matmuls == 36
+    smoothed = sum(node.name.endswith(".smoothed") for node in model.graph.node)
+    assert smoothed == (0 if calibration.get("smooth") == 0.0 else 24), "one for each input of products"
+    tables = {tensor.name: tensor for tensor in model.graph.initializer}
+    scales = [tables[n.input[1]] for n in model.graph.node if n.op_type == "DequantizeLinear" and n.input[0] in tables]
+    assert all((len(scale.dims) == 1) == calibration.get("per_channel", True) for scale in scales)
+    zero = [tables[n.input[2]] for n in model.graph.node if n.op_type == "QuantizeLinear"]
+    signed = {tensor.data_type == onnx.TensorProto.INT8 for tensor in zero}
+    assert signed == {bool(calibration.get("symmetric", False))}
+    assert (answers(made.graph) * expected).sum(axis=-1).mean() >= (0.97 if spec.calibration.per_channel else 0.8)
+
+
+def test_smoothing_leaves_every_value_and_saves_quality(maker: VariantMaker, expected: np.ndarray) -> None:
+    rough = make_spec(model="minilm", calibration={"smooth": 0.0})
+    variant = Variant("int8-static", "onnxruntime")
+    (maker.folder / "rough").mkdir()
+    without = VariantMaker(rough, maker.exported, maker.folder / "rough", maker.feeds).make(variant).graph
+    with_smoothing = maker.make(variant).graph
+    losses = [1 - (answers(graph) * expected).sum(axis=-1).mean() for graph in (without, with_smoothing)]
+    assert losses[1] < losses[0] / 2
+
+
+def test_a_calibration_that_quantised_nothing_is_an_error(maker: VariantMaker, monkeypatch: pytest.MonkeyPatch) -> None:
+    def nothing(source: str, target: str, *_: object, **options: object) -> None:
+        Path(target).write_bytes(Path(source).read_bytes())
+
+    monkeypatch.setattr("builder.optimise.static_quantisation.quantize_static", nothing)
+    with pytest.raises(VerificationError, match="of 36 matrix products 0 were quantised"):
+        maker.make(Variant("int8-static", "onnxruntime"), ("unheard-of",))
+
+
+def test_levels(maker: VariantMaker) -> None:
+    """O1 leaves small operators, O2 fuses them, O3 computes GELU by its approximation; attention is one throughout."""
+    made = {}
+    for level in ("O1", "O2", "O3"):
+        spec = make_spec(model="minilm", level=level)
+        made[level] = VariantMaker(spec, maker.exported, maker.folder, ()).make(VARIANTS[0]).graph.operators
+    assert all(operators["MultiHeadAttention"] == 6 for operators in made.values())
+    assert (made["O1"]["BiasGelu"], made["O1"]["Gelu"]) == (0, 6)
+    assert made["O2"]["BiasGelu"] == 6
+    assert (made["O3"]["FastGelu"], made["O3"]["BiasGelu"]) == (6, 0)
+
+
+def test_what_is_asked_and_what_is_refused() -> None:
+    def names(**options: object) -> list[str]:
+        return [variant.name for variant in asked(make_spec(model="minilm", **options), BF16_CPU)]
+
+    assert names() == ["fp32"]
+    assert names(precision="bf16") == ["bf16 OpenVINO"]
+    assert names(precision="int8-static") == ["int8-static"]
+    assert names(precision="int8-static", engine="openvino") == ["int8-static OpenVINO"]
+    assert names(precision="int8-static", engine="auto") == ["int8-static", "int8-static OpenVINO"]
+    assert names(precision="auto", engine="onnxruntime") == ["fp32", "int8", "int8-static"]
+    assert names(level="O4") == ["fp16"]
+    with pytest.raises(SpecError, match="onnxruntime has no bf16 on a CPU; openvino has"):
+        names(precision="bf16", engine="onnxruntime")
+    with pytest.raises(SpecError, match="openvino has no int8 on a CPU; onnxruntime has"):
+        names(precision="int8", engine="openvino")
+    with pytest.raises(SpecError, match="OpenVINO multiplies in bf16, and Triton's backend has no parameter for fp32"):
+        names(precision="fp32", engine="openvino")
+    auto = [variant.name for variant in asked(make_spec(model="minilm", precision="auto"), BF16_CPU)]
+    assert "fp32 OpenVINO" not in auto
+    assert "bf16 OpenVINO" in auto
+    with pytest.raises(SpecError, match="none of avx512_bf16, amx_bf16"):
+        asked(make_spec(model="minilm", precision="bf16"), ("avx2",))
+    assert "bf16 OpenVINO" not in [v.name for v in asked(make_spec(model="minilm", precision="auto"), ("avx2",))]
+    with pytest.raises(SpecError, match="O4 is O3 in fp16"):
+        make_spec(model="minilm", level="O4", precision="int8")

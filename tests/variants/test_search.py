@@ -1,0 +1,146 @@
+"""The search: the fastest rung that keeps the quality, found by judging as few as it takes."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import fields, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from builder.errors import ExportError, VerificationError
+from builder.report.record import Rung
+from builder.variants import candidates
+from builder.variants import evaluator as evaluators
+from builder.variants.candidates import Variant
+from builder.variants.measurements import Memory
+from builder.variants.search import Search
+
+FAST, MIDDLE, SLOW = (Variant(name, "onnxruntime") for name in ("int8", "int8-static", "fp32"))
+SPEED = {"int8": 4.0, "int8-static": 2.0, "fp32": 1.0}
+
+
+class Evaluator:
+    """A fake: a graph is the name of its variant and how many layers were left alone, and speeds are given."""
+
+    metric = "cosine"
+
+    def __init__(self, quality: dict[tuple[str, int], float]) -> None:
+        self.qualities = quality
+        self.timed: list[Any] = []
+        self.asked: list[Any] = []
+
+    def latency(self, graph: Any) -> dict[str, float]:
+        self.timed.append(graph.key)
+        precision, left = graph.key
+        return {"1x16": (1 + 0.3 * left) / SPEED[precision]}
+
+    def quality(self, graph: Any) -> Any:
+        self.asked.append(graph.key)
+        return SimpleNamespace(mean=self.qualities.get(graph.key, 1.0))
+
+    def judged(self, rung: Rung, graph: Any, quality: Any) -> Rung:
+        return replace(rung, quality=quality.mean)
+
+    def kept(self, rung: Rung) -> float:
+        return rung.quality or 0.0
+
+
+class VariantMaker:
+    """A fake: eight layers, any of which can be left alone; it has no fp16."""
+
+    spec = SimpleNamespace(prune=None)
+
+    def make(self, variant: Variant, left_alone: Sequence[str]) -> Any:
+        if variant.precision == "fp16":
+            raise ExportError("no fp16 here")
+        return SimpleNamespace(graph=SimpleNamespace(key=(variant.precision, len(left_alone)), size=1), matmuls=1)
+
+    def sensitive(self, variant: Variant) -> list[str]:
+        return [] if variant.precision == "fp32" else [f"layer {n}" for n in range(8)]
+
+
+@pytest.mark.parametrize(("fake", "real"), [(Evaluator, evaluators.Evaluator), (VariantMaker, candidates.VariantMaker)])
+def test_a_fake_takes_what_the_real_one_takes(fake: type, real: type) -> None:
+    """Whatever a fake has, the real one has too, with the same parameters."""
+    calls = {name: code for name, code in vars(fake).items() if callable(code) and not name.startswith("_")}
+    for name, code in calls.items():
+        assert list(inspect.signature(getattr(real, name)).parameters) == list(inspect.signature(code).parameters)
+    for name in {name for name in vars(fake) if not name.startswith("_")} - set(calls):
+        assert hasattr(real, name) or name in {one.name for one in fields(real)}
+
+
+def search(evaluator: Evaluator, memory: Memory | None = None) -> Search:
+    base = Rung("PyTorch fp32", 1, {"1x16": 2.0})
+    exact = Rung("exact", 1, {"1x16": 1.0}, quality=1.0), SimpleNamespace(mean=1.0)
+    parts: Any = (evaluator, VariantMaker(), base, exact, 0.99, memory or Memory(), lambda name: nullcontext(), "")
+    return Search(*parts)
+
+
+def test_the_fastest_is_enough_and_nothing_else_is_judged() -> None:
+    evaluator = Evaluator({})
+    found = search(evaluator).run((SLOW, FAST, MIDDLE))
+    assert found.chosen.name == "int8"
+    assert evaluator.asked == [("int8", 0)]
+    assert [rung.name for rung in found.rungs] == ["fp32", "int8-static", "int8"]
+    assert found.choice is not None
+    assert "chose int8: 8.0x PyTorch's speed" in found.choice
+    assert "slower: int8-static (4.0x), fp32 (2.0x)" in found.choice
+
+
+def test_what_was_verified_already_is_neither_timed_nor_judged_again() -> None:
+    evaluator = Evaluator({("int8", left): 0.9 for left in range(9)})
+    exact = Variant("exact", "onnxruntime")
+    found = search(evaluator).run((exact, FAST))
+    assert found.chosen.name == "exact"
+    assert ("exact", 0) not in evaluator.timed + evaluator.asked
+
+
+def test_layers_are_left_alone_while_that_is_faster_than_the_next_rung() -> None:
+    """int8 misses with none and with one layer left alone; with two it is still the fastest, and enough."""
+    evaluator = Evaluator({("int8", 0): 0.9, ("int8", 1): 0.95})
+    found = search(evaluator).run((SLOW, FAST, MIDDLE))
+    assert found.chosen.name == "int8, 2 layers fp32"
+    assert evaluator.asked == [("int8", 0), ("int8", 1), ("int8", 2)]
+
+
+def test_a_rung_that_leaving_alone_makes_slow_gives_way() -> None:
+    evaluator = Evaluator({("int8", left): 0.9 for left in range(9)})
+    found = search(evaluator).run((SLOW, FAST, MIDDLE))
+    assert found.chosen.name == "int8-static"
+    assert found.choice is not None
+    assert "missed it: int8 (8.0x, 0.9000)" in found.choice
+
+
+def test_nothing_good_enough_says_how_near_it_came() -> None:
+    evaluator = Evaluator({("int8", left): 0.9 + left / 100 for left in range(9)})
+    with pytest.raises(VerificationError, match=r"int8, 4 layers fp32 reaches a cosine of 0\.9400 .* 0\.9900 is req"):
+        search(evaluator).run((FAST,))
+    assert evaluator.asked == [("int8", 0), ("int8", 1), ("int8", 2), ("int8", 4)], "at most half of the layers"
+
+
+def test_a_variant_that_cannot_be_made_is_named_and_alone_is_an_error() -> None:
+    half = Variant("fp16", "onnxruntime")
+    found = search(Evaluator({})).run((SLOW, half))
+    assert found.chosen.name == "fp32"
+    assert found.choice is not None
+    assert "not possible: fp16 (no fp16 here)" in found.choice
+    with pytest.raises(ExportError, match="no fp16 here"):
+        search(Evaluator({})).run((half,))
+
+
+def test_what_was_measured_is_remembered_and_what_is_served_is_judged_again(tmp_path: Path) -> None:
+    path = tmp_path / "measured.json"
+    quality = {("int8", left): 0.9 for left in range(9)}
+    search(Evaluator(quality), Memory(path)).run((SLOW, FAST, MIDDLE))
+    evaluator = Evaluator(quality)
+    found = search(evaluator, Memory(path)).run((SLOW, FAST, MIDDLE))
+    assert found.chosen.name == "int8-static"
+    assert evaluator.timed == []
+    assert evaluator.asked == [("int8-static", 0)]
+    path.write_text("{broken")
+    assert search(Evaluator({}), Memory(path)).run((FAST,)).chosen.name == "int8"
