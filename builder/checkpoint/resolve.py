@@ -210,12 +210,13 @@ def _max_length(
 def position_limit(model: PreTrainedModel) -> int | None:
     """How many tokens the learned position tables of `model` hold; None where it has none.
 
-    A table with a padding index starts counting after it, as RoBERTa's does.
+    A table with a padding index starts counting after it, as RoBERTa's does. Some are not torch's own embedding:
+    I-BERT's is a class that can be quantised.
     """
     limits = [
-        module.num_embeddings - (0 if module.padding_idx is None else module.padding_idx + 1)
+        int(module.weight.shape[0]) - (0 if module.padding_idx is None else int(module.padding_idx) + 1)  # type: ignore[arg-type]
         for name, module in model.named_modules()
-        if name.rsplit(".", 1)[-1] in POSITION_TABLES and isinstance(module, torch.nn.Embedding)
+        if name.rsplit(".", 1)[-1] in POSITION_TABLES and hasattr(module, "weight") and hasattr(module, "padding_idx")
     ]
     declared: Any = getattr(model.config, "max_position_embeddings", None)
     if declared and declared > 0:  # a table may have rows beyond it that mean something else

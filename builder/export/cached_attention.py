@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -26,16 +26,25 @@ CACHED = "onnxruntime_group_query_attention"
 # are in queries and keys already, the rest is about kernels and about what a forward pass returns.
 HARMLESS = frozenset({
     "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states",
-    "output_router_logits", "return_dict", "deterministic",
+    "output_router_logits", "return_dict", "deterministic", "logits_to_keep",
     "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
 })  # fmt: skip
+
+
+class _NoStates(list[Any]):
+    """The layers of a cache that keeps nothing."""
+
+    def __getitem__(self, index: Any) -> NoReturn:
+        raise ExportError(
+            "its layers keep a state beside keys and values in the cache, which a decode loop has no place for"
+        )
 
 
 class ExportCache(Cache):  # type: ignore[misc]
     """transformers' Cache as a pass-through: layer i's past tensors in, its present tensors kept for the outputs."""
 
     def __init__(self, past: Sequence[torch.Tensor], seqlens_k: torch.Tensor, total: torch.Tensor) -> None:
-        self.layers: list[Any] = []
+        self.layers: list[Any] = _NoStates()
         self.past = list(past)
         self.present: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.seqlens_k = seqlens_k
@@ -133,6 +142,11 @@ def group_query_attention(
     if key.shape[-1] != value.shape[-1]:
         raise ExportError(f"keys of size {key.shape[-1]} with values of size {value.shape[-1]} have no fused operator")
     past_key, past_value = cache.past[2 * cache.layer : 2 * cache.layer + 2]
+    if int(key.shape[1]) != int(past_key.shape[1]):
+        raise ExportError(
+            f"its attention has {key.shape[1]} key heads where its cache has {past_key.shape[1]}: what it repeats by "
+            "itself has no fused operator"
+        )
     attributes: dict[str, Any] = {"num_heads": int(heads), "kv_num_heads": int(key.shape[1]), "scale": float(scale)}
     if window is not None:
         attributes["local_window_size"] = int(window)

@@ -55,7 +55,9 @@ def to_onnx(
     if program is None:
         raise ExportError("torch.onnx.export made no program")
     model: onnx.ModelProto = program.model_proto
-    _refuse_fixed_axes(model.graph, dict(zip(inputs, dynamic_axes, strict=True)))
+    axes = dict(zip(inputs, dynamic_axes, strict=True))
+    _refuse_fixed_axes(model.graph, axes)
+    _refuse_joined_axes(model.graph, axes)
     clean(model)
     model.ir_version = IR_VERSION
     return model
@@ -72,6 +74,19 @@ def _refuse_fixed_axes(graph: onnx.GraphProto, axes: Mapping[str, Mapping[int, A
     if fixed:
         raise ExportError(
             f"its code turns sizes of its input into numbers, so that the graph is for those alone: {', '.join(fixed)}"
+        )
+
+
+def _refuse_joined_axes(graph: onnx.GraphProto, axes: Mapping[str, Mapping[int, Any]]) -> None:
+    """Raise ExportError where axes of the inputs that were free of one another have one name in the graph."""
+    meant: dict[str, set[str]] = {}
+    for value in graph.input:
+        for axis, dimension in axes[value.name].items():
+            meant.setdefault(value.type.tensor_type.shape.dim[axis].dim_param, set()).add(dimension.__name__)
+    joined = [" and ".join(sorted(names)) for names in meant.values() if len(names) > 1]
+    if joined:
+        raise ExportError(
+            f"its code takes {joined[0]} for one size, so that the graph is for calls where they are equal"
         )
 
 

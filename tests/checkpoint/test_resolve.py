@@ -18,11 +18,12 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 from transformers.utils import logging as transformers_logging
 
 from builder.checkpoint.libraries import quiet_libraries
-from builder.checkpoint.resolve import resolve
+from builder.checkpoint.resolve import position_limit, resolve
 from builder.checkpoint.sentence_transformers import Pooler
 from builder.errors import BuilderError, CheckpointError, RepositoryError
 from builder.pipeline import build
 from builder.spec import make_spec
+from scripts.tiny_models import POSITIONS, tiny_model
 from tests.checkpoints import make_checkpoint
 from tests.models import minilm
 from tests.seq2seqs import make_seq2seq_checkpoint
@@ -53,6 +54,11 @@ def _resolve(folder: Path, **options: Any) -> Any:
 )
 def test_the_task_is_inferred_from_the_architecture(name: str, task: str, checkpoint: Callable[[str], Path]) -> None:
     assert _resolve(checkpoint(name)).task.name == task
+
+
+def test_a_position_table_of_the_models_own_class_is_counted() -> None:
+    """I-BERT's table can be quantised, so it is not torch's; texts of more than it holds ended in an IndexError."""
+    assert position_limit(tiny_model("MASKED_LM", "ibert")) == POSITIONS - 1
 
 
 def test_a_sentence_transformer_is_known_by_its_modules() -> None:

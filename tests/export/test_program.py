@@ -56,6 +56,14 @@ class Fixes(torch.nn.Module):
         return (ids + torch.arange(int(ids.shape[0]) if math.sqrt(ids.shape[0]) < 2 else 3)[:, None],)
 
 
+class Joins(torch.nn.Module):
+    """Adds (batch, sequence) to (batch, sequence, sequence), as an attention does with a mask that is not its own."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        return (ids[:, None, :] * ids[:, :, None] + ids,)
+
+
 @pytest.mark.parametrize(("module", "traced"), [(Casts(), 0), (Returns(), 1), (Squares(), 1), (Writes(), 1)])
 def test_a_program_is_traced_again_where_it_must_be(
     module: torch.nn.Module, traced: int, monkeypatch: pytest.MonkeyPatch
@@ -84,3 +92,10 @@ def test_an_axis_that_keeps_the_examples_size_is_refused() -> None:
     axes = [{0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}]
     with pytest.raises(ExportError, match=r"sizes of its input into numbers.*axis 0 of ids \(2\), axis 0 of out \(2\)"):
         to_onnx(Fixes(), [torch.arange(6).reshape(2, 3)], axes, ["ids"], ["out"])
+
+
+def test_axes_that_became_one_are_refused() -> None:
+    """BigBird-Pegasus's encoder: the graph was made, and its first call failed in the engine."""
+    axes = [{0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}]
+    with pytest.raises(ExportError, match="its code takes batch and sequence for one size, so that the graph is for"):
+        to_onnx(Joins(), [torch.arange(14).reshape(2, 7)], axes, ["ids"], ["out"])
