@@ -32,13 +32,13 @@ def multi_head_attention(
     """Emit one MultiHeadAttention node: softmax(query key^T * scale + bias) value.
 
     query, key, value: (batch, heads, sequence, head size); key_padding_mask: (batch, keys), true where a key
-    counts; attention_bias: (batch or 1, heads or 1, queries, keys), added to the scores.
+    counts; attention_bias: (batch or 1, heads or 1, queries or 1, keys), added to the scores.
     Returns (batch, sequence, heads, head size).
     """
     batch, heads, queries, _ = query.shape
     size = value.shape[-1]
-    if attention_bias is not None:  # ONNX Runtime before 1.20 broadcasts neither the batch nor the heads
-        attention_bias = attention_bias.expand(batch, heads, -1, -1)
+    if attention_bias is not None:  # ONNX Runtime before 1.20 broadcasts neither the batch nor the heads, none queries
+        attention_bias = attention_bias.expand(batch, heads, queries if attention_bias.shape[2] == 1 else -1, -1)
     fused = torch.onnx.ops.symbolic(
         "com.microsoft::MultiHeadAttention",
         [

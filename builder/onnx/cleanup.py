@@ -13,9 +13,11 @@ Shape = tuple[int | str, ...]
 
 
 def clean(model: onnx.ModelProto) -> None:
-    """In place: drop reshapes that undo one another, give normalisations a bias, drop what nothing reads."""
+    """In place: drop reshapes that undo one another, name squeezed axes, give normalisations a bias, drop what nothing
+    reads."""
     graph = model.graph
     shapes = known_shapes(graph)
+    _name_squeezed_axes(graph, shapes)
     producers = {output: node for node in graph.node for output in node.output}
     replaced: dict[str, str] = {}
     for node in graph.node:
@@ -34,6 +36,15 @@ def clean(model: onnx.ModelProto) -> None:
             node.input[place] = name
     _give_biases(graph)
     drop_unused(graph)
+
+
+def _name_squeezed_axes(graph: onnx.GraphProto, shapes: dict[str, Shape]) -> None:
+    """Give each Squeeze without axes those that are 1 in every call: it takes away a batch of one row otherwise."""
+    for node in graph.node:
+        if node.op_type == "Squeeze" and len(node.input) == 1 and node.input[0] in shapes:
+            axes = [axis for axis, size in enumerate(shapes[node.input[0]]) if size == 1]
+            graph.initializer.append(numpy_helper.from_array(np.array(axes), f"{node.output[0]}.axes"))
+            node.input.append(f"{node.output[0]}.axes")
 
 
 def _give_biases(graph: onnx.GraphProto) -> None:

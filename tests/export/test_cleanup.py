@@ -68,3 +68,14 @@ def test_unused_weights_and_nodes_go() -> None:
     clean(model)
     assert [node.op_type for node in model.graph.node] == ["Relu"]
     assert not model.graph.initializer
+
+
+def test_a_squeeze_leaves_a_batch_of_one_row() -> None:
+    """mBART's shift of tokens squeezes what is one wide: ONNX's Squeeze took the batch of a single text away too."""
+    nodes = [
+        helper.make_node("ReduceMax", ["x", "last"], ["a"]),
+        helper.make_node("Squeeze", ["a"], ["y"]),
+    ]
+    model = _model(nodes, {"last": np.array([-1])}, {"a": ["batch", 1]})
+    clean(model)
+    assert [_run(model, np.zeros((rows, 6), np.float32)).shape for rows in (1, 3)] == [(1,), (3,)]

@@ -1,0 +1,25 @@
+"""What the fused attention of encoders is given is what its operator takes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from builder.export.attention import multi_head_attention
+
+
+def test_a_bias_that_is_the_same_for_every_query_has_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """LayoutLM adds its padding as (batch, 1, 1, keys); ONNX Runtime refuses a bias of one query for many."""
+    given = []
+
+    def symbolic(name: str, inputs: list[torch.Tensor | None], **options: Any) -> torch.Tensor:
+        given.append(inputs[-1])
+        return torch.zeros(options["shape"])
+
+    monkeypatch.setattr(torch.onnx.ops, "symbolic", symbolic)
+    states = torch.zeros(2, 4, 7, 8)
+    multi_head_attention(states, states, states, 1.0, attention_bias=torch.zeros(2, 1, 1, 7))
+    multi_head_attention(states, states, states, 1.0, attention_bias=torch.zeros(1, 4, 7, 7))
+    assert [tuple(bias.shape) for bias in given] == [(2, 4, 7, 7), (2, 4, 7, 7)]
