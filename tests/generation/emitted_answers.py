@@ -1,0 +1,83 @@
+"""What emitted code answers in the interpreter that runs this: python emitted_answers.py REPOSITORY, JSON out.
+
+Needs what builder/runtime/requirements.txt pins, nothing of this project; keeps to Python 3.10.
+"""
+
+import importlib
+import json
+import platform
+import sys
+import threading
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+GENERATING = ("writes", "speaks", "sums")
+TEXT = "The team won the match in the last minute."
+
+
+def text(value: str) -> "np.ndarray":
+    return np.array([value.encode()], np.object_)
+
+
+def emitted(repository: Path, name: str, module: str) -> object:
+    """A module of a version's folder, which is the package "1" as it is in Triton."""
+    for known in [key for key in sys.modules if key.split(".")[0] == "1"]:
+        del sys.modules[known]
+    sys.path.insert(0, str(repository / name))
+    try:
+        return importlib.import_module(f"1.{module}")
+    finally:
+        sys.path.pop(0)
+
+
+def written(repository: Path, name: str) -> str:
+    """The greedy answer of a decode loop."""
+    service = emitted(repository, name, "generation.service").Service(repository / name / "1")
+    done, found = threading.Event(), []
+
+    def respond(answer: object, last: bool) -> None:
+        found.append(answer)
+        if last:
+            done.set()
+
+    service.engine.start()
+    try:
+        service.submit({"text_input": text(TEXT)}, {"temperature": 0.0, "max_tokens": 12}, respond)
+        assert done.wait(60)
+    finally:
+        service.engine.stop()
+    if isinstance(found[-1], Exception):
+        raise found[-1]
+    return "".join(answer["text_output"][0].decode() for answer in found)
+
+
+def scored(repository: Path, name: str) -> "list[float]":
+    """Every number of an encoder's answer."""
+    session = onnxruntime.InferenceSession(str(repository / f"{name}_model" / "1" / "model.onnx"))
+    names = [output.name for output in session.get_outputs()]
+
+    def infer(feeds: "dict[str, np.ndarray]") -> "dict[str, np.ndarray]":
+        return dict(zip(names, session.run(names, feeds), strict=True))
+
+    pipeline = emitted(repository, name, "pipeline").Pipeline(repository / name / "1", infer)
+    (answer,) = pipeline([{"text_input": text(TEXT)[None]}])
+    if isinstance(answer, Exception):
+        raise answer
+    return [float(v) for values in answer.values() if values.dtype != np.object_ for v in values.ravel()]
+
+
+def main() -> None:
+    repository = Path(sys.argv[1])
+    answers = {
+        "python": platform.python_version(),
+        "onnxruntime": onnxruntime.__version__,
+        "texts": {name: written(repository, name) for name in GENERATING},
+        "scores": scored(repository, "topics"),
+    }
+    print(json.dumps(answers))
+
+
+if __name__ == "__main__":
+    main()
