@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from builder.engines.releases import version_tuple
 from scripts.documentation.markdown import table
 
 FOLDER = Path(__file__).parent.parent.parent / "docs"
@@ -75,7 +76,7 @@ def release_matrix() -> str:
     document = _read("releases")
     if document is None:
         return "Not recorded yet: run `scripts/releases`."
-    versions = list(dict.fromkeys(version for graph in document["graphs"] for version in graph["runtimes"]))
+    versions = sorted({version for graph in document["graphs"] for version in graph["runtimes"]}, key=version_tuple)
     reasons: list[str] = []
     groups: dict[tuple[str, ...], list[str]] = defaultdict(list)
     for graph in document["graphs"]:
