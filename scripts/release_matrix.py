@@ -82,9 +82,9 @@ def encoders(name: str, place: Path) -> Iterator[Row]:
         spec = make_spec(model=str(make_checkpoint(place / "checkpoint", name, "fill-mask")), name="model")
     exported = export(resolve(spec), spec, place).graph
     mine = {key: feeds[key] for key in exported.inputs}
-    workshop = VariantMaker(spec, exported, place, [mine])
+    maker = VariantMaker(spec, exported, place, [mine])
     for precision in ("fp32", "fp16", "int8", "int8-static"):
-        graph = workshop.make(Variant(precision, "onnxruntime")).graph
+        graph = maker.make(Variant(precision, "onnxruntime")).graph
         yield Row(name, "encoder", precision, (graph,), lambda served: graph_case(served[0], [mine], 1))
 
 

@@ -26,7 +26,6 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 from builder.checkpoint.libraries import quiet_libraries
-from builder.engines.cpu import cpu
 from builder.engines.onnxruntime import infer_with
 from builder.machine import available_cores
 from builder.pipeline import build
@@ -36,6 +35,7 @@ from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.executors.sessions import open_session
 from builder.serve.triton import running
 from builder.spec import make_spec
+from scripts.benchmarks.circumstances import circumstances
 from scripts.benchmarks.generation import Asked, load, make_checkpoint, make_work
 
 CONTEXTS = (64, 256, 640)
@@ -56,7 +56,7 @@ def main() -> None:
             executor = "bls" if name == "bls" else "in-process"
             build(_spec(checkpoint, folder, executor=executor, serving=serving))
         version = folders["prefixes"] / "model" / "1"
-        figures: dict[str, Any] = {"cores": available_cores(), "cpu": cpu()["model"]}
+        figures: dict[str, Any] = circumstances()
         figures["cache"] = cache_designs(console, version)
         figures["limits"] = limits(console, version)
         work = make_work(AutoTokenizer.from_pretrained(checkpoint), 24)

@@ -1,28 +1,24 @@
-"""Encoders through servers, side by side: FastAPI, a naive Triton layout, this project's repositories.
+"""Encoders through servers, side by side: FastAPI, infinity, a naive Triton layout, this project's repositories; and
+FastEmbed, a library, in its own process.
 
 Traffic: English texts of 8 to 256 tokens, concurrency 1, 8 and 32, all sides on the same cores, one server at
 a time, each side in every round; figures are means over rounds. Load: perf_analyzer for Triton, a closed loop
-of keep-alive connections for FastAPI.
+of keep-alive connections for the others.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
 import importlib.util
 import json
-import os
 import shutil
-import subprocess
-import sys
 import tempfile
-import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,8 +36,11 @@ from builder.machine import available_cores
 from builder.pipeline import build
 from builder.runtime.pipeline import Pipeline
 from builder.serve.load_test import load_test
-from builder.serve.triton import Server, free_ports, running
+from builder.serve.triton import Server, running
 from builder.spec import make_spec
+from scripts.benchmarks import peers
+from scripts.benchmarks.circumstances import circumstances, write_figures
+from scripts.benchmarks.embedding_servers import closed_loop, export_onnx, fastapi, infinity
 from scripts.benchmarks.traffic import mixed_texts
 
 CONCURRENCIES = (1, 8, 32)
@@ -51,6 +50,10 @@ RUNGS: dict[str, dict[str, str]] = {
     "bf16 OpenVINO": {"precision": "bf16"},
     "int8-static OpenVINO": {"precision": "int8-static", "engine": "openvino"},
 }
+BASES = ("FastAPI + pipeline", "naive Triton layout")
+OTHERS = ("infinity_peer", "fastembed_peer")
+PEERS = ("infinity torch", "infinity optimum", "FastEmbed")
+IN_PROCESS = ("fp32", "int8")
 BASE_SHAPES = {"distilbert-base": "distilbert", "bert-base": "bert"}
 
 
@@ -69,28 +72,31 @@ class Result:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench encoders")
     parser.add_argument("--models", default="minilm,distilbert-base,bert-base")
+    parser.add_argument("--sides", default=",".join((*BASES, *RUNGS, *PEERS)))
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--window-ms", type=int, default=2000)
-    parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
+    parser.add_argument("--environments", type=Path, default=Path(".peers"), help="where the peers are installed")
+    parser.add_argument("--output", type=Path, help="write all figures here, as JSON; those of other sides stay")
     options = parser.parse_args()
     console = Console(width=120)
-    cores = available_cores()
-    console.print(f"{cores} cores, {_cpu()}; {options.rounds} rounds", highlight=False)
-    figures: dict[str, object] = {"cores": cores, "cpu": _cpu()}
+    figures: dict[str, Any] = {**circumstances(), "peers": {name: peers.PACKAGES[name] for name in OTHERS}}
+    console.print(f"{figures['cores']} cores, {figures['cpu']}; {options.rounds} rounds", highlight=False)
     for name in options.models.split(","):
         with tempfile.TemporaryDirectory() as place:
             figures[name] = _bench_model(console, name, Path(place), options)
     if options.output:
-        options.output.write_text(json.dumps(figures, indent=1) + "\n")
+        write_figures(options.output, figures)
 
 
 def _bench_model(console: Console, name: str, place: Path, options: argparse.Namespace) -> dict[str, object]:
     folder, real = _checkpoint(name, place)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     texts = mixed_texts(lambda text: len(tokenizer(text)["input_ids"]))
-    cores = available_cores()
+    cores, wanted = available_cores(), options.sides.split(",")
     repositories = {}
     for rung, rung_options in RUNGS.items():
+        if rung not in wanted:
+            continue
         for instances in dict.fromkeys((1, cores)):
             side = f"{rung}, {instances} x {cores // instances} threads"
             spec = make_spec(
@@ -102,21 +108,36 @@ def _bench_model(console: Console, name: str, place: Path, options: argparse.Nam
             repositories[side] = spec.output
         console.print(f"[bold]{name}[/]{'' if real else ', random weights'}: {rung} {report.metric} "
                       f"{report.ladder[-1].quality:.4f} on the samples")  # fmt: skip
-    naive = _naive_repository(folder, place / "naive", real)
-    sides: dict[str, Callable[[], dict[int, Result]]] = {
-        "FastAPI + pipeline": lambda: _fastapi(folder, texts, options.window_ms),
-        "naive Triton layout": lambda: _triton(naive, "TEXT", texts, options.window_ms),
+    window = options.window_ms
+    servers: dict[str, Callable[[], Any]] = {
+        "FastAPI + pipeline": lambda: fastapi(folder),
+        "infinity torch": lambda: infinity(folder, "torch", options.environments),
+        "infinity optimum": lambda: infinity(folder, "optimum", options.environments),
     }
+    sides: dict[str, Callable[[], dict[int, Result]]] = {
+        side: lambda serve=serve: _over_http(serve, texts, window) for side, serve in servers.items() if side in wanted
+    }
+    if "naive Triton layout" in wanted:
+        naive = _naive_repository(folder, place / "naive", real)
+        sides["naive Triton layout"] = lambda: _triton(naive, "TEXT", texts, window)
     for side, repository in repositories.items():
-        sides[side] = lambda repository=repository: _triton(repository, "text_input", texts, options.window_ms)
+        sides[side] = lambda repository=repository: _triton(repository, "text_input", texts, window)
+    alone: dict[str, Callable[[], tuple[float, float]]] = {
+        precision: lambda repository=repositories[f"{precision}, 1 x {cores} threads"]: _in_process(
+            repository, texts, cores
+        )
+        for precision in IN_PROCESS
+        if precision in wanted
+    }
+    if "FastEmbed" in wanted:
+        alone["FastEmbed"] = lambda: _fastembed(folder, place, texts, options.environments)
     results: dict[str, list[dict[int, Result]]] = {side: [] for side in sides}
-    in_process: dict[str, list[tuple[float, float]]] = {"fp32": [], "int8": []}
+    in_process: dict[str, list[tuple[float, float]]] = {side: [] for side in alone}
     for _ in range(options.rounds):
         for side, run in sides.items():
             results[side].append(run())
-        for precision in in_process:
-            repository = repositories[f"{precision}, 1 x {cores} threads"]
-            in_process[precision].append(_in_process(repository, texts, cores))
+        for side, measure in alone.items():
+            in_process[side].append(measure())
     return _show(console, name, results, in_process)
 
 
@@ -137,28 +158,36 @@ def _show(
     for side, by_concurrency in means.items():
         for concurrency, result in by_concurrency.items():
             ratios = [
-                result.requests_per_s / means[base][concurrency].requests_per_s
-                for base in ("FastAPI + pipeline", "naive Triton layout")
+                f"{result.requests_per_s / means[base][concurrency].requests_per_s:.2f}" if base in means else "-"
+                for base in BASES
             ]
             table.add_row(
                 side if concurrency == CONCURRENCIES[0] else "", str(concurrency), f"{result.requests_per_s:.1f}",
-                *(f"{ratio:.2f}" for ratio in ratios), f"{result.p50_ms:.1f}", f"{result.p99_ms:.1f}",
+                *ratios, f"{result.p50_ms:.1f}", f"{result.p99_ms:.1f}",
                 f"{result.mean_batch:.1f}", f"{100 * result.padding:.1f}%",
             )  # fmt: skip
     console.print(table)
     process = {}
-    for precision, rounds in in_process.items():
+    for side, rounds in in_process.items():
         alone_ms, batched = np.mean(rounds, axis=0)
-        best = max(m[32].requests_per_s for side, m in means.items() if side.startswith(f"{precision}, "))
-        added = 1000 / next(m for side, m in means.items() if side.startswith(f"{precision}, 1 "))[1].requests_per_s
         console.print(
-            f"{precision} in process: {alone_ms:.2f} ms a text alone, {batched:.1f} texts/s in sorted batches of 32; "
-            f"the server adds {added - alone_ms:.2f} ms at concurrency 1 and reaches {100 * best / batched:.0f}% at 32",
+            f"{side} in process: {alone_ms:.2f} ms a text alone, {batched:.1f} texts/s in sorted batches of 32"
+            + _beside_served(side, means, alone_ms, batched),
             highlight=False,
         )
-        process[precision] = {"alone_ms": alone_ms, "batched_per_s": batched}
+        process[side] = {"alone_ms": alone_ms, "batched_per_s": batched}
     served = {side: {c: r.__dict__ for c, r in by.items()} for side, by in means.items()}
     return {"served": served, "in_process": process}
+
+
+def _beside_served(side: str, means: dict[str, dict[int, Result]], alone_ms: float, batched: float) -> str:
+    """What the server adds to that, and how much of it is left."""
+    served = [mean for name, mean in means.items() if name.startswith(f"{side}, ")]
+    if not served:
+        return ""
+    added = 1000 / served[0][1].requests_per_s - alone_ms
+    best = max(mean[32].requests_per_s for mean in served)
+    return f"; the server adds {added:.2f} ms at concurrency 1 and reaches {100 * best / batched:.0f}% at 32"
 
 
 def _mean(results: Sequence[Result]) -> Result:
@@ -172,7 +201,7 @@ def _checkpoint(name: str, place: Path) -> tuple[Path, bool]:
     assert package.origin is not None
     real = Path(package.origin).parent / "model"
     if name == "minilm":
-        return real, True
+        return Path(shutil.copytree(real, place / name)), True
     torch.manual_seed(0)
     folder = place / name
     AutoModel.from_config(AutoConfig.for_model(BASE_SHAPES[name])).save_pretrained(folder)
@@ -243,64 +272,20 @@ def _counters(server: Server) -> tuple[float, float]:
     return found.get("build_repo_tokens_total", 0.0), found.get("build_repo_padding_tokens_total", 0.0)
 
 
-def _fastapi(folder: Path, texts: Sequence[str], window_ms: int) -> dict[int, Result]:
-    with _uvicorn(folder) as port:
-        return {c: _http_load(port, texts, c, 3 * window_ms / 1000) for c in CONCURRENCIES}
+def _over_http(serve: Callable[[], Any], texts: Sequence[str], window_ms: int) -> dict[int, Result]:
+    with serve() as door:
+        found = {c: closed_loop(door, texts, c, 3 * window_ms / 1000) for c in CONCURRENCIES}
+    return {c: Result(*figures, 1.0, 0.0) for c, figures in found.items()}
 
 
-@contextmanager
-def _uvicorn(folder: Path) -> Iterator[int]:
-    port = free_ports().http
-    command = [sys.executable, "-m", "uvicorn", "scripts.benchmarks.fastapi_app:app", "--port", str(port)]
-    environment = {**os.environ, "MODEL": str(folder), "OMP_NUM_THREADS": str(available_cores())}
-    process = subprocess.Popen([*command, "--log-level", "warning"], env=environment)
-    try:
-        for _ in range(300):
-            try:
-                _post(http.client.HTTPConnection("127.0.0.1", port), "ready?")
-                break
-            except OSError:
-                time.sleep(0.2)
-        yield port
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _post(connection: http.client.HTTPConnection, text: str) -> None:
-    connection.request("POST", "/embed", json.dumps({"text": text}), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    body = response.read()
-    if response.status != 200:
-        raise RuntimeError(body.decode())
-
-
-def _http_load(port: int, texts: Sequence[str], concurrency: int, seconds: float) -> Result:
-    """A closed loop on `concurrency` connections, after one of them has warmed up."""
-    times: list[list[float]] = [[] for _ in range(concurrency)]
-    warm = http.client.HTTPConnection("127.0.0.1", port)
-    for text in texts[:8]:
-        _post(warm, text)
-    end = time.perf_counter() + seconds
-
-    def loop(index: int) -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port)
-        place = index * len(texts) // concurrency
-        while time.perf_counter() < end:
-            start = time.perf_counter()
-            _post(connection, texts[place % len(texts)])
-            times[index].append(time.perf_counter() - start)
-            place += 1
-
-    threads = [threading.Thread(target=loop, args=(index,)) for index in range(concurrency)]
-    started = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    elapsed = time.perf_counter() - started
-    spent = np.array([t for mine in times for t in mine]) * 1000
-    return Result(len(spent) / elapsed, *np.percentile(spent, [50, 99]).tolist(), 1.0, 0.0)
+def _fastembed(folder: Path, place: Path, texts: Sequence[str], environments: Path) -> tuple[float, float]:
+    export_onnx(folder, environments)
+    work = place / "work.json"
+    work.write_text(json.dumps({"texts": texts, "threads": available_cores(), "seconds": 3}))
+    figures = peers.run("fastembed_peer", environments, work, folder)
+    if "error" in figures:
+        raise RuntimeError(f"FastEmbed: {figures['error']}")
+    return figures["alone_ms"], figures["batched_per_s"]
 
 
 def _in_process(repository: Path, texts: Sequence[str], threads: int, seconds: float = 3) -> tuple[float, float]:
@@ -318,12 +303,6 @@ def _in_process(repository: Path, texts: Sequence[str], threads: int, seconds: f
             done += batch
         rates.append(done / (time.perf_counter() - start))
     return 1000 / rates[0], rates[1]
-
-
-def _cpu() -> str:
-    from builder.engines.cpu import cpu
-
-    return str(cpu()["model"])
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Text generation, side by side: this project through Triton's gRPC streams, other engines in their own processes.
 
-Work: prompts of 16 to 512 tokens and answers of 16 to 256 (log-uniform, seed 0), greedy, past any end token, from
+Work: prompts and answers of the lengths in WORKS (log-uniform, seed 0), greedy, past any end token, from
 `concurrency` clients that each send the next request when the last is answered. Real architecture sizes, random
-weights. One side at a time, equal threads, each warmed up. Tokens per second are those that requests asked for.
+weights. One side at a time, equal threads, each warmed up. Tokens per second are those that requests asked for; the
+times to the first token and from token to token are medians over requests.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import argparse
 import json
 import queue
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,15 +27,20 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from builder.checkpoint.libraries import quiet_libraries
-from builder.engines.cpu import cpu
 from builder.machine import available_cores
 from builder.pipeline import build
 from builder.samples import TEXTS
 from builder.serve.triton import running
 from builder.spec import make_spec
 from scripts.benchmarks import peers
+from scripts.benchmarks.circumstances import circumstances, write_figures
+from scripts.benchmarks.peers.clock import Clock
 
-LONGEST = 768
+WORKS = {  # least and most tokens of a prompt, and of an answer
+    "mixed": ((16, 512), (16, 256)),
+    "short": ((16, 32), (64, 128)),
+    "long": ((2000, 2000), (64, 128)),  # shorter where a model has not as many positions
+}
 SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("gpt2", {}),
     "qwen3-0.6b": (
@@ -69,6 +74,8 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 OURS = ("int8", "int8/int8", "int4-weights", "int4-weights@128", "fp32")
 PEERS = (
+    ("openvino-genai int8", "openvino_genai_peer", "int8"),
+    ("openvino-genai int4", "openvino_genai_peer", "int4"),
     ("llama.cpp Q8_0", "llama_cpp_peer", "Q8_0"),
     ("llama.cpp Q4_0", "llama_cpp_peer", "Q4_0"),
     ("CTranslate2 int8", "ctranslate2_peer", "int8"),
@@ -91,6 +98,7 @@ class Asked:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench generation")
     parser.add_argument("--models", default="gpt2")
+    parser.add_argument("--work", default="mixed", choices=WORKS, help="how long prompts and answers are")
     parser.add_argument("--concurrency", default="1,4,8,16")
     parser.add_argument("--requests", type=int, default=8, help="at least; more with more clients")
     parser.add_argument("--per-client", type=int, default=3)
@@ -98,18 +106,18 @@ def main() -> None:
     parser.add_argument("--peers", default=",".join(name for name, _, _ in PEERS))
     parser.add_argument("--environments", type=Path, default=Path(".peers"), help="where the peers are installed")
     parser.add_argument("--checkpoints", type=Path, help="keep checkpoints and conversions here")
-    parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
+    parser.add_argument("--output", type=Path, help="write all figures here, as JSON; those of other sides stay")
     options = parser.parse_args()
     console = Console(width=130)
-    cores = available_cores()
-    console.print(f"{cores} cores, {cpu()['model']}", highlight=False)
-    figures: dict[str, Any] = {"cores": cores, "cpu": cpu()["model"], "models": {}}
+    used = {title: peers.PACKAGES[peer] for title, peer, _ in PEERS if title in options.peers.split(",")}
+    figures: dict[str, Any] = {**circumstances(), "peers": used, "work": options.work, "models": {}}
+    console.print(f"{figures['cores']} cores, {figures['cpu']}", highlight=False)
     with tempfile.TemporaryDirectory() as place:
         root = options.checkpoints or Path(place)
         for name in options.models.split(","):
             figures["models"][name] = _bench_model(console, name, root / name, Path(place), options)
             if options.output:
-                options.output.write_text(json.dumps(figures, indent=1) + "\n")
+                write_figures(options.output, figures)
 
 
 def make_checkpoint(name: str, folder: Path) -> Path:
@@ -143,15 +151,16 @@ def save_tokenizer(folder: Path, size: int, **special: str) -> None:
     PreTrainedTokenizerFast(tokenizer_object=full, **named).save_pretrained(folder)
 
 
-def make_work(tokenizer: Any, count: int) -> list[Asked]:
-    """`count` requests; the same for the same count, and the first ones the same for any."""
+def make_work(tokenizer: Any, count: int, kind: str = "mixed", positions: int = 10**6) -> list[Asked]:
+    """`count` requests that fit into `positions`; the same for the same count, and the first ones the same for any."""
     generator = np.random.default_rng(0)
     words = " ".join(TEXTS).split()
     work = []
     for _ in range(count):
-        prompt, answer = (int(np.exp(generator.uniform(np.log(16), np.log(most)))) for most in (512, 256))
+        prompt, answer = (int(np.exp(generator.uniform(np.log(least), np.log(most)))) for least, most in WORKS[kind])
+        prompt = min(prompt, positions - WORKS[kind][1][1])
         start = int(generator.integers(0, len(words)))
-        text = " ".join((words[start:] + words + words)[:prompt])
+        text = " ".join(words[(start + place) % len(words)] for place in range(prompt))
         ids = tokenizer(text)["input_ids"][:prompt]
         text = tokenizer.decode(ids)
         work.append(Asked(text, tokenizer(text)["input_ids"], answer))
@@ -163,7 +172,9 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     concurrencies = [int(part) for part in options.concurrency.split(",")]
     counts = {c: options.requests if c == 1 else max(options.requests, options.per_client * c) for c in concurrencies}
-    work = make_work(tokenizer, max(counts.values()))
+    positions = AutoConfig.from_pretrained(checkpoint).max_position_embeddings
+    work = make_work(tokenizer, max(counts.values()), options.work, positions)
+    longest = max(len(asked.prompt) + asked.new_tokens for asked in work)
     sides: dict[str, dict[str, Any]] = {}
     for kind in filter(None, options.ours.split(",")):
         weights, _, cache = kind.partition("/")
@@ -177,7 +188,7 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
             precision=precision,
             cache=cache or "fp32",
             block_size=int(block or 32),
-            max_length=LONGEST,
+            max_length=longest,
             slots=max(concurrencies),
             quality=0.0,  # random weights have none to lose
             perplexity=1e9,
@@ -199,38 +210,35 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
             if kind == "no-cache":
                 asked = asked[:3]
             path = place / "work.json"
-            path.write_text(json.dumps(_work_document(asked, concurrency)))
+            path.write_text(json.dumps(_work_document(asked, concurrency, longest)))
             sides[title][str(concurrency)] = peers.run(peer, options.environments, path, checkpoint, kind)
         _show(console, name, title, sides)
     console.print(_table(name, sides, concurrencies))
     return sides
 
 
-def _work_document(work: Sequence[Asked], concurrency: int) -> dict[str, Any]:
+def _work_document(work: Sequence[Asked], concurrency: int, longest: int) -> dict[str, Any]:
     return {
         "concurrency": concurrency,
         "threads": available_cores(),
-        "max_length": LONGEST,
+        "max_length": longest,
         "requests": [{"prompt": asked.prompt, "new_tokens": asked.new_tokens} for asked in work],
     }
 
 
-def load(url: str, work: Sequence[Asked], concurrency: int) -> dict[str, Any]:
-    """Clients over one gRPC stream: tokens per second, and the median time to the first token."""
+def load(url: str, work: Sequence[Asked], concurrency: int) -> dict[str, float]:
+    """Clients over one gRPC stream: what `Clock` says of them."""
     outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
     waiting = list(enumerate(work))
-    sent: dict[str, float] = {}
-    first: dict[str, float] = {}
-    tokens = 0
 
     def send() -> None:
         index, asked = waiting.pop(0)
-        sent[str(index)] = time.perf_counter()
+        clock.send(str(index))
         outgoing.put(_request(str(index), asked))
 
     with grpc.insecure_channel(url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        start = time.perf_counter()
+        clock, begun = Clock(), set()
         for _ in range(min(concurrency, len(waiting))):
             send()
         left = len(work)
@@ -238,19 +246,20 @@ def load(url: str, work: Sequence[Asked], concurrency: int) -> dict[str, Any]:
             if message.error_message:
                 raise RuntimeError(message.error_message)
             response = message.infer_response
-            first.setdefault(response.id, time.perf_counter() - sent[response.id])
+            if response.id not in begun:
+                begun.add(response.id)
+                clock.tokens(response.id)
             names = [output.name for output in response.outputs]
             if "completion_tokens" in names:
                 raw = response.raw_output_contents[names.index("completion_tokens")]
-                tokens += int(np.frombuffer(raw, np.int32)[0])
+                clock.tokens(response.id, int(np.frombuffer(raw, np.int32)[0]) - 1)
                 left -= 1
                 if waiting:
                     send()
                 if not left:
                     break
-        seconds = time.perf_counter() - start
         outgoing.put(None)
-    return {"tokens_per_s": tokens / seconds, "first_token_ms": float(np.median(list(first.values()))) * 1000}
+    return clock.figures()
 
 
 def _request(identity: str, asked: Asked) -> Any:
@@ -270,26 +279,24 @@ def _request(identity: str, asked: Asked) -> Any:
 
 def _show(console: Console, name: str, title: str, sides: dict[str, dict[str, Any]]) -> None:
     figures = {c: v for c, v in sides[title].items() if isinstance(v, dict)}
-    text = ", ".join(
-        f"{c}: {v.get('error') or format(v['tokens_per_s'], '.1f')} ({v.get('first_token_ms', 0):.0f} ms)"
-        for c, v in figures.items()
-    )
+    text = ", ".join(f"{c}: {v['error']}" if "error" in v else f"{c}: {_cell(v)}" for c, v in figures.items())
     console.print(f"{name}, {title}: {text}", highlight=False)
 
 
 def _table(name: str, sides: dict[str, dict[str, Any]], concurrencies: Sequence[int]) -> Table:
-    table = Table(title=f"{name}: tokens/s (median ms to the first token)", title_justify="left")
+    title = f"{name}: tokens/s (median ms to the first token, and from token to token)"
+    table = Table(title=title, title_justify="left")
     table.add_column("")
     for concurrency in concurrencies:
         table.add_column(f"{concurrency} clients", justify="right")
     for title, figures in sides.items():
-        cells = []
-        for concurrency in concurrencies:
-            cell = figures.get(str(concurrency), {})
-            known = "tokens_per_s" in cell
-            cells.append(f"{cell['tokens_per_s']:.1f} ({cell['first_token_ms']:.0f})" if known else "-")
-        table.add_row(title, *cells)
+        cells = (figures.get(str(concurrency), {}) for concurrency in concurrencies)
+        table.add_row(title, *(_cell(cell) if "tokens_per_s" in cell else "-" for cell in cells))
     return table
+
+
+def _cell(figures: dict[str, float]) -> str:
+    return f"{figures['tokens_per_s']:.1f} ({figures['first_token_ms']:.0f}, {figures['inter_token_ms']:.1f})"
 
 
 if __name__ == "__main__":

@@ -27,13 +27,13 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, AutoTokenizer
 from tritonclient import grpc
 
 from builder.checkpoint.libraries import quiet_libraries
-from builder.engines.cpu import cpu
 from builder.machine import available_cores
 from builder.pipeline import build
 from builder.samples import TEXTS
 from builder.serve.triton import running
 from builder.spec import make_spec
 from scripts.benchmarks import peers
+from scripts.benchmarks.circumstances import circumstances
 from scripts.benchmarks.generation import save_tokenizer
 
 LONGEST, ANSWER = 256, 48
@@ -103,9 +103,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
     options = parser.parse_args()
     console = Console(width=130)
-    cores = available_cores()
-    console.print(f"{cores} cores, {cpu()['model']}", highlight=False)
-    figures: dict[str, Any] = {"cores": cores, "cpu": cpu()["model"], "models": {}}
+    used = {title: peers.PACKAGES[peer] for title, peer, _ in PEERS if title in options.peers.split(",")}
+    figures: dict[str, Any] = {**circumstances(), "peers": used, "models": {}}
+    console.print(f"{figures['cores']} cores, {figures['cpu']}", highlight=False)
     with tempfile.TemporaryDirectory() as place:
         root = options.checkpoints or Path(place)
         for name in options.models.split(","):

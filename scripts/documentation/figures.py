@@ -19,7 +19,9 @@ def _figures(name: str) -> dict[str, Any]:
 def _ran(name: str, figures: dict[str, Any]) -> str:
     """What was run, and where."""
     command = f"scripts/bench {name} --output docs/{name}.json"
-    return f"Recorded by `{command}` on {figures['cores']} cores of an {figures['cpu']} ([figures]({name}.json))."
+    when = f" on {figures['date']}" if "date" in figures else ""
+    where = f"on {figures['cores']} cores of an {figures['cpu']}"
+    return f"Recorded by `{command}`{when} {where} ([figures]({name}.json))."
 
 
 def results() -> str:
@@ -78,7 +80,7 @@ def encoders() -> str:
     figures = _figures("encoders")
     rows = []
     for model, result in figures.items():
-        if model in ("cores", "cpu"):
+        if not isinstance(result, dict) or "served" not in result:
             continue
         base = result["served"]["FastAPI + pipeline"]
         for side, cells in result["served"].items():
@@ -95,7 +97,9 @@ def _times(speed: float, base: float | None) -> str:
 def generation() -> str:
     """Tokens a second of decoders, beside other engines."""
     figures = _figures("generation")
-    parts = [f"{_ran('generation', figures)} Tokens a second; in brackets, median milliseconds to the first token."]
+    between = ", and from token to token" if "date" in figures else ""
+    what = f"Tokens a second; in brackets, median milliseconds to the first token{between}."
+    parts = [f"{_ran('generation', figures)} {what}"]
     for model, sides in figures["models"].items():
         counts = sorted({int(count) for side in sides.values() for count in side if count.isdigit()})
         heads = (model, *(f"{count} client{'s' * (count > 1)}" for count in counts))
@@ -105,7 +109,12 @@ def generation() -> str:
 
 
 def _first(cell: dict[str, float]) -> str:
-    return f"{cell['tokens_per_s']:.0f} ({cell['first_token_ms']:.0f})" if "tokens_per_s" in cell else "-"
+    if "tokens_per_s" not in cell:
+        return "-"
+    times = [
+        f"{cell[name]:.{digits}f}" for name, digits in (("first_token_ms", 0), ("inter_token_ms", 1)) if name in cell
+    ]
+    return f"{cell['tokens_per_s']:.0f} ({', '.join(times)})"
 
 
 def seq2seq() -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from builder.engines.releases import version_tuple
+from builder.triton.releases import version_tuple
 from scripts.documentation.markdown import table
 
 FOLDER = Path(__file__).parent.parent.parent / "docs"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.engines.releases import RELEASES
+from builder.triton.releases import RELEASES
 from builder.verify.runtimes import cache_folder
 
 

@@ -1,7 +1,7 @@
 """Other engines on the same work, each run by the interpreter of an environment of its own.
 
 Each file is a program: WORK.json in (token ids of prompts, lengths of answers, concurrency, threads), one line of JSON
-out: {"tokens_per_s", "first_token_ms"}. They import nothing of this project.
+out: {"tokens_per_s", "first_token_ms", "inter_token_ms"} (clock.py). They import nothing of this project but that.
 """
 
 from __future__ import annotations
@@ -15,9 +15,18 @@ from typing import Any
 
 FOLDER = Path(__file__).parent
 PACKAGES = {
+    "openvino_genai_peer": (
+        "openvino-genai==2026.4.1.0",
+        "optimum-intel==2.2.0",
+        "nncf==3.4.0",
+        "transformers==4.57.6",
+        "torch==2.13.0",
+    ),
     "llama_cpp_peer": ("llama-cpp-python==0.3.36", "gguf==0.19.0", "safetensors", "numpy<2.5"),
     "ctranslate2_peer": ("ctranslate2==4.8.5", "transformers==4.57.6", "torch==2.13.0"),
     "genai_peer": ("onnxruntime-genai==0.18.0", "transformers==5.23.0", "torch==2.13.0", "onnx_ir", "onnx"),
+    "infinity_peer": ("infinity-emb[torch,optimum,server]==0.0.78",),  # two servers, by its own program
+    "fastembed_peer": ("fastembed==0.9.1",),
     "transformers_peer": (),  # the project's own environment
     "transformers_seq2seq_peer": (),
     "tokenizer_peer": ("transformers==4.57.6",),

@@ -5,11 +5,10 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from pathlib import Path
 
 import ctranslate2
-import numpy as np
+from clock import Clock
 
 
 def main() -> None:
@@ -24,18 +23,20 @@ def main() -> None:
         str(target), device="cpu", compute_type=kind, inter_threads=1, intra_threads=work["threads"]
     )
     words = json.loads((target / "vocabulary.json").read_text())
-    first: list[float] = []
 
-    def group(requests: list[dict]) -> None:
-        start, seen = time.perf_counter(), set()
+    def group(clock: Clock, named: list[tuple[int, dict]]) -> None:
+        requests = [asked for _, asked in named]
+        left = [asked["new_tokens"] for asked in requests]
+        for name, _ in named:
+            clock.send(name)
 
         def step(result: object) -> bool:
-            if result.batch_id not in seen:
-                seen.add(result.batch_id)
-                first.append(time.perf_counter() - start)
+            if left[result.batch_id]:
+                clock.tokens(named[result.batch_id][0])
+                left[result.batch_id] -= 1
             return False
 
-        longest = max(r["new_tokens"] for r in requests)
+        longest = max(left)
         generator.generate_batch(
             [[words[t] for t in r["prompt"]] for r in requests],
             max_length=longest,
@@ -45,15 +46,12 @@ def main() -> None:
             callback=step,
         )
 
-    requests, size = work["requests"], work["concurrency"]
-    group([{**requests[0], "new_tokens": 8}])
-    first.clear()
-    start = time.perf_counter()
+    requests, size = list(enumerate(work["requests"])), work["concurrency"]
+    group(Clock(), [(0, {**requests[0][1], "new_tokens": 8})])
+    clock = Clock()
     for place in range(0, len(requests), size):
-        group(requests[place : place + size])
-    seconds = time.perf_counter() - start
-    tokens = sum(r["new_tokens"] for r in requests)
-    print(json.dumps({"tokens_per_s": tokens / seconds, "first_token_ms": float(np.median(first)) * 1000}))
+        group(clock, requests[place : place + size])
+    print(json.dumps(clock.figures()))
 
 
 main()

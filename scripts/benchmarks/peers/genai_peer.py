@@ -6,11 +6,11 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import onnxruntime_genai as genai
+from clock import Clock
 
 
 def main() -> None:
@@ -28,55 +28,49 @@ def main() -> None:
         del config["engine"]
     path.write_text(json.dumps(config))
     model = genai.Model(str(target))
-    first: list[float] = []
 
-    def serve_one_by_one(requests: list[dict]) -> None:
-        for asked in requests:
+    def serve_one_by_one(clock: Clock, requests: list[dict]) -> None:
+        for name, asked in enumerate(requests):
             params = genai.GeneratorParams(model)
             total = len(asked["prompt"]) + asked["new_tokens"]
             params.set_search_options(do_sample=False, max_length=total, min_length=total)
-            begun, generator = time.perf_counter(), genai.Generator(model, params)
+            clock.send(name)
+            generator = genai.Generator(model, params)
             generator.append_tokens(np.array(asked["prompt"], np.int32))
-            for place in range(asked["new_tokens"]):
+            for _ in range(asked["new_tokens"]):
                 generator.generate_next_token()
-                if not place:
-                    first.append(time.perf_counter() - begun)
+                clock.tokens(name)
 
-    def serve_together(requests: list[dict]) -> None:
+    def serve_together(clock: Clock, requests: list[dict]) -> None:
         engine = genai.Engine(model)
-        waiting, running = list(requests), {}
+        waiting, running = list(enumerate(requests)), {}
         while waiting or running:
             while waiting and len(running) < work["concurrency"]:
-                asked = waiting.pop(0)
+                name, asked = waiting.pop(0)
                 params = genai.GeneratorParams(model)
                 total = len(asked["prompt"]) + asked["new_tokens"]
                 params.set_search_options(do_sample=False, max_length=total, min_length=total)
                 request = genai.Request(params)
                 request.add_tokens(np.array(asked["prompt"], np.int32))
-                running[id(request)] = [request, 0, time.perf_counter()]
+                clock.send(name)
+                running[name] = request
                 engine.add_request(request)
             ready = engine.step()
             if ready is None:
                 continue
-            state = running[next(key for key, value in running.items() if value[0] == ready or key == id(ready))]
+            name = next(name for name, request in running.items() if request == ready)
             while ready.has_unseen_tokens():
                 ready.get_unseen_token()
-                if not state[1]:
-                    first.append(time.perf_counter() - state[2])
-                state[1] += 1
+                clock.tokens(name)
             if ready.is_done():
                 engine.remove_request(ready)
-                running = {key: value for key, value in running.items() if value is not state}
+                del running[name]
 
-    requests = work["requests"]
     serve = serve_one_by_one if work["concurrency"] == 1 else serve_together
-    serve([{**requests[0], "new_tokens": 8}])
-    first.clear()
-    start = time.perf_counter()
-    serve(requests)
-    seconds = time.perf_counter() - start
-    tokens = sum(r["new_tokens"] for r in requests)
-    print(json.dumps({"tokens_per_s": tokens / seconds, "first_token_ms": float(np.median(first)) * 1000}))
+    serve(Clock(), [{**work["requests"][0], "new_tokens": 8}])
+    clock = Clock()
+    serve(clock, work["requests"])
+    print(json.dumps(clock.figures()))
 
 
 main()

@@ -6,12 +6,12 @@ from __future__ import annotations
 import ctypes
 import json
 import sys
-import time
 from pathlib import Path
 
 import gguf
 import llama_cpp as llama
 import numpy as np
+from clock import Clock
 from safetensors.numpy import load_file
 
 BATCH = 512
@@ -111,10 +111,9 @@ def main() -> None:
     context = llama.llama_init_from_model(model, options)
     batch = llama.llama_batch_init(BATCH, 0, 1)
 
-    def serve(requests: list[tuple[list[int], int]]) -> tuple[int, list[float], float, list[list[int]]]:
+    def serve(requests: list[tuple[list[int], int]]) -> tuple[Clock, list[list[int]]]:
         """Clients that send one request after the other: `slots` of them."""
-        waiting, running, first, said = list(enumerate(requests)), {}, [], [[] for _ in requests]
-        start = time.perf_counter()
+        clock, waiting, running, said = Clock(), list(enumerate(requests)), {}, [[] for _ in requests]
 
         def step(members: list[int]) -> None:
             """One call: what is pending of `members`, then a token for each whose prompt is through."""
@@ -136,8 +135,7 @@ def main() -> None:
                 state = running[slot]
                 pointer = llama.llama_get_logits_ith(context, place)
                 token = int(np.ctypeslib.as_array(pointer, (vocabulary,)).argmax())
-                if not said[state[0]]:
-                    first.append(time.perf_counter() - state[4])
+                clock.tokens(state[0])
                 said[state[0]].append(token)
                 state[1] = [token]
                 if len(said[state[0]]) == state[3]:
@@ -148,17 +146,17 @@ def main() -> None:
             for slot in range(slots):
                 if waiting and slot not in running:
                     index, (prompt, count) = waiting.pop(0)
-                    running[slot] = [index, list(prompt), 0, count, time.perf_counter()]
+                    clock.send(index)
+                    running[slot] = [index, list(prompt), 0, count]
             for slot in [slot for slot, state in running.items() if len(state[1]) > 1 or not state[2]]:
                 step([slot])  # prompts in calls of their own: mixed with answers, its batches split badly
             step([slot for slot, state in running.items() if len(state[1]) == 1])
-        return sum(count for _, count in requests), first, time.perf_counter() - start, said
+        return clock, said
 
     requests = [(r["prompt"], r["new_tokens"]) for r in work["requests"]]
     serve([(requests[0][0], 8)])
-    tokens, first, seconds, said = serve(requests)
-    print(json.dumps({"tokens_per_s": tokens / seconds, "first_token_ms": float(np.median(first)) * 1000,
-                      "sample": said[0][:8]}))  # fmt: skip
+    clock, said = serve(requests)
+    print(json.dumps({**clock.figures(), "sample": said[0][:8]}))
 
 
 main()

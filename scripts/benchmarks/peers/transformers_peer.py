@@ -5,24 +5,26 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 import warnings
 from pathlib import Path
 
-import numpy as np
 import torch
+from clock import Clock
 from transformers import AutoModelForCausalLM, StoppingCriteria, StoppingCriteriaList
 from transformers.utils import logging
 
 
-class First(StoppingCriteria):
-    """Never stops; remembers when the first token was there."""
+class Watch(StoppingCriteria):
+    """Never stops; says each token that a request asked for."""
 
-    def __init__(self) -> None:
-        self.at: float | None = None
+    def __init__(self, clock: Clock, requests: list[tuple[int, dict]]) -> None:
+        self.clock, self.left = clock, {name: asked["new_tokens"] for name, asked in requests}
 
     def __call__(self, input_ids: torch.Tensor, scores: object, **options: object) -> torch.Tensor:
-        self.at = self.at or time.perf_counter()
+        for name, left in self.left.items():
+            if left:
+                self.clock.tokens(name)
+                self.left[name] = left - 1
         return torch.zeros(len(input_ids), dtype=torch.bool)
 
 
@@ -32,13 +34,14 @@ def main() -> None:
     work, cache = json.loads(Path(sys.argv[1]).read_text()), sys.argv[3] == "cache"
     torch.set_num_threads(work["threads"])
     model = AutoModelForCausalLM.from_pretrained(sys.argv[2], dtype=torch.float32).eval()
-    first: list[float] = []
 
-    def group(requests: list[dict]) -> None:
+    def group(clock: Clock, named: list[tuple[int, dict]]) -> None:
+        requests = [asked for _, asked in named]
         width = max(len(r["prompt"]) for r in requests)
         ids = torch.tensor([[0] * (width - len(r["prompt"])) + r["prompt"] for r in requests])
         mask = torch.tensor([[0] * (width - len(r["prompt"])) + [1] * len(r["prompt"]) for r in requests])
-        seen, start = First(), time.perf_counter()
+        for name, _ in named:
+            clock.send(name)
         with torch.inference_mode():
             model.generate(
                 ids,
@@ -48,19 +51,15 @@ def main() -> None:
                 use_cache=cache,
                 eos_token_id=None,
                 pad_token_id=0,
-                stopping_criteria=StoppingCriteriaList([seen]),
+                stopping_criteria=StoppingCriteriaList([Watch(clock, named)]),
             )
-        first.extend([seen.at - start] * len(requests))
 
-    requests, size = work["requests"], work["concurrency"]
-    group([{**requests[0], "new_tokens": 4}])
-    first.clear()
-    start = time.perf_counter()
+    requests, size = list(enumerate(work["requests"])), work["concurrency"]
+    group(Clock(), [(0, {**requests[0][1], "new_tokens": 4})])
+    clock = Clock()
     for place in range(0, len(requests), size):
-        group(requests[place : place + size])
-    seconds = time.perf_counter() - start
-    tokens = sum(r["new_tokens"] for r in requests)
-    print(json.dumps({"tokens_per_s": tokens / seconds, "first_token_ms": float(np.median(first)) * 1000}))
+        group(clock, requests[place : place + size])
+    print(json.dumps(clock.figures()))
 
 
 main()

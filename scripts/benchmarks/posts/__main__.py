@@ -14,8 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from builder.checkpoint.libraries import quiet_libraries
-from builder.engines.cpu import cpu
-from builder.machine import available_cores
+from scripts.benchmarks.circumstances import circumstances
 from scripts.benchmarks.posts import Row, gpt2, quantisation, question_answering, training_aware
 
 POSTS: dict[str, tuple[str, Callable[[Path, Path], list[Row]]]] = {
@@ -39,7 +38,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
     options = parser.parse_args()
     console = Console(width=120)
-    figures: dict[str, Any] = {"cores": available_cores(), "cpu": cpu()["model"], "posts": {}}
+    figures: dict[str, Any] = {**circumstances(), "posts": {}}
     if options.output and options.output.exists():
         figures["posts"] = json.loads(options.output.read_text())["posts"]
     with tempfile.TemporaryDirectory() as place:

@@ -1,0 +1,36 @@
+"""When, on what and with what figures were taken: what every file of figures begins with."""
+
+from __future__ import annotations
+
+import json
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+from builder.engines.cpu import cpu
+from builder.machine import available_cores
+from builder.report.provenance import versions
+
+
+def circumstances() -> dict[str, Any]:
+    """The day, the cores that may be used, the processor's name, and the versions of this project's packages."""
+    return {
+        "date": date.today().isoformat(),
+        "cores": available_cores(),
+        "cpu": cpu()["model"],
+        "versions": versions(),
+    }
+
+
+def write_figures(path: Path, figures: dict[str, Any]) -> None:
+    """Write `figures` as JSON, over what the file has of the same names, whatever their depth; the rest of it stays.
+
+    So that a table can be taken in several runs of a few minutes.
+    """
+    known = json.loads(path.read_text("utf-8")) if path.exists() else {}
+    path.write_text(json.dumps(_merged(known, figures), indent=1) + "\n", "utf-8")
+
+
+def _merged(known: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    both = {name: _merged(known[name], new[name]) for name in new if isinstance(known.get(name), dict)}
+    return {**known, **new, **both}

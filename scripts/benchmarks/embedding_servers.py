@@ -1,0 +1,125 @@
+"""Other servers of embeddings over HTTP, and a closed loop of keep-alive connections on them."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from builder.machine import available_cores
+from builder.serve.triton import free_ports
+from scripts.benchmarks import peers
+
+STARTING_S = 120
+
+
+@dataclass(frozen=True)
+class Door:
+    """Where a server takes a text, and the JSON in which it takes it."""
+
+    port: int
+    path: str
+    body: Callable[[str], dict[str, Any]]
+
+    def ask(self, connection: http.client.HTTPConnection, text: str) -> None:
+        connection.request("POST", self.path, json.dumps(self.body(text)), {"Content-Type": "application/json"})
+        response = connection.getresponse()
+        said = response.read()
+        if response.status != 200:
+            raise RuntimeError(said.decode()[:200])
+
+    def connect(self) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port)
+
+
+def fastapi(folder: Path) -> Any:
+    """FastAPI over transformers' pipeline."""
+    port = free_ports().http
+    command = [sys.executable, "-m", "uvicorn", "scripts.benchmarks.fastapi_app:app", "--port", str(port)]
+    door = Door(port, "/embed", lambda text: {"text": text})
+    return _serving([*command, "--log-level", "warning"], door, {"MODEL": str(folder)})
+
+
+def infinity(folder: Path, engine: str, environments: Path) -> Any:
+    """The embedding server infinity, with its own dynamic batching; `engine`: torch or optimum."""
+    if engine == "optimum":
+        export_onnx(folder, environments)
+    port = free_ports().http
+    command = [str(_program("infinity_emb", environments)), "v2", "--model-id", str(folder), "--served-model-name", "m"]
+    command += ["--engine", engine, "--device", "cpu", "--host", "127.0.0.1", "--port", str(port)]
+    door = Door(port, "/embeddings", lambda text: {"model": "m", "input": [text]})
+    return _serving([*command, "--log-level", "error"], door, {})
+
+
+def export_onnx(folder: Path, environments: Path) -> None:
+    """The checkpoint as Optimum exports it, beside it in onnx/."""
+    if not (folder / "onnx").exists():
+        command = [_program("optimum-cli", environments), "export", "onnx", "--task", "feature-extraction"]
+        subprocess.run([*command, "--model", folder, folder / "onnx"], check=True, capture_output=True)
+
+
+def _program(name: str, environments: Path) -> Path:
+    return peers.interpreter("infinity_peer", environments).with_name(name).absolute()
+
+
+@contextmanager
+def _serving(command: Sequence[str], door: Door, environment: dict[str, str]) -> Iterator[Door]:
+    """The server that `command` starts, once it answers."""
+    environment = {**os.environ, **environment, "OMP_NUM_THREADS": str(available_cores())}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
+    try:
+        _wait(process, door)
+        yield door
+    finally:
+        process.terminate()
+        process.wait()
+
+
+def _wait(process: subprocess.Popen[bytes], door: Door) -> None:
+    end = time.perf_counter() + STARTING_S
+    while time.perf_counter() < end and process.poll() is None:
+        try:
+            return door.ask(door.connect(), "ready?")
+        except OSError:
+            time.sleep(0.2)
+    raise RuntimeError(f"the server on port {door.port} did not start (exit code {process.poll()})")
+
+
+def closed_loop(door: Door, texts: Sequence[str], concurrency: int, seconds: float) -> tuple[float, float, float]:
+    """Requests a second, and the 50th and 99th percentile of milliseconds, after one connection has warmed up."""
+    times: list[list[float]] = [[] for _ in range(concurrency)]
+    warm = door.connect()
+    for text in texts[:8]:
+        door.ask(warm, text)
+    end = time.perf_counter() + seconds
+
+    def loop(index: int) -> None:
+        connection = door.connect()
+        place = index * len(texts) // concurrency
+        while time.perf_counter() < end:
+            start = time.perf_counter()
+            door.ask(connection, texts[place % len(texts)])
+            times[index].append(time.perf_counter() - start)
+            place += 1
+
+    threads = [threading.Thread(target=loop, args=(index,)) for index in range(concurrency)]
+    started = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    elapsed = time.perf_counter() - started
+    spent = np.array([t for mine in times for t in mine]) * 1000
+    p50, p99 = np.percentile(spent, [50, 99]).tolist()
+    return len(spent) / elapsed, p50, p99

@@ -1,0 +1,43 @@
+"""When each request was sent and its tokens came: what every side of a table is judged by. Imports nothing but Python's
+own library, for it runs in the environments of the peers."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Hashable
+from statistics import median
+
+
+class Clock:
+    """`tokens` of a request may come together; one that takes a whole group at once says each of its members."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+        self._sent: dict[Hashable, float] = {}
+        self._first: dict[Hashable, tuple[float, int]] = {}
+        self._last: dict[Hashable, tuple[float, int]] = {}
+
+    def send(self, request: Hashable) -> None:
+        self._sent[request] = time.perf_counter()
+
+    def tokens(self, request: Hashable, count: int = 1) -> None:
+        """`count` more tokens of `request` are here."""
+        now, before = time.perf_counter(), self._last.get(request, (0.0, 0))[1]
+        self._first.setdefault(request, (now, count))
+        self._last[request] = (now, before + count)
+
+    def figures(self) -> dict[str, float]:
+        """Tokens a second from the start to the last token, and the medians over requests: milliseconds to the first
+        token, and from each to the next after that."""
+        end = max(at for at, _ in self._last.values())
+        counted = sum(count for _, count in self._last.values())
+        between = []
+        for request, (last, count) in self._last.items():
+            first, together = self._first[request]
+            if count > together:
+                between.append((last - first) / (count - together))
+        return {
+            "tokens_per_s": counted / (end - self.start),
+            "first_token_ms": 1000 * median(at - self._sent[name] for name, (at, _) in self._first.items()),
+            "inter_token_ms": 1000 * median(between) if between else 0.0,
+        }

@@ -1,0 +1,72 @@
+"""openvino-genai's ContinuousBatchingPipeline: WORK.json CHECKPOINT int8|int4. Weights in that many bits, converted by
+Optimum; the cache in the 8 bits that it has by default. In this process: no server, no text."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import openvino
+import openvino_genai as genai
+from clock import Clock
+
+CACHE_GB = 2
+
+
+def convert(checkpoint: Path, kind: str) -> Path:
+    target = checkpoint / f"openvino-{kind}"
+    if (target / "openvino_tokenizer.xml").exists():
+        return target
+    named = checkpoint / "tokenizer_config.json"  # this older transformers does not know newer class names
+    written = json.loads(named.read_text())
+    named.write_text(json.dumps({**written, "tokenizer_class": "PreTrainedTokenizerFast"}))
+    command = [str(Path(sys.executable).with_name("optimum-cli")), "export", "openvino", "--model", str(checkpoint)]
+    command += ["--task", "text-generation-with-past", "--weight-format", kind]
+    if kind == "int4":
+        command += ["--group-size", "128", "--ratio", "1.0"]
+    subprocess.run([*command, str(target)], check=True, stdout=sys.stderr)
+    return target
+
+
+def main() -> None:
+    work, checkpoint, kind = json.loads(Path(sys.argv[1]).read_text()), Path(sys.argv[2]), sys.argv[3]
+    scheduler = genai.SchedulerConfig()
+    scheduler.cache_size = CACHE_GB
+    scheduler.max_num_seqs = work["concurrency"]
+    scheduler.enable_prefix_caching = False  # no request of this work begins as another does
+    pipe = genai.ContinuousBatchingPipeline(
+        str(convert(checkpoint, kind)), scheduler, "CPU", {"INFERENCE_NUM_THREADS": work["threads"]}
+    )
+
+    def serve(requests: list[dict]) -> Clock:
+        """Clients that send one request after the other."""
+        clock, waiting, running = Clock(), list(enumerate(requests)), {}
+        while waiting or running:
+            while waiting and len(running) < work["concurrency"]:
+                name, asked = waiting.pop(0)
+                options = genai.GenerationConfig()
+                options.max_new_tokens = options.min_new_tokens = asked["new_tokens"]
+                options.ignore_eos, options.do_sample = True, False
+                clock.send(name)
+                ids = openvino.Tensor(np.array([asked["prompt"]], np.int64))
+                running[name] = (pipe.add_request(name, ids, options), asked["new_tokens"])
+            pipe.step()
+            for name, (handle, wanted) in list(running.items()):
+                while handle.can_read():
+                    for output in handle.read().values():
+                        wanted -= len(output.generated_ids)
+                        clock.tokens(name, len(output.generated_ids))
+                running[name] = (handle, wanted)
+                if wanted <= 0:
+                    del running[name]
+        return clock
+
+    requests = work["requests"]
+    serve([{**requests[0], "new_tokens": 8}])
+    print(json.dumps(serve(requests).figures()))
+
+
+main()
