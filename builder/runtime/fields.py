@@ -14,6 +14,17 @@ import numpy as np
 
 from .contract import RequestLimits
 
+LONGEST_MESSAGE = 1000  # characters
+
+
+def readable(error: Exception) -> str:
+    """The message of `error` as a client can be sent it: not longer than somebody reads, and all of it UTF-8.
+
+    (Half a character, which JSON can spell, is nothing that Triton's TritonError takes.)
+    """
+    text = str(error).encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= LONGEST_MESSAGE else f"{text[:LONGEST_MESSAGE]} ..."
+
 
 class InputError(ValueError):
     """A request that cannot be answered as it stands; the message goes to its sender alone."""

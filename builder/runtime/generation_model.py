@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
-from .fields import InputError
+from .fields import InputError, readable
 from .generation.errors import DeadlineExceeded, QueueFull
 from .generation.executors.cuda import copy_to_host
 from .generation.sequences import Request
@@ -204,10 +204,13 @@ def _array(tensor: Any) -> np.ndarray:
 def _error(error: Exception) -> "tuple[str, int]":
     """What a client reads, and Triton's code for it."""
     if isinstance(error, InputError):
-        return str(error), pb_utils.TritonError.INVALID_ARG
+        return readable(error), pb_utils.TritonError.INVALID_ARG
     if isinstance(error, Cancelled):
-        return str(error), pb_utils.TritonError.CANCELLED
+        return readable(error), pb_utils.TritonError.CANCELLED
     if isinstance(error, (QueueFull, DeadlineExceeded)):
-        return str(error), pb_utils.TritonError.UNAVAILABLE
-    pb_utils.Logger.log_error(f"{type(error).__name__}: {error}")
-    return f"this request failed inside the model: {type(error).__name__}: {error}", pb_utils.TritonError.INTERNAL
+        return readable(error), pb_utils.TritonError.UNAVAILABLE
+    pb_utils.Logger.log_error(f"{type(error).__name__}: {readable(error)}")
+    return (
+        f"this request failed inside the model: {type(error).__name__}: {readable(error)}",
+        pb_utils.TritonError.INTERNAL,
+    )

@@ -16,7 +16,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
 from .cpu_check import refuse_cpu
-from .fields import InputError
+from .fields import InputError, readable
 from .pipeline import Answer, Counts, Pipeline
 from .tensors_check import check_tensors_survive
 
@@ -94,9 +94,11 @@ class TritonPythonModel:
 
     def _response(self, answer: Answer) -> Any:
         if isinstance(answer, InputError):
-            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(answer), pb_utils.TritonError.INVALID_ARG))
+            return pb_utils.InferenceResponse(
+                error=pb_utils.TritonError(readable(answer), pb_utils.TritonError.INVALID_ARG)
+            )
         if isinstance(answer, Exception):
-            pb_utils.Logger.log_error(f"{type(answer).__name__}: {answer}")
-            message = f"this request failed inside the model: {type(answer).__name__}: {answer}"
+            pb_utils.Logger.log_error(f"{type(answer).__name__}: {readable(answer)}")
+            message = f"this request failed inside the model: {type(answer).__name__}: {readable(answer)}"
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, pb_utils.TritonError.INTERNAL))
         return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in answer.items()])

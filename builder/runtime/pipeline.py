@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Union
 
 import numpy as np
+from tokenizers import Encoding
 
 from .contract import load_encoder
 from .cutting import cut, fitting
@@ -69,7 +70,10 @@ class Pipeline:
         encodings = self._encode(jobs)
         for index, job in jobs.items():
             try:
-                rows = self.task.rows(job, encodings[index])
+                encoded = encodings[index]
+                if isinstance(encoded, Exception):
+                    raise encoded
+                rows = self.task.rows(job, encoded)
                 self._refuse_many(rows)
                 works[index] = Work(job, rows, [{}] * len(rows))
             except Exception as error:
@@ -92,15 +96,23 @@ class Pipeline:
                 "(serving.limits.request_tokens of its build): send several requests"
             )
 
-    def _encode(self, jobs: Mapping[int, Job]) -> dict[int, list[Any]]:
-        """Tokenise the texts of all jobs, one call for all that are cut the same way."""
-        encodings: dict[int, list[Any]] = {}
+    def _encode(self, jobs: Mapping[int, Job]) -> dict[int, list[Encoding] | Exception]:
+        """Tokenise the texts of all jobs, one call for all that are cut the same way; what fails is tried alone."""
+        encodings: dict[int, list[Encoding] | Exception] = {}
         for truncation in dict.fromkeys(job.truncation for job in jobs.values()):
             members = [index for index, job in jobs.items() if job.truncation == truncation]
-            batch = iter(self.text([text for index in members for text in jobs[index].texts], truncation))
-            for index in members:
-                encodings[index] = [next(batch) for _ in jobs[index].texts]
+            try:
+                batch = iter(self.text([text for index in members for text in jobs[index].texts], truncation))
+                encodings.update({index: [next(batch) for _ in jobs[index].texts] for index in members})
+            except Exception:
+                encodings.update({index: self._encode_alone(jobs[index]) for index in members})
         return encodings
+
+    def _encode_alone(self, job: Job) -> list[Encoding] | Exception:
+        try:
+            return self.text(job.texts, job.truncation)
+        except Exception as error:
+            return error
 
     def _run(self, works: Mapping[int, Work]) -> dict[int, Exception]:
         """Run all rows of all requests, in calls of similar length; returns the requests whose call failed."""

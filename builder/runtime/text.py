@@ -12,6 +12,8 @@ from typing import Union
 
 from tokenizers import Encoding, Tokenizer
 
+from .panics import survived
+
 Text = Union[str, tuple[str, str]]
 
 
@@ -41,7 +43,7 @@ class TextEncoder:
     def __call__(self, texts: Sequence[Text], truncation: Truncation | None = None) -> list[Encoding]:
         """Encode all `texts` (str, or pairs of str) in one call of the tokeniser, special tokens included."""
         if truncation is None:
-            return self._encode_batch(list(texts))
+            return self._encoded(texts)
         self.tokenizer.enable_truncation(
             truncation.max_length,
             stride=truncation.stride,
@@ -49,11 +51,15 @@ class TextEncoder:
             direction=self.truncation_side,
         )
         try:
-            return self._encode_batch(list(texts))
+            return self._encoded(texts)
         finally:
             self.tokenizer.no_truncation()
+
+    def _encoded(self, texts: Sequence[Text]) -> list[Encoding]:
+        found: list[Encoding] = survived(self._encode_batch, list(texts))
+        return found
 
     def to_string(self, tokens: list[str]) -> str:
         """Join tokens into text, as `convert_tokens_to_string` of a fast tokeniser does."""
         decoder = self.tokenizer.decoder
-        return decoder.decode(tokens) if decoder is not None else " ".join(tokens)
+        return str(survived(decoder.decode, tokens)) if decoder is not None else " ".join(tokens)

@@ -22,7 +22,7 @@ from builder.spec import BuildSpec, Serving
 from builder.triton.placement import Accelerator, InstanceGroup, Shapes, graph_buckets, place
 
 RUNTIME = Path(__file__).parent.parent / "runtime"
-SHARED_FILES = ("contract.py", "fields.py", "tensors_check.py")
+SHARED_FILES = ("contract.py", "fields.py", "panics.py", "tensors_check.py")
 ENCODER_FILES = ("model.py", "cpu_check.py", "pipeline.py", "task.py", "text.py", "cutting.py", "scores.py")
 GENERATION = tuple(sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "generation").rglob("*.py")))
 GENERATING = {

@@ -9,14 +9,16 @@ import numpy as np
 import pytest
 
 from builder.runtime.generation import sampling
+from builder.runtime.generation.beams import BeamSearch
 from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.errors import DeadlineExceeded, EngineFailed, QueueFull
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler
 from builder.runtime.generation.scheduler import Limits
-from builder.runtime.generation.sequences import GeneratedSequence, Piece, Request
+from builder.runtime.generation.sequences import Beams, GeneratedSequence, Piece, Request
 from builder.runtime.generation.text import StopStrings
+from builder.runtime.panics import TokenizerError
 from tests.generation.executors import SumExecutor, expected
 
 
@@ -200,6 +202,50 @@ def test_a_queue_without_a_limit() -> None:
         engine.submit(Asked([1], 1).sequences)
     engine.run_until_idle()
     assert engine.stats.failures == 0
+
+
+@pytest.mark.parametrize("beams", [1, 2])
+def test_an_answer_that_cannot_be_spelled_is_the_error_of_its_request_alone(beams: int) -> None:
+    engine = engine_of(SumExecutor(slots=4))
+    broken, other = Asked([1], 4), Asked([2], 6)
+
+    class Broken(Letters):
+        def push(self, token: int) -> str:
+            raise TokenizerError("index out of bounds")
+
+    spelled: Any = Broken()
+    if beams > 1:
+        search = BeamSearch(Rules(Options(num_beams=2, temperature=0.0), max_tokens=4), [1], frozenset())
+        engine.submit([Beams(broken.request, search, lambda: spelled)])
+    else:
+        broken.sequences[0].detokenizer = spelled
+        engine.submit(broken.sequences)
+    engine.submit(other.sequences)
+    engine.run_until_idle()
+    assert [str(error) for error in broken.errors] == ["index out of bounds"]
+    assert other.tokens == expected([2], 6)
+    assert engine.cache.free == 4
+
+
+def test_a_loop_that_a_panic_ended_has_failed() -> None:
+    class PanicError(BaseException):
+        pass
+
+    executor = SumExecutor(slots=1)
+    engine = engine_of(executor)
+
+    def run(*arguments: Any) -> Any:
+        raise PanicError("unwrap on None")
+
+    executor.run = run  # type: ignore[method-assign]
+    one = Asked([1], 5)
+    engine.submit(one.sequences)
+    engine.start()
+    deadline = time.monotonic() + 5
+    while not one.errors and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert isinstance(one.errors[0], EngineFailed)
+    assert engine.stats.healthy == 0
 
 
 def test_a_failing_step_is_told_to_everybody_and_to_whoever_comes_later() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, pre_tokenizers
 from transformers import MBart50Tokenizer
 
 from builder.checkpoint.languages import languages, nearest
@@ -16,6 +16,7 @@ from builder.runtime.contract import Chat, Source
 from builder.runtime.fields import InputError
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.prompts import DecoderPrompts, SourceTexts, token_ids
+from builder.runtime.panics import TokenizerError
 from tests.checkpoints import make_tokenizer
 from tests.seq2seqs import make_multilingual_tokenizer
 
@@ -105,3 +106,10 @@ def test_other_threads_run_while_a_text_is_tokenised() -> None:
     other.join()
     assert len(tokens) > 20_000
     assert seen >= 5
+
+
+def test_a_panic_of_the_tokeniser_is_an_error() -> None:
+    tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
+    tokenizer.pre_tokenizer = pre_tokenizers.FixedLength(0)
+    with pytest.raises(TokenizerError, match="fails here: chunk size must be non-zero"):
+        DecoderPrompts(64, None, tokenizer)(Options(prompt="The train."))

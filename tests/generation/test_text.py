@@ -7,6 +7,7 @@ import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from builder.runtime.generation.text import BROKEN, Detokenizer, StopStrings
+from builder.runtime.panics import TokenizerError
 from tests.checkpoints import VOCABULARY, make_tokenizer
 
 
@@ -67,3 +68,10 @@ def test_a_stop_string_never_leaks(size: int) -> None:
         first = min((text.find(word) for word in words if word in text), default=len(text))
         assert shown == text[:first]
         assert stops.found == (first < len(text))
+
+
+def test_a_panic_of_the_tokeniser_is_an_error() -> None:
+    tokenizer = Tokenizer(models.BPE({"a": 0, "": 1}, []))
+    tokenizer.decoder = decoders.Strip("a", 3, 3)
+    with pytest.raises(TokenizerError, match="fails here: index out of bounds"):
+        Detokenizer(tokenizer, []).push(1)

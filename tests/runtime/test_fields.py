@@ -4,7 +4,17 @@ import numpy as np
 import pytest
 
 from builder.runtime.contract import RequestLimits
-from builder.runtime.fields import InputError, as_bytes, choice, count, one_each, option, refuse_large, strings
+from builder.runtime.fields import (
+    InputError,
+    as_bytes,
+    choice,
+    count,
+    one_each,
+    option,
+    readable,
+    refuse_large,
+    strings,
+)
 
 
 def _bytes(*rows: list[bytes]) -> np.ndarray:
@@ -63,3 +73,9 @@ def test_a_request_beyond_a_limit_is_refused_before_it_is_read() -> None:
         refuse_large({"n": np.zeros((1, 4), np.int32)}, limits)
     with pytest.raises(InputError, match="top_k is 4; expected at most 3"):
         count({"top_k": np.array([[4]])}, "top_k", 1, most=limits.list_values)
+
+
+def test_what_a_client_is_told_is_utf_8_and_not_too_long() -> None:
+    """Triton's own TritonError says "incompatible constructor arguments" to half a character."""
+    assert readable(InputError("no \ud83d here")) == "no \\ud83d here"
+    assert readable(InputError("a" * 5000)) == "a" * 1000 + " ..."

@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import Regex, pre_tokenizers
 
 from builder.runtime.contract import FILE, RequestLimits, dump
 from builder.runtime.fields import InputError
+from builder.runtime.panics import TokenizerError
 from builder.runtime.pipeline import Pipeline
 from tests.checkpoints import make_tokenizer
 from tests.servings import encoder_serving
@@ -136,3 +138,14 @@ def test_a_request_that_is_too_large_is_refused_and_its_batch_answered(front: Ca
     assert "in 10 rows; this model takes at most 30 at once" in str(answers[1])
     assert isinstance(answers[2], dict)
     assert [shape[0] for shape in engine.shapes] == [1], "the engine sees the row of the last alone"
+
+
+def test_a_panic_of_the_tokeniser_is_the_error_of_its_request_alone(front: Callable[..., Pipeline]) -> None:
+    """A regular expression that gives up on some text: the library panics, which is no `Exception`."""
+    pipeline = front(SumEngine())
+    pipeline.text.tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex("(x+)+$"), "isolated")
+    answers = pipeline([_request("a"), _request("x" * 50 + "y"), _request("the")])
+    assert isinstance(answers[1], TokenizerError)
+    assert "the model's tokenizer fails here: Onig: Regex search error: retry-limit" in str(answers[1])
+    assert isinstance(answers[0], dict)
+    assert isinstance(answers[2], dict)

@@ -50,6 +50,8 @@ class ChatTemplate:
         variables = {"messages": [_message(message) for message in messages], "tools": tools, "documents": None}
         try:
             return self.template.render(**{**variables, "add_generation_prompt": True, **self.tokens})
+        except RecursionError as error:
+            raise InputError("the model's chat template refuses these messages: they have too many levels") from error
         except Exception as error:  # a template is a program: anything can go wrong in it
             raise InputError(f"the model's chat template refuses these messages: {error}") from error
 

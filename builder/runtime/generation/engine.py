@@ -39,7 +39,7 @@ class Engine:
         reuse = reuse_prefixes and self.reader is None
         self.cache = SlotCache(geometry.slots, geometry.max_length, executor.copy, reuse)
         self.scheduler = Scheduler(self.cache, limits, self.stats, self.reader)
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self._stopping = False
         self._threads = [threading.Thread(target=self._loop, name="decode loop", daemon=True)]
         if self.reader is not None:
@@ -121,7 +121,7 @@ class Engine:
         """Do `work`; False where it failed, which everybody who waits or runs is told."""
         try:
             work()
-        except Exception as error:
+        except BaseException as error:  # the thread ends: whatever it was, nobody may wait for it
             with self.scheduler.changed:
                 self.failure, self.stats.healthy = error, 0
                 self.scheduler.changed.notify_all()
@@ -164,13 +164,14 @@ class Engine:
                 continue
             self.stats.generated_tokens += 1
             self._count_first(sequence.request, now)
-            piece = sequence.advance(choice, self.cache.max_length)
-            if piece is None:
-                continue
-            if piece.finish_reason:
-                self._finish(sequence, [piece], now)
-            elif sequence.request.active:
-                sequence.request.emit(piece)
+            try:
+                piece = sequence.advance(choice, self.cache.max_length)
+                if piece is not None and piece.finish_reason:
+                    self._finish(sequence, [piece], now)
+                elif piece is not None and sequence.request.active:
+                    sequence.request.emit(piece)
+            except Exception as error:
+                self.scheduler.refuse(sequence.request, error)
 
     def _accept_beams(self, beams: Beams, logits: list[np.ndarray]) -> None:
         """Let a search choose its next beams, and bring their keys and values to where they go on."""
@@ -182,9 +183,12 @@ class Engine:
             return
         self._count_first(beams.request, now)
         if beams.search.done:
-            pieces = beams.pieces()
-            self.stats.generated_tokens += sum(piece.completion_tokens for piece in pieces)
-            self._finish(beams, pieces, now)
+            try:
+                pieces = beams.pieces()
+                self.stats.generated_tokens += sum(piece.completion_tokens for piece in pieces)
+                self._finish(beams, pieces, now)
+            except Exception as error:
+                self.scheduler.refuse(beams.request, error)
             return
         beams.slots, copies = reorder(beams.slots, parents)
         for source, target in copies:

@@ -210,13 +210,18 @@ def _checked(options: "dict[str, Any]", given: "set[str]") -> Options:
     for name, (low, high) in RANGES.items():
         value = options.get(name)
         if value is not None and not low <= value <= high:
-            raise InputError(f"{name} is {value}; expected {low:g} to {high:g}")
+            raise InputError(f"{name} is {value}; expected {_plain(low)} to {_plain(high)}")
     if 0 < options.get("temperature", 0) < COLDEST:
         raise InputError(
             f"temperature is {options['temperature']}; expected 0, which takes the most probable token, or at least "
             f"{COLDEST:g}"
         )
     return _consistent(Options(**options), given)
+
+
+def _plain(limit: float) -> str:
+    """A limit as people write it: 2147483648, not 2.14748e+09."""
+    return str(int(limit)) if limit == int(limit) else str(limit)
 
 
 def _bias(given: "Mapping[str, Any]") -> "dict[int, float]":

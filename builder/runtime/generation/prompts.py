@@ -12,6 +12,7 @@ from tokenizers import Tokenizer
 
 from ..contract import Chat, Language, Source
 from ..fields import InputError
+from ..panics import survived
 from .chat import ChatTemplate
 from .options import Options, refuse_half_characters
 
@@ -33,7 +34,8 @@ class Prompt:
 
 def token_ids(tokenizer: Tokenizer, texts: "Sequence[str]", special: bool) -> "list[list[int]]":
     """The tokens of each text. A batch, even of one text, lets other threads run meanwhile; `encode` does not."""
-    return [encoding.ids for encoding in tokenizer.encode_batch_fast(list(texts), add_special_tokens=special)]
+    encodings = survived(tokenizer.encode_batch_fast, list(texts), add_special_tokens=special)
+    return [encoding.ids for encoding in encodings]
 
 
 class DecoderPrompts:

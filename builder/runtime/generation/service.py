@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 
 from ..contract import GenerationServing, load_generation
 from ..fields import InputError, Tensors, refuse_large, refuse_long
+from ..panics import survived
 from .beams import BeamSearch
 from .engine import Engine
 from .executors.base import CrossGeometry, Executor, Geometry, Infer
@@ -145,7 +146,8 @@ class Service:
 
     def token_text(self, token: int) -> str:
         """One token as text, as log-probabilities name it."""
-        return self.tokenizer.decode([token], skip_special_tokens=False)
+        text: str = survived(self.tokenizer.decode, [token], skip_special_tokens=False)
+        return text
 
 
 def make_executor(folder: Path, serving: GenerationServing, infer: "Infer | None") -> Executor:

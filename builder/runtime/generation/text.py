@@ -9,6 +9,8 @@ from collections.abc import Sequence
 
 from tokenizers import Tokenizer
 
+from ..panics import survived
+
 BROKEN = "\ufffd"  # what a decoder makes of bytes that are not a whole character yet
 CONTEXT = 8  # tokens of the prompt that decide how the first new token is spelled (its leading space, say)
 
@@ -39,7 +41,8 @@ class Detokenizer:
         return after[len(before) :]
 
     def _decode(self, start: int, end: int) -> str:
-        return self.tokenizer.decode(self.tokens[start:end], skip_special_tokens=True)
+        text: str = survived(self.tokenizer.decode, self.tokens[start:end], skip_special_tokens=True)
+        return text
 
 
 class StopStrings:

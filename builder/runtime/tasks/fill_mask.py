@@ -14,6 +14,7 @@ from tokenizers import Encoding
 
 from .. import task
 from ..fields import Field, InputError, Tensors, as_bytes, count, one_each, refuse_long, strings
+from ..panics import survived
 from ..scores import softmax
 
 CLEAN_UP = (  # clean_up_tokenization_spaces, in transformers' order
@@ -100,7 +101,7 @@ class Task(task.Task):
         return predictions
 
     def _decode(self, ids: list[int], skip_special: bool) -> str:
-        text: str = self.text.tokenizer.decode(ids, skip_special_tokens=skip_special)
+        text: str = survived(self.text.tokenizer.decode, ids, skip_special_tokens=skip_special)
         for spaced, tight in CLEAN_UP if self.parameters["clean_up"] else ():
             text = text.replace(spaced, tight)
         return text

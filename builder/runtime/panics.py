@@ -1,0 +1,24 @@
+"""A panic of the tokenizers library as an ordinary error: it is a BaseException, which would end the thread it is in.
+
+A tokenizer.json can bring one on (a regular expression that gives up on some text, a pre-tokeniser of size 0).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+class TokenizerError(RuntimeError):
+    """The model's own tokeniser failed on this text, or on these tokens."""
+
+
+def survived(call: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """What `call`, of the tokenizers library, returns. Raises TokenizerError where it fails."""
+    try:
+        return call(*arguments, **options)
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise  # the program is to end
+        reason = str(error).splitlines() or [type(error).__name__]
+        raise TokenizerError(f"the model's tokenizer fails here: {reason[0][:200]}") from None
