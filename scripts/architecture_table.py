@@ -35,7 +35,7 @@ from builder.checkpoint.resolve import position_limit
 from builder.engines import infer_with
 from builder.errors import BuilderError
 from builder.export.decoder import export_decoder
-from builder.families import decoder, encoder
+from builder.families import encoder
 from builder.onnx.graph import read_graph
 from builder.pipeline import build
 from builder.runtime.generation.service import Service
@@ -44,7 +44,7 @@ from builder.samples import TEXTS
 from builder.spec import make_spec
 from builder.tasks import find_task
 from builder.tensors import to_tensors
-from builder.variants import evaluator
+from builder.variants import evaluator, steps
 from scripts.tiny_models import AUTO, HEADS, POSITIONS, architectures, make_checkpoint, tiny_model
 
 FILE = Path(__file__).parent.parent / "docs" / "architectures.json"
@@ -125,8 +125,8 @@ def _built(head: str, checkpoint: Path, positions: int | None, tokenizer: Any, f
     )
     with ExitStack() as untimed:
         for module, name in (
-            (decoder, "pytorch_step_latencies"),
-            (decoder, "step_latencies"),
+            (steps, "pytorch_decoder"),
+            (steps, "decoder"),
             (encoder, "pytorch_latencies"),
             (evaluator, "engine_latencies"),
         ):

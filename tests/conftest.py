@@ -22,8 +22,7 @@ from builder.pipeline import build
 from builder.serve.client import Client
 from builder.serve.triton import Server, running
 from builder.spec import make_spec
-from builder.variants import latency
-from builder.verify import generation
+from builder.variants import timing
 from tests.kept_exports import kept_exports
 from tests.models import GENERATORS, READERS, REAL, SERVED, checkpoint_of, minilm
 from tests.sharing import Sharing
@@ -40,8 +39,7 @@ gc.set_threshold(50_000, 20, 20)  # exports make objects by the million, nearly 
 def _short_timings() -> Iterator[None]:
     """The fewest runs that give a latency: how long is enough for a good one is not what tests ask."""
     with pytest.MonkeyPatch.context() as patch:
-        for module in (latency, generation):
-            patch.setattr(module, "ENOUGH_S", 0.0)
+        patch.setattr(timing, "ENOUGH_S", 0.0)
         yield
 
 

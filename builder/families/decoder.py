@@ -58,6 +58,7 @@ from builder.runtime.generation.executors.in_process import InProcess
 from builder.spec import BuildSpec
 from builder.triton.layout import RepositoryEntry, lay_out_generating, request_limits
 from builder.triton.releases import runtime_of
+from builder.variants import steps
 from builder.variants.ladder import Limits, climb
 from builder.verify.generation import (
     TOLERANCE,
@@ -67,9 +68,7 @@ from builder.verify.generation import (
     largest_values,
     make_reference,
     measure,
-    pytorch_step_latencies,
     refuse_wrong_text,
-    step_latencies,
 )
 from builder.verify.long_rows import refuse_wrong_long_row, unreached
 from builder.verify.runtimes import STEPS, Case, Recorder, Replay, drive, past_the_window
@@ -152,7 +151,7 @@ class Decoder:
         """Teacher-forced probabilities, greedy texts, and the time of a step."""
         model = self.checkpoint.model
         answers = make_reference(model, self.rows)
-        latency = {} if self._on_gpu else pytorch_step_latencies(model, self.spec.build_threads)
+        latency = {} if self._on_gpu else steps.pytorch_decoder(model, self.spec.build_threads)
         return Measured(answers, pytorch_rung(self.memory, latency, answers.perplexity))
 
     def fuse(self, exported: DecoderExport) -> Fused:
@@ -247,7 +246,7 @@ class Decoder:
         caches, threads = fused.exported.caches, self.spec.build_threads
         vocabulary = vocabulary_of(self.checkpoint.model)
         agreement = measure(graph, caches, vocabulary, reference.answers, threads, cache)
-        latency = {} if self._on_gpu else step_latencies(graph, caches, vocabulary, threads, cache)
+        latency = {} if self._on_gpu else steps.decoder(graph, caches, vocabulary, threads, cache)
         quality = (agreement.error, agreement.mean, agreement.worst, agreement.alone, agreement.perplexity)
         return Rung(name, graph.size, latency, *quality), agreement
 

@@ -47,8 +47,9 @@ from builder.runtime.generation.prompts import SourceTexts
 from builder.spec import BuildSpec
 from builder.tasks.base import Instructions, seq2seq_task
 from builder.triton.layout import RepositoryEntry, lay_out_generating, request_limits
+from builder.variants import steps
 from builder.variants.ladder import Climbed, Limits, climb
-from builder.verify.generation import Asked, answer
+from builder.verify.emitted import Prompted, answer
 from builder.verify.metrics import texts as texts_against
 from builder.verify.runtimes import Case, Recorder, Replay
 from builder.verify.seq2seq import (
@@ -57,9 +58,7 @@ from builder.verify.seq2seq import (
     Reference,
     make_reference,
     measure,
-    pytorch_latencies,
     refuse_wrong_answers,
-    step_latencies,
     text_agreement,
 )
 from builder.verify.verdict import Comparison
@@ -153,7 +152,7 @@ class Seq2Seq:
         model, beams = self.checkpoint.model, min(self.settings.beams, VERIFIED_BEAMS)
         rows = token_rows(self.samples, self.checkpoint, self.source)
         answers = make_reference(model, rows, self.settings.start, _first(self.source), self._ends, beams)
-        latency = pytorch_latencies(model, self.spec.build_threads)
+        latency = steps.pytorch_seq2seq(model, self.spec.build_threads)
         return Measured(answers, pytorch_rung(self.memory, latency, answers.perplexity))
 
     def fuse(self, exported: Seq2SeqExport) -> Fused:
@@ -252,7 +251,7 @@ class Seq2Seq:
         texts = text_agreement(reference.greedy, agreement.greedy, self._decode)
         same = float(np.mean([a == b for a, b in zip(reference.greedy, agreement.greedy, strict=True)]))
         quality = (agreement.error, float(np.mean(texts)), min(texts), agreement.alone, agreement.perplexity)
-        latency = step_latencies(graphs, self.spec.build_threads)
+        latency = steps.seq2seq(graphs, self.spec.build_threads)
         scores = self._scores(agreement.greedy)
         return Rung(name, graphs.size, latency, *quality, agreement.hits, same, scores=scores), agreement
 
@@ -264,7 +263,7 @@ class Seq2Seq:
         recorder = Recorder(executor)
         greedy = Options(temperature=0.0)
         rules = Rules(greedy, answers.ends, first=answers.first, max_tokens=REPLAYED_TOKENS)
-        answer(executor, [Asked((answers.start,), rules, source) for source in sources])
+        answer(executor, [Prompted((answers.start,), rules, source) for source in sources])
         return recorder.case(graphs.decoder.path.name, [graphs.decoder, graphs.encoder], threads)
 
 

@@ -5,10 +5,8 @@ What is run is what Triton will serve: the emitted engine over the graph. Knows 
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,25 +16,15 @@ from builder.errors import VerificationError
 from builder.export.decoder import CacheShape
 from builder.onnx.graph import Graph
 from builder.runtime.contract import Session
-from builder.runtime.generation.beams import BeamSearch, Hypothesis
-from builder.runtime.generation.engine import Engine
-from builder.runtime.generation.executors.base import Executor, Geometry
+from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.in_process import InProcess
-from builder.runtime.generation.options import Options
-from builder.runtime.generation.processors import Rules
-from builder.runtime.generation.sampling import Sampler
-from builder.runtime.generation.scheduler import Limits
-from builder.runtime.generation.sequences import Beams, GeneratedSequence, Request
-from builder.runtime.generation.text import StopStrings
-from builder.speed import Latencies
+from builder.verify.emitted import Taught, generate, perplexity, teacher_forced
 
 TOLERANCE = 2e-3  # largest difference of a token's log-probability in fp32
 TIE = 1e-3  # two logits this close may change places
 LONGEST_SAMPLE = 96
 NEW_TOKENS = 24
 ROWS = 8
-CONTEXT = 64
-ENOUGH_S = 0.3  # of runs of one step
 
 
 @dataclass(frozen=True)
@@ -51,7 +39,7 @@ class Reference:
 
     @property
     def perplexity(self) -> float:
-        return float(np.exp(-np.concatenate(self.logprobs).mean()))
+        return perplexity(self.logprobs)
 
 
 @dataclass(frozen=True)
@@ -127,96 +115,19 @@ def measure(
     longest = max(max(map(len, reference.rows)), max(len(p) + NEW_TOKENS for p in reference.prompts))
     geometry = geometry_of(caches, ROWS, longest + 1, vocabulary, cache)
     executor = InProcess(graph.path, geometry, Session(threads=threads))
-    hits, logprobs = _teacher_forced(executor, reference.rows, reference.best)
-    errors = [np.abs(a - b).max() for a, b in zip(reference.logprobs, logprobs, strict=True)]
-    shares = [float(hit.mean()) for hit in hits]
+    rows = zip(reference.rows, reference.best, strict=True)
+    forced = teacher_forced(executor, [Taught(row[:-1], row[1:], best) for row, best in rows])
+    forced.refuse_nan()
     together = generate(executor, reference.prompts, NEW_TOKENS)
     alone = [generate(executor, [prompt], NEW_TOKENS)[0] for prompt in reference.prompts]
-    if not all(np.isfinite(values).all() for values in logprobs):
-        raise VerificationError("the graph gives NaN on the samples. Nothing was published: check the weights")
     return Agreement(
-        error=float(max(errors)),
-        mean=float(np.concatenate(hits).mean()),
-        worst=min(shares),
-        perplexity=float(np.exp(-np.concatenate(logprobs).mean())),
+        error=forced.error(reference.logprobs),
+        mean=forced.share,
+        worst=min(float(hit.mean()) for hit in forced.hits),
+        perplexity=forced.perplexity,
         alone=float(np.mean([a == b for a, b in zip(alone, together, strict=True)])),
         greedy=tuple(map(tuple, together)),
     )
-
-
-def _teacher_forced(
-    executor: Executor, rows: Sequence[Sequence[int]], best: Sequence[np.ndarray]
-) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Feed each row token by token, as decoding does: where the best token is `best`, and log-probabilities."""
-    hits = [np.zeros(len(row) - 1) for row in rows]
-    logprobs = [np.zeros(len(row) - 1) for row in rows]
-    order = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
-    for start in range(0, len(order), executor.geometry.slots):
-        group = order[start : start + executor.geometry.slots]
-        for position in range(len(rows[group[0]]) - 1):
-            running = [index for index in group if position < len(rows[index]) - 1]
-            tokens = np.array([[rows[index][position]] for index in running], np.int64)
-            logits = executor.run(0, tokens, np.full(len(running), position, np.int64)).astype(np.float64)
-            shifted = logits - logits.max(axis=-1, keepdims=True)
-            totals = np.log(np.exp(shifted).sum(axis=-1))
-            for place, index in enumerate(running):
-                hits[index][position] = logits[place].argmax() == best[index][position]
-                logprobs[index][position] = shifted[place, rows[index][position + 1]] - totals[place]
-    return hits, logprobs
-
-
-class _NoText:
-    """Stands in for a detokeniser where only tokens are wanted."""
-
-    def push(self, token: int) -> str:
-        return ""
-
-    def flush(self) -> str:
-        return ""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """One request of the emitted engine: a prompt, the rules of its answer, and the text its encoder reads."""
-
-    prompt: tuple[int, ...]
-    rules: Rules
-    source: tuple[int, ...] = ()
-
-
-def generate(executor: Executor, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
-    """Greedy tokens after each prompt, all of them together in the emitted engine, joining and leaving as they may."""
-    rules = Rules(Options(temperature=0.0), max_tokens=count)
-    return [list(found[0].tokens) for found in answer(executor, [Asked(tuple(prompt), rules) for prompt in prompts])]
-
-
-def answer(executor: Executor, asked: Sequence[Asked]) -> list[list[Hypothesis]]:
-    """What the emitted engine says to each, all together: the n best of a search, or one sequence with no score."""
-    engine = Engine(executor, Limits(queue=len(asked), prefill_tokens=16), reuse_prefixes=False)
-    running: list[GeneratedSequence | Beams] = []
-    errors: list[Exception] = []
-    text: Any = _NoText()
-    for index, one in enumerate(asked):
-        rules = one.rules
-        request = Request(
-            list(one.prompt), rules.options, rules.max_tokens, lambda piece: None, errors.append, source=one.source
-        )
-        ends = frozenset(rules.ends)
-        if rules.options.num_beams > 1:
-            running.append(Beams(request, BeamSearch(rules, one.prompt, ends), lambda: text))
-        else:
-            sampler = Sampler(rules, index, one.prompt)
-            running.append(GeneratedSequence(request, sampler, text, StopStrings(()), ends))
-        engine.submit(running[-1:])
-    engine.run_until_idle()
-    if errors:
-        raise VerificationError(f"the emitted engine failed on the samples: {errors[0]!r}")
-    return [
-        sequence.search.ended[: sequence.request.options.n]
-        if isinstance(sequence, Beams)
-        else [Hypothesis(tuple(sequence.sampler.generated), 0.0, "")]
-        for sequence in running
-    ]
 
 
 def refuse_wrong_text(model: PreTrainedModel, reference: Reference, agreement: Agreement) -> None:
@@ -240,57 +151,3 @@ def refuse_wrong_text(model: PreTrainedModel, reference: Reference, agreement: A
                 f"greedy token {place + 1} is {actual[place]}, transformers' is {expected[place]} (logits {gap:.1e} "
                 "apart). Nothing was published: this is a bug worth reporting, with the checkpoint's name"
             )
-
-
-def pytorch_step_latencies(model: PreTrainedModel, threads: int) -> Latencies:
-    """A token of 1 and of 8 rows after `CONTEXT` tokens, and a prompt of 128, as transformers runs them."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.inference_mode():
-            times = {}
-            for rows in (1, ROWS):
-                ids = torch.ones((rows, CONTEXT), dtype=torch.long)
-                past = model(input_ids=ids, use_cache=True).past_key_values
-                step = torch.ones((rows, 1), dtype=torch.long)
-
-                def run(step: torch.Tensor = step, past: Any = past) -> None:
-                    model(input_ids=step, past_key_values=past, use_cache=True)
-
-                times[f"token, {rows} rows"] = median_ms(run)
-            prompt = torch.ones((1, 2 * CONTEXT), dtype=torch.long)
-            times["prompt of 128"] = median_ms(lambda: model(input_ids=prompt, use_cache=True, logits_to_keep=1))
-            return times
-    finally:
-        torch.set_num_threads(before)
-
-
-def step_latencies(
-    graph: Graph, caches: Sequence[CacheShape], vocabulary: int, threads: int, cache: str = "float32"
-) -> Latencies:
-    """The same steps on the graph, in the emitted executor."""
-    geometry = geometry_of(caches, ROWS, 4 * CONTEXT, vocabulary, cache)
-    executor = InProcess(graph.path, geometry, Session(threads=threads))
-    times = {}
-    for rows in (1, ROWS):
-        tokens, lengths = np.ones((rows, 1), np.int64), np.full(rows, CONTEXT)
-
-        def run(tokens: np.ndarray = tokens, lengths: np.ndarray = lengths) -> None:
-            executor.run(0, tokens, lengths)
-
-        times[f"token, {rows} rows"] = median_ms(run)
-    prompt, nothing = np.ones((1, 2 * CONTEXT), np.int64), np.zeros(1, np.int64)
-    times["prompt of 128"] = median_ms(lambda: executor.run(0, prompt, nothing))
-    return times
-
-
-def median_ms(run: Callable[[], object]) -> float:
-    """Median of 3 to 20 runs after two to warm up, in milliseconds; `ENOUGH_S` of them if they are short."""
-    run()
-    run()
-    times: list[float] = []
-    while len(times) < 3 or (len(times) < 20 and sum(times) < ENOUGH_S):
-        start = time.perf_counter()
-        run()
-        times.append(time.perf_counter() - start)
-    return float(np.median(times)) * 1000

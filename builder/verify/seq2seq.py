@@ -23,8 +23,8 @@ from builder.runtime.generation.executors.base import CrossGeometry, Geometry
 from builder.runtime.generation.executors.cross_attending import CrossAttending
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
-from builder.speed import Latencies
-from builder.verify.generation import CONTEXT, ROWS, TIE, TOLERANCE, Asked, answer, median_ms
+from builder.verify.emitted import Prompted, Taught, answer, perplexity, teacher_forced
+from builder.verify.generation import ROWS, TIE, TOLERANCE
 
 RUN_ERRORS = (Fail, RuntimeException, InvalidArgument, RuntimeError)
 NEW_TOKENS = 32
@@ -74,7 +74,13 @@ class Reference:
 
     @property
     def perplexity(self) -> float:
-        return float(np.exp(-np.concatenate(self.logprobs).mean()))
+        return perplexity(self.logprobs)
+
+    @property
+    def taught(self) -> list[Taught]:
+        """The greedy answers, to be fed to the graphs."""
+        answers = zip(self.greedy, self.best, strict=True)
+        return [Taught((self.start, *answer[:-1]), answer, best) for answer, best in answers]
 
 
 @dataclass(frozen=True)
@@ -161,58 +167,40 @@ def measure(graphs: Graphs, reference: Reference, threads: int) -> Agreement:
     longest = max(map(len, reference.sources))
     executor = graphs.executor(2 * ROWS, NEW_TOKENS + 1, longest, threads)
     try:
-        hits, logprobs = _teacher_forced(executor, reference)
+        forced = teacher_forced(executor, reference.taught, lambda group: _attach(executor, reference, group))
     except RUN_ERRORS as error:  # an attention that was exported for one shape alone, say
         raise VerificationError(
             f"the exported graphs do not run on the samples ({str(error).strip().splitlines()[0][:200]}). Nothing was "
             "published: this architecture needs a file of its own in builder/export/architectures"
         ) from error
-    if not all(np.isfinite(values).all() for values in logprobs):
-        raise VerificationError("the graphs give NaN on the samples. Nothing was published: check the weights")
-    errors = [np.abs(a - b).max() for a, b in zip(reference.logprobs, logprobs, strict=True)]
+    forced.refuse_nan()
     greedy = Rules(Options(temperature=0.0), reference.ends, first=reference.first, max_tokens=NEW_TOKENS)
-    asked = [Asked((reference.start,), greedy, source) for source in reference.sources]
-    together = [found[0].tokens for found in answer(executor, asked)]
-    alone = [answer(executor, [one])[0][0].tokens for one in asked]
+    prompted = [Prompted((reference.start,), greedy, source) for source in reference.sources]
+    together = [found[0].tokens for found in answer(executor, prompted)]
+    alone = [answer(executor, [one])[0][0].tokens for one in prompted]
     searched: list[tuple[int, ...]] = []
     if reference.beams > 1:
         options = Options(temperature=0.0, num_beams=reference.beams)
         search = Rules(options, reference.ends, first=reference.first, max_tokens=NEW_TOKENS)
-        asked = [Asked((reference.start,), search, source) for source in reference.searched_sources]
-        searched = [found[0].tokens for found in answer(executor, asked)]
+        prompted = [Prompted((reference.start,), search, source) for source in reference.searched_sources]
+        searched = [found[0].tokens for found in answer(executor, prompted)]
     return Agreement(
-        error=float(max(errors)),
-        hits=float(np.concatenate(hits).mean()),
-        perplexity=float(np.exp(-np.concatenate(logprobs).mean())),
+        error=forced.error(reference.logprobs),
+        hits=forced.share,
+        perplexity=forced.perplexity,
         greedy=tuple(together),
         searched=tuple(searched),
         alone=float(np.mean([a == b for a, b in zip(alone, together, strict=True)])),
     )
 
 
-def _teacher_forced(executor: CrossAttending, reference: Reference) -> tuple[list[np.ndarray], list[np.ndarray]]:
-    """Feed each of PyTorch's answers token by token: where the best token is PyTorch's, and log-probabilities."""
-    hits = [np.zeros(len(row)) for row in reference.greedy]
-    logprobs = [np.zeros(len(row)) for row in reference.greedy]
-    order = sorted(range(len(hits)), key=lambda index: -len(hits[index]))
-    for begin in range(0, len(order), ROWS):
-        group = order[begin : begin + ROWS]
-        for place, encoded in enumerate(executor.encode([reference.sources[index] for index in group])):
-            executor.attach(place, encoded)
-            executor.assign(place, place, 0)
-        for position in range(len(hits[group[0]])):
-            running = [index for index in group if position < len(hits[index])]
-            inputs = [[(reference.start, *reference.greedy[index])[position]] for index in running]
-            lengths = np.full(len(running), position, np.int64)
-            logits = executor.run(0, np.array(inputs, np.int64), lengths).astype(np.float64)
-            shifted = logits - logits.max(axis=-1, keepdims=True)
-            totals = np.log(np.exp(shifted).sum(axis=-1))
-            for place, index in enumerate(running):
-                hits[index][position] = logits[place].argmax() == reference.best[index][position]
-                logprobs[index][position] = shifted[place, reference.greedy[index][position]] - totals[place]
-        for place in range(len(group)):
-            executor.assign(place, -1, 0)
-    return hits, logprobs
+def _attach(executor: CrossAttending, reference: Reference, group: Sequence[int]) -> None:
+    """Let rows 0, 1, ... attend to what `group` reads."""
+    for row in range(executor.geometry.slots):
+        executor.assign(row, -1, 0)
+    for row, encoded in enumerate(executor.encode([reference.sources[index] for index in group])):
+        executor.attach(row, encoded)
+        executor.assign(row, row, 0)
 
 
 def text_agreement(
@@ -266,48 +254,6 @@ def _gap(
         begin = 0 if reference.first is None else 1  # what is forced has no probability
         scores.append(float(chosen[begin:].sum()) / len(part))
     return scores[0] - scores[1]
-
-
-def pytorch_latencies(model: PreTrainedModel, threads: int) -> Latencies:
-    """A text of 128 tokens through the encoder, and a token of 1 and of 8 rows after `CONTEXT`, in transformers."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        with torch.inference_mode():
-            ids = torch.ones((1, 2 * CONTEXT), dtype=torch.long)
-            times = {"text of 128": median_ms(lambda: model.get_encoder()(input_ids=ids))}
-            for rows in (1, ROWS):
-                hidden = model.get_encoder()(input_ids=ids.repeat(rows, 1))
-                begun = torch.ones((rows, CONTEXT), dtype=torch.long)
-                past = model(encoder_outputs=hidden, decoder_input_ids=begun, use_cache=True).past_key_values
-                step = torch.ones((rows, 1), dtype=torch.long)
-
-                def run(hidden: Any = hidden, past: Any = past, step: torch.Tensor = step) -> None:
-                    model(encoder_outputs=hidden, decoder_input_ids=step, past_key_values=past, use_cache=True)
-
-                times[f"token, {rows} rows"] = median_ms(run)
-            return times
-    finally:
-        torch.set_num_threads(before)
-
-
-def step_latencies(graphs: Graphs, threads: int) -> Latencies:
-    """The same on the graphs, in the emitted executor."""
-    executor = graphs.executor(ROWS, 4 * CONTEXT, 2 * CONTEXT, threads)
-    text = [1] * (2 * CONTEXT)
-    times = {"text of 128": median_ms(lambda: executor.encode([text]))}
-    (encoded,) = executor.encode([text])
-    for rows in (1, ROWS):
-        for place in range(rows):
-            executor.attach(place, encoded)
-            executor.assign(place, place, 0)
-        tokens, lengths = np.ones((rows, 1), np.int64), np.full(rows, CONTEXT)
-
-        def run(tokens: np.ndarray = tokens, lengths: np.ndarray = lengths) -> None:
-            executor.run(0, tokens, lengths)
-
-        times[f"token, {rows} rows"] = median_ms(run)
-    return times
 
 
 def _pairs(shapes: Sequence[CacheShape]) -> tuple[tuple[int, int], ...]:

@@ -24,7 +24,8 @@ from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.spec import make_spec
-from builder.verify.generation import Asked, answer, generate, geometry_of
+from builder.verify.emitted import Prompted, answer, generate
+from builder.verify.generation import geometry_of
 from builder.verify.long_rows import refuse_wrong_long_row
 from builder.verify.seq2seq import cut
 from tests.checkpoints import VOCABULARY, make_tokenizer
@@ -234,7 +235,7 @@ def test_beams_of_a_decoder_are_transformers(model_type: str, tmp_path: Path) ->
         {},
     ]
     asked = [
-        Asked(tuple(prompt), Rules(Options(temperature=0.0, **options), (3,), max_tokens=20))
+        Prompted(tuple(prompt), Rules(Options(temperature=0.0, **options), (3,), max_tokens=20))
         for prompt, options in zip(prompts(), kinds * 2, strict=False)
     ]
     for one, found in zip(asked, answer(executor, asked), strict=True):

@@ -17,7 +17,7 @@ from builder.pipeline import build
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.spec import make_spec
-from builder.verify.generation import Asked, answer
+from builder.verify.emitted import Prompted, answer
 from builder.verify.seq2seq import Graphs, pytorch_answer
 from tests.checkpoints import VOCABULARY, make_tokenizer
 from tests.seq2seqs import BART, SEQ2SEQS, SPECIAL, T5, make_seq2seq
@@ -47,9 +47,9 @@ def graphs_of(model: PreTrainedModel, folder: Path, beams: int = BEAMS) -> Graph
     return Graphs(*parts, exported.caches, exported.cross, beams, VOCABULARY)
 
 
-def asked(source: tuple[int, ...], options: dict[str, Any], count: int, **more: Any) -> Asked:
+def asked(source: tuple[int, ...], options: dict[str, Any], count: int, **more: Any) -> Prompted:
     chosen = Options(temperature=0.0, **options)
-    return Asked((START,), Rules(chosen, (END,), source=source, max_tokens=count, **more), source)
+    return Prompted((START,), Rules(chosen, (END,), source=source, max_tokens=count, **more), source)
 
 
 def expected(model: PreTrainedModel, source: tuple[int, ...], options: dict[str, Any], count: int, **more: Any) -> Any:

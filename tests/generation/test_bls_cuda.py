@@ -23,7 +23,8 @@ from builder.runtime.contract import Session
 from builder.runtime.generation.executors.bls_cuda import BlsCuda
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.triton.check import check
-from builder.verify.generation import generate, geometry_of
+from builder.verify.emitted import generate
+from builder.verify.generation import geometry_of
 from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder, make_decoder_checkpoint
 from tests.export.test_decoders import prompts

@@ -28,7 +28,8 @@ from builder.runtime.generation.executors.cuda import ELEMENTS, Cuda, copy_to_ho
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.service import Service
 from builder.spec import make_spec
-from builder.verify.generation import generate, geometry_of
+from builder.verify.emitted import generate
+from builder.verify.generation import geometry_of
 from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder, make_decoder_checkpoint
 from tests.export.test_decoders import prompts

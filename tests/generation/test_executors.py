@@ -18,7 +18,8 @@ from builder.runtime.generation.executors.base import Executor
 from builder.runtime.generation.executors.bls import Bls
 from builder.runtime.generation.executors.bls_cuda import BlsCuda
 from builder.runtime.generation.executors.in_process import InProcess
-from builder.verify.generation import generate, geometry_of
+from builder.verify.emitted import generate
+from builder.verify.generation import geometry_of
 from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder
 from tests.export.test_decoders import prompts

@@ -20,7 +20,8 @@ from builder.runtime.generation.executors.cuda import ELEMENTS, Cuda
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.samples import TEXTS
 from builder.variants.candidates import Variant, VariantMaker
-from builder.verify.generation import generate, geometry_of
+from builder.verify.emitted import generate
+from builder.verify.generation import geometry_of
 from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder
 from tests.export.test_decoders import prompts

@@ -1,0 +1,81 @@
+"""How long a generating model takes, in PyTorch and on its graphs: a prompt or a text, and a token of 1 or 8 rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from builder.export.decoder import CacheShape
+from builder.onnx.graph import Graph
+from builder.runtime.contract import Session
+from builder.runtime.generation.executors.base import Executor
+from builder.runtime.generation.executors.in_process import InProcess
+from builder.speed import Latencies
+from builder.variants.timing import median_ms, pytorch_with
+from builder.verify.generation import geometry_of
+from builder.verify.seq2seq import Graphs
+
+ROWS = (1, 8)
+CONTEXT = 64  # tokens before the one that is timed
+
+
+def pytorch_decoder(model: PreTrainedModel, threads: int) -> Latencies:
+    """A token of each number of rows after `CONTEXT` tokens, and a prompt of 128, as transformers runs them."""
+    with pytorch_with(threads):
+        times = {}
+        for rows in ROWS:
+            past = model(input_ids=torch.ones((rows, CONTEXT), dtype=torch.long), use_cache=True).past_key_values
+            times[f"token, {rows} rows"] = _pytorch_step(model, rows, past_key_values=past)
+        prompt = torch.ones((1, 2 * CONTEXT), dtype=torch.long)
+        times["prompt of 128"] = median_ms(lambda: model(input_ids=prompt, use_cache=True, logits_to_keep=1))
+        return times
+
+
+def pytorch_seq2seq(model: PreTrainedModel, threads: int) -> Latencies:
+    """A text of 128 tokens through the encoder, and the same tokens, as transformers runs them."""
+    with pytorch_with(threads):
+        ids = torch.ones((1, 2 * CONTEXT), dtype=torch.long)
+        times = {"text of 128": median_ms(lambda: model.get_encoder()(input_ids=ids))}
+        for rows in ROWS:
+            hidden = model.get_encoder()(input_ids=ids.repeat(rows, 1))
+            begun = torch.ones((rows, CONTEXT), dtype=torch.long)
+            past = model(encoder_outputs=hidden, decoder_input_ids=begun, use_cache=True).past_key_values
+            times[f"token, {rows} rows"] = _pytorch_step(model, rows, encoder_outputs=hidden, past_key_values=past)
+        return times
+
+
+def _pytorch_step(model: PreTrainedModel, rows: int, **state: Any) -> float:
+    name = "decoder_input_ids" if "encoder_outputs" in state else "input_ids"
+    inputs = {**state, name: torch.ones((rows, 1), dtype=torch.long)}
+    return median_ms(lambda: model(**inputs, use_cache=True))
+
+
+def decoder(graph: Graph, caches: Sequence[CacheShape], vocabulary: int, threads: int, cache: str) -> Latencies:
+    """The same on the graph, in the emitted executor."""
+    geometry = geometry_of(caches, max(ROWS), 4 * CONTEXT, vocabulary, cache)
+    executor = InProcess(graph.path, geometry, Session(threads=threads))
+    times = {f"token, {rows} rows": _step(executor, rows) for rows in ROWS}
+    prompt, nothing = np.ones((1, 2 * CONTEXT), np.int64), np.zeros(1, np.int64)
+    times["prompt of 128"] = median_ms(lambda: executor.run(0, prompt, nothing))
+    return times
+
+
+def seq2seq(graphs: Graphs, threads: int) -> Latencies:
+    """The same on the graphs, in the emitted executor."""
+    executor = graphs.executor(max(ROWS), 4 * CONTEXT, 2 * CONTEXT, threads)
+    text = [1] * (2 * CONTEXT)
+    times = {"text of 128": median_ms(lambda: executor.encode([text]))}
+    (encoded,) = executor.encode([text])
+    for row in range(max(ROWS)):
+        executor.attach(row, encoded)
+        executor.assign(row, row, 0)
+    return {**times, **{f"token, {rows} rows": _step(executor, rows) for rows in ROWS}}
+
+
+def _step(executor: Executor, rows: int) -> float:
+    tokens, lengths = np.ones((rows, 1), np.int64), np.full(rows, CONTEXT)
+    return median_ms(lambda: executor.run(0, tokens, lengths))

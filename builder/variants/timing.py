@@ -1,0 +1,36 @@
+"""How anything is timed: after a warm-up, until there are enough runs, as a median."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+ENOUGH_S = 0.3  # of runs of one thing
+
+
+def median_ms(run: Callable[[], object], most: int = 20) -> float:
+    """Median of 3 to `most` runs after two to warm up, in milliseconds; `ENOUGH_S` of them if they are short."""
+    run()
+    run()
+    times: list[float] = []
+    while len(times) < 3 or (len(times) < most and sum(times) < ENOUGH_S):
+        start = time.perf_counter()
+        run()
+        times.append(time.perf_counter() - start)
+    return float(np.median(times)) * 1000
+
+
+@contextmanager
+def pytorch_with(threads: int) -> Iterator[None]:
+    """PyTorch with so many threads, and without gradients."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        with torch.inference_mode():
+            yield
+    finally:
+        torch.set_num_threads(before)
