@@ -386,7 +386,6 @@ def serving_document(
         queue=spec.serving.queue.max_size,
         limits=request_limits(spec),
         queue_timeout_ms=spec.serving.queue.timeout_us // 1000,
-        prefill_tokens=0,
         beams=settings.beams,
         max_tokens=max_tokens(config, start=1),
         end_ids=ends,

@@ -164,12 +164,12 @@ class GenerationServing:
     session: Session
     vocabulary: int  # logits of a position
     queue: int  # sequences that may wait; 0: any number
-    prefill_tokens: int  # of prompts, between two decode steps
     beams: int  # of one search, at most
     max_tokens: int  # of an answer, where a request does not say
     end_ids: Sequence[int]  # tokens that end an answer
     fields: Sequence[str]  # the input tensors of a request
     defaults: Mapping[str, Any]  # options of a request, where it does not say
+    prefill_tokens: int | None = None  # of prompts, between two decode steps; an encoder-decoder has none
     model: str | None = None  # file of the decoder's graph, in process
     copier: str | None = None  # file of the graph that copies a slot, in process on a GPU
     engine: str | None = None  # the Triton model that runs the graph, through BLS

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from builder.runtime.fields import Field
-from builder.runtime.generation.options import CHAT, COMMON, OUTPUTS
+from builder.runtime.generation.options import COMMON, OUTPUTS, PROMPT, PROMPT_OUTPUTS
 from builder.samples import TEXTS
 from builder.tasks.base import Task
 
@@ -22,7 +22,7 @@ class TextGeneration(Task):
     samples = tuple({"text_input": text} for text in TEXTS)
 
     def fields(self, parameters: Mapping[str, Any]) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
-        return (*COMMON, *CHAT), OUTPUTS
+        return (*COMMON, *PROMPT), (*OUTPUTS, *PROMPT_OUTPUTS)
 
 
 TASK = TextGeneration()

@@ -10,7 +10,7 @@ from typing import Any
 
 from builder.engines.gpu import CARDS
 from builder.runtime.fields import Field
-from builder.runtime.generation.options import CHAT, COMMON, LANGUAGES, RANGES, SOURCE, UNSET_SEED, Options
+from builder.runtime.generation.options import COMMON, LANGUAGES, PROMPT, RANGES, SOURCE, UNSET_SEED, Options
 from builder.tasks import all_tasks
 from builder.tasks.base import EncoderTask
 from builder.triton.releases import RELEASES
@@ -51,6 +51,7 @@ MEANINGS = {  # of each request option of a generating model
     "logprobs": "report this many log-probabilities for each token",
     "ignore_eos": "go on after the end token",
     "echo": "repeat the prompt in the answer",
+    "prompt_logprobs": "report log-probabilities of the prompt's own tokens, and of so many others at each",
     "stream": "send text as it is generated instead of one answer at the end",
     "priority": "requests with a lower number start first",
     "timeout_ms": "give up after this many milliseconds; 0: never",
@@ -95,7 +96,7 @@ def request_options() -> str:
     """Every option of a request to a generating model. Raises SystemExit for one that nobody has described."""
     defaults = {field.name: field.default for field in fields(Options) if field.name != "temperature"}
     rows = []
-    for field in (*COMMON, *CHAT, *SOURCE, *LANGUAGES):
+    for field in (*COMMON, *PROMPT, *SOURCE, *LANGUAGES):
         if field.name not in MEANINGS:
             raise SystemExit(f"say what the request option {field.name} means: MEANINGS in {__file__}")
         low_high = RANGES.get(field.name)

@@ -22,7 +22,7 @@ from builder.checkpoint.generation_config import (
 from builder.errors import CheckpointError
 from builder.runtime.generation.beams import BeamSearch
 from builder.runtime.generation.options import Options
-from builder.runtime.generation.processors import Rules
+from builder.runtime.generation.processors import rules_of
 from builder.runtime.generation.sampling import Sampler, choose
 from builder.verify.generation import greedy_tokens
 from builder.verify.seq2seq import cut
@@ -143,19 +143,8 @@ def test_scores_and_tokens_are_those_of_transformers_processors(model: PreTraine
     config._eos_token_tensor = torch.tensor(ends)
     refuse_unserved(config, is_decoder)
     theirs = model._get_logits_processor(config, len(prompt), torch.tensor([read]), device="cpu", model_kwargs={})
-    said = token_rules(config, ends)
-    rules = Rules(
-        Options(**option_defaults(config, 1, None if is_decoder else 1)),
-        tuple(ends),
-        tuple(map(tuple, said.bad_words)),
-        source=tuple(read),
-        last=tuple(said.last),
-        max_tokens=count,
-        sequence_bias=tuple((tuple(entry.tokens), entry.bias) for entry in said.sequence_bias),
-        suppressed=tuple(said.suppressed),
-        begin_suppressed=tuple(said.begin_suppressed),
-        decay=(said.decay.start, said.decay.factor) if said.decay else None,
-    )
+    options = Options(**option_defaults(config, 1, None if is_decoder else 1))
+    rules = rules_of(token_rules(config, ends), options, tuple(ends), source=tuple(read), max_tokens=count)
     sampler = Sampler(rules, prompt=prompt)
     for _ in range(count):
         logits = generator.normal(0, 3, VOCABULARY).astype(np.float32)
@@ -186,16 +175,8 @@ def test_searches_are_those_of_generate(fields: dict[str, Any]) -> None:
     config = GenerationConfig(
         **fields, num_beams=4, num_return_sequences=3, eos_token_id=3, pad_token_id=0, max_new_tokens=count
     )
-    said = token_rules(config, [3])
-    rules = Rules(
-        Options(**option_defaults(config, 8)),
-        (3,),
-        source=tuple(prompt),
-        max_tokens=count,
-        sequence_bias=tuple((tuple(entry.tokens), entry.bias) for entry in said.sequence_bias),
-        suppressed=tuple(said.suppressed),
-        decay=(said.decay.start, said.decay.factor) if said.decay else None,
-    )
+    options = Options(**option_defaults(config, 8))
+    rules = rules_of(token_rules(config, [3]), options, (3,), source=tuple(prompt), max_tokens=count)
     search = BeamSearch(rules, prompt, frozenset([3]))
     with torch.no_grad():
         while not search.done:

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from builder.runtime.fields import InputError
-from builder.runtime.generation.options import CHAT, COMMON, LANGUAGES, SOURCE, Options, read_options
+from builder.runtime.generation.options import COMMON, LANGUAGES, PROMPT, SOURCE, Options, read_options
 
 GREEDY = {"temperature": 0.0}
-FIELDS = [field.name for field in (*COMMON, *CHAT, *SOURCE, *LANGUAGES)]
+FIELDS = [field.name for field in (*COMMON, *PROMPT, *SOURCE, *LANGUAGES)]
 
 
 def read(parameters: dict[str, Any] | None = None, **tensors: Any) -> Options:

@@ -106,6 +106,23 @@ def test_a_chat_goes_through_the_template(client: Connect, checkpoint: Callable[
     assert text(echoed).startswith(prompt)
 
 
+@pytest.mark.parametrize("name", ["writes", "writes_bls"])
+def test_log_probabilities_of_a_prompt_are_transformers(
+    name: str, client: Connect, checkpoint: Callable[[str], Path]
+) -> None:
+    prompt = PROMPTS[2]
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint(name))
+    model = AutoModelForCausalLM.from_pretrained(checkpoint(name))
+    ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+    with torch.no_grad():
+        known = torch.log_softmax(model(input_ids=ids).logits[0, :-1].double(), dim=-1).gather(1, ids[0, 1:, None])
+    answer = client(name).ask({"text_input": prompt, "max_tokens": 1, "prompt_logprobs": 0})
+    said = json.loads(answer["prompt_logprobs_output"][0])
+    assert [entry["token"] for entry in said] == ids[0].tolist()
+    assert said[0]["logprob"] is None
+    assert [entry["logprob"] for entry in said[1:]] == pytest.approx(known[:, 0].tolist(), abs=1e-3)
+
+
 def test_seeds_and_several_sequences(client: Connect) -> None:
     connection = client("writes")
     sample = {"text_input": "The committee", "max_tokens": 16, "temperature": 1.0, "top_p": 0.95, "ignore_eos": True}

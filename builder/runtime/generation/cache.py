@@ -49,14 +49,15 @@ class SlotCache:
         taken = [slot for slot, used in enumerate(self.taken) if used]
         return (taken[0], taken[-1] + 1) if taken else (0, 0)
 
-    def place(self, prompt: Sequence[int]) -> Placement:
+    def place(self, prompt: Sequence[int], reusable: int | None = None) -> Placement:
         """Take a free slot for `prompt`: near the others, then the one that remembers most, then the oldest.
 
-        What another slot remembers of the prompt is copied. At least the last token of the prompt is always left to
-        run, for its logits.
+        What another slot remembers of the prompt is copied, of no more than its first `reusable` tokens where that is
+        given. At least its last token is always left to run, for its logits.
         """
         common = [common_length(prompt, tokens) if self.reuse else 0 for tokens in self.tokens]
-        common = [min(length, len(prompt) - 1) for length in common]
+        most = len(prompt) - 1 if reusable is None else min(reusable, len(prompt) - 1)
+        common = [min(length, most) for length in common]
         slot = self._take(common)
         source = slot if common[slot] == max(common) else common.index(max(common))
         reused = common[source]

@@ -71,7 +71,9 @@ class Engine:
         for call in self.scheduler.schedule():
             logits = self.executor.run(call.first, call.tokens, call.positions, call.wanted)
             self.cache.record(call.first, call.positions, call.written)
-            self._accept(call, logits)
+            if call.scored is not None:
+                self._score(call.scored, int(call.positions[0]), logits)
+            self._accept(call, logits[-1:] if call.scored is not None else logits)
         self.stats.steps += 1
 
     def encode(self) -> None:
@@ -128,6 +130,13 @@ class Engine:
             self.scheduler.refuse_all(EngineFailed(f"the decode loop failed: {error!r}"))
             return False
         return True
+
+    def _score(self, request: Request, start: int, logits: np.ndarray) -> None:
+        """Note log-probabilities of a prompt. What fails for one request fails for it alone."""
+        try:
+            request.score(start, logits)
+        except Exception as error:
+            self.scheduler.refuse(request, error)
 
     def _accept(self, call: Call, logits: np.ndarray) -> None:
         """Choose the next tokens of the call's sequences, and pass them on."""

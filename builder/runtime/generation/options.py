@@ -52,6 +52,7 @@ class Options:
     source_language: str = ""
     target_language: str = ""
     logprobs: int = -1
+    prompt_logprobs: int = -1
     ignore_eos: bool = False
     echo: bool = False
     stream: bool = False
@@ -88,7 +89,11 @@ COMMON = (
     Field("priority", WHOLE, optional=True),
     Field("timeout_ms", WHOLE, optional=True),
 )
-CHAT = (Field("messages", TEXT, optional=True), Field("echo", FLAG, optional=True))
+PROMPT = (  # of a decoder, which goes on with what it is given
+    Field("messages", TEXT, optional=True),
+    Field("echo", FLAG, optional=True),
+    Field("prompt_logprobs", WHOLE, optional=True),
+)
 SOURCE = (Field("encoder_no_repeat_ngram_size", WHOLE, optional=True),)
 LANGUAGES = (Field("source_language", TEXT, optional=True), Field("target_language", TEXT, optional=True))
 OUTPUTS = (
@@ -100,6 +105,7 @@ OUTPUTS = (
     Field("logprobs_output", TEXT, (-1,)),
     Field("scores", REAL, (-1,)),
 )
+PROMPT_OUTPUTS = (Field("prompt_logprobs_output", TEXT, (1,)),)
 LISTS = tuple(f.name for f in COMMON if f.dims == (-1,))
 EARLY_STOPPING = ("true", "false", "never")
 RANGES: "dict[str, tuple[float, float]]" = {  # inclusive, of every number that has limits of its own
@@ -119,6 +125,7 @@ RANGES: "dict[str, tuple[float, float]]" = {  # inclusive, of every number that 
     "num_beams": (1, 64),
     "length_penalty": (-50.0, 50.0),
     "logprobs": (-1, 20),
+    "prompt_logprobs": (-1, 20),
     "priority": (-(2**31), 2**31 - 1),
     "timeout_ms": (0, 2**31),
 }
@@ -133,7 +140,7 @@ def read_options(
 
     `inputs`: the names of the fields that this model has.
     """
-    known = {f.name: f for f in (*COMMON, *CHAT, *SOURCE, *LANGUAGES) if f.name in inputs}
+    known = {f.name: f for f in (*COMMON, *PROMPT, *SOURCE, *LANGUAGES) if f.name in inputs}
     given: "dict[str, Any]" = {}
     for name, array in tensors.items():
         given[name] = _values(name, array)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ..contract import TokenRules
 from .options import Options
 
 
@@ -116,6 +117,31 @@ class Rules:
             if len(tokens) + 1 >= size:
                 banned.extend(ends.get(_tail(tokens, size), ()))
         return banned
+
+
+def rules_of(
+    always: TokenRules,
+    options: Options,
+    ends: "tuple[int, ...]",
+    bad_words: "tuple[tuple[int, ...], ...]" = (),
+    source: "tuple[int, ...]" = (),
+    first: "int | None" = None,
+    max_tokens: int = 0,
+) -> Rules:
+    """The rules of a request: its own, and what the checkpoint's generation_config `always` wants."""
+    return Rules(
+        options,
+        ends,
+        tuple(sorted({*bad_words, *map(tuple, always.bad_words)} - {()})),
+        source,
+        first,
+        tuple(always.last),
+        max_tokens,
+        tuple((tuple(entry.tokens), entry.bias) for entry in always.sequence_bias),
+        tuple(always.suppressed),
+        tuple(always.begin_suppressed),
+        (always.decay.start, always.decay.factor) if always.decay else None,
+    )
 
 
 def _penalise(scores: np.ndarray, tokens: "Sequence[int]", penalty: float) -> None:

@@ -77,7 +77,8 @@ def choose(logits: np.ndarray, samplers: "Sequence[Sampler]") -> "list[Choice]":
         if sampled:
             chosen = _sample(_rows(scores, sampled), [samplers[rest[row]] for row in sampled])
             tokens[[rest[row] for row in sampled]] = chosen
-    return [_choice(logits[row], int(tokens[row]), sampler) for row, sampler in enumerate(samplers)]
+    wanted = [sampler.options.logprobs for sampler in samplers]
+    return [choice(logits[row], int(tokens[row]), top) for row, top in enumerate(wanted)]
 
 
 def _rows(array: np.ndarray, rows: "list[int]") -> np.ndarray:
@@ -223,8 +224,8 @@ def most_probable(logits: np.ndarray, count: int) -> np.ndarray:
     return candidates[np.argsort(-logits[candidates], kind="stable")[:count]]
 
 
-def _choice(logits: np.ndarray, token: int, sampler: Sampler) -> Choice:
-    wanted = sampler.options.logprobs
+def choice(logits: np.ndarray, token: int, wanted: int) -> Choice:
+    """`token`, with log-probabilities of (vocabulary,) if `wanted` is 0 or more: its own, and of so many best."""
     if wanted < 0:
         return Choice(token)
     best = float(logits.max())

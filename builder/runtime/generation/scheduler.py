@@ -22,6 +22,8 @@ from .reading import Reader
 from .sequences import Request, Running, SequenceStatus
 from .stats import Stats
 
+SCORED_TOKENS = 64  # of a prompt in one call, where each has logits: of a large vocabulary 0.6 MB a token
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -36,7 +38,7 @@ class Call:
 
     `tokens`: (rows, new) int64, written at `positions`, (rows,) int64, of each slot; `written`: those that count, by
     slot; `wanted`: after which of `tokens` logits are wanted, see Executor.run; `sequences` get their next tokens from
-    those, each of their inputs from one, in order.
+    the last of those, each of their inputs from one, in order. `scored`: the request whose prompt these logits score.
     """
 
     first: int
@@ -45,6 +47,7 @@ class Call:
     written: Mapping[int, Sequence[int]]
     wanted: np.ndarray
     sequences: Sequence[Running]
+    scored: Request | None = None
 
 
 class Scheduler:
@@ -175,7 +178,7 @@ class Scheduler:
 
     def _start(self, sequence: Running) -> None:
         request = sequence.request
-        placement = self.cache.place(request.prompt)
+        placement = self.cache.place(request.prompt, request.reusable)
         sequence.slots = [placement.slot, *(self.cache.take() for _ in range(sequence.width - 1))]
         self.stats.reused_tokens += placement.reused
         self.stats.prompt_tokens += len(request.source or request.prompt)
@@ -195,16 +198,17 @@ class Scheduler:
         for sequence in self._active(SequenceStatus.PREFILLING):
             if budget <= 0:
                 return
-            prompt, slot = sequence.request.prompt, sequence.slots[0]
-            length = self.cache.length(slot)
-            piece = prompt[length : length + budget]
+            request, slot = sequence.request, sequence.slots[0]
+            prompt, scored, length = request.prompt, request.scored, self.cache.length(slot)
+            piece = prompt[length : length + (min(budget, SCORED_TOKENS) if scored else budget)]
             budget -= len(piece)
             ends = length + len(piece) == len(prompt)
             if ends:
                 sequence.status = SequenceStatus.DECODING
             tokens, positions = np.array([piece], np.int64), np.array([length], np.int64)
-            last = np.array([len(piece) - 1])
-            yield Call(slot, tokens, positions, {slot: piece}, last, [sequence] if ends else [])
+            wanted = np.arange(len(piece)) if scored else np.array([len(piece) - 1])
+            said = [sequence] if ends else []
+            yield Call(slot, tokens, positions, {slot: piece}, wanted, said, request if scored else None)
 
     def _decode(self) -> Iterator[Call]:
         """One token of every sequence and beam that is past its prompt, in one call."""

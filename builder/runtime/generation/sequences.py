@@ -11,9 +11,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Union
 
+import numpy as np
+
 from .beams import BeamSearch
 from .options import Options
-from .sampling import Choice, Sampler
+from .sampling import Choice, Sampler, choice
 from .text import Detokenizer, StopStrings
 
 
@@ -62,12 +64,30 @@ class Request:
     encoding: bool = False  # the encoder reads its source, or has read it
     encoded: Any = None
     unplaced: int = 0  # of its sequences, those that wait
+    scores: "list[Choice] | None" = None  # of the prompt's tokens after the first, as far as known, where asked for
     status: RequestStatus = RequestStatus.ACTIVE
 
     @property
     def active(self) -> bool:
         """Whether somebody waits for its answer."""
         return self.status is RequestStatus.ACTIVE
+
+    @property
+    def scored(self) -> bool:
+        """Whether log-probabilities of its prompt are still to come."""
+        return self.scores is not None and len(self.scores) < len(self.prompt) - 1
+
+    @property
+    def reusable(self) -> int:
+        """How many of its prompt's tokens need not run where their keys and values are there already."""
+        return len(self.prompt) - 1 if self.scores is None else len(self.scores)  # so many have given their logits
+
+    def score(self, start: int, logits: np.ndarray) -> None:
+        """Note log-probabilities: `logits`, (positions, vocabulary), come after the prompt's tokens from `start` on."""
+        assert self.scores is not None
+        known = len(self.scores)
+        for row, token in zip(logits[known - start :], self.prompt[known + 1 :]):
+            self.scores.append(choice(row, token, self.options.prompt_logprobs))
 
     def cancel(self) -> bool:
         """Nobody waits for its answer any more: its slots are free with the next step. False where it was over."""

@@ -26,7 +26,7 @@ from .executors.cross_attending import CrossAttending
 from .executors.cuda import Cuda, load_cuda
 from .executors.in_process import InProcess
 from .options import LISTS, Options, read_options
-from .processors import Rules
+from .processors import rules_of
 from .prompts import DecoderPrompts, Prompt, SourceTexts, token_ids
 from .sampling import Choice, Sampler
 from .scheduler import Limits
@@ -52,6 +52,7 @@ class Service:
             limits = Limits(serving.queue, serving.source.token_budget, serving.queue_timeout_ms / 1000)
         else:
             self.prompt = DecoderPrompts(serving.arena.length, serving.chat, self.tokenizer)
+            assert serving.prefill_tokens is not None
             limits = Limits(serving.queue, serving.prefill_tokens, serving.queue_timeout_ms / 1000)
         self.engine = Engine(make_executor(folder, serving, infer), limits, serving.prefix_cache)
 
@@ -77,10 +78,11 @@ class Service:
             refuse_long(name, len(getattr(options, name)), limits)
         prompt = self.prompt(options)
         maximum = self._max_tokens(options, prompt)
-        answers = (StreamedAnswer if options.stream else WholeAnswer)(self, options, prompt, respond)
+        scores: "list[Choice] | None" = [] if options.prompt_logprobs >= 0 else None
+        answers = (StreamedAnswer if options.stream else WholeAnswer)(self, options, prompt, respond, scores)
         deadline = time.monotonic() + options.timeout_ms / 1000 if options.timeout_ms else None
         tokens, fail = list(prompt.tokens), lambda error: respond(error, True)
-        request = Request(tokens, options, maximum, answers.add, fail, deadline, prompt.source)
+        request = Request(tokens, options, maximum, answers.add, fail, deadline, prompt.source, scores=scores)
         return self._sequences(request, prompt.first)
 
     def _max_tokens(self, options: Options, prompt: Prompt) -> int:
@@ -111,19 +113,15 @@ class Service:
             )
         ends = frozenset(self.serving.end_ids) if not options.ignore_eos else frozenset()
         ends |= frozenset(options.stop_token_ids)
-        always = self.serving.rules
-        rules = Rules(
+        source = request.source or tuple(request.prompt)  # a decoder reads its prompt
+        rules = rules_of(
+            self.serving.rules,
             options,
             tuple(sorted(ends)),
             self._bad_words(options),
-            source=request.source or tuple(request.prompt),  # a decoder reads its prompt
-            first=first,
-            last=tuple(always.last),
-            max_tokens=request.max_tokens,
-            sequence_bias=tuple((tuple(entry.tokens), entry.bias) for entry in always.sequence_bias),
-            suppressed=tuple(always.suppressed),
-            begin_suppressed=tuple(always.begin_suppressed),
-            decay=(always.decay.start, always.decay.factor) if always.decay else None,
+            source,
+            first,
+            request.max_tokens,
         )
 
         def detokenizer() -> Detokenizer:
@@ -141,8 +139,7 @@ class Service:
     def _bad_words(self, options: Options) -> "tuple[tuple[int, ...], ...]":
         forms = [form for word in options.bad_words for form in (word, f" {word}")]
         words = {tuple(ids) for ids in token_ids(self.tokenizer, forms, special=False)}
-        words |= {tuple(word) for word in self.serving.rules.bad_words}
-        return tuple(sorted(words - {()}))
+        return tuple(words)
 
     def token_text(self, token: int) -> str:
         """One token as text, as log-probabilities name it."""
@@ -174,10 +171,13 @@ def make_executor(folder: Path, serving: GenerationServing, infer: "Infer | None
 
 
 class StreamedAnswer:
-    """One response a piece of text."""
+    """One response a piece of text. `scores`: of the prompt, all there before the first piece."""
 
-    def __init__(self, service: Service, options: Options, prompt: Prompt, respond: Respond) -> None:
+    def __init__(
+        self, service: Service, options: Options, prompt: Prompt, respond: Respond, scores: "list[Choice] | None"
+    ) -> None:
         self.service, self.respond = service, respond
+        self.prompt, self.scores = prompt, scores
         self.logprobs = options.logprobs >= 0
         self.prompt_tokens = prompt.length
         self.left = options.n
@@ -188,14 +188,20 @@ class StreamedAnswer:
         text = self.echo.pop(piece.index, "") + piece.text
         logprobs = [_logprobs(piece.tokens, self.service)] if self.logprobs else None
         tensors = _tensors([piece], [text], self.prompt_tokens, logprobs)
+        if self.scores is not None:
+            tensors["prompt_logprobs_output"] = _prompt_logprobs(self.prompt, self.scores, self.service)
+            self.scores = None
         self.respond(tensors, not self.left)
 
 
 class WholeAnswer:
     """One response for all sequences of a request, when the last of them has ended."""
 
-    def __init__(self, service: Service, options: Options, prompt: Prompt, respond: Respond) -> None:
+    def __init__(
+        self, service: Service, options: Options, prompt: Prompt, respond: Respond, scores: "list[Choice] | None"
+    ) -> None:
         self.service, self.options, self.respond = service, options, respond
+        self.prompt, self.scores = prompt, scores
         self.prompt_tokens = prompt.length
         self.texts = [prompt.text if options.echo else ""] * options.n
         self.tokens: "list[list[Choice]]" = [[] for _ in range(options.n)]
@@ -210,7 +216,10 @@ class WholeAnswer:
             pieces = [self.last[index] for index in range(self.options.n)]
             wanted = self.options.logprobs >= 0
             logprobs = [_logprobs(tokens, self.service) for tokens in self.tokens] if wanted else None
-            self.respond(_tensors(pieces, self.texts, self.prompt_tokens, logprobs), True)
+            tensors = _tensors(pieces, self.texts, self.prompt_tokens, logprobs)
+            if self.scores is not None:
+                tensors["prompt_logprobs_output"] = _prompt_logprobs(self.prompt, self.scores, self.service)
+            self.respond(tensors, True)
 
 
 def _tensors(
@@ -229,6 +238,11 @@ def _tensors(
     if logprobs is not None:
         tensors["logprobs_output"] = np.array([text.encode("utf-8") for text in logprobs], np.object_)
     return tensors
+
+
+def _prompt_logprobs(prompt: Prompt, scores: "list[Choice]", service: Service) -> np.ndarray:
+    """(1,): JSON as `_logprobs` makes it; nothing comes before the first token, so its log-probability is null."""
+    return np.array([_logprobs([Choice(prompt.tokens[0]), *scores], service).encode("utf-8")], np.object_)
 
 
 def _logprobs(tokens: "list[Choice] | tuple[Choice, ...]", service: Service) -> str:
