@@ -51,6 +51,7 @@ MEANINGS = {  # of each request option of a generating model
     "logprobs": "report this many log-probabilities for each token",
     "ignore_eos": "go on after the end token",
     "echo": "repeat the prompt in the answer",
+    "guide": "what the answer must be, as JSON: see [guided answers](#guided-answers)",
     "prompt_logprobs": "report log-probabilities of the prompt's own tokens, and of so many others at each",
     "stream": "send text as it is generated instead of one answer at the end",
     "priority": "requests with a lower number start first",

@@ -123,6 +123,30 @@ def test_log_probabilities_of_a_prompt_are_transformers(
     assert [entry["logprob"] for entry in said[1:]] == pytest.approx(known[:, 0].tolist(), abs=1e-3)
 
 
+def test_a_guided_answer_is_a_document_and_a_wrong_guide_is_one_requests_error(client: Connect) -> None:
+    connection = client("writes")
+    schema = {
+        "type": "object",
+        "properties": {
+            "kind": {"enum": ["museum", "river"]},
+            "rooms": {"type": "integer", "minimum": 0, "maximum": 99},
+        },
+        "required": ["kind", "rooms"],
+        "additionalProperties": False,
+    }
+    sample = {"text_input": PROMPTS[0], "max_tokens": 60}
+    for options in ({"temperature": 0.0}, {"temperature": 1.0, "random_seed": 3}):
+        answer = connection.ask({**sample, **options, "guide": json.dumps({"json_schema": schema})})
+        document = json.loads(text(answer))
+        assert answer["finish_reason"] == ["stop"]
+        assert document["kind"] in ("museum", "river")
+        assert 0 <= document["rooms"] <= 99
+    (code,) = connection.ask({**sample, "guide": json.dumps({"regex": "[0-9]{3}-[a-z]{2}"})})["text_output"]
+    assert len(code) == 6
+    with pytest.raises(ServeError, match="unclosed group"):
+        connection.ask({**sample, "guide": json.dumps({"regex": "(a"})})
+
+
 def test_seeds_and_several_sequences(client: Connect) -> None:
     connection = client("writes")
     sample = {"text_input": "The committee", "max_tokens": 16, "temperature": 1.0, "top_p": 0.95, "ignore_eos": True}

@@ -171,16 +171,36 @@ class Engine:
             if isinstance(choice, Exception):
                 self.scheduler.refuse(sequence.request, choice)
                 continue
-            self.stats.generated_tokens += 1
             self._count_first(sequence.request, now)
             try:
-                piece = sequence.advance(choice, self.cache.max_length)
-                if piece is not None and piece.finish_reason:
-                    self._finish(sequence, [piece], now)
-                elif piece is not None and sequence.request.active:
-                    sequence.request.emit(piece)
+                self._advance(sequence, choice, now)
             except Exception as error:
                 self.scheduler.refuse(sequence.request, error)
+
+    def _advance(self, sequence: GeneratedSequence, choice: Choice, now: float) -> None:
+        """Pass on a token that was chosen, and those that must follow it where they need no steps."""
+        going = self._append(sequence, choice, now)
+        sampler = sequence.sampler
+        if sampler.guide is None or not going:
+            return
+        forced = sampler.forced if sampler.options.logprobs < 0 else []  # which take the logits of each
+        if forced and self.scheduler.fast_forward(sequence, len(forced)):
+            for token in list(forced):
+                going = going and self._append(sequence, Choice(token), now)
+        if going:
+            sampler.guide.prepare()
+
+    def _append(self, sequence: GeneratedSequence, choice: Choice, now: float) -> bool:
+        """Append one token and pass on its text; False where the sequence ends with it."""
+        self.stats.generated_tokens += 1
+        piece = sequence.advance(choice, self.cache.max_length)
+        if piece is None:
+            return True
+        if piece.finish_reason:
+            self._finish(sequence, [piece], now)
+        elif sequence.request.active:
+            sequence.request.emit(piece)
+        return not piece.finish_reason
 
     def _accept_beams(self, beams: Beams, logits: list[np.ndarray]) -> None:
         """Let a search choose its next beams, and bring their keys and values to where they go on."""

@@ -53,6 +53,7 @@ class Options:
     target_language: str = ""
     logprobs: int = -1
     prompt_logprobs: int = -1
+    guide: "dict[str, Any] | None" = None
     ignore_eos: bool = False
     echo: bool = False
     stream: bool = False
@@ -85,6 +86,7 @@ COMMON = (
     Field("early_stopping", TEXT, optional=True),
     Field("logprobs", WHOLE, optional=True),
     Field("ignore_eos", FLAG, optional=True),
+    Field("guide", TEXT, optional=True),
     Field("stream", FLAG, optional=True),
     Field("priority", WHOLE, optional=True),
     Field("timeout_ms", WHOLE, optional=True),
@@ -107,6 +109,7 @@ OUTPUTS = (
 )
 PROMPT_OUTPUTS = (Field("prompt_logprobs_output", TEXT, (1,)),)
 LISTS = tuple(f.name for f in COMMON if f.dims == (-1,))
+GUIDES: "dict[str, type]" = {"json_schema": dict, "json_object": bool, "regex": str, "grammar": str, "choice": list}
 EARLY_STOPPING = ("true", "false", "never")
 RANGES: "dict[str, tuple[float, float]]" = {  # inclusive, of every number that has limits of its own
     "min_tokens": (0, 2**31),
@@ -199,6 +202,10 @@ def _checked(options: "dict[str, Any]", given: "set[str]") -> Options:
     options["prompt"] = options.pop("text_input", "")
     if "logit_bias" in given:
         options["logit_bias"] = _bias(_json("logit_bias", options["logit_bias"], dict))
+    if options.get("guide"):
+        options["guide"] = _guide(_json("guide", options["guide"], dict))
+        if "min_tokens" not in given:
+            options["min_tokens"] = 0  # the guide says when an answer may end, not the checkpoint
     for name in given & {"stop_words", "bad_words"}:
         if "" in options[name]:
             raise InputError(f"{name} holds an empty string, which is everywhere; send words of at least one character")
@@ -245,10 +252,31 @@ def _bias(given: "Mapping[str, Any]") -> "dict[int, float]":
     return bias
 
 
+def _guide(given: "dict[str, Any]") -> "dict[str, Any]":
+    kind = next(iter(given), "")
+    value = given.get(kind)
+    if len(given) != 1 or not isinstance(value, GUIDES.get(kind, ())) or value is False:
+        raise InputError(
+            'guide must be a JSON object with one of "json_schema": {...}, "json_object": true, "regex": "...", '
+            f'"grammar": "..." (Lark), "choice": ["...", ...]; it is {json.dumps(given)[:100]}'
+        )
+    if kind == "choice" and not (value and all(isinstance(text, str) and text for text in value)):
+        raise InputError("choice of guide must be a list of texts, none of them empty")
+    return given
+
+
 def _consistent(options: Options, given: "set[str]") -> Options:
     """Refuse options that contradict one another. Raises InputError."""
     if options.early_stopping not in EARLY_STOPPING:
         raise InputError(f"early_stopping is {options.early_stopping!r}; expected one of {', '.join(EARLY_STOPPING)}")
+    if options.guide is not None:
+        for name, present in (
+            ("num_beams", options.num_beams > 1),
+            ("min_tokens", options.min_tokens > 0),
+            ("ignore_eos", options.ignore_eos),
+        ):
+            if present:
+                raise InputError(f"guide and {name} contradict each other; send one of them")
     if options.num_beams == 1:
         unused = given & {"length_penalty", "early_stopping"}
         if unused:

@@ -63,12 +63,12 @@ class Rules:
             self._always
             or generated < self.options.min_tokens
             or (generated == 0 and self.first is not None)
-            or (self.begin_suppressed and generated == self._begin)
+            or (self.begin_suppressed and generated == self.begin)
             or (generated == self.max_tokens - 1 and self.last)
         )
 
     @property
-    def _begin(self) -> int:
+    def begin(self) -> int:
         """How many tokens come before the first that is chosen."""
         return 0 if self.first is None else 1
 
@@ -102,7 +102,7 @@ class Rules:
             grown = np.abs(scores[ends]) * np.float32(self.decay[1] ** (len(generated) - self.decay[0]) - 1)
             scores[ends] += np.where(np.isfinite(scores[ends]), grown, 0.0)
         scores[list(self.suppressed)] = -np.inf
-        if len(generated) == self._begin:
+        if len(generated) == self.begin:
             scores[list(self.begin_suppressed)] = -np.inf
 
     def _banned(self, tokens: "list[int]") -> "list[int]":

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .beams import largest
+from .guides import Guide
 from .options import Options
 from .processors import Rules
 
@@ -27,6 +28,7 @@ class Sampler:
     stream: int = 0  # which of a request's n sequences this is
     prompt: "Sequence[int]" = ()
     generated: "list[int]" = field(default_factory=list)
+    guide: "Guide | None" = None
     random: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -46,7 +48,30 @@ class Sampler:
     @property
     def plain(self) -> bool:
         """Whether the highest logit is the answer as it stands."""
-        return self.greedy and self.rules.idle(len(self.generated))
+        return self.greedy and self.guide is None and self.rules.idle(len(self.generated))
+
+    @property
+    def guided(self) -> bool:
+        """Whether its guide says what may come next: not of a first token that every answer begins with."""
+        return self.guide is not None and len(self.generated) >= self.rules.begin
+
+    def apply(self, scores: np.ndarray) -> None:
+        """Change (vocabulary,) in place as its rules want, then forbid what its guide does not allow."""
+        self.rules.apply(scores, self.prompt, self.generated)
+        if self.guide is not None and self.guided:
+            self.guide.apply(scores)
+
+    @property
+    def forced(self) -> "list[int]":
+        """The tokens that come next whatever the model thinks of them."""
+        return self.guide.forced if self.guide is not None and self.guided else []
+
+    def push(self, token: int) -> bool:
+        """`token` was chosen. Returns whether the guide is complete with it."""
+        if self.guide is not None and self.guided and token not in self.rules.ends:
+            self.guide.push(token)
+        self.generated.append(token)
+        return self.guide is not None and self.guide.complete
 
 
 @dataclass(frozen=True)
@@ -64,12 +89,16 @@ def choose(logits: np.ndarray, samplers: "Sequence[Sampler]") -> "list[Choice]":
     simple = [row for row, sampler in enumerate(samplers) if sampler.plain]
     if simple:
         tokens[simple] = _rows(logits, simple).argmax(axis=-1)
-    rest = [row for row, sampler in enumerate(samplers) if not sampler.plain]
+    rest = []
+    for row, sampler in enumerate(samplers):
+        if sampler.forced:
+            tokens[row] = sampler.forced[0]
+        elif not sampler.plain:
+            rest.append(row)
     if rest:
         scores = np.array(_rows(logits, rest), dtype=np.float32)
         for row, index in enumerate(rest):
-            sampler = samplers[index]
-            sampler.rules.apply(scores[row], sampler.prompt, sampler.generated)
+            samplers[index].apply(scores[row])
         greedy = [row for row, index in enumerate(rest) if samplers[index].greedy]
         if greedy:
             tokens[[rest[row] for row in greedy]] = _rows(scores, greedy).argmax(axis=-1)

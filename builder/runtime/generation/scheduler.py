@@ -19,7 +19,7 @@ import numpy as np
 from .cache import SlotCache
 from .errors import DeadlineExceeded, QueueFull
 from .reading import Reader
-from .sequences import Request, Running, SequenceStatus
+from .sequences import GeneratedSequence, Request, Running, SequenceStatus
 from .stats import Stats
 
 SCORED_TOKENS = 64  # of a prompt in one call, where each has logits: of a large vocabulary 0.6 MB a token
@@ -192,23 +192,36 @@ class Scheduler:
     def _active(self, status: SequenceStatus) -> list[Running]:
         return [sequence for sequence in self.running if sequence.status is status and sequence.request.active]
 
+    def fast_forward(self, sequence: GeneratedSequence, forced: int) -> bool:
+        """Whether `forced` tokens that are known go through one call of their own, and no steps.
+
+        Such a call costs as much as a step of one row: it is for a row that would need more steps than there are rows.
+        """
+        if self.reader is not None or forced < len(self.running):
+            return False
+        sequence.status = SequenceStatus.PREFILLING
+        return True
+
     def _prefill(self) -> Iterator[Call]:
-        """Pieces of prompts, first come first, up to the limit of a step; whose prompt ends gets its first token."""
+        """Pieces of prompts, and of what is known to follow, first come first, up to the limit of a step.
+
+        Who is at its end gets the next token.
+        """
         budget = self.limits.prefill_tokens
         for sequence in self._active(SequenceStatus.PREFILLING):
             if budget <= 0:
                 return
             request, slot = sequence.request, sequence.slots[0]
-            prompt, scored, length = request.prompt, request.scored, self.cache.length(slot)
-            piece = prompt[length : length + (min(budget, SCORED_TOKENS) if scored else budget)]
+            tokens, scored, length = sequence.tokens, request.scored, self.cache.length(slot)
+            piece = tokens[length : length + (min(budget, SCORED_TOKENS) if scored else budget)]
             budget -= len(piece)
-            ends = length + len(piece) == len(prompt)
+            ends = length + len(piece) == len(tokens)
             if ends:
                 sequence.status = SequenceStatus.DECODING
-            tokens, positions = np.array([piece], np.int64), np.array([length], np.int64)
+            row, positions = np.array([piece], np.int64), np.array([length], np.int64)
             wanted = np.arange(len(piece)) if scored else np.array([len(piece) - 1])
             said = [sequence] if ends else []
-            yield Call(slot, tokens, positions, {slot: piece}, wanted, said, request if scored else None)
+            yield Call(slot, row, positions, {slot: piece}, wanted, said, request if scored else None)
 
     def _decode(self) -> Iterator[Call]:
         """One token of every sequence and beam that is past its prompt, in one call."""

@@ -129,14 +129,22 @@ class GeneratedSequence:
     def generated(self) -> int:
         return len(self.sampler.generated)
 
+    @property
+    def tokens(self) -> "list[int]":
+        """All that the next call needs to have been run before it gives a new token."""
+        return [*self.request.prompt, *self.sampler.generated]
+
     def inputs(self) -> "list[int]":
         """The token that the next step runs."""
         return [(self.sampler.generated or self.request.prompt)[-1]]
 
     def advance(self, choice: Choice, max_length: int) -> "Piece | None":
-        """Append a token: the piece to pass on; None where it only began a character or a stop string."""
+        """Append a token: the piece to pass on; None where it only began a character or a stop string.
+
+        Raises InputError where its guide cannot go on.
+        """
         sampler, options = self.sampler, self.request.options
-        sampler.generated.append(choice.token)
+        whole = sampler.push(choice.token)
         count = len(sampler.generated)
         self.unsent.append(choice)
         reason = ""
@@ -144,7 +152,10 @@ class GeneratedSequence:
             reason, text = "stop", self.detokenizer.flush()
         else:
             text = self.detokenizer.push(choice.token)
-            if count >= self.request.max_tokens or len(self.request.prompt) + count >= max_length:
+            if whole:
+                reason = "stop"
+                text += self.detokenizer.flush()
+            elif count >= self.request.max_tokens or len(self.request.prompt) + count >= max_length:
                 reason = "length"
                 text += self.detokenizer.flush()
         if count > options.min_tokens:
@@ -177,6 +188,11 @@ class Beams:
     @property
     def generated(self) -> int:
         return len(self.search.said[0])
+
+    @property
+    def tokens(self) -> "list[int]":
+        """What runs before its beams part."""
+        return self.request.prompt
 
     def inputs(self) -> "list[int]":
         """The token of each running beam that the next step runs."""

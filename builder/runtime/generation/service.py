@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Union
 
@@ -25,6 +26,7 @@ from .executors.bls_cuda import BlsCuda
 from .executors.cross_attending import CrossAttending
 from .executors.cuda import Cuda, load_cuda
 from .executors.in_process import InProcess
+from .guides import Guides
 from .options import LISTS, Options, read_options
 from .processors import rules_of
 from .prompts import DecoderPrompts, Prompt, SourceTexts, token_ids
@@ -46,6 +48,7 @@ class Service:
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
         serving = self.serving
+        self.guides = Guides(folder / "tokenizer.json", serving.vocabulary, serving.end_ids)
         self.prompt: "Callable[[Options], Prompt]"
         if serving.source is not None:
             self.prompt = SourceTexts(serving.source, self.tokenizer)
@@ -114,8 +117,12 @@ class Service:
         ends = frozenset(self.serving.end_ids) if not options.ignore_eos else frozenset()
         ends |= frozenset(options.stop_token_ids)
         source = request.source or tuple(request.prompt)  # a decoder reads its prompt
+        always, guide = self.serving.rules, None
+        if options.guide is not None:
+            guide = self.guides(options.guide)
+            always = replace(always, last=())  # an answer that is cut off ends where it is cut
         rules = rules_of(
-            self.serving.rules,
+            always,
             options,
             tuple(sorted(ends)),
             self._bad_words(options),
@@ -131,7 +138,11 @@ class Service:
             return [Beams(request, BeamSearch(rules, request.prompt, ends), detokenizer)]
         return [
             GeneratedSequence(
-                request, Sampler(rules, index, request.prompt), detokenizer(), StopStrings(options.stop_words), ends
+                request,
+                Sampler(rules, index, request.prompt, guide=guide and guide.copy()),
+                detokenizer(),
+                StopStrings(options.stop_words),
+                ends,
             )
             for index in range(options.n)
         ]

@@ -1,0 +1,186 @@
+"""What an answer must be: JSON of a schema, what a regular expression or a grammar matches, or one of some texts.
+
+llguidance (https://github.com/guidance-ai/llguidance) says which tokens may come next; it is imported with the first
+request that wants it. Knows token ids and arrays; knows nothing about how a token is chosen.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..fields import InputError
+
+KEPT = 64  # compiled guides
+LARGEST = 64 * 1024  # characters of a guide
+CHECK_CPU_S = 2
+CHECK_S = 20  # on a machine that is busy with other things
+# What may ask whether an intersection of regular expressions is empty, for which llguidance has no limit of time.
+INTERSECTING = ("allOf", "format", "multipleOf", "pattern", "patternProperties")
+CHECK = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]), int(sys.argv[1])))
+from llguidance import LLMatcher
+print(LLMatcher.validate_grammar(sys.stdin.read()), end="")
+"""
+# No spaces between the parts of a document: a model that is unsure would write them for ever.
+COMPACT = {"whitespace_flexible": False}
+
+
+class Guide:
+    """Of one sequence: which tokens may come next, after those that came.
+
+    `forced`: those that must come next, where text can go on in one way only. There may be several ways to spell that
+    text; these are the tokeniser's own.
+    """
+
+    def __init__(self, matcher: Any, vocabulary: int, beside: ThreadPoolExecutor) -> None:
+        self.matcher, self.vocabulary, self.beside = matcher, vocabulary, beside
+        self.forced: "list[int]" = list(matcher.compute_ff_tokens())
+        self._next: "Future[np.ndarray] | None" = None
+
+    def copy(self) -> Guide:
+        """The same for another sequence."""
+        return Guide(self.matcher.deep_copy(), self.vocabulary, self.beside)
+
+    @property
+    def complete(self) -> bool:
+        """Whether the answer is whole, and nothing can follow."""
+        return bool(self.matcher.is_stopped()) and not self.matcher.is_error()
+
+    def push(self, token: int) -> None:
+        """`token` came. Raises InputError where the guide cannot go on."""
+        self._next = None
+        self.matcher.consume_token(token)
+        self._refuse_error()
+        self.forced = self.forced[1:] or list(self.matcher.compute_ff_tokens())
+
+    def prepare(self) -> None:
+        """Begin to compute in another thread what may not come next."""
+        if self._next is None and not self.forced:
+            self._next = self.beside.submit(self._forbidden)
+
+    def apply(self, scores: np.ndarray) -> None:
+        """Forbid, in place, what may not come next: (vocabulary,). Raises InputError where nothing is left."""
+        forbidden = self._forbidden() if self._next is None else self._next.result()
+        np.putmask(scores, forbidden, -np.inf)
+        if scores.max() == -np.inf:
+            raise InputError("guide leaves no token that the other options of this request, or the model, allow")
+
+    def _forbidden(self) -> np.ndarray:
+        """(vocabulary,) bool. Raises InputError where the guide is too much work at this place."""
+        allowed = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
+        self._refuse_error()
+        bits = np.unpackbits(allowed, bitorder="little", count=self.vocabulary)
+        return np.equal(bits, 0)
+
+    def _refuse_error(self) -> None:
+        if self.matcher.is_error():
+            raise InputError(f"guide cannot go on: {_first_lines(self.matcher.get_error())}")
+
+
+class Guides:
+    """Compiles what requests ask for, for one tokeniser, and keeps it."""
+
+    def __init__(self, tokenizer: Path, vocabulary: int, ends: "Sequence[int]") -> None:
+        """`vocabulary`: logits of a position; `ends`: tokens that may end an answer, of which there must be one."""
+        self.file, self.vocabulary, self.ends = tokenizer, vocabulary, list(ends)
+        self.tokenizer: Any = None
+        self.compiled: "OrderedDict[str, Any]" = OrderedDict()
+        self.lock = threading.Lock()
+        self.beside = ThreadPoolExecutor(1, "guides")
+
+    def __call__(self, guide: "Mapping[str, Any]") -> Guide:
+        """Raises InputError for a guide that is wrong, too large or too much work, with the reason."""
+        text = json.dumps(guide, sort_keys=False, ensure_ascii=False)
+        with self.lock:
+            if text not in self.compiled:
+                self.compiled[text] = self._compile(guide, text)
+                while len(self.compiled) > KEPT:
+                    self.compiled.popitem(last=False)
+            self.compiled.move_to_end(text)
+            matcher = self.compiled[text].deep_copy()
+        return Guide(matcher, self.vocabulary, self.beside)
+
+    def _compile(self, guide: "Mapping[str, Any]", text: str) -> Any:
+        if len(text) > LARGEST:
+            raise InputError(f"guide has {len(text)} characters; expected at most {LARGEST}")
+        library = _library()
+        tokenizer = self._tokenizer(library)
+        grammar = grammar_of(guide, library)
+        if "regex" in guide or "grammar" in guide or any(f'"{name}"' in text for name in INTERSECTING):
+            refuse_endless(grammar)
+        matcher = library.LLMatcher(tokenizer, grammar, log_level=0)
+        if matcher.is_error():
+            raise InputError(f"guide is refused: {_first_lines(matcher.get_error())}")
+        return matcher
+
+    def _tokenizer(self, library: Any) -> Any:
+        if not self.ends:
+            raise InputError("guide is not for this model: it has no token that ends an answer")
+        if self.tokenizer is None:
+            try:
+                self.tokenizer = library.LLTokenizer(str(self.file), n_vocab=self.vocabulary, eos_token=self.ends)
+            except Exception as error:  # whatever it does not know of a tokeniser
+                raise InputError(
+                    f"guide is not for this model, whose tokeniser llguidance refuses: {_first_lines(str(error))}"
+                ) from error
+        return self.tokenizer
+
+
+def _library() -> Any:
+    try:
+        import llguidance
+    except ImportError as error:
+        raise InputError(
+            "guide needs llguidance in Triton's Python: install what build-repo's requirements.txt pins"
+        ) from error
+    return llguidance
+
+
+def grammar_of(guide: "Mapping[str, Any]", library: Any) -> str:
+    """What llguidance reads. `guide` has one key of `options.GUIDES`."""
+    ((kind, value),) = guide.items()
+    make = library.LLMatcher
+    kinds: "dict[str, Callable[[], str]]" = {
+        "json_schema": lambda: make.grammar_from_json_schema(json.dumps(value), overrides=COMPACT),
+        "json_object": lambda: make.grammar_from_json_schema('{"type": "object"}', overrides=COMPACT),
+        "regex": lambda: make.grammar_from_regex(value),
+        "grammar": lambda: make.grammar_from_lark(value),
+        "choice": lambda: make.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in value)),
+    }
+    try:
+        return kinds[kind]()
+    except Exception as error:
+        raise InputError(f"guide is refused: {_first_lines(str(error))}") from error
+
+
+def refuse_endless(grammar: str) -> None:
+    """Check `grammar` in a process of its own, which is ended after a while. Raises InputError."""
+    command = [sys.executable or "python3", "-c", CHECK, str(CHECK_CPU_S)]
+    try:
+        done = subprocess.run(command, input=grammar, capture_output=True, text=True, timeout=CHECK_S)
+    except subprocess.TimeoutExpired as error:
+        raise InputError(f"guide is refused: after {CHECK_S} s it was not understood; send a simpler one") from error
+    if done.returncode < 0:
+        raise InputError(
+            f"guide is refused: it takes more than {CHECK_CPU_S} s or too much memory to understand; send a simpler one"
+        )
+    if done.returncode:
+        raise RuntimeError(f"a guide could not be checked: {_first_lines(done.stderr[-300:])}")
+    if done.stdout and not done.stdout.startswith("WARNING"):
+        raise InputError(f"guide is refused: {_first_lines(done.stdout)}")
+
+
+def _first_lines(text: str) -> str:
+    """An error of llguidance on one line, and not all of a grammar."""
+    return " ".join(text.split())[:300]
