@@ -282,6 +282,7 @@ REFUSED: Sequence[tuple[Any, str]] = [
     ({"choice": ["a"], "regex": "b"}, "guide must be a JSON object with one of"),
     ({"json_object": False}, "guide must be a JSON object with one of"),
     ({"xml": "a"}, "guide must be a JSON object with one of"),
+    ({"regex": "a\ud800"}, "half of one; send both"),
     ({"regex": "a" * LARGEST}, "characters; expected at most"),
 ]
 

@@ -113,3 +113,12 @@ def test_a_panic_of_the_tokeniser_is_an_error() -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.FixedLength(0)
     with pytest.raises(TokenizerError, match="fails here: chunk size must be non-zero"):
         DecoderPrompts(64, None, tokenizer)(Options(prompt="The train."))
+
+
+def test_tools_are_for_a_template_that_knows_them() -> None:
+    tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
+    knows = "{% for tool in tools or [] %}<{{ tool.name }}>{% endfor %}{{ messages[0].content }}"
+    options = Options(messages=[{"role": "user", "content": "hi"}], tools=[{"name": "weather"}])
+    assert DecoderPrompts(64, Chat(knows), tokenizer)(options).text == "<weather>hi"
+    with pytest.raises(InputError, match="chat template does not know tools; describe them in a message"):
+        DecoderPrompts(64, Chat("{% set tools = 1 %}{{ messages[0].content }}"), tokenizer)(options)

@@ -16,6 +16,7 @@ from typing import Any
 import jinja2
 import jinja2.exceptions
 import jinja2.ext
+import jinja2.meta
 import jinja2.sandbox
 from jinja2 import nodes, parser
 from jinja2.utils import Namespace
@@ -29,13 +30,17 @@ class ChatTemplate:
     """Renders messages. `source` comes from the checkpoint and is not trusted: it can reach no Python object.
 
     `problem` says why a template does not compile; every chat is then refused with it, and texts are answered.
+    `takes_tools`: whether it looks at the tools that it is given.
     """
 
     def __init__(self, source: str, tokens: "Mapping[str, str]") -> None:
         self.problem = ""
         self.tokens = dict(tokens)
+        self.takes_tools = False
+        environment = _environment()
         try:
-            self.template = _environment().from_string(source)
+            self.template = environment.from_string(source)
+            self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             self.problem = f"the model's chat template does not compile: line {error.lineno}: {error.message}"
         except Exception as error:  # nested too deeply, say: what a checkpoint brings must not end a server

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..fields import InputError
+from .options import refuse_half_characters
 
 KEPT = 64  # compiled guides
 LARGEST = 64 * 1024  # characters of a guide
@@ -101,7 +102,11 @@ class Guides:
 
     def __call__(self, guide: "Mapping[str, Any]") -> Guide:
         """Raises InputError for a guide that is wrong, too large or too much work, with the reason."""
-        text = json.dumps(guide, sort_keys=False, ensure_ascii=False)
+        try:
+            text = json.dumps(guide, ensure_ascii=False)
+        except RecursionError as error:
+            raise InputError("guide has too many levels") from error
+        refuse_half_characters("guide", text)
         with self.lock:
             if text not in self.compiled:
                 self.compiled[text] = self._compile(guide, text)

@@ -24,6 +24,7 @@ class Options:
 
     prompt: str = ""
     messages: "list[dict[str, Any]] | None" = None
+    tools: "list[dict[str, Any]] | None" = None
     max_tokens: "int | None" = None
     min_tokens: int = 0
     temperature: float = 1.0
@@ -93,6 +94,7 @@ COMMON = (
 )
 PROMPT = (  # of a decoder, which goes on with what it is given
     Field("messages", TEXT, optional=True),
+    Field("tools", TEXT, optional=True),
     Field("echo", FLAG, optional=True),
     Field("prompt_logprobs", WHOLE, optional=True),
 )
@@ -200,6 +202,8 @@ def _checked(options: "dict[str, Any]", given: "set[str]") -> Options:
     else:
         options.pop("messages", None)
     options["prompt"] = options.pop("text_input", "")
+    if options.get("tools"):
+        options["tools"] = _tools(_json("tools", options["tools"], list), chat="messages" in options)
     if "logit_bias" in given:
         options["logit_bias"] = _bias(_json("logit_bias", options["logit_bias"], dict))
     if options.get("guide"):
@@ -252,9 +256,17 @@ def _bias(given: "Mapping[str, Any]") -> "dict[int, float]":
     return bias
 
 
+def _tools(given: "list[Any]", chat: bool) -> "list[dict[str, Any]] | None":
+    if not chat:
+        raise InputError("tools are of a chat; send it in messages")
+    if not all(isinstance(tool, dict) for tool in given):
+        raise InputError('tools must be a JSON list such as [{"type": "function", "function": {"name": "...", ...}}]')
+    return given or None
+
+
 def _guide(given: "dict[str, Any]") -> "dict[str, Any]":
     kind = next(iter(given), "")
-    value = given.get(kind)
+    value: Any = given.get(kind)
     if len(given) != 1 or not isinstance(value, GUIDES.get(kind, ())) or value is False:
         raise InputError(
             'guide must be a JSON object with one of "json_schema": {...}, "json_object": true, "regex": "...", '

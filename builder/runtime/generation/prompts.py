@@ -53,8 +53,10 @@ class DecoderPrompts:
             text, special = options.prompt, True
         elif self.chat is None:
             raise InputError("this checkpoint has no chat template; send the prompt as text_input")
+        elif options.tools and not (self.chat.takes_tools or self.chat.problem):
+            raise InputError("this checkpoint's chat template does not know tools; describe them in a message")
         else:
-            text, special = self.chat(options.messages), False
+            text, special = self.chat(options.messages, options.tools), False
             refuse_half_characters("messages", text)
         tokens = token_ids(self.tokenizer, [text], special)[0]
         if not 1 <= len(tokens) <= self.longest:
