@@ -272,7 +272,8 @@ def _guide(given: "dict[str, Any]") -> "dict[str, Any]":
             'guide must be a JSON object with one of "json_schema": {...}, "json_object": true, "regex": "...", '
             f'"grammar": "..." (Lark), "choice": ["...", ...]; it is {json.dumps(given)[:100]}'
         )
-    if kind == "choice" and not (value and all(isinstance(text, str) and text for text in value)):
+    texts: "list[Any]" = given.get("choice", ["any"])
+    if not (texts and all(isinstance(text, str) and text for text in texts)):
         raise InputError("choice of guide must be a list of texts, none of them empty")
     return given
 
