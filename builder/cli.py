@@ -4,6 +4,7 @@ build-repo MODEL [options]        build and publish one model
 build-repo models.yaml            build many, declared in a file
 build-repo serve [DIR]            a real Triton on a repository
 build-repo query NAME key=value   ask a served model
+build-repo gateway               the APIs of OpenAI, Cohere and TEI in front of a server
 build-repo load-test NAME         perf_analyzer on a served model
 build-repo check [DIR]            lint a repository without a server
 build-repo compile [DIR]          TensorRT plans, on the GPU that is to serve them
@@ -28,7 +29,7 @@ from rich.markup import escape
 from builder.commands import screen
 from builder.errors import BuilderError, SpecError
 
-VERBS = ("serve", "query", "load-test", "check", "compile", "report")
+VERBS = ("serve", "query", "load-test", "check", "compile", "report", "gateway")
 HELP = "help"
 DISTRIBUTION = "triton-model-repository-builder"
 CLOSE = 0.75  # similarity from which a word is taken for a misspelt verb; "serv" and "serve" have 0.89

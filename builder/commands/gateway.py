@@ -1,0 +1,84 @@
+"""`build-repo gateway`: one port with the APIs of OpenAI, Cohere and TEI, in front of a Triton."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+from builder.commands import DEFAULT_URL, URL_HELP, screen
+from builder.errors import SpecError
+
+KEYS_VARIABLE = "BUILD_REPO_GATEWAY_KEYS"
+DEFAULT_PORT = 9000
+
+
+def parser() -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(
+        prog="build-repo gateway",
+        description="Answer the clients of OpenAI, Cohere, Jina and Text Embeddings Inference from the models of a "
+        "running Triton, until Ctrl-C or SIGTERM; what runs is finished first. Needs the extra gateway.",
+    )
+    arguments.add_argument("--url", default=DEFAULT_URL, metavar="HOST:PORT", help=URL_HELP)
+    arguments.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    arguments.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"default {DEFAULT_PORT}")
+    arguments.add_argument(
+        "--keys",
+        type=Path,
+        metavar="FILE",
+        help=f"who may ask: NAME:SECRET, one a line; the variable {KEYS_VARIABLE} has them separated by commas",
+    )
+    arguments.add_argument("--requests-per-minute", type=_count, metavar="N", help="of one key; no limit unless given")
+    arguments.add_argument("--tokens-per-minute", type=_count, metavar="N", help="of one key; no limit unless given")
+    arguments.add_argument("--max-body-mb", type=_count, default=8, metavar="N", help="of one request (default 8)")
+    arguments.add_argument("--timeout", type=_count, default=600, metavar="S", help="of one request (default 600)")
+    arguments.add_argument(
+        "--drain", type=_count, default=60, metavar="S", help="to finish what runs when stopped (default 60)"
+    )
+    arguments.add_argument(
+        "--cors",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="a web origin whose pages may ask; may be repeated",
+    )
+    arguments.add_argument("--tls-certificate", type=Path, metavar="FILE", help="PEM; with it, HTTPS is spoken")
+    arguments.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM, of the certificate")
+    arguments.add_argument("--forward-traces", action="store_true", help="hand the header traceparent on to Triton")
+    return arguments
+
+
+def run(options: argparse.Namespace) -> int:
+    try:
+        from builder.gateway.access import read_keys
+        from builder.gateway.server import serve
+        from builder.gateway.settings import Settings
+    except ModuleNotFoundError as error:
+        raise SpecError(
+            f"the gateway needs {error.name}: pip install 'triton-model-repository-builder[gateway]'"
+        ) from error
+    if (options.tls_certificate is None) != (options.tls_key is None):
+        raise SpecError("--tls-certificate and --tls-key go together; give both")
+    settings = Settings(
+        triton=options.url,
+        keys=read_keys(options.keys, os.environ.get(KEYS_VARIABLE, "")),
+        requests_per_minute=options.requests_per_minute,
+        tokens_per_minute=options.tokens_per_minute,
+        max_body=options.max_body_mb << 20,
+        timeout_s=options.timeout,
+        drain_s=options.drain,
+        cors=tuple(options.cors),
+        forward_traces=options.forward_traces,
+    )
+    scheme = "http" if options.tls_certificate is None else "https"
+    screen.print(f"gateway on {scheme}://{options.host}:{options.port} over Triton at {options.url}", highlight=False)
+    serve(settings, options.host, options.port, options.tls_certificate, options.tls_key)
+    screen.print("stopped")
+    return 0
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value

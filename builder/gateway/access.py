@@ -1,0 +1,130 @@
+"""Who may ask, and how much: bearer keys, and for each key requests and tokens a minute."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from builder.errors import SpecError
+from builder.gateway.call import FACTS, Facts
+from builder.gateway.errors import ApiError
+from builder.gateway.responses import send_json
+from builder.gateway.settings import Settings
+
+OPEN = ("/", "/health", "/health/ready")  # to everybody: whether it lives, and the page, which asks for a key itself
+NOBODY = "anonymous"
+
+
+def read_keys(file: Path | None, environment: str) -> tuple[tuple[str, str], ...]:
+    """Keys as lines, or separated by commas, each NAME:SECRET. Raises SpecError for what is not."""
+    try:
+        text = file.read_text("utf-8") if file is not None else ""
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"the keys in {file} cannot be read: {error}") from error
+    entries = [line.strip() for line in (*text.splitlines(), *environment.split(","))]
+    found = []
+    for number, entry in enumerate(entry for entry in entries if entry and not entry.startswith("#")):
+        name, colon, secret = entry.partition(":")
+        if not colon or not name.strip() or not secret.strip():
+            raise SpecError(f"key {number + 1} is not NAME:SECRET; write one a line")
+        found.append((name.strip(), secret.strip()))
+    if file is not None and not found:
+        raise SpecError(f"{file} holds no keys; write NAME:SECRET, one a line")
+    if len({name for name, _ in found}) < len(found):
+        raise SpecError("two keys have the same name; a name says whose requests are whose")
+    return tuple(found)
+
+
+class Keys:
+    """Secrets as digests, all of which are compared with what is given, in a time that says nothing of them."""
+
+    def __init__(self, keys: Sequence[tuple[str, str]]) -> None:
+        self.digests = [(name, _digest(secret)) for name, secret in keys]
+
+    def name(self, authorization: str) -> str:
+        """Whose key it is. Raises ApiError 401."""
+        if not self.digests:
+            return NOBODY
+        scheme, _, secret = authorization.partition(" ")
+        given, found = _digest(secret.strip()), None
+        for name, digest in self.digests:
+            if hmac.compare_digest(given, digest):
+                found = name
+        if found is None or scheme.lower() != "bearer":
+            raise ApiError(
+                401, "no key, or one that is not known; send Authorization: Bearer KEY", code="invalid_api_key"
+            )
+        return found
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
+
+
+class Allowance:
+    """So much a minute, spent by each key for itself: a bucket that fills evenly. It may go below empty, by what an
+    answer cost more than was left, and is refused until it has filled again."""
+
+    def __init__(self, per_minute: int, unit: str, now: Callable[[], float] = time.monotonic) -> None:
+        self.per_minute, self.unit, self.now = per_minute, unit, now
+        self.left: dict[str, tuple[float, float]] = {}
+
+    def refuse(self, key: str) -> None:
+        """Raise ApiError 429 where nothing is left."""
+        left = self._left(key)
+        if left < 1:
+            wait = (1 - left) * 60 / self.per_minute
+            raise ApiError(
+                429,
+                f"this key may use {self.per_minute} {self.unit} a minute; try again in {wait:.0f} s",
+                code="rate_limit_exceeded",
+                retry_after=wait,
+            )
+
+    def spend(self, key: str, amount: int) -> None:
+        """Take `amount` off what is left."""
+        self.left[key] = (self._left(key) - amount, self.now())
+
+    def _left(self, key: str) -> float:
+        left, since = self.left.get(key, (float(self.per_minute), self.now()))
+        return min(self.per_minute, left + (self.now() - since) * self.per_minute / 60)
+
+
+class Access:
+    """ASGI middleware: lets through who has a key and something left."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app, self.keys = app, Keys(settings.keys)
+        requests, tokens = settings.requests_per_minute, settings.tokens_per_minute
+        self.requests = Allowance(requests, "requests") if requests else None
+        self.tokens = Allowance(tokens, "tokens") if tokens else None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN:
+            await self.app(scope, receive, send)
+            return
+        facts: Facts = scope[FACTS]
+        try:
+            self._admit(scope, facts)
+        except ApiError as error:
+            facts.refused(error)
+            await send_json(send, error.status, error.body, error.headers)
+            return
+        try:
+            await self.app(scope, receive, send)
+        finally:
+            if self.tokens:
+                self.tokens.spend(facts.key, facts.prompt_tokens + facts.completion_tokens)
+
+    def _admit(self, scope: Scope, facts: Facts) -> None:
+        given = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+        facts.key = self.keys.name(given)
+        for allowance in filter(None, (self.requests, self.tokens)):
+            allowance.refuse(facts.key)
+        if self.requests:
+            self.requests.spend(facts.key, 1)

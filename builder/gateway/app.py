@@ -1,0 +1,143 @@
+"""The routes, and what stands in front of them. A pure ASGI application: a step of a stream passes through no task."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from dataclasses import replace
+from importlib.resources import files
+from typing import Any, TextIO
+
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from builder.gateway import rerank, tasks, tei
+from builder.gateway.access import Access
+from builder.gateway.call import FACTS, Call, Facts, Gateway
+from builder.gateway.endpoint import Endpoint, ErrorBody, Handler, checked, openai_error
+from builder.gateway.errors import ApiError
+from builder.gateway.journal import Journal
+from builder.gateway.metrics import Metrics
+from builder.gateway.models import Catalogue
+from builder.gateway.openai import chat, completions, embeddings
+from builder.gateway.openai.models import list_models, show_model
+from builder.gateway.responses import Plain, send_json
+from builder.gateway.settings import Settings
+
+PAGE_HEADERS = {
+    "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+    "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+}
+
+
+def make_app(settings: Settings, triton: Any, log: TextIO | None = sys.stdout) -> Journal:
+    """The gateway over `triton`: a gateway.triton.Triton, or what answers like one."""
+    metrics = Metrics()
+    gateway = Gateway(settings, triton, Catalogue(triton), metrics)
+    app: ASGIApp = Answering(Router(_routes(gateway)))
+    app = Access(app, settings)
+    if settings.cors:
+        app = CORSMiddleware(app, allow_origins=settings.cors, allow_methods=["*"], allow_headers=["*"])
+    return Journal(app, metrics, log)
+
+
+def _routes(gateway: Gateway) -> list[BaseRoute]:
+    def post(path: str, handler: Handler, schema: type[BaseModel], error: ErrorBody = openai_error) -> Route:
+        return Route(path, Endpoint(gateway, handler, schema, error), methods=["POST"])
+
+    def get(path: str, handler: Handler, error: ErrorBody = openai_error) -> Route:
+        return Route(path, Endpoint(gateway, handler, None, error), methods=["GET"])
+
+    return [
+        get("/", page),
+        get("/health", health),
+        get("/health/ready", ready),
+        get("/metrics", metrics_text),
+        get("/v1/models", list_models),
+        get("/v1/models/{name}", show_model),
+        post("/v1/chat/completions", chat.chat, chat.Body),
+        post("/v1/completions", completions.completions, completions.Body),
+        post("/v1/embeddings", embeddings.embeddings, embeddings.Body),
+        post("/v1/rerank", rerank.rerank, rerank.Body),
+        post("/v2/rerank", rerank.rerank, rerank.Body),
+        post("/v1/tasks/{task}", tasks.run, tasks.Body),
+        post("/rerank", either_rerank, tei.RawBody),
+        post("/embed", tei.embed_texts, tei.EmbedBody, tei.tei_error),
+        post("/embed_all", tei.embed_tokens, tei.EmbedBody, tei.tei_error),
+        post("/embed_sparse", tei.unsupported, tei.RawBody, tei.tei_error),
+        post("/predict", tei.predict, tei.PredictBody, tei.tei_error),
+        post("/tokenize", tei.unsupported, tei.RawBody, tei.tei_error),
+        post("/decode", tei.unsupported, tei.RawBody, tei.tei_error),
+        get("/info", tei.info, tei.tei_error),
+    ]
+
+
+class Answering:
+    """Middleware next to the router: its own refusals, and what nobody foresaw, are answered like any other error."""
+
+    def __init__(self, router: Router) -> None:
+        self.router = router
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return
+        scope["app"] = self  # the router then raises what it refuses
+        begun = False
+
+        async def sending(message: Message) -> None:
+            nonlocal begun
+            begun = True
+            await send(message)
+
+        try:
+            await self.router(scope, receive, sending)
+        except HTTPException as refusal:
+            path = scope["path"]
+            says = {404: f"there is no {path} here", 405: f"{path} does not take {scope['method']}"}
+            await _refuse(scope, send, ApiError(refusal.status_code, says.get(refusal.status_code, refusal.detail)))
+        except Exception:
+            logging.getLogger(__name__).exception("a request failed")
+            if begun:
+                raise
+            await _refuse(scope, send, ApiError(500, "this request failed inside the gateway; its log has the reason"))
+
+
+async def _refuse(scope: Scope, send: Send, error: ApiError) -> None:
+    facts: Facts = scope[FACTS]
+    facts.refused(error)
+    await send_json(send, error.status, error.body, error.headers)
+
+
+async def page(call: Call) -> Plain:
+    """GET /: the models, and a place to try each."""
+    return Plain(files("builder.gateway").joinpath("page.html").read_bytes(), "text/html; charset=utf-8", PAGE_HEADERS)
+
+
+async def health(call: Call) -> dict[str, str]:
+    """GET /health: this process answers."""
+    return {"status": "ok"}
+
+
+async def ready(call: Call) -> dict[str, str]:
+    """GET /health/ready: Triton does too. Raises ApiError 503."""
+    if not await call.gateway.triton.ready():
+        raise ApiError(503, f"Triton at {call.gateway.settings.triton} is not ready", retry_after=2)
+    return {"status": "ready"}
+
+
+async def metrics_text(call: Call) -> Plain:
+    """GET /metrics, for Prometheus."""
+    return Plain(call.gateway.metrics.text(), "text/plain; version=0.0.4; charset=utf-8")
+
+
+async def either_rerank(call: Call) -> Any:
+    """POST /rerank: TEI's where there are texts, Jina's and Cohere's where there are documents."""
+    given = call.body.model_extra
+    if "texts" in given:
+        return await tei.rank(replace(call, body=checked(tei.RerankBody, given)))
+    return await rerank.rerank(replace(call, body=checked(rerank.Body, given)))

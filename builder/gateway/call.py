@@ -1,0 +1,96 @@
+"""One request on its way: who asks, what of, and what is known of its answer so far."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from builder.gateway.errors import ApiError
+from builder.gateway.settings import Settings
+from builder.gateway.tensors import Outputs
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from tritonclient.grpc import service_pb2
+
+    from builder.gateway.metrics import Metrics
+    from builder.gateway.models import Catalogue, Model
+
+FACTS = "builder.gateway.facts"  # where a scope has them
+
+
+class Backend(Protocol):
+    """What a request asks of Triton."""
+
+    async def infer(
+        self, request: service_pb2.ModelInferRequest, metadata: Sequence[tuple[str, str]] = ()
+    ) -> Outputs: ...
+
+    def stream(
+        self, request: service_pb2.ModelInferRequest, metadata: Sequence[tuple[str, str]] = ()
+    ) -> AsyncGenerator[Outputs, None]: ...
+
+    async def ready(self) -> bool: ...
+
+
+@dataclass(frozen=True)
+class Gateway:
+    """What all requests share."""
+
+    settings: Settings
+    triton: Backend
+    models: Catalogue
+    metrics: Metrics
+
+
+@dataclass
+class Facts:
+    """What the access log and the metrics say of a request. Tokens are those that count for its key."""
+
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    method: str = ""
+    path: str = ""
+    client: str = ""
+    key: str = ""
+    model: str = ""
+    status: int = 0
+    error: str = ""
+    started: float = field(default_factory=time.perf_counter)
+    first_token_s: float | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self.started
+
+    def refused(self, error: ApiError) -> None:
+        """Note why there is no answer: the server's fault in words; of a request's only the field, never its value."""
+        self.error = error.message if error.status >= 500 else error.code or error.param or "refused"
+
+
+@dataclass(frozen=True)
+class Call:
+    """A request that was read and checked. `body` is what its route's schema made of the JSON."""
+
+    gateway: Gateway
+    facts: Facts
+    body: Any
+    path: Mapping[str, str]
+    metadata: tuple[tuple[str, str], ...] = ()  # for Triton
+
+    async def model(self, name: str) -> Model:
+        """The model that the request names. Raises ApiError 404."""
+        found = await self.gateway.models.get(name)
+        self.facts.model = found.name
+        return found
+
+    async def model_for(self, what: str, fits: Any, name: str | None) -> Model:
+        """The model that the request names, or the only one that `fits`. Raises ApiError."""
+        found = await self.gateway.models.one_of(what, fits, name)
+        self.facts.model = found.name
+        return found

@@ -1,0 +1,183 @@
+"""A route: reads a body within its limits, checks it against a schema, answers, and stops when its client leaves."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import math
+from collections.abc import Awaitable, Callable, Mapping
+from contextlib import suppress
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+from starlette.types import Receive, Scope, Send
+
+from builder.gateway.call import FACTS, Call, Facts, Gateway
+from builder.gateway.errors import ApiError, bad_field
+from builder.gateway.responses import Plain, Stream, event, send_bytes, send_json, send_stream
+
+Handler = Callable[[Call], Awaitable[Any]]
+ErrorBody = Callable[[ApiError], Mapping[str, Any]]
+CLOSED = 499  # what nginx logs where a client did not wait
+
+
+class ClientLeft(Exception):
+    """Nobody waits for this answer any more."""
+
+
+def openai_error(error: ApiError) -> Mapping[str, Any]:
+    """The body of an error as OpenAI's clients read it."""
+    return error.body
+
+
+class Endpoint:
+    """An ASGI application for one route. `schema` is None for a route that takes no body."""
+
+    def __init__(
+        self,
+        gateway: Gateway,
+        handler: Handler,
+        schema: type[BaseModel] | None = None,
+        error_body: ErrorBody = openai_error,
+    ) -> None:
+        self.gateway, self.handler, self.schema, self.error_body = gateway, handler, schema, error_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        facts: Facts = scope[FACTS]
+        try:
+            await self._answer(scope, receive, send, facts)
+        except ClientLeft:
+            facts.status = CLOSED
+        except ApiError as error:
+            facts.refused(error)
+            await send_json(send, error.status, self.error_body(error), error.headers)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, facts: Facts) -> None:
+        settings = self.gateway.settings
+        body = None
+        if self.schema is not None:
+            _refuse_media_type(scope)
+            raw = await _read_body(scope, receive, settings.max_body, settings.body_timeout_s)
+            body = checked(self.schema, _parsed(raw))
+        traces = self.gateway.settings.forward_traces
+        call = Call(self.gateway, facts, body, scope.get("path_params", {}), _metadata(scope) if traces else ())
+        started = False
+
+        async def sending(message: Any) -> None:
+            nonlocal started
+            started = True
+            await send(message)
+
+        try:
+            async with asyncio.timeout(settings.timeout_s):
+                await _while_there(receive, self._respond(call, sending))
+        except TimeoutError as error:
+            late = ApiError(504, f"no complete answer within {settings.timeout_s:g} s", code="timeout")
+            if not started:
+                raise late from error
+            await self._break_off(send, facts, late)
+        except ApiError as error:
+            if not started:
+                raise
+            await self._break_off(send, facts, error)
+
+    async def _respond(self, call: Call, send: Send) -> None:
+        answer = await self.handler(call)
+        if isinstance(answer, Stream):
+            await send_stream(send, answer.events)
+        elif isinstance(answer, Plain):
+            await send_bytes(send, 200, answer.content, answer.media_type, answer.headers)
+        else:
+            await send_json(send, 200, answer)
+
+    async def _break_off(self, send: Send, facts: Facts, error: ApiError) -> None:
+        """The error as the last event of a stream that has begun."""
+        facts.refused(error)
+        facts.status = error.status
+        await send({"type": "http.response.body", "body": event(self.error_body(error))})
+
+
+async def _while_there(receive: Receive, work: Any) -> None:
+    """Run `work` to its end; cancel it, and raise ClientLeft, when the client is gone."""
+    task, left = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+    try:
+        await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientLeft
+        task.result()
+    finally:
+        left.cancel()
+        if not task.done():
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+def _metadata(scope: Scope) -> tuple[tuple[str, str], ...]:
+    wanted = (b"traceparent", b"tracestate")
+    return tuple((name.decode(), value.decode("latin-1")) for name, value in scope["headers"] if name in wanted)
+
+
+def _refuse_media_type(scope: Scope) -> None:
+    """JSON alone: what a page of another origin can send without being asked for leave is of another type."""
+    given = dict(scope["headers"]).get(b"content-type", b"").decode("latin-1").split(";")[0].strip().lower()
+    if given != "application/json":
+        raise ApiError(415, f"content-type is {given or 'missing'}; send JSON as application/json")
+
+
+async def _read_body(scope: Scope, receive: Receive, limit: int, timeout_s: float) -> bytes:
+    parts, size = [], 0
+    try:
+        async with asyncio.timeout(timeout_s):
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    raise ClientLeft
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if size > limit:
+                    raise ApiError(413, f"the body is longer than {limit} bytes; send less at once")
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+    except TimeoutError as error:
+        raise ApiError(408, f"the body did not come within {timeout_s:g} s") from error
+
+
+def _parsed(raw: bytes) -> Any:
+    try:
+        return json.loads(raw, parse_constant=_no_constant, parse_float=_finite)
+    except RecursionError as error:
+        raise ApiError(400, "the body is JSON of too many levels") from error
+    except UnicodeDecodeError as error:
+        raise ApiError(400, f"the body is not UTF-8: byte {error.start}") from error
+    except ValueError as error:
+        raise ApiError(400, f"the body is not JSON: {error}") from error
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("a number is too large")
+    return value
+
+
+def checked(schema: type[BaseModel], value: Any) -> BaseModel:
+    """`value`, of JSON, as `schema`. Raises ApiError with the field that does not fit."""
+    if not isinstance(value, dict):
+        raise ApiError(400, f"the body is a JSON {type(value).__name__}; expected an object")
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
+        place = [str(part) for part in first["loc"]]
+        name = place[0] if place else "body"
+        raise bad_field(name, f"{'.'.join(place) or 'body'}: {first['msg']}") from error

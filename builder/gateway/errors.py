@@ -1,0 +1,59 @@
+"""What a client is told when it gets no answer: a status, and OpenAI's error object.
+
+Source of the shape: https://platform.openai.com/docs/guides/error-codes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+KINDS: Mapping[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    415: "invalid_request_error",
+    429: "rate_limit_error",
+    499: "client_closed_request",
+    500: "server_error",
+    501: "not_implemented_error",
+    502: "server_error",
+    503: "service_unavailable_error",
+    504: "timeout_error",
+}
+
+
+class ApiError(Exception):
+    """`param` is the field of the request that is at fault, `retry_after` seconds after which it may go better."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: float | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.retry_after = retry_after
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """The JSON of the response."""
+        kind = KINDS.get(self.status, "server_error")
+        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """What a client reads before the body."""
+        return {} if self.retry_after is None else {"retry-after": str(max(1, round(self.retry_after)))}
+
+
+def bad_field(name: str, message: str) -> ApiError:
+    """The request is refused for its field `name`."""
+    return ApiError(400, message, param=name)

@@ -1,0 +1,90 @@
+"""The outermost middleware: request ids, the access log, metrics, and the end of a gateway that is told to stop."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from typing import Any, TextIO
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from builder.gateway.call import FACTS, Facts
+from builder.gateway.errors import ApiError
+from builder.gateway.metrics import Metrics
+from builder.gateway.responses import send_json
+
+REQUEST_ID = re.compile(rb"[\w.:-]{1,64}")
+ALWAYS = ("/health", "/metrics")  # answered by one that is stopping
+
+
+class Journal:
+    """ASGI middleware. `active` counts the requests on their way; with `draining` set, no other is taken."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, log: TextIO | None = sys.stdout) -> None:
+        self.app, self.metrics, self.log = app, metrics, log
+        self.active = 0
+        self.draining = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        facts = scope[FACTS] = _facts(scope)
+        name = facts.id.encode()
+
+        async def noting(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                facts.status = message["status"]
+                message["headers"] = [*message.get("headers", ()), (b"x-request-id", name)]
+            await send(message)
+
+        if self.draining and facts.path not in ALWAYS:
+            error = ApiError(503, "this gateway is stopping; ask another, or again in a moment", retry_after=5)
+            await send_json(noting, error.status, error.body, {**error.headers, "connection": "close"})
+            return
+        self.active += 1
+        self.metrics.running.set(self.active)
+        try:
+            await self.app(scope, receive, noting)
+        finally:
+            self.active -= 1
+            self.metrics.running.set(self.active)
+            self._end(scope, facts)
+
+    def _end(self, scope: Scope, facts: Facts) -> None:
+        route = getattr(scope.get("route"), "path", None) or facts.path if "endpoint" in scope else "other"
+        self.metrics.responses.labels(route, facts.status).inc()
+        self.metrics.finish(facts)
+        if self.log is not None:
+            print(json.dumps(_line(facts), ensure_ascii=False), file=self.log, flush=True)
+
+
+def _facts(scope: Scope) -> Facts:
+    facts = Facts(method=scope["method"], path=scope["path"], client=(scope.get("client") or ("",))[0])
+    given = dict(scope["headers"]).get(b"x-request-id", b"")
+    if REQUEST_ID.fullmatch(given):
+        facts.id = given.decode()
+    return facts
+
+
+def _line(facts: Facts) -> dict[str, Any]:
+    """A line of the access log: who, what, how long and how much; never what was said."""
+    line: dict[str, Any] = {
+        "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+        "id": facts.id,
+        "client": facts.client,
+        "key": facts.key,
+        "method": facts.method,
+        "path": facts.path,
+        "status": facts.status,
+        "ms": round(facts.elapsed_s * 1000, 2),
+    }
+    if facts.model:
+        line |= {"model": facts.model, "prompt_tokens": facts.prompt_tokens}
+    if facts.first_token_s is not None:
+        line |= {"first_token_ms": round(facts.first_token_s * 1000, 2), "completion_tokens": facts.completion_tokens}
+    if facts.error:
+        line["error"] = facts.error
+    return line

@@ -1,0 +1,58 @@
+"""What the gateway measures, for Prometheus. Names are vLLM's and TEI's where they mean the same thing.
+
+Sources: https://docs.vllm.ai/en/latest/usage/metrics.html, https://huggingface.co/docs/text-embeddings-inference
+"""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from builder.gateway.call import Facts
+
+FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
+BETWEEN = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
+WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0)
+SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+
+
+class Metrics:
+    """A registry of its own, so that a process may hold several gateways."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        model = ("model_name",)
+
+        def histogram(name: str, says: str, buckets: tuple[float, ...]) -> Histogram:
+            return Histogram(name, says, model, registry=self.registry, buckets=buckets)
+
+        self.first_token = histogram("vllm:time_to_first_token_seconds", "Time to the first token", FIRST)
+        self.between = histogram("vllm:inter_token_latency_seconds", "Time between two tokens of an answer", BETWEEN)
+        self.whole = histogram("vllm:e2e_request_latency_seconds", "Time of a request that generates", WHOLE)
+        self.short = histogram("te_request_duration", "Time of a request that does not generate, in seconds", SHORT)
+        self.prompt_tokens = Counter("vllm:prompt_tokens", "Tokens of prompts", model, registry=self.registry)
+        self.generated = Counter("vllm:generation_tokens", "Tokens generated", model, registry=self.registry)
+        self.success = Counter(
+            "vllm:request_success", "Answers, by why they ended", (*model, "finished_reason"), registry=self.registry
+        )
+        self.running = Gauge("vllm:num_requests_running", "Requests that are being answered", registry=self.registry)
+        self.responses = Counter(
+            "build_repo_gateway_responses",
+            "Responses, by route and status",
+            ("route", "status"),
+            registry=self.registry,
+        )
+
+    def finish(self, facts: Facts) -> None:
+        """Count a request that is over."""
+        if not facts.model or facts.status >= 400:
+            return
+        if facts.first_token_s is None:
+            self.short.labels(facts.model).observe(facts.elapsed_s)
+        else:
+            self.whole.labels(facts.model).observe(facts.elapsed_s)
+            self.generated.labels(facts.model).inc(facts.completion_tokens)
+        self.prompt_tokens.labels(facts.model).inc(facts.prompt_tokens)
+
+    def text(self) -> bytes:
+        """The exposition format of Prometheus."""
+        return generate_latest(self.registry)

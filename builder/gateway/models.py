@@ -1,0 +1,191 @@
+"""The models behind the gateway, as their config.pbtxt describes them. Kept, and asked for again now and then."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from builder.gateway.errors import ApiError
+from builder.gateway.tensors import WIRE
+from builder.runtime.fields import Field
+
+FRESH_S = 10.0  # after that long the next request has the list read anew, without waiting for it
+LEAST_S = 1.0  # between two readings for a name that is not in the list
+
+
+@dataclass(frozen=True)
+class Model:
+    """What a front model takes and answers. `batch`: rows of one request, 0 where it has no batch dimension."""
+
+    name: str
+    version: str
+    task: str
+    inputs: Mapping[str, Field]
+    outputs: Mapping[str, Field]
+    batch: int
+    streams: bool
+    parameters: Mapping[str, str]
+
+    @property
+    def max_input_length(self) -> int | None:
+        """Tokens of one text, where the model says."""
+        return self._number("max_input_length")
+
+    @property
+    def max_total_tokens(self) -> int | None:
+        """Tokens of a prompt and its answer together, where the model says."""
+        return self._number("max_total_tokens")
+
+    @cached_property
+    def labels(self) -> list[str]:
+        """The labels of a classifier, in the order of its outputs; none where it has none."""
+        found = json.loads(self.parameters.get("labels", "[]"))
+        return [str(label) for label in found]
+
+    @cached_property
+    def languages(self) -> list[str]:
+        """The languages of a translator; none where it takes none."""
+        return [str(code) for code in json.loads(self.parameters.get("languages", "[]"))]
+
+    @property
+    def chats(self) -> bool:
+        """Whether it has a chat template."""
+        return self.parameters.get("chat") == "true"
+
+    @property
+    def embeds(self) -> bool:
+        """Whether it answers one vector a text."""
+        output = self.outputs.get("embedding")
+        return output is not None and len(output.dims) == 1
+
+    def _number(self, name: str) -> int | None:
+        value = self.parameters.get(name)
+        return int(value) if value is not None else None
+
+
+class Server(Protocol):
+    """What the catalogue asks of Triton."""
+
+    async def index(self) -> list[tuple[str, str]]:
+        """(name, version) of each model that is ready."""
+        ...
+
+    async def config(self, name: str, version: str) -> Any:
+        """The ModelConfig of a model."""
+        ...
+
+
+class Catalogue:
+    """The front models that Triton has ready: those that name their task."""
+
+    def __init__(self, server: Server) -> None:
+        self.server = server
+        self.models: dict[str, Model] = {}
+        self.read_at = -1e9
+        self.refreshing: asyncio.Task[None] | None = None
+
+    async def all(self) -> list[Model]:
+        """Every model, by name. Raises ApiError where Triton does not answer."""
+        await self._look(LEAST_S)
+        return sorted(self.models.values(), key=lambda model: model.name)
+
+    async def get(self, name: str) -> Model:
+        """The model of that name. Raises ApiError 404 with those that exist."""
+        if self.read_at + FRESH_S < time.monotonic():
+            if self.models:
+                self._refresh()  # this request does not wait for it
+            else:
+                await asyncio.shield(self._refresh())  # shared: one that leaves must not end it for the others
+        if name not in self.models:
+            await self._look(LEAST_S)
+        model = self.models.get(name)
+        if model is None:
+            known = ", ".join(sorted(self.models)) or "none"
+            raise ApiError(
+                404, f"the model {name!r} does not exist; there are: {known}", param="model", code="model_not_found"
+            )
+        return model
+
+    async def one_of(self, what: str, fits: Any, name: str | None) -> Model:
+        """The model `name`, or the only one that `fits`. Raises ApiError where there is none, or several."""
+        if name is not None:
+            model = await self.get(name)
+            if not fits(model):
+                raise ApiError(400, f"{name} is a model for {model.task}; expected one {what}", param="model")
+            return model
+        found = [model for model in await self.all() if fits(model)]
+        if len(found) != 1:
+            names = ", ".join(model.name for model in found) or "none"
+            raise ApiError(
+                400, f"name the model in `model`: of those {what} there are: {names}", param="model", code="no_model"
+            )
+        return found[0]
+
+    async def _look(self, old_s: float) -> None:
+        if self.read_at + old_s < time.monotonic():
+            await asyncio.shield(self._refresh())
+
+    def _refresh(self) -> asyncio.Task[None]:
+        if self.refreshing is None or self.refreshing.done():
+            self.refreshing = asyncio.ensure_future(self._read())
+            self.refreshing.add_done_callback(_noticed)
+        return self.refreshing
+
+    async def _read(self) -> None:
+        ready = await self.server.index()
+        configs = await asyncio.gather(*(self.server.config(*entry) for entry in ready), return_exceptions=True)
+        found = {}
+        for (name, version), config in zip(ready, configs, strict=True):
+            if isinstance(config, ApiError):  # unloaded since
+                continue
+            if isinstance(config, BaseException):
+                raise config
+            model = read_model(config, version)
+            if model is not None:
+                found[name] = model
+        self.models, self.read_at = found, time.monotonic()
+
+
+def _noticed(task: asyncio.Task[None]) -> None:
+    """A failure of a refresh that nobody waits for: the next request that needs the list meets it again."""
+    if not task.cancelled():
+        task.exception()
+
+
+def read_model(config: Any, version: str) -> Model | None:
+    """The model that a ModelConfig describes; None for one that names no task, as an engine does."""
+    parameters = {name: value.string_value for name, value in config.parameters.items()}
+    fields = (_fields(config.input, True), _fields(config.output, False))
+    types = {field.data_type for side in fields for field in side.values()}
+    if "task" not in parameters or not types <= set(WIRE):
+        return None
+    return Model(
+        config.name,
+        version,
+        parameters["task"],
+        *fields,
+        int(config.max_batch_size),
+        bool(config.model_transaction_policy.decoupled),
+        parameters,
+    )
+
+
+def _fields(entries: Any, are_inputs: bool) -> dict[str, Field]:
+    kinds = {number: name for name, number in _data_types().items()}
+    return {
+        entry.name: Field(
+            entry.name, kinds[entry.data_type], tuple(entry.dims), bool(entry.optional) if are_inputs else False
+        )
+        for entry in entries
+    }
+
+
+def _data_types() -> Mapping[str, int]:
+    from tritonclient.grpc import model_config_pb2
+
+    return dict(model_config_pb2.DataType.items())

@@ -1,0 +1,1 @@
+"""OpenAI's routes. Source of every shape: https://platform.openai.com/docs/api-reference"""

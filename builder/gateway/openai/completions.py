@@ -1,0 +1,126 @@
+"""POST /v1/completions: texts that are continued, whole or as they come."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from pydantic import Field
+
+from builder.gateway.call import Call
+from builder.gateway.errors import bad_field
+from builder.gateway.models import Model
+from builder.gateway.openai import generation
+from builder.gateway.openai.chat import Choice
+from builder.gateway.openai.generation import IMPOSSIBLE, MOST_PROMPTS, Piece, Usage, began, option_inputs, together
+from builder.gateway.responses import DONE, Stream, dumps, event
+
+
+class Body(generation.Body):
+    prompt: str | list[Any]
+    echo: bool | None = None
+    logprobs: int | None = Field(None, ge=0, le=20)
+
+
+async def completions(call: Call) -> Any:
+    """A completion of each prompt, or a stream of their chunks."""
+    body: Body = call.body
+    model = await call.model(body.model)
+    generation.refuse_other_models(model)
+    prompts = _prompts(body.prompt)
+    inputs = option_inputs(model, body)
+    if body.echo:
+        if "echo" not in model.inputs:
+            raise bad_field("echo", f"{model.name} answers a text, it does not continue it; leave echo out")
+        if body.logprobs is not None:
+            raise bad_field(
+                "echo", "echo with logprobs asks for log-probabilities of the prompt, which models do not give"
+            )
+        inputs["echo"] = True
+    if body.logprobs is not None:
+        inputs["logprobs"] = body.logprobs
+    if body.stream:
+        inputs["stream"] = True
+        return Stream(_events(call, model, prompts, inputs, body))
+    return await _whole(call, model, prompts, inputs, body.n or 1)
+
+
+def _prompts(given: str | list[Any]) -> list[str]:
+    prompts = [given] if isinstance(given, str) else given
+    if not 1 <= len(prompts) <= MOST_PROMPTS:
+        raise bad_field("prompt", f"prompt holds {len(prompts)} texts; send 1 to {MOST_PROMPTS}")
+    if not all(isinstance(prompt, str) for prompt in prompts):
+        raise bad_field("prompt", "prompt is not text; the models here have tokenisers of their own: send texts")
+    if "" in prompts:
+        raise bad_field("prompt", "prompt is empty; send at least one character")
+    return prompts
+
+
+async def _whole(call: Call, model: Model, prompts: Sequence[str], inputs: Mapping[str, Any], n: int) -> dict[str, Any]:
+    choices: dict[int, Choice] = {}
+    usage = Usage()
+    async with aclosing(_pieces(call, model, prompts, inputs)) as pieces:
+        async for number, piece in pieces:
+            choices.setdefault(number * n + piece.index, Choice()).add(piece)
+            usage.add(piece, number)
+    call.facts.prompt_tokens = usage.prompt
+    found = [
+        {
+            "index": index,
+            "text": choice.text,
+            "logprobs": _logprobs(choice.logprobs) if "logprobs" in inputs else None,
+            "finish_reason": choice.finish_reason,
+        }
+        for index, choice in sorted(choices.items())
+    ]
+    return {**_head(call, model), "choices": found, "usage": usage.body}
+
+
+async def _events(
+    call: Call, model: Model, prompts: Sequence[str], inputs: Mapping[str, Any], body: Body
+) -> AsyncGenerator[bytes, None]:
+    usage, n = Usage(), body.n or 1
+    tail = ',"usage":null' if body.usage_wanted else ""
+    head = f"data: {dumps(_head(call, model))[:-1]}{tail}," + '"choices":[{"index":'
+    async with aclosing(_pieces(call, model, prompts, inputs)) as pieces:
+        async for number, piece in pieces:
+            index = number * n + piece.index
+            logprobs = "null" if piece.logprobs is None else dumps(_logprobs(piece.logprobs))
+            reason = f'"{piece.finish_reason}"' if piece.finish_reason else "null"
+            yield (
+                f'{head}{index},"text":{dumps(piece.text)},"logprobs":{logprobs},"finish_reason":{reason}}}]}}\n\n'
+            ).encode()
+            usage.add(piece, number)
+    call.facts.prompt_tokens = usage.prompt
+    if body.usage_wanted:
+        yield event({**_head(call, model), "choices": [], "usage": usage.body})
+    yield DONE
+
+
+def _pieces(
+    call: Call, model: Model, prompts: Sequence[str], inputs: Mapping[str, Any]
+) -> AsyncGenerator[tuple[int, Piece], None]:
+    """The pieces of all prompts, with the number of each; sequence j of prompt i is the choice i * n + j."""
+    return together(call, model, [{**inputs, "text_input": prompt} for prompt in prompts])
+
+
+def _head(call: Call, model: Model) -> dict[str, Any]:
+    return {"id": f"cmpl-{call.facts.id}", "object": "text_completion", "created": began(call), "model": model.name}
+
+
+def _logprobs(tokens: list[dict[str, Any]]) -> dict[str, Any]:
+    offsets, at = [], 0
+    for token in tokens:
+        offsets.append(at)
+        at += len(token["text"])
+
+    def value(token: Mapping[str, Any]) -> float:
+        return IMPOSSIBLE if token["logprob"] is None else float(token["logprob"])
+
+    return {
+        "tokens": [token["text"] for token in tokens],
+        "token_logprobs": [value(token) for token in tokens],
+        "top_logprobs": [{top["text"]: value(top) for top in token["top"]} for token in tokens],
+        "text_offset": offsets,
+    }

@@ -1,0 +1,84 @@
+"""POST /v1/embeddings: one vector a text, as numbers or as the base64 of 32-bit floats in little-endian order."""
+
+from __future__ import annotations
+
+import base64
+from typing import Annotated, Any, Literal
+
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field
+
+from builder.gateway.call import Call
+from builder.gateway.errors import bad_field
+from builder.gateway.models import Model
+from builder.gateway.rows import ask_rows
+
+MOST_TEXTS = 2048  # OpenAI's own limit
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str
+    input: str | Annotated[list[Any], Field(min_length=1, max_length=MOST_TEXTS)]
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: int | None = Field(None, ge=1)
+    prompt_name: str | None = None  # of a checkpoint with prompts
+    truncate: bool | None = None
+    user: str | None = None
+
+
+async def embeddings(call: Call) -> dict[str, Any]:
+    """The vectors of all texts, in their order."""
+    body: Body = call.body
+    model = await call.model(body.model)
+    vectors = await embed(call, model, _texts(body.input), prompt_name=body.prompt_name, truncate=body.truncate)
+    if body.dimensions is not None:
+        vectors = shortened(vectors, body.dimensions)
+    encode = _base64 if body.encoding_format == "base64" else np.ndarray.tolist
+    data = [{"object": "embedding", "index": i, "embedding": encode(vector)} for i, vector in enumerate(vectors)]
+    used = call.facts.prompt_tokens
+    return {"object": "list", "data": data, "model": model.name, "usage": {"prompt_tokens": used, "total_tokens": used}}
+
+
+def refuse_other_models(model: Model) -> None:
+    """Raise ApiError for a model that answers no vectors."""
+    if not model.embeds:
+        raise bad_field("model", f"{model.name} is a model for {model.task}; it does not answer one vector a text")
+
+
+async def embed(call: Call, model: Model, texts: list[str], **options: Any) -> list[np.ndarray]:
+    """One vector a text, float32. `options` that are None are left to the model."""
+    refuse_other_models(model)
+    given = {name: value for name, value in options.items() if value is not None}
+    for name in given:
+        if name not in model.inputs:
+            raise bad_field(name, f"{name} is not something that {model.name} takes")
+    rows = await ask_rows(call, model, [{"text_input": [text]} for text in texts], given)
+    return [row["embedding"] for row in rows]
+
+
+def shortened(vectors: list[np.ndarray], size: int) -> list[np.ndarray]:
+    """The first `size` numbers of each, at length 1 again. Raises ApiError where there are not as many."""
+    if vectors and size > len(vectors[0]):
+        raise bad_field("dimensions", f"dimensions is {size}; the vectors of this model have {len(vectors[0])}")
+    return [unit(vector[:size]) for vector in vectors]
+
+
+def unit(vector: np.ndarray) -> np.ndarray:
+    """The vector at length 1."""
+    return vector / np.float32(max(float(np.linalg.norm(vector)), 1e-12))
+
+
+def _texts(given: Any) -> list[str]:
+    texts = [given] if isinstance(given, str) else given
+    for number, text in enumerate(texts):
+        if isinstance(text, (int, list)):
+            raise bad_field("input", "input holds token ids; the models here have tokenisers of their own: send texts")
+        if not isinstance(text, str):
+            raise bad_field("input", f"input[{number}] is not a text")
+    return texts
+
+
+def _base64(vector: np.ndarray) -> str:
+    return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()

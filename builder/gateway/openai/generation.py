@@ -1,0 +1,237 @@
+"""What chats and completions share: fields to inputs of the model, and the model's pieces as they come.
+
+OpenAI's names become the model's (MEANING). A field that is an input of the model under its own name goes in as it is,
+so that top_k, min_p, ignore_eos and the like work as they do with vLLM. Whatever is neither is refused by its name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+from tritonclient.grpc import service_pb2
+
+from builder.gateway.call import Call
+from builder.gateway.errors import ApiError, bad_field
+from builder.gateway.models import Model
+from builder.gateway.openai.guide import GUIDING, guide_inputs
+from builder.gateway.responses import dumps
+from builder.gateway.tensors import Outputs, add_tensor
+
+MEANING: Mapping[str, str] = {  # OpenAI's field -> the model's input
+    "max_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "n": "n",
+    "stop": "stop_words",
+    "seed": "random_seed",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "logit_bias": "logit_bias",
+}
+ABOUT_THE_CLIENT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+HARMLESS: Mapping[str, Any] = {"best_of": 1, "modalities": ["text"], "parallel_tool_calls": True, "suffix": ""}
+ROUTED = {"model", "messages", "prompt", "stream", "stream_options", "logprobs", "top_logprobs", "echo", *GUIDING}
+INSIDE = {"text_input", "messages", "stream", "logprobs", "echo", "guide", "tools", "timeout_ms"}  # set here alone
+MOST_PROMPTS = 128  # of one request
+IMPOSSIBLE = -9999.0  # OpenAI's log-probability of what could not come
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool = False
+
+
+class Body(BaseModel):
+    """Fields that a chat and a completion have in common; the others are looked at one by one, in `option_inputs`."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=16)
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+
+    @property
+    def usage_wanted(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What came of one sequence: text, its tokens' log-probabilities, and with the last piece why it ended."""
+
+    index: int
+    text: str
+    logprobs: list[dict[str, Any]] | None
+    finish_reason: str | None = None
+    completion_tokens: int = 0
+    prompt_tokens: int = 0
+
+
+@dataclass
+class Usage:
+    """Tokens of an answer so far."""
+
+    prompt: int = 0
+    completion: int = 0
+    counted: set[int] = field(default_factory=set)  # prompts, by number
+
+    def add(self, piece: Piece, prompt: int = 0) -> None:
+        """Count what the last piece of a sequence says: its tokens, and once those of its prompt."""
+        if piece.finish_reason is None:
+            return
+        self.completion += piece.completion_tokens
+        if prompt not in self.counted:
+            self.counted.add(prompt)
+            self.prompt += piece.prompt_tokens
+
+    @property
+    def body(self) -> dict[str, int]:
+        """OpenAI's object."""
+        total = self.prompt + self.completion
+        return {"prompt_tokens": self.prompt, "completion_tokens": self.completion, "total_tokens": total}
+
+
+def option_inputs(model: Model, body: Body) -> dict[str, Any]:
+    """The inputs that a request's options become. Raises ApiError for a field that the model cannot heed."""
+    inputs: dict[str, Any] = guide_inputs(model, body)
+    given = {name: value for name, value in body if value is not None}
+    for name, value in given.items():
+        if name in ROUTED or name in ABOUT_THE_CLIENT or (name in HARMLESS and value == HARMLESS[name]):
+            continue
+        meant = MEANING.get(name, name)
+        if meant not in model.inputs or meant in INSIDE:
+            raise bad_field(name, f"{name} is not something that {model.name} can heed; leave it out")
+        inputs[meant] = dumps(value) if name == "logit_bias" else value
+    return inputs
+
+
+def began(call: Call) -> int:
+    """When a request came, in seconds since 1970."""
+    return int(time.time() - call.facts.elapsed_s)
+
+
+async def generate(call: Call, model: Model, inputs: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
+    """The pieces of one prompt. Raises ApiError; notes the time of the first one and the tokens used."""
+    facts, metrics = call.facts, call.gateway.metrics
+    between = metrics.between.labels(model.name)
+    streaming, last = inputs.get("stream", False), 0.0
+    async with aclosing(call.gateway.triton.stream(_request(call, model, inputs), call.metadata)) as answers:
+        try:
+            async for outputs in answers:
+                now = time.perf_counter()
+                if facts.first_token_s is None:
+                    facts.first_token_s = now - facts.started
+                    if streaming:
+                        metrics.first_token.labels(model.name).observe(facts.first_token_s)
+                elif streaming and last:
+                    between.observe(now - last)
+                last = now
+                for piece in _pieces(outputs):
+                    if piece.finish_reason:
+                        facts.completion_tokens += piece.completion_tokens
+                        metrics.success.labels(model.name, piece.finish_reason).inc()
+                    yield piece
+        except ApiError as error:
+            if error.status == 400:  # the model's refusals begin with the name of the input
+                error.param = error.param or _openai_name(model, error.message.split(" ", 1)[0].rstrip(":"))
+            raise
+
+
+async def together(
+    call: Call, model: Model, requests: Sequence[Mapping[str, Any]]
+) -> AsyncGenerator[tuple[int, Piece], None]:
+    """The pieces of several prompts, answered at once, as they come; each with the number of its prompt."""
+    if len(requests) == 1:
+        async with aclosing(generate(call, model, requests[0])) as pieces:
+            async for piece in pieces:
+                yield 0, piece
+        return
+    arrived: asyncio.Queue[tuple[int, Piece | Exception | None]] = asyncio.Queue(64)
+
+    async def read(number: int, inputs: Mapping[str, Any]) -> None:
+        try:
+            async with aclosing(generate(call, model, inputs)) as pieces:
+                async for piece in pieces:
+                    await arrived.put((number, piece))
+            await arrived.put((number, None))
+        except Exception as error:
+            await arrived.put((number, error))
+
+    tasks = [asyncio.ensure_future(read(number, inputs)) for number, inputs in enumerate(requests)]
+    try:
+        left = len(tasks)
+        while left:
+            number, item = await arrived.get()
+            if isinstance(item, Exception):
+                raise item
+            if item is None:
+                left -= 1
+            else:
+                yield number, item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def refuse_other_models(model: Model) -> None:
+    """Raise ApiError for a model that generates no text."""
+    if not model.streams or "text_output" not in model.outputs:
+        raise bad_field("model", f"{model.name} is a model for {model.task}; it does not generate text")
+
+
+def _request(call: Call, model: Model, inputs: Mapping[str, Any]) -> Any:
+    request = service_pb2.ModelInferRequest(model_name=model.name, id=call.facts.id)
+    for name, given in inputs.items():
+        values = given if isinstance(given, list) else [given]
+        try:
+            add_tensor(request, model.inputs[name], values, (len(values),))
+        except ApiError as error:
+            raise bad_field(_openai_name(model, name) or name, error.message) from error
+    return request
+
+
+def _pieces(outputs: Outputs) -> list[Piece]:
+    """The pieces of one response: one, or all sequences of an answer that came whole."""
+    texts = outputs["text_output"].strings()
+    if len(outputs) == 1:  # nearly every step of a stream
+        return [Piece(0, texts[0], None)]
+    indices = outputs["index"].array().tolist() if "index" in outputs else [0]
+    logprobs = outputs["logprobs_output"].strings() if "logprobs_output" in outputs else [None] * len(texts)
+    ended = "finish_reason" in outputs
+    reasons = outputs["finish_reason"].strings() if ended else [None] * len(texts)
+    counts = outputs["completion_tokens"].array().tolist() if ended else [0] * len(texts)
+    prompt = int(outputs["prompt_tokens"].array()[0]) if ended else 0
+    return [
+        Piece(index, text, None if said is None else _json(said), reason, count, prompt)
+        for index, text, said, reason, count in zip(indices, texts, logprobs, reasons, counts, strict=True)
+    ]
+
+
+def _json(text: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(text)
+    return found
+
+
+def _openai_name(model: Model, name: str) -> str | None:
+    """What OpenAI calls an input of the model; None for a word that is no input."""
+    names = {"stop_words": "stop", "random_seed": "seed", "text_input": "prompt"}
+    return names.get(name, name) if name in model.inputs else None

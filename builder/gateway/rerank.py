@@ -1,0 +1,75 @@
+"""POST /v1/rerank, /v2/rerank and /rerank: documents by their relevance to a query, as Cohere's and Jina's clients ask.
+
+A body with `texts` is TEI's, and answered in its shape: tei.py.
+Sources: https://docs.cohere.com/reference/rerank, https://jina.ai/reranker, and TEI's OpenAPI document.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from builder.gateway.call import Call
+from builder.gateway.errors import bad_field
+from builder.gateway.models import Model
+from builder.gateway.rows import ask_rows
+
+MOST_DOCUMENTS = 10_000
+AT_ONCE = 64  # documents of one request to the model: others get their turn in between
+
+
+class Body(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    query: str
+    documents: Annotated[list[str | dict[str, Any]], Field(min_length=1, max_length=MOST_DOCUMENTS)]
+    top_n: int | None = Field(None, ge=1)
+    return_documents: bool = False
+    truncate: bool | None = None
+
+
+async def rerank(call: Call) -> dict[str, Any]:
+    """The most relevant documents first. Scores are the model's own, from 0 to 1 where it ends in a sigmoid."""
+    body: Body = call.body
+    model = await call.model_for("for text-ranking", ranks, body.model)
+    texts = [_text(number, document) for number, document in enumerate(body.documents)]
+    scored = await score(call, model, body.query, texts, body.truncate)
+    results: list[dict[str, Any]] = [{"index": i, "relevance_score": s} for i, s in scored[: body.top_n]]
+    if body.return_documents:
+        for result in results:
+            result["document"] = {"text": texts[result["index"]]}
+    used = call.facts.prompt_tokens
+    return {
+        "id": call.facts.id,
+        "model": model.name,
+        "results": results,
+        "usage": {"prompt_tokens": used, "total_tokens": used},
+        "meta": {"api_version": {"version": "2"}, "billed_units": {"search_units": 1}},
+    }
+
+
+def ranks(model: Model) -> bool:
+    """Whether a model scores documents for a query."""
+    return {"query", "documents"} <= set(model.inputs) and "score" in model.outputs
+
+
+async def score(
+    call: Call, model: Model, query: str, texts: list[str], truncate: bool | None
+) -> list[tuple[int, float]]:
+    """(number, score) of each text, the best first."""
+    parts = [texts[at : at + AT_ONCE] for at in range(0, len(texts), AT_ONCE)]
+    options = {} if truncate is None else {"truncate": truncate}
+    rows = await ask_rows(call, model, [{"query": [query], "documents": part} for part in parts], options)
+    scores = [float(value) for row in rows for value in row["score"]]
+    return sorted(enumerate(scores), key=lambda pair: -pair[1])
+
+
+def _text(number: int, document: str | dict[str, Any]) -> str:
+    if isinstance(document, str):
+        return document
+    text = document.get("text")
+    if not isinstance(text, str) or len(document) > 1:
+        raise bad_field("documents", f'documents[{number}] is neither text nor {{"text": "..."}}')
+    return text

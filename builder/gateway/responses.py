@@ -1,0 +1,75 @@
+"""How answers leave: JSON at once, or server-sent events as they come. Plain ASGI.
+
+Source of the events' form: https://html.spec.whatwg.org/multipage/server-sent-events.html
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.types import Send
+
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True)
+class Stream:
+    """An answer in events, each complete with its blank line."""
+
+    events: AsyncIterator[bytes]
+
+
+@dataclass(frozen=True)
+class Plain:
+    """An answer that is not JSON."""
+
+    content: bytes
+    media_type: str
+    headers: Mapping[str, str] | None = None
+
+
+def dumps(value: Any) -> str:
+    """Compact JSON of one line. Raises ValueError for numbers that JSON does not have."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def event(value: Any) -> bytes:
+    """One event that holds `value`."""
+    return f"data: {dumps(value)}\n\n".encode()
+
+
+async def send_json(send: Send, status: int, value: Any, headers: Mapping[str, str] | None = None) -> None:
+    """A whole response."""
+    await send_bytes(send, status, dumps(value).encode("utf-8", "replace"), "application/json", headers)
+
+
+async def send_bytes(
+    send: Send, status: int, content: bytes, media_type: str, headers: Mapping[str, str] | None = None
+) -> None:
+    """A whole response."""
+    fields = {"content-type": media_type, "content-length": str(len(content)), **(headers or {})}
+    await send({"type": "http.response.start", "status": status, "headers": _encoded(fields)})
+    await send({"type": "http.response.body", "body": content})
+
+
+async def send_stream(send: Send, events: AsyncIterator[bytes]) -> None:
+    """A response of events. It begins when there is a first one: what fails before is a response of its own."""
+    first = await anext(events, None)
+    headers = {
+        "content-type": "text/event-stream; charset=utf-8",
+        "cache-control": "no-cache",
+        "x-accel-buffering": "no",
+    }
+    await send({"type": "http.response.start", "status": 200, "headers": _encoded(headers)})
+    if first is not None:
+        await send({"type": "http.response.body", "body": first, "more_body": True})
+    async for data in events:
+        await send({"type": "http.response.body", "body": data, "more_body": True})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def _encoded(headers: Mapping[str, str]) -> list[tuple[bytes, bytes]]:
+    return [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]

@@ -1,0 +1,97 @@
+"""Asking a model that answers once: many rows, in as few requests as its batch allows, which are answered at once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc import service_pb2
+
+from builder.gateway.call import Call
+from builder.gateway.errors import ApiError
+from builder.gateway.models import Model
+from builder.gateway.tensors import Outputs, add_tensor
+from builder.runtime.fields import Field
+
+Row = Mapping[str, Sequence[Any]]  # input -> its values
+TOKENS = "prompt_tokens"  # the output that counts the tokens of a row, where a model has it
+
+
+async def ask_rows(call: Call, model: Model, rows: Sequence[Row], options: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Each row's outputs, as numpy arrays without the batch dimension; strings as str.
+
+    `options`: inputs that hold one value for all rows. Counts the tokens of the rows, where the model does.
+    Raises ApiError; where one request of several is refused, it says which rows that were.
+    """
+    requests = [(first, _request(call, model, part, options)) for first, part in _parts(rows, max(1, model.batch))]
+    calls = [_ask(call, request, first, len(requests)) for first, request in requests]
+    answers = await _all(calls)
+    found = [row for answer in answers for row in _rows(answer)]
+    call.facts.prompt_tokens += sum(int(row[TOKENS][0]) for row in found if TOKENS in row)
+    return found
+
+
+async def _all(calls: Sequence[Any]) -> list[Outputs]:
+    """All answers; the first failure ends the other calls."""
+    if len(calls) == 1:
+        return [await calls[0]]
+    tasks = [asyncio.ensure_future(one) for one in calls]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
+async def _ask(call: Call, request: Any, first: int, requests: int) -> Outputs:
+    try:
+        return await call.gateway.triton.infer(request, call.metadata)
+    except ApiError as error:
+        if requests > 1 and error.status == 400:
+            error.message = f"of the rows from {first}: {error.message}"
+        raise
+
+
+def _parts(rows: Sequence[Row], most: int) -> list[tuple[int, Sequence[Row]]]:
+    """Neighbours of one shape, at most `most` together, each with the number of its first row."""
+    parts: list[tuple[int, list[Row]]] = []
+    for number, row in enumerate(rows):
+        if parts and len(parts[-1][1]) < most and _shape(parts[-1][1][0]) == _shape(row):
+            parts[-1][1].append(row)
+        else:
+            parts.append((number, [row]))
+    return list(parts)
+
+
+def _shape(row: Row) -> list[tuple[str, int]]:
+    return sorted((name, len(values)) for name, values in row.items())
+
+
+def _request(call: Call, model: Model, rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
+    request = service_pb2.ModelInferRequest(model_name=model.name, id=call.facts.id)
+    for name in rows[0]:
+        values = [value for row in rows for value in row[name]]
+        add_tensor(request, model.inputs[name], values, (len(rows), len(rows[0][name])))
+    for name, given in options.items():
+        values = list(given) if isinstance(given, (list, tuple)) else [given]
+        add_tensor(request, model.inputs[name], values * len(rows), (len(rows), len(values)))
+    return request
+
+
+def _rows(outputs: Outputs) -> list[dict[str, Any]]:
+    arrays = {name: output.array() for name, output in outputs.items()}
+    count = len(next(iter(arrays.values())))
+    return [{name: array[row] for name, array in arrays.items()} for row in range(count)]
+
+
+def as_values(row: Mapping[str, Any], fields: Mapping[str, Field]) -> dict[str, Any]:
+    """A row of outputs as JSON values; a tensor of exactly one value is that value."""
+    return {
+        name: array.tolist()[0] if tuple(fields[name].dims) == (1,) else _plain(array) for name, array in row.items()
+    }
+
+
+def _plain(array: np.ndarray) -> Any:
+    return array.tolist()

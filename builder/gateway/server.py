@@ -1,0 +1,87 @@
+"""The process: uvicorn over the gateway, which finishes what runs when it is told to stop."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import ssl
+import time
+from pathlib import Path
+from types import FrameType
+
+import uvicorn
+import uvloop
+
+from builder.errors import ServeError
+from builder.gateway.app import make_app
+from builder.gateway.journal import Journal
+from builder.gateway.settings import Settings
+from builder.gateway.triton import Triton
+
+KEEP_ALIVE_S = 75  # longer than clients and load balancers keep an idle connection
+
+
+class Server(uvicorn.Server):
+    """Told to stop once, it takes nothing new and ends when all that ran has ended; told twice, it ends at once."""
+
+    def __init__(self, config: uvicorn.Config, journal: Journal, drain_s: float) -> None:
+        super().__init__(config)
+        self.journal, self.drain_s, self.drain_until = journal, drain_s, 0.0
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self.journal.draining:
+            super().handle_exit(sig, frame)
+        self.journal.draining = True
+        self.drain_until = time.monotonic() + self.drain_s
+
+    async def on_tick(self, counter: int) -> bool:
+        late = time.monotonic() > self.drain_until
+        if self.journal.draining and (late or not self.journal.active):
+            self.should_exit = True
+        return await super().on_tick(counter)
+
+
+def serve(settings: Settings, host: str, port: int, certificate: Path | None = None, key: Path | None = None) -> None:
+    """Answer at `host`:`port` until told to stop. Raises ServeError for a port or a certificate that cannot be used."""
+    listener = _listen(host, port)
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(settings, listener, certificate, key))
+
+
+async def _serve(settings: Settings, listener: socket.socket, certificate: Path | None, key: Path | None) -> None:
+    triton = Triton(settings.triton)
+    journal = make_app(settings, triton)
+    try:
+        config = uvicorn.Config(
+            journal,
+            http="httptools",
+            ws="none",
+            lifespan="off",
+            access_log=False,
+            log_level="warning",
+            server_header=False,
+            timeout_keep_alive=KEEP_ALIVE_S,
+            timeout_graceful_shutdown=2,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
+        )
+        config.load()
+        await Server(config, journal, settings.drain_s).serve(sockets=[listener])
+    except (OSError, ssl.SSLError) as error:
+        raise ServeError(f"{certificate} and {key} are not a certificate and its key: {error}") from error
+    finally:
+        await triton.close()
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+    except OSError as error:
+        listener.close()
+        raise ServeError(
+            f"port {port} on {host} cannot be used ({error.strerror}); choose another: --port N"
+        ) from error
+    return listener

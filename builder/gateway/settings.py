@@ -1,0 +1,21 @@
+"""What a gateway is told when it starts."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`triton`: HOST:PORT of its gRPC. Times are in seconds, sizes in bytes, limits those of one key in a minute."""
+
+    triton: str = "127.0.0.1:8001"
+    keys: tuple[tuple[str, str], ...] = ()  # (name, secret); anybody may ask where there is none
+    requests_per_minute: int | None = None
+    tokens_per_minute: int | None = None
+    max_body: int = 8 << 20
+    timeout_s: float = 600.0  # of one request, from its first byte to its last
+    body_timeout_s: float = 30.0
+    drain_s: float = 60.0  # what runs may take when the gateway is told to stop
+    cors: tuple[str, ...] = field(default=())  # origins whose pages may ask
+    forward_traces: bool = False  # hand `traceparent` on to Triton

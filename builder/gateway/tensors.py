@@ -1,0 +1,135 @@
+"""Between JSON values and the bytes of Triton's tensors, as raw_input_contents and raw_output_contents hold them.
+
+Source: https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/protocol/README.html
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from tritonclient.grpc import service_pb2
+
+from builder.gateway.errors import bad_field
+from builder.runtime.fields import Field
+
+LENGTH = struct.Struct("<I")
+WIRE: Mapping[str, str] = {  # of config.pbtxt -> of a request
+    "TYPE_STRING": "BYTES",
+    "TYPE_BOOL": "BOOL",
+    "TYPE_INT32": "INT32",
+    "TYPE_INT64": "INT64",
+    "TYPE_FP32": "FP32",
+}
+ARRAYS: Mapping[str, Any] = {
+    "BOOL": np.dtype(np.bool_),
+    "INT32": np.dtype("<i4"),
+    "INT64": np.dtype("<i8"),
+    "FP32": np.dtype("<f4"),
+}
+WHOLE = {"TYPE_INT32": 31, "TYPE_INT64": 63}  # bits, the sign apart
+
+
+def add_tensor(
+    request: service_pb2.ModelInferRequest, field: Field, values: Sequence[Any], shape: Sequence[int]
+) -> None:
+    """Put `values`, of JSON, into a request as the input `field`. Raises ApiError for a value of another type."""
+    tensor = request.inputs.add()
+    tensor.name, tensor.datatype = field.name, WIRE[field.data_type]
+    tensor.shape.extend(shape)
+    request.raw_input_contents.append(_PACK[field.data_type](field.name, values))
+
+
+@dataclass(frozen=True)
+class Output:
+    """One output tensor as it came; decoded where somebody wants it."""
+
+    datatype: str
+    shape: tuple[int, ...]
+    raw: bytes
+
+    def strings(self) -> list[str]:
+        """The strings of a BYTES tensor, flat: each has its length before it."""
+        found, raw, at = [], self.raw, 0
+        while at < len(raw):
+            (size,) = LENGTH.unpack_from(raw, at)
+            at += LENGTH.size + size
+            found.append(raw[at - size : at].decode("utf-8", "replace"))
+        return found
+
+    def array(self) -> np.ndarray:
+        """The tensor in numpy; strings as objects."""
+        if self.datatype == "BYTES":
+            return np.array(self.strings(), dtype=np.object_).reshape(self.shape)
+        return np.frombuffer(self.raw, ARRAYS[self.datatype]).reshape(self.shape)
+
+
+Outputs = Mapping[str, Output]
+
+
+def read_outputs(response: service_pb2.ModelInferResponse) -> dict[str, Output]:
+    """The outputs of a response by name."""
+    return {
+        output.name: Output(output.datatype, tuple(output.shape), raw)
+        for output, raw in zip(response.outputs, response.raw_output_contents, strict=True)
+    }
+
+
+def _strings(name: str, values: Sequence[Any]) -> bytes:
+    packed = []
+    for value in values:
+        if not isinstance(value, str):
+            raise bad_field(name, f"{name} is {_shown(value)}; expected text")
+        try:
+            data = value.encode("utf-8")
+        except UnicodeEncodeError as error:
+            raise bad_field(name, f"{name}: character {error.start} is half of one; send both") from error
+        packed += [LENGTH.pack(len(data)), data]
+    return b"".join(packed)
+
+
+def _whole(kind: str) -> Callable[[str, Sequence[Any]], bytes]:
+    largest = 2 ** WHOLE[kind]
+
+    def pack(name: str, values: Sequence[Any]) -> bytes:
+        for value in values:
+            if type(value) is not int or not -largest <= value < largest:
+                raise bad_field(name, f"{name} is {_shown(value)}; expected a whole number of {WHOLE[kind] + 1} bits")
+        return np.array(values, ARRAYS[WIRE[kind]]).tobytes()
+
+    return pack
+
+
+def _real(name: str, values: Sequence[Any]) -> bytes:
+    for value in values:
+        if type(value) not in (int, float) or not abs(value) < 3.4e38 or not math.isfinite(value):
+            raise bad_field(name, f"{name} is {_shown(value)}; expected a number")
+    return np.array(values, np.dtype("<f4")).tobytes()
+
+
+def _flags(name: str, values: Sequence[Any]) -> bytes:
+    for value in values:
+        if not isinstance(value, bool):
+            raise bad_field(name, f"{name} is {_shown(value)}; expected true or false")
+    return np.array(values, np.bool_).tobytes()
+
+
+def _shown(value: Any) -> str:
+    try:
+        text = repr(value)
+    except ValueError:  # a number of more digits than Python writes
+        return "a number of too many digits"
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+_PACK: Mapping[str, Callable[[str, Sequence[Any]], bytes]] = {
+    "TYPE_STRING": _strings,
+    "TYPE_INT32": _whole("TYPE_INT32"),
+    "TYPE_INT64": _whole("TYPE_INT64"),
+    "TYPE_FP32": _real,
+    "TYPE_BOOL": _flags,
+}

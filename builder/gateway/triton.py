@@ -1,0 +1,145 @@
+"""Triton over gRPC, asynchronously: one connection to each address behind its name, a call for each request.
+
+A request for a model that streams has a gRPC stream of its own, because Triton cancels whole streams. It is opened on
+a connection that is there already, which costs no round trip, and closed for writing as soon as its request is out:
+a stream left open would keep its request, and so its model, with the server.
+
+Streams report errors as text, without a code. Triton can be asked for codes (the header triton_grpc_error), but until
+release 26.04 it then reads freed memory, and ends (server, pull request 8708). So `stream_error` reads the texts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from builder.gateway.errors import ApiError
+from builder.gateway.tensors import Outputs, read_outputs
+
+OPTIONS = (
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.lb_policy_name", "round_robin"),  # several servers behind one name share the requests
+)
+QUEUE_FULL = ("wait already", "Exceeds maximum queue size")
+OUT_OF_TIME = ("time was over", "Request timeout expired")
+AWAY = ("is not ready", "shutting down", "Stub process", "no version is available")
+FAULTS = ("failed inside the model", "Failed to process the request", "Internal")
+Metadata = Sequence[tuple[str, str]]
+
+
+class Triton:
+    """A server, or several behind one address. Its calls raise ApiError."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.channel = grpc.aio.insecure_channel(url, options=OPTIONS)
+        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
+
+    async def close(self) -> None:
+        await self.channel.close()
+
+    async def ready(self) -> bool:
+        """Whether the server answers and says that it is ready."""
+        try:
+            answer = await self.stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=2)
+        except grpc.aio.AioRpcError:
+            return False
+        return bool(answer.ready)
+
+    async def index(self) -> list[tuple[str, str]]:
+        """(name, version) of each model that is ready."""
+        with self._translated():
+            answer = await self.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True), timeout=10)
+        return [(model.name, model.version) for model in answer.models]
+
+    async def config(self, name: str, version: str) -> Any:
+        """The ModelConfig of a model."""
+        with self._translated():
+            request = service_pb2.ModelConfigRequest(name=name, version=version)
+            answer = await self.stub.ModelConfig(request, timeout=10)
+        return answer.config
+
+    async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> Outputs:
+        """The answer of a model that has one. A caller that is cancelled cancels the call."""
+        with self._translated():
+            answer = await self.stub.ModelInfer(request, metadata=metadata)
+        return read_outputs(answer)
+
+    async def stream(
+        self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()
+    ) -> AsyncGenerator[Outputs, None]:
+        """The answers of a model as they come. An iterator that is closed early cancels the request."""
+        call = self.stub.ModelStreamInfer(metadata=metadata)
+        ended = False
+        try:
+            with self._translated():
+                await call.write(request)
+                await call.done_writing()
+                while True:
+                    message = await call.read()
+                    if message is grpc.aio.EOF:
+                        ended = True
+                        await _refuse_status(call)
+                        return
+                    if message.error_message:
+                        raise stream_error(message.error_message)
+                    if message.infer_response.outputs:
+                        yield read_outputs(message.infer_response)
+        finally:
+            if not ended:
+                call.cancel()
+
+    @contextlib.contextmanager
+    def _translated(self) -> Any:
+        try:
+            yield
+        except grpc.aio.AioRpcError as error:
+            raise self._error(error) from error
+
+    def _error(self, error: grpc.aio.AioRpcError) -> ApiError:
+        """What a client is told of a gRPC status."""
+        message, code = error.details() or error.code().name, error.code()
+        status = STATUS.get(code)
+        if status is not None:
+            return ApiError(status, message, param="model" if status == 404 else None)
+        if code is grpc.StatusCode.UNAVAILABLE:
+            away = ApiError(503, f"Triton at {self.url} does not answer: {message}", code="unavailable", retry_after=2)
+            return _known(message) or away
+        return _known(message) or ApiError(500, message)
+
+
+STATUS = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.UNIMPLEMENTED: 501,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+}
+
+
+def stream_error(message: str) -> ApiError:
+    """What a client is told of an error in a stream: it is the request's, unless the text is one of the server's."""
+    if "Request for unknown model" in message:
+        return ApiError(404, message, param="model", code="model_not_found")
+    return _known(message) or ApiError(500 if any(words in message for words in FAULTS) else 400, message)
+
+
+def _known(message: str) -> ApiError | None:
+    if any(words in message for words in QUEUE_FULL):
+        return ApiError(429, message, code="queue_full", retry_after=1)
+    if any(words in message for words in OUT_OF_TIME):
+        return ApiError(504, message, code="timeout")
+    if any(words in message for words in AWAY):
+        return ApiError(503, message, code="unavailable", retry_after=2)
+    return None
+
+
+async def _refuse_status(call: Any) -> None:
+    """Raise what a stream ended with, unless that was its regular end."""
+    code = await call.code()
+    if code is not grpc.StatusCode.OK:
+        raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=await call.details())
