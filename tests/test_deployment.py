@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,11 @@ def test_it_is_valid_against_the_compose_specification() -> None:
 def test_every_nvidia_image_follows_one_release_which_is_known() -> None:
     images = [service["image"] for service in SERVICES.values() if "nvcr.io" in service.get("image", "")]
     assert len(images) == 3
-    images += [service["build"]["args"]["TRITON_RELEASE"] for service in SERVICES.values() if "build" in service]
+    images += [
+        service["build"]["args"]["TRITON_RELEASE"]
+        for service in SERVICES.values()
+        if "args" in service.get("build", {})
+    ]
     assert len(images) == 5
     tags = {re.search(r"\$\{TRITON_RELEASE:-([\d.]+)\}", image)[1] for image in images}  # type: ignore[index]
     tags |= set(re.findall(r"^ARG TRITON_RELEASE=(.*)$", DOCKERFILE, re.MULTILINE))
@@ -77,7 +82,9 @@ def test_the_repository_is_written_by_compile_alone() -> None:
 
 def test_prometheus_asks_the_server_and_grafana_asks_prometheus() -> None:
     folder = ROOT / "templates" / "monitoring"
-    (job,) = yaml.safe_load((folder / "prometheus.yml").read_text())["scrape_configs"]
+    job, gateway = yaml.safe_load((folder / "prometheus.yml").read_text())["scrape_configs"]
+    assert gateway["static_configs"] == [{"targets": ["gateway:9000"]}]
+    assert SERVICES["gateway"]["ports"] == ["127.0.0.1:9000:9000"]
     (target,) = job["static_configs"][0]["targets"]
     host, port = target.split(":")
     assert host in SERVICES["triton"]["networks"]["default"]["aliases"]
@@ -106,6 +113,20 @@ def test_an_image_is_built_once_with_the_emitted_requirements() -> None:
         assert any(argument.startswith("--cache-config=local,") for argument in service["command"])
         assert service["read_only"]
     assert "mkdir -p /engines" in DOCKERFILE
+
+
+def test_the_image_of_the_gateway_has_what_the_gateway_imports() -> None:
+    """The extra, and what of the project's own dependencies it needs; versions as in pyproject.toml."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {line.replace("; platform_system == 'Linux'", "") for line in project["dependencies"]}
+    named |= set(project["optional-dependencies"]["gateway"])
+    lines = (ROOT / "builder" / "gateway" / "requirements.txt").read_text().splitlines()[1:]
+    assert set(lines) <= named
+    assert set(project["optional-dependencies"]["gateway"]) <= set(lines)
+    dockerfile = (ROOT / SERVICES["gateway"]["build"]["dockerfile"]).read_text()
+    for source in re.findall(r"^COPY (.*) \S+$", dockerfile, re.MULTILINE):
+        assert all((ROOT / name).exists() for name in source.split())
+    assert 'ENTRYPOINT ["build-repo", "gateway"]' in dockerfile
 
 
 def test_the_page_names_what_an_image_is_built_with() -> None:

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP
 from builder.errors import ServeError
+from builder.serve.gateway import gateway
 from builder.serve.triton import Ports, running
 
 
@@ -25,6 +26,12 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     for kind, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         arguments.add_argument(f"--{kind}-port", type=int, default=port, metavar="PORT", help=f"default {port}")
+    arguments.add_argument(
+        "--openai-port",
+        type=int,
+        metavar="PORT",
+        help="start a gateway there too, with the APIs of OpenAI, Cohere and TEI: build-repo help gateway",
+    )
     arguments.add_argument("-v", "--verbose", action="store_true", help="show Triton's log")
     return arguments
 
@@ -32,7 +39,9 @@ def parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> int:
     ports = Ports(options.http_port, options.grpc_port, options.metrics_port)
     echo = (lambda line: print(line, file=sys.stderr, flush=True)) if options.verbose else None
-    with running(options.repository, options.host, ports, echo=echo) as server:
+    with running(options.repository, options.host, ports, echo=echo) as server, contextlib.ExitStack() as stack:
+        if options.openai_port is not None:
+            stack.enter_context(gateway(server.url, options.host, options.openai_port))
         table = Table(title=f"Triton on {options.repository}", title_justify="left")
         for column in ("model", "version", "state"):
             table.add_column(column)
@@ -42,6 +51,8 @@ def run(options: argparse.Namespace) -> int:
         console.print(table)
         for kind, port in (("gRPC", ports.grpc), ("HTTP", ports.http), ("metrics", ports.metrics)):
             console.print(f"{kind:>8}  {options.host}:{port}", highlight=False)
+        if options.openai_port is not None:
+            console.print(f"{'OpenAI':>8}  http://{options.host}:{options.openai_port}/v1", highlight=False)
         console.print("ready; stop with Ctrl-C", highlight=False)
         with contextlib.suppress(KeyboardInterrupt):
             while server.process.poll() is None:

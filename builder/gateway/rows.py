@@ -12,7 +12,7 @@ from tritonclient.grpc import service_pb2
 from builder.gateway.call import Call
 from builder.gateway.errors import ApiError
 from builder.gateway.models import Model
-from builder.gateway.tensors import Outputs, add_tensor
+from builder.gateway.tensors import Outputs, add_tensor, refuse_count
 from builder.runtime.fields import Field
 
 Row = Mapping[str, Sequence[Any]]  # input -> its values
@@ -72,10 +72,12 @@ def _shape(row: Row) -> list[tuple[str, int]]:
 def _request(call: Call, model: Model, rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
     request = service_pb2.ModelInferRequest(model_name=model.name, id=call.facts.id)
     for name in rows[0]:
+        refuse_count(model.inputs[name], rows[0][name])
         values = [value for row in rows for value in row[name]]
         add_tensor(request, model.inputs[name], values, (len(rows), len(rows[0][name])))
     for name, given in options.items():
         values = list(given) if isinstance(given, (list, tuple)) else [given]
+        refuse_count(model.inputs[name], values)
         add_tensor(request, model.inputs[name], values * len(rows), (len(rows), len(values)))
     return request
 

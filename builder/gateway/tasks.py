@@ -83,9 +83,6 @@ def _row(model: Model, number: int, given: str | dict[str, Any]) -> dict[str, An
     if missing:
         raise bad_field("inputs", f"inputs[{number}] has no {missing[0]}, which {model.name} needs")
     _refuse_unknown(model, given)
-    for name, value in given.items():
-        if isinstance(value, list) and (not value or model.inputs[name].dims == (1,)):
-            raise bad_field("inputs", f"{name} of inputs[{number}] is a list of {len(value)}; expected one value")
     return given
 
 

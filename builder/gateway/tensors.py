@@ -34,6 +34,14 @@ ARRAYS: Mapping[str, Any] = {
 WHOLE = {"TYPE_INT32": 31, "TYPE_INT64": 63}  # bits, the sign apart
 
 
+def refuse_count(field: Field, values: Sequence[Any]) -> None:
+    """Raise ApiError where the model does not take as many values of `field`: Triton need not see them."""
+    wanted = None if -1 in field.dims else math.prod(field.dims)
+    if not values or len(values) != (wanted or len(values)):
+        expected = "at least one" if wanted is None else "one" if wanted == 1 else str(wanted)
+        raise bad_field(field.name, f"{field.name} has {len(values)} values; expected {expected}")
+
+
 def add_tensor(
     request: service_pb2.ModelInferRequest, field: Field, values: Sequence[Any], shape: Sequence[int]
 ) -> None:

@@ -18,7 +18,7 @@ from tokenizers import Encoding
 from .contract import load_encoder
 from .cutting import cut, fitting
 from .fields import InputError, Tensors, refuse_large
-from .task import TRUNCATED, Job, Row, Task
+from .task import PROMPT_TOKENS, TRUNCATED, Job, Row, Task
 from .text import TextEncoder
 
 Infer = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
@@ -172,11 +172,12 @@ class Pipeline:
     def _answer(self, work: Work) -> dict[str, np.ndarray]:
         tensors = self.task.answer(work.job, work.rows, work.outputs)
         batch = len(next(iter(tensors.values())))
-        truncated = np.zeros((batch, 1), dtype=bool)
+        truncated, tokens = np.zeros((batch, 1), dtype=bool), np.zeros((batch, 1), dtype=np.int32)
         rows_per_answer = max(1, len(work.job.texts) // batch)
         for row in work.rows:
             truncated[row.source // rows_per_answer, 0] |= row.truncated
-        return {**tensors, TRUNCATED.name: truncated}
+            tokens[row.source // rows_per_answer, 0] += len(row.encoding)
+        return {**tensors, TRUNCATED.name: truncated, PROMPT_TOKENS.name: tokens}
 
 
 def _fill(array: np.ndarray, shape: "tuple[int, int]", value: int) -> np.ndarray:

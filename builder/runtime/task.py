@@ -91,3 +91,4 @@ class Task:
 
 TRUNCATE = Field("truncate", "TYPE_BOOL", optional=True)
 TRUNCATED = Field("truncated", "TYPE_BOOL")
+PROMPT_TOKENS = Field("prompt_tokens", "TYPE_INT32")  # that the engine read for a row, padding apart

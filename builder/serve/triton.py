@@ -115,7 +115,7 @@ def running(
             text=True,
             errors="replace",
             start_new_session=True,
-            preexec_fn=_die_with_parent,
+            preexec_fn=die_with_parent,
         )
         server = Server(host, ports, process, [])
         reader = threading.Thread(target=_read, args=(server, echo), daemon=True)
@@ -279,7 +279,7 @@ def _copy(source: Path, target: Path) -> None:
     shutil.copy(source, target)  # Triton refuses a library that is a link out of its folder
 
 
-def _die_with_parent() -> None:
+def die_with_parent() -> None:
     """In the child: be terminated when the parent dies, however it dies, so that no server is left behind."""
     ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
 

@@ -20,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from builder.errors import CheckpointError
 from builder.runtime.fields import Field
 from builder.runtime.generation.options import COMMON, LANGUAGES, OUTPUTS, SOURCE
-from builder.runtime.task import TRUNCATE, TRUNCATED
+from builder.runtime.task import PROMPT_TOKENS, TRUNCATE, TRUNCATED
 from builder.runtime.task import Task as RuntimeTask
 from builder.samples import TEXTS
 
@@ -131,7 +131,7 @@ class EncoderTask(Task):
 
     def fields(self, parameters: Mapping[str, Any]) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
         runtime = self.runtime
-        return (*runtime.inputs(parameters), TRUNCATE), (*runtime.outputs(parameters), TRUNCATED)
+        return (*runtime.inputs(parameters), TRUNCATE), (*runtime.outputs(parameters), TRUNCATED, PROMPT_TOKENS)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ NAME_model/  the engine
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -180,7 +181,7 @@ def lay_out_generating(
         serving=spec.serving,
         dynamic_batching=False,
         decoupled=True,
-        parameters={"task": serving.task, **dict(sorted(spec.serving.metadata.items()))},
+        parameters={**_generating_parameters(serving), **dict(sorted(spec.serving.metadata.items()))},
     )
     files = _runtime_files("generating")
     files[f"1/{FILE}"] = dump(serving).encode()
@@ -222,11 +223,27 @@ def _runtime_files(kind: str) -> dict[str, bytes | Path]:
 
 
 def _front_parameters(spec: BuildSpec, serving: EncoderServing) -> dict[str, str]:
-    """What a client can learn of the model from its configuration: its task, its mask, the user's own words."""
-    parameters = {"task": serving.task.replace("_", "-")}
+    """What its configuration tells of a model: its task, limit, labels and mask, and the user's own."""
+    parameters = {"task": serving.task.replace("_", "-"), "max_input_length": str(serving.max_length)}
+    if "labels" in serving.parameters:
+        parameters["labels"] = json.dumps(list(serving.parameters["labels"]), ensure_ascii=False)
     if "mask" in serving.parameters:
         parameters["mask_token"] = serving.parameters["mask"]
     return {**parameters, **dict(sorted(spec.serving.metadata.items()))}
+
+
+def _generating_parameters(serving: GenerationServing) -> dict[str, str]:
+    """The same of a model that generates: its task and limits in tokens, whether it chats, its languages."""
+    source, longest = serving.source, serving.arena.length
+    limits = {"max_total_tokens": longest} if source is None else {"max_output_length": longest - 1}
+    limits["max_input_length"] = longest - 1 if source is None else source.max_length
+    parameters = {"task": serving.task, **{name: str(value) for name, value in sorted(limits.items())}}
+    if serving.chat is not None:
+        parameters["chat"] = "true"
+    if source is not None and (source.languages or source.pairs):
+        spoken = source.languages or {code for pair in source.pairs for code in pair.split(" to ")}
+        parameters["languages"] = json.dumps(sorted(spoken))
+    return parameters
 
 
 def task_files(module: str) -> tuple[str, ...]:

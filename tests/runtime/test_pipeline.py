@@ -57,6 +57,13 @@ def _sum(pipeline: Pipeline, text: str) -> float:
     return float(sum(pipeline.text([text])[0].ids))
 
 
+def test_an_answer_counts_the_tokens_that_were_read_for_it(front: Callable[..., Pipeline]) -> None:
+    pipeline = front(SumEngine())
+    texts = ("a", "the museum opens late")
+    (answer,) = pipeline([_request(*texts)])
+    assert answer["prompt_tokens"].tolist() == [[len(encoding)] for encoding in pipeline.text(list(texts))]  # type: ignore[index]
+
+
 def test_answers_keep_the_order_of_the_requests(front: Callable[..., Pipeline]) -> None:
     engine = SumEngine()
     pipeline = front(engine)

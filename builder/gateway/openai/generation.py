@@ -22,7 +22,7 @@ from builder.gateway.errors import ApiError, bad_field
 from builder.gateway.models import Model
 from builder.gateway.openai.guide import GUIDING, guide_inputs
 from builder.gateway.responses import dumps
-from builder.gateway.tensors import Outputs, add_tensor
+from builder.gateway.tensors import Outputs, add_tensor, refuse_count
 
 MEANING: Mapping[str, str] = {  # OpenAI's field -> the model's input
     "max_tokens": "max_tokens",
@@ -112,7 +112,7 @@ class Usage:
 def option_inputs(model: Model, body: Body) -> dict[str, Any]:
     """The inputs that a request's options become. Raises ApiError for a field that the model cannot heed."""
     inputs: dict[str, Any] = guide_inputs(model, body)
-    given = {name: value for name, value in body if value is not None}
+    given = {name: value for name, value in body if value is not None and value != []}
     for name, value in given.items():
         if name in ROUTED or name in ABOUT_THE_CLIENT or (name in HARMLESS and value == HARMLESS[name]):
             continue
@@ -203,6 +203,7 @@ def _request(call: Call, model: Model, inputs: Mapping[str, Any]) -> Any:
     for name, given in inputs.items():
         values = given if isinstance(given, list) else [given]
         try:
+            refuse_count(model.inputs[name], values)
             add_tensor(request, model.inputs[name], values, (len(values),))
         except ApiError as error:
             raise bad_field(_openai_name(model, name) or name, error.message) from error

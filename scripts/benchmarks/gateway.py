@@ -1,0 +1,337 @@
+"""What the gateway costs, and what it bears: `scripts/bench gateway`.
+
+1. Tokens a second of 1, 8 and 32 streams: gRPC directly, and through the gateway, by turns in one run.
+2. One client: the time to the first token, and of an embedding, asked directly and through the gateway by turns.
+3. 1,000 idle connections and 200 streams at once: memory of the gateway, and answers that were lost or cut.
+4. Malformed requests: statuses of 500 and above, and slots that stay taken.
+
+GPT-2 124M shape with random weights, int8, 32 slots; all-MiniLM-L6-v2. Clients are asyncio, in this process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from builder.engines.cpu import cpu
+from builder.gateway.tensors import add_tensor
+from builder.machine import available_cores
+from builder.pipeline import build
+from builder.runtime.fields import Field
+from builder.serve.gateway import gateway
+from builder.serve.triton import Server, free_ports, running
+from builder.spec import make_spec
+from scripts.benchmarks.generation import make_checkpoint
+from tests.models import minilm
+
+STREAMS = (1, 8, 32)
+TOKENS = 64
+TEXT = "How do I renew my passport when I have moved to another country?"
+PROMPT = "The museum in Oslo opens late on Fridays"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench gateway")
+    parser.add_argument("--repository", type=Path, help="keep the models here; built there where they are not")
+    parser.add_argument("--seconds", type=float, default=5, help="of each side and number of streams (default 5)")
+    parser.add_argument("--malformed", type=int, default=10_000, metavar="N", help="requests (default 10000)")
+    parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
+    options = parser.parse_args()
+    console = Console(width=110)
+    with tempfile.TemporaryDirectory() as place:
+        folder = options.repository or Path(place) / "repository"
+        make_models(folder)
+        port = free_ports().http
+        with running(folder) as server, gateway(server.url, "127.0.0.1", port) as process:
+            figures = asyncio.run(measure(server, port, process.pid, options))
+    figures |= {"cores": available_cores(), "cpu": cpu()["model"]}
+    show(console, figures)
+    if options.output:
+        options.output.write_text(json.dumps(figures, indent=1) + "\n")
+
+
+def make_models(folder: Path) -> None:
+    if not (folder / "writes").exists():
+        with tempfile.TemporaryDirectory() as place:
+            checkpoint = make_checkpoint("gpt2", Path(place) / "gpt2")
+            limits: dict[str, Any] = {"quality": 0.0, "perplexity": 1e9}  # random weights have none to lose
+            shape: dict[str, Any] = {"precision": "int8", "max_length": 256, "slots": 32}
+            build(make_spec(model=str(checkpoint), name="writes", output=folder, **shape, **limits))
+    if not (folder / "minilm").exists():
+        build(make_spec(model=str(minilm()), name="minilm", output=folder, precision="int8"))
+
+
+async def measure(server: Server, port: int, pid: int, options: argparse.Namespace) -> dict[str, Any]:
+    figures: dict[str, Any] = {}
+    direct, through = Direct(server.url), Through(port)
+    await direct.generate(8)
+    await through.generate(8)
+    figures["throughput"] = [await throughput(direct, through, streams, options.seconds) for streams in STREAMS]
+    figures["first_token_ms"] = await by_turns(direct.first_token, through.first_token, 60)
+    figures["embedding_ms"] = await by_turns(direct.embed, through.embed, 300)
+    figures["crowd"] = await crowd(through, pid)
+    figures["malformed"] = await malformed(through, options.malformed)
+    await direct.close()
+    return figures
+
+
+class Direct:
+    """Triton's gRPC, as the gateway itself speaks it."""
+
+    def __init__(self, url: str) -> None:
+        self.channel = grpc.aio.insecure_channel(url)
+        self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
+
+    async def close(self) -> None:
+        await self.channel.close()
+
+    async def generate(self, tokens: int, begun: Callable[[], None] = lambda: None) -> int:
+        """Stream an answer; its tokens."""
+        request = service_pb2.ModelInferRequest(model_name="writes")
+        for name, kind, value in (
+            ("text_input", "TYPE_STRING", PROMPT),
+            ("max_tokens", "TYPE_INT32", tokens),
+            ("ignore_eos", "TYPE_BOOL", True),
+            ("stream", "TYPE_BOOL", True),
+        ):
+            add_tensor(request, Field(name, kind), [value], (1,))
+        call = self.stub.ModelStreamInfer()
+        await call.write(request)
+        await call.done_writing()
+        count = 0
+        while (message := await call.read()) is not grpc.aio.EOF:
+            begun()
+            for output, raw in zip(
+                message.infer_response.outputs, message.infer_response.raw_output_contents, strict=True
+            ):
+                if output.name == "completion_tokens":
+                    count = int(np.frombuffer(raw, np.int32)[0])
+        return count
+
+    async def first_token(self) -> float:
+        return await _first(self.generate)
+
+    async def embed(self) -> float:
+        request = service_pb2.ModelInferRequest(model_name="minilm")
+        add_tensor(request, Field("text_input", "TYPE_STRING"), [TEXT], (1, 1))
+        start = time.perf_counter()
+        answer = await self.stub.ModelInfer(request)
+        np.frombuffer(answer.raw_output_contents[0], np.float32)
+        return (time.perf_counter() - start) * 1000
+
+
+class Through:
+    """The gateway, over connections that are kept, as clients keep them."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+        self.idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    async def connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        return self.idle.pop() if self.idle else await asyncio.open_connection("127.0.0.1", self.port)
+
+    async def post(self, path: str, body: bytes, begun: Callable[[], None] = lambda: None) -> tuple[int, bytes]:
+        """The status and the body of an answer, chunked or not."""
+        reader, writer = connection = await self.connect()
+        head = (
+            f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
+        )
+        writer.write(head.encode() + body)
+        headers = (await reader.readuntil(b"\r\n\r\n")).lower()
+        if b"transfer-encoding: chunked" in headers:
+            parts = []
+            while size := int(await reader.readline(), 16):
+                begun()
+                parts.append((await reader.readexactly(size + 2))[:-2])
+            await reader.readline()
+            content = b"".join(parts)
+        else:
+            content = await reader.readexactly(int(headers.split(b"content-length: ")[1].split(b"\r")[0]))
+        self.idle.append(connection)
+        return int(headers[9:12]), content
+
+    async def generate(self, tokens: int, begun: Callable[[], None] = lambda: None) -> int:
+        """Stream an answer; its tokens."""
+        usage = {"include_usage": True}
+        body = {"model": "writes", "prompt": PROMPT, "max_tokens": tokens, "ignore_eos": True, "stream": True}
+        status, content = await self.post(
+            "/v1/completions", json.dumps({**body, "stream_options": usage}).encode(), begun
+        )
+        *_, last, done, _ = content.split(b"\n\n")
+        assert (status, done) == (200, b"data: [DONE]"), content[-300:]
+        return int(json.loads(last[6:])["usage"]["completion_tokens"])
+
+    async def first_token(self) -> float:
+        return await _first(self.generate)
+
+    async def embed(self) -> float:
+        body = json.dumps({"model": "minilm", "input": TEXT, "encoding_format": "base64"}).encode()
+        start = time.perf_counter()
+        status, content = await self.post("/v1/embeddings", body)
+        json.loads(content)
+        assert status == 200
+        return (time.perf_counter() - start) * 1000
+
+
+async def _first(generate: Callable[[int, Callable[[], None]], Awaitable[int]]) -> float:
+    """Milliseconds to the first token of a short answer."""
+    times: list[float] = []
+    start = time.perf_counter()
+    await generate(2, lambda: times.append(time.perf_counter()))
+    return (times[0] - start) * 1000
+
+
+async def throughput(direct: Direct, through: Through, streams: int, seconds: float) -> dict[str, Any]:
+    """Tokens a second of both, by turns, twice each."""
+    rates: dict[str, list[float]] = {"direct": [], "gateway": []}
+    for _ in range(2):
+        for name, side in (("direct", direct), ("gateway", through)):
+            rates[name].append(await _rate(side, streams, seconds))
+    best = {name: float(np.mean(values)) for name, values in rates.items()}
+    return {"streams": streams, **best, "rounds": rates, "share": best["gateway"] / best["direct"]}
+
+
+async def _rate(side: Direct | Through, streams: int, seconds: float) -> float:
+    start = time.perf_counter()
+
+    async def client() -> int:
+        count = 0
+        while time.perf_counter() - start < seconds:
+            count += await side.generate(TOKENS)
+        return count
+
+    counts = await asyncio.gather(*(client() for _ in range(streams)))
+    return sum(counts) / (time.perf_counter() - start)
+
+
+async def by_turns(
+    direct: Callable[[], Awaitable[float]], through: Callable[[], Awaitable[float]], count: int
+) -> dict[str, float]:
+    """Medians of both, and of what the second takes more."""
+    for side in (direct, through):
+        for _ in range(5):
+            await side()
+    pairs = np.array([(await direct(), await through()) for _ in range(count)])
+    medians = np.median(pairs, axis=0)
+    return {"direct": float(medians[0]), "gateway": float(medians[1]), "added": float(medians[1] - medians[0])}
+
+
+async def crowd(through: Through, pid: int) -> dict[str, Any]:
+    """1,000 connections that say nothing and 200 that stream."""
+    before = _memory_mb(pid)
+    idle = [await asyncio.open_connection("127.0.0.1", through.port) for _ in range(1000)]
+    connected = _memory_mb(pid)
+    counts = await asyncio.gather(*(through.generate(16) for _ in range(200)))
+    after = _memory_mb(pid)
+    for _, writer in idle:
+        writer.close()
+    whole = sum(count == 16 for count in counts)
+    return {"before_mb": before, "idle_mb": connected, "after_mb": after, "streams": 200, "whole_answers": whole}
+
+
+async def malformed(through: Through, count: int) -> dict[str, Any]:
+    """Requests with fields that are missing, of another type or out of range; seed 0."""
+    draw = random.Random(0)
+    statuses: Counter[int] = Counter()
+
+    async def client() -> None:
+        for _ in range(count // 8):
+            path, body = _nonsense(draw)
+            statuses[(await through.post(path, body))[0]] += 1
+
+    await asyncio.gather(*(client() for _ in range(8)))
+    begun = time.perf_counter()
+    counts = await asyncio.gather(*(through.generate(4) for _ in range(32)))  # every slot is free
+    return {
+        "statuses": {str(status): number for status, number in sorted(statuses.items())},
+        "faults": sum(number for status, number in statuses.items() if status >= 500),
+        "slots_free": sum(number == 4 for number in counts),
+        "seconds_for_all_slots": time.perf_counter() - begun,
+    }
+
+
+def _nonsense(draw: random.Random) -> tuple[str, bytes]:
+    bodies: dict[str, dict[str, Any]] = {
+        "/v1/completions": {"model": "writes", "prompt": "a", "max_tokens": 1},
+        "/v1/chat/completions": {"model": "writes", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
+        "/v1/embeddings": {"model": "minilm", "input": ["a", "b"]},
+        "/v1/rerank": {"query": "a", "documents": ["b"]},
+        "/embed": {"inputs": "a"},
+        "/v1/tasks/sentence-similarity": {"inputs": "a"},
+    }
+    values = [
+        None,
+        True,
+        -1,
+        0,
+        2**31,
+        2**64,
+        0.5,
+        -1e30,
+        "",
+        " ",
+        "a",
+        "\ud800",
+        [],
+        [""],
+        [[]],
+        ["a", 1],
+        {},
+        {"a": []},
+    ]
+    names = [
+        "n",
+        "stop",
+        "seed",
+        "stream",
+        "logprobs",
+        "temperature",
+        "logit_bias",
+        "echo",
+        "top_p",
+        "dimensions",
+        "user",
+    ]
+    names += ["tools", "response_format", "encoding_format", "stream_options", "stop_token_ids", "num_beams", "x"]
+    path = draw.choice(sorted(bodies))
+    body = dict(bodies[path])
+    for name in draw.sample([*body, *names], draw.randint(1, 3)):
+        body[name] = draw.choice(values)
+    for name in draw.sample(sorted(body), draw.randint(0, 1)):
+        del body[name]
+    text = json.dumps(body).encode()
+    return path, text[: draw.randrange(len(text))] if draw.random() < 0.05 else text
+
+
+def _memory_mb(pid: int) -> float:
+    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS")]
+    return int(line.split()[1]) / 1024
+
+
+def show(console: Console, figures: dict[str, Any]) -> None:
+    table = Table(title="tokens a second", title_justify="left")
+    for column in ("streams", "gRPC", "gateway", "share"):
+        table.add_column(column, justify="right")
+    for row in figures["throughput"]:
+        table.add_row(str(row["streams"]), f"{row['direct']:.0f}", f"{row['gateway']:.0f}", f"{row['share']:.0%}")
+    console.print(table)
+    for name in ("first_token_ms", "embedding_ms", "crowd", "malformed"):
+        console.print(name, figures[name])
+
+
+if __name__ == "__main__":
+    main()

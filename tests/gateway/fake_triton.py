@@ -1,0 +1,170 @@
+"""A stand-in for gateway.triton.Triton, as strict about its requests as the models that it stands for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import numpy as np
+from google.protobuf import text_format
+from tritonclient.grpc import model_config_pb2, service_pb2
+
+from builder.gateway.errors import ApiError
+from builder.gateway.tensors import LENGTH, Output
+from builder.runtime.fields import Field
+from builder.runtime.generation.options import CHAT, COMMON, OUTPUTS
+from builder.runtime.task import PROMPT_TOKENS, TRUNCATE, TRUNCATED
+
+LONGEST = 64
+SIZE = 4
+TEXT = Field("text_input", "TYPE_STRING")
+ENCODED = (TRUNCATED, PROMPT_TOKENS)
+MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] = {
+    "writes": ("text-generation", (*COMMON, *CHAT), OUTPUTS, {"chat": "true", "max_total_tokens": "64"}),
+    "guided": ("text-generation", (*COMMON, *CHAT, Field("guide", "TYPE_STRING", optional=True)), OUTPUTS, {}),
+    "embeds": (
+        "sentence-similarity",
+        (TEXT, TRUNCATE),
+        (Field("embedding", "TYPE_FP32", (SIZE,)), *ENCODED),
+        {"max_input_length": "64"},
+    ),
+    "ranks": (
+        "text-ranking",
+        (Field("query", "TYPE_STRING"), Field("documents", "TYPE_STRING", (-1,)), TRUNCATE),
+        (Field("score", "TYPE_FP32", (-1,)), *ENCODED),
+        {},
+    ),
+    "topics": (
+        "text-classification",
+        (
+            TEXT,
+            Field("text_pair", "TYPE_STRING", optional=True),
+            Field("top_k", "TYPE_INT32", optional=True),
+            TRUNCATE,
+        ),
+        (Field("label", "TYPE_STRING", (-1,)), Field("score", "TYPE_FP32", (-1,)), *ENCODED),
+        {"labels": '["a", "b"]'},
+    ),
+}
+
+
+class FakeTriton:
+    """Answers by rules: a text generates numbers, its vector is its length, a document's score its share of "x"."""
+
+    def __init__(self, slots: int = 4, step_s: float = 0.0) -> None:
+        self.slots, self.step_s = slots, step_s
+        self.running = 0
+        self.asked: list[dict[str, Any]] = []
+        self.metadata: list[Any] = []
+        self.index_s = 0.0
+        self.up = True
+
+    async def ready(self) -> bool:
+        return self.up
+
+    async def index(self) -> list[tuple[str, str]]:
+        await asyncio.sleep(self.index_s)
+        return [*((name, "1") for name in MODELS), ("embeds_model", "1")]
+
+    async def config(self, name: str, version: str) -> Any:
+        config = model_config_pb2.ModelConfig(name=name, max_batch_size=0)
+        if name not in MODELS:
+            return config
+        task, inputs, outputs, parameters = MODELS[name]
+        config.model_transaction_policy.decoupled = task == "text-generation"
+        config.max_batch_size = 0 if task == "text-generation" else 8
+        for fields, into in ((inputs, config.input), (outputs, config.output)):
+            for field in fields:
+                made = f'name: "{field.name}" data_type: {field.data_type} dims: {list(field.dims)}'
+                text_format.Parse(made, into.add())
+        for entry, field in zip(config.input, inputs, strict=True):
+            entry.optional = field.optional
+        for key, value in {"task": task, **parameters}.items():
+            config.parameters[key].string_value = value
+        return config
+
+    async def infer(self, request: service_pb2.ModelInferRequest, metadata: Any = ()) -> dict[str, Output]:
+        values = self._read(request, metadata)
+        if "documents" in values:
+            rows = values["documents"]
+            scores = [[text.count("x") / max(1, len(text)) for text in row] for row in rows]
+            return _outputs(score=np.array(scores, np.float32), prompt_tokens=_lengths(rows))
+        texts = [row[0] for row in values["text_input"]]
+        if any(not text.strip() for text in texts):
+            raise ApiError(400, "text_input, row 0, is empty; send at least one character that is not a space")
+        counted = {"prompt_tokens": np.array([[len(text)] for text in texts], np.int32)}
+        if request.model_name == "topics":
+            labels = np.array([["a", "b"]] * len(texts), np.object_)
+            return _outputs(label=labels, score=np.array([[0.75, 0.25]] * len(texts), np.float32), **counted)
+        return _outputs(embedding=np.array([[len(text), 3, 0, 1] for text in texts], np.float32), **counted)
+
+    async def stream(
+        self, request: service_pb2.ModelInferRequest, metadata: Any = ()
+    ) -> AsyncGenerator[dict[str, Output], None]:
+        values = self._read(request, metadata)
+        length, n = int(values.get("max_tokens", [8])[0]), int(values.get("n", [1])[0])
+        prompt = str(values.get("text_input", values.get("messages", [""]))[0])
+        if not prompt or not 1 <= length <= LONGEST:
+            raise ApiError(400, f"max_tokens is {length}; after a prompt of 1 tokens it can be 1 to {LONGEST}")
+        if self.running >= self.slots:
+            raise ApiError(429, "4 sequences wait already and the limit is 4", code="queue_full", retry_after=1)
+        whole = not values.get("stream", [False])[0]
+        self.running += 1
+        try:
+            for step in range(length):
+                await asyncio.sleep(self.step_s)
+                last = step == length - 1
+                for index in range(0 if whole else n):
+                    yield _piece([f"{step} "], [index], n, length if last else 0, len(prompt), "logprobs" in values)
+            if whole:
+                text = "".join(f"{step} " for step in range(length))
+                yield _piece([text] * n, list(range(n)), n, length, len(prompt), "logprobs" in values)
+        finally:
+            self.running -= 1
+
+    def _read(self, request: service_pb2.ModelInferRequest, metadata: Any) -> dict[str, Any]:
+        """The inputs of a request, refused where Triton would refuse them."""
+        fields = {field.name: field for field in MODELS[request.model_name][1]}
+        values = {}
+        for tensor, raw in zip(request.inputs, request.raw_input_contents, strict=True):
+            assert tensor.name in fields, "the gateway sends what a model has"
+            array = Output(tensor.datatype, tuple(tensor.shape), raw).array()  # of the size that its shape says
+            rows = array if MODELS[request.model_name][0] == "text-generation" else array[0]
+            assert fields[tensor.name].dims in ((-1,), (len(rows),)), "of the shape that the configuration says"
+            values[tensor.name] = array.tolist()
+        missing = [name for name, field in fields.items() if not field.optional and name not in values]
+        assert not missing
+        self.asked.append(values)
+        self.metadata.append(metadata)
+        return values
+
+
+def _piece(texts: list[str], indices: list[int], n: int, ended: int, prompt: int, logprobs: bool) -> dict[str, Output]:
+    outputs: dict[str, Any] = {"text_output": np.array(texts, np.object_)}
+    if n > 1:
+        outputs["index"] = np.array(indices, np.int32)
+    if ended:
+        outputs["finish_reason"] = np.array(["length"] * len(texts), np.object_)
+        outputs["prompt_tokens"] = np.array([prompt], np.int32)
+        outputs["completion_tokens"] = np.array([ended] * len(texts), np.int32)
+    if logprobs:
+        top = '{"token": 7, "text": "x", "logprob": null}'
+        said = f'[{{"token": 3, "text": "a", "logprob": -0.5, "top": [{top}]}}]'
+        outputs["logprobs_output"] = np.array([said] * len(texts), np.object_)
+    return _outputs(**outputs)
+
+
+def _lengths(rows: Any) -> np.ndarray:
+    return np.array([[sum(map(len, row))] for row in rows], np.int32)
+
+
+def _outputs(**arrays: np.ndarray) -> dict[str, Output]:
+    return {name: _output(array) for name, array in arrays.items()}
+
+
+def _output(array: np.ndarray) -> Output:
+    if array.dtype == np.object_:
+        data = [text.encode() for text in array.ravel()]
+        return Output("BYTES", array.shape, b"".join(LENGTH.pack(len(text)) + text for text in data))
+    return Output({"i": "INT32", "f": "FP32"}[array.dtype.kind], array.shape, array.tobytes())

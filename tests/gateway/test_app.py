@@ -1,0 +1,423 @@
+"""The gateway over a stand-in for Triton: every route, every refusal, and what a client that leaves leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.errors import SpecError
+from builder.gateway.access import Allowance, read_keys
+from builder.gateway.app import make_app
+from builder.gateway.errors import ApiError
+from builder.gateway.journal import Journal
+from builder.gateway.settings import Settings
+from builder.gateway.triton import stream_error
+from tests.gateway.asgi import Answer, ask
+from tests.gateway.fake_triton import FakeTriton
+
+CHAT = {"model": "writes", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+
+
+def gateway(triton: FakeTriton | None = None, log: Any = None, **settings: Any) -> Journal:
+    return make_app(Settings(**settings), triton or FakeTriton(), log)
+
+
+def asked(path: str, body: Any = None, app: Journal | None = None, **options: Any) -> Answer:
+    return asyncio.run(ask(app or gateway(), path, body, **options))
+
+
+def test_the_process_knows_nothing_of_pytorch() -> None:
+    program = "import sys, builder.commands.gateway, builder.gateway.server; print(*sys.modules)"
+    made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in made.stdout.split()}
+    assert "uvicorn" in loaded
+    assert not loaded & {"torch", "transformers", "onnx", "onnxruntime", "openvino", "tokenizers", "optimum"}
+
+
+def test_models_are_those_that_name_a_task() -> None:
+    models = asked("/v1/models").json["data"]
+    assert [model["id"] for model in models] == ["embeds", "guided", "ranks", "topics", "writes"]
+    shown = asked("/v1/models/writes").json
+    assert (shown["task"], shown["max_model_len"], shown["chat"]) == ("text-generation", 64, True)
+    missing = asked("/v1/models/other")
+    assert missing.status == 404
+    assert "there are: embeds, guided, ranks, topics, writes" in missing.error["message"]
+
+
+def test_a_chat_whole_and_in_chunks() -> None:
+    whole = asked("/v1/chat/completions", {**CHAT, "n": 2}).json
+    assert [choice["message"]["content"] for choice in whole["choices"]] == ["0 1 2 "] * 2
+    assert whole["usage"]["completion_tokens"] == 6
+    streamed = asked("/v1/chat/completions", {**CHAT, "stream": True, "stream_options": {"include_usage": True}})
+    assert streamed.headers["content-type"].startswith("text/event-stream")
+    *chunks, usage, done = streamed.events
+    assert done == "[DONE]"
+    assert usage["choices"] == []
+    assert usage["usage"] == {
+        **whole["usage"],
+        "completion_tokens": 3,
+        "total_tokens": usage["usage"]["prompt_tokens"] + 3,
+    }
+    assert [chunk["choices"][0]["delta"] for chunk in chunks][:2] == [
+        {"role": "assistant", "content": "0 "},
+        {"content": "1 "},
+    ]
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks] == [None, None, "length"]
+    assert len({chunk["id"] for chunk in (*chunks, usage)}) == 1
+    assert all(chunk["usage"] is None for chunk in chunks)
+
+
+def test_options_become_inputs_of_the_model() -> None:
+    triton = FakeTriton()
+    options = {"seed": 5, "stop": "x", "logit_bias": {"42": -5}, "top_k": 3, "max_completion_tokens": 2, "user": "me"}
+    body = {"model": "writes", "messages": CHAT["messages"], **options}
+    assert asked("/v1/chat/completions", body, gateway(triton)).status == 200
+    (inputs,) = triton.asked
+    assert inputs["random_seed"] == [5]
+    assert inputs["stop_words"] == ["x"]
+    assert json.loads(inputs["logit_bias"][0]) == {"42": -5}
+    assert (inputs["top_k"], inputs["max_tokens"]) == ([3], [2])
+    assert "user" not in inputs
+
+
+def test_logprobs_have_openais_shape() -> None:
+    body = {**CHAT, "max_tokens": 1, "logprobs": True, "top_logprobs": 1}
+    (token,) = asked("/v1/chat/completions", body).json["choices"][0]["logprobs"]["content"]
+    assert token == {
+        "token": "a",
+        "logprob": -0.5,
+        "bytes": [97],
+        "top_logprobs": [{"token": "x", "logprob": -9999.0, "bytes": [120]}],
+    }
+    completion = asked("/v1/completions", {"model": "writes", "prompt": "a", "max_tokens": 1, "logprobs": 1}).json
+    assert completion["choices"][0]["logprobs"]["token_logprobs"] == [-0.5]
+
+
+def test_several_prompts_are_answered_in_their_order() -> None:
+    body = {"model": "writes", "prompt": ["a", "bcd"], "max_tokens": 2, "n": 2}
+    whole = asked("/v1/completions", body).json
+    assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
+    assert whole["usage"] == {"prompt_tokens": 4, "completion_tokens": 8, "total_tokens": 12}
+    chunks = asked("/v1/completions", {**body, "stream": True}).events[:-1]
+    assert {chunk["choices"][0]["index"] for chunk in chunks} == {0, 1, 2, 3}
+
+
+def test_embeddings_of_many_texts_as_numbers_and_as_base64() -> None:
+    texts = ["x" * (1 + i) for i in range(20)]  # three requests of the model, which takes 8 rows
+    floats = asked("/v1/embeddings", {"model": "embeds", "input": texts}).json
+    assert [entry["embedding"][0] for entry in floats["data"]] == [float(len(text)) for text in texts]
+    assert floats["usage"]["prompt_tokens"] == sum(map(len, texts))
+    packed = asked("/v1/embeddings", {"model": "embeds", "input": texts, "encoding_format": "base64"}).json
+    assert [np.frombuffer(base64.b64decode(e["embedding"]), "<f4").tolist() for e in packed["data"]] == [
+        e["embedding"] for e in floats["data"]
+    ]
+    short = asked("/v1/embeddings", {"model": "embeds", "input": "xxxx", "dimensions": 2}).json
+    assert short["data"][0]["embedding"] == pytest.approx([0.8, 0.6])
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        ({"input": [1, 2]}, "input"),
+        ({"input": []}, "input"),
+        ({"input": "a", "dimensions": 5}, "dimensions"),
+        ({"input": "a", "encoding_format": "hex"}, "encoding_format"),
+        ({"input": "a", "prompt_name": "query"}, "prompt_name"),
+        ({"input": "a", "model": "writes"}, "model"),
+        ({"input": "a", "other": 1}, "other"),
+        ({"input": "\ud800"}, "text_input"),
+    ],
+)
+def test_embeddings_that_are_refused_name_the_field(body: dict[str, Any], param: str) -> None:
+    refused = asked("/v1/embeddings", {"model": "embeds", **body})
+    assert (refused.status, refused.error["param"]) == (400, param)
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"best_of": 2}, "best_of"),
+        ({"max_tokens": 65}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
+        ({"seed": 2**70}, "seed"),
+        ({"temperature": "1"}, "temperature"),
+        ({"top_k": 1.5}, "top_k"),
+        ({"stop": ["a", 1]}, "stop"),
+        ({"top_k": [1, 2]}, "top_k"),
+        ({"n": 17}, "n"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"guided_regex": "a+"}, "guided_regex"),
+        ({"top_logprobs": 2}, "top_logprobs"),
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        ({"text_input": "x"}, "text_input"),
+        ({"model": "embeds"}, "model"),
+        ({"model": "guided"}, "model"),
+    ],
+)
+def test_a_chat_that_cannot_be_answered_is_refused_by_its_field(more: dict[str, Any], param: str) -> None:
+    refused = asked("/v1/chat/completions", {**CHAT, **more})
+    assert (refused.status, refused.error["param"]) == (400, param), refused.error
+    assert refused.error["type"] == "invalid_request_error"
+
+
+def test_what_asks_for_nothing_but_text_is_taken() -> None:
+    body = {
+        **CHAT,
+        "response_format": {"type": "text"},
+        "tools": [],
+        "tool_choice": "auto",
+        "best_of": 1,
+        "seed": None,
+        "stop": [],
+    }
+    assert asked("/v1/chat/completions", body).status == 200
+
+
+def test_a_model_with_a_guide_gets_what_guides_it() -> None:
+    triton = FakeTriton()
+    body = {"model": "guided", "prompt": "a", "response_format": {"type": "json_object"}}
+    assert asked("/v1/completions", body, gateway(triton)).status == 200
+    assert json.loads(triton.asked[0]["guide"][0]) == {"response_format": {"type": "json_object"}}
+
+
+def test_reranking_in_the_shapes_of_cohere_jina_and_tei() -> None:
+    body = {"query": "q", "documents": ["ab", "xx", {"text": "xa"}], "top_n": 2, "return_documents": True}
+    for path in ("/v1/rerank", "/v2/rerank", "/rerank"):
+        answer = asked(path, body).json
+        assert [(r["index"], r["relevance_score"]) for r in answer["results"]] == [(1, 1.0), (2, 0.5)]
+        assert answer["results"][0]["document"] == {"text": "xx"}
+    tei = asked("/rerank", {"query": "q", "texts": ["ab", "xx"], "return_text": True}).json
+    assert tei == [{"index": 1, "text": "xx", "score": 1.0}, {"index": 0, "text": "ab", "score": 0.0}]
+    many = asked("/v1/rerank", {"query": "q", "documents": ["a"] * 99 + ["x"]}).json["results"]
+    assert len(many) == 100
+    assert many[0]["index"] == 99
+
+
+def test_tei() -> None:
+    assert asked("/embed", {"inputs": ["xxxx", "x"], "normalize": False}).json[0][:2] == [4.0, 3.0]
+    assert np.linalg.norm(asked("/embed", {"inputs": "xxxx"}).json[0]) == pytest.approx(1)
+    expected = [{"score": 0.75, "label": "a"}, {"score": 0.25, "label": "b"}]
+    assert asked("/predict", {"inputs": "text"}).json == expected
+    assert asked("/predict", {"inputs": ["a", "pair"]}).json == expected
+    assert asked("/predict", {"inputs": [["one"], ["a", "pair"]]}).json == [expected] * 2
+    info = asked("/info").json
+    assert (info["model_id"], info["max_input_length"]) == ("embeds", 64)
+    refused = asked("/embed", {"inputs": ""})
+    assert refused.status == 400
+    assert refused.json["error_type"] == "Validation"
+    assert asked("/tokenize", {"inputs": "a"}).status == 501
+
+
+def test_tasks_by_their_own_inputs() -> None:
+    one = asked("/v1/tasks/text-classification", {"inputs": "a", "parameters": {"top_k": 2}}).json
+    assert one["results"] == {"label": ["a", "b"], "score": [0.75, 0.25]}
+    two = asked("/v1/tasks/text-classification", {"inputs": [{"text_input": "a", "text_pair": "b"}, "c"]}).json
+    assert len(two["results"]) == 2
+    made = asked(
+        "/v1/tasks/text-generation", {"model": "writes", "inputs": ["a"], "parameters": {"max_tokens": 2}}
+    ).json
+    assert made["results"] == [{"text_output": "0 1 ", "finish_reason": "length"}]
+    assert asked("/v1/tasks/translation", {"inputs": "a"}).error["code"] == "no_model"
+    assert asked("/v1/tasks/text-classification", {"inputs": "a", "parameters": {"other": 1}}).error["param"] == "other"
+    assert asked("/v1/tasks/text-ranking", {"inputs": "a"}).error["param"] == "inputs"
+
+
+@pytest.mark.parametrize(
+    ("body", "status"),
+    [
+        (b"{", 400),
+        (b"[1]", 400),
+        (b'{"model": NaN}', 400),
+        (b'{"model": 1e999}', 400),
+        (b"\xff\xfe\xfd", 400),
+        (b"[" * 100_000, 400),
+        (b'{"input": ' + b"9" * 5000 + b"}", 400),
+        (b" " * 2000, 413),
+    ],
+)
+def test_a_body_that_is_not_a_request(body: bytes, status: int) -> None:
+    limit = 1000 if status == 413 else 1 << 20
+    assert asked("/v1/embeddings", body, gateway(max_body=limit)).status == status
+
+
+def test_other_paths_methods_and_media_types() -> None:
+    assert asked("/v1/other").status == 404
+    assert asked("/v1/embeddings").status == 405
+    assert asked("/v1/embeddings", {}, headers={"content-type": "text/plain"}).status == 415
+    page = asked("/")
+    assert page.status == 200
+    assert "default-src 'none'" in page.headers["content-security-policy"]
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    refused = asked("/v1/chat/completions", {**CHAT, "stream": True}, gateway(FakeTriton(slots=0)))
+    assert (refused.status, refused.headers["retry-after"]) == (429, "1")
+    assert refused.error["code"] == "queue_full"
+
+
+def test_keys_and_what_they_may_use() -> None:
+    keys = (("ann", "sk-1"), ("bob", "sk-2"))
+    app = gateway(keys=keys, requests_per_minute=2)
+    assert asked("/v1/models", app=app).status == 401
+    assert asked("/v1/models", app=app, headers={"authorization": "Basic sk-1"}).status == 401
+    assert asked("/health", app=app).status == 200
+    ann, bob = ({"authorization": f"Bearer {secret}"} for _, secret in keys)
+    assert [asked("/v1/models", app=app, headers=ann).status for _ in range(3)] == [200, 200, 429]
+    assert asked("/v1/models", app=app, headers=bob).status == 200
+
+
+def test_tokens_are_counted_after_the_answer() -> None:
+    app = gateway(tokens_per_minute=5)
+    body = {"model": "embeds", "input": "x" * 20}
+    assert asked("/v1/embeddings", body, app).status == 200
+    refused = asked("/v1/embeddings", body, app)
+    assert refused.status == 429
+    assert int(refused.headers["retry-after"]) > 60
+
+
+def test_an_allowance_fills_evenly() -> None:
+    now = 0.0
+    allowance = Allowance(60, "requests", lambda: now)
+    allowance.spend("a", 60)
+    with pytest.raises(ApiError):
+        allowance.refuse("a")
+    now = 1.5
+    allowance.refuse("a")
+
+
+def test_keys_are_read_from_a_file_and_the_environment(tmp_path: Any) -> None:
+    (tmp_path / "keys").write_text("# people\nann:sk-1\n\n")
+    assert read_keys(tmp_path / "keys", "bob:a:b") == (("ann", "sk-1"), ("bob", "a:b"))
+    for text in ("sk-1", "ann:", "ann:x\nann:y", ""):
+        (tmp_path / "keys").write_text(text)
+        with pytest.raises(SpecError):
+            read_keys(tmp_path / "keys", "")
+
+
+@pytest.mark.parametrize(("stream", "leave_after"), [(True, 1), (True, 0), (False, 0)])
+def test_a_client_that_leaves_frees_its_slot(stream: bool, leave_after: int) -> None:
+    triton = FakeTriton(step_s=0.001)
+    log = io.StringIO()
+    body = {**CHAT, "max_tokens": 64, "stream": stream}
+    asked("/v1/chat/completions", body, gateway(triton, log), leave_after=leave_after)
+    assert triton.running == 0
+    assert json.loads(log.getvalue())["status"] == 499
+
+
+def test_one_that_leaves_while_models_are_looked_up_does_not_take_the_others_along() -> None:
+    triton = FakeTriton()
+    triton.index_s = 0.05
+    app = gateway(triton)
+
+    async def both() -> Any:
+        first = asyncio.ensure_future(ask(app, "/v1/chat/completions", CHAT, leave_after=0))
+        second = asyncio.ensure_future(ask(app, "/v1/chat/completions", CHAT))
+        return await asyncio.gather(first, second)
+
+    assert asyncio.run(both())[1].status == 200
+
+
+def test_an_answer_that_takes_too_long_is_broken_off() -> None:
+    triton = FakeTriton(step_s=0.02)
+    body = {**CHAT, "max_tokens": 64}
+    whole = asked("/v1/chat/completions", body, gateway(triton, timeout_s=0.1))
+    assert (whole.status, whole.error["code"]) == (504, "timeout")
+    streamed = asked("/v1/chat/completions", {**body, "stream": True}, gateway(triton, timeout_s=0.1))
+    assert streamed.status == 200
+    assert streamed.events[-1]["error"]["code"] == "timeout"
+    assert triton.running == 0
+
+
+def test_one_that_stops_takes_nothing_new_and_finishes_what_runs() -> None:
+    app = gateway(FakeTriton(step_s=0.005))
+
+    async def run() -> tuple[Answer, Answer, Answer]:
+        running = asyncio.ensure_future(ask(app, "/v1/chat/completions", CHAT))
+        await asyncio.sleep(0.002)
+        app.draining = True
+        refused, alive = await ask(app, "/v1/models"), await ask(app, "/health")
+        assert app.active == 1
+        return await running, refused, alive
+
+    answered, refused, alive = asyncio.run(run())
+    assert (answered.status, refused.status, alive.status) == (200, 503, 200)
+    assert refused.headers["retry-after"] == "5"
+    assert app.active == 0
+
+
+def test_ready_is_what_triton_is() -> None:
+    triton = FakeTriton()
+    assert asked("/health/ready", app=gateway(triton)).status == 200
+    triton.up = False
+    assert asked("/health/ready", app=gateway(triton)).status == 503
+
+
+def test_the_log_says_who_and_how_much_and_not_what() -> None:
+    log = io.StringIO()
+    app = gateway(log=log)
+    secret = {**CHAT, "messages": [{"role": "user", "content": "my secret"}]}
+    assert asked("/v1/chat/completions", secret, app, headers={"x-request-id": "r-1"}).headers["x-request-id"] == "r-1"
+    asked("/v1/chat/completions", {**secret, "top_k": "my secret"}, app)
+    first, second = map(json.loads, log.getvalue().splitlines())
+    assert (first["id"], first["model"], first["completion_tokens"]) == ("r-1", "writes", 3)
+    assert (second["status"], second["error"]) == (400, "top_k")
+    assert "secret" not in log.getvalue()
+
+
+def test_metrics_have_the_names_that_dashboards_know() -> None:
+    app = gateway()
+    asked("/v1/chat/completions", {**CHAT, "stream": True}, app)
+    asked("/v1/embeddings", {"model": "embeds", "input": "abc"}, app)
+    text = b"".join(asked("/metrics", app=app).pieces).decode()
+    for line in (
+        'vllm:time_to_first_token_seconds_count{model_name="writes"} 1.0',
+        'vllm:inter_token_latency_seconds_count{model_name="writes"} 2.0',
+        'vllm:e2e_request_latency_seconds_count{model_name="writes"} 1.0',
+        'vllm:generation_tokens_total{model_name="writes"} 3.0',
+        'vllm:request_success_total{finished_reason="length",model_name="writes"} 1.0',
+        'te_request_duration_count{model_name="embeds"} 1.0',
+        'build_repo_gateway_responses_total{route="/v1/embeddings",status="200"} 1.0',
+    ):
+        assert line in text
+
+
+def test_traces_go_on_to_triton_where_that_is_asked_for() -> None:
+    given = {"traceparent": "00-1-2-01"}
+    for forwards, expected in ((True, (("traceparent", "00-1-2-01"),)), (False, ())):
+        triton = FakeTriton()
+        asked("/v1/chat/completions", CHAT, gateway(triton, forward_traces=forwards), headers=given)
+        assert tuple(triton.metadata[0]) == expected
+
+
+def test_pages_of_other_origins_may_ask_where_that_is_said() -> None:
+    origin = {"origin": "https://a.example", "access-control-request-method": "POST"}
+    headers = {**origin, "access-control-request-headers": "content-type"}
+    allowed = asked("/v1/embeddings", headers=headers, method="OPTIONS", app=gateway(cors=("https://a.example",)))
+    assert allowed.headers["access-control-allow-origin"] == "https://a.example"
+    assert "access-control-allow-origin" not in asked("/v1/embeddings", headers=headers, method="OPTIONS").headers
+
+
+@pytest.mark.parametrize(
+    ("message", "status"),
+    [
+        ("max_tokens is 5000; after a prompt of 1 tokens it can be 1 to 127", 400),
+        ("2 sequences wait already and the limit is 2; send the request again later", 429),
+        ("the request's time was over after 3 tokens", 504),
+        ("this request failed inside the model: EngineFailed: the decode loop failed earlier", 500),
+        ("Request for unknown model: 'x' is not found", 404),
+        ("Request for unknown model: 'x' has no available versions", 404),
+        ("GRPC server is shutting down and has stopped accepting new requests.", 503),
+    ],
+)
+def test_the_text_of_a_streams_error_tells_its_status(message: str, status: int) -> None:
+    assert stream_error(message).status == status

@@ -1,0 +1,201 @@
+"""Official clients against the gateway's process over a real Triton."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+
+import cohere
+import numpy as np
+import openai
+import pytest
+
+from builder.serve.client import Client
+from builder.serve.gateway import gateway
+from builder.serve.triton import Server, free_ports
+
+Connect = Callable[[str], Client]
+CHAT = [{"role": "user", "content": "Where is the museum?"}]
+PAST_ENDS = {"ignore_eos": True}
+
+
+@pytest.fixture(scope="module")
+def url(server: Server) -> Iterator[str]:
+    port = free_ports().http
+    with gateway(server.url, "127.0.0.1", port):
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.fixture
+def api(url: str) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as api:
+        yield api
+
+
+def test_models_say_what_they_are(api: openai.OpenAI) -> None:
+    models = {model.id: model for model in api.models.list()}
+    assert {"writes", "topics", "minilm_fp32", "speaks"} <= set(models)
+    assert not any(name.endswith("_model") for name in models), "engines are not for clients"
+    assert (models["writes"].max_model_len, models["writes"].chat) == (128, True)  # type: ignore[attr-defined]
+    assert models["topics"].labels == ["sport", "food", "travel"]  # type: ignore[attr-defined]
+    assert {"en_XX", "ro_RO"} <= set(models["speaks"].languages)  # type: ignore[attr-defined]
+    assert models["minilm_fp32"].max_model_len == 256  # type: ignore[attr-defined]
+
+
+def test_embeddings_are_the_models_own(api: openai.OpenAI, client: Connect) -> None:
+    texts = ["How do I renew my passport?", "The soup needs salt."] * 20
+    answer = api.embeddings.create(model="minilm_fp32", input=texts)  # the client asks for base64
+    floats = api.embeddings.create(model="minilm_fp32", input=texts[:2], encoding_format="float")
+    for text, packed, plain in zip(texts, answer.data, floats.data, strict=False):
+        expected = client("minilm_fp32").ask({"text_input": text})
+        np.testing.assert_allclose(packed.embedding, expected["embedding"], atol=1e-5)
+        np.testing.assert_allclose(plain.embedding, packed.embedding, atol=1e-5)
+    counted = sum(client("minilm_fp32").ask({"text_input": text})["prompt_tokens"] for text in texts[:2])
+    assert answer.usage.prompt_tokens == 20 * counted
+
+
+def test_a_chat_is_the_models_own_whole_and_streamed(api: openai.OpenAI, client: Connect) -> None:
+    expected = client("writes").ask({"messages": json.dumps(CHAT), "max_tokens": 12, "temperature": 0.0, **PAST_ENDS})
+    options = {"model": "writes", "messages": CHAT, "max_tokens": 12, "temperature": 0, "extra_body": PAST_ENDS}
+    whole = api.chat.completions.create(**options)  # type: ignore[call-overload]
+    assert whole.choices[0].message.content == "".join(expected["text_output"])
+    assert whole.choices[0].finish_reason == "length"
+    assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (expected["prompt_tokens"], 12)
+    usage = {"include_usage": True}
+    chunks = list(api.chat.completions.create(**options, stream=True, stream_options=usage))  # type: ignore[call-overload]
+    assert "".join(c.choices[0].delta.content for c in chunks if c.choices) == whole.choices[0].message.content
+    assert len(chunks) > 5
+    assert chunks[-1].usage == whole.usage
+
+
+def test_options_of_sampling(api: openai.OpenAI) -> None:
+    options = {"model": "writes", "prompt": "The film", "max_tokens": 8, "n": 2, "seed": 5, "logprobs": 2}
+    first = api.completions.create(**options, extra_body=PAST_ENDS)  # type: ignore[call-overload]
+    again = api.completions.create(**options, extra_body=PAST_ENDS)  # type: ignore[call-overload]
+    assert [choice.text for choice in first.choices] == [choice.text for choice in again.choices]
+    assert first.choices[0].text != first.choices[1].text
+    assert len(first.choices[0].logprobs.token_logprobs) == first.usage.completion_tokens / 2 == 8
+
+
+def test_stop_bias_and_log_probabilities(api: openai.OpenAI) -> None:
+    greedy = {"model": "writes", "messages": CHAT, "temperature": 0, "extra_body": PAST_ENDS}
+    whole = api.chat.completions.create(**greedy, max_tokens=20, logprobs=True, top_logprobs=3)  # type: ignore[call-overload]
+    tokens = whole.choices[0].logprobs.content
+    assert len(tokens) == 20
+    assert all(token.logprob == token.top_logprobs[0].logprob <= 0 for token in tokens), "greedy takes the best"
+    text = whole.choices[0].message.content
+    cut = api.chat.completions.create(**greedy, max_tokens=20, stop=text[3:6])  # type: ignore[call-overload]
+    assert cut.choices[0].message.content == text[: text.find(text[3:6])]
+    assert cut.choices[0].finish_reason == "stop"
+    forced = api.chat.completions.create(**greedy, max_tokens=3, logit_bias={"42": 100})  # type: ignore[call-overload]
+    once = api.chat.completions.create(**greedy, max_tokens=1, logit_bias={"42": 100})  # type: ignore[call-overload]
+    assert forced.choices[0].message.content == 3 * once.choices[0].message.content
+
+
+def test_many_asynchronous_streams_get_what_each_gets_alone(url: str) -> None:
+    async def run() -> tuple[list[str], list[str]]:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as api:
+
+            async def streamed(index: int) -> str:
+                chunks = await api.completions.create(
+                    model="writes", prompt="The" + " and" * index, max_tokens=9 + index, temperature=0, stream=True
+                )
+                return "".join([chunk.choices[0].text async for chunk in chunks])
+
+            alone = [await streamed(index) for index in range(12)]
+            return alone, await asyncio.gather(*map(streamed, range(12)))
+
+    alone, together = asyncio.run(run())
+    assert together == alone
+
+
+def test_errors_are_those_that_the_client_knows(api: openai.OpenAI) -> None:
+    with pytest.raises(openai.NotFoundError, match="there are: "):
+        api.completions.create(model="other", prompt="a")
+    with pytest.raises(openai.BadRequestError, match="max_tokens is 5000") as refused:
+        api.completions.create(model="writes", prompt="a", max_tokens=5000)
+    assert refused.value.param == "max_tokens"
+    with pytest.raises(openai.BadRequestError, match="without guided decoding"):
+        api.chat.completions.create(model="writes", messages=CHAT, response_format={"type": "json_object"})  # type: ignore[arg-type]
+    with pytest.raises(openai.BadRequestError, match="the limit of this model is 256"):
+        api.embeddings.create(model="minilm_fp32", input="word " * 400)
+
+
+def test_a_full_queue_is_a_rate_limit_and_the_others_are_answered(url: str) -> None:
+    """One slot and a queue of two."""
+
+    async def run() -> list[str]:
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as api:
+
+            async def ask() -> str:
+                try:
+                    await api.completions.create(model="writes_one", prompt="The", max_tokens=200, extra_body=PAST_ENDS)
+                except openai.RateLimitError as error:
+                    return f"refused, {error.response.headers['retry-after']}"
+                return "answered"
+
+            return await asyncio.gather(*(ask() for _ in range(10)))
+
+    assert set(asyncio.run(run())) == {"answered", "refused, 1"}
+
+
+def test_clients_that_leave_free_the_slot(api: openai.OpenAI) -> None:
+    """One slot, and answers that would take it for long."""
+    for _ in range(3):
+        stream = api.completions.create(
+            model="writes_one", prompt="The", max_tokens=250, stream=True, extra_body=PAST_ENDS
+        )
+        next(iter(stream))
+        stream.close()
+        begun = time.monotonic()
+        assert api.completions.create(model="writes_one", prompt="The", max_tokens=1).usage
+        assert time.monotonic() - begun < 1
+
+
+def test_cohere_reranks(url: str, client: Connect) -> None:
+    documents = ["Passports are renewed at the town hall.", "The soup needs salt.", "a"]
+    expected = client("ranks").ask({"query": "passport", "documents": documents})
+    answer = cohere.ClientV2("none", base_url=url).rerank(model="ranks", query="passport", documents=documents, top_n=2)
+    assert [result.index for result in answer.results] == expected["order"][:2]
+    scores = [expected["score"][index] for index in expected["order"][:2]]
+    assert [result.relevance_score for result in answer.results] == pytest.approx(scores, abs=1e-5)
+
+
+def test_tasks_answer_what_the_models_answer(url: str, client: Connect) -> None:
+    def post(path: str, body: object) -> object:
+        request = urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return json.load(response)
+
+    found = post("/v1/tasks/question-answering", {"inputs": {"question": "Who?", "context": "Ada lives in London"}})
+    expected = client("answers").ask({"question": "Who?", "context": "Ada lives in London"})
+    assert found["results"]["answer"] == expected["answer"]  # type: ignore[index, call-overload]
+    spoken = post("/v1/tasks/translation", {"inputs": ["The film", "A"], "parameters": {"target_language": "ro_RO"}})
+    expected = client("speaks").ask({"text_input": "The film", "target_language": "ro_RO"})
+    assert spoken["results"][0]["text_output"] == "".join(expected["text_output"])  # type: ignore[index, call-overload]
+
+
+def test_one_that_is_told_to_stop_finishes_what_runs(server: Server) -> None:
+    port = free_ports().http
+    said: list[str] = []
+
+    def read(process: subprocess.Popen[bytes]) -> None:
+        with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as api:
+            options = {"model": "writes", "prompt": "The", "max_tokens": 120, "extra_body": PAST_ENDS}
+            for number, chunk in enumerate(api.completions.create(**options, stream=True)):  # type: ignore[call-overload]
+                said.append(chunk.choices[0].finish_reason)
+                if number == 0:
+                    process.send_signal(signal.SIGTERM)
+
+    with gateway(server.url, "127.0.0.1", port) as process:
+        reader = threading.Thread(target=read, args=(process,))
+        reader.start()
+        reader.join(30)
+        assert process.wait(10) == 0
+    assert said[-1] == "length"
