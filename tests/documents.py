@@ -17,12 +17,18 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import yaml
 from mkdocs.__main__ import cli as mkdocs
+from starlette.routing import Match
 
 from builder import cli
 from builder.errors import SpecError
+from builder.gateway.app import routes
+from builder.gateway.call import Gateway
+from builder.gateway.endpoint import checked
+from builder.gateway.settings import Settings
 from builder.spec import load_specs, make_spec
 from builder.tasks import all_tasks
 from scripts.documentation.code import PARAMETERS
@@ -155,6 +161,9 @@ def _curl(arguments: list[str]) -> None:
     url, *rest = arguments
     if url == "localhost:8002/metrics":
         return
+    if url.startswith("localhost:9000/"):
+        _gateway(url.removeprefix("localhost:9000"), dict(pairwise(rest)))
+        return
     match = URL.fullmatch(url)
     assert match, f"{url} is not an address of Triton"
     if not rest:
@@ -165,6 +174,15 @@ def _curl(arguments: list[str]) -> None:
     assert named <= request_fields(), f"no task has an input {(named - request_fields()).pop()!r}"
     for message in json.loads(body.get("messages", "[]")):
         assert set(message) == {"role", "content"}
+
+
+def _gateway(path: str, options: dict[str, str]) -> None:
+    """A route of the gateway, and a body that it takes."""
+    assert options["-H"] == "content-type: application/json"
+    scope = {"type": "http", "method": "POST", "path": path, "root_path": ""}
+    gateway = Gateway(Settings(), Any, Any, Any)  # type: ignore[arg-type]  # nothing is asked
+    (route,) = [route for route in routes(gateway) if route.matches(scope)[0] is Match.FULL]
+    checked(route.app.schema, json.loads(options["-d"]))  # type: ignore[attr-defined]
 
 
 def _pip(arguments: list[str]) -> None:

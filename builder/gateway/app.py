@@ -39,14 +39,16 @@ def make_app(settings: Settings, triton: Any, log: TextIO | None = sys.stdout) -
     """The gateway over `triton`: a gateway.triton.Triton, or what answers like one."""
     metrics = Metrics()
     gateway = Gateway(settings, triton, Catalogue(triton), metrics)
-    app: ASGIApp = Answering(Router(_routes(gateway)))
+    app: ASGIApp = Answering(Router(routes(gateway)))
     app = Access(app, settings)
     if settings.cors:
         app = CORSMiddleware(app, allow_origins=settings.cors, allow_methods=["*"], allow_headers=["*"])
     return Journal(app, metrics, log)
 
 
-def _routes(gateway: Gateway) -> list[BaseRoute]:
+def routes(gateway: Gateway) -> list[BaseRoute]:
+    """Every route; each is an Endpoint."""
+
     def post(path: str, handler: Handler, schema: type[BaseModel], error: ErrorBody = openai_error) -> Route:
         return Route(path, Endpoint(gateway, handler, schema, error), methods=["POST"])
 

@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 
 import cohere
+import httpx
 import numpy as np
 import openai
 import pytest
@@ -161,7 +162,9 @@ def test_clients_that_leave_free_the_slot(api: openai.OpenAI) -> None:
 def test_cohere_reranks(url: str, client: Connect) -> None:
     documents = ["Passports are renewed at the town hall.", "The soup needs salt.", "a"]
     expected = client("ranks").ask({"query": "passport", "documents": documents})
-    answer = cohere.ClientV2("none", base_url=url).rerank(model="ranks", query="passport", documents=documents, top_n=2)
+    with httpx.Client() as connection:
+        api = cohere.ClientV2("none", base_url=url, httpx_client=connection)
+        answer = api.rerank(model="ranks", query="passport", documents=documents, top_n=2)
     assert [result.index for result in answer.results] == expected["order"][:2]
     scores = [expected["score"][index] for index in expected["order"][:2]]
     assert [result.relevance_score for result in answer.results] == pytest.approx(scores, abs=1e-5)
