@@ -13,16 +13,18 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 from builder.gateway.errors import ApiError
 from builder.gateway.tensors import LENGTH, Output
 from builder.runtime.fields import Field
-from builder.runtime.generation.options import CHAT, COMMON, OUTPUTS
+from builder.runtime.generation.options import COMMON, OUTPUTS, PROMPT, PROMPT_OUTPUTS
 from builder.runtime.task import PROMPT_TOKENS, TRUNCATE, TRUNCATED
 
 LONGEST = 64
 SIZE = 4
 TEXT = Field("text_input", "TYPE_STRING")
+OPTIONS = (*COMMON, *PROMPT)
+BEFORE_GUIDES = tuple(field for field in OPTIONS if field.name not in ("guide", "prompt_logprobs"))
 ENCODED = (TRUNCATED, PROMPT_TOKENS)
 MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] = {
-    "writes": ("text-generation", (*COMMON, *CHAT), OUTPUTS, {"chat": "true", "max_total_tokens": "64"}),
-    "guided": ("text-generation", (*COMMON, *CHAT, Field("guide", "TYPE_STRING", optional=True)), OUTPUTS, {}),
+    "writes": ("text-generation", BEFORE_GUIDES, OUTPUTS, {"chat": "true", "max_total_tokens": "64"}),
+    "guided": ("text-generation", OPTIONS, (*OUTPUTS, *PROMPT_OUTPUTS), {}),
     "embeds": (
         "sentence-similarity",
         (TEXT, TRUNCATE),
@@ -119,7 +121,11 @@ class FakeTriton:
                     yield _piece([f"{step} "], [index], n, length if last else 0, len(prompt), "logprobs" in values)
             if whole:
                 text = "".join(f"{step} " for step in range(length))
-                yield _piece([text] * n, list(range(n)), n, length, len(prompt), "logprobs" in values)
+                whole_answer = _piece([text] * n, list(range(n)), n, length, len(prompt), "logprobs" in values)
+                if "prompt_logprobs" in values:
+                    first = '[{"token": 1, "text": "p", "logprob": null, "top": []}]'
+                    whole_answer |= _outputs(prompt_logprobs_output=np.array([first], np.object_))
+                yield whole_answer
         finally:
             self.running -= 1
 

@@ -101,6 +101,14 @@ def test_logprobs_have_openais_shape() -> None:
     assert completion["choices"][0]["logprobs"]["token_logprobs"] == [-0.5]
 
 
+def test_an_echoed_prompt_has_log_probabilities_too() -> None:
+    body = {"prompt": "a", "max_tokens": 1, "logprobs": 1, "echo": True}
+    said = asked("/v1/completions", {"model": "guided", **body}).json["choices"][0]["logprobs"]
+    assert (said["tokens"], said["token_logprobs"]) == (["p", "a"], [None, -0.5])
+    assert said["top_logprobs"][0] is None
+    assert asked("/v1/completions", {"model": "writes", **body}).error["param"] == "echo"
+
+
 def test_several_prompts_are_answered_in_their_order() -> None:
     body = {"model": "writes", "prompt": ["a", "bcd"], "max_tokens": 2, "n": 2}
     whole = asked("/v1/completions", body).json
@@ -183,11 +191,44 @@ def test_what_asks_for_nothing_but_text_is_taken() -> None:
     assert asked("/v1/chat/completions", body).status == 200
 
 
-def test_a_model_with_a_guide_gets_what_guides_it() -> None:
+SCHEMA = {"type": "object"}
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "guide"),
+    [
+        ({"response_format": {"type": "json_object"}}, {"json_object": True}),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
+            {"json_schema": SCHEMA},
+        ),
+        ({"guided_json": '{"type": "object"}'}, {"json_schema": SCHEMA}),
+        ({"guided_json": SCHEMA}, {"json_schema": SCHEMA}),
+        ({"guided_regex": "a+"}, {"regex": "a+"}),
+        ({"guided_choice": ["a", "b"]}, {"choice": ["a", "b"]}),
+    ],
+)
+def test_a_model_with_a_guide_gets_it_as_it_takes_it(asked_for: dict[str, Any], guide: dict[str, Any]) -> None:
     triton = FakeTriton()
-    body = {"model": "guided", "prompt": "a", "response_format": {"type": "json_object"}}
-    assert asked("/v1/completions", body, gateway(triton)).status == 200
-    assert json.loads(triton.asked[0]["guide"][0]) == {"response_format": {"type": "json_object"}}
+    assert asked("/v1/completions", {"model": "guided", "prompt": "a", **asked_for}, gateway(triton)).status == 200
+    assert json.loads(triton.asked[0]["guide"][0]) == guide
+
+
+@pytest.mark.parametrize(
+    ("asked_for", "param"),
+    [
+        ({"response_format": {"type": "xml"}}, "response_format"),
+        ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format"),
+        ({"response_format": "json"}, "response_format"),
+        ({"guided_json": "{"}, "guided_json"),
+        ({"guided_regex": ["a"]}, "guided_regex"),
+        ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+    ],
+)
+def test_a_guide_that_says_nothing_is_refused(asked_for: dict[str, Any], param: str) -> None:
+    refused = asked("/v1/completions", {"model": "guided", "prompt": "a", **asked_for})
+    assert (refused.status, refused.error["param"]) == (400, param)
 
 
 def test_reranking_in_the_shapes_of_cohere_jina_and_tei() -> None:

@@ -10,12 +10,14 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import cohere
 import httpx
 import numpy as np
 import openai
 import pytest
+from pydantic import BaseModel
 
 from builder.serve.client import Client
 from builder.serve.gateway import gateway
@@ -99,6 +101,25 @@ def test_stop_bias_and_log_probabilities(api: openai.OpenAI) -> None:
     assert forced.choices[0].message.content == 3 * once.choices[0].message.content
 
 
+class Opening(BaseModel):
+    open: bool
+    day: Literal["Friday", "Sunday"]
+
+
+def test_an_answer_is_a_document_of_its_schema(api: openai.OpenAI) -> None:
+    answer = api.chat.completions.parse(model="writes", messages=CHAT, response_format=Opening)  # type: ignore[arg-type]
+    assert isinstance(answer.choices[0].message.parsed, Opening)
+
+
+def test_log_probabilities_of_an_echoed_prompt(api: openai.OpenAI) -> None:
+    options = {"model": "writes", "prompt": "The film starts", "max_tokens": 1, "temperature": 0, "logprobs": 1}
+    answer = api.completions.create(**options, echo=True)  # type: ignore[call-overload]
+    said = answer.choices[0].logprobs
+    assert len(said.tokens) == answer.usage.total_tokens
+    assert said.token_logprobs[0] is None
+    assert all(value < 0 for value in said.token_logprobs[1:])
+
+
 def test_many_asynchronous_streams_get_what_each_gets_alone(url: str) -> None:
     async def run() -> tuple[list[str], list[str]]:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as api:
@@ -122,8 +143,9 @@ def test_errors_are_those_that_the_client_knows(api: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="max_tokens is 5000") as refused:
         api.completions.create(model="writes", prompt="a", max_tokens=5000)
     assert refused.value.param == "max_tokens"
-    with pytest.raises(openai.BadRequestError, match="without guided decoding"):
-        api.chat.completions.create(model="writes", messages=CHAT, response_format={"type": "json_object"})  # type: ignore[arg-type]
+    tool = {"type": "function", "function": {"name": "a"}}
+    with pytest.raises(openai.BadRequestError, match="calls of tools are not read out of answers"):
+        api.chat.completions.create(model="writes", messages=CHAT, tools=[tool])  # type: ignore[arg-type, list-item]
     with pytest.raises(openai.BadRequestError, match="the limit of this model is 256"):
         api.embeddings.create(model="minilm_fp32", input="word " * 400)
 

@@ -33,17 +33,25 @@ async def completions(call: Call) -> Any:
     if body.echo:
         if "echo" not in model.inputs:
             raise bad_field("echo", f"{model.name} answers a text, it does not continue it; leave echo out")
-        if body.logprobs is not None:
-            raise bad_field(
-                "echo", "echo with logprobs asks for log-probabilities of the prompt, which models do not give"
-            )
         inputs["echo"] = True
+        inputs |= _prompt_logprobs(model, body)
     if body.logprobs is not None:
         inputs["logprobs"] = body.logprobs
     if body.stream:
         inputs["stream"] = True
         return Stream(_events(call, model, prompts, inputs, body))
     return await _whole(call, model, prompts, inputs, body.n or 1)
+
+
+def _prompt_logprobs(model: Model, body: Body) -> dict[str, Any]:
+    """An echoed prompt has log-probabilities as its continuation has. Raises ApiError where there are none."""
+    if body.logprobs is None:
+        return {}
+    if "prompt_logprobs" not in model.inputs:
+        raise bad_field("echo", f"{model.name} was built without log-probabilities of prompts, which echo needs here")
+    if (body.n or 1) > 1 and body.stream:
+        raise bad_field("n", "echo with logprobs is streamed for one answer alone; leave n or stream out")
+    return {"prompt_logprobs": body.logprobs}
 
 
 def _prompts(given: str | list[Any]) -> list[str]:
@@ -118,9 +126,15 @@ def _logprobs(tokens: list[dict[str, Any]]) -> dict[str, Any]:
     def value(token: Mapping[str, Any]) -> float:
         return IMPOSSIBLE if token["logprob"] is None else float(token["logprob"])
 
+    begins = [
+        token["logprob"] is None and not token["top"] for token in tokens
+    ]  # a prompt's first: nothing precedes it
     return {
         "tokens": [token["text"] for token in tokens],
-        "token_logprobs": [value(token) for token in tokens],
-        "top_logprobs": [{top["text"]: value(top) for top in token["top"]} for token in tokens],
+        "token_logprobs": [None if first else value(token) for first, token in zip(begins, tokens, strict=True)],
+        "top_logprobs": [
+            None if first else {top["text"]: value(top) for top in token["top"]}
+            for first, token in zip(begins, tokens, strict=True)
+        ],
         "text_offset": offsets,
     }

@@ -39,7 +39,17 @@ MEANING: Mapping[str, str] = {  # OpenAI's field -> the model's input
 ABOUT_THE_CLIENT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 HARMLESS: Mapping[str, Any] = {"best_of": 1, "modalities": ["text"], "parallel_tool_calls": True, "suffix": ""}
 ROUTED = {"model", "messages", "prompt", "stream", "stream_options", "logprobs", "top_logprobs", "echo", *GUIDING}
-INSIDE = {"text_input", "messages", "stream", "logprobs", "echo", "guide", "tools", "timeout_ms"}  # set here alone
+OF_THE_ROUTE = {  # inputs that no field sets under its own name
+    "text_input",
+    "messages",
+    "stream",
+    "logprobs",
+    "prompt_logprobs",
+    "echo",
+    "guide",
+    "tools",
+    "timeout_ms",
+}
 MOST_PROMPTS = 128  # of one request
 IMPOSSIBLE = -9999.0  # OpenAI's log-probability of what could not come
 
@@ -117,7 +127,7 @@ def option_inputs(model: Model, body: Body) -> dict[str, Any]:
         if name in ROUTED or name in ABOUT_THE_CLIENT or (name in HARMLESS and value == HARMLESS[name]):
             continue
         meant = MEANING.get(name, name)
-        if meant not in model.inputs or meant in INSIDE:
+        if meant not in model.inputs or meant in OF_THE_ROUTE:
             raise bad_field(name, f"{name} is not something that {model.name} can heed; leave it out")
         inputs[meant] = dumps(value) if name == "logit_bias" else value
     return inputs
@@ -216,20 +226,23 @@ def _pieces(outputs: Outputs) -> list[Piece]:
     if len(outputs) == 1:  # nearly every step of a stream
         return [Piece(0, texts[0], None)]
     indices = outputs["index"].array().tolist() if "index" in outputs else [0]
-    logprobs = outputs["logprobs_output"].strings() if "logprobs_output" in outputs else [None] * len(texts)
+    logprobs = _logprobs(outputs, len(texts))
     ended = "finish_reason" in outputs
     reasons = outputs["finish_reason"].strings() if ended else [None] * len(texts)
     counts = outputs["completion_tokens"].array().tolist() if ended else [0] * len(texts)
     prompt = int(outputs["prompt_tokens"].array()[0]) if ended else 0
     return [
-        Piece(index, text, None if said is None else _json(said), reason, count, prompt)
+        Piece(index, text, said, reason, count, prompt)
         for index, text, said, reason, count in zip(indices, texts, logprobs, reasons, counts, strict=True)
     ]
 
 
-def _json(text: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(text)
-    return found
+def _logprobs(outputs: Outputs, texts: int) -> list[list[dict[str, Any]] | None]:
+    """The tokens of each text with their log-probabilities, those of an echoed prompt first; None where unasked."""
+    if "logprobs_output" not in outputs:
+        return [None] * texts
+    prompt = json.loads(outputs["prompt_logprobs_output"].strings()[0]) if "prompt_logprobs_output" in outputs else []
+    return [prompt + json.loads(said) for said in outputs["logprobs_output"].strings()]
 
 
 def _openai_name(model: Model, name: str) -> str | None:

@@ -1,10 +1,12 @@
 """Where an answer's form is asked for: response_format, guided_*, tools. One input of the model takes all of it.
 
-A model that has the input `guide` gets it as JSON; one that has not is asked for free text alone.
+A model that has the input `guide` gets it as JSON (docs/text-generation.md); one that has not is asked for free text.
 """
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -15,16 +17,63 @@ from builder.gateway.responses import dumps
 
 GUIDE = "guide"
 GUIDED = {"guided_json": "json_schema", "guided_regex": "regex", "guided_grammar": "grammar", "guided_choice": "choice"}
-GUIDING = frozenset({"response_format", "tools", "tool_choice", *GUIDED})
+CALLING = frozenset({"tools", "tool_choice"})
+GUIDING = frozenset({"response_format", *GUIDED, *CALLING})
 
 
 def guide_inputs(model: Model, body: BaseModel) -> dict[str, Any]:
     """The inputs that say what form an answer has. Raises ApiError for a form that the model cannot keep to."""
     asked = {name: value for name, value in body if name in GUIDING and _means_something(name, value)}
     for name in asked:
+        if name in CALLING:
+            raise bad_field(name, f"{name}: calls of tools are not read out of answers; ask for a json_schema instead")
         if GUIDE not in model.inputs:
             raise bad_field(name, f"{model.name} was built without guided decoding, which {name} needs")
-    return {GUIDE: dumps(asked)} if asked else {}
+    if len(asked) > 1:
+        raise bad_field(max(asked), f"{' and '.join(sorted(asked))} each say what the answer is; send one of them")
+    return {GUIDE: dumps(_guide(*asked.popitem()))} if asked else {}
+
+
+def _guide(name: str, value: Any) -> dict[str, Any]:
+    """One entry: the kind of guide, and the guide."""
+    if name == "response_format":
+        return _response_format(value)
+    if name == "guided_json":
+        return {"json_schema": _schema(name, value)}
+    expected, holds = (list, "a list of texts") if name == "guided_choice" else (str, "text")
+    if not isinstance(value, expected):
+        raise bad_field(name, f"{name} is not {holds}")
+    return {GUIDED[name]: value}
+
+
+def _response_format(value: Any) -> dict[str, Any]:
+    kind = value.get("type") if isinstance(value, dict) else None
+    kinds: Mapping[str, Callable[[], dict[str, Any]]] = {
+        "json_object": lambda: {"json_object": True},
+        "json_schema": lambda: {"json_schema": _schema("response_format", _member(value, "json_schema", "schema"))},
+    }
+    if not isinstance(kind, str) or kind not in kinds:
+        raise bad_field("response_format", "the type of response_format is not text, json_object or json_schema")
+    return kinds[kind]()
+
+
+def _member(value: Any, *names: str) -> Any:
+    for name in names:
+        if not isinstance(value, dict) or name not in value:
+            raise bad_field("response_format", f"response_format has no {'.'.join(names)}")
+        value = value[name]
+    return value
+
+
+def _schema(name: str, value: Any) -> dict[str, Any]:
+    if isinstance(value, str):  # vLLM's clients send it as text too
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError) as error:
+            raise bad_field(name, f"{name} is not JSON: {error}") from error
+    if not isinstance(value, dict):
+        raise bad_field(name, f"the schema of {name} is not an object")
+    return value
 
 
 def _means_something(name: str, value: Any) -> bool:
