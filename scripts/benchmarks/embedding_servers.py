@@ -22,6 +22,7 @@ from builder.serve.triton import free_ports
 from scripts.benchmarks import peers
 
 STARTING_S = 120
+INFINITY = {"torch": "infinity_peer", "optimum": "infinity_optimum_peer"}  # its engines: their environments
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,23 @@ def fastapi(folder: Path) -> Any:
 
 
 def infinity(folder: Path, engine: str, environments: Path) -> Any:
-    """The embedding server infinity, with its own dynamic batching; `engine`: torch or optimum."""
+    """The embedding server infinity, with its own dynamic batching; `engine`: one of INFINITY."""
     if engine == "optimum":
         export_onnx(folder, environments)
     port = free_ports().http
-    command = [str(_program("infinity_emb", environments)), "v2", "--model-id", str(folder), "--served-model-name", "m"]
-    command += ["--engine", engine, "--device", "cpu", "--host", "127.0.0.1", "--port", str(port)]
+    command = [str(_program(engine, "infinity_emb", environments)), "v2", "--model-id", str(folder)]
+    command += [
+        "--served-model-name",
+        "m",
+        "--engine",
+        engine,
+        "--device",
+        "cpu",
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     door = Door(port, "/embeddings", lambda text: {"model": "m", "input": [text]})
     return _serving([*command, "--log-level", "error"], door, {})
 
@@ -65,12 +77,12 @@ def infinity(folder: Path, engine: str, environments: Path) -> Any:
 def export_onnx(folder: Path, environments: Path) -> None:
     """The checkpoint as Optimum exports it, beside it in onnx/."""
     if not (folder / "onnx").exists():
-        command = [_program("optimum-cli", environments), "export", "onnx", "--task", "feature-extraction"]
+        command = [_program("optimum", "optimum-cli", environments), "export", "onnx", "--task", "feature-extraction"]
         subprocess.run([*command, "--model", folder, folder / "onnx"], check=True, capture_output=True)
 
 
-def _program(name: str, environments: Path) -> Path:
-    return peers.interpreter("infinity_peer", environments).with_name(name).absolute()
+def _program(engine: str, name: str, environments: Path) -> Path:
+    return peers.interpreter(INFINITY[engine], environments).with_name(name).absolute()
 
 
 @contextmanager

@@ -40,7 +40,7 @@ from builder.serve.triton import Server, running
 from builder.spec import make_spec
 from scripts.benchmarks import peers
 from scripts.benchmarks.circumstances import circumstances, write_figures
-from scripts.benchmarks.embedding_servers import closed_loop, export_onnx, fastapi, infinity
+from scripts.benchmarks.embedding_servers import INFINITY, closed_loop, export_onnx, fastapi, infinity
 from scripts.benchmarks.traffic import mixed_texts
 
 CONCURRENCIES = (1, 8, 32)
@@ -51,7 +51,7 @@ RUNGS: dict[str, dict[str, str]] = {
     "int8-static OpenVINO": {"precision": "int8-static", "engine": "openvino"},
 }
 BASES = ("FastAPI + pipeline", "naive Triton layout")
-OTHERS = ("infinity_peer", "fastembed_peer")
+OTHERS = (*INFINITY.values(), "fastembed_peer")
 PEERS = ("infinity torch", "infinity optimum", "FastEmbed")
 IN_PROCESS = ("fp32", "int8")
 BASE_SHAPES = {"distilbert-base": "distilbert", "bert-base": "bert"}

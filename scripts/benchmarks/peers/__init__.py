@@ -25,7 +25,13 @@ PACKAGES = {
     "llama_cpp_peer": ("llama-cpp-python==0.3.36", "gguf==0.19.0", "safetensors", "numpy<2.5"),
     "ctranslate2_peer": ("ctranslate2==4.8.5", "transformers==4.57.6", "torch==2.13.0"),
     "genai_peer": ("onnxruntime-genai==0.18.0", "transformers==5.23.0", "torch==2.13.0", "onnx_ir", "onnx"),
-    "infinity_peer": ("infinity-emb[torch,optimum,server]==0.0.78",),  # two servers, by its own program
+    "infinity_peer": ("infinity-emb[server,torch]==0.0.78",),  # a server, by its own program
+    "infinity_optimum_peer": (  # with the newest Optimum that finds an ONNX file by the path that infinity gives
+        "infinity-emb[server,optimum]==0.0.78",
+        "optimum[onnxruntime]==1.24.0",
+        "transformers==4.48.3",
+        "torch==2.13.0",
+    ),
     "fastembed_peer": ("fastembed==0.9.1",),
     "transformers_peer": (),  # the project's own environment
     "transformers_seq2seq_peer": (),
