@@ -8,6 +8,7 @@ Runtime's ContribOperators.md. Knows tensors; knows no architecture and no task.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,7 +19,13 @@ from builder.errors import ExportError
 
 ONNXRUNTIME = "onnxruntime_multi_head_attention"
 UNFUSED = "eager"
-UNSUPPORTED = ("softcap", "s_aux")  # arguments that change scores and that the operator has no input for
+# What an attention function may be given beside what those here and in cached_attention.py name, and that changes no
+# score: positions are in queries and keys already, the rest is about kernels and about what a forward pass returns.
+HARMLESS = frozenset({
+    "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states",
+    "output_router_logits", "return_dict", "deterministic", "logits_to_keep",
+    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
+})  # fmt: skip
 
 
 def multi_head_attention(
@@ -61,6 +68,13 @@ def merge_heads(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.transpose(1, 2).reshape(batch, sequence, heads * size)
 
 
+def refuse_unknown(options: Mapping[str, Any]) -> None:
+    """Raise ExportError for what an attention is given beside its tensors and that may change its scores."""
+    unknown = [name for name, value in options.items() if value is not None and name not in HARMLESS]
+    if unknown:
+        raise ExportError(f"attention with {min(unknown)} has no fused operator")
+
+
 def _attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -70,12 +84,12 @@ def _attention(
     scaling: float | None = None,
     dropout: float = 0.0,
     position_bias: torch.Tensor | None = None,
+    sliding_window: int | None = None,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
-    """transformers' attention function: the mask comes from `_mask` below, 2-D (keys) or 4-D (scores)."""
-    for name in UNSUPPORTED:
-        if options.get(name) is not None:
-            raise ExportError(f"attention with {name} has no fused operator")
+    """transformers' attention function: the mask comes from `_mask` below, 2-D (keys) or 4-D (scores), and a window is
+    in it."""
+    refuse_unknown(options)
     if key.shape[1] != query.shape[1]:
         repeats = query.shape[1] // key.shape[1]
         key, value = (tensor.repeat_interleave(repeats, dim=1) for tensor in (key, value))

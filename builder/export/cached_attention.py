@@ -18,17 +18,10 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache
 
 from builder.errors import ExportError
-from builder.export.attention import merge_heads
+from builder.export.attention import merge_heads, refuse_unknown
 from builder.export.masks import describe, window_of
 
 CACHED = "onnxruntime_group_query_attention"
-# What an attention function may be given beside the arguments of `_attention`, and that changes no score: positions
-# are in queries and keys already, the rest is about kernels and about what a forward pass returns.
-HARMLESS = frozenset({
-    "is_causal", "position_ids", "cache_position", "use_cache", "output_attentions", "output_hidden_states",
-    "output_router_logits", "return_dict", "deterministic", "logits_to_keep",
-    "cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k",
-})  # fmt: skip
 
 
 class _NoStates(list[Any]):
@@ -296,9 +289,7 @@ def _attention(
 ) -> tuple[torch.Tensor, None]:
     """transformers' attention function. The window is the mask's: `sliding_window` is what flash attention reads, and
     the attentions that transformers answers with here do not."""
-    unknown = [name for name, value in options.items() if value is not None and name not in HARMLESS]
-    if unknown:
-        raise ExportError(f"attention with {min(unknown)} has no fused operator")
+    refuse_unknown(options)
     scale = scaling if scaling is not None else 1.0 / math.sqrt(query.shape[-1])
     cache = running_cache()
     if cache.cross is not None and cache.cross.layer is not None:

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import AttentionInterface
 
-from builder.export.attention import multi_head_attention
+from builder.errors import ExportError
+from builder.export.attention import ONNXRUNTIME, multi_head_attention
 
 
 def test_a_bias_that_is_the_same_for_every_query_has_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,3 +25,13 @@ def test_a_bias_that_is_the_same_for_every_query_has_all_of_them(monkeypatch: py
     multi_head_attention(states, states, states, 1.0, attention_bias=torch.zeros(2, 1, 1, 7))
     multi_head_attention(states, states, states, 1.0, attention_bias=torch.zeros(1, 4, 7, 7))
     assert [tuple(bias.shape) for bias in given] == [(2, 4, 7, 7), (2, 4, 7, 7)]
+
+
+def test_what_an_attention_is_given_beside_and_no_operator_takes_is_refused() -> None:
+    """A.X-K2 hands the keys that it chose to its attention and leaves the mask as it is: the graph attended to all."""
+    states = torch.zeros(2, 4, 7, 8)
+    attention = AttentionInterface()[ONNXRUNTIME]
+    with pytest.raises(ExportError, match="attention with indices has no fused operator"):
+        attention(
+            torch.nn.Module(), states, states, states, None, indices=torch.zeros(2, 7, 3), output_attentions=False
+        )
