@@ -25,6 +25,7 @@ from builder.samples import TEXTS
 from builder.serve.client import Client
 from builder.serve.triton import Server, running
 from builder.spec import make_spec
+from scripts.benchmarks.circumstances import circumstances
 from tests.decoders import make_decoder_checkpoint
 
 PROMPTS = 48
@@ -59,7 +60,7 @@ def main() -> None:
         )
         build(spec)
         with running(spec.output) as server:
-            report = _soak(server, options.minutes, options.clients)
+            report = {**circumstances(), **_soak(server, options.minutes, options.clients)}
     print(json.dumps(report, indent=1))
     if options.output:
         options.output.write_text(json.dumps(report, indent=1) + "\n")

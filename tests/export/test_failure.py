@@ -60,10 +60,11 @@ def test_where_in_the_models_code_is_said() -> None:
     [
         ("camembert", "camembert cannot be served for generation: it does not count positions from 0"),
         ("bart", "bart cannot be served for generation: it takes no position_ids and counts the rows of .*embed_pos"),
+        ("minimax", "minimax cannot be served for generation: its state is a MiniMaxCache, not the keys and values"),
     ],
 )
-def test_positions_that_the_decode_loop_cannot_give_are_refused(model_type: str, said: str) -> None:
-    """Both were exported before, and failed verification as "a bug worth reporting"."""
+def test_states_that_the_decode_loop_cannot_keep_are_refused(model_type: str, said: str) -> None:
+    """The first two were exported before, and failed verification as "a bug worth reporting"."""
     with pytest.raises(ExportError, match=said):
         cache_shapes(tiny_model("CAUSAL_LM", model_type))
 
