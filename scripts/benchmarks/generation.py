@@ -32,6 +32,7 @@ from builder.pipeline import build
 from builder.samples import TEXTS
 from builder.serve.triton import running
 from builder.spec import make_spec
+from builder.variants.measurements import memory_of
 from scripts.benchmarks import peers
 from scripts.benchmarks.circumstances import circumstances, write_figures
 from scripts.benchmarks.peers.clock import Clock
@@ -105,7 +106,7 @@ def main() -> None:
     parser.add_argument("--ours", default=",".join(OURS), help="precisions; @128 sets the block size, /int8 the cache")
     parser.add_argument("--peers", default=",".join(name for name, _, _ in PEERS))
     parser.add_argument("--environments", type=Path, default=Path(".peers"), help="where the peers are installed")
-    parser.add_argument("--checkpoints", type=Path, help="keep checkpoints and conversions here")
+    parser.add_argument("--checkpoints", type=Path, help="keep checkpoints, conversions and repositories here")
     parser.add_argument("--output", type=Path, help="write all figures here, as JSON; those of other sides stay")
     options = parser.parse_args()
     console = Console(width=130)
@@ -180,24 +181,23 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
         weights, _, cache = kind.partition("/")
         precision, _, block = weights.partition("@")
         title = f"ours {precision}" + (f", blocks of {block}" if block else "") + (", int8 cache" if cache else "")
-        repository = place / f"{name}-{precision}-{block}-{cache}"
-        spec = make_spec(
-            model=str(checkpoint),
-            name="model",
-            output=repository,
-            precision=precision,
-            cache=cache or "fp32",
-            block_size=int(block or 32),
-            max_length=longest,
-            slots=max(concurrencies),
-            quality=0.0,  # random weights have none to lose
-            perplexity=1e9,
-        )
-        report = build(spec)
+        wanted = {
+            "precision": precision,
+            "cache": cache or "fp32",
+            "block_size": int(block or 32),
+            "max_length": longest,
+            "slots": max(concurrencies),
+            "quality": 0.0,  # random weights have none to lose
+            "perplexity": 1e9,
+        }
+        repository = (folder if options.checkpoints else place / name) / f"ours-{_key(wanted)}"
+        if not repository.exists():
+            build(make_spec(model=str(checkpoint), name="model", output=repository, **wanted))
         with running(repository, timeout_s=600) as server:
             load(server.url, work[:1] * 2, 1)
             sides[title] = {str(c): load(server.url, work[: counts[c]], c) for c in concurrencies}
-        sides[title]["megabytes"] = report.ladder[-1].size / 1e6
+        record = json.loads((repository / "model" / "build.json").read_text())
+        sides[title]["megabytes"] = record["ladder"][-1]["size"] / 1e6
         _show(console, name, title, sides)
     for title, peer, kind in PEERS:
         if title not in options.peers.split(","):
@@ -215,6 +215,13 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
         _show(console, name, title, sides)
     console.print(_table(name, sides, concurrencies))
     return sides
+
+
+def _key(asked: dict[str, Any]) -> str:
+    """Names a repository that was kept: of other options, or of another version of this project, it is another one."""
+    path = memory_of(asked).path
+    assert path is not None
+    return path.stem[:12]
 
 
 def _work_document(work: Sequence[Asked], concurrency: int, longest: int) -> dict[str, Any]:

@@ -25,7 +25,7 @@ PACKAGES = {
     "llama_cpp_peer": ("llama-cpp-python==0.3.36", "gguf==0.19.0", "safetensors", "numpy<2.5"),
     "ctranslate2_peer": ("ctranslate2==4.8.5", "transformers==4.57.6", "torch==2.13.0"),
     "genai_peer": ("onnxruntime-genai==0.18.0", "transformers==5.23.0", "torch==2.13.0", "onnx_ir", "onnx"),
-    "infinity_peer": ("infinity-emb[server,torch]==0.0.78",),  # a server, by its own program
+    "infinity_peer": ("infinity-emb[server,torch,optimum]==0.0.78",),  # a server; and Optimum's export
     "infinity_optimum_peer": (  # with the newest Optimum that finds an ONNX file by the path that infinity gives
         "infinity-emb[server,optimum]==0.0.78",
         "optimum[onnxruntime]==1.24.0",
