@@ -127,7 +127,7 @@ def _cache_shapes(model: PreTrainedModel) -> tuple[CacheShape, ...]:
     ids = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
         result = model(input_ids=ids, use_cache=True)
-    past = getattr(result, "past_key_values", None)
+    past: Any = getattr(result, "past_key_values", None)
     if type(past) is not DynamicCache:  # one of the model's own is a kind of it, and keeps more
         raise ExportError(f"its state is a {type(past).__name__}, not the keys and values of attention layers")
     shapes = []

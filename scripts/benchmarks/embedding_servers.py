@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -87,25 +88,30 @@ def _program(engine: str, name: str, environments: Path) -> Path:
 
 @contextmanager
 def _serving(command: Sequence[str], door: Door, environment: dict[str, str]) -> Iterator[Door]:
-    """The server that `command` starts, once it answers."""
+    """The server that `command` starts, once it answers. Raises RuntimeError with its last line where it does not."""
     environment = {**os.environ, **environment, "OMP_NUM_THREADS": str(available_cores())}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL)
-    try:
-        _wait(process, door)
-        yield door
-    finally:
-        process.terminate()
-        process.wait()
+    with tempfile.TemporaryFile() as said:
+        process = subprocess.Popen(command, env=environment, stdout=said, stderr=said)
+        try:
+            if not _answers(process, door):
+                said.seek(0)
+                last = said.read().decode().strip().splitlines()[-1:] or ["no output"]
+                raise RuntimeError(f"{Path(command[0]).name} did not start: {last[0][:200]}")
+            yield door
+        finally:
+            process.terminate()
+            process.wait()
 
 
-def _wait(process: subprocess.Popen[bytes], door: Door) -> None:
+def _answers(process: subprocess.Popen[bytes], door: Door) -> bool:
     end = time.perf_counter() + STARTING_S
     while time.perf_counter() < end and process.poll() is None:
         try:
-            return door.ask(door.connect(), "ready?")
+            door.ask(door.connect(), "ready?")
+            return True
         except OSError:
             time.sleep(0.2)
-    raise RuntimeError(f"the server on port {door.port} did not start (exit code {process.poll()})")
+    return False
 
 
 def closed_loop(door: Door, texts: Sequence[str], concurrency: int, seconds: float) -> tuple[float, float, float]:
