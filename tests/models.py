@@ -32,12 +32,13 @@ SERVED: dict[str, Served] = {
         "electra",
         {0: "rude", 1: "spam", 2: "off topic"},
         {"problem_type": "multi_label_classification"},
+        {"executor": "bls"},
     ),
     "entail": Served("zero-shot-classification", "roberta", {0: "contradiction", 1: "neutral", 2: "entailment"}),
     "names": Served("token-classification", "distilbert", NER),
-    "names_bpe": Served("token-classification", "modernbert", NER),
+    "names_bpe": Served("token-classification", "modernbert", NER, spec={"executor": "bls"}),
     "answers": Served("question-answering", "bert", spec={"max_length": 128}),
-    "masks": Served("fill-mask", "xlm-roberta"),
+    "masks": Served("fill-mask", "xlm-roberta", spec={"executor": "bls"}),
     "ranks": Served("text-ranking", "deberta-v2", {0: "relevance"}),
     "features": Served("feature-extraction", "albert"),
     "pooled": Served("feature-extraction", "mpnet", spec={"pooling": "cls"}),
@@ -77,7 +78,7 @@ READERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 REAL: dict[str, dict[str, Any]] = {  # the real MiniLM: name to options of its build
     "minilm_fp32": {},
-    "minilm_int8": {"precision": "int8"},
+    "minilm_int8": {"precision": "int8", "executor": "bls"},
     "minilm_openvino": {"precision": "int8-static", "engine": "openvino"},
 }
 

@@ -11,6 +11,7 @@ def encoder_serving(**changes: Any) -> EncoderServing:
     """Of a model that embeds texts of up to 32 tokens."""
     fields: dict[str, Any] = {
         "task": "feature_extraction",
+        "executor": "bls",
         "engine": "m_model",
         "max_length": 32,
         "truncate": False,

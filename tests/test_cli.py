@@ -50,7 +50,7 @@ def test_build_from_a_models_yaml_then_check(checkpoint: Callable[[str], Path], 
     checked = _run("check", str(output))
     assert checked.returncode == 0
     (output / "topics" / "1" / "serving.json").write_text("{}")
-    (output / "topics_model" / "1" / "model.onnx").unlink()
+    (output / "topics" / "1" / "model.onnx").unlink()
     damaged = _run("check", str(output))
     assert damaged.returncode == 1
     assert "serving.json is not the file that was built" in damaged.stderr
@@ -175,7 +175,7 @@ def test_serve_says_when_it_is_ready_and_leaves_nothing_behind(stop: signal.Sign
         process.send_signal(stop)
         rest = process.stdout.read()
         process.wait(timeout=60)
-    assert any("topics_model" in line and "READY" in line for line in lines), "".join(lines)
+    assert any("topics" in line and "READY" in line for line in lines), "".join(lines)
     assert any(f"127.0.0.1:{ports.grpc}" in line for line in lines)
     if stop is not signal.SIGKILL:
         assert "stopped" in rest
@@ -201,12 +201,12 @@ def test_serve_names_the_port_that_is_taken(small_repository: Path) -> None:
 def test_serve_names_the_model_that_does_not_load(small_repository: Path, tmp_path: Path) -> None:
     broken = tmp_path / "with a space" / "model_repository"
     shutil.copytree(small_repository, broken)
-    (broken / "topics_model" / "1" / "model.onnx").write_bytes(b"no graph")
+    (broken / "topics" / "1" / "model.onnx").write_bytes(b"no graph")
     ports = free_ports()
     numbers = [f"--{kind}-port={getattr(ports, kind)}" for kind in ("http", "grpc", "metrics")]
     served = _run("serve", str(broken), *numbers)
     assert served.returncode == 1
-    assert "the model topics_model does not load" in served.stderr
+    assert "the model topics does not load" in served.stderr
     assert "build-repo check" in served.stderr
 
 

@@ -93,6 +93,7 @@ def begin(
     """The steps of an encoder. Raises SpecError for what it does not have, CheckpointError for what is none."""
     if spec.beams is not None or spec.max_answer is not None:
         raise SpecError(f"--beams and --max-answer are for models that generate; {checkpoint.task.name} has neither")
+    refuse_without_process(spec)
     _refuse_composed(checkpoint)
     return Encoder(spec, checkpoint, folder, tuple(asked(spec, cpu()["flags"])))
 
@@ -166,10 +167,10 @@ class Encoder:
     def replay(self, chosen: Chosen) -> Replay:
         """The engine's calls on the samples."""
         graph, feeds, threads = chosen.graph, chosen.exact.evaluator.feeds, self.spec.build_threads
-        return Replay(graph.engine, False, lambda: [graph_case(graph, feeds, threads)])
+        return Replay(graph.engine, self.spec.in_process, lambda: [graph_case(graph, feeds, threads)])
 
     def lay_out(self, chosen: Chosen, stage: Stage) -> tuple[RepositoryEntry, ...]:
-        """The front model and its engine, or the recipe from which a GPU compiles that."""
+        """The front model with its engine inside or beside it, or the recipe from which a GPU compiles that."""
         evaluator, graph = chosen.exact.evaluator, chosen.graph
         if graph.engine == tensorrt.BACKEND:
             with stage("recipe"):
@@ -250,6 +251,21 @@ def _refuse_wrong_answers(evaluator: Evaluator, graph: Graph, exact: Rung, quali
 
 def _error(rung: Rung) -> float:
     return rung.error if rung.error is not None else math.inf
+
+
+def refuse_without_process(spec: BuildSpec) -> None:
+    """What an engine in the front's own process does not have. Raises SpecError."""
+    if not spec.in_process:
+        if spec.executor == "in-process" and "executor" in spec.model_fields_set:
+            raise SpecError("on a GPU an encoder's engine is a Triton model of its own: leave --executor out")
+        return
+    if spec.serving.front_instances not in (None, spec.instances):
+        raise SpecError(
+            "serving.front_instances: in process each front has an engine of its own, so that --instances says both; "
+            "leave it out, or use --executor bls"
+        )
+    if spec.serving.optimization_level:
+        raise SpecError("serving.optimization_level is for Triton's own backends: leave it out, or use --executor bls")
 
 
 def _refuse_composed(checkpoint: Checkpoint) -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 import onnx
 
 from builder.errors import ExportError
-from builder.runtime.generation.executors.sessions import other_meaning
+from builder.runtime.sessions import other_meaning
 from builder.triton.releases import LIMITS, OPERATOR_NEEDS, RELEASES, runtime_of, version_tuple
 
 

@@ -18,7 +18,7 @@ FILE = "serving.json"
 # What the rows of one call must have in common: nothing, their length, or how often they have a token, by its id.
 Alike = Union[Literal["length"], int, None]
 CacheType = Literal["float32", "float16", "bfloat16", "int8"]  # of keys and values
-SCHEMA = 2  # counts up when a field changes its name, its type or its meaning
+SCHEMA = 3  # counts up when a field changes its name, its type or its meaning
 
 
 class ContractError(ValueError):
@@ -46,11 +46,30 @@ class RequestLimits:
 
 
 @dataclass(frozen=True)
+class Session:
+    """How ONNX Runtime opens the graphs in this process. `threads`: of one operator; 0 lets it take all cores."""
+
+    device: Literal["cpu", "cuda"] = "cpu"
+    threads: int = 0
+    entries: Mapping[str, str] = field(default_factory=dict)  # of ONNX Runtime's session configuration
+    device_id: int = 0
+    provider_options: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class OpenVinoSession:
+    """How OpenVINO opens a model in this process. `threads`: as a Session's; `precision`: of products of reals."""
+
+    precision: Literal["fp32", "bf16"]
+    threads: int = 0
+
+
+@dataclass(frozen=True)
 class EncoderServing:
     """A front model of one engine call a batch."""
 
     task: str  # the module in tasks/
-    engine: str  # the Triton model that runs the graph
+    executor: Literal["bls", "onnxruntime", "openvino"]  # the module in executors/; the last two are in process
     max_length: int  # tokens of one text, special tokens included
     truncate: bool  # whether longer texts are cut where a request does not say
     inputs: Mapping[str, str]  # graph input -> the attribute of an encoding it is, or "task"
@@ -58,6 +77,10 @@ class EncoderServing:
     pad: Mapping[str, int]  # graph input -> the value that pads it, where that is not 0
     batching: Batching
     parameters: Mapping[str, Any]  # the task's own
+    engine: str | None = None  # the Triton model that runs the graph, through BLS
+    model: str | None = None  # file of the graph, in process
+    session: Session | OpenVinoSession | None = None  # in process
+    warm_up: Sequence[Mapping[str, Sequence[int]]] = ()  # rows of the engine's inputs for calls at load, in process
     truncation_side: Literal["left", "right"] = "right"
     not_on_cpus_with: Sequence[str] = ()  # instruction sets with which the engine would answer otherwise
     limits: RequestLimits = RequestLimits()
@@ -69,17 +92,6 @@ class LayerShape:
 
     heads: int
     size: int
-
-
-@dataclass(frozen=True)
-class Session:
-    """How ONNX Runtime opens the graphs in this process. `threads`: of one operator; 0 lets it take all cores."""
-
-    device: Literal["cpu", "cuda"] = "cpu"
-    threads: int = 0
-    entries: Mapping[str, str] = field(default_factory=dict)  # of ONNX Runtime's session configuration
-    device_id: int = 0
-    provider_options: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """The front model's adapter to Triton's Python backend. All it knows is how to carry tensors.
 
-`self.model` is the Pipeline; its `infer` is a BLS call of the engine's own Triton model.
+`self.model` is the Pipeline over the executor that serving.json names.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,16 +15,11 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
+from .contract import load_encoder
 from .cpu_check import refuse_cpu
 from .fields import InputError, readable
 from .pipeline import Answer, Counts, Pipeline
 from .tensors_check import check_tensors_survive
-
-CALLS_AT_ONCE = 3  # the engine finds the next call waiting when it has done one
-
-
-class EngineError(RuntimeError):
-    """The engine's model refused or failed a call."""
 
 
 class Metrics:
@@ -65,23 +60,12 @@ class TritonPythonModel:
         folder = Path(args["model_repository"]) / args["model_version"]
         config = json.loads(args["model_config"])
         self.inputs = [field["name"] for field in config["input"]]
-        self.calls = ThreadPoolExecutor(CALLS_AT_ONCE)
-        self.model = Pipeline(folder, self._infer, self.calls.map)
-        refuse_cpu(self.model.serving.not_on_cpus_with)
-        self.engine: str = self.model.serving.engine
+        serving = load_encoder(folder)
+        refuse_cpu(serving.not_on_cpus_with)
+        executor = importlib.import_module(f".executors.{serving.executor}", __package__).Executor(folder, serving)
+        self.model = Pipeline(folder, executor.infer, executor.map_calls)
+        self.model.warm_up()
         self.metrics = Metrics(args["model_name"])
-        self.engine_outputs = list(self.model.serving.outputs)
-
-    def _infer(self, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        response = pb_utils.InferenceRequest(
-            model_name=self.engine,
-            requested_output_names=self.engine_outputs,
-            inputs=[pb_utils.Tensor(name, array) for name, array in feeds.items()],
-            preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU),  # numpy reads no GPU's
-        ).exec()
-        if response.has_error():
-            raise EngineError(f"{self.engine}: {response.error().message()}")
-        return {name: pb_utils.get_output_tensor_by_name(response, name).as_numpy() for name in self.engine_outputs}
 
     def execute(self, requests: list[Any]) -> list[Any]:
         answers = self.model([self._tensors(request) for request in requests])

@@ -1,7 +1,7 @@
 """From the requests of one batch to their answers: read, tokenise, cut, infer, answer.
 
-Knows an `infer` callable that takes and returns named numpy arrays; in Triton it is a BLS call, in a build
-or a test an ONNX Runtime session. Knows nothing about which.
+Knows an `infer` callable that takes and returns named numpy arrays; in Triton that of an executor, in a build
+or a test a session. Knows nothing about which.
 """
 
 from __future__ import annotations
@@ -95,6 +95,11 @@ class Pipeline:
                 f"the request has {tokens} tokens in {len(rows)} rows; this model takes at most {most} at once "
                 "(serving.limits.request_tokens of its build): send several requests"
             )
+
+    def warm_up(self) -> None:
+        """Make the calls that serving.json wants made before the first request."""
+        for row in self.serving.warm_up:
+            self.infer({name: np.array([row[name]], dtype=np.int64) for name in self.serving.inputs})
 
     def _encode(self, jobs: Mapping[int, Job]) -> dict[int, list[Encoding] | Exception]:
         """Tokenise the texts of all jobs, one call for all that are cut the same way; what fails is tried alone."""

@@ -74,8 +74,9 @@ class BuildSpec(Options):
     """Precision of the key-value cache of a generating model. int8 needs ONNX Runtime 1.31 or later in Triton's
     Python."""
     executor: Literal["in-process", "bls"] = Field("in-process", json_schema_extra={"flag": True})
-    """Where decode steps run. in-process: inside the Python model NAME, which updates the cache in place. bls: in a
-    separate Triton model NAME_model, called through Triton's business logic scripting (BLS)."""
+    """Where the graph runs. in-process: inside the Python model NAME, which updates a decoder's cache in place. bls: in
+    a separate Triton model NAME_model, called through Triton's business logic scripting (BLS); an encoder on a GPU
+    always runs there."""
     samples: Path | None = Field(None, json_schema_extra={"flag": True})
     """File with one JSON object a line, each a request of the task, to verify and calibrate on; labels may be
     added."""
@@ -211,6 +212,11 @@ class BuildSpec(Options):
         return self.precision in ("int8-static", "fp8", "auto") or self.prune is not None
 
     @property
+    def in_process(self) -> bool:
+        """Whether an encoder's graph runs in the front model's own process; on a GPU it never does."""
+        return self.executor == "in-process" and self.target == "cpu"
+
+    @property
     def serving_cores(self) -> int:
         """Cores of the machine that serves."""
         return self.machine.cores or available_cores()
@@ -219,6 +225,11 @@ class BuildSpec(Options):
     def threads_per_instance(self) -> int:
         """Threads of each engine instance on the machine that serves."""
         return self.threads or max(1, self.serving_cores // self.instances)
+
+    @property
+    def session_threads(self) -> int:
+        """Threads of an encoder's session in process: 0, all cores that it finds, where nothing is stated."""
+        return self.threads_per_instance if self.instances > 1 else self.loop_threads
 
     @property
     def loop_threads(self) -> int:

@@ -230,17 +230,21 @@ def _check_python(version: Path, repository: Path, release: str | None) -> Itera
         except ContractError as error:
             yield str(error)
             return
-        engine = served.engine
-        own = served.model if isinstance(served, GenerationServing) else None
         if isinstance(served, GenerationServing) and served.chat is not None:
             problem = ChatTemplate(served.chat.template, served.chat.special_tokens).problem
             if problem:
                 yield f"{version.name}/{FILE}: {problem}; chats are refused, texts are answered"
-        if engine is not None and not (repository / engine / "config.pbtxt").is_file():
-            yield f"its engine {engine} is not in the repository"
-        if own is None:
-            return
-        if not (version / own).is_file():
-            yield f"{version.name}/{own} is missing"
-        elif release in RELEASES:
-            yield from _refused(read_graph(version / own), release, in_process=True)
+        if served.engine is not None and not (repository / served.engine / "config.pbtxt").is_file():
+            yield f"its engine {served.engine} is not in the repository"
+        if served.model is not None:
+            yield from _check_own_graph(version / served.model, release)
+
+
+def _check_own_graph(model: Path, release: str | None) -> Iterator[str]:
+    """The graph that a front runs in its own process."""
+    files = [model, model.with_suffix(".bin")] if model.suffix == Path(openvino.MODEL_FILE).suffix else [model]
+    missing = [file.name for file in files if not file.is_file()]
+    if missing:
+        yield f"{model.parent.name}/{missing[0]} is missing"
+    elif len(files) == 1 and release in RELEASES:
+        yield from _refused(read_graph(model), release, in_process=True)

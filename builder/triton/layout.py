@@ -1,7 +1,7 @@
 """From a verified model to the entries of a repository. Pure: no file is read or written here.
 
-NAME/        python: tokenise, call the engine, post-process; dynamic batching on texts
-NAME_model/  the engine
+NAME/        python: tokenise, run the engine, post-process; dynamic batching on texts
+NAME_model/  the engine, where it is a Triton model of its own
 """
 
 from __future__ import annotations
@@ -17,24 +17,51 @@ import numpy as np
 from builder.engines import engine, openvino
 from builder.engines.onnxruntime import BACKEND, MODEL_FILE
 from builder.onnx.graph import Graph
-from builder.runtime.contract import FILE, Alike, Batching, EncoderServing, GenerationServing, RequestLimits, dump
+from builder.runtime.contract import (
+    FILE,
+    Alike,
+    Batching,
+    EncoderServing,
+    GenerationServing,
+    OpenVinoSession,
+    RequestLimits,
+    Session,
+    dump,
+)
 from builder.runtime.fields import Field
 from builder.spec import BuildSpec, Serving
 from builder.triton.placement import Accelerator, InstanceGroup, Shapes, graph_buckets, place
 
 RUNTIME = Path(__file__).parent.parent / "runtime"
 SHARED_FILES = ("contract.py", "fields.py", "panics.py", "tensors_check.py")
-ENCODER_FILES = ("model.py", "cpu_check.py", "pipeline.py", "task.py", "text.py", "cutting.py", "scores.py")
+EXECUTOR_FILES = {  # by EncoderServing.executor
+    "bls": ("executors/bls.py",),
+    "onnxruntime": ("executors/onnxruntime.py", "sessions.py"),
+    "openvino": ("executors/openvino.py",),
+}
+ENCODER_FILES = (
+    "model.py",
+    "cpu_check.py",
+    "pipeline.py",
+    "task.py",
+    "text.py",
+    "cutting.py",
+    "scores.py",
+    "executors/__init__.py",
+)
 GENERATION = tuple(sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "generation").rglob("*.py")))
 GENERATING = {
-    **{name: name for name in SHARED_FILES},
+    **{name: name for name in (*SHARED_FILES, "sessions.py")},
     "model.py": "generation_model.py",
     **{name: name for name in GENERATION},
 }
 RUNTIME_FILES: Mapping[
     str, Mapping[str, str]
 ] = {  # kind of model -> file in the version folder -> file in builder/runtime
-    "encoder": {name: name for name in (*SHARED_FILES, *ENCODER_FILES)},
+    **{
+        f"encoder, {executor}": {name: name for name in (*SHARED_FILES, *ENCODER_FILES, *files)}
+        for executor, files in EXECUTOR_FILES.items()
+    },
     "generating": GENERATING,
     "tensorrt-llm": {"model.py": "tensorrt_llm_model.py"},
 }
@@ -102,7 +129,8 @@ def serving_document(
     buckets = [] if alike == "length" else graph_buckets(spec, graph, token_budget, max_length)  # they pad
     return EncoderServing(
         task=module,
-        engine=f"{spec.entry_name}_model",
+        executor=_executor(spec, graph),
+        engine=None if spec.in_process else f"{spec.entry_name}_model",
         max_length=max_length,
         truncate=spec.truncate,
         truncation_side=truncation_side,
@@ -125,6 +153,12 @@ def version_files(graph: Graph) -> dict[str, bytes | Path]:
     return {f"1/{file.name}": file for file in graph.files}
 
 
+def _executor(spec: BuildSpec, graph: Graph) -> Literal["bls", "onnxruntime", "openvino"]:
+    if not spec.in_process:
+        return "bls"
+    return "openvino" if graph.engine == openvino.BACKEND else "onnxruntime"
+
+
 def lay_out(
     spec: BuildSpec,
     serving: EncoderServing,
@@ -133,8 +167,8 @@ def lay_out(
     graph_files: Mapping[str, bytes | Path],
     fields: tuple[Sequence[Field], Sequence[Field]],
     warm_up_rows: Sequence[Mapping[str, Sequence[int]]],
-) -> tuple[RepositoryEntry, RepositoryEntry]:
-    """The front model and its engine, whose own files are `graph_files`."""
+) -> tuple[RepositoryEntry, ...]:
+    """The front model with the engine's own files inside or, for BLS, in an entry of their own beside it."""
     options = spec.serving
     front = Config(
         name=spec.entry_name,
@@ -147,16 +181,36 @@ def lay_out(
         dynamic_batching=True,
         max_queue_delay_us=spec.max_queue_delay_us,
         response_cache=options.response_cache,
+        rate_limited=spec.in_process,
         parameters=_front_parameters(spec, serving),
     )
-    files = _runtime_files("encoder")
+    if spec.in_process:
+        serving = in_process(spec, serving, graph, warm_up_rows if options.warm_up else ())
+    elif graph.engine == openvino.BACKEND and graph.arithmetic == "fp32":
+        serving = replace(serving, not_on_cpus_with=openvino.BF16)
+    files = _runtime_files(f"encoder, {serving.executor}")
     files["1/tasks/__init__.py"] = RUNTIME / "tasks" / "__init__.py"
     files.update({f"1/tasks/{name}": RUNTIME / "tasks" / name for name in task_files(serving.task)})
-    rounding = openvino.BF16 if graph.engine == openvino.BACKEND and graph.arithmetic == "fp32" else ()
-    serving = replace(serving, not_on_cpus_with=rounding)
     files[f"1/{FILE}"] = dump(serving).encode()
     files["1/tokenizer.json"] = tokenizer.encode()
+    if spec.in_process:
+        return (RepositoryEntry(front.name, front, {**files, **graph_files}),)
     return RepositoryEntry(front.name, front, files), _engine_entry(spec, serving, graph, graph_files, warm_up_rows)
+
+
+def in_process(
+    spec: BuildSpec, serving: EncoderServing, graph: Graph, rows: Sequence[Mapping[str, Sequence[int]]]
+) -> EncoderServing:
+    """`serving` of a front that runs `graph` itself, and `rows` of it before the first request."""
+    session: Session | OpenVinoSession
+    if graph.engine == openvino.BACKEND:
+        session = OpenVinoSession("bf16" if graph.arithmetic == "bf16" else "fp32", spec.session_threads)
+    else:
+        spinning = {"session.intra_op.allow_spinning": "1" if spec.serving.spinning else "0"}
+        session = Session(threads=spec.session_threads, entries=spinning)
+    warm_up = [{name: row[name] for name in graph.inputs} for row in rows]
+    model = engine(graph.engine).MODEL_FILE
+    return replace(serving, executor=_executor(spec, graph), model=model, session=session, warm_up=warm_up)
 
 
 def lay_out_generating(

@@ -63,8 +63,8 @@ def place(spec: BuildSpec, graph: Graph, token_budget: int, max_length: int) -> 
     if spec.target == "cpu":
         if not spec.serving.spinning:
             raise SpecError(
-                "serving.spinning: false is for models that decode in process; Triton's own backends have no parameter "
-                "for it: leave it out, or use --threads 1, which has no thread that could spin"
+                "serving.spinning: false is for engines in process; Triton's own backends have no parameter for it: "
+                "leave --executor bls out, or use --threads 1, which has no thread that could spin"
             )
         parameters = engine(graph.engine).parameters(graph, spec.threads_per_instance, spec.instances)
         return Placement((InstanceGroup(spec.instances),), parameters)

@@ -52,7 +52,11 @@ def publish(repository: Path, made: Verified | Unverified) -> None:
             problems = check(staging / "new")
             if problems:
                 raise RepositoryError(f"the new model would not load: {problems[0]}. Nothing was published")
-            _swap(repository, staging, [entry.name for entry in entries])
+            names = [entry.name for entry in entries]
+            left = _entries_of(repository, names[0]) - set(names)
+            _swap(repository, staging, names)
+            for name in left:
+                os.rename(repository / name, staging / "old" / name)
     except OSError as error:
         raise RepositoryError(
             f"{repository} could not be written ({error.strerror or error}): nothing in it was changed. "
@@ -77,6 +81,15 @@ def existing_source(repository: Path, name: str) -> str | None:
         return str(json.loads(report.read_text("utf-8"))["checkpoint"]["source"])
     except (OSError, ValueError, KeyError):
         return "something else than build-repo"
+
+
+def _entries_of(repository: Path, name: str) -> set[str]:
+    """The entries in `repository` of the build that `name` came of: an engine that this one has inside is left over."""
+    try:
+        files = json.loads((repository / name / "build.json").read_text("utf-8"))["files"]
+        return {entry for entry in files if (repository / entry).is_dir()}
+    except (OSError, ValueError, KeyError, TypeError):
+        return set()
 
 
 def recover(repository: Path) -> list[str]:

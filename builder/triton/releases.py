@@ -13,7 +13,8 @@ _TABLE = tomllib.loads((Path(__file__).parent / "releases.toml").read_text("utf-
 class Release:
     """`opset`, `ir_version`: the highest its ONNX Runtime reads. tensorrt, cuda, vllm: None where not known.
 
-    `onnxruntime`: of its own backend; `in_process`: what the emitted requirements pin in its interpreter.
+    `onnxruntime`, `openvino`: of its own backends; `in_process`, `openvino_in_process`: the ONNX Runtime and OpenVINO
+    that the emitted requirements pin in its interpreter.
     """
 
     triton: str
@@ -23,6 +24,7 @@ class Release:
     opset: int
     ir_version: int
     in_process: str
+    openvino_in_process: str
     tensorrt: str | None = None
     cuda: str | None = None
     vllm: str | None = None
@@ -36,6 +38,7 @@ RELEASES: dict[str, Release] = {
         opset=LIMITS[row["onnxruntime"]][0],
         ir_version=LIMITS[row["onnxruntime"]][1],
         in_process=_TABLE["in_process"][row["python"]],
+        openvino_in_process=_TABLE["openvino_in_process"][row["python"]],
     )
     for row in _TABLE["release"]
 }

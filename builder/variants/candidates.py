@@ -144,7 +144,7 @@ class VariantMaker:
     def fused(self) -> Graph:
         """For ONNX Runtime."""
         graph = self.verified or fuse(self.exported, self.folder, self.spec.level)
-        check_release(graph, self.spec.triton)
+        check_release(graph, self.spec.triton, self.spec.in_process)
         return graph
 
     @cached_property
@@ -177,7 +177,7 @@ class VariantMaker:
                 f"--graph {path} takes {', '.join(graph.inputs)} and gives {', '.join(graph.outputs)}; the task takes "
                 f"{', '.join(self.exported.inputs)} and gives {', '.join(self.exported.outputs)}: name them so"
             )
-        check_release(graph, self.spec.triton)
+        check_release(graph, self.spec.triton, self.spec.in_process)
         return save_graph(onnx.load(str(path)), self.folder / "given" / onnxruntime.MODEL_FILE)
 
     def sensitive(self, variant: Variant) -> list[str]:
@@ -198,7 +198,7 @@ class VariantMaker:
         elif variant.precision in BITS:
             options = WeightOptions(spec.block_size, not spec.asymmetric)
             weights = quantise_weights(source, variant.precision, options, self.folder)
-            check_release(weights.graph, spec.triton)
+            check_release(weights.graph, spec.triton, spec.in_process)
             made = Quantised(weights.graph, weights.matmuls, weights.embeddings, ())
         elif variant.precision in HALVES and not on_openvino:
             kept: Sequence[str] = ()

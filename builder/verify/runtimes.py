@@ -66,7 +66,7 @@ class Case:
 class Replay:
     """Calls to be made again on the engine that is to serve; they are made here first, where that is at hand.
 
-    `in_process`: the emitted loop opens the graph itself, in the ONNX Runtime that its requirements pin.
+    `in_process`: the emitted Python opens the graph itself, in the engine that its requirements pin.
     """
 
     engine: str
@@ -294,13 +294,14 @@ def verify_where_it_runs(spec: BuildSpec, replay: Replay, stage: Stage) -> tuple
     if spec.target != "cpu":
         return ()
     release = RELEASES[spec.triton]
+    name = "OpenVINO" if replay.engine == openvino.BACKEND else "ONNX Runtime"
+    where = f"the {name} of Triton {spec.triton}"
+    if replay.in_process:
+        where = f"what its requirements pin for Triton {spec.triton}"
     if replay.engine == openvino.BACKEND:
-        version, where = release.openvino, f"the OpenVINO of Triton {spec.triton}"
+        version = release.openvino_in_process if replay.in_process else release.openvino
     else:
         version = runtime_of(spec.triton, replay.in_process)
-        where = f"the ONNX Runtime of Triton {spec.triton}"
-        if replay.in_process:
-            where = f"what its requirements pin for Triton {spec.triton}"
     with stage(f"verify on {where}, {version}"):
         return (compare(replay.engine, version, where, replay.cases),)
 

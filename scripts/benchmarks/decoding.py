@@ -32,7 +32,7 @@ from builder.pipeline import build
 from builder.runtime.contract import Session, load_generation
 from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.in_process import InProcess
-from builder.runtime.generation.executors.sessions import open_session
+from builder.runtime.sessions import open_session
 from builder.serve.triton import running
 from builder.spec import make_spec
 from scripts.benchmarks.circumstances import circumstances

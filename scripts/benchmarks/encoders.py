@@ -97,11 +97,11 @@ def _bench_model(console: Console, name: str, place: Path, options: argparse.Nam
     for rung, rung_options in RUNGS.items():
         if rung not in wanted:
             continue
-        for instances in dict.fromkeys((1, cores)):
-            side = f"{rung}, {instances} x {cores // instances} threads"
+        for instances, executor in dict.fromkeys(((1, "in-process"), (1, "bls"), (cores, "in-process"))):
+            side = f"{rung}, {instances} x {cores // instances} threads{', BLS' * (executor == 'bls')}"
             spec = make_spec(
                 model=str(folder), name="encoder", task="feature-extraction", pooling=None if real else "mean",
-                instances=instances, output=place / side / "model_repository",
+                instances=instances, executor=executor, output=place / side / "model_repository",
                 quality=None if real else 0.0, **rung_options,
             )  # fmt: skip
             report = build(spec)
@@ -290,7 +290,7 @@ def _fastembed(folder: Path, place: Path, texts: Sequence[str], environments: Pa
 
 def _in_process(repository: Path, texts: Sequence[str], threads: int, seconds: float = 3) -> tuple[float, float]:
     """The emitted code over one session: milliseconds a text alone, texts a second in batches of 32."""
-    session = open_session(repository / "encoder_model" / "1" / "model.onnx", threads, spinning=True)
+    session = open_session(repository / "encoder" / "1" / "model.onnx", threads, spinning=True)
     pipeline = Pipeline(repository / "encoder" / "1", infer_with(session))
     requests = [{"text_input": np.array([[text.encode()]], dtype=object)} for text in texts]
     rates = []

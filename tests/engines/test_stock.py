@@ -113,7 +113,7 @@ def test_what_an_engine_is_told_is_read_and_taken_by_every_release(engine: str, 
 
 
 def test_spinning_is_refused_where_no_backend_could_be_told() -> None:
-    with pytest.raises(SpecError, match="models that decode in process"):
+    with pytest.raises(SpecError, match="is for engines in process"):
         place(make_spec(model="m", threads=2, serving={"spinning": False}), graph("onnxruntime"), 2048, 128)
 
 

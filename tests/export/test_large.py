@@ -33,9 +33,9 @@ def test_weights_beside_the_graph(
             model=str(checkpoint("pooled")), name="m", pooling="cls", precision=precision, quality=0.5, output=output
         )
     )
-    files = json.loads((output / "m" / "build.json").read_text())["files"]["m_model"]
+    files = json.loads((output / "m" / "build.json").read_text())["files"]["m"]
     assert {"1/model.onnx", "1/model.onnx.data"} <= set(files)
-    weights = (output / "m_model" / "1" / "model.onnx.data").stat().st_size
+    weights = (output / "m" / "1" / "model.onnx.data").stat().st_size
     parameters = (checkpoint("pooled") / "model.safetensors").stat().st_size
     assert 10_000 < weights < 1.2 * parameters, "once, not twice"
     assert check(output) == []

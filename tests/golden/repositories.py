@@ -18,12 +18,14 @@ from builder.triton.render import render
 FOLDER = Path(__file__).parent / "repositories"
 TARGETS: dict[str, dict[str, Any]] = {
     "cpu": {},
+    "cpu-bls": {"executor": "bls"},
     "cpu-openvino": {"engine": "openvino", "precision": "bf16"},
+    "cpu-openvino-bls": {"engine": "openvino", "precision": "bf16", "executor": "bls"},
     "cuda": {"target": "cuda", "precision": "fp16", "gpu": {"devices": [0, 1], "memory_limit_mb": 2048}},
     "tensorrt": {"target": "tensorrt", "precision": "fp16", "gpu": {"cuda_graphs": True}},
     "tensorrt-onnxruntime": {"target": "tensorrt", "engine": "onnxruntime", "precision": "fp16"},
 }
-ENGINES = {"cpu-openvino": "openvino", "tensorrt": "tensorrt"}
+ENGINES = {"cpu-openvino": "openvino", "cpu-openvino-bls": "openvino", "tensorrt": "tensorrt"}
 
 
 def graph(engine: str) -> Graph:

@@ -19,6 +19,8 @@ from builder.runtime.contract import (
     GenerationServing,
     Language,
     LayerShape,
+    OpenVinoSession,
+    Session,
     Source,
     TokenBias,
     TokenRules,
@@ -39,6 +41,14 @@ SOURCE = Source(30, (LayerShape(2, 8),), "encoder.onnx", 64, 2, 5, languages=LAN
     [
         encoder_serving(),
         encoder_serving(truncation_side="left", batching=Batching(64, 8, 4, ((8, 16), (1, 32)), "length")),
+        encoder_serving(executor="onnxruntime", engine=None, model="model.onnx", session=Session(threads=2)),
+        encoder_serving(
+            executor="openvino",
+            engine=None,
+            model="model.xml",
+            session=OpenVinoSession("bf16"),
+            warm_up=({"input_ids": (5, 6)},),
+        ),
         encoder_serving(batching=Batching(64, 8, 4, alike=2), not_on_cpus_with=("amx_bf16",)),
         decoder_serving(rules=RULES, chat=Chat("{{ messages }}", {"eos_token": "</s>", "additional": ["a"]})),
         decoder_serving(source=SOURCE, total_length=40),

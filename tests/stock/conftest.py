@@ -30,7 +30,7 @@ def repository(backends: Path, checkpoint: Callable[[str], Path], tmp_path_facto
     models |= {name: {"model": str(minilm()), **options} for name, options in REAL.items()}
     for name, options in models.items():
         if (backends / options.get("engine", "onnxruntime")).is_dir():
-            build(make_spec(name=name, output=folder, triton=EMBEDDED, **options))
+            build(make_spec(name=name, output=folder, triton=EMBEDDED, **{**options, "executor": "bls"}))
     return folder
 
 

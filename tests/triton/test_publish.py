@@ -85,6 +85,16 @@ def test_a_second_build_replaces_the_first(tmp_path: Path) -> None:
     assert {content for name, content in _tree(repository).items() if name.endswith("model.py")} == {b"two"}
 
 
+def test_an_engine_that_the_next_build_has_inside_is_taken_out(tmp_path: Path) -> None:
+    repository = tmp_path / "model_repository"
+    entries = _entries(b"one")
+    publish(repository, Unverified(entries, replace(_report(), files=file_hashes(entries))))
+    (repository / "another_model").mkdir()
+    publish(repository, Unverified(entries[:1], replace(_report(), files=file_hashes(entries[:1]))))
+    assert sorted(path.name for path in repository.iterdir()) == ["another_model", "front"]
+    assert [path.name for path in tmp_path.iterdir()] == ["model_repository"]
+
+
 def test_a_front_model_never_appears_before_its_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     moved = []
     rename = os.rename

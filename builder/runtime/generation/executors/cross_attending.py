@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from ...contract import Session
+from ...sessions import open_session
 from .base import CrossGeometry, EncodingExecutor, Geometry, last_of_rows
 from .in_process import MOST_BOUND, InProcess
-from .sessions import open_session
 
 
 class TextArena:

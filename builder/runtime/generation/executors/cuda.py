@@ -16,9 +16,9 @@ import onnxruntime
 from onnxruntime.capi.onnxruntime_pybind11_state import OrtValue
 
 from ...contract import Session
+from ...sessions import refuse_other_meaning
 from .base import Geometry, Step
 from .in_process import Bound
-from .sessions import refuse_other_meaning
 
 ELEMENTS = {"float16": 10, "bfloat16": 16, "float32": 1}  # of onnx.TensorProto: numpy has no bfloat16
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}

@@ -12,8 +12,8 @@ import numpy as np
 import onnxruntime
 
 from ...contract import Session
+from ...sessions import open_session
 from .base import Executor, Geometry, Step, copy_slot, last_of_rows
-from .sessions import open_session
 
 MOST_BOUND = 256  # combinations of slots and positions whose bindings are kept
 

@@ -19,7 +19,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 from builder.engines.cuda import NUMBERS
 from builder.engines.onnxruntime import MODEL_FILE, SLOW_FUSIONS, signature
 from builder.onnx.graph import check_release, read_graph
-from builder.runtime.generation.executors.sessions import refuse_other_meaning
+from builder.runtime.sessions import refuse_other_meaning
 from builder.triton import stock
 from builder.triton.releases import RELEASES
 

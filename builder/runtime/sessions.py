@@ -8,7 +8,7 @@ from pathlib import Path
 
 import onnxruntime
 
-from ...contract import Session
+from .contract import Session
 
 
 def other_meaning(metadata: "Mapping[str, str]", version: str) -> "str | None":

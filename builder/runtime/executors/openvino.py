@@ -1,0 +1,46 @@
+"""OpenVINO in the front's own process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import openvino
+
+from ..contract import ContractError, EncoderServing, OpenVinoSession
+
+PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
+
+
+class Executor:
+    """Runs the model beside serving.json, real numbers multiplied as they were when it was verified."""
+
+    map_calls = map
+
+    def __init__(self, folder: Path, serving: EncoderServing) -> None:
+        session = serving.session
+        if serving.model is None or not isinstance(session, OpenVinoSession):
+            raise ContractError("serving.json names no model for OpenVINO in process. Build the model again")
+        wanted = PRECISIONS[session.precision]
+        settings = {
+            "INFERENCE_NUM_THREADS": session.threads or len(os.sched_getaffinity(0)),
+            "NUM_STREAMS": 1,
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_PRECISION_HINT": wanted,
+        }
+        core = openvino.Core()
+        compiled = core.compile_model(core.read_model(str(folder / serving.model)), "CPU", settings)
+        found = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
+        if found != wanted:
+            raise RuntimeError(
+                f"OpenVINO multiplies in {found} on this CPU and the model was verified in {wanted}: build it on a CPU "
+                "like this one, or with --engine onnxruntime"
+            )
+        self.request = compiled.create_infer_request()
+        self.outputs = list(serving.outputs)
+
+    def infer(self, feeds: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
+        self.request.infer(feeds, share_inputs=True)
+        return {name: self.request.get_tensor(name).data.copy() for name in self.outputs}  # the next call writes there

@@ -1,0 +1,100 @@
+"""An encoder's engine in the front's own process: the same numbers, at the precision that was verified."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from builder.engines import openvino
+from builder.engines.cpu import cpu
+from builder.errors import SpecError
+from builder.families import encoder
+from builder.onnx.graph import Graph, save_graph
+from builder.runtime.contract import FILE, ContractError, EncoderServing, dump, load_encoder
+from builder.runtime.executors import onnxruntime as on_onnxruntime
+from builder.runtime.executors import openvino as on_openvino
+from builder.spec import make_spec
+from builder.triton.layout import in_process
+from tests.servings import encoder_serving
+
+FEEDS = {"input_ids": np.array([[3, 1, 2], [5, 0, 0]]), "attention_mask": np.array([[1, 1, 1], [1, 0, 0]])}
+SUMS = np.array([[6.0], [5.0]], np.float32)  # of the tokens that are no padding
+
+
+@pytest.fixture(scope="module")
+def graphs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Graph]:
+    """By engine: the sum of each row's tokens."""
+    folder = tmp_path_factory.mktemp("graphs")
+    nodes = [
+        helper.make_node("Mul", ["input_ids", "attention_mask"], ["kept"]),
+        helper.make_node("Cast", ["kept"], ["real"], to=TensorProto.FLOAT),
+        helper.make_node("ReduceSum", ["real", "axis"], ["features"], keepdims=1),
+    ]
+    inputs = [helper.make_tensor_value_info(name, TensorProto.INT64, ["rows", "tokens"]) for name in FEEDS]
+    output = helper.make_tensor_value_info("features", TensorProto.FLOAT, ["rows", 1])
+    axis = helper.make_tensor("axis", TensorProto.INT64, [1], [1])
+    model = helper.make_model(
+        helper.make_graph(nodes, "sums", inputs, [output], [axis]),
+        opset_imports=[helper.make_opsetid("", 20)],
+        ir_version=9,
+    )
+    saved = save_graph(onnx.shape_inference.infer_shapes(model), folder / "model.onnx")
+    arithmetic = openvino.arithmetic_on(cpu()["flags"])
+    return {
+        "onnxruntime": saved,
+        "openvino": openvino.convert(saved, folder / "model.xml", arithmetic, half_weights=False),
+    }
+
+
+def _serving(graph: Graph) -> EncoderServing:
+    spec = make_spec(model="org/m", threads=1, serving={"spinning": False})
+    return in_process(spec, encoder_serving(engine=None), graph, [{"input_ids": [5], "attention_mask": [1]}])
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_the_front_runs_the_graph_beside_it(engine: str, graphs: Mapping[str, Graph], tmp_path: Path) -> None:
+    graph = graphs[engine]
+    (tmp_path / FILE).write_text(dump(_serving(graph)))
+    serving = load_encoder(tmp_path)
+    assert (serving.executor, serving.model, serving.engine) == (engine, graph.path.name, None)
+    module = on_onnxruntime if engine == "onnxruntime" else on_openvino
+    executor = module.Executor(graph.path.parent, serving)
+    first = executor.infer(FEEDS)["features"]
+    executor.infer({name: values[::-1] for name, values in FEEDS.items()})
+    np.testing.assert_array_equal(first, SUMS, "an answer outlives the next call")
+
+
+def test_openvino_multiplies_as_it_was_verified_or_not_at_all(graphs: Mapping[str, Graph]) -> None:
+    graph = graphs["openvino"]
+    if openvino.arithmetic_on(cpu()["flags"]) == "fp32":
+        with pytest.raises(RuntimeError, match="was verified in bf16"):
+            on_openvino.Executor(graph.path.parent, _serving(replace(graph, arithmetic="bf16")))
+    else:  # fp32 is had everywhere in process, where OpenVINO can be told
+        exact = on_openvino.Executor(graph.path.parent, _serving(replace(graph, arithmetic="fp32")))
+        np.testing.assert_array_equal(exact.infer(FEEDS)["features"], SUMS)
+
+
+@pytest.mark.parametrize("module", [on_onnxruntime, on_openvino])
+def test_a_document_that_names_no_graph(module: object, tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match=r"serving\.json names no .* Build the model again"):
+        module.Executor(tmp_path, encoder_serving(executor="onnxruntime"))  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"target": "tensorrt", "precision": "fp16", "executor": "in-process"}, "on a GPU .* leave --executor out"),
+        ({"instances": 2, "threads": 1, "machine": {"cores": 2}, "serving": {"front_instances": 1}}, "front_instances"),
+        ({"serving": {"optimization_level": 1}}, "optimization_level .* --executor bls"),
+    ],
+)
+def test_what_an_engine_in_process_does_not_have_is_refused(options: dict[str, object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        encoder.refuse_without_process(make_spec(model="m", **options))
+    encoder.refuse_without_process(make_spec(model="m", **{**options, "executor": "bls"}))
