@@ -22,7 +22,7 @@ from builder.pipeline import build
 from builder.serve.client import Client
 from builder.serve.triton import Server, running
 from builder.spec import make_spec
-from builder.variants import timing
+from builder.variants import timing, traffic
 from tests.kept_exports import kept_exports
 from tests.models import GENERATORS, READERS, REAL, SERVED, checkpoint_of, minilm
 from tests.sharing import Sharing
@@ -39,7 +39,8 @@ gc.set_threshold(50_000, 20, 20)  # exports make objects by the million, nearly 
 def _short_timings() -> Iterator[None]:
     """The fewest runs that give a latency: how long is enough for a good one is not what tests ask."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(timing, "ENOUGH_S", 0.0)
+        for module in (timing, traffic):
+            patch.setattr(module, "ENOUGH_S", 0.0)
         yield
 
 

@@ -28,6 +28,7 @@ from builder.tasks.base import Answer, Sample, TaskGraph, encoder_task
 from builder.tensors import to_tensors
 from builder.triton.layout import serving_document
 from builder.variants.latency import engine_latencies
+from builder.variants.traffic import Rates, measure
 from builder.verify.mates import alike
 from builder.verify.parity import Reference, error_at, graph_error
 from builder.verify.quality import Quality, served_quality
@@ -96,6 +97,12 @@ class Evaluator:
             return {}
         longest = self.checkpoint.max_length
         return engine_latencies(graph, self.rows, longest, spec.build_threads, spec.serving.spinning)
+
+    def traffic(self, graphs: Mapping[str, Graph]) -> dict[str, Rates]:
+        """The emitted front over each of `graphs`, by its name, with the threads and the spinning it will have."""
+        threads, spinning = self.spec.build_threads, self.spec.serving.spinning
+        fronts = {name: Pipeline(self.front, infer_with(graph, threads, spinning)) for name, graph in graphs.items()}
+        return measure(fronts, [to_tensors(sample, self.fields[0]) for sample in self.samples])
 
     def error(self, graph: Graph) -> float:
         """The largest relative error of `graph` against PyTorch."""

@@ -1,9 +1,10 @@
 """Which variant of an encoder is served: the fastest that keeps the quality asked for.
 
-Every variant is made and timed, then judged from the fastest on; the first that keeps the quality is chosen. One that
-does not may leave its most sensitive layers in fp32 and queue again, at the speed it then has. What was measured is
-remembered, for the next search over the same checkpoint on the same machine. Knows times and qualities; knows
-nothing about graphs.
+Every variant is made and timed over fixed shapes, then judged from the fastest on. The first that keeps the quality and
+those nearly as fast are measured as they will be served, which decides. One that does not keep it may leave its most
+sensitive layers in fp32 and queue again, at the speed it then has. Times over fixed shapes and qualities are
+remembered, for the next search over the same checkpoint on the same machine. Knows times and qualities; knows nothing
+about graphs.
 """
 
 from __future__ import annotations
@@ -21,8 +22,11 @@ from builder.speed import speed_up
 from builder.variants.candidates import Variant, VariantMaker
 from builder.variants.evaluator import Evaluator
 from builder.variants.measurements import Memory
+from builder.variants.traffic import BUSY
 from builder.verify.quality import Quality
 
+FINALISTS = 3  # at most
+WITHIN = 1.9  # how many times slower than the fastest, over fixed shapes, a finalist may be
 ROUNDING = 1e-6  # of a mean of cosines: fp32 keeps a quality of 1
 
 
@@ -36,6 +40,15 @@ class SearchResult:
     chosen: Rung
     rungs: tuple[Rung, ...]
     choice: str | None
+
+
+@dataclass(frozen=True)
+class _Finalist:
+    """A variant that keeps the quality asked for."""
+
+    tried: _Tried
+    rung: Rung
+    quality: Quality
 
 
 @dataclass(order=True)
@@ -79,7 +92,6 @@ class Search:
     def run(self, variants: Sequence[Variant]) -> SearchResult:
         """Find the fastest of `variants`. Raises VerificationError with the best quality where none keeps it."""
         queue: list[_Tried] = []
-        judged: list[Rung] = []
         unmade: dict[str, str] = {}
         begun = time.perf_counter()
         for number, variant in enumerate(variants, 1):
@@ -92,33 +104,72 @@ class Search:
                     if len(variants) == 1:
                         raise
                     unmade[variant.name] = str(error)
-        while queue:
+        finalists, judged = self._finalists(queue)
+        if not judged:
+            raise VerificationError(f"nothing could be made of this checkpoint: {'; '.join(unmade.values())}")
+        if not finalists:
+            raise VerificationError(self._too_bad(judged))
+        chosen, why = self._final(finalists)
+        rest = [tried.rung for tried in sorted(queue)]
+        rungs = tuple(sorted([*judged, *rest], key=self._slowness, reverse=True))
+        choice = None
+        if len(variants) > 1:
+            missed = [rung for rung in judged if not self._keeps(rung)]
+            choice = self._explain(chosen.rung, missed, rest, unmade) + why
+        graph = self._graph(chosen.tried.variant, chosen.tried.left_alone)
+        return SearchResult(chosen.tried.variant, graph, chosen.quality, chosen.rung, rungs, choice)
+
+    def _finalists(self, queue: list[_Tried]) -> tuple[list[_Finalist], list[Rung]]:
+        """Of `queue`, the fastest that keep the quality and are nearly as fast as the first; and all that was judged.
+
+        `queue` is left with what was not judged.
+        """
+        finalists: list[_Finalist] = []
+        judged: list[Rung] = []
+        while queue and len(finalists) < FINALISTS:
+            if finalists and queue[0].speed > WITHIN * finalists[0].tried.speed:
+                break
             tried = heapq.heappop(queue)
             with self.stage(f"judge {tried.rung.name}"):
                 rung, quality = self._judge(tried)
             judged.append(rung)
             if quality is not None and self._keeps(rung):
-                rest = sorted(queue)
-                rungs = tuple(sorted([*judged, *(t.rung for t in rest)], key=self._slowness, reverse=True))
-                choice = None
-                if len(variants) > 1:
-                    choice = self._explain(rung, judged[:-1], [t.rung for t in rest], unmade)
-                graph = self._graph(tried.variant, tried.left_alone)
-                return SearchResult(tried.variant, graph, quality, rung, rungs, choice)
-            more = self._leave_more(tried)
-            if more is not None:
-                heapq.heappush(queue, more)
-        if not judged:
-            raise VerificationError(f"nothing could be made of this checkpoint: {'; '.join(unmade.values())}")
+                finalists.append(_Finalist(tried, rung, quality))
+            elif not finalists:
+                more = self._leave_more(tried)
+                if more is not None:
+                    heapq.heappush(queue, more)
+        return finalists, judged
+
+    def _final(self, finalists: Sequence[_Finalist]) -> tuple[_Finalist, str]:
+        """The one that answers most requests, and in words what was measured; of equals the one of best quality."""
+        if len(finalists) == 1:
+            return finalists[0], ""
+        with self.stage("measure as served"):
+            graphs = {f.rung.name: self._graph(f.tried.variant, f.tried.left_alone).graph for f in finalists}
+            rates = self.evaluator.traffic(graphs)
+        fastest = rates[max(rates, key=lambda name: rates[name].typical)]
+        equals = [f for f in finalists if rates[f.rung.name].equals(fastest)]
+        chosen = max(equals, key=lambda f: (self.evaluator.kept(f.rung), rates[f.rung.name].typical))
+        clients = " and at ".join(map(str, fastest.by_clients))
+        words = f"; requests a second as served, at {clients} clients: "
+        words += ", ".join(f"{name} {rate}" for name, rate in rates.items())
+        if len(equals) > 1:
+            names = " and ".join(f.rung.name for f in equals)
+            words += f"; {names} are equally fast within the noise, and {chosen.rung.name} has the better quality"
+        worst = max(rate.spread for rate in rates.values())
+        if worst > BUSY:
+            words += f"; the machine was busy: the rounds of one variant are {worst:.0%} apart"
+        return chosen, words
+
+    def _too_bad(self, judged: Sequence[Rung]) -> str:
         best = max(judged, key=self.evaluator.kept)
-        raise VerificationError(
+        return (
             f"{best.name} reaches a {self.evaluator.metric} of {self.evaluator.kept(best):.4f} on the samples, the "
             f"best of {len(judged)} tried, layers left in fp32 included; {self.threshold:.4f} is required. Nothing "
             "was published: use --precision fp32"
-            + ", a smaller --prune"
-            * (self.maker.spec.prune is not None)
-            + ", or "
-            "accept less with --quality"
+            + ", a smaller --prune" * (self.maker.spec.prune is not None)
+            + ", or accept less with --quality"
         )
 
     def _graph(self, variant: Variant, left_alone: int) -> Quantised:
@@ -175,7 +226,7 @@ class Search:
             return f"{speed_up(rung.latency_ms, self.base.latency_ms):.1f}x"
 
         words = (
-            f"chose {chosen.name}: {times(chosen)} PyTorch's speed over the shapes measured, with a "
+            f"chose {chosen.name}: {times(chosen)} PyTorch's speed over fixed shapes, with a "
             f"{self.evaluator.metric} of {self.evaluator.kept(chosen):.4f} where {self.threshold:.4f} is asked"
         )
         if missed:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
@@ -19,6 +19,7 @@ from builder.variants import evaluator as evaluators
 from builder.variants.candidates import Variant
 from builder.variants.measurements import Memory
 from builder.variants.search import Search
+from builder.variants.traffic import Rates
 
 FAST, MIDDLE, SLOW = (Variant(name, "onnxruntime") for name in ("int8", "int8-static", "fp32"))
 SPEED = {"int8": 4.0, "int8-static": 2.0, "fp32": 1.0}
@@ -33,6 +34,8 @@ class Evaluator:
         self.qualities = quality
         self.timed: list[Any] = []
         self.asked: list[Any] = []
+        self.served: list[list[str]] = []
+        self.rates: dict[str, tuple[float, ...]] = {}
 
     def latency(self, graph: Any) -> dict[str, float]:
         self.timed.append(graph.key)
@@ -42,6 +45,10 @@ class Evaluator:
     def quality(self, graph: Any) -> Any:
         self.asked.append(graph.key)
         return SimpleNamespace(mean=self.qualities.get(graph.key, 1.0))
+
+    def traffic(self, graphs: Mapping[str, Any]) -> dict[str, Rates]:
+        self.served.append(sorted(graphs))
+        return {name: Rates(dict.fromkeys((1, 16), self.rates.get(name, (10.0, 10.0, 10.0)))) for name in graphs}
 
     def judged(self, rung: Rung, graph: Any, quality: Any) -> Rung:
         return replace(rung, quality=quality.mean)
@@ -105,7 +112,36 @@ def test_layers_are_left_alone_while_that_is_faster_than_the_next_rung() -> None
     evaluator = Evaluator({("int8", 0): 0.9, ("int8", 1): 0.95})
     found = search(evaluator).run((SLOW, FAST, MIDDLE))
     assert found.chosen.name == "int8, 2 layers fp32"
-    assert evaluator.asked == [("int8", 0), ("int8", 1), ("int8", 2)]
+    assert evaluator.asked == [("int8", 0), ("int8", 1), ("int8", 2), ("int8-static", 0)], "the last is nearly as fast"
+
+
+NEAR = Variant("int8-dynamic", "onnxruntime")
+
+
+def test_of_those_nearly_as_fast_the_one_that_answers_most_requests_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Slower over fixed shapes, faster as served; what is much slower is not measured again."""
+    monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
+    evaluator = Evaluator({})
+    evaluator.rates = {"int8": (10.0, 11.0, 10.5), "int8-dynamic": (12.0, 12.5, 11.5)}
+    found = search(evaluator).run((SLOW, FAST, NEAR))
+    assert found.chosen.name == "int8-dynamic"
+    assert evaluator.served == [["int8", "int8-dynamic"]]
+    assert found.choice is not None
+    assert "chose int8-dynamic: 4.4x PyTorch's speed over fixed shapes" in found.choice
+    assert "requests a second as served, at 1 and at 16 clients: int8 10 (10 to 11) and 10 (10 to 11)" in found.choice
+    assert "equally fast" not in found.choice
+    assert "busy" not in found.choice
+
+
+def test_of_equals_within_the_noise_the_one_of_better_quality_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
+    evaluator = Evaluator({("int8", 0): 0.991, ("int8-dynamic", 0): 0.998})
+    evaluator.rates = {"int8": (20.0, 11.0, 30.0), "int8-dynamic": (19.0, 12.0, 20.0)}
+    found = search(evaluator).run((FAST, NEAR))
+    assert found.chosen.name == "int8-dynamic"
+    assert found.choice is not None
+    assert "equally fast within the noise, and int8-dynamic has the better quality" in found.choice
+    assert "the machine was busy: the rounds of one variant are 95% apart" in found.choice
 
 
 def test_a_rung_that_leaving_alone_makes_slow_gives_way() -> None:

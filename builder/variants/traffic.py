@@ -1,0 +1,79 @@
+"""How many requests a second the emitted front answers over an engine: what clients see, less the transport.
+
+Traffic is the samples in random order: one at a time, as one client sends them, and several at once, as many do. No two
+rounds have the same batches, so that an engine which prepares itself anew for each new shape pays for that here as it
+does when it serves. Engines take turns, so that whatever else the machine does strikes them all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from builder.runtime.fields import Tensors
+from builder.runtime.pipeline import Pipeline
+
+CLIENTS = (1, 16)
+REQUESTS = 64  # of one round and number of clients
+LEAST_ROUNDS, MOST_ROUNDS = 3, 7
+ENOUGH_S = 20.0  # after which no further round begins
+NEAR = 0.9  # of the rate of another: what noise may take
+BUSY = 0.3  # how far apart the rounds of one engine are on a machine that does something else as well
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Requests a second of one engine by the number of clients, one figure a round."""
+
+    by_clients: Mapping[int, tuple[float, ...]]
+
+    @property
+    def rounds(self) -> np.ndarray:
+        """One figure a round: the geometric mean over the numbers of clients."""
+        return np.asarray(np.exp(np.mean([np.log(rates) for rates in self.by_clients.values()], axis=0)))
+
+    @property
+    def typical(self) -> float:
+        """The median of the rounds."""
+        return float(np.median(self.rounds))
+
+    @property
+    def spread(self) -> float:
+        """How far apart the rounds are, as a share of their median."""
+        return float(np.ptp(self.rounds)) / self.typical
+
+    def equals(self, faster: Rates) -> bool:
+        """Whether `faster` is so by little, and not in every round, each against the round of the same moment."""
+        return self.typical >= NEAR * faster.typical and not bool((faster.rounds > self.rounds).all())
+
+    def __str__(self) -> str:
+        """ "12 (11 to 13) and 20 (18 to 21)": the median, the least and the most for each number of clients."""
+        each = self.by_clients.values()
+        return " and ".join(f"{np.median(rates):.0f} ({min(rates):.0f} to {max(rates):.0f})" for rates in each)
+
+
+def measure(fronts: Mapping[str, Pipeline], requests: Sequence[Tensors]) -> dict[str, Rates]:
+    """The rates of each of `fronts`, by its name, over `requests`."""
+    found: dict[str, dict[int, list[float]]] = {name: {clients: [] for clients in CLIENTS} for name in fronts}
+    for front in fronts.values():
+        front(requests[:REQUESTS])
+    begun = time.perf_counter()
+    for number in range(MOST_ROUNDS):
+        if number >= LEAST_ROUNDS and time.perf_counter() - begun > ENOUGH_S:
+            break
+        for clients in CLIENTS:
+            drawn = np.random.default_rng([number, clients]).integers(len(requests), size=REQUESTS)
+            batches = [[requests[i] for i in drawn[at : at + clients]] for at in range(0, REQUESTS, clients)]
+            for name, front in fronts.items():
+                found[name][clients].append(REQUESTS / _seconds(front, batches))
+    return {name: Rates({clients: tuple(rates) for clients, rates in by.items()}) for name, by in found.items()}
+
+
+def _seconds(front: Pipeline, batches: Sequence[Sequence[Tensors]]) -> float:
+    start = time.perf_counter()
+    for batch in batches:
+        front(batch)
+    return time.perf_counter() - start
