@@ -75,6 +75,28 @@ def compiled(path: Path, threads: int, arithmetic: str) -> Any:
     return model
 
 
+def buckets(max_rows: int, max_length: int, token_budget: int) -> tuple[tuple[int, int], ...]:
+    """The shapes, (rows, tokens of a row), that calls are padded to: OpenVINO makes its primitives anew for each shape.
+
+    Both go up in steps of a quarter to an eighth: lengths 8, 16 .. 64, 80 .. 128, 160 and so on, rows 1, 2, 3, 4, 6, 8,
+    12 and so on. In order of their size.
+    """
+    lengths = _steps(8, 8, max_length)
+    rows = _steps(1, 4, max_rows)
+    shapes = [(count, length) for length in lengths for count in rows if count == 1 or count * length <= token_budget]
+    return tuple(sorted(shapes, key=lambda shape: (shape[0] * shape[1], shape)))
+
+
+def _steps(first: int, each: int, last: int) -> list[int]:
+    """From `first` to `last` in steps that double: `each` values of the first, half as many of each other."""
+    found, step = [first], first
+    while found[-1] < last:
+        if found[-1] == each * step:
+            step *= 2
+        found.append(min(found[-1] + step, last))
+    return found
+
+
 def arithmetic_on(flags: Collection[str]) -> str:
     """What OpenVINO multiplies real numbers in on a CPU with the instruction sets `flags`: fp32 or bf16."""
     return "bf16" if set(BF16) & set(flags) else "fp32"

@@ -10,24 +10,34 @@ from collections.abc import Sequence
 import numpy as np
 
 
-def cut(lengths: Sequence[int], token_budget: int, max_rows: int, call_cost: int) -> list[list[int]]:
+def cut(
+    lengths: Sequence[int],
+    token_budget: int,
+    max_rows: int,
+    call_cost: int,
+    buckets: "Sequence[Sequence[int]]" = (),
+) -> list[list[int]]:
     """Partition row indices into engine calls of least total cost.
 
     Rows are sorted by length; a call on rows of longest length L costs `rows * L + call_cost`, in tokens,
     where `call_cost` is what a call costs besides its tokens. The cheapest partition of the sorted rows into
     runs is found by dynamic programming, O(n * max_rows). A call holds at most `max_rows` rows and at most
-    `token_budget` padded tokens, except that a single row is always allowed.
+    `token_budget` padded tokens, except that a single row is always allowed. Where calls are padded to `buckets`,
+    each (rows, tokens of a row), rows and L count as the next ones there.
     """
     order = np.argsort(np.asarray(lengths, dtype=np.int64), kind="stable")
-    ordered = np.asarray(lengths, dtype=np.int64)[order]
+    ordered = _next(np.asarray(lengths, dtype=np.int64)[order], [tokens for _, tokens in buckets])
     n = len(order)
+    padded = _next(np.arange(max_rows + 1), [rows for rows, _ in buckets])
     cost = np.zeros(n + 1)
     start_of = np.zeros(n + 1, dtype=np.int64)
     for end in range(1, n + 1):
         longest = max(int(ordered[end - 1]), 1)
         most = max(1, min(max_rows, token_budget // longest, end))
         starts = np.arange(end - most, end)
-        costs = cost[starts] + (end - starts) * longest + call_cost
+        rows = padded[end - starts]
+        costs = cost[starts] + rows * longest + call_cost
+        costs[(rows > 1) & (rows * longest > token_budget)] = np.inf
         best = int(np.argmin(costs))
         cost[end], start_of[end] = costs[best], starts[best]
     calls = []
@@ -39,10 +49,18 @@ def cut(lengths: Sequence[int], token_budget: int, max_rows: int, call_cost: int
     return calls[::-1]
 
 
+def _next(values: np.ndarray, steps: "Sequence[int]") -> np.ndarray:
+    """The next of `steps` from each of `values` on; a value after the last stays."""
+    ordered = np.unique(np.asarray(steps, dtype=np.int64))
+    places = np.searchsorted(ordered, values)
+    return np.where(places < len(ordered), np.append(ordered, 0)[places], values)
+
+
 def fitting(call: "tuple[int, int]", buckets: "Sequence[Sequence[int]]") -> "tuple[int, int]":
     """The smallest bucket, (rows, tokens of a row), that holds `call`; `call` itself where none does.
 
-    A CUDA graph runs on the one shape that it was captured on. `buckets` are in order of their size.
+    A CUDA graph runs on the one shape that it was captured on; OpenVINO prepares itself for each shape that it meets.
+    `buckets` are in order of their size.
     """
     for rows, length in buckets:
         if rows >= call[0] and length >= call[1]:

@@ -97,9 +97,14 @@ class Pipeline:
             )
 
     def warm_up(self) -> None:
-        """Make the calls that serving.json wants made before the first request."""
+        """Make the calls that serving.json wants made before the first request, and one of each length of a bucket."""
         for row in self.serving.warm_up:
             self.infer({name: np.array([row[name]], dtype=np.int64) for name in self.serving.inputs})
+        for length in sorted({tokens for _, tokens in self.serving.batching.buckets}):
+            for row in self.serving.warm_up[-1:]:
+                feeds = {name: np.array([row[name]], dtype=np.int64) for name in self.serving.inputs}
+                tokens = [name for name, source in self.serving.inputs.items() if source != "task"]
+                self.infer({**feeds, **{name: np.resize(feeds[name], (1, length)) for name in tokens}})
 
     def _encode(self, jobs: Mapping[int, Job]) -> dict[int, list[Encoding] | Exception]:
         """Tokenise the texts of all jobs, one call for all that are cut the same way; what fails is tried alone."""
@@ -149,7 +154,7 @@ class Pipeline:
     def _cut(self, rows: Sequence[Row], group: Sequence[int]) -> list[list[int]]:
         limits = self.serving.batching
         lengths = [len(rows[i].encoding) for i in group]
-        calls = cut(lengths, limits.token_budget, limits.max_rows, limits.call_cost)
+        calls = cut(lengths, limits.token_budget, limits.max_rows, limits.call_cost, limits.buckets)
         return [[group[i] for i in call] for call in calls]
 
     def _try_infer(self, feeds: dict[str, np.ndarray]) -> Mapping[str, np.ndarray] | Exception:
@@ -172,7 +177,13 @@ class Pipeline:
         self.counts.tokens += sum(len(row.encoding) for row in rows)
         self.counts.padded_tokens += bucket[0] * bucket[1]
         feeds = {name: _pad(values, self.serving.pad.get(name, 0)) for name, values in columns.items()}
-        return feeds if bucket == call else {n: _fill(a, bucket, self.serving.pad.get(n, 0)) for n, a in feeds.items()}
+        return feeds if bucket == call else {name: self._fill(name, array, bucket) for name, array in feeds.items()}
+
+    def _fill(self, name: str, array: np.ndarray, shape: "tuple[int, int]") -> np.ndarray:
+        """`array` in the corner of `shape`: its rows, where they are tokens, are padded, and the last is repeated."""
+        longer = 0 if self.serving.inputs[name] == "task" else shape[1] - array.shape[1]
+        wider = np.pad(array, ((0, 0), (0, longer)), constant_values=self.serving.pad.get(name, 0))
+        return np.pad(wider, ((0, shape[0] - array.shape[0]), (0, 0)), mode="edge")
 
     def _answer(self, work: Work) -> dict[str, np.ndarray]:
         tensors = self.task.answer(work.job, work.rows, work.outputs)
@@ -183,12 +194,6 @@ class Pipeline:
             truncated[row.source // rows_per_answer, 0] |= row.truncated
             tokens[row.source // rows_per_answer, 0] += len(row.encoding)
         return {**tensors, TRUNCATED.name: truncated, PROMPT_TOKENS.name: tokens}
-
-
-def _fill(array: np.ndarray, shape: "tuple[int, int]", value: int) -> np.ndarray:
-    """`array` in the corner of `shape`: its rows longer by `value`, and the last of them repeated below."""
-    wider = np.pad(array, ((0, 0), (0, shape[1] - array.shape[1])), constant_values=value)
-    return np.pad(wider, ((0, shape[0] - array.shape[0]), (0, 0)), mode="edge")
 
 
 def _pad(rows: Sequence[Sequence[int]], value: int) -> np.ndarray:

@@ -184,6 +184,7 @@ def lay_out(
         rate_limited=spec.in_process,
         parameters=_front_parameters(spec, serving),
     )
+    serving = bucketed(serving, graph)
     if spec.in_process:
         serving = in_process(spec, serving, graph, warm_up_rows if options.warm_up else ())
     elif graph.engine == openvino.BACKEND and graph.arithmetic == "fp32":
@@ -196,6 +197,15 @@ def lay_out(
     if spec.in_process:
         return (RepositoryEntry(front.name, front, {**files, **graph_files}),)
     return RepositoryEntry(front.name, front, files), _engine_entry(spec, serving, graph, graph_files, warm_up_rows)
+
+
+def bucketed(serving: EncoderServing, graph: Graph) -> EncoderServing:
+    """`serving` with calls padded to a few shapes, where the engine of `graph` wants that."""
+    batching = serving.batching
+    if graph.engine != openvino.BACKEND or batching.alike == "length":
+        return serving
+    shapes = openvino.buckets(batching.max_rows, serving.max_length, batching.token_budget)
+    return replace(serving, batching=replace(batching, buckets=shapes))
 
 
 def in_process(

@@ -26,7 +26,7 @@ from builder.spec import BuildSpec
 from builder.speed import Latencies
 from builder.tasks.base import Answer, Sample, TaskGraph, encoder_task
 from builder.tensors import to_tensors
-from builder.triton.layout import serving_document
+from builder.triton.layout import bucketed, serving_document
 from builder.variants.latency import engine_latencies
 from builder.variants.traffic import Rates, measure
 from builder.verify.mates import alike
@@ -88,7 +88,9 @@ class Evaluator:
     def quality(self, graph: Graph) -> Quality:
         """The emitted code over `graph`, against transformers."""
         task, threads = encoder_task(self.checkpoint.task), self.spec.build_threads
-        return served_quality(graph, self.front, task, self.fields, self.samples, self.expected, threads, self._score)
+        return served_quality(
+            graph, self.front_of(graph), task, self.fields, self.samples, self.expected, threads, self._score
+        )
 
     def latency(self, graph: Graph) -> Latencies:
         """`graph` with the threads and the spinning it will be served with; nothing for another machine's GPU."""
@@ -98,10 +100,26 @@ class Evaluator:
         longest = self.checkpoint.max_length
         return engine_latencies(graph, self.rows, longest, spec.build_threads, spec.serving.spinning)
 
+    def front_of(self, graph: Graph) -> Path:
+        """The front's files as they will be emitted with `graph`."""
+        serving = bucketed(self.serving, graph)
+        if serving is self.serving:
+            return self.front
+        folder = self.front.with_name(f"{self.front.name}-{graph.engine}")
+        if not folder.exists():
+            folder.mkdir()
+            (folder / FILE).write_text(dump(replace(serving, warm_up=self.warm_up_rows())), "utf-8")
+            (folder / "tokenizer.json").write_text(self.tokenizer, "utf-8")
+        return folder
+
     def traffic(self, graphs: Mapping[str, Graph]) -> dict[str, Rates]:
         """The emitted front over each of `graphs`, by its name, with the threads and the spinning it will have."""
         threads, spinning = self.spec.build_threads, self.spec.serving.spinning
-        fronts = {name: Pipeline(self.front, infer_with(graph, threads, spinning)) for name, graph in graphs.items()}
+        fronts = {
+            name: Pipeline(self.front_of(graph), infer_with(graph, threads, spinning)) for name, graph in graphs.items()
+        }
+        for front in fronts.values():
+            front.warm_up()
         return measure(fronts, [to_tensors(sample, self.fields[0]) for sample in self.samples])
 
     def error(self, graph: Graph) -> float:

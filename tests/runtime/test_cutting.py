@@ -5,7 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
-from builder.runtime.cutting import cut
+from builder.engines import openvino
+from builder.runtime.cutting import cut, fitting
 
 
 def _cost(calls: list[list[int]], lengths: list[int], call_cost: int) -> int:
@@ -42,6 +43,34 @@ def test_cheaper_than_any_other_partition_of_the_sorted_rows() -> None:
         if all(len(call) * max(lengths[i] for i in call) <= 400 for call in calls)
     )
     assert _cost(found, lengths, 20) == best
+
+
+def test_where_calls_are_padded_that_is_what_they_cost() -> None:
+    """Seven rows are padded to eight, five to six: cheapest as 4 + 1 of 10 tokens each, padded to 16."""
+    buckets = openvino.buckets(8, 64, 256)
+    rows, lengths = {count for count, _ in buckets}, {length for _, length in buckets}
+    assert rows == {1, 2, 3, 4, 6, 8}
+    assert lengths == {8, 16, 24, 32, 40, 48, 56, 64}
+    assert [len(call) for call in cut([10] * 5, 256, 8, 4, buckets)] == [1, 4]
+    assert [len(call) for call in cut([10] * 5, 256, 8, 40, buckets)] == [5], "another call costs more than a row"
+    generator = np.random.default_rng(1)
+    for _ in range(10):
+        texts = generator.integers(1, 65, size=int(generator.integers(1, 40))).tolist()
+        calls = cut(texts, 256, 8, 4, buckets)
+        assert sorted(itertools.chain(*calls)) == list(range(len(texts)))
+        for call in calls:
+            assert fitting((len(call), max(texts[i] for i in call)), buckets) in buckets
+
+
+def test_few_shapes_of_which_none_is_much_longer_than_the_one_before() -> None:
+    shapes = openvino.buckets(64, 512, 2048)
+    assert len(shapes) < 200
+    lengths = sorted({length for _, length in shapes})
+    assert lengths[-1] == 512
+    assert all(after <= before * 1.25 for before, after in itertools.pairwise(lengths) if before >= 32)
+    assert (1, 512) in openvino.buckets(64, 512, 256), "a single row always has one"
+    assert openvino.buckets(5, 20, 100) == tuple(sorted(openvino.buckets(5, 20, 100), key=lambda s: (s[0] * s[1], s)))
+    assert max(length for _, length in openvino.buckets(5, 20, 100)) == 20
 
 
 def _split(order: list[int], bits: tuple[bool, ...]) -> list[list[int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -16,11 +17,11 @@ from builder.engines.cpu import cpu
 from builder.errors import SpecError
 from builder.families import encoder
 from builder.onnx.graph import Graph, save_graph
-from builder.runtime.contract import FILE, ContractError, EncoderServing, dump, load_encoder
+from builder.runtime.contract import FILE, Batching, ContractError, EncoderServing, dump, load_encoder
 from builder.runtime.executors import onnxruntime as on_onnxruntime
 from builder.runtime.executors import openvino as on_openvino
 from builder.spec import make_spec
-from builder.triton.layout import in_process
+from builder.triton.layout import bucketed, in_process
 from tests.servings import encoder_serving
 
 FEEDS = {"input_ids": np.array([[3, 1, 2], [5, 0, 0]]), "attention_mask": np.array([[1, 1, 1], [1, 0, 0]])}
@@ -68,6 +69,14 @@ def test_the_front_runs_the_graph_beside_it(engine: str, graphs: Mapping[str, Gr
     first = executor.infer(FEEDS)["features"]
     executor.infer({name: values[::-1] for name, values in FEEDS.items()})
     np.testing.assert_array_equal(first, SUMS, "an answer outlives the next call")
+
+
+@pytest.mark.parametrize("alike", [None, "length"])
+def test_only_openvino_has_its_calls_padded_to_few_shapes(alike: Any, graphs: Mapping[str, Graph]) -> None:
+    serving = encoder_serving(batching=Batching(64, 8, 4, alike=alike))
+    assert bucketed(serving, graphs["onnxruntime"]) == serving
+    shapes = bucketed(serving, graphs["openvino"]).batching.buckets
+    assert shapes == (() if alike else openvino.buckets(8, 32, 64)), "a model that padding disturbs has none"
 
 
 def test_openvino_multiplies_as_it_was_verified_or_not_at_all(graphs: Mapping[str, Graph]) -> None:

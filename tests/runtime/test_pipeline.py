@@ -87,6 +87,15 @@ def test_calls_are_padded_to_the_buckets_of_captured_graphs_and_answer_alike(fro
     assert pipeline.counts.padded_tokens == sum(rows * length for rows, length in engine.shapes)
 
 
+def test_every_length_of_the_buckets_is_called_before_the_first_request(front: Callable[..., Pipeline]) -> None:
+    engine = SumEngine()
+    row = {"input_ids": [5, 6, 7], "attention_mask": [1, 1, 1]}
+    batching = {"token_budget": 64, "max_rows": 8, "call_cost": 4, "buckets": [[1, 8], [4, 8], [2, 16]]}
+    pipeline = front(engine, batching=batching, warm_up=[row])
+    pipeline.warm_up()
+    assert engine.shapes == [(1, 3), (1, 8), (1, 16)]
+
+
 def test_a_bad_request_keeps_its_error_to_itself(front: Callable[..., Pipeline]) -> None:
     pipeline = front(SumEngine())
     bad = {"text_input": np.array([[b"\xff"]], dtype=object)}
