@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import onnxruntime
 
 from .contract import Session
+from .cores import cores
 
 
 def other_meaning(metadata: "Mapping[str, str]", version: str) -> "str | None":
@@ -42,7 +42,7 @@ def open_session(model: Path, session: Session) -> onnxruntime.InferenceSession:
     """Open `model` on the CPU."""
     settings = onnxruntime.SessionOptions()
     settings.log_severity_level = 3
-    settings.intra_op_num_threads = session.threads or len(os.sched_getaffinity(0))
+    settings.intra_op_num_threads = session.threads or cores()
     settings.inter_op_num_threads = 1
     for key, value in session.entries.items():
         settings.add_session_config_entry(key, value)

@@ -36,8 +36,8 @@ RUNTIME = Path(__file__).parent.parent / "runtime"
 SHARED_FILES = ("contract.py", "fields.py", "panics.py", "tensors_check.py")
 EXECUTOR_FILES = {  # by EncoderServing.executor
     "bls": ("executors/bls.py",),
-    "onnxruntime": ("executors/onnxruntime.py", "sessions.py"),
-    "openvino": ("executors/openvino.py",),
+    "onnxruntime": ("executors/onnxruntime.py", "sessions.py", "cores.py"),
+    "openvino": ("executors/openvino.py", "cores.py"),
 }
 ENCODER_FILES = (
     "model.py",
@@ -51,7 +51,7 @@ ENCODER_FILES = (
 )
 GENERATION = tuple(sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "generation").rglob("*.py")))
 GENERATING = {
-    **{name: name for name in (*SHARED_FILES, "sessions.py")},
+    **{name: name for name in (*SHARED_FILES, "sessions.py", "cores.py")},
     "model.py": "generation_model.py",
     **{name: name for name in GENERATION},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from builder.errors import SpecError
 from builder.families import encoder
 from builder.onnx.graph import Graph, save_graph
 from builder.runtime.contract import FILE, Batching, ContractError, EncoderServing, dump, load_encoder
+from builder.runtime.cores import cores
 from builder.runtime.executors import onnxruntime as on_onnxruntime
 from builder.runtime.executors import openvino as on_openvino
 from builder.spec import make_spec
@@ -87,6 +89,13 @@ def test_openvino_multiplies_as_it_was_verified_or_not_at_all(graphs: Mapping[st
     else:  # fp32 is had everywhere in process, where OpenVINO can be told
         exact = on_openvino.Executor(graph.path.parent, _serving(replace(graph, arithmetic="fp32")))
         np.testing.assert_array_equal(exact.infer(FEEDS)["features"], SUMS)
+
+
+@pytest.mark.parametrize(("limit", "most"), [("50000 100000", 1), ("max 100000", None), ("9900000 100000", None)])
+def test_threads_are_no_more_than_a_containers_quota(limit: str, most: int | None, tmp_path: Path) -> None:
+    (tmp_path / "cpu.max").write_text(f"{limit}\n")
+    assert cores(tmp_path / "cpu.max") == (most or len(os.sched_getaffinity(0)))
+    assert cores(tmp_path / "absent") == len(os.sched_getaffinity(0))
 
 
 @pytest.mark.parametrize("module", [on_onnxruntime, on_openvino])

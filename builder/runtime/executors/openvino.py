@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import numpy as np
 import openvino
 
 from ..contract import ContractError, EncoderServing, OpenVinoSession
+from ..cores import cores
 
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 
@@ -25,7 +25,7 @@ class Executor:
             raise ContractError("serving.json names no model for OpenVINO in process. Build the model again")
         wanted = PRECISIONS[session.precision]
         settings = {
-            "INFERENCE_NUM_THREADS": session.threads or len(os.sched_getaffinity(0)),
+            "INFERENCE_NUM_THREADS": session.threads or cores(),
             "NUM_STREAMS": 1,
             "PERFORMANCE_HINT": "LATENCY",
             "INFERENCE_PRECISION_HINT": wanted,
