@@ -11,6 +11,7 @@ import torch
 
 from builder.errors import ExportError
 from builder.export.failure import reason
+from builder.export.once import nothing_twice
 from builder.onnx.cleanup import clean
 
 OPSET = 20  # the newest that every supported release reads
@@ -18,6 +19,11 @@ IR_VERSION = 9
 CASTS = frozenset(
     {torch.ops.aten.to.device, torch.ops.aten.to.dtype, torch.ops.aten.to.dtype_layout, torch.ops.aten.to.other}
 )
+RENAMED = {  # to what torch's table makes of them, one for one
+    torch.ops.aten.item.default: torch.ops.aten._local_scalar_dense.default,
+    torch.ops.aten.min.other: torch.ops.aten.minimum.default,
+    torch.ops.aten.max.other: torch.ops.aten.maximum.default,
+}
 
 Translated = TypeVar("Translated")
 
@@ -48,7 +54,7 @@ def to_onnx(
         )
 
     try:
-        with torch.no_grad():
+        with torch.no_grad(), nothing_twice():
             program = _decomposed_where_needed(translated)
     except Exception as error:  # whatever the module's own code raises
         raise ExportError(reason(error)) from error
@@ -96,7 +102,7 @@ def _fixed(value: onnx.ValueInfoProto, axis: int) -> bool:
 
 def _decomposed_where_needed(translated: Callable[[], Translated]) -> Translated:
     """torch.onnx.export traces each program a second time to break up operators that ONNX does not know: half of its
-    time. What transformers' models need of that is nearly always `Tensor.to`, which is settled here without a trace.
+    time. What transformers' models need of that is nearly always settled here without a trace: `Tensor.to` above all.
 
     Torch's table lacks operators that may return their input as it is: where one ends the export in an error, it
     is done once more, with that trace.
@@ -119,7 +125,7 @@ def _left_as_captured(left: list[torch.export.ExportedProgram]) -> Iterator[None
     def where_needed(
         program: torch.export.ExportedProgram, table: Mapping[Any, Any] | None = None, **more: Any
     ) -> torch.export.ExportedProgram:
-        _settle_casts(program.graph)
+        _settle(program.graph)
         if table is None or not _is_decomposed(program, table):
             return decompose(program, table, **more)
         left.append(program)
@@ -132,18 +138,44 @@ def _left_as_captured(left: list[torch.export.ExportedProgram]) -> Iterator[None
         torch.export.ExportedProgram.run_decompositions = decompose  # type: ignore[method-assign]
 
 
-def _settle_casts(graph: torch.fx.Graph) -> None:
-    """In place: each `Tensor.to` is a cast, or nothing where its tensor has that type already."""
+def _settle(graph: torch.fx.Graph) -> None:
+    """In place: the operators of transformers' models that can be named otherwise without a trace."""
     for node in list(graph.nodes):
-        if node.target not in CASTS or any(user.op == "output" for user in node.users):
+        if node.target in RENAMED:
+            node.target = RENAMED[node.target]
+        elif node.target == torch.ops.aten.add_.Tensor and _writes_unseen(node):
+            node.target = torch.ops.aten.add.Tensor
+        elif any(user.op == "output" for user in node.users):
             continue
-        source, dtype = node.args[0], node.meta["val"].dtype
-        if source.meta["val"].dtype != dtype:
-            with graph.inserting_before(node):
-                source = graph.call_function(torch.ops.aten._to_copy.default, (source,), {"dtype": dtype})
-            source.meta = dict(node.meta)
-        node.replace_all_uses_with(source)
-        graph.erase_node(node)
+        elif node.target in CASTS:
+            _settle_cast(graph, node)
+        elif node.target == torch.ops.aten.detach_.default:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _settle_cast(graph: torch.fx.Graph, node: torch.fx.Node) -> None:
+    """`Tensor.to` is a cast, or nothing where its tensor has that type already."""
+    source, dtype = node.args[0], node.meta["val"].dtype
+    assert isinstance(source, torch.fx.Node)
+    if source.meta["val"].dtype != dtype:
+        with graph.inserting_before(node):
+            source = graph.call_function(torch.ops.aten._to_copy.default, (source,), {"dtype": dtype})
+        source.meta = dict(node.meta)
+    node.replace_all_uses_with(source)
+    graph.erase_node(node)
+
+
+def _writes_unseen(node: torch.fx.Node) -> bool:
+    """Whether nothing but `node` reads the tensor that it writes into, nor a tensor that shares its memory, and what
+    it writes has that tensor's type."""
+    written, other = node.args[:2]
+    if not isinstance(written, torch.fx.Node) or not isinstance(other, torch.fx.Node):
+        return False
+    schema = getattr(written.target, "_schema", None)
+    fresh = schema is not None and all(value.alias_info is None for value in schema.returns)
+    alone = fresh and list(written.users) == [node]
+    return alone and isinstance(other.meta["val"], torch.Tensor) and other.meta["val"].dtype == node.meta["val"].dtype
 
 
 def _is_decomposed(program: torch.export.ExportedProgram, table: Mapping[Any, Any]) -> bool:

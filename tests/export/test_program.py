@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import numpy as np
 import onnxruntime
 import pytest
 import torch
+from onnxscript.rewriter import RewriteRule
+from torch.onnx._internal.exporter._registration import ONNXRegistry
+from torch.onnx._internal.fx.passes.type_promotion import _TypePromotionInterpreter
 
 from builder.errors import ExportError
+from builder.export import program
 from builder.export.program import to_onnx
 
 
@@ -39,13 +44,34 @@ class Squares(torch.nn.Module):
 
 
 class Writes(torch.nn.Module):
-    """Writes into a tensor that it reads again."""
+    """Writes into a tensor that nothing else shares; compares by an operator of two names; detaches a constant."""
 
     def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         (ids,) = tensors
         total = torch.zeros_like(ids)
         total.add_(ids)
-        return (total * ids,)
+        return (torch.min(total * ids, torch.tensor(7)),)
+
+
+class Shares(torch.nn.Module):
+    """Writes into a tensor of which another is a part."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        total = torch.zeros_like(ids)
+        part = total[:1]
+        total.add_(ids)
+        return (total * ids + part,)
+
+
+class Widens(torch.nn.Module):
+    """Writes double precision into a tensor that stays in single precision."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        total = ids * 0.1
+        total.add_(ids.to(torch.float64))
+        return (total,)
 
 
 class Fixes(torch.nn.Module):
@@ -64,7 +90,11 @@ class Joins(torch.nn.Module):
         return (ids[:, None, :] * ids[:, :, None] + ids,)
 
 
-@pytest.mark.parametrize(("module", "traced"), [(Casts(), 0), (Returns(), 1), (Squares(), 1), (Writes(), 1)])
+@pytest.mark.parametrize(
+    ("module", "traced"),
+    [(Casts(), 0), (Returns(), 1), (Squares(), 1), (Writes(), 0), (Shares(), 1), (Widens(), 1)],
+    ids=lambda value: type(value).__name__,
+)
 def test_a_program_is_traced_again_where_it_must_be(
     module: torch.nn.Module, traced: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,3 +129,26 @@ def test_axes_that_became_one_are_refused() -> None:
     axes = [{0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}]
     with pytest.raises(ExportError, match="its code takes batch and sequence for one size, so that the graph is for"):
         to_onnx(Joins(), [torch.arange(14).reshape(2, 7)], axes, ["ids"], ["out"])
+
+
+class Mixes(torch.nn.Module):
+    """Numbers of several types meet in operators that have one type in ONNX; a reshape that does nothing is dropped."""
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        (ids,) = tensors
+        real = (ids + 0.5) * ids.shape[0] / (ids + 1)
+        return (torch.where(ids > 2, real, ids).reshape(ids.shape) ** 2,)
+
+
+def test_exporting_without_repetition_gives_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Byte for byte what torch.onnx makes by itself, and nothing of torch or onnxscript stays replaced."""
+    owners = (ONNXRegistry, _TypePromotionInterpreter, RewriteRule)
+    before = [dict(vars(owner)) for owner in owners]
+    axes = [{0: torch.export.Dim("batch")}]
+    ids = torch.arange(6).reshape(2, 3)
+    made = to_onnx(Mixes(), [ids], axes, ["ids"], ["out"])
+    assert [dict(vars(owner)) for owner in owners] == before
+    monkeypatch.setattr(program, "nothing_twice", nullcontext)
+    assert made.SerializeToString() == to_onnx(Mixes(), [ids], axes, ["ids"], ["out"]).SerializeToString()
+    (found,) = onnxruntime.InferenceSession(made.SerializeToString()).run(None, {"ids": ids.numpy()})
+    np.testing.assert_allclose(found, Mixes()(ids)[0].numpy())
