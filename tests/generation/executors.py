@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from builder.runtime.generation.executors.base import (
     last_of_rows,
 )
 from builder.runtime.generation.executors.cross_attending import TextArena
+from builder.runtime.generation.executors.paged import BLOCK, Paged
 
 VOCABULARY = 50
 
@@ -49,6 +50,31 @@ class SumExecutor(ArenaExecutor):
         for number, (row, place) in enumerate(zip(*np.divmod(wanted, new), strict=True)):
             held = self.arena["key_0"][first + row, 0, : lengths[row] + place + 1, 0].astype(np.int64)
             logits[number, next_token(held.tolist())] += 9.0
+        return logits
+
+
+class PagedSumExecutor(Paged):
+    """The same over blocks: a wrong table, or a block that another row has written to, shows in the text."""
+
+    def __init__(self, slots: int, max_length: int, blocks: int) -> None:
+        geometry = Geometry(slots, max_length, VOCABULARY, ((1, 1),), blocks=blocks)
+        super().__init__(geometry, [np.full((blocks, BLOCK), -1000.0)])
+        self.calls: list[int] = []  # rows
+
+    def _infer(self, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
+        begins, of_blocks = feeds["subsequence_begins"].tolist(), feeds["block_indices_begins"].tolist()
+        self.calls.append(len(begins) - 1)
+        said = np.zeros(begins[-1], np.int64)
+        for row, past in enumerate(feeds["past_lens"].tolist()):
+            table = feeds["block_indices"][of_blocks[row] : of_blocks[row + 1]]
+            assert len(table) == -(-(past + begins[row + 1] - begins[row]) // BLOCK), "as many blocks as it has tokens"
+            for place in range(begins[row], begins[row + 1]):
+                position = past + place - begins[row]
+                assert feeds["position_ids"][0, place] == position
+                self.caches[0][table[position // BLOCK], position % BLOCK] = feeds["input_ids"][0, place]
+                said[place] = next_token(self.caches[0][table].ravel()[: position + 1].astype(np.int64).tolist())
+        logits = np.tile(np.linspace(0, 1, VOCABULARY, dtype=np.float32), (len(feeds["logits_positions"]), 1))
+        logits[np.arange(len(logits)), said[feeds["logits_positions"]]] += 9.0
         return logits
 
 

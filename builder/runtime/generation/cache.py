@@ -2,8 +2,9 @@
 
 A decode step runs over one contiguous range of slots, so running sequences are kept close together. A slot that was
 freed keeps its content until it is used again: a later prompt that begins with the same tokens takes it over.
-What a slot holds changes here and nowhere else. Knows token ids and slots; of tensors it knows only how to have a
-slot copied.
+Where slots share memory, as blocks, what free slots remember is forgotten when running ones need it, the oldest first.
+What a slot holds changes here and nowhere else. Knows token ids, slots and blocks; of tensors it knows only how to have
+a slot copied.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+
+from .blocks import Blocks, Growth
 
 Copy = Callable[..., None]  # (source, target, length, start=0): Executor.copy
 
@@ -27,13 +30,16 @@ class Placement:
 class SlotCache:
     """Which tokens are in which slot, and which slots are taken."""
 
-    def __init__(self, slots: int, max_length: int, copy: Copy, reuse: bool = True) -> None:
+    def __init__(
+        self, slots: int, max_length: int, copy: Copy, reuse: bool = True, blocks: "Blocks | None" = None
+    ) -> None:
         self.tokens: list[list[int]] = [[] for _ in range(slots)]
         self.taken = [False] * slots
         self.last_used = [0] * slots
         self.max_length = max_length
         self.copy = copy
         self.reuse = reuse
+        self.blocks = blocks
         self.clock = 0
 
     @property
@@ -63,14 +69,43 @@ class SlotCache:
         reused = common[source]
         if source != slot and reused:
             self.copy(source, slot, reused)
-        self.tokens[slot] = list(prompt[:reused])
+        self._keep(slot, prompt[:reused])
         return Placement(slot, reused)
 
     def take(self) -> int:
         """Take a free slot, the nearest to the others, for a beam that will be copied there."""
         slot = self._take([0] * len(self.taken))
-        self.tokens[slot] = []
+        self._keep(slot, ())
         return slot
+
+    def admits(self, prompt: Sequence[int], width: int) -> bool:
+        """Whether there is memory to start a sequence from `prompt`, or `width` beams of it.
+
+        What free slots remember counts as free. A block is left to each slot that runs, to go on with.
+        """
+        if self.blocks is None or not any(self.taken):
+            return True
+        running = [slot for slot, used in enumerate(self.taken) if used]
+        common = max(common_length(prompt, self.tokens[slot]) for slot in running) if self.reuse else 0
+        needed = self.blocks.of(len(prompt) + 1) - common // self.blocks.size + width - 1 + len(running)
+        return self.blocks.held_by(running) + needed <= self.blocks.count
+
+    def make_room(self, growths: Sequence[Growth]) -> bool:
+        """See to it that slots can be written, by forgetting what free ones remember. False: that is not enough."""
+        if self.blocks is None:
+            return True
+        while self.blocks.missing(growths):
+            free = [slot for slot, used in enumerate(self.taken) if not used and self.blocks.tables[slot]]
+            if not free:
+                return False
+            self._keep(min(free, key=self.last_used.__getitem__), ())
+        return True
+
+    def _keep(self, slot: int, tokens: Sequence[int]) -> None:
+        """Let `slot` hold `tokens`, which it begins with already, and nothing more."""
+        self.tokens[slot] = list(tokens)
+        if self.blocks is not None:
+            self.blocks.truncate(slot, len(tokens))
 
     def _take(self, common: Sequence[int]) -> int:
         first, last = self.range()
@@ -89,7 +124,12 @@ class SlotCache:
         self.taken[slot] = False
 
     def close_hole(self) -> tuple[int, int] | None:
-        """Move the last slot of the range to a free one inside it: (from, to), or None where there is no hole."""
+        """Move the last slot of the range to a free one inside it: (from, to), or None where there is no hole.
+
+        Where slots share blocks a hole costs nothing: its row is not run.
+        """
+        if self.blocks is not None:
+            return None
         first, last = self.range()
         inside = [slot for slot in range(first, last) if not self.taken[slot]]
         if not inside:
@@ -102,12 +142,14 @@ class SlotCache:
         return source, target
 
     def fork(self, source: int, target: int) -> int:
-        """Let `target` hold what `source` holds. Returns how many positions were copied: both may begin alike."""
+        """Let `target` hold what `source` holds. Returns how many positions were copied: both may begin alike, or
+        share memory.
+        """
         held = self.tokens[source]
         start = common_length(held, self.tokens[target])
         self.copy(source, target, len(held), start)
         self.tokens[target] = list(held)
-        return len(held) - start
+        return len(held) - start if self.blocks is None else 0
 
     def positions(self, first: int, last: int) -> np.ndarray:
         """Where a step over the slots from `first` to before `last` writes one token of each, (slots,) int64.

@@ -37,7 +37,7 @@ class Engine:
         self.stats = Stats(slots=geometry.slots)
         self.reader = Reader(executor, limits.prefill_tokens) if isinstance(executor, EncodingExecutor) else None
         reuse = reuse_prefixes and self.reader is None
-        self.cache = SlotCache(geometry.slots, geometry.max_length, executor.copy, reuse)
+        self.cache = SlotCache(geometry.slots, geometry.max_length, executor.copy, reuse, executor.blocks)
         self.scheduler = Scheduler(self.cache, limits, self.stats, self.reader)
         self.failure: BaseException | None = None
         self._stopping = False

@@ -1,8 +1,9 @@
 """Who runs: the queue, the slots that its sequences are given, and the calls of each step.
 
 A step drops what is over, admits what waits, runs a bounded piece of prefill and then one token of every running
-sequence and beam. Knows requests, slots and, for encoder-decoders, whose text has been read; knows nothing about
-logits, sampling or threads, except that others add to the queue while it is looked at.
+sequence and beam. Where slots share memory and it runs out, the last in the order of the queue gives way: it waits
+again, and is computed again from its tokens. Knows requests, slots and, for encoder-decoders, whose text has been
+read; knows nothing about logits, sampling or threads, except that others add to the queue while it is looked at.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .blocks import Growth
 from .cache import SlotCache
 from .errors import DeadlineExceeded, QueueFull
 from .reading import Reader
@@ -76,8 +78,8 @@ class Scheduler:
             self.stats.requests += 1
             sequences[0].request.unplaced = len(sequences)
             for sequence in sequences:
-                entry = (sequence.request.options.priority, next(self._order), sequence)
-                heapq.heappush(self.waiting, entry)
+                sequence.turn = next(self._order)
+                heapq.heappush(self.waiting, _entry(sequence))
             self.changed.notify_all()
 
     def startable(self) -> bool:
@@ -161,7 +163,8 @@ class Scheduler:
             while self.waiting and self.cache.free:
                 entry = heapq.heappop(self.waiting)
                 sequence = entry[2]
-                if sequence.width > self.cache.free:  # it is the next: the slots that come free are kept for it
+                room = self.cache.admits(sequence.tokens, sequence.width)
+                if sequence.width > self.cache.free or not room:  # it is the next: what comes free is kept for it
                     skipped.append(entry)
                     break
                 if self._ready(sequence) and not self._sibling_prefills(sequence):
@@ -178,7 +181,7 @@ class Scheduler:
 
     def _start(self, sequence: Running) -> None:
         request = sequence.request
-        placement = self.cache.place(request.prompt, request.reusable)
+        placement = self.cache.place(sequence.tokens, request.reusable)
         sequence.slots = [placement.slot, *(self.cache.take() for _ in range(sequence.width - 1))]
         self.stats.reused_tokens += placement.reused
         self.stats.prompt_tokens += len(request.source or request.prompt)
@@ -211,9 +214,13 @@ class Scheduler:
         for sequence in self._active(SequenceStatus.PREFILLING):
             if budget <= 0:
                 return
+            if sequence.status is not SequenceStatus.PREFILLING:  # it gave way to one before it
+                continue
             request, slot = sequence.request, sequence.slots[0]
             tokens, scored, length = sequence.tokens, request.scored, self.cache.length(slot)
             piece = tokens[length : length + (min(budget, SCORED_TOKENS) if scored else budget)]
+            if not self._make_room(sequence, Growth(slot, length, length + len(piece))):
+                continue
             budget -= len(piece)
             ends = length + len(piece) == len(tokens)
             if ends:
@@ -226,6 +233,9 @@ class Scheduler:
     def _decode(self) -> Iterator[Call]:
         """One token of every sequence and beam that is past its prompt, in one call."""
         sequences = self._active(SequenceStatus.DECODING)
+        while not self.cache.make_room(self._growths(sequences)):
+            self._preempt()
+            sequences = self._active(SequenceStatus.DECODING)
         if not sequences:
             return
         self._close_holes()
@@ -238,6 +248,33 @@ class Scheduler:
         rows = np.array([slot - first for slot, _ in inputs])
         yield Call(first, tokens, self.cache.positions(first, last), written, rows, sequences)
 
+    def _growths(self, sequences: Sequence[Running]) -> list[Growth]:
+        """What a decode step writes."""
+        if self.cache.blocks is None:
+            return []
+        slots = [slot for sequence in sequences for slot, _ in zip(sequence.slots, sequence.inputs())]
+        return [Growth(slot, self.cache.length(slot), self.cache.length(slot) + 1) for slot in slots]
+
+    def _make_room(self, sequence: Running, growth: Growth) -> bool:
+        """Let others give way until `sequence` can grow; False where it is itself the one that gives way."""
+        while not self.cache.make_room([growth]):
+            if self._preempt() is sequence:
+                return False
+        return True
+
+    def _preempt(self) -> Running:
+        """Let the last in the order of the queue wait again; what its slots hold may be forgotten."""
+        last = max(self.running, key=_turn)
+        self.running.remove(last)
+        for slot in last.slots:
+            self.cache.release(slot)
+        last.restart()
+        last.status = SequenceStatus.WAITING
+        with self.changed:
+            heapq.heappush(self.waiting, _entry(last))
+        self.stats.preemptions += 1
+        return last
+
     def _close_holes(self) -> None:
         """Move sequences into the holes that finished ones left, unless others wait for those."""
         if any(self._ready(entry[2]) for entry in self.waiting):
@@ -249,3 +286,12 @@ class Scheduler:
                     sequence.slots[sequence.slots.index(source)] = target
                     if self.reader is not None:
                         self.reader.move(sequence, source)
+
+
+def _turn(sequence: Running) -> tuple[int, int]:
+    """By what sequences are ordered: priority, then arrival."""
+    return sequence.request.options.priority, sequence.turn
+
+
+def _entry(sequence: Running) -> tuple[int, int, Running]:
+    return (*_turn(sequence), sequence)

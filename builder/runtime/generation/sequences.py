@@ -117,6 +117,7 @@ class GeneratedSequence:
     slots: "list[int]" = field(default_factory=list)
     source: int = -1  # the place in the arena of what it attends to
     status: SequenceStatus = SequenceStatus.WAITING
+    turn: int = 0  # in the order of arrival
     unsent: "list[Choice]" = field(default_factory=list)
 
     width = 1
@@ -124,6 +125,10 @@ class GeneratedSequence:
     @property
     def index(self) -> int:
         return self.sampler.stream
+
+    def restart(self) -> None:
+        """Its keys and values are gone: they are computed again, from the same tokens."""
+        self.slots = []
 
     @property
     def generated(self) -> int:
@@ -180,10 +185,16 @@ class Beams:
     slots: "list[int]" = field(default_factory=list)  # those of running beams first
     source: int = -1  # the place in the arena of what it attends to
     status: SequenceStatus = SequenceStatus.WAITING
+    turn: int = 0  # in the order of arrival
 
     @property
     def width(self) -> int:
         return self.search.width
+
+    def restart(self) -> None:
+        """Its keys and values are gone: the search begins again, and finds the same."""
+        self.search = BeamSearch(self.search.rules, self.request.prompt, self.search.end_ids)
+        self.slots = []
 
     @property
     def generated(self) -> int:

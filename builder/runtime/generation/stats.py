@@ -22,6 +22,7 @@ class Stats:
     encoded_tokens: int = 0
     encoder_calls: int = 0
     moved_positions: int = 0  # of beams' keys and values
+    preemptions: int = 0
     running: int = 0
     waiting: int = 0
     slots: int = 0

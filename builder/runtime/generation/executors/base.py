@@ -8,18 +8,25 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ...contract import CacheType
+from ..blocks import Blocks
+
 Infer = Callable[["dict[str, np.ndarray]"], "Mapping[str, np.ndarray]"]
 
 
 @dataclass(frozen=True)
 class Geometry:
-    """The arena: `layers` holds each layer's (heads, head size); `cache` is the type of keys and values."""
+    """The arena: `layers` holds each layer's (heads, head size); `cache` is the type of keys and values.
+
+    `blocks`: of an executor whose slots share blocks, how many there are; None: enough for all slots to be full.
+    """
 
     slots: int
     max_length: int
     vocabulary: int
     layers: tuple[tuple[int, int], ...]
-    cache: str = "float32"
+    cache: "CacheType" = "float32"
+    blocks: "int | None" = None
 
     def allocate(self) -> dict[str, np.ndarray]:
         """Each layer's keys and values, (slots, heads, max_length, size), by the names of the graph's inputs."""
@@ -43,7 +50,12 @@ class CrossGeometry:
 
 
 class Executor(ABC):
-    """Runs tokens of some slots, and copies a slot. Where keys and values lie is each executor's own matter."""
+    """Runs tokens of some slots, and copies a slot. Where keys and values lie is each executor's own matter.
+
+    `blocks`: which slot has which blocks, where slots share memory; None: each slot has room for `max_length` tokens.
+    """
+
+    blocks: "Blocks | None" = None
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry

@@ -1,0 +1,98 @@
+"""Memory for keys and values in blocks of a few tokens, which slots take as they grow and share where they begin alike.
+
+A slot has a table of blocks, in the order of its tokens. A block that several tables have is written by none of them:
+whoever writes next gets a copy of its own. Knows numbers of blocks; knows no tensors, tokens or engines.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Growth:
+    """A slot is to be written from its token `start` to before `end`."""
+
+    slot: int
+    start: int
+    end: int
+
+
+class OutOfBlocks(RuntimeError):
+    """There is no free block; the scheduler has to make room before it runs a call."""
+
+
+class Blocks:
+    """The tables of `slots` slots over `count` blocks of `size` tokens each."""
+
+    def __init__(self, slots: int, count: int, size: int) -> None:
+        self.count, self.size = count, size
+        self.tables: "list[list[int]]" = [[] for _ in range(slots)]
+        self.users = [0] * count  # how many tables have a block
+        self.unused = list(range(count - 1, -1, -1))
+
+    def of(self, tokens: int) -> int:
+        """How many blocks `tokens` tokens take."""
+        return -(-tokens // self.size)
+
+    def missing(self, growths: "Iterable[Growth]") -> int:
+        """How many blocks would have to be free beyond those that are; 0 where there is room."""
+        needed, left = 0, Counter[int]()  # `left`: by how many tables that get a copy
+        for growth in growths:
+            table = self.tables[growth.slot]
+            needed += max(0, self.of(growth.end) - len(table))
+            for block in table[growth.start // self.size : self.of(growth.end)]:
+                if self.users[block] - left[block] > 1:
+                    left[block] += 1
+                    needed += 1
+        return max(0, needed - len(self.unused))
+
+    def held_by(self, slots: "Iterable[int]") -> int:
+        """How many blocks the tables of `slots` have, a shared one counted once."""
+        return len({block for slot in slots for block in self.tables[slot]})
+
+    def write(self, growth: Growth) -> "list[tuple[int, int]]":
+        """Give a slot the blocks that it is about to write. Returns the blocks to copy first, (from, to).
+
+        Raises OutOfBlocks.
+        """
+        table, needed = self.tables[growth.slot], self.of(growth.end)
+        self.truncate(growth.slot, growth.end)
+        copies = []
+        for place in range(growth.start // self.size, len(table)):
+            block = table[place]
+            if self.users[block] > 1:
+                self.users[block] -= 1
+                table[place] = self._take()
+                copies.append((block, table[place]))
+        while len(table) < needed:
+            table.append(self._take())
+        return copies
+
+    def truncate(self, slot: int, tokens: int) -> None:
+        """Keep the blocks of a slot's first `tokens` tokens."""
+        table = self.tables[slot]
+        while len(table) > self.of(tokens):
+            self._drop(table.pop())
+
+    def share(self, source: int, target: int, tokens: int) -> None:
+        """Let `target` have the blocks of the first `tokens` tokens of `source`, and no others."""
+        shared = self.tables[source][: self.of(tokens)]
+        for block in shared:
+            self.users[block] += 1
+        self.truncate(target, 0)
+        self.tables[target] = list(shared)
+
+    def _take(self) -> int:
+        if not self.unused:
+            raise OutOfBlocks(f"all {self.count} blocks of the cache are in use")
+        block = self.unused.pop()
+        self.users[block] = 1
+        return block
+
+    def _drop(self, block: int) -> None:
+        self.users[block] -= 1
+        if not self.users[block]:
+            self.unused.append(block)
