@@ -53,6 +53,7 @@ def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, precisions: Map
         "--beams": spec.beams is not None,
         "--max-answer": spec.max_answer is not None,
         "--cache": spec.cache != "fp32",
+        "--cache-gb": spec.cache_gb is not None,
         "--executor": spec.executor != "in-process",
         f"--instances (use {section}.tensor_parallel_size)": spec.instances > 1,
         "--truncate": spec.truncate,

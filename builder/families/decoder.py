@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
@@ -18,10 +19,13 @@ from builder.checkpoint.generation_config import (
     total_length,
 )
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
+from builder.engines import openvino
 from builder.engines.cuda import provider_options, refuse_head_sizes, refuse_windows
 from builder.engines.cuda.lowering import decoder_for_cuda
 from builder.engines.gpu import refuse_size
 from builder.engines.onnxruntime.older import for_runtime
+from builder.engines.openvino.lowering import block_bytes, page_attention
+from builder.engines.openvino.weights import quantise_weights as openvino_weights
 from builder.errors import CheckpointError, SpecError
 from builder.export.decoder import CACHED_ATTENTION, CacheShape, DecoderExport, cache_shapes, export_decoder
 from builder.export.experts import cost_of_experts
@@ -54,7 +58,7 @@ from builder.report.record import BuildReport, EngineCheck, Rung
 from builder.runtime.contract import Arena, CacheType, Chat, GenerationServing, Session
 from builder.runtime.fields import Field
 from builder.runtime.generation.executors.cuda import BYTES, ELEMENTS
-from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.executors.paged import BLOCK, OPERATOR
 from builder.spec import BuildSpec
 from builder.triton.layout import RepositoryEntry, lay_out_generating, request_limits
 from builder.triton.releases import runtime_of
@@ -68,6 +72,7 @@ from builder.verify.generation import (
     largest_values,
     make_reference,
     measure,
+    open_executor,
     refuse_wrong_text,
 )
 from builder.verify.long_rows import refuse_wrong_long_row, unreached
@@ -75,6 +80,7 @@ from builder.verify.runtimes import STEPS, Case, Recorder, Replay, drive, past_t
 from builder.verify.verdict import Bound, Comparison
 
 CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "int8": "int8"}
+PAGED_CACHE: Mapping[str, CacheType] = {"fp32": "float32", "int8": "uint8"}
 HALF_TYPES: Mapping[str, CacheType] = {"fp16": "float16", "bf16": "bfloat16"}
 LONG_PROMPT = 24  # tokens of the prompts that are run on the engine of the release too
 
@@ -119,20 +125,6 @@ class Chosen:
     choice: str | None
 
 
-def begin(
-    spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage
-) -> Family[DecoderExport, Measured, Fused, Exact, Chosen]:
-    """The steps of a decoder. Raises SpecError and CheckpointError for what is refused before the work begins."""
-    refuse_options(spec, {"--max-answer (use --max-length)": spec.max_answer is not None}, "a decoder")
-    if spec.target != "cpu":
-        _refuse_on_gpu(spec)
-    refuse_unserved(checkpoint.model.generation_config, is_decoder=True)
-    chat_template(checkpoint.tokenizer)  # one that cannot be served
-    with stage("plan memory"):
-        memory = plan_memory(spec, checkpoint)
-    return Decoder(spec, checkpoint, folder, memory, tuple(map(tuple, sample_rows(spec, checkpoint))))
-
-
 @dataclass(frozen=True)
 class Decoder:
     """The steps, judged on token rows: `rows`."""
@@ -142,6 +134,30 @@ class Decoder:
     folder: Path
     memory: Memory
     rows: tuple[tuple[int, ...], ...]
+
+    attention: ClassVar[str] = CACHED_ATTENTION
+
+    @staticmethod
+    def plan_memory(spec: BuildSpec, checkpoint: Checkpoint) -> Memory:
+        """Bytes of the cache and of the weights in fp32. Raises SpecError for more than there is."""
+        caches = cache_shapes(checkpoint.model)
+        width = (
+            np.dtype(CACHE_TYPES[spec.cache]).itemsize if spec.target == "cpu" else BYTES[HALF_TYPES[spec.precision]]
+        )
+        cache = cache_bytes(caches, spec.slots, checkpoint.max_length, width)
+        weights = weights_bytes(checkpoint.model)
+        if spec.target == "cpu":
+            rows = f"{checkpoint.max_length} tokens"
+            refuse_cache(spec, cache, "the cache needs", rows, "--slots or --max-length")
+            return Memory(cache, weights)
+        refuse_head_sizes({shape.size for shape in caches})
+        refuse_size(
+            spec,
+            cache + weights // 2,
+            f"weights and a cache of {spec.slots} slots of {checkpoint.max_length} tokens",
+            "lower --slots or --max-length",
+        )
+        return Memory(cache, weights)
 
     def export(self) -> DecoderExport:
         """One graph for prompts and steps."""
@@ -159,6 +175,15 @@ class Decoder:
         graph = fuse(exported.graph, self.folder)
         check_release(graph, self.spec.triton, self._in_process)
         return Fused(exported, graph)
+
+    def arena(self, caches: Sequence[CacheShape]) -> Arena:
+        """The keys and values of all sequences, as the emitted loop keeps them."""
+        dtype = HALF_TYPES[self.spec.precision] if self._on_gpu else CACHE_TYPES[self.spec.cache]
+        return Arena(self.spec.slots, self.checkpoint.max_length, dtype, layer_shapes(caches))
+
+    def session(self) -> Session:
+        """Where the emitted loop runs its graph, and what the engine is told."""
+        return _cuda_session(self.spec) if self._on_gpu else cpu_session(self.spec)
 
     def verify(self, fused: Fused, reference: Measured) -> Exact:
         """Probabilities, greedy texts, and a row past every window."""
@@ -187,8 +212,9 @@ class Decoder:
     def lay_out(self, chosen: Chosen, stage: Stage) -> tuple[RepositoryEntry, ...]:
         """The loop with its graph inside or, for BLS, beside it."""
         spec, checkpoint, caches = self.spec, self.checkpoint, chosen.exact.fused.exported.caches
-        serving = serving_document(spec, checkpoint, caches, chosen.graph)
-        inputs = graph_fields(chosen.graph, caches, "TYPE_FP16" if self._on_gpu else "TYPE_FP32")
+        serving = serving_document(spec, checkpoint, self.arena(caches), self.session(), chosen.graph)
+        cache_type = "TYPE_FP16" if self._on_gpu else "TYPE_FP32"
+        inputs = [] if self._in_process else graph_fields(chosen.graph, caches, cache_type)
         graphs = [chosen.graph]
         if self._on_gpu and self._in_process:
             graphs.append(slot_copier(caches, ELEMENTS[serving.arena.dtype], chosen.graph, self.folder))
@@ -213,7 +239,7 @@ class Decoder:
             operators,
             entries,
             checks,
-            attention={"fused": operators[CACHED_ATTENTION], "layers": len(exported.caches)},
+            attention={"fused": operators[self.attention], "layers": len(exported.caches)},
             quantised=quantised_parts(chosen.weights, chosen.quantised),
             ladder=chosen.ladder,
             samples=len(chosen.exact.pytorch.answers.rows),
@@ -240,7 +266,7 @@ class Decoder:
         return Limits(self.checkpoint.task.required(self.spec.quality), self.spec.perplexity)
 
     def _rung(
-        self, name: str, fused: Fused, reference: Measured, graph: Graph, cache: str = "float32"
+        self, name: str, fused: Fused, reference: Measured, graph: Graph, cache: CacheType = "float32"
     ) -> tuple[Rung, Agreement]:
         """`graph` measured in every way, over a cache of type `cache`."""
         caches, threads = fused.exported.caches, self.spec.build_threads
@@ -256,7 +282,7 @@ class Decoder:
         with stage(f"{spec.precision} CUDA"):
             refuse_windows(spec, fused.graph)
             half, stand_in = decoder_for_cuda(fused.graph, spec.precision, spec.triton, self.folder)
-            cache = "float32" if half.arithmetic == "bf16" else "float16"
+            cache: CacheType = "float32" if half.arithmetic == "bf16" else "float16"
             rung = replace(self._rung(f"{spec.precision} CUDA", fused, measured, stand_in, cache)[0], size=half.size)
         return Chosen(exact, half, half, (measured.rung, exact.rung, rung), rung, (), rung.name, None)
 
@@ -266,7 +292,7 @@ class Decoder:
         options = WeightOptions(spec.block_size, not spec.asymmetric)
 
         def make(precision: str) -> tuple[Rung, tuple[Quantised, ...]]:
-            quantised = quantise_weights(fused.graph, precision, options, self.folder)
+            quantised = self._with_weights(fused.graph, precision, options)
             return self._rung(precision, fused, measured, quantised.graph)[0], (quantised,)
 
         none: tuple[Quantised, ...] = ()
@@ -276,10 +302,18 @@ class Decoder:
         if spec.cache == "int8":
             name = f"{weights}, int8 cache"
             with stage(name):
-                graph = quantise_cache(graph, self._largest_values(exact), self.folder)
-                rung = self._rung(name, fused, measured, graph, "int8")[0]
+                graph, dtype = self._with_cache(graph, exact)
+                rung = self._rung(name, fused, measured, graph, dtype)[0]
             ladder = (*ladder, rung)
         return Chosen(exact, graph, graph, ladder, rung, climbed.candidate, weights, climbed.choice)
+
+    def _with_weights(self, graph: Graph, precision: str, options: WeightOptions) -> Quantised:
+        """`graph` with smaller weights, as its engine takes them."""
+        return quantise_weights(graph, precision, options, self.folder)
+
+    def _with_cache(self, graph: Graph, exact: Exact) -> tuple[Graph, CacheType]:
+        """`graph` over an 8-bit cache, and the type of that."""
+        return quantise_cache(graph, self._largest_values(exact), self.folder), "int8"
 
     def _largest_values(self, exact: Exact) -> Mapping[str, np.ndarray]:
         """Of keys and values on the samples, which an 8-bit cache is scaled by."""
@@ -294,11 +328,87 @@ class Decoder:
         long = past_the_window(chosen.own, answers.rows[0], checkpoint.max_length)
         room = max(map(len, [long, *prompts])) + STEPS
         caches, vocabulary = chosen.exact.fused.exported.caches, vocabulary_of(checkpoint.model)
-        geometry = geometry_of(caches, 1 + len(prompts), room, vocabulary, CACHE_TYPES[spec.cache])
-        executor = InProcess(chosen.own.path, geometry, Session(threads=spec.build_threads))
+        geometry = geometry_of(caches, 1 + len(prompts), room, vocabulary, self.arena(caches).dtype)
+        executor = open_executor(chosen.own, geometry, spec.build_threads)
         recorder = Recorder(executor)
         drive(executor, prompts, long)
         return recorder.case(chosen.graph.path.name, [chosen.graph], spec.build_threads, remote=not self._in_process)
+
+
+@dataclass(frozen=True)
+class PagedDecoder(Decoder):
+    """The same in OpenVINO, over blocks that all sequences share."""
+
+    attention: ClassVar[str] = OPERATOR
+
+    @staticmethod
+    def plan_memory(spec: BuildSpec, checkpoint: Checkpoint) -> Memory:
+        """Bytes of the blocks and of the weights. Raises SpecError where one text would not fit, or more than fits."""
+        caches, weights, length = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model), checkpoint.max_length
+        block, text = block_bytes(layer_shapes(caches), PAGED_CACHE[spec.cache]), -(-length // BLOCK)
+        asked = (
+            spec.cache_gb * 1e9 if spec.cache_gb is not None else min(spec.slots * text * block, spec.usable_memory / 2)
+        )
+        blocks = int(asked // block)
+        if blocks < text:
+            raise SpecError(
+                f"a cache of {asked / 1e9:.3g} GB has {blocks} blocks of {BLOCK} tokens, and a text of {length} tokens "
+                f"needs {text} ({text * block / 1e9:.3g} GB): raise --cache-gb, or lower --max-length"
+            )
+        if asked > spec.usable_memory:
+            raise SpecError(
+                f"the cache takes {asked / 1e9:.1f} GB and {spec.usable_memory / 1e9:.1f} GB may be used; lower "
+                "--cache-gb, or state the serving machine's memory in models.yaml (machine: {memory_gb: ...})"
+            )
+        return Memory(blocks * block, weights)
+
+    def fuse(self, exported: DecoderExport) -> Fused:
+        """The graph as it was exported, for OpenVINO has fusions of its own, with its attention over blocks."""
+        return Fused(exported, page_attention(exported.graph, self.folder))
+
+    def climb(self, exact: Exact, stage: Stage) -> Chosen:
+        """The weights as asked, or the fastest that keep the quality; then the cache."""
+        chosen = self._quantised(exact, stage)
+        if chosen.rung is not exact.rung:
+            self._limits.refuse(chosen.rung, exact.pytorch.rung, self.checkpoint.task.metric)
+        return chosen
+
+    def arena(self, caches: Sequence[CacheShape]) -> Arena:
+        dtype = PAGED_CACHE[self.spec.cache]
+        layers = layer_shapes(caches)
+        blocks = self.memory.cache // block_bytes(layers, dtype)
+        return Arena(self.spec.slots, self.checkpoint.max_length, dtype, layers, blocks)
+
+    def session(self) -> Session:
+        properties = openvino.decoder_properties(PAGED_CACHE[self.spec.cache])
+        return Session(engine="openvino", threads=self.spec.loop_threads, entries=properties)
+
+    def _with_weights(self, graph: Graph, precision: str, options: WeightOptions) -> Quantised:
+        return openvino_weights(graph, precision, options, self.folder)
+
+    def _with_cache(self, graph: Graph, exact: Exact) -> tuple[Graph, CacheType]:
+        return graph, PAGED_CACHE["int8"]
+
+
+def begin(
+    spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage
+) -> Family[DecoderExport, Measured, Fused, Exact, Chosen]:
+    """The steps of a decoder. Raises SpecError and CheckpointError for what is refused before the work begins."""
+    paged = spec.engine == openvino.BACKEND
+    refused = {
+        "--max-answer (use --max-length)": spec.max_answer is not None,
+        "--cache-gb (of --engine openvino; use --slots)": spec.cache_gb is not None and not paged,
+        "--executor bls (with --engine openvino)": spec.executor == "bls" and paged,
+    }
+    refuse_options(spec, refused, "a decoder")
+    if spec.target != "cpu":
+        _refuse_on_gpu(spec)
+    refuse_unserved(checkpoint.model.generation_config, is_decoder=True)
+    chat_template(checkpoint.tokenizer)  # one that cannot be served
+    kind = PagedDecoder if paged else Decoder
+    with stage("plan memory"):
+        memory = kind.plan_memory(spec, checkpoint)
+    return kind(spec, checkpoint, folder, memory, tuple(map(tuple, sample_rows(spec, checkpoint))))
 
 
 def _refuse_on_gpu(spec: BuildSpec) -> None:
@@ -320,26 +430,6 @@ def _refuse_on_gpu(spec: BuildSpec) -> None:
         raise SpecError("a decoder has one cache, on one device: give one of gpu.devices, or use --engine vllm")
 
 
-def plan_memory(spec: BuildSpec, checkpoint: Checkpoint) -> Memory:
-    """Bytes of the cache and of the weights in fp32. Raises SpecError for more than there is."""
-    caches = cache_shapes(checkpoint.model)
-    width = np.dtype(CACHE_TYPES[spec.cache]).itemsize if spec.target == "cpu" else BYTES[HALF_TYPES[spec.precision]]
-    cache = cache_bytes(caches, spec.slots, checkpoint.max_length, width)
-    weights = weights_bytes(checkpoint.model)
-    if spec.target == "cpu":
-        rows = f"{checkpoint.max_length} tokens"
-        refuse_cache(spec, cache, "the cache needs", rows, "--slots or --max-length")
-        return Memory(cache, weights)
-    refuse_head_sizes({shape.size for shape in caches})
-    refuse_size(
-        spec,
-        cache + weights // 2,
-        f"weights and a cache of {spec.slots} slots of {checkpoint.max_length} tokens",
-        "lower --slots or --max-length",
-    )
-    return Memory(cache, weights)
-
-
 def sample_rows(spec: BuildSpec, checkpoint: Checkpoint) -> list[list[int]]:
     """The samples as token rows. Raises SpecError, or CheckpointError where none is left."""
     samples = read_samples(spec, checkpoint, checkpoint.task.fields({})[0])
@@ -352,18 +442,17 @@ def sample_rows(spec: BuildSpec, checkpoint: Checkpoint) -> list[list[int]]:
 
 
 def serving_document(
-    spec: BuildSpec, checkpoint: Checkpoint, caches: Sequence[CacheShape], graph: Graph
+    spec: BuildSpec, checkpoint: Checkpoint, arena: Arena, session: Session, graph: Graph
 ) -> GenerationServing:
     """What serving.json tells the emitted loop: its parameters, with the checkpoint's generation_config as defaults."""
     config, tokenizer = checkpoint.model.generation_config, checkpoint.tokenizer
     on_gpu, in_process = spec.target != "cpu", spec.executor == "in-process"
     ends, beams, template = end_ids(config, tokenizer), spec.beams or spec.slots, chat_template(tokenizer)
-    dtype = HALF_TYPES[spec.precision] if on_gpu else CACHE_TYPES[spec.cache]
     return GenerationServing(
         task=checkpoint.task.name,
         executor=spec.executor,
-        arena=Arena(spec.slots, checkpoint.max_length, dtype, layer_shapes(caches)),
-        session=_cuda_session(spec) if on_gpu else cpu_session(spec),
+        arena=arena,
+        session=session,
         vocabulary=vocabulary_of(checkpoint.model),
         queue=spec.serving.queue.max_size,
         limits=request_limits(spec),

@@ -91,8 +91,10 @@ def begin(
     spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage
 ) -> Family[Exported, Rung, Fused, Exact, Chosen]:
     """The steps of an encoder. Raises SpecError for what it does not have, CheckpointError for what is none."""
-    if spec.beams is not None or spec.max_answer is not None:
-        raise SpecError(f"--beams and --max-answer are for models that generate; {checkpoint.task.name} has neither")
+    generating = {"--beams": spec.beams, "--max-answer": spec.max_answer, "--cache-gb": spec.cache_gb}
+    given = [name for name, value in generating.items() if value is not None]
+    if given:
+        raise SpecError(f"{given[0]} is for models that generate; {checkpoint.task.name} does not")
     refuse_without_process(spec)
     _refuse_composed(checkpoint)
     return Encoder(spec, checkpoint, folder, tuple(asked(spec, cpu()["flags"])))

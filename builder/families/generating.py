@@ -24,6 +24,7 @@ from builder.report.provenance import file_hashes
 from builder.report.record import BuildReport, EngineCheck, Rung
 from builder.runtime.contract import LayerShape, Session
 from builder.runtime.fields import Field
+from builder.runtime.generation.executors.paged import OPERATOR as PAGED_ATTENTION
 from builder.samples import load_samples
 from builder.spec import BuildSpec
 from builder.speed import Latencies
@@ -33,7 +34,7 @@ from builder.verify.generation import TOLERANCE
 from builder.verify.verdict import Bound
 
 PRECISIONS = ("fp32", "int8", "int8-weights", "int4-weights", "auto")
-OPERATORS = (*FUSED_OPERATORS, CACHED_ATTENTION, "RotaryEmbedding", "SimplifiedLayerNormalization")
+OPERATORS = (*FUSED_OPERATORS, CACHED_ATTENTION, PAGED_ATTENTION, "RotaryEmbedding", "SimplifiedLayerNormalization")
 
 
 def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: str) -> None:
@@ -48,7 +49,7 @@ def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: s
         "--max-queue-delay-us": spec.max_queue_delay_us > 0,
         f"--precision {spec.precision} (it has {', '.join(PRECISIONS)})": spec.target == "cpu"
         and spec.precision not in PRECISIONS,
-        "--engine openvino (its cache would not stay in place)": spec.engine == "openvino",
+        "--engine auto (say which)": spec.engine == "auto",
         "--level": spec.level != "O2",
         "--prune": spec.prune is not None,
         "--graph": spec.graph is not None,

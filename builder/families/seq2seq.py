@@ -121,6 +121,8 @@ def begin(
     unusable = {
         "--executor bls (its cross-attention cache would travel at each step)": spec.executor == "bls",
         "--cache int8": spec.cache == "int8",
+        "--cache-gb": spec.cache_gb is not None,
+        "--engine openvino (it has no cross-attention over a cache)": spec.engine == "openvino",
         f"--target {spec.target}": spec.target != "cpu",
     }
     refuse_options(spec, unusable, "an encoder-decoder model")

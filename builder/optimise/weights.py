@@ -59,24 +59,29 @@ def quantise_weights(graph: Graph, precision: str, options: WeightOptions, folde
     """Write `graph` at `precision` into `folder`. Raises VerificationError where a product was missed."""
     model = onnx.load(str(graph.path))
     spell_out_gemms(model.graph)  # ONNX Runtime's optimiser makes some of MatMul and Add again
-    expected = sum(1 for _ in constant_products(model.graph)) + len(_tied_heads(model.graph))
+    expected = sum(1 for _ in constant_products(model.graph)) + len(tied_heads(model.graph))
     embeddings = _eight_bit_tables(model.graph)
     _eight_bit_products(model.graph, constant_products(model.graph) if precision == "int8" else [])
     if precision in BITS:
-        model = _blockwise(model, BITS[precision], options)
+        model = blockwise(model, BITS[precision], options)
     drop_unused(model.graph)
     if not any(entry.domain == "com.microsoft" for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     result = save_graph(model, folder / precision / graph.path.name)
     done = result.operators["MatMulIntegerToFloat"] + result.operators["MatMulNBits"]
-    left = _unquantised(model.graph)
+    refuse_missed(expected, done, model.graph)
+    return Quantised(result, expected, embeddings)
+
+
+def refuse_missed(expected: int, done: int, graph: onnx.GraphProto) -> None:
+    """Raise VerificationError unless all of the `expected` products are `done`, and none is left in `graph`."""
+    left = _unquantised(graph)
     if not expected or done != expected or left:
         raise VerificationError(
             f"of {expected + len(left)} matrix products {done} were quantised"
             + (f", not {left[0]}" if left else "")
             + "; nothing was published. Use --precision fp32 for this checkpoint"
         )
-    return Quantised(result, expected, embeddings)
 
 
 def _unquantised(graph: onnx.GraphProto) -> list[str]:
@@ -90,7 +95,7 @@ def _unquantised(graph: onnx.GraphProto) -> list[str]:
     ]
 
 
-def _tied_heads(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
+def tied_heads(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """Gemm nodes that read a matrix by its rows, as the table of a lookup is stored."""
     weights = {tensor.name for tensor in graph.initializer}
     return [
@@ -106,7 +111,7 @@ def _tied_heads(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 def _eight_bit_tables(graph: onnx.GraphProto) -> int:
     """Token tables to int8 with a scale a row, shared with the output matrix where that is tied to them."""
     weights = {tensor.name: tensor for tensor in graph.initializer}
-    heads = {node.input[1]: node for node in _tied_heads(graph)}
+    heads = {node.input[1]: node for node in tied_heads(graph)}
     count = 0
     nodes = []
     for node in graph.node:
@@ -176,7 +181,8 @@ def _product(source: str, output: str, matrix: str, scales: str, name: str) -> l
     ]
 
 
-def _blockwise(model: onnx.ModelProto, bits: int, options: WeightOptions) -> onnx.ModelProto:
+def blockwise(model: onnx.ModelProto, bits: int, options: WeightOptions) -> onnx.ModelProto:
+    """Constant products as MatMulNBits of `bits` bits."""
     with _root_logger_left_alone():
         from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
     config = DefaultWeightOnlyQuantConfig(

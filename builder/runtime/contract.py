@@ -17,7 +17,7 @@ from typing import Any, Literal, Union
 FILE = "serving.json"
 # What the rows of one call must have in common: nothing, their length, or how often they have a token, by its id.
 Alike = Union[Literal["length"], int, None]
-CacheType = Literal["float32", "float16", "bfloat16", "int8"]  # of keys and values
+CacheType = Literal["float32", "float16", "bfloat16", "int8", "uint8"]  # of keys and values
 SCHEMA = 3  # counts up when a field changes its name, its type or its meaning
 
 
@@ -47,11 +47,16 @@ class RequestLimits:
 
 @dataclass(frozen=True)
 class Session:
-    """How ONNX Runtime opens the graphs in this process. `threads`: of one operator; 0 lets it take all cores."""
+    """How the engine of a decode loop, and ONNX Runtime, open graphs in this process.
 
+    `threads`: of one operator; 0 lets it take all cores. `entries`: ONNX Runtime's session configuration, or properties
+    of OpenVINO's CPU plugin.
+    """
+
+    engine: Literal["onnxruntime", "openvino"] = "onnxruntime"
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = 0
-    entries: Mapping[str, str] = field(default_factory=dict)  # of ONNX Runtime's session configuration
+    entries: Mapping[str, str] = field(default_factory=dict)
     device_id: int = 0
     provider_options: Mapping[str, str] = field(default_factory=dict)
 
@@ -102,6 +107,7 @@ class Arena:
     length: int  # tokens that a slot holds
     dtype: CacheType
     layers: Sequence[LayerShape]
+    blocks: int | None = None  # that slots share, where the engine has them; None: each slot has its own memory
 
 
 @dataclass(frozen=True)

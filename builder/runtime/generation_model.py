@@ -38,6 +38,7 @@ FAMILIES = (
     ("encoded_tokens", "COUNTER", "Tokens that an encoder read"),
     ("encoder_calls", "COUNTER", "Runs of the encoder"),
     ("moved_positions", "COUNTER", "Positions of the cache copied because a beam split"),
+    ("preemptions", "COUNTER", "Sequences that gave way to others when the cache was full, and were computed again"),
     ("running", "GAUGE", "Sequences in slots"),
     ("waiting", "GAUGE", "Sequences in the queue"),
     ("slots", "GAUGE", "Slots of the cache"),

@@ -23,8 +23,9 @@ from builder.engines.gpu import gpus
 from builder.errors import BuilderError, RepositoryError
 from builder.onnx.graph import Graph, check_release, read_graph
 from builder.report.record import read_report
-from builder.runtime.contract import FILE, ContractError, GenerationServing, load
+from builder.runtime.contract import FILE, ContractError, GenerationServing, Session, load
 from builder.runtime.generation.chat import ChatTemplate
+from builder.runtime.generation.executors.openvino import compile_paged
 from builder.runtime.recipe import compile as program
 from builder.triton import stock
 from builder.triton.releases import RELEASES, version_tuple
@@ -237,14 +238,26 @@ def _check_python(version: Path, repository: Path, release: str | None) -> Itera
         if served.engine is not None and not (repository / served.engine / "config.pbtxt").is_file():
             yield f"its engine {served.engine} is not in the repository"
         if served.model is not None:
-            yield from _check_own_graph(version / served.model, release)
+            paged = isinstance(served, GenerationServing) and served.session.engine == openvino.BACKEND
+            yield from _check_own_graph(version / served.model, release, paged)
 
 
-def _check_own_graph(model: Path, release: str | None) -> Iterator[str]:
-    """The graph that a front runs in its own process."""
+def _check_own_graph(model: Path, release: str | None, paged: bool) -> Iterator[str]:
+    """The graph that a front runs in its own process; `paged`: one of ONNX operators and our own, for OpenVINO."""
     files = [model, model.with_suffix(".bin")] if model.suffix == Path(openvino.MODEL_FILE).suffix else [model]
     missing = [file.name for file in files if not file.is_file()]
     if missing:
         yield f"{model.parent.name}/{missing[0]} is missing"
+    elif paged:
+        yield from _refused_by_openvino(model)
     elif len(files) == 1 and release in RELEASES:
         yield from _refused(read_graph(model), release, in_process=True)
+
+
+def _refused_by_openvino(model: Path) -> Iterator[str]:
+    """Why the OpenVINO that the emitted requirements pin would not open the graph of a decode loop."""
+    try:
+        compile_paged(model, Session(engine="openvino", entries=openvino.decoder_properties("float32")))
+    except RuntimeError as error:
+        reason = str(error).strip().splitlines()[-1]
+        yield f"{model.parent.name}/{model.name} cannot be opened by OpenVINO: {reason}; build it again"

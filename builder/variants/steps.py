@@ -11,12 +11,11 @@ from transformers import PreTrainedModel
 
 from builder.export.decoder import CacheShape
 from builder.onnx.graph import Graph
-from builder.runtime.contract import Session
+from builder.runtime.contract import CacheType
 from builder.runtime.generation.executors.base import Executor
-from builder.runtime.generation.executors.in_process import InProcess
 from builder.speed import Latencies
 from builder.variants.timing import median_ms, pytorch_with
-from builder.verify.generation import geometry_of
+from builder.verify.generation import geometry_of, open_executor
 from builder.verify.seq2seq import Graphs
 
 ROWS = (1, 8)
@@ -54,10 +53,10 @@ def _pytorch_step(model: PreTrainedModel, rows: int, **state: Any) -> float:
     return median_ms(lambda: model(**inputs, use_cache=True))
 
 
-def decoder(graph: Graph, caches: Sequence[CacheShape], vocabulary: int, threads: int, cache: str) -> Latencies:
+def decoder(graph: Graph, caches: Sequence[CacheShape], vocabulary: int, threads: int, cache: CacheType) -> Latencies:
     """The same on the graph, in the emitted executor."""
     geometry = geometry_of(caches, max(ROWS), 4 * CONTEXT, vocabulary, cache)
-    executor = InProcess(graph.path, geometry, Session(threads=threads))
+    executor = open_executor(graph, geometry, threads)
     times = {f"token, {rows} rows": _step(executor, rows) for rows in ROWS}
     prompt, nothing = np.ones((1, 2 * CONTEXT), np.int64), np.zeros(1, np.int64)
     times["prompt of 128"] = median_ms(lambda: executor.run(0, prompt, nothing))

@@ -12,12 +12,14 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from builder.engines import openvino
 from builder.errors import VerificationError
 from builder.export.decoder import CacheShape
 from builder.onnx.graph import Graph
-from builder.runtime.contract import Session
-from builder.runtime.generation.executors.base import Geometry
+from builder.runtime.contract import CacheType, Session
+from builder.runtime.generation.executors.base import Executor, Geometry
 from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.executors.openvino import OpenVino
 from builder.verify.emitted import Taught, generate, perplexity, teacher_forced
 
 TOLERANCE = 2e-3  # largest difference of a token's log-probability in fp32
@@ -83,9 +85,17 @@ def greedy_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int) -> 
 
 
 def geometry_of(
-    caches: Sequence[CacheShape], slots: int, max_length: int, vocabulary: int, cache: str = "float32"
+    caches: Sequence[CacheShape], slots: int, max_length: int, vocabulary: int, cache: CacheType = "float32"
 ) -> Geometry:
     return Geometry(slots, max_length, vocabulary, tuple((shape.heads, shape.size) for shape in caches), cache)
+
+
+def open_executor(graph: Graph, geometry: Geometry, threads: int) -> Executor:
+    """The emitted executor of the engine that `graph` is for."""
+    if graph.engine == openvino.BACKEND:
+        properties = openvino.decoder_properties(geometry.cache)
+        return OpenVino(graph.path, geometry, Session(engine="openvino", threads=threads, entries=properties))
+    return InProcess(graph.path, geometry, Session(threads=threads))
 
 
 def largest_values(
@@ -109,12 +119,12 @@ def measure(
     vocabulary: int,
     reference: Reference,
     threads: int,
-    cache: str = "float32",
+    cache: CacheType = "float32",
 ) -> Agreement:
     """Run the graph over the reference's rows, in batches of unequal rows, and on from its prompts."""
     longest = max(max(map(len, reference.rows)), max(len(p) + NEW_TOKENS for p in reference.prompts))
     geometry = geometry_of(caches, ROWS, longest + 1, vocabulary, cache)
-    executor = InProcess(graph.path, geometry, Session(threads=threads))
+    executor = open_executor(graph, geometry, threads)
     rows = zip(reference.rows, reference.best, strict=True)
     forced = teacher_forced(executor, [Taught(row[:-1], row[1:], best) for row, best in rows])
     forced.refuse_nan()

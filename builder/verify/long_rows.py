@@ -17,10 +17,8 @@ from transformers import PreTrainedModel
 from builder.errors import VerificationError
 from builder.export.decoder import CacheShape
 from builder.onnx.graph import Graph
-from builder.runtime.contract import Session
 from builder.runtime.generation.executors.base import Executor
-from builder.runtime.generation.executors.in_process import InProcess
-from builder.verify.generation import TOLERANCE, geometry_of
+from builder.verify.generation import TOLERANCE, geometry_of, open_executor
 
 # A forward pass of PyTorch over 8,192 tokens of half a billion parameters takes about a minute on two cores, less than
 # the export of such a model. A longer window is compared at its edges when the mask is read, and not run.
@@ -78,7 +76,7 @@ def refuse_wrong_long_row(
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     row = long_row(model.config, vocabulary, max_length)
     logits = int(model.get_output_embeddings().weight.shape[0])
-    executor = InProcess(graph.path, geometry_of(caches, 1, len(row.tokens), logits), Session(threads=threads))
+    executor = open_executor(graph, geometry_of(caches, 1, len(row.tokens), logits), threads)
     errors = long_row_errors(executor, row, pytorch_logits(model, row))
     worst = int(errors.argmax())
     if not errors[worst] <= TOLERANCE:  # NaN is wrong too

@@ -61,6 +61,11 @@ def loop(case: "dict[str, Any]") -> "list[Any]":
             return dict(zip(names, session.run(names, feeds), strict=True))
 
         executor = Bls(infer, inputs, geometry)
+    elif case["kind"] == "openvino":
+        from runtime.generation.executors.openvino import OpenVino  # type: ignore[import-not-found]
+
+        options = Session(engine="openvino", threads=case["threads"], entries=case["properties"])
+        executor = OpenVino(Path(case["models"][0]), geometry, options)
     else:
         paths, options = map(Path, case["models"]), Session(threads=case["threads"])
         if case["cross"] is None:

@@ -29,6 +29,7 @@ from builder.progress import Stage
 from builder.report.record import EngineCheck
 from builder.runtime.generation.executors.base import Executor
 from builder.runtime.generation.executors.cross_attending import CrossAttending
+from builder.runtime.generation.executors.paged import Paged
 from builder.spec import BuildSpec
 from builder.triton.releases import RELEASES, runtime_of
 
@@ -39,7 +40,7 @@ ROUNDED = 3e-2  # where values are rounded to 16, 8 or 4 bits on the way: anothe
 # int8 is 0.12 away from fp32, by the norms of its answers, and 1.28's answers up to 0.09 from 1.31's, as near to fp32.
 ROUNDED_ACTIVATIONS = 0.2
 ROUNDS_ACTIVATIONS = ("DynamicQuantizeLinear", "QuantizeLinear", "DynamicQuantizeMatMul", "MatMulInteger")
-ROUNDING = (*ROUNDS_ACTIVATIONS, "MatMulNBits")
+ROUNDING = (*ROUNDS_ACTIVATIONS, "MatMulNBits", "DequantizeLinear")
 STEPS = 6  # tokens after each row
 LONG = 48  # tokens of a row that comes in pieces, where no window asks for more
 PIECES, LEAST_PIECE = 8, 16
@@ -196,7 +197,8 @@ class Recorder:
         job = {
             "way": "loop",
             "builder": str(Path(__file__).parent.parent),
-            "kind": "bls" if remote else "in-process",
+            "kind": "bls" if remote else graphs[0].engine,
+            "properties": openvino.decoder_properties(executor.geometry.cache) if isinstance(executor, Paged) else {},
             "models": [str(graph.path) for graph in graphs],
             "geometry": asdict(executor.geometry),
             "cross": cross,

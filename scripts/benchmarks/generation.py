@@ -73,7 +73,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
 }
-OURS = ("int8", "int8/int8", "int4-weights", "int4-weights@128", "fp32")
+OURS = (
+    "int8", "int8/int8", "int4-weights", "int4-weights@128", "fp32",
+    "openvino:int8/int8", "openvino:int4-weights@128/int8",
+)  # fmt: skip
 PEERS = (
     ("openvino-genai int8", "openvino_genai_peer", "int8"),
     ("openvino-genai int4", "openvino_genai_peer", "int4"),
@@ -103,7 +106,7 @@ def main() -> None:
     parser.add_argument("--concurrency", default="1,4,8,16")
     parser.add_argument("--requests", type=int, default=8, help="at least; more with more clients")
     parser.add_argument("--per-client", type=int, default=3)
-    parser.add_argument("--ours", default=",".join(OURS), help="precisions; @128 sets the block size, /int8 the cache")
+    parser.add_argument("--ours", default=",".join(OURS), help="[openvino:]PRECISION[@BLOCK SIZE][/CACHE]")
     parser.add_argument("--peers", default=",".join(name for name, _, _ in PEERS))
     parser.add_argument("--environments", type=Path, default=Path(".peers"), help="where the peers are installed")
     parser.add_argument("--checkpoints", type=Path, help="keep checkpoints, conversions and repositories here")
@@ -178,10 +181,16 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
     longest = max(len(asked.prompt) + asked.new_tokens for asked in work)
     sides: dict[str, dict[str, Any]] = {}
     for kind in filter(None, options.ours.split(",")):
-        weights, _, cache = kind.partition("/")
+        engine, _, rest = kind.rpartition(":")
+        weights, _, cache = rest.partition("/")
         precision, _, block = weights.partition("@")
-        title = f"ours {precision}" + (f", blocks of {block}" if block else "") + (", int8 cache" if cache else "")
+        title = (
+            f"ours {'OpenVINO ' * bool(engine)}{precision}"
+            + (f", blocks of {block}" if block else "")
+            + (", int8 cache" if cache else "")
+        )
         wanted = {
+            "engine": engine or None,
             "precision": precision,
             "cache": cache or "fp32",
             "block_size": int(block or 32),

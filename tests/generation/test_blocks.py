@@ -47,7 +47,7 @@ def test_who_writes_to_a_shared_block_gets_its_own() -> None:
 
 
 @pytest.mark.parametrize("reuse", [True, False])
-@pytest.mark.parametrize("blocks", [13, 16, 40, 400])
+@pytest.mark.parametrize("blocks", [13, 40])
 def test_answers_are_those_each_prompt_gets_alone_however_few_blocks_there_are(blocks: int, reuse: bool) -> None:
     """30 requests of up to all tokens that 13 blocks hold, with common beginnings, arriving while others run."""
     generator = np.random.default_rng(2)
@@ -67,6 +67,7 @@ def test_answers_are_those_each_prompt_gets_alone_however_few_blocks_there_are(b
         assert not one.errors
     assert (engine.stats.preemptions > 0) == (blocks < 40)
     assert (engine.stats.reused_tokens > 0) == reuse
+    assert engine.stats.prompt_tokens == sum(len(one.request.prompt) for one in asked)
     assert engine.cache.free == 6
 
 
@@ -109,9 +110,10 @@ def test_the_last_to_arrive_gives_way_and_goes_on_where_it_was() -> None:
     assert first.tokens == expected([1, 2], 200)
     assert second.tokens == expected([3, 4], 100)
     assert len(second.text) == 100
+    assert engine.stats.prompt_tokens == 4, "counted once"
 
 
-@pytest.mark.parametrize("blocks", [7, 8, 100])
+@pytest.mark.parametrize("blocks", [7, 100])
 def test_searches_share_blocks_and_begin_again_where_there_are_none(blocks: int) -> None:
     engine, _ = engine_of(slots=7, blocks=blocks, max_length=128)
     row = Asked(list(range(40)), 60)

@@ -134,10 +134,10 @@ def test_the_emitted_model_answers_as_the_one_for_the_cpu(built: Path, cuda: Cop
     folder = Path(shutil.copytree(built / "writes" / "1", tmp_path / "on_cpu"))
     (folder / FILE).write_text(dump(replace(load_generation(folder), session=CUDA)))
     texts = ["the river", "A long day in the village, and", "the river"]
-    assert _answers(folder, texts) == _answers(tmp_path / "writes" / "1", texts)
+    assert answers(folder, texts) == answers(tmp_path / "writes" / "1", texts)
 
 
-def _answers(folder: Path, texts: list[str]) -> list[str]:
+def answers(folder: Path, texts: list[str]) -> list[str]:
     """Greedy answers to requests that run together, two beginning alike."""
     service = Service(folder)
     service.engine.start()

@@ -55,7 +55,7 @@ def streamed(client: Client, **sample: Any) -> tuple[str, list[dict[str, Any]]]:
     return "".join(text(answer) for answer in answers), answers
 
 
-@pytest.mark.parametrize("name", ["writes", "writes_bls", "writes_one"])
+@pytest.mark.parametrize("name", ["writes", "writes_bls", "writes_one", "writes_openvino"])
 def test_greedy_text_is_transformers_streamed_and_whole(
     name: str, client: Connect, checkpoint: Callable[[str], Path]
 ) -> None:

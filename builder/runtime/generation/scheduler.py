@@ -147,7 +147,8 @@ class Scheduler:
     def _refuse_late(self, queued: Sequence[Running], now: float) -> None:
         """Refuse requests that have waited too long for their turn, of which nothing runs."""
         wait = self.limits.wait_s
-        late = [sequence.request for sequence in queued if wait and now > sequence.request.arrived + wait]
+        waiting = [sequence.request for sequence in queued if not sequence.restarted]  # its turn had come
+        late = [request for request in waiting if wait and now > request.arrived + wait]
         started = {sequence.request for sequence in self.running} if late else ()
         for request in late:
             if request not in started and request.first_token is None:
@@ -183,8 +184,9 @@ class Scheduler:
         request = sequence.request
         placement = self.cache.place(sequence.tokens, request.reusable)
         sequence.slots = [placement.slot, *(self.cache.take() for _ in range(sequence.width - 1))]
-        self.stats.reused_tokens += placement.reused
-        self.stats.prompt_tokens += len(request.source or request.prompt)
+        if not sequence.restarted:
+            self.stats.reused_tokens += placement.reused
+            self.stats.prompt_tokens += len(request.source or request.prompt)
         self.running.append(sequence)
         if self.reader is None:
             sequence.status = SequenceStatus.PREFILLING

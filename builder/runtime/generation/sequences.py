@@ -118,6 +118,7 @@ class GeneratedSequence:
     source: int = -1  # the place in the arena of what it attends to
     status: SequenceStatus = SequenceStatus.WAITING
     turn: int = 0  # in the order of arrival
+    restarted: bool = False
     unsent: "list[Choice]" = field(default_factory=list)
 
     width = 1
@@ -128,7 +129,7 @@ class GeneratedSequence:
 
     def restart(self) -> None:
         """Its keys and values are gone: they are computed again, from the same tokens."""
-        self.slots = []
+        self.slots, self.restarted = [], True
 
     @property
     def generated(self) -> int:
@@ -186,6 +187,7 @@ class Beams:
     source: int = -1  # the place in the arena of what it attends to
     status: SequenceStatus = SequenceStatus.WAITING
     turn: int = 0  # in the order of arrival
+    restarted: bool = False
 
     @property
     def width(self) -> int:
@@ -194,7 +196,7 @@ class Beams:
     def restart(self) -> None:
         """Its keys and values are gone: the search begins again, and finds the same."""
         self.search = BeamSearch(self.search.rules, self.request.prompt, self.search.end_ids)
-        self.slots = []
+        self.slots, self.restarted = [], True
 
     @property
     def generated(self) -> int:

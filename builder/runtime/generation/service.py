@@ -116,6 +116,7 @@ class Service:
             )
         ends = frozenset(self.serving.end_ids) if not options.ignore_eos else frozenset()
         ends |= frozenset(options.stop_token_ids)
+        self._refuse_too_large(request)
         source = request.source or tuple(request.prompt)  # a decoder reads its prompt
         always, guide = self.serving.rules, None
         if options.guide is not None:
@@ -147,6 +148,16 @@ class Service:
             for index in range(options.n)
         ]
 
+    def _refuse_too_large(self, request: Request) -> None:
+        """Raise InputError for what would not fit into an empty cache whose memory sequences share."""
+        blocks, beams = self.engine.cache.blocks, request.options.num_beams
+        tokens = len(request.prompt) + request.max_tokens
+        if blocks is not None and beams * blocks.of(tokens) > blocks.count:
+            raise InputError(
+                f"{beams} beams of up to {tokens} tokens need {beams * blocks.of(tokens)} blocks of the cache, of "
+                f"{blocks.count}: lower max_tokens or num_beams, or build the model with a larger --cache-gb"
+            )
+
     def _bad_words(self, options: Options) -> "tuple[tuple[int, ...], ...]":
         forms = [form for word in options.bad_words for form in (word, f" {word}")]
         words = {tuple(ids) for ids in token_ids(self.tokenizer, forms, special=False)}
@@ -162,7 +173,7 @@ def make_executor(folder: Path, serving: GenerationServing, infer: "Infer | None
     """The executor that serving.json describes; `infer` is for those that call another model."""
     arena, session = serving.arena, serving.session
     layers = tuple((layer.heads, layer.size) for layer in arena.layers)
-    geometry = Geometry(arena.slots, arena.length, serving.vocabulary, layers, arena.dtype)
+    geometry = Geometry(arena.slots, arena.length, serving.vocabulary, layers, arena.dtype, arena.blocks)
     if serving.executor == "bls":
         assert infer is not None
         if session.device == "cpu":
@@ -171,6 +182,10 @@ def make_executor(folder: Path, serving: GenerationServing, infer: "Infer | None
         return BlsCuda(infer, serving.inputs, geometry)
     assert serving.model is not None
     model, source = folder / serving.model, serving.source
+    if session.engine == "openvino":
+        from .executors.openvino import OpenVino  # installed only where it serves
+
+        return OpenVino(model, geometry, session)
     if source is not None:
         cross = tuple((layer.heads, layer.size) for layer in source.layers)
         shape = CrossGeometry(source.max_length, serving.beams, cross)

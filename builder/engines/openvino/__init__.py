@@ -17,6 +17,7 @@ import openvino
 
 from builder.engines import Infer
 from builder.errors import ExportError
+from builder.runtime.contract import CacheType
 from builder.triton.stock import Signature, Tensor
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 BACKEND = "openvino"
 MODEL_FILE = "model.xml"
 TYPES = {"i64": "TYPE_INT64", "i32": "TYPE_INT32", "f32": "TYPE_FP32", "f16": "TYPE_FP16", "boolean": "TYPE_BOOL"}
+ACTIVATIONS = 128  # inputs of a product with small weights that are rounded to 8 bits with one scale
 BF16 = ("avx512_bf16", "amx_bf16")  # a CPU with one of these multiplies in bfloat16
 
 
@@ -95,6 +97,18 @@ def _steps(first: int, each: int, last: int) -> list[int]:
             step *= 2
         found.append(min(found[-1] + step, last))
     return found
+
+
+def decoder_properties(cache: CacheType) -> dict[str, str]:
+    """What the CPU plugin is told by a decode loop: products in fp32, whatever the CPU is fast at, and 8-bit ones in
+    groups; keys and values in fp32, or in bytes.
+    """
+    return {
+        "PERFORMANCE_HINT": "LATENCY",
+        "INFERENCE_PRECISION_HINT": "f32",
+        "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(ACTIVATIONS),
+        "KV_CACHE_PRECISION": {"float32": "f32", "uint8": "u8"}[cache],
+    }
 
 
 def arithmetic_on(flags: Collection[str]) -> str:

@@ -1,0 +1,211 @@
+"""A decoder's graph over a paged cache, for OpenVINO: each GroupQueryAttention becomes PagedAttention.
+
+PagedAttention is an operator of this project, by which an ONNX file names OpenVINO's PagedAttentionExtension: OpenVINO
+2026.4 has that operator in memory, but does not read it from a file of its own. The emitted executor translates it
+while it reads the graph (builder/runtime/generation/executors/openvino.py).
+
+Inputs, for the tokens of all rows of a call one after the other:
+  input_ids, position_ids      (1, tokens) int64
+  logits_positions             (positions,) int64, the tokens after which logits are wanted
+  key_cache.i, value_cache.i   blocks of each layer, in the layout and type of OpenVINO's CPU plugin
+  past_lens                    (rows,) int32, tokens in the cache before this call
+  subsequence_begins           (rows + 1,) int32, where each row's tokens begin
+  block_indices                the blocks of each row, one row after the other, int32
+  block_indices_begins         (rows + 1,) int32, where each row's blocks begin
+  max_context_len              () int32, the most tokens of any row after this call
+Output: logits (positions, vocabulary).
+
+Knows graphs; knows nothing about models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import onnx
+from onnx import helper
+from onnx.reference import ReferenceEvaluator
+
+from builder.errors import ExportError
+from builder.onnx.cleanup import drop_unused
+from builder.onnx.graph import Graph, save_graph
+from builder.onnx.nodes import add_constant, replace_nodes
+from builder.runtime.contract import CacheType, LayerShape
+from builder.runtime.generation.executors.paged import BLOCK, DOMAIN, OPERATOR, TABLES
+
+CACHED_ATTENTION = "GroupQueryAttention"
+ENGINE = "openvino"
+BIAS = 10  # the place of attention_bias among the operator's inputs
+ROTATED = "rotary_embedding_dim"
+TRIED = 64  # keys over which a bias is looked at
+
+
+def page_attention(graph: Graph, folder: Path) -> Graph:
+    """Write `graph` with its attention over a paged cache into `folder`. Raises ExportError for others."""
+    model = onnx.load(str(graph.path))
+    slopes = _slopes(model)
+    past = {value.name: value for value in model.graph.input if value.name.startswith("past_")}
+    renamed = {name: _cache_name(name) for name in past}
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        if node.op_type == CACHED_ATTENTION:
+            size = past[node.input[3]].type.tensor_type.shape.dim[3].dim_value
+            nodes.extend(_unpacked(model.graph, node, size))
+            _replace(node, renamed, slopes, size)
+        elif node.op_type == "Shape" and node.input[0] in renamed:
+            _shape_of_the_batch(node)
+        elif node.op_type == "RotaryEmbedding" and any(a.name == ROTATED for a in node.attribute):
+            nodes.extend(_rotation_of_a_part(model.graph, node))
+            continue
+        nodes.append(node)
+    replace_nodes(model.graph, nodes)
+    _declare(model.graph, renamed)
+    drop_unused(model.graph)
+    _refuse_leftovers(model.graph)
+    model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
+    return replace(save_graph(model, folder / "paged" / graph.path.name), engine=ENGINE)
+
+
+def block_bytes(layers: Sequence[LayerShape], cache: CacheType) -> int:
+    """Bytes of one block in all layers. In 8 bits a token's value and a channel's key have a scale and a zero, too."""
+    if cache == "float32":
+        return sum(2 * shape.heads * BLOCK * shape.size * 4 for shape in layers)
+    return sum(shape.heads * ((BLOCK + 8) * shape.size + BLOCK * (shape.size + 8)) for shape in layers)
+
+
+def _cache_name(past: str) -> str:
+    _, kind, layer = past.split("_")
+    return f"{kind}_cache.{layer}"
+
+
+def _replace(node: onnx.NodeProto, renamed: dict[str, str], slopes: dict[str, str], size: int) -> None:
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    if attributes.get("softcap"):
+        raise ExportError("its attention caps scores (softcap), which OpenVINO's has not; use --engine onnxruntime")
+    bias = node.input[BIAS] if len(node.input) > BIAS else ""
+    caches = [renamed[name] for name in node.input[3:5]]
+    del node.input[3:]
+    node.input.extend([*caches, *TABLES, *([slopes[bias]] if bias else [])])
+    del node.output[1:]
+    node.op_type, node.domain = OPERATOR, DOMAIN
+    node.attribute.append(helper.make_attribute("head_size", size))
+
+
+def _unpacked(graph: onnx.GraphProto, node: onnx.NodeProto, size: int) -> Iterator[onnx.NodeProto]:
+    """A Split where queries, keys and values come as one tensor, which GroupQueryAttention takes apart by itself."""
+    if node.input[1]:
+        return
+    heads = {a.name: a.i for a in node.attribute}
+    sizes, parts = f"{node.name}.sizes", [f"{node.name}.{part}" for part in ("query", "key", "value")]
+    kept = [heads["num_heads"], heads["kv_num_heads"], heads["kv_num_heads"]]
+    add_constant(graph, sizes, np.array(kept, np.int64) * size)
+    yield helper.make_node("Split", [node.input[0], sizes], parts, axis=-1)
+    node.input[0], node.input[1], node.input[2] = parts
+
+
+def _rotation_of_a_part(graph: onnx.GraphProto, node: onnx.NodeProto) -> Iterator[onnx.NodeProto]:
+    """RotaryEmbedding of the first of each head's numbers, alone: OpenVINO 2026.4 is wrong where it leaves the rest."""
+    attributes = {a.name: a.i for a in node.attribute}
+    heads, rotated = attributes["num_heads"], attributes.pop(ROTATED)
+    (source, *tables), (output,) = node.input, node.output
+    for name, value in (("by.heads", [0, 0, heads, -1]), ("in.rows", [0, 0, -1]), ("rotated", [rotated])):
+        add_constant(graph, f"{output}.{name}", np.array(value, np.int64))
+    for name, number in (("zero", 0), ("last", np.iinfo(np.int64).max), ("axis", -1)):
+        add_constant(graph, f"{output}.{name}", np.array([number], np.int64))
+    make, of = helper.make_node, f"{output}."
+    yield make("Reshape", [source, f"{of}by.heads"], [f"{of}heads"])
+    yield make("Slice", [f"{of}heads", f"{of}zero", f"{of}rotated", f"{of}axis"], [f"{of}part"])
+    yield make("Slice", [f"{of}heads", f"{of}rotated", f"{of}last", f"{of}axis"], [f"{of}rest"])
+    yield make("Reshape", [f"{of}part", f"{of}in.rows"], [f"{of}flat"])
+    yield make(node.op_type, [f"{of}flat", *tables], [f"{of}turned"], domain=node.domain, **attributes)
+    yield make("Reshape", [f"{of}turned", f"{of}by.heads"], [f"{of}turned.heads"])
+    yield make("Concat", [f"{of}turned.heads", f"{of}rest"], [f"{of}whole"], axis=-1)
+    yield make("Reshape", [f"{of}whole", f"{of}in.rows"], [output])
+
+
+def _slopes(model: onnx.ModelProto) -> dict[str, str]:
+    """By the name of each bias on scores, that of a new constant, (heads,): how much it grows from key to key (ALiBi).
+
+    Raises ExportError for a bias that is another function of positions.
+    """
+    found = {}
+    for node in model.graph.node:
+        bias = node.input[BIAS] if node.op_type == CACHED_ATTENTION and len(node.input) > BIAS else ""
+        if bias and bias not in found:
+            found[bias] = f"{bias}.slopes"
+            add_constant(model.graph, found[bias], _slopes_of(model, bias))
+    return found
+
+
+def _slopes_of(model: onnx.ModelProto, bias: str) -> np.ndarray:
+    names = {value.name for value in model.graph.input}
+    extracted = onnx.utils.Extractor(model).extract_model([n for n in _inputs_of(model, bias) if n in names], [bias])
+    feeds = {
+        "input_ids": np.zeros((1, 1), np.int64),
+        "position_ids": np.full((1, 1), TRIED - 1, np.int64),
+        "total_sequence_length": np.array([TRIED], np.int32),
+        "seqlens_k": np.array([TRIED - 1], np.int32),
+    }
+    wanted = {value.name for value in extracted.graph.input}
+    if not wanted <= set(feeds):
+        raise ExportError(
+            f"its attention has a bias that depends on {min(wanted - set(feeds))}, not on positions alone"
+        )
+    values = ReferenceEvaluator(extracted).run(None, {n: feeds[n] for n in wanted})[0].astype(np.float64)[0, :, 0]
+    slopes = values[:, 1] - values[:, 0]
+    if not np.allclose(values - values[:, :1], slopes[:, None] * np.arange(TRIED), atol=1e-4):
+        raise ExportError(
+            "its attention has a bias that is not ALiBi; OpenVINO's has no other: use --engine onnxruntime"
+        )
+    return slopes.astype(np.float32)
+
+
+def _inputs_of(model: onnx.ModelProto, name: str) -> set[str]:
+    """All names that `name` is computed from."""
+    makers = {output: node for node in model.graph.node for output in node.output}
+    seen, left = set(), [name]
+    while left:
+        one = left.pop()
+        if one not in seen:
+            seen.add(one)
+            left.extend(makers[one].input if one in makers else ())
+    return seen
+
+
+def _shape_of_the_batch(node: onnx.NodeProto) -> None:
+    """A Shape of the cache is asked for the number of rows: there is one, of all tokens."""
+    attributes = {a.name: a.i for a in node.attribute}
+    if (attributes.get("start", 0), attributes.get("end")) != (0, 1):
+        raise ExportError(
+            "it computes with the length of its cache, which a paged one has not; use --engine onnxruntime"
+        )
+    node.input[0] = "input_ids"
+
+
+def _declare(graph: onnx.GraphProto, renamed: dict[str, str]) -> None:
+    """The graph's inputs and its output, as the module says above."""
+    kept = {value.name: value for value in graph.input}
+    logits = next(value for value in graph.output if value.name == "logits")
+    del graph.output[:]
+    graph.output.append(logits)
+    del graph.input[:]
+    for name in ("input_ids", "position_ids"):
+        if name in kept:
+            graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [1, "tokens"]))
+    graph.input.append(kept["logits_positions"])
+    for name in renamed.values():
+        graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None] * 4))
+    for name, rank in TABLES.items():
+        graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.INT32, [None] * rank))
+    del graph.value_info[:]  # of (batch, sequence)
+
+
+def _refuse_leftovers(graph: onnx.GraphProto) -> None:
+    known = {"", *(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer)}
+    known |= {name for node in graph.node for name in node.output}
+    missing = sorted({name for node in graph.node for name in node.input} - known)
+    if missing:
+        raise ExportError(f"it computes with {missing[0]}, which a paged cache has not; use --engine onnxruntime")

@@ -1,0 +1,108 @@
+"""OpenVINO on the CPU of this process: a decoder's graph over a paged cache.
+
+The graph is an ONNX file in which attention is PagedAttention, an operator of this project. It is translated to
+OpenVINO's PagedAttentionExtension as the file is read, for OpenVINO reads no file of its own with that operator
+(2026.4: "unsupported opset: extension"). The inputs of the extension, in order: openvino,
+src/core/src/op/paged_attention.cpp. Knows nothing about requests.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+import openvino.opset13 as ops
+from openvino.frontend.onnx import ConversionExtension
+from openvino.op import _PagedAttentionExtension as PagedAttentionExtension
+
+from ...contract import Session
+from .base import Geometry
+from .paged import BLOCK, DOMAIN, OPERATOR, TABLES, Paged, blocks_of
+
+
+class OpenVino(Paged):
+    """A graph whose attention is PagedAttention; `session.entries` are properties of OpenVINO's CPU plugin."""
+
+    def __init__(self, model: Path, geometry: Geometry, session: Session) -> None:
+        compiled = compile_paged(model, session)
+        self.inputs = {name for value in compiled.inputs for name in value.get_names()}
+        self.request = compiled.create_infer_request()
+        super().__init__(geometry, _allocate(compiled, self.request, blocks_of(geometry)))
+
+    def _infer(self, feeds: "Mapping[str, np.ndarray]") -> np.ndarray:
+        self.request.infer({name: array for name, array in feeds.items() if name in self.inputs}, share_inputs=True)
+        logits: np.ndarray = self.request.get_output_tensor(0).data
+        return logits
+
+
+def _allocate(compiled: Any, request: Any, blocks: int) -> "list[np.ndarray]":
+    """The caches of all layers, set as inputs of `request` for good, as arrays (blocks, ...)."""
+    arrays = []
+    for value in compiled.inputs:
+        name = next((name for name in value.get_names() if "_cache." in name), None)
+        if name is not None:
+            sizes = [size.get_length() for size in list(value.get_partial_shape())[1:]]
+            if name.startswith("value") and sizes[1] != BLOCK:
+                raise RuntimeError(
+                    f"this OpenVINO, {openvino.__version__}, has blocks of {sizes[1]} tokens, and the model is for "
+                    f"{BLOCK}: install the version that build-repo's requirements.txt pins"
+                )
+            tensor = openvino.Tensor(value.get_element_type(), openvino.Shape([blocks, *sizes]))
+            tensor.data[...] = 0
+            request.set_tensor(name, tensor)
+            arrays.append(tensor.data)
+    return arrays
+
+
+def compile_paged(model: Path, session: Session) -> openvino.CompiledModel:
+    """Open `model` with the threads and properties of `session`."""
+    core = openvino.Core()
+    core.add_extension(ConversionExtension(OPERATOR, DOMAIN, _translate))
+    read = core.read_model(str(model))
+    for parameter in read.get_parameters():
+        if "_cache." in parameter.get_friendly_name():  # its type and layout are the plugin's
+            parameter.set_element_type(openvino.Type.dynamic)
+            parameter.set_partial_shape(openvino.PartialShape([-1] * 4))
+    read.validate_nodes_and_infer_types()
+    threads = session.threads or len(os.sched_getaffinity(0))
+    return core.compile_model(read, "CPU", {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, **session.entries})
+
+
+def _translate(node: Any) -> "list[Any]":
+    """One PagedAttention: query, key and value (1, tokens, heads * size), a layer's caches, `TABLES`, and slopes."""
+    heads, key_heads, size = (int(node.get_attribute(name)) for name in ("num_heads", "kv_num_heads", "head_size"))
+    window = int(node.get_attribute("local_window_size")) if node.has_attribute("local_window_size") else 0
+
+    def rows(place: int, count: int) -> Any:
+        """(1, tokens, count * size) as the operator takes it: (tokens, count * size)."""
+        return ops.reshape(node.get_input(place), ops.constant(np.array([-1, count * size])), False).output(0)
+
+    def constant(kind: Any, *shape: int) -> Any:
+        return ops.constant(np.zeros(shape, kind)).output(0)
+
+    caches = [node.get_input(3), node.get_input(4)]
+    past_lens, begins, blocks, block_begins, longest = (node.get_input(5 + place) for place in range(len(TABLES)))
+    slopes = node.get_input(10) if node.get_input_size() > 10 else constant(np.float32, 0)
+    inputs = [
+        rows(0, heads), rows(1, key_heads), rows(2, key_heads), *caches, past_lens, begins, blocks, block_begins,
+        ops.constant(np.float32(node.get_attribute("scale"))).output(0),
+        ops.constant(np.int32(window)).output(0),
+        slopes, longest,
+        constant(np.int32, 0),  # score_aggregation_window
+        constant(np.int32, 0), constant(np.int32, 0, 0), constant(np.float32, 0, 0),  # rotation of blocks
+        constant(np.float32, 0), constant(np.int32), constant(np.int32),  # xattention
+        constant(np.float32, 0, 0, 0, 0),  # sinks
+        constant(np.int32), *(constant(np.int32, 0) for _ in range(3)),  # adaptive_rkv
+        constant(np.int32, 0),  # token_type_ids
+        constant(np.uint8, 0), constant(np.int32, 0),  # qq_bias
+    ]  # fmt: skip
+    attention = PagedAttentionExtension(inputs)
+    facts = attention.get_rt_info()  # what the plugin makes the caches' layout of
+    for kind in "kv":
+        facts[f"num_{kind}_heads"], facts[f"{kind}_head_size"] = key_heads, size
+    shape = ops.constant(np.array([1, -1, heads * size]))
+    return [ops.reshape(attention.output(0), shape, False).output(0)]

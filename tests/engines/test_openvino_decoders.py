@@ -1,0 +1,167 @@
+"""Decoders over OpenVINO's paged attention: the text of transformers, in rows that share blocks and come and go."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.engines.openvino.lowering import block_bytes, page_attention
+from builder.engines.openvino.weights import quantise_weights
+from builder.errors import ExportError, SpecError
+from builder.export.decoder import DecoderExport, export_decoder
+from builder.families.generating import layer_shapes
+from builder.onnx.graph import Graph
+from builder.optimise.weights import WeightOptions
+from builder.pipeline import build
+from builder.report.record import read_report
+from builder.runtime.contract import CacheType, load_generation
+from builder.runtime.fields import InputError
+from builder.runtime.generation.executors.openvino import OpenVino
+from builder.runtime.generation.service import Service
+from builder.spec import make_spec
+from builder.triton.check import check
+from builder.verify.emitted import generate
+from builder.verify.generation import geometry_of, make_reference, measure, open_executor
+from builder.verify.long_rows import refuse_wrong_long_row
+from tests.checkpoints import VOCABULARY
+from tests.decoders import DECODERS, SIZES, make_decoder, make_decoder_checkpoint
+from tests.export.test_decoders import NEW_TOKENS, best_tokens, prompts
+from tests.generation.test_cuda_executor import answers
+
+REFUSED = {"gemma2": "caps scores"}
+CHECKED = ("gpt2", "mistral", "bloom", "gpt_neox")  # one product for all three, windows, ALiBi, partial rotation
+
+
+def paged(model_type: str, folder: Path, **options: object) -> tuple[DecoderExport, Graph]:
+    result = export_decoder(make_decoder(model_type, **options), folder, 128)
+    return result, page_attention(result.graph, folder)
+
+
+def executor_of(exported: DecoderExport, graph: Graph, slots: int, cache: CacheType = "float32") -> OpenVino:
+    executor = open_executor(graph, geometry_of(exported.caches, slots, 128, VOCABULARY, cache), 1)
+    assert isinstance(executor, OpenVino)
+    return executor
+
+
+def says_what_transformers_says(model_type: str, folder: Path, **options: object) -> None:
+    exported, graph = paged(model_type, folder, **options)
+    actual = generate(executor_of(exported, graph, 4), prompts(), NEW_TOKENS)
+    model = make_decoder(model_type, **options)
+    assert actual == [best_tokens(model, prompt, text) for prompt, text in zip(prompts(), actual, strict=True)]
+    assert graph.operators["PagedAttention"] == SIZES["num_hidden_layers"]
+    assert "GroupQueryAttention" not in graph.operators
+    refuse_wrong_long_row(model, graph, exported.caches, 128, threads=1)
+
+
+@pytest.mark.parametrize("model_type", CHECKED)
+def test_greedy_text_is_transformers(model_type: str, tmp_path: Path) -> None:
+    says_what_transformers_says(model_type, tmp_path)
+
+
+@pytest.mark.every_architecture
+@pytest.mark.parametrize("model_type", [name for name in DECODERS if name not in (*CHECKED, *REFUSED)])
+def test_greedy_text_is_transformers_in_every_architecture(model_type: str, tmp_path: Path) -> None:
+    says_what_transformers_says(model_type, tmp_path)
+
+
+@pytest.mark.parametrize("model_type", REFUSED)
+def test_what_the_operator_cannot_do_is_refused_by_name(model_type: str, tmp_path: Path) -> None:
+    with pytest.raises(ExportError, match=REFUSED[model_type]):
+        paged(model_type, tmp_path)
+
+
+@pytest.mark.parametrize("precision", ["int8", "int8-weights", "int4-weights"])
+def test_smaller_weights_keep_most_of_what_was_said(precision: str, tmp_path: Path) -> None:
+    """Tied weights are stored once; every product is small, and none is missed."""
+    exported, graph = paged("gpt2", tmp_path)
+    quantised = quantise_weights(graph, precision, WeightOptions(32, symmetric=True), tmp_path)
+    assert quantised.matmuls == 4 * SIZES["num_hidden_layers"] + 1  # type: ignore[operator]
+    assert quantised.embeddings == 1
+    assert quantised.graph.size < graph.size
+    reference = make_reference(make_decoder("gpt2"), [prompt for prompt in prompts() if len(prompt) > 9])
+    exact = measure(graph, exported.caches, VOCABULARY, reference, 1)
+    found = measure(quantised.graph, exported.caches, VOCABULARY, reference, 1)
+    assert exact.mean == 1
+    assert exact.error < 1e-3
+    assert found.mean > (0.5 if precision == "int4-weights" else 0.9)
+    assert found.error > 1e-4
+    assert found.alone == 1, "a row's answer does not depend on the rows beside it"
+
+
+def test_an_eight_bit_cache_takes_the_memory_that_was_planned(tmp_path: Path) -> None:
+    exported, graph = paged("llama", tmp_path)
+    types: tuple[CacheType, ...] = ("float32", "uint8")
+    for cache in types:
+        executor = executor_of(exported, graph, 2, cache)
+        held = sum(array.nbytes for array in executor.caches)
+        assert held == executor.blocks.count * block_bytes(layer_shapes(exported.caches), cache)
+        assert executor.caches[0].dtype == np.dtype(cache)
+    reference = make_reference(make_decoder("llama"), [prompt for prompt in prompts() if len(prompt) > 9])
+    assert measure(graph, exported.caches, VOCABULARY, reference, 1, "uint8").mean > 0.9
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository with `writes`: 8-bit weights and cache, and blocks for a text and a half."""
+    folder = tmp_path_factory.mktemp("openvino")
+    checkpoint = make_decoder_checkpoint(folder / "checkpoint", "llama")
+    options = {"precision": "int8", "cache": "int8", "cache_gb": 0.00004, "max_length": 128, "quality": 0.5}
+    spec = make_spec(
+        model=str(checkpoint), name="writes", output=folder / "repository", engine="openvino", perplexity=1.5, **options
+    )
+    build(spec)
+    return folder / "repository"
+
+
+def test_a_built_repository_answers_more_at_once_than_its_memory_holds(built: Path) -> None:
+    texts = [f"The museum in Oslo {number} " * 4 for number in range(5)]
+    service = Service(built / "writes" / "1")
+    count = service.engine.cache.blocks
+    assert count is not None
+    assert 4 <= count.count < 8, "a text of 128 tokens, and less than two"
+    alone = [answers(built / "writes" / "1", [text])[0] for text in texts[:2]]
+    assert answers(built / "writes" / "1", texts)[:2] == alone
+
+
+def test_what_was_built_says_how_it_was_judged(built: Path) -> None:
+    assert check(built) == []
+    report = read_report(built, "writes")
+    assert [rung.name for rung in report.ladder] == ["PyTorch fp32", "fp32", "int8", "int8, int8 cache"]
+    assert report.attention == {"fused": 4, "layers": 4}
+    assert report.operators["PagedAttention"] == 4
+    assert report.quantised is not None
+    assert report.quantised["matmuls"] == 17
+    serving = load_generation(built / "writes" / "1")
+    assert serving.session.entries["INFERENCE_PRECISION_HINT"] == "f32", "whatever the CPU is fast at"
+    assert serving.arena.dtype == "uint8"
+    blocks, layers = serving.arena.blocks, serving.arena.layers
+    assert blocks is not None
+    assert report.memory["cache"] == blocks * block_bytes(layers, "uint8") <= 40_000
+    (only,) = report.verified_on
+    assert (only.engine, only.version, only.verified) == ("openvino", version("openvino"), True)
+
+
+def test_a_request_that_an_empty_cache_could_not_hold_is_an_error(built: Path) -> None:
+    service = Service(built / "writes" / "1")
+    text = {"text_input": np.array(["The museum in Oslo"], object)}
+    with pytest.raises(InputError, match=r"4 beams of up to \d+ tokens need \d+ blocks .* larger --cache-gb"):
+        service.submit(text, {"max_tokens": 100, "num_beams": 4}, lambda answer, last: None)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"engine": "openvino", "cache_gb": 0.00002}, "a text of 128 tokens needs 4"),
+        ({"engine": "openvino", "executor": "bls"}, "--executor bls"),
+        ({"cache_gb": 1}, "--cache-gb .of --engine openvino; use --slots"),
+        ({"engine": "openvino", "cache_gb": 5, "machine": {"memory_gb": 4}}, "takes 5.0 GB and 4.0 GB may be used"),
+    ],
+)
+def test_what_cannot_be_is_refused_before_the_work_begins(options: dict[str, Any], said: str, built: Path) -> None:
+    spec = make_spec(model=str(built.parent / "checkpoint"), output=built.parent / "no", max_length=128, **options)
+    with pytest.raises(SpecError, match=said):
+        build(spec)
