@@ -81,6 +81,17 @@ def test_a_choice_for_another_processor_is_warned_of(
     assert all("tags: chosen on the one with VNNI for its avx512_vnni or avx_vnni" in text for text in found)
 
 
+@pytest.mark.parametrize(("release", "warned"), [("24.10", True), ("25.05", True), ("25.06", False), ("26.08", False)])
+def test_a_release_that_one_request_ends_is_warned_of(release: str, warned: bool, tmp_path: Path) -> None:
+    for name in ("tags", "tags_model"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "build.json").write_text(json.dumps({"name": "tags", "triton": release}))
+    assert [text.split(";")[0] for text in warnings(tmp_path)] == [
+        f"tags: one HTTP request with too large a shape ends Triton {release}"
+    ] * warned
+    assert len(warnings(tmp_path, "24.10")) == 1
+
+
 def _stands_alone(html: str) -> None:
     """Every tag is closed, and nothing is fetched or run."""
     open_tags: list[str] = []

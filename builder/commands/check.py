@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     problems = [*check(options.repository, options.triton), *pending(options.repository).values()]
     for problem in problems:
         screen.print(f"[red]✗[/] {escape(problem)}", highlight=False, soft_wrap=True)
-    for warning in warnings(options.repository):
+    for warning in warnings(options.repository, options.triton):
         screen.print(f"[yellow]![/] {escape(warning)}", highlight=False, soft_wrap=True)
     for name, verdict in verdicts(options.repository).items():
         screen.print(f"  {name}: {escape(verdict)}", highlight=False, soft_wrap=True)

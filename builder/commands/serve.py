@@ -5,16 +5,19 @@ from __future__ import annotations
 import argparse
 import contextlib
 import sys
-import threading
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP
-from builder.errors import ServeError
 from builder.serve.gateway import gateway
-from builder.serve.triton import Ports, running
+from builder.serve.triton import Ports, Server, running
+from builder.serve.watch import keep_running
 
 
 def parser() -> argparse.ArgumentParser:
@@ -32,31 +35,52 @@ def parser() -> argparse.ArgumentParser:
         metavar="PORT",
         help="start a gateway there too, with the APIs of OpenAI, Cohere and TEI: build-repo help gateway",
     )
+    arguments.add_argument("--strict", action="store_true", help="serve all models or none (default: those that load)")
     arguments.add_argument("-v", "--verbose", action="store_true", help="show Triton's log")
     return arguments
 
 
 def run(options: argparse.Namespace) -> int:
+    console = Console()
     ports = Ports(options.http_port, options.grpc_port, options.metrics_port)
     echo = (lambda line: print(line, file=sys.stderr, flush=True)) if options.verbose else None
-    with running(options.repository, options.host, ports, echo=echo) as server, contextlib.ExitStack() as stack:
-        if options.openai_port is not None:
-            stack.enter_context(gateway(server.url, options.host, options.openai_port))
-        table = Table(title=f"Triton on {options.repository}", title_justify="left")
-        for column in ("model", "version", "state"):
-            table.add_column(column)
-        for row in server.models():
-            table.add_row(*row)
-        console = Console()
-        console.print(table)
-        for kind, port in (("gRPC", ports.grpc), ("HTTP", ports.http), ("metrics", ports.metrics)):
-            console.print(f"{kind:>8}  {options.host}:{port}", highlight=False)
-        if options.openai_port is not None:
-            console.print(f"{'OpenAI':>8}  http://{options.host}:{options.openai_port}/v1", highlight=False)
-        console.print("ready; stop with Ctrl-C", highlight=False)
-        with contextlib.suppress(KeyboardInterrupt):
-            while server.process.poll() is None:
-                threading.Event().wait(0.2)
-            raise ServeError(f"Triton stopped by itself, with status {server.process.returncode}; -v shows its log")
+    start = partial(_start, options, ports, echo)
+    with contextlib.suppress(KeyboardInterrupt):
+        keep_running(start, partial(_show, console, options), partial(_say, console))
     console.print("stopped")
     return 0
+
+
+@contextlib.contextmanager
+def _start(options: argparse.Namespace, ports: Ports, echo: Callable[[str], None] | None) -> Iterator[Server]:
+    """Triton, and where it was asked for a gateway in front of it."""
+    with running(options.repository, options.host, ports, echo=echo, strict=options.strict) as server:
+        if options.openai_port is None:
+            yield server
+            return
+        with gateway(server.url, options.host, options.openai_port):
+            yield server
+
+
+def _say(console: Console, text: str) -> None:
+    console.print(f"{time.strftime('%H:%M:%S')} {escape(text)}", highlight=False, soft_wrap=True)
+
+
+def _show(console: Console, options: argparse.Namespace, server: Server) -> None:
+    """The models, and where they answer."""
+    models = server.models()
+    table = Table(title=f"Triton on {escape(str(options.repository))}", title_justify="left")
+    for column in ("model", "version", "state"):
+        table.add_column(column)
+    for model in models:
+        table.add_row(model.name, model.version, model.state)
+    console.print(table)
+    for model in models:
+        if model.state != "READY":
+            _say(console, f"{model.name} is not served: {model.reason or model.state}. Check it: build-repo check")
+    ports = server.ports
+    for kind, port in (("gRPC", ports.grpc), ("HTTP", ports.http), ("metrics", ports.metrics)):
+        console.print(f"{kind:>8}  {server.host}:{port}", highlight=False)
+    if options.openai_port is not None:
+        console.print(f"{'OpenAI':>8}  http://{options.host}:{options.openai_port}/v1", highlight=False)
+    console.print("ready; stop with Ctrl-C", highlight=False)

@@ -43,6 +43,7 @@ SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_NEEDED = 256 << 20
 RESPONSE_CACHE = 16 << 20  # bytes, for models whose configuration asks for it
 KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
+LOG_LINES = 10_000  # that are kept
 EXIT_TIMEOUT_S = 30  # Triton's own, after SIGTERM
 IDLE_REPORTS = 4  # of a stopping server, one a second; a model's Python takes one or two to end
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -56,23 +57,37 @@ class Ports:
 
 
 @dataclass(frozen=True)
+class Model:
+    """What a server says of a model: READY, or another state and the reason for it."""
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class Server:
-    """A running Triton. `log` is its output so far."""
+    """A running Triton. `log`: its output so far; `controlled`: whether models can be loaded and unloaded."""
 
     host: str
     ports: Ports
     process: subprocess.Popen[str]
     log: list[str]
+    controlled: bool
 
     @property
     def url(self) -> str:
         return f"{self.host}:{self.ports.grpc}"
 
-    def models(self) -> list[tuple[str, str, str]]:
-        """(name, version, state) of each model of the repository."""
+    def models(self) -> list[Model]:
+        """The models of the repository."""
         with grpc.InferenceServerClient(self.url) as client:
             index = client.get_model_repository_index(as_json=True)
-        return [(m["name"], m.get("version", "-"), m.get("state", "-")) for m in index.get("models", [])]
+        return [
+            Model(m["name"], m.get("version", "-"), m.get("state", "-"), m.get("reason", ""))
+            for m in index.get("models", [])
+        ]
 
 
 def free_ports(host: str = "127.0.0.1") -> Ports:
@@ -95,9 +110,11 @@ def running(
     timeout_s: float = 120,
     echo: Callable[[str], None] | None = None,
     backends: Path = BACKENDS,
+    strict: bool = True,
 ) -> Iterator[Server]:
-    """Start Triton on `repository`, wait until every model is ready, stop it at the end.
+    """Start Triton on `repository`, wait until its models are loaded, stop it at the end.
 
+    `strict`: every model must load, and the server is ready while all are; otherwise those that load are served.
     `echo` is called with each line of the server's log. `backends`: a folder NAME/ for each backend beside Python's,
     with its libtriton_NAME.so or its model.py.
     Raises ServeError when it cannot start, with the reason and what to do.
@@ -107,6 +124,8 @@ def running(
     _check(repository, host, ports, backends)
     with tempfile.TemporaryDirectory(prefix="triton-") as place:
         command, environment, region = _command(repository, host, ports, Path(place), backends)
+        controlled = _is_loopback(host)  # whoever reaches the ports may use model control
+        command += _loading(strict, controlled)
         process = subprocess.Popen(
             command,
             env=environment,
@@ -117,11 +136,13 @@ def running(
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
-        server = Server(host, ports, process, [])
+        server = Server(host, ports, process, [], controlled)
         reader = threading.Thread(target=_read, args=(server, echo), daemon=True)
         reader.start()
         try:
             _wait_until_ready(server, timeout_s)
+            if not strict and not any(model.state == "READY" for model in server.models()):
+                raise ServeError(why(server.log))
             yield server
         finally:
             _stop(server)
@@ -234,9 +255,18 @@ def _command(
         f"--metrics-address={host}",
         f"--metrics-port={ports.metrics}",
         "--disable-auto-complete-config",
-        "--exit-on-error=true",
     ]
     return command, environment, region
+
+
+def _loading(strict: bool, controlled: bool) -> list[str]:
+    """Load all models; under model control each can be loaded again."""
+    options = [f"--exit-on-error={str(strict).lower()}", f"--strict-readiness={str(strict).lower()}"]
+    return [*options, "--model-control-mode=explicit", "--load-model=*"] if controlled else options
+
+
+def _is_loopback(host: str) -> bool:
+    return host == "localhost" or host == "::1" or host.startswith("127.")
 
 
 def _stub(wheel: Path) -> Path:
@@ -288,6 +318,7 @@ def _read(server: Server, echo: Callable[[str], None] | None) -> None:
     assert server.process.stdout is not None
     for line in server.process.stdout:
         server.log.append(line.rstrip())
+        del server.log[:-LOG_LINES]
         if echo is not None:
             echo(line.rstrip())
 
@@ -298,17 +329,17 @@ def _wait_until_ready(server: Server, timeout_s: float) -> None:
         while time.monotonic() < end:
             if server.process.poll() is not None:
                 time.sleep(0.2)  # the reader takes in the last lines
-                raise ServeError(_why(server.log))
+                raise ServeError(why(server.log))
             try:
                 if client.is_server_ready(client_timeout=1):
                     return
             except InferenceServerException:
                 pass
             time.sleep(0.1)
-    raise ServeError(f"Triton was not ready within {timeout_s:.0f} s: {_why(server.log)}")
+    raise ServeError(f"Triton was not ready within {timeout_s:.0f} s: {why(server.log)}")
 
 
-def _why(log: list[str]) -> str:
+def why(log: list[str]) -> str:
     """The reason in a log why the server did not start, in a line."""
     failed = [line for line in log if re.search(r"failed to load '([^']+)'", line)]
     if failed:
@@ -316,8 +347,13 @@ def _why(log: list[str]) -> str:
         reason = failed[0].split("failed to load", 1)[1].split(": ", 1)[-1]
         assert name is not None
         return f"the model {name[1]} does not load: {reason[:300]}. Check the repository: build-repo check"
+    return f"Triton stopped: {last_error(log)}; -v shows its log"
+
+
+def last_error(log: list[str]) -> str:
+    """The last error in a log, in a line."""
     errors = [line.split("] ", 1)[-1] for line in log if line.startswith("E") or "error" in line.lower()]
-    return f"Triton stopped: {errors[-1][:300] if errors else 'it gave no reason'}; -v shows its log"
+    return errors[-1][:300] if errors else "it gave no reason"
 
 
 def _stop(server: Server) -> None:

@@ -28,7 +28,7 @@ from builder.runtime.generation.chat import ChatTemplate
 from builder.runtime.generation.executors.openvino import compile_paged
 from builder.runtime.recipe import compile as program
 from builder.triton import stock
-from builder.triton.releases import RELEASES, version_tuple
+from builder.triton.releases import RELEASES, SHAPES_CHECKED, version_tuple
 from builder.triton.render import parse
 
 
@@ -187,20 +187,29 @@ def _check_arguments(path: Path) -> Iterator[str]:
         yield f"{version.name}/{path.name} names {model}, which is not there; build it again"
 
 
-def warnings(repository: Path) -> list[str]:
-    """What would work and yet not be what was built for: graphs chosen on a processor that this one is not."""
+def warnings(repository: Path, triton: str | None = None) -> list[str]:
+    """What would work and yet not be what was built for, or not for long: processors, and releases that crash."""
     here = cpu()["flags"]
     found = []
-    for report in sorted(repository.glob("*/build.json")):
+    for path in sorted(repository.glob("*/build.json")):
         try:
-            recorded = json.loads(report.read_text("utf-8"))
+            recorded = json.loads(path.read_text("utf-8"))
         except ValueError:
             continue  # a problem, which `check` names
+        name = path.parent.name
+        if recorded.get("name") != name:
+            continue  # an engine, beside its front
         wanted = recorded.get("tuned_for", ())
-        if wanted and not set(wanted) & set(here) and recorded.get("name") == report.parent.name:
+        if wanted and not set(wanted) & set(here):
             found.append(
-                f"{report.parent.name}: chosen on {recorded['cpu']['model']} for its {' or '.join(wanted)}, which this "
+                f"{name}: chosen on {recorded['cpu']['model']} for its {' or '.join(wanted)}, which this "
                 "processor lacks: it may be slow here; build it again here to measure"
+            )
+        release = triton or recorded.get("triton")
+        if release in RELEASES and version_tuple(release) < version_tuple(SHAPES_CHECKED):
+            found.append(
+                f"{name}: one HTTP request with too large a shape ends Triton {release}; serve it on "
+                f"{SHAPES_CHECKED} or later, or put the gateway in front, which refuses such requests"
             )
     return found
 

@@ -42,6 +42,7 @@ RELEASES: dict[str, Release] = {
     )
     for row in _TABLE["release"]
 }
+SHAPES_CHECKED: str = _TABLE["shapes_checked"]
 NEWEST = next(reversed(RELEASES))
 # What a graph may use, and the ONNX Runtime that first has it.
 OPERATOR_NEEDS: dict[str, str] = _TABLE["operators"]

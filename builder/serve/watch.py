@@ -1,0 +1,190 @@
+"""Keeping a server up: what died is noticed and started again, with a limit.
+
+A model's Python process that is killed leaves Triton with a model that is ready and fails every request; a request
+that the server itself cannot take ends it. Knows processes, model control and metrics; knows no models.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+import urllib.request
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tritonclient.grpc as grpc
+from tritonclient.utils import InferenceServerException
+
+from builder.errors import ServeError
+from builder.serve.triton import Server, last_error
+
+POLL_S = 1.0
+ATTEMPTS = 5  # in a row; what fails more often than that stays down
+STEADY_S = 300.0  # after so long without a failure, those before are forgotten
+LONGEST_DELAY_S = 30.0
+LOAD_TIMEOUT_S = 600.0
+FAILED_LOOP = re.compile(r'^build_repo_healthy\{model="([^"]+)"\} 0(?:\.0+)?$', re.MULTILINE)
+SETTLING_S = 5.0  # after a load, until a model publishes metrics of its own
+
+Say = Callable[[str], None]
+
+
+@dataclass
+class Restarts:
+    """How often one thing was started again, and how long to wait before the next time."""
+
+    in_a_row: int = 0
+    last: float = -STEADY_S
+
+    def delay(self, now: float) -> float | None:
+        """Seconds to wait from `now`; None where it has failed too often in a row."""
+        self.in_a_row = 1 if now - self.last >= STEADY_S else self.in_a_row + 1
+        self.last = now
+        if self.in_a_row > ATTEMPTS:
+            return None
+        return min(LONGEST_DELAY_S, 2.0 ** (self.in_a_row - 1) - 1)
+
+
+@dataclass
+class Watcher:
+    """Looks after the models of one server. `reloads`: how often each was loaded again."""
+
+    server: Server
+    say: Say
+    reloads: dict[str, int] = field(default_factory=dict)
+    _models: dict[int, str] = field(default_factory=dict)  # by process
+    _dead: dict[int, int] = field(default_factory=dict)  # processes, and how often they were seen dead
+    _restarts: dict[str, Restarts] = field(default_factory=dict)
+    _due: dict[str, float] = field(default_factory=dict)  # when to load what was unloaded
+    _loaded: dict[str, float] = field(default_factory=dict)
+
+    def watch(self) -> int:
+        """Look once a second until the server ends. Returns its exit status."""
+        while (status := self.server.process.poll()) is None:
+            self.look()
+            time.sleep(POLL_S)
+        return status
+
+    def look(self) -> None:
+        """Unload models that died, so that their readiness says it, and load them again when their time has come."""
+        now = time.monotonic()
+        for name, reason in {**self._failed_loops(now), **self._died()}.items():
+            if name not in self._due:
+                self._put_down(name, reason, now)
+        for name in [name for name, due in self._due.items() if due <= now]:
+            del self._due[name]
+            self._load(name)
+
+    def _died(self) -> dict[str, str]:
+        """Models of which a process is dead and stays: those that Triton ended itself it takes leave of."""
+        died = {}
+        for process, (dead, model) in children(self.server.process.pid).items():
+            if model:
+                self._models[process] = model
+            if dead and process in self._models:
+                self._dead[process] = self._dead.get(process, 0) + 1
+                if self._dead[process] == 2:
+                    died[self._models[process]] = f"its process {process} died"
+        return died
+
+    def _failed_loops(self, now: float) -> dict[str, str]:
+        """Models whose decode loop has failed, by their metrics."""
+        address = f"http://{self.server.host}:{self.server.ports.metrics}/metrics"
+        try:
+            with urllib.request.urlopen(address, timeout=2) as response:
+                failed = FAILED_LOOP.findall(response.read().decode())
+        except OSError:
+            return {}
+        settled = [name for name in failed if now - self._loaded.get(name, 0.0) > SETTLING_S]
+        return dict.fromkeys(settled, "its decode loop failed")
+
+    def _put_down(self, name: str, reason: str, now: float) -> None:
+        if not self.server.controlled:
+            self.say(f"{name}: {reason}; the server is started again, for on this address no model is loaded alone")
+            self.server.process.terminate()
+            return
+        delay = self._restarts.setdefault(name, Restarts()).delay(now)
+        if delay is None:
+            self.say(f"{name}: {reason} once more: it stays unloaded after {ATTEMPTS} attempts; -v shows Triton's log")
+        else:
+            self.say(f"{name}: {reason}; it is loaded again" + (f" in {delay:g} s" if delay else ""))
+            self._due[name] = now + delay
+        self._control("unload", name)
+
+    def _load(self, name: str) -> None:
+        begun = time.monotonic()
+        problem = self._control("load", name)
+        now = time.monotonic()
+        if problem:
+            self._put_down(name, f"it does not load ({problem})", now)
+            return
+        self._loaded[name] = now
+        self.reloads[name] = self.reloads.get(name, 0) + 1
+        self.say(f"{name}: loaded again in {now - begun:.1f} s, for the {_ordinal(self.reloads[name])} time")
+
+    def _control(self, verb: str, name: str) -> str:
+        """Load or unload a model. Returns what is wrong, in a line."""
+        try:
+            with grpc.InferenceServerClient(self.server.url) as client:
+                act = client.load_model if verb == "load" else client.unload_model
+                act(name, client_timeout=LOAD_TIMEOUT_S)
+        except InferenceServerException as error:
+            return str(error.message()).strip().splitlines()[0]
+        return ""
+
+
+def keep_running(
+    start: Callable[[], AbstractContextManager[Server]], started: Callable[[Server], None], say: Say
+) -> None:
+    """Run a server, look after its models, and start it again when it ends by itself.
+
+    Raises ServeError where it does not start, or ends too often in a row.
+    """
+    restarts = Restarts()
+    with start() as server:
+        started(server)
+        ended = _ended(server, Watcher(server, say).watch())
+    while True:
+        delay = restarts.delay(time.monotonic())
+        if delay is None:
+            raise ServeError(f"{ended}; that was the {_ordinal(ATTEMPTS + 1)} time in a row")
+        say(f"{ended}; it is started again" + (f" in {delay:g} s" if delay else ""))
+        time.sleep(delay)
+        try:
+            with start() as server:
+                started(server)
+                ended = _ended(server, Watcher(server, say).watch())
+        except ServeError as error:
+            ended = str(error)
+
+
+def children(parent: int) -> dict[int, tuple[bool, str]]:
+    """By process id, the children of `parent`: whether each is dead, and the model that it runs, where that shows.
+
+    The first argument of Triton's Python stub is the file of its model, MODEL/VERSION/FILE.
+    """
+    found = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            state, owner = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:2]
+            arguments = (folder / "cmdline").read_bytes().split(b"\0") if int(owner) == parent else []
+        except (OSError, IndexError):
+            continue  # it has ended
+        if int(owner) == parent:
+            stub = len(arguments) > 1 and arguments[0].endswith(b"triton_python_backend_stub")
+            model = Path(arguments[1].decode(errors="replace")).parent.parent.name if stub else ""
+            found[int(folder.name)] = (state == "Z", model)
+    return found
+
+
+def _ended(server: Server, status: int) -> str:
+    how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
+    return f"Triton ended by itself, {how}: {last_error(server.log)}"
+
+
+def _ordinal(number: int) -> str:
+    last = {1: "st", 2: "nd", 3: "rd"}.get(number % 10 if number % 100 not in (11, 12, 13) else 0, "th")
+    return f"{number}{last}"

@@ -1,0 +1,183 @@
+"""What is started again, how often and when: on processes that only look like Triton's, and no server."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.errors import ServeError
+from builder.serve import watch
+from builder.serve.triton import Ports, Server
+from builder.serve.watch import ATTEMPTS, Restarts, Watcher, children, keep_running
+
+# A parent that never takes leave of its children, as tritonserver does; it ends with its standard input.
+PARENT = """
+import subprocess, sys
+stubs = [
+    subprocess.Popen(["triton_python_backend_stub", model, "-f"], executable="/usr/bin/tail", stdin=subprocess.PIPE)
+    for model in sys.argv[1:]
+]
+print("ready", flush=True)
+sys.stdin.read()
+for stub in stubs:
+    stub.kill()
+"""
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    """Two models of one process each, and no decode loop."""
+    models = []
+    for name in ("front", "engine"):
+        models.append(tmp_path / name / "1" / "model.py")
+        models[-1].parent.mkdir(parents=True)
+        models[-1].touch()
+    command = [sys.executable, "-c", PARENT, *map(str, models)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield Server("127.0.0.1", Ports(0, 0, 0), process, [], True)
+        process.communicate()
+
+
+@pytest.fixture
+def controlled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """What the server was told, in order; it does all of it."""
+    told: list[tuple[str, str]] = []
+
+    def control(self: Watcher, verb: str, name: str) -> str:
+        told.append((verb, name))
+        return ""
+
+    monkeypatch.setattr(Watcher, "_control", control)
+    return told
+
+
+def _kill(server: Server, model: str) -> int:
+    (process,) = [pid for pid, (_, name) in children(server.process.pid).items() if name == model]
+    os.kill(process, signal.SIGKILL)
+    end = time.monotonic() + 5
+    while not children(server.process.pid)[process][0] and time.monotonic() < end:
+        time.sleep(0.01)
+    return process
+
+
+def test_a_model_whose_process_was_killed_is_loaded_again(server: Server, controlled: list[tuple[str, str]]) -> None:
+    said: list[str] = []
+    watcher = Watcher(server, said.append)
+    watcher.look()
+    assert controlled == []
+    killed = _kill(server, "engine")
+    for _ in range(4):
+        watcher.look()
+    assert controlled == [("unload", "engine"), ("load", "engine")]
+    assert watcher.reloads == {"engine": 1}
+    assert said[0] == f"engine: its process {killed} died; it is loaded again"
+    assert said[1].startswith("engine: loaded again in 0.0 s, for the 1st time")
+
+
+def test_without_model_control_a_model_that_died_restarts_the_server(
+    server: Server, controlled: list[tuple[str, str]]
+) -> None:
+    watcher = Watcher(replace(server, controlled=False), lambda text: None)
+    watcher.look()
+    _kill(server, "engine")
+    for _ in range(3):
+        watcher.look()
+    assert controlled == []
+    assert server.process.wait(timeout=5) == -signal.SIGTERM
+
+
+def test_a_model_that_does_not_load_is_tried_again_later_and_then_left(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told, said, now = [], [], 1000.0
+
+    def control(self: Watcher, verb: str, name: str) -> str:
+        told.append((verb, round(now - 1000)))
+        return "no memory" if verb == "load" else ""
+
+    monkeypatch.setattr(Watcher, "_control", control)
+    monkeypatch.setattr(watch.time, "monotonic", lambda: now)
+    watcher = Watcher(server, said.append)
+    watcher.look()
+    _kill(server, "front")
+    for _ in range(100):
+        watcher.look()
+        now += 1
+    loads = [when for verb, when in told if verb == "load"]
+    assert len(loads) == ATTEMPTS
+    gaps = [after - before for before, after in itertools.pairwise(loads)]
+    assert gaps == sorted(gaps), "each wait is longer than the one before"
+    assert "front: it does not load (no memory); it is loaded again in 1 s" in said
+    assert "it stays unloaded after 5 attempts" in said[-1]
+    assert told[-1][0] == "unload"
+
+
+def test_a_decode_loop_that_failed_is_loaded_again(
+    server: Server, controlled: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Metrics:
+        def __enter__(self) -> Any:
+            return self
+
+        def __exit__(self, *error: object) -> None:
+            pass
+
+        def read(self) -> bytes:
+            return b'build_repo_healthy{model="front"} 0\nbuild_repo_healthy{model="engine"} 1\n'
+
+    monkeypatch.setattr(watch.urllib.request, "urlopen", lambda *arguments, **options: Metrics())
+    said: list[str] = []
+    watcher = Watcher(server, said.append)
+    for _ in range(3):
+        watcher.look()
+    assert controlled == [("unload", "front"), ("load", "front")], "and not again before it had time to say so"
+    assert said[0] == "front: its decode loop failed; it is loaded again"
+
+
+def test_restarts_wait_longer_each_time_and_are_forgotten_after_a_while() -> None:
+    restarts = Restarts()
+    assert [restarts.delay(10.0 * n) for n in range(7)] == [0, 1, 3, 7, 15, None, None]
+    assert restarts.delay(60.0 + watch.STEADY_S) == 0
+
+
+def test_a_server_that_ends_by_itself_is_started_again_with_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    started, said, slept = [], [], []
+
+    @contextmanager
+    def start() -> Iterator[Server]:
+        if len(started) == 2:
+            started.append(None)
+            raise ServeError("port 8000 is taken")
+        with subprocess.Popen(["sh", "-c", "kill -ABRT $$"], text=True) as process:
+            yield Server("127.0.0.1", Ports(), process, ["E1 x] error: std::length_error"], True)
+
+    monkeypatch.setattr(watch.time, "sleep", slept.append)
+    monkeypatch.setattr(watch, "POLL_S", 0)
+    monkeypatch.setattr(Watcher, "look", lambda self: None)
+    with pytest.raises(ServeError, match=r"by SIGABRT: error: std::length_error; that was the 6th time in a row"):
+        keep_running(start, started.append, said.append)
+    assert len(started) == 1 + ATTEMPTS
+    assert said[0] == "Triton ended by itself, by SIGABRT: error: std::length_error; it is started again"
+    assert said[2] == "port 8000 is taken; it is started again in 3 s"
+    assert [seconds for seconds in slept if seconds] == [1, 3, 7, 15]
+
+
+def test_a_server_that_does_not_start_at_all_is_no_reason_to_wait() -> None:
+    def start() -> Any:
+        raise ServeError("holds no model")
+
+    with pytest.raises(ServeError, match="holds no model"):
+        keep_running(start, lambda server: None, lambda text: None)
