@@ -14,7 +14,9 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from builder.errors import CheckpointError
 from builder.runtime.contract import Decay, TokenBias, TokenRules
+from builder.runtime.generation.options import RANGES, read_options
 
+LARGEST_SEARCH = int(RANGES["num_beams"][1])
 MAX_TOKENS = 128  # of an answer whose request does not say, where the checkpoint does not either
 SAME_NAME = (
     "repetition_penalty",
@@ -94,7 +96,8 @@ INSTEAD: Mapping[str, str] = {
 
 
 def refuse_unserved(config: GenerationConfig, is_decoder: bool) -> None:
-    """Raise CheckpointError for a field that would change answers and is not implemented, with its value."""
+    """Raise CheckpointError for a field that would change answers and is not implemented, or that cannot be meant."""
+    _refuse_absurd(config)
     values = {name: value for name, value in config.to_dict().items() if value is not None}
     unknown = [name for name in values if name not in IMPLEMENTED and name not in HARMLESS and name not in REFUSED]
     # what transformers does not know it ignores: a field of a checkpoint's own, which its own code would read
@@ -110,6 +113,21 @@ def refuse_unserved(config: GenerationConfig, is_decoder: bool) -> None:
             f"generation_config.json says {name} {values[name]!r}, which is not implemented and would change answers"
             f"{instead}. Remove it there to serve the model without it"
         )
+
+
+def _refuse_absurd(config: GenerationConfig) -> None:
+    """Raise CheckpointError for values that no request could be answered with, as its options are read."""
+    try:
+        defaults = option_defaults(config, beams=LARGEST_SEARCH)
+        for name, value in defaults.items():
+            if name != "early_stopping" and not isinstance(value, int | float):
+                raise ValueError(f"{name} is {value!r}; expected a number")
+        read_options({}, {"text_input": "x"}, defaults, ["text_input", *defaults])
+        token_rules(config, [])
+        if max_tokens(config) < 1 or (total_length(config) or 1) < 1:
+            raise ValueError("an answer of no tokens")
+    except (TypeError, ValueError, OverflowError, IndexError) as error:
+        raise CheckpointError(f"generation_config.json cannot be meant: {error}. Mend or remove that there") from error
 
 
 _COMBINATIONS: Mapping[str, Callable[[GenerationConfig, bool], bool]] = {

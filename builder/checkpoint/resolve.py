@@ -16,17 +16,18 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-from safetensors import SafetensorError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from builder.checkpoint.sentence_transformers import SentenceModules, read_modules
 from builder.checkpoint.slow_tokenizers import as_fast
 from builder.errors import CheckpointError
+from builder.runtime.panics import survived
 from builder.spec import BuildSpec
 from builder.tasks import Task, find_task, infer_task
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm"]  # nothing that runs, nothing pickled
+SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")  # by transformers' common names
 POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
 
 
@@ -107,7 +108,7 @@ def load_model(folder: Path, task: Task, config: PreTrainedConfig) -> PreTrained
         model, info = task.auto_class().from_pretrained(
             folder, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
         )
-    except (RuntimeError, ValueError, OSError, SafetensorError) as error:
+    except Exception as error:  # whatever a broken checkpoint makes transformers raise
         raise CheckpointError(
             f"the checkpoint does not load for {task.name}: {_first_line(error)[:300]}. Its weights, its config.json "
             "(id2label too) and the task must belong together"
@@ -156,9 +157,17 @@ def _weights(folder: Path, model: str) -> list[Path]:
 
 def _config(folder: Path, model: str) -> PreTrainedConfig:
     try:
-        return AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except (OSError, ValueError, KeyError) as error:
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except RecursionError as error:
+        raise CheckpointError(f"the config.json of {model} is JSON of too many levels") from error
+    except Exception as error:  # whatever a broken file makes transformers raise
         raise CheckpointError(f"{model} has no configuration that transformers knows: {_first_line(error)}") from error
+    for name in SIZES:
+        value = getattr(config, name, None)
+        if value is not None and not (isinstance(value, int) and value >= 1):
+            raise CheckpointError(f"the config.json of {model} says {name} {value!r}; expected a number of at least 1")
+    found: PreTrainedConfig = config
+    return found
 
 
 def _tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrainedTokenizerFast:
@@ -166,7 +175,7 @@ def _tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrained
     if not any((folder / name).is_file() for name in names):
         raise CheckpointError(f"{model} has no tokenizer: none of {', '.join(names)} is in {folder}; add it there")
     try:
-        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
+        tokenizer = survived(AutoTokenizer.from_pretrained, folder, trust_remote_code=False)
     except Exception as error:  # whatever a broken file makes tokenizers raise
         raise CheckpointError(f"the tokenizer of {model} does not load: {_first_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
@@ -180,7 +189,8 @@ def _tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrained
             f"the tokenizer of {model} has {len(tokenizer)} tokens and the model only {rows} embeddings: "
             "they do not belong together"
         )
-    return tokenizer
+    found: PreTrainedTokenizerFast = tokenizer
+    return found
 
 
 def _max_length(

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from builder.errors import CheckpointError
@@ -70,7 +71,7 @@ def read_modules(root: Path) -> SentenceModules | None:
         return None
     general = _json(root / "config_sentence_transformers.json", {})
     kind = general.get("model_type", EMBEDDER)
-    chain = [(_module_name(module, root), _folder(root, module["path"])) for module in _json(root / "modules.json")]
+    chain = [(_module_name(module, root), _folder(root, module["path"])) for module in _modules(root)]
     if kind not in CHAINS or not CHAINS[kind].fullmatch(" ".join(name for name, _ in chain)):
         raise CheckpointError(
             f"{root.name} is a {kind} of {', '.join(name for name, _ in chain)}; known are a {EMBEDDER} of "
@@ -98,13 +99,26 @@ def read_modules(root: Path) -> SentenceModules | None:
     )
 
 
+def _modules(root: Path) -> list[dict[str, str]]:
+    """modules.json. Raises CheckpointError unless it is a list of modules with a type and a path."""
+    modules = _json(root / "modules.json", kind=list)
+    for place, module in enumerate(modules):
+        texts = [module.get(key) for key in ("type", "path")] if isinstance(module, dict) else [None]
+        if not all(isinstance(text, str) for text in texts):
+            raise CheckpointError(
+                f"{root.name}: module {place} of modules.json is {str(module)[:100]}; expected a mapping with a type "
+                "and a path, as sentence-transformers writes it"
+            )
+    return list(modules)
+
+
 def _module_name(module: dict[str, Any], root: Path) -> str:
     """Pooling of sentence_transformers.models.Pooling. Raises CheckpointError for code that comes with a checkpoint."""
     kind: str = module["type"]
     name = kind.rsplit(".", 1)[-1]
     if not kind.startswith(MODULES) or name not in ("Transformer", "Pooling", "Dense", "Normalize"):
         raise CheckpointError(
-            f"{root.name} has a module {kind} at place {module['idx']}; known, in this order, are "
+            f"{root.name} has a module {kind} at place {module.get('idx')}; known, in this order, are "
             "Transformer, Pooling, Dense and Normalize of sentence_transformers"
         )
     return name
@@ -154,13 +168,18 @@ def _pooling(config: dict[str, Any], root: Path) -> tuple[str, ...]:
     return tuple(mode for key, mode in POOLING_KEYS.items() if config.get(key)) or ("mean",)
 
 
-def _json(path: Path, default: Any = None) -> Any:
+def _json(path: Path, default: Any = None, kind: type = dict) -> Any:
     if default is not None and not path.is_file():
         return default
     try:
-        return json.loads(path.read_text("utf-8"))
+        found = json.loads(path.read_text("utf-8"))
+    except RecursionError as error:
+        raise CheckpointError(f"{path} is JSON of too many levels") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(found, kind):
+        raise CheckpointError(f"{path} holds a JSON {type(found).__name__}; expected a {kind.__name__}")
+    return found
 
 
 class Pooler(torch.nn.Module):
@@ -218,7 +237,11 @@ def _dense(folder: Path) -> list[torch.nn.Module]:
         raise CheckpointError(f"{folder}: activation {activation} is not known; known are {', '.join(ACTIVATIONS)}")
     if not (folder / "model.safetensors").is_file():
         raise CheckpointError(f"{folder} has no model.safetensors; convert its weights to safetensors")
-    linear = torch.nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
-    weights = load_file(folder / "model.safetensors")
-    linear.load_state_dict({key.removeprefix("linear."): value for key, value in weights.items()})
+    try:
+        linear = torch.nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
+        weights = load_file(folder / "model.safetensors")
+        linear.load_state_dict({key.removeprefix("linear."): value for key, value in weights.items()})
+    except (KeyError, TypeError, RuntimeError, SafetensorError) as error:
+        reason = str(error).strip().splitlines()[0][:200]
+        raise CheckpointError(f"{folder}: its configuration and its weights do not make a Dense: {reason}") from error
     return [linear, ACTIVATIONS[activation]()]

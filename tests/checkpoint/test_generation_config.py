@@ -101,6 +101,28 @@ def test_what_is_not_implemented_is_refused_with_its_value(options: dict[str, An
         refuse_unserved(GenerationConfig(**options), is_decoder=True)
 
 
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"do_sample": True, "temperature": -3.0}, "temperature is -3.0; expected 0 to 100"),
+        ({"do_sample": True, "temperature": "hot"}, "temperature is 'hot'; expected a number"),
+        ({"do_sample": True, "top_p": 17.0}, "top_p is 17.0; expected 0 to 1"),
+        ({"do_sample": True, "num_return_sequences": 10**9}, "n is 1000000000; expected 1 to 16"),
+        ({"repetition_penalty": -1.0}, "repetition_penalty is -1.0; expected 0.01 to 100"),
+        ({"no_repeat_ngram_size": -2}, "no_repeat_ngram_size is -2"),
+        ({"suppress_tokens": ["x"]}, "cannot be meant: invalid literal"),
+        ({"exponential_decay_length_penalty": (3,)}, "cannot be meant: "),
+        ({"max_new_tokens": -7}, "an answer of no tokens"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_the_build(values: dict[str, Any], message: str) -> None:
+    config = GenerationConfig()
+    for name, value in values.items():
+        setattr(config, name, value)  # as a file may say it
+    with pytest.raises(CheckpointError, match=message):
+        refuse_unserved(config, is_decoder=True)
+
+
 def test_an_encoder_decoder_counts_and_forces_its_own() -> None:
     refuse_unserved(GenerationConfig(min_length=8, forced_bos_token_id=5, decoder_start_token_id=2), is_decoder=False)
     with pytest.raises(CheckpointError, match=r"decoder_start_token_id \[2, 3\]"):

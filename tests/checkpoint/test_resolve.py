@@ -18,7 +18,7 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 from transformers.utils import logging as transformers_logging
 
 from builder.checkpoint.libraries import quiet_libraries
-from builder.checkpoint.resolve import position_limit, resolve
+from builder.checkpoint.resolve import locate, position_limit, resolve
 from builder.checkpoint.sentence_transformers import Pooler
 from builder.errors import BuilderError, CheckpointError, RepositoryError
 from builder.pipeline import build
@@ -105,6 +105,26 @@ def test_no_weights_no_tokenizer_no_configuration(copy: Callable[[str], Path]) -
     (folder / "model.safetensors").unlink()
     with pytest.raises(CheckpointError, match=r"has no \*\.safetensors"):
         _resolve(folder)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            '{"model_type": "bert", "num_hidden_layers": -1}',
+            "says num_hidden_layers -1; expected a number of",
+        ),
+        ('{"model_type": "bert", "vocab_size": 0}', "says vocab_size 0"),
+        ('{"model_type": "bert", "hidden_size": "wide"}', "."),
+        ('{"model_type": "bert", "x": ' + "[" * 100_000, "config.json of .* is JSON of too many levels"),
+        ("[]", "no configuration that transformers knows"),
+    ],
+)
+def test_a_configuration_that_cannot_be_meant(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").touch()
+    (tmp_path / "config.json").write_text(text)
+    with pytest.raises(CheckpointError, match=message):
+        locate(make_spec(model=str(tmp_path)))
 
 
 def test_a_tokenizer_of_another_model(copy: Callable[[str], Path]) -> None:

@@ -95,6 +95,30 @@ def test_a_module_outside_the_checkpoint_is_refused(path: str, copy: Path) -> No
         read_modules(copy)
 
 
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{}", "modules.json holds a JSON dict; expected a list"),
+        ('["Transformer"]', "module 0 of modules.json is Transformer; expected a mapping with a type and a path"),
+        ('[{"type": 3, "path": ""}]', "module 0 of modules.json is "),
+        ("[" * 100_000, "modules.json is JSON of too many levels"),
+        ("[{", "modules.json cannot be read as JSON"),
+    ],
+)
+def test_modules_that_are_malformed_are_refused(text: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "modules.json").write_text(text)
+    with pytest.raises(CheckpointError, match=message):
+        read_modules(tmp_path)
+
+
+@pytest.mark.parametrize("config", [{}, {"in_features": "x", "out_features": 4}, {"in_features": 9, "out_features": 4}])
+def test_a_dense_that_cannot_be_made_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
+    _write(tmp_path / "2_Dense" / "config.json", config)
+    save_file({"linear.weight": torch.eye(4), "linear.bias": torch.zeros(4)}, tmp_path / "2_Dense/model.safetensors")
+    with pytest.raises(CheckpointError, match="do not make a Dense"):
+        Pooler(("mean",), (tmp_path / "2_Dense",))
+
+
 def test_a_module_that_is_code_of_the_checkpoint_is_refused(copy: Path) -> None:
     _modules(copy, ("", "custom_st.Transformer"), ("1_Pooling", "sentence_transformers.models.Pooling"))
     with pytest.raises(CheckpointError, match=r"a module custom_st\.Transformer at place 0"):
