@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from builder.checkpoint.chat_template import TOOLS, chat_template
 from builder.errors import CheckpointError
 from builder.runtime.contract import FILE, Chat, dump
 from builder.runtime.fields import InputError
+from builder.runtime.generation import sandbox
 from builder.runtime.generation.chat import ChatTemplate
 from builder.triton.check import check
 from tests.checkpoints import make_tokenizer
@@ -107,6 +109,49 @@ def test_a_template_that_does_not_compile_refuses_chats_and_nothing_else(templat
 def test_a_template_reaches_nothing(template: str) -> None:
     with pytest.raises(InputError, match="refuses these messages"):
         ChatTemplate(template, {})(MESSAGES)
+
+
+LOOP = "{% for i in range(99999) %}"
+HOSTILE = {
+    "nested loops": LOOP * 4 + "{% endfor %}" * 4,
+    "loops that say nothing": f"{LOOP}{LOOP}{{% set x = i %}}{{% endfor %}}{{% endfor %}}",
+    "a macro that calls itself twice": "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}"
+    "{{ m(60) }}",
+    "a loop that calls itself": "{% for x in [[[[[[]]]]]] * 3000 recursive %}{% for i in range(3000) %}{{ loop(x) }}"
+    "{% endfor %}{% endfor %}",
+    "a string that doubles": "{% set n = namespace(x='aaaa') %}" + LOOP + "{% set n.x = n.x + n.x %}{% endfor %}",
+    "a string that doubles otherwise": "{% set n = namespace(x='a') %}"
+    + LOOP
+    + "{% set n.x = n.x ~ n.x %}{% endfor %}",
+    "a long string": "{{ 'a' * 4000000000 }}",
+    "a long list": "{{ ([0] * 4000000000) | length }}",
+    "a large power": "{{ 9 ** 999999999 }}",
+    "a wide format": "{{ '%999999999d' % 1 }}",
+    "a wide format, by its width": "{{ '%*d' % (999999999, 1) }}",
+    "another wide format": "{{ '{:999999999}'.format(1) }}",
+    "a wide filter": "{{ 'a' | center(4000000000) }}",
+    "a wide method": "{{ 'a'.ljust(4000000000) }}",
+    "much text": LOOP + "{{ 'a' * 4000 }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("template", HOSTILE.values(), ids=list(HOSTILE))
+def test_a_template_comes_to_an_end(template: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of time, and of memory."""
+    monkeypatch.setattr(sandbox, "SECONDS", 0.1)
+    chat = ChatTemplate(template, {})
+    begun = time.thread_time()
+    with pytest.raises(InputError, match="refuses these messages: "):
+        chat(MESSAGES)
+    assert time.thread_time() - begun < 1
+
+
+def test_a_long_chat_with_long_numbers_is_rendered() -> None:
+    messages = [{"role": "user", "content": "call 5551234567 " * 200}] * 300
+    prompt = ChatTemplate(
+        TEMPLATES["chatml"].replace("m['content']", "m['content'].strip().replace('call', 'ring')"), {}
+    )
+    assert len(prompt(messages)) > 900_000
 
 
 def test_what_the_template_raises_is_told() -> None:

@@ -17,11 +17,11 @@ import jinja2
 import jinja2.exceptions
 import jinja2.ext
 import jinja2.meta
-import jinja2.sandbox
 from jinja2 import nodes, parser
 from jinja2.utils import Namespace
 
 from ..fields import InputError
+from .sandbox import LONGEST, Sandbox
 
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing; the first that is there counts
 
@@ -37,10 +37,10 @@ class ChatTemplate:
         self.problem = ""
         self.tokens = dict(tokens)
         self.takes_tools = False
-        environment = _environment()
+        self.environment = _environment()
         try:
-            self.template = environment.from_string(source)
-            self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(environment.parse(source))
+            self.template = self.environment.from_string(source)
+            self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(self.environment.parse(source))
         except jinja2.TemplateSyntaxError as error:
             self.problem = f"the model's chat template does not compile: line {error.lineno}: {error.message}"
         except Exception as error:  # nested too deeply, say: what a checkpoint brings must not end a server
@@ -54,11 +54,22 @@ class ChatTemplate:
             raise InputError(f"{self.problem}; send the prompt as text_input")
         variables = {"messages": [_message(message) for message in messages], "tools": tools, "documents": None}
         try:
-            return self.template.render(**{**variables, "add_generation_prompt": True, **self.tokens})
+            return self._render({**variables, "add_generation_prompt": True, **self.tokens})
         except RecursionError as error:
             raise InputError("the model's chat template refuses these messages: they have too many levels") from error
         except Exception as error:  # a template is a program: anything can go wrong in it
             raise InputError(f"the model's chat template refuses these messages: {error}") from error
+
+    def _render(self, variables: "Mapping[str, Any]") -> str:
+        self.environment.begin()
+        pieces, length = [], 0
+        for piece in self.template.generate(**variables):
+            self.environment.step()
+            pieces.append(piece)
+            length += len(piece)
+            if length > LONGEST:
+                raise jinja2.exceptions.SecurityError(f"a prompt longer than {LONGEST} characters")
+        return "".join(pieces)
 
 
 def _message(given: "Mapping[str, Any]") -> "dict[str, Any]":
@@ -67,10 +78,8 @@ def _message(given: "Mapping[str, Any]") -> "dict[str, Any]":
     return message if reasoning is None else {"thinking": reasoning, **message, REASONING[0]: reasoning}
 
 
-def _environment() -> jinja2.Environment:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols]
-    )
+def _environment() -> Sandbox:
+    environment = Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationBlock, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _refuse
     environment.globals["strftime_now"] = lambda format: datetime.now().strftime(format)

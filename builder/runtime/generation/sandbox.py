@@ -1,0 +1,124 @@
+"""Where a chat template runs: jinja2's immutable sandbox, with an end to the time, the text and the numbers it takes.
+
+A template comes from a checkpoint and is not trusted: nested loops, a macro that calls itself or a string that doubles
+would otherwise hold a server for ever. Loops and calls are counted as steps; each looks at the clock.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import jinja2.exceptions
+import jinja2.sandbox
+from jinja2 import nodes
+
+SECONDS = 2.0  # of this thread's processor time, for one chat; a step more is taken at most
+LONGEST = 4 << 20  # characters or items of any value, and of a prompt
+LARGEST_POWER = 64
+WIDE = re.compile(r"\d{6,}")  # in a format string: a width that would fill memory
+PADDING_FILTERS = ("center", "format", "indent", "wordwrap")  # whose arguments say how long their result is
+
+
+class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.clock = threading.local()
+        self.filters["_steps"] = self.steps
+        self.filters["_sized"] = sized
+        for name in PADDING_FILTERS:
+            self.filters[name] = _padding(name, self.filters[name])
+
+    def begin(self) -> None:
+        """From now on time counts, in this thread."""
+        self.clock.end = time.thread_time() + SECONDS
+
+    def step(self) -> None:
+        if time.thread_time() > getattr(self.clock, "end", float("inf")):
+            raise jinja2.exceptions.SecurityError(f"they took it more than {SECONDS:g} s")
+
+    def steps(self, values: Iterable[Any]) -> Iterator[Any]:
+        """`values`, one step each."""
+        for value in values:
+            self.step()
+            yield value
+
+    def call(__self, __context: Any, __callable: Any, *arguments: Any, **named: Any) -> Any:  # as jinja2
+        __self.step()
+        if isinstance(getattr(__callable, "__self__", None), str):
+            _refuse_wide("", *arguments, *named.values())
+        return super().call(__context, __callable, *arguments, **named)
+
+    def wrap_str_format(self, value: Any) -> Any:
+        wrapped = super().wrap_str_format(value)
+        return None if wrapped is None else _format(value.__self__, wrapped)
+
+    def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+        self.step()
+        if operator == "**" and isinstance(right, int | float) and right > LARGEST_POWER:
+            raise jinja2.exceptions.SecurityError(f"a power of {right}, more than {LARGEST_POWER}")
+        if operator == "%" and isinstance(left, str):
+            _refuse_wide(left, *(right if isinstance(right, tuple) else (right,)))
+        if operator == "*" and {type(left), type(right)} & {str, list, tuple}:
+            whole, times = (left, right) if hasattr(left, "__len__") else (right, left)
+            if isinstance(times, int) and len(whole) * times > LONGEST:
+                raise jinja2.exceptions.SecurityError(f"a value longer than {LONGEST}")
+        return sized(super().call_binop(context, operator, left, right))
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """Every loop goes through `steps`, and what is joined by ~ through `sized`."""
+        tree = super()._parse(source, name, filename)
+        for loop in tree.find_all(nodes.For):
+            loop.iter = self._filtered(loop.iter, "_steps")
+        for parent in [tree, *tree.find_all(nodes.Node)]:
+            for field, value in parent.iter_fields():
+                if isinstance(value, nodes.Concat):
+                    setattr(parent, field, self._filtered(value, "_sized"))
+                elif isinstance(value, list):
+                    value[:] = [self._filtered(v, "_sized") if isinstance(v, nodes.Concat) else v for v in value]
+        return tree
+
+    def _filtered(self, value: nodes.Node, name: str) -> Any:
+        return nodes.Filter(value, name, [], [], None, None).set_environment(self).set_lineno(value.lineno)
+
+
+def sized(value: Any) -> Any:
+    """`value`, unless it is too long."""
+    if isinstance(value, str | list | tuple) and len(value) > LONGEST:
+        raise jinja2.exceptions.SecurityError(f"a value longer than {LONGEST}")
+    return value
+
+
+def _padding(name: str, apply: Any) -> Any:
+    """The filter `apply`, unless it is asked for more than a value may have."""
+
+    @functools.wraps(apply)  # with the marks that say what else jinja2 hands to it
+    def guarded(*arguments: Any, **named: Any) -> Any:
+        text = next((value for value in arguments if isinstance(value, str)), "") if name == "format" else ""
+        _refuse_wide(text, *arguments, *named.values())
+        return sized(apply(*arguments, **named))
+
+    return guarded
+
+
+def _format(text: str, apply: Any) -> Any:
+    """str.format of `text`, unless a field is wider than a value may be."""
+
+    @functools.wraps(apply)
+    def guarded(*arguments: Any, **named: Any) -> Any:
+        _refuse_wide(text, *arguments, *named.values())
+        return sized(apply(*arguments, **named))
+
+    return guarded
+
+
+def _refuse_wide(format: str, *values: Any) -> None:
+    """Refuse a width in a format string, or a number, that text would be padded to."""
+    if WIDE.search(format) or any(isinstance(value, int) and value > LONGEST for value in values):
+        raise jinja2.exceptions.SecurityError("a width of more than 5 digits")
