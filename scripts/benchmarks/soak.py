@@ -88,7 +88,7 @@ def _soak(server: Server, minutes: float, clients: int) -> dict[str, object]:
         thread.start()
     memory = []
     while any(thread.is_alive() for thread in threads):
-        memory.append(_resident_megabytes(server))
+        memory.append(resident_megabytes(server))
         time.sleep(5)
     time.sleep(3)
     metrics = _metrics(server)
@@ -141,7 +141,7 @@ def _compare(text: str, expected: str, wrong: list[str]) -> None:
         wrong.append(f"{text!r} instead of {expected!r}")
 
 
-def _resident_megabytes(server: Server) -> float:
+def resident_megabytes(server: Server) -> float:
     """Of Triton and its children."""
     total = 0
     for status in Path("/proc").glob("[0-9]*/status"):

@@ -1,0 +1,180 @@
+"""Malformed requests by the thousand, over HTTP and gRPC, against the embedded server: who answers, and what is left.
+
+Wrong dtypes, shapes, sizes, bytes and names, inputs twice or missing, JSON cut off. Afterwards every model must answer
+as before, and memory and shared memory are compared. Shapes of more elements than there can be are left out: they end
+Triton before 25.06, whatever it serves.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import socket
+import struct
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import grpc
+from tritonclient.grpc import service_pb2, service_pb2_grpc
+
+from builder.checkpoint.libraries import quiet_libraries
+from builder.pipeline import build
+from builder.serve.client import Client
+from builder.serve.triton import Server, running
+from builder.spec import make_spec
+from scripts.benchmarks.soak import resident_megabytes
+from tests.checkpoints import make_checkpoint
+from tests.decoders import make_decoder_checkpoint
+
+TYPES = ("BYTES", "BOOL", "INT32", "INT64", "FP32", "FP16", "UINT8", "", "NONSENSE")
+WORDS = ("", " ", "a", "\x00", "é" * 50, "\ud83d", "word " * 3000, "x" * 2_000_000, "[MASK]", "{}", "[" * 5000)
+NUMBERS = (0, 1, -1, 2**31 - 1, 2**31, -(2**63), 2**63 - 1, 1e38, float("nan"), float("inf"), 0.5)
+SAMPLES: dict[str, dict[str, Any]] = {
+    "encoder": {"text_input": "The museum is closed."},
+    "decoder": {"text_input": "The museum", "max_tokens": 8, "ignore_eos": True},
+}
+
+
+@quiet_libraries()
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench fuzz")
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--output", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        repository = _repository(Path(place))
+        with running(repository) as server:
+            report = _fuzz(server, options.requests, random.Random(options.seed))
+    print(json.dumps(report, indent=1))
+    if options.output:
+        options.output.write_text(json.dumps(report, indent=1) + "\n")
+    assert report["answers_after"] == "as before", report
+
+
+def _repository(place: Path) -> Path:
+    folder = place / "repository"
+    encoder = make_checkpoint(place / "encoder", "bert", "text-classification", {0: "sport", 1: "food"})
+    build(make_spec(model=str(encoder), name="encoder", output=folder))
+    decoder = make_decoder_checkpoint(place / "decoder", "llama", chat=True)
+    build(make_spec(model=str(decoder), name="decoder", output=folder, slots=4, max_length=128))
+    return folder
+
+
+def _fuzz(server: Server, requests: int, chance: random.Random) -> dict[str, Any]:
+    names = {name: _names(server, name) for name in SAMPLES}
+    before = _answers(server)
+    memory, shared, begun = resident_megabytes(server), _shared_megabytes(), time.monotonic()
+    outcomes: Counter[str] = Counter()
+    with grpc.insecure_channel(server.url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for number in range(requests):
+            model = chance.choice(list(SAMPLES))
+            kind = chance.choice((_http, _generate, _cut_off, _grpc))
+            outcomes[f"{kind.__name__.strip('_')} {kind(server, stub, model, names[model], chance)}"] += 1
+            if server.process.poll() is not None:
+                raise SystemExit(f"request {number} ended the server: {server.log[-3:]}")
+    seconds = time.monotonic() - begun
+    time.sleep(3)
+    return {
+        "requests": requests,
+        "seconds": round(seconds),
+        "outcomes": dict(sorted(outcomes.items())),
+        "answers_after": "as before" if _answers(server) == before else "changed",
+        "megabytes": [round(memory), round(resident_megabytes(server))],
+        "shared_megabytes": [round(shared), round(_shared_megabytes())],
+    }
+
+
+def _names(server: Server, model: str) -> list[str]:
+    with Client(server.url, model) as client:
+        return [*(field.name for field in client.signature.inputs), "nobody", ""]
+
+
+def _answers(server: Server) -> dict[str, Any]:
+    found = {}
+    for model, sample in SAMPLES.items():
+        with Client(server.url, model) as client:
+            found[model] = client.ask(sample)
+    return found
+
+
+def _shared_megabytes() -> float:
+    return sum(path.stat().st_blocks * 512 for path in Path("/dev/shm").glob("build_repo_*")) / 1e6
+
+
+def _shape(chance: random.Random) -> list[int]:
+    return [
+        chance.choice((0, 1, 1, 1, 2, 3, 64, 65, 1000, -1, -(2**40))) for _ in range(chance.choice((0, 1, 1, 2, 3, 9)))
+    ]
+
+
+def _tensor(names: list[str], chance: random.Random) -> dict[str, Any]:
+    values = [chance.choice((*WORDS, *NUMBERS, True, None, [], {})) for _ in range(chance.choice((0, 1, 1, 2, 70)))]
+    shape = chance.choice(([1, 1], [1], _shape(chance)))
+    return {"name": chance.choice(names), "datatype": chance.choice(TYPES), "shape": shape, "data": values}
+
+
+def _body(names: list[str], chance: random.Random) -> bytes:
+    inputs = [_tensor(names, chance) for _ in range(chance.choice((0, 1, 1, 2, 5)))]
+    if chance.random() < 0.5:  # most of a right request, so that something gets further
+        inputs.append({"name": "text_input", "datatype": "BYTES", "shape": chance.choice(([1], [1, 1])), "data": ["a"]})
+    return json.dumps({"inputs": inputs}).encode()
+
+
+def _http(server: Server, stub: Any, model: str, names: list[str], chance: random.Random) -> str:
+    return _post(server, f"{model}/infer", _body(names, chance))
+
+
+def _generate(server: Server, stub: Any, model: str, names: list[str], chance: random.Random) -> str:
+    body = {chance.choice(names): chance.choice((*WORDS, *NUMBERS, [1, 2], None)) for _ in range(3)}
+    return _post(server, f"{model}/generate", json.dumps({"text_input": "a", "max_tokens": 2, **body}).encode())
+
+
+def _post(server: Server, path: str, body: bytes) -> str:
+    request = urllib.request.Request(f"http://{server.host}:{server.ports.http}/v2/models/{path}", body)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as response:
+            return str(response.status)
+    except urllib.error.HTTPError as error:
+        error.read()
+        return str(error.code)
+    except OSError as error:
+        return type(error).__name__
+
+
+def _cut_off(server: Server, stub: Any, model: str, names: list[str], chance: random.Random) -> str:
+    """A request whose sender leaves in the middle of it."""
+    body = _body(names, chance)
+    head = f"POST /v2/models/{model}/infer HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n".encode()
+    whole = head + body
+    with socket.create_connection((server.host, server.ports.http), timeout=10) as connection:
+        connection.sendall(whole[: chance.randrange(len(whole))])
+    return "left"
+
+
+def _grpc(server: Server, stub: Any, model: str, names: list[str], chance: random.Random) -> str:
+    request = service_pb2.ModelInferRequest(model_name=model)
+    for _ in range(chance.choice((0, 1, 2, 3))):
+        tensor = _tensor(names, chance)
+        request.inputs.add(name=tensor["name"], datatype=tensor["datatype"], shape=tensor["shape"])
+        text = chance.choice(WORDS).encode("utf-8", "surrogatepass")
+        lengths = (len(text), 0, 2**31, 2**32 - 1, 3)
+        request.raw_input_contents.append(struct.pack("<I", chance.choice(lengths)) + text[: chance.randrange(200)])
+    if chance.random() < 0.2:
+        request.raw_input_contents.append(b"\xff" * chance.randrange(64))
+    try:
+        stub.ModelInfer(request, timeout=60)
+    except grpc.RpcError as error:
+        return str(error.code().name)  # type: ignore[attr-defined]  # a call that failed has a code
+    return "OK"
+
+
+if __name__ == "__main__":
+    main()
