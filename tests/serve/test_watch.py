@@ -23,9 +23,10 @@ from builder.serve.watch import ATTEMPTS, Restarts, Watcher, children, keep_runn
 
 # A parent that never takes leave of its children, as tritonserver does; it ends with its standard input.
 PARENT = """
-import subprocess, sys
+import os, subprocess, sys
+end = ["-f", "--pid", str(os.getpid())]  # of tail, which stands for a stub: with its parent
 stubs = [
-    subprocess.Popen(["triton_python_backend_stub", model, "-f"], executable="/usr/bin/tail", stdin=subprocess.PIPE)
+    subprocess.Popen(["triton_python_backend_stub", model, *end], executable="/usr/bin/tail", stdout=subprocess.DEVNULL)
     for model in sys.argv[1:]
 ]
 print("ready", flush=True)
