@@ -18,13 +18,14 @@ from builder.runtime.task import PROMPT_TOKENS, TRUNCATE, TRUNCATED
 
 LONGEST = 64
 SIZE = 4
+CALL = '{"name":"look_up","arguments":{"city":"Oslo"}}'
 TEXT = Field("text_input", "TYPE_STRING")
 OPTIONS = (*COMMON, *PROMPT)
 BEFORE_GUIDES = tuple(field for field in OPTIONS if field.name not in ("guide", "prompt_logprobs"))
 ENCODED = (TRUNCATED, PROMPT_TOKENS)
 MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] = {
     "writes": ("text-generation", BEFORE_GUIDES, OUTPUTS, {"chat": "true", "max_total_tokens": "64"}),
-    "guided": ("text-generation", OPTIONS, (*OUTPUTS, *PROMPT_OUTPUTS), {}),
+    "guided": ("text-generation", OPTIONS, (*OUTPUTS, *PROMPT_OUTPUTS), {"chat": "true"}),
     "embeds": (
         "sentence-similarity",
         (TEXT, TRUNCATE),
@@ -111,6 +112,9 @@ class FakeTriton:
             raise ApiError(400, f"max_tokens is {length}; after a prompt of 1 tokens it can be 1 to {LONGEST}")
         if self.running >= self.slots:
             raise ApiError(429, "4 sequences wait already and the limit is 4", code="queue_full", retry_after=1)
+        texts = [f"{step} " for step in range(length)]
+        if "tools" in values:  # what a guide would let it say, in two pieces
+            texts = [CALL[:9], CALL[9:], *[""] * (length - 2)] if length > 1 else [CALL[:9]]
         whole = not values.get("stream", [False])[0]
         self.running += 1
         try:
@@ -118,9 +122,9 @@ class FakeTriton:
                 await asyncio.sleep(self.step_s)
                 last = step == length - 1
                 for index in range(0 if whole else n):
-                    yield _piece([f"{step} "], [index], n, length if last else 0, len(prompt), "logprobs" in values)
+                    yield _piece([texts[step]], [index], n, length if last else 0, len(prompt), "logprobs" in values)
             if whole:
-                text = "".join(f"{step} " for step in range(length))
+                text = "".join(texts)
                 whole_answer = _piece([text] * n, list(range(n)), n, length, len(prompt), "logprobs" in values)
                 if "prompt_logprobs" in values:
                     first = '[{"token": 1, "text": "p", "logprob": null, "top": []}]'

@@ -169,7 +169,6 @@ def test_embeddings_that_are_refused_name_the_field(body: dict[str, Any], param:
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
         ({"text_input": "x"}, "text_input"),
         ({"model": "embeds"}, "model"),
-        ({"model": "guided"}, "model"),
     ],
 )
 def test_a_chat_that_cannot_be_answered_is_refused_by_its_field(more: dict[str, Any], param: str) -> None:
@@ -229,6 +228,62 @@ def test_a_model_with_a_guide_gets_it_as_it_takes_it(asked_for: dict[str, Any], 
 def test_a_guide_that_says_nothing_is_refused(asked_for: dict[str, Any], param: str) -> None:
     refused = asked("/v1/completions", {"model": "guided", "prompt": "a", **asked_for})
     assert (refused.status, refused.error["param"]) == (400, param)
+
+
+CITY = {"type": "object", "properties": {"city": {"$ref": "#/$defs/City"}}, "$defs": {"City": {"type": "string"}}}
+TOOLS = [
+    {"type": "function", "function": {"name": "look_up", "description": "...", "parameters": CITY}},
+    {"type": "function", "function": {"name": "stop"}},
+]
+CALLS = {
+    **CHAT,
+    "model": "guided",
+    "tools": TOOLS,
+    "tool_choice": {"type": "function", "function": {"name": "look_up"}},
+}
+
+
+def test_a_call_that_is_demanded_is_guided_and_read() -> None:
+    triton = FakeTriton()
+    (choice,) = asked("/v1/chat/completions", CALLS, gateway(triton)).json["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "look_up", "arguments": '{"city": "Oslo"}'}
+    assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+    (inputs,) = triton.asked
+    assert json.loads(inputs["tools"][0]) == TOOLS
+    schema = json.loads(inputs["guide"][0])["json_schema"]
+    assert schema["properties"]["name"] == {"const": "look_up"}
+    assert schema["$defs"] == CITY["$defs"], "references begin at the root"
+    first, *_, done = asked("/v1/chat/completions", {**CALLS, "stream": True}).events
+    delta = first["choices"][0]["delta"]
+    assert [(c["index"], c["function"]) for c in delta["tool_calls"]] == [(0, call["function"])]
+    assert done == "[DONE]"
+
+
+def test_any_of_the_tools_may_be_demanded_and_a_call_may_be_cut() -> None:
+    triton = FakeTriton()
+    body = {**CALLS, "tool_choice": "required", "max_tokens": 1}
+    (choice,) = asked("/v1/chat/completions", body, gateway(triton)).json["choices"]
+    assert choice["finish_reason"] == "length"
+    assert "tool_calls" not in choice["message"]
+    assert len(json.loads(triton.asked[0]["guide"][0])["json_schema"]["anyOf"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("more", "param"),
+    [
+        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
+        ({"tool_choice": "some"}, "tool_choice"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"tools": [{"type": "function"}]}, "tools"),
+        ({"model": "writes"}, "tools"),
+    ],
+)
+def test_calls_that_cannot_be_made_are_refused(more: dict[str, Any], param: str) -> None:
+    refused = asked("/v1/chat/completions", {**CALLS, **more})
+    assert (refused.status, refused.error["param"]) == (400, param), refused.error
+    assert asked("/v1/chat/completions", {**CALLS, "tool_choice": "none"}).json["choices"][0]["message"]["content"]
 
 
 def test_reranking_in_the_shapes_of_cohere_jina_and_tei() -> None:

@@ -13,7 +13,9 @@ from builder.gateway.call import Call
 from builder.gateway.errors import bad_field
 from builder.gateway.models import Model
 from builder.gateway.openai import generation
+from builder.gateway.openai.calls import read_call
 from builder.gateway.openai.generation import IMPOSSIBLE, Piece, Usage, began, generate, option_inputs
+from builder.gateway.openai.guide import Calling
 from builder.gateway.responses import DONE, Stream, dumps, event
 
 MOST_MESSAGES = 4096
@@ -28,7 +30,7 @@ class Message(BaseModel):
     content: str | list[dict[str, Any]] | None = None
 
 
-class Body(generation.Body):
+class Body(generation.Body, Calling):
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
@@ -60,7 +62,7 @@ async def chat(call: Call) -> Any:
     inputs |= _logprobs_input(body)
     if body.stream:
         inputs["stream"] = True
-        return Stream(_events(call, model, inputs, body))
+        return Stream((_call_events if "tools" in inputs else _events)(call, model, inputs, body))
     return await _whole(call, model, inputs)
 
 
@@ -96,18 +98,47 @@ async def _whole(call: Call, model: Model, inputs: Mapping[str, Any]) -> dict[st
     call.facts.prompt_tokens = usage.prompt
     return {
         **_head(call, model, "chat.completion"),
-        "choices": [_choice(index, choice, "logprobs" in inputs) for index, choice in sorted(choices.items())],
+        "choices": [_choice(call, index, choice, inputs) for index, choice in sorted(choices.items())],
         "usage": usage.body,
     }
 
 
-def _choice(index: int, choice: Choice, logprobs: bool) -> dict[str, Any]:
+def _choice(call: Call, index: int, choice: Choice, inputs: Mapping[str, Any]) -> dict[str, Any]:
+    called = _called(call, index, choice) if "tools" in inputs else None
+    message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
+    if called:
+        message |= {"content": None, "tool_calls": [called]}
     return {
         "index": index,
-        "message": {"role": "assistant", "content": choice.text, "refusal": None},
-        "logprobs": _logprobs(choice.logprobs) if logprobs else None,
-        "finish_reason": choice.finish_reason,
+        "message": message,
+        "logprobs": _logprobs(choice.logprobs) if "logprobs" in inputs else None,
+        "finish_reason": "tool_calls" if called else choice.finish_reason,
     }
+
+
+def _called(call: Call, index: int, choice: Choice) -> dict[str, Any] | None:
+    return read_call(choice.text, f"call_{call.facts.id}_{index}")
+
+
+async def _call_events(call: Call, model: Model, inputs: Mapping[str, Any], body: Body) -> AsyncGenerator[bytes, None]:
+    """A chunk for each answer that is a call, when it is whole: a part of one is of no use to who makes it."""
+    usage = Usage()
+    choices: dict[int, Choice] = {}
+    head = _head(call, model, "chat.completion.chunk")
+    async with aclosing(generate(call, model, inputs)) as pieces:
+        async for piece in pieces:
+            choice = choices.setdefault(piece.index, Choice())
+            choice.add(piece)
+            usage.add(piece)
+            if choice.finish_reason is not None:
+                made = _choice(call, piece.index, choice, inputs)
+                delta = made.pop("message")
+                delta["tool_calls"] = [{"index": 0, **called} for called in delta.get("tool_calls", [])]
+                yield event({**head, "choices": [{**made, "delta": delta}]})
+    call.facts.prompt_tokens = usage.prompt
+    if body.usage_wanted:
+        yield event({**head, "choices": [], "usage": usage.body})
+    yield DONE
 
 
 async def _events(call: Call, model: Model, inputs: Mapping[str, Any], body: Body) -> AsyncGenerator[bytes, None]:

@@ -6,13 +6,14 @@ A model that has the input `guide` gets it as JSON (docs/text-generation.md); on
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from builder.gateway.errors import bad_field
 from builder.gateway.models import Model
+from builder.gateway.openai.calls import Tool, call_schema
 from builder.gateway.responses import dumps
 
 GUIDE = "guide"
@@ -21,17 +22,40 @@ CALLING = frozenset({"tools", "tool_choice"})
 GUIDING = frozenset({"response_format", *GUIDED, *CALLING})
 
 
+class Calling(BaseModel):
+    """The fields of a chat that are about tools."""
+
+    tools: list[Tool] | None = Field(None, max_length=128)
+    tool_choice: str | dict[str, Any] | None = None
+
+
 def guide_inputs(model: Model, body: BaseModel) -> dict[str, Any]:
     """The inputs that say what form an answer has. Raises ApiError for a form that the model cannot keep to."""
     asked = {name: value for name, value in body if name in GUIDING and _means_something(name, value)}
+    if isinstance(body, Calling) and body.tools:
+        asked = {name: value for name, value in asked.items() if name not in CALLING}
+    if isinstance(body, Calling) and body.tools and body.tool_choice != "none":
+        return _call_inputs(model, body.tools, body.tool_choice, min(asked, default=None))
     for name in asked:
         if name in CALLING:
-            raise bad_field(name, f"{name}: calls of tools are not read out of answers; ask for a json_schema instead")
+            raise bad_field(name, f"{name} is not of this route; tools are called in chats")
         if GUIDE not in model.inputs:
             raise bad_field(name, f"{model.name} was built without guided decoding, which {name} needs")
     if len(asked) > 1:
         raise bad_field(max(asked), f"{' and '.join(sorted(asked))} each say what the answer is; send one of them")
     return {GUIDE: dumps(_guide(*asked.popitem()))} if asked else {}
+
+
+def _call_inputs(model: Model, tools: Sequence[Tool], choice: Any, other: str | None) -> dict[str, Any]:
+    """What tells the model of its tools, and demands a call."""
+    if GUIDE not in model.inputs or "tools" not in model.inputs:
+        raise bad_field("tools", f"{model.name} was built without guided decoding, which tools needs")
+    if other is not None:
+        raise bad_field(other, f"{other} and tools each say what the answer is; send one of them")
+    if choice in (None, "auto"):
+        raise bad_field("tool_choice", "whether to call a tool is not left to the model: send required, or name one")
+    guide = dumps({"json_schema": call_schema(tools, choice)})
+    return {"tools": dumps([tool.model_dump(exclude_none=True) for tool in tools]), GUIDE: guide}
 
 
 def _guide(name: str, value: Any) -> dict[str, Any]:
