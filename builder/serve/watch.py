@@ -50,10 +50,11 @@ class Restarts:
 
 @dataclass
 class Watcher:
-    """Looks after the models of one server. `reloads`: how often each was loaded again."""
+    """Looks after the models of one server, which it loaded at `begun`. `reloads`: how often each was loaded again."""
 
     server: Server
     say: Say
+    begun: float = field(default_factory=time.monotonic)
     reloads: dict[str, int] = field(default_factory=dict)
     _models: dict[int, str] = field(default_factory=dict)  # by process
     _dead: dict[int, int] = field(default_factory=dict)  # processes, and how often they were seen dead
@@ -98,7 +99,7 @@ class Watcher:
                 failed = FAILED_LOOP.findall(response.read().decode())
         except OSError:
             return {}
-        settled = [name for name in failed if now - self._loaded.get(name, 0.0) > SETTLING_S]
+        settled = [name for name in failed if now - self._loaded.get(name, self.begun) > SETTLING_S]
         return dict.fromkeys(settled, "its decode loop failed")
 
     def _put_down(self, name: str, reason: str, now: float) -> None:

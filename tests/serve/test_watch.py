@@ -141,7 +141,9 @@ def test_a_decode_loop_that_failed_is_loaded_again(
 
     monkeypatch.setattr(watch.urllib.request, "urlopen", lambda *arguments, **options: Metrics())
     said: list[str] = []
-    watcher = Watcher(server, said.append)
+    fresh, watcher = Watcher(server, said.append), Watcher(server, said.append, begun=time.monotonic() - 60)
+    fresh.look()
+    assert controlled == [], "it had no time yet to say how it is"
     for _ in range(3):
         watcher.look()
     assert controlled == [("unload", "front"), ("load", "front")], "and not again before it had time to say so"
