@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import resource
 import socket
 import ssl
 import time
@@ -43,9 +44,16 @@ class Server(uvicorn.Server):
 
 def serve(settings: Settings, host: str, port: int, certificate: Path | None = None, key: Path | None = None) -> None:
     """Answer at `host`:`port` until told to stop. Raises ServeError for a port or a certificate that cannot be used."""
+    allow_connections()
     listener = _listen(host, port)
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(settings, listener, certificate, key))
+
+
+def allow_connections() -> None:
+    """As many open files as this user may have: each client is one, and the usual 1,024 are few."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 async def _serve(settings: Settings, listener: socket.socket, certificate: Path | None, key: Path | None) -> None:

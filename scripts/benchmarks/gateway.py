@@ -28,6 +28,7 @@ from rich.table import Table
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from builder.engines.cpu import cpu
+from builder.gateway.server import allow_connections
 from builder.gateway.tensors import add_tensor
 from builder.machine import available_cores
 from builder.pipeline import build
@@ -52,6 +53,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
     options = parser.parse_args()
     console = Console(width=110)
+    allow_connections()
     with tempfile.TemporaryDirectory() as place:
         folder = options.repository or Path(place) / "repository"
         make_models(folder)

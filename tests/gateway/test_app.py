@@ -6,6 +6,7 @@ import asyncio
 import base64
 import io
 import json
+import re
 import subprocess
 import sys
 from typing import Any
@@ -353,6 +354,17 @@ def test_other_paths_methods_and_media_types() -> None:
     page = asked("/")
     assert page.status == 200
     assert "default-src 'none'" in page.headers["content-security-policy"]
+
+
+def test_the_page_needs_nothing_else_and_names_its_parts() -> None:
+    page = b"".join(asked("/").pieces).decode()
+    assert not re.search(r"https?:|src=|@import|url\(", page), "nothing is fetched but the gateway's answers"
+    ids = set(re.findall(r'\bid="([\w-]+)"', page))
+    assert set(re.findall(r'\$\("([\w-]+)"\)', page)) <= ids, "the script finds what it looks for"
+    assert set(re.findall(r'<label for="([\w-]+)"', page)) >= set(re.findall(r'<input id="([\w-]+)"', page))
+    assert set(re.findall(r'aria-labelledby="([\w-]+)"|href="#([\w-]+)"', page)) <= {("name", ""), ("", "work")}
+    for part in ('lang="en"', "<title>", 'role="log" aria-live="polite"', 'role="status"', ":focus-visible"):
+        assert part in page
 
 
 def test_a_full_queue_says_when_to_come_back() -> None:
