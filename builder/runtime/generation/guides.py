@@ -50,8 +50,10 @@ class Guide:
         self._next: "Future[np.ndarray] | None" = None
 
     def copy(self) -> Guide:
-        """The same for another sequence."""
-        return Guide(self.matcher.deep_copy(), self.vocabulary, self.beside)
+        """The same for another sequence, which has begun to compute what may come first."""
+        made = Guide(self.matcher.deep_copy(), self.vocabulary, self.beside)
+        made.prepare()
+        return made
 
     @property
     def complete(self) -> bool:
