@@ -41,12 +41,14 @@ class Guide:
     """Of one sequence: which tokens may come next, after those that came.
 
     `forced`: those that must come next, where text can go on in one way only. There may be several ways to spell that
-    text; these are the tokeniser's own.
+    text; these are the tokeniser's own. `complete`: whether the answer is whole, and nothing can follow. Nothing else
+    may look at the matcher while `prepare` is at work: it refuses two threads.
     """
 
     def __init__(self, matcher: Any, vocabulary: int, beside: ThreadPoolExecutor) -> None:
         self.matcher, self.vocabulary, self.beside = matcher, vocabulary, beside
         self.forced: "list[int]" = list(matcher.compute_ff_tokens())
+        self.complete = False
         self._next: "Future[np.ndarray] | None" = None
 
     def copy(self) -> Guide:
@@ -55,16 +57,12 @@ class Guide:
         made.prepare()
         return made
 
-    @property
-    def complete(self) -> bool:
-        """Whether the answer is whole, and nothing can follow."""
-        return bool(self.matcher.is_stopped()) and not self.matcher.is_error()
-
     def push(self, token: int) -> None:
         """`token` came. Raises InputError where the guide cannot go on."""
         self._next = None
         self.matcher.consume_token(token)
         self._refuse_error()
+        self.complete = bool(self.matcher.is_stopped())
         self.forced = self.forced[1:] or list(self.matcher.compute_ff_tokens())
 
     def prepare(self) -> None:
