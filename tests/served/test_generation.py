@@ -117,7 +117,7 @@ def test_log_probabilities_of_a_prompt_are_transformers(
     with torch.no_grad():
         known = torch.log_softmax(model(input_ids=ids).logits[0, :-1].double(), dim=-1).gather(1, ids[0, 1:, None])
     answer = client(name).ask({"text_input": prompt, "max_tokens": 1, "prompt_logprobs": 0})
-    said = json.loads(answer["prompt_logprobs_output"][0])
+    said = json.loads(answer["prompt_logprobs_output"])
     assert [entry["token"] for entry in said] == ids[0].tolist()
     assert said[0]["logprob"] is None
     assert [entry["logprob"] for entry in said[1:]] == pytest.approx(known[:, 0].tolist(), abs=1e-3)
