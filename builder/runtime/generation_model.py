@@ -19,6 +19,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 from .fields import InputError, readable
 from .generation.errors import DeadlineExceeded, QueueFull
 from .generation.executors.cuda import copy_to_host
+from .generation.memory import Housekeeping
 from .generation.sequences import Request
 from .generation.service import Answer, Service
 from .tensors_check import check_tensors_survive
@@ -138,7 +139,7 @@ class TritonPythonModel:
 
     def _watch(self) -> None:
         """Notice cancelled requests, and publish metrics once a second."""
-        published = 0.0
+        published, housekeeping = 0.0, Housekeeping()
         while not self.stopping.wait(CANCELLATION_POLL_S):
             with self.lock:
                 running = list(self.open.items())
@@ -148,6 +149,7 @@ class TritonPythonModel:
             if time.monotonic() - published > 1:
                 published = time.monotonic()
                 self._publish()
+                housekeeping.tidy()
             failure = self.service.engine.failure
             if failure is not None:
                 self._publish()
