@@ -178,7 +178,7 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
     counts = {c: options.requests if c == 1 else max(options.requests, options.per_client * c) for c in concurrencies}
     positions = AutoConfig.from_pretrained(checkpoint).max_position_embeddings
     work = make_work(tokenizer, max(counts.values()), options.work, positions)
-    longest = max(len(asked.prompt) + asked.new_tokens for asked in work)
+    longest = min(sum(most for _, most in WORKS[options.work]), positions)
     sides: dict[str, dict[str, Any]] = {}
     for kind in filter(None, options.ours.split(",")):
         engine, _, rest = kind.rpartition(":")
