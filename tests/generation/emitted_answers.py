@@ -9,6 +9,7 @@ import platform
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -21,15 +22,12 @@ def text(value: str) -> "np.ndarray":
     return np.array([value.encode()], np.object_)
 
 
-def emitted(repository: Path, name: str, module: str) -> object:
+def emitted(repository: Path, name: str, module: str) -> Any:
     """A module of a version's folder, which is the package "1" as it is in Triton."""
     for known in [key for key in sys.modules if key.split(".")[0] == "1"]:
         del sys.modules[known]
-    sys.path.insert(0, str(repository / name))
-    try:
-        return importlib.import_module(f"1.{module}")
-    finally:
-        sys.path.pop(0)
+    sys.path[0] = str(repository / name)
+    return importlib.import_module(f"1.{module}")
 
 
 def written(repository: Path, name: str) -> str:
@@ -54,14 +52,12 @@ def written(repository: Path, name: str) -> str:
 
 
 def scored(repository: Path, name: str) -> "list[float]":
-    """Every number of an encoder's answer."""
-    session = onnxruntime.InferenceSession(str(repository / f"{name}_model" / "1" / "model.onnx"))
-    names = [output.name for output in session.get_outputs()]
-
-    def infer(feeds: "dict[str, np.ndarray]") -> "dict[str, np.ndarray]":
-        return dict(zip(names, session.run(names, feeds), strict=True))
-
-    pipeline = emitted(repository, name, "pipeline").Pipeline(repository / name / "1", infer)
+    """Every number of the answer of an encoder in the front's own process."""
+    folder = repository / name / "1"
+    pipeline = emitted(repository, name, "pipeline")
+    serving = importlib.import_module("1.contract").load_encoder(folder)
+    executor = importlib.import_module(f"1.executors.{serving.executor}").Executor(folder, serving)
+    pipeline = pipeline.Pipeline(folder, executor.infer, executor.map_calls)
     (answer,) = pipeline([{"text_input": text(TEXT)[None]}])
     if isinstance(answer, Exception):
         raise answer
