@@ -23,7 +23,7 @@ from builder.serve.client import Client
 from builder.serve.triton import Server, running
 from builder.spec import make_spec
 from builder.variants import timing, traffic
-from tests.kept_exports import kept_exports
+from tests.kept_exports import kept_exports, user_folder
 from tests.models import GENERATORS, READERS, REAL, SERVED, checkpoint_of, minilm
 from tests.sharing import Sharing
 
@@ -37,8 +37,11 @@ gc.set_threshold(50_000, 20, 20)  # exports make objects by the million, nearly 
 
 @pytest.fixture(scope="session", autouse=True)
 def _short_timings() -> Iterator[None]:
-    """The fewest runs that give a latency: how long is enough for a good one is not what tests ask."""
+    """The fewest runs that give a latency: how long is enough for a good one is not what tests ask. On one core, as
+    there is a worker for each: a second thread of ONNX Runtime spins on the core of the other worker.
+    """
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "sched_getaffinity", lambda process: {0})
         for module in (timing, traffic):
             patch.setattr(module, "ENOUGH_S", 0.0)
         yield
@@ -53,8 +56,8 @@ def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def _exports_once(shared: Path) -> Iterator[None]:
-    """Whoever exports what was exported before in this run gets that graph."""
-    with kept_exports(shared / "exports"):
+    """Whoever exports what was exported before gets that graph."""
+    with kept_exports(user_folder(), shared / "exports"):
         yield
 
 

@@ -1,16 +1,21 @@
-"""Exports are made once a run: the same module, traced in the same way, gives the same graph to whoever asks next.
+"""Exports are made once: the same module, traced in the same way, gives the same graph to whoever asks next.
 
-torch.export takes most of the time of a tiny build, and many tests build the same few checkpoints. What is kept lies
-in the folder of the run, for all of its workers, and goes with it.
+torch.export takes most of the time of a tiny build, and many tests build the same few checkpoints. Small graphs are
+kept in the user's cache for the next run too, under a hash of the code that makes them and of the libraries; large
+ones in the folder of the run, for all of its workers.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import os
+import shutil
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -22,6 +27,11 @@ from transformers import PretrainedConfig
 
 from builder.export.program import to_onnx
 
+ROOT = Path(__file__).parent.parent
+MAKERS = ("checkpoint", "export", "onnx", "tasks")  # parts of the package that decide what is exported
+LIBRARIES = ("onnx", "onnxscript", "torch", "transformers")
+SMALL = 4 << 20  # bytes of a graph that is kept for the next run
+STALE_S = 2 * 24 * 3600  # since a folder was last used
 PLAIN = (str, int, float, bool, tuple, list, torch.dtype, type(None))
 OF_A_COPY = {  # what differs in a model that was saved and loaded, its type apart: that is in its tensors
     "_name_or_path",
@@ -34,10 +44,26 @@ OF_A_COPY = {  # what differs in a model that was saved and loaded, its type apa
 }
 
 
-@contextmanager
-def kept_exports(folder: Path) -> Iterator[None]:
-    """`to_onnx`, wherever the package calls it, reads from `folder` what was exported before."""
+def user_folder() -> Path:
+    """Where graphs of this code are kept between runs; those of other code go when nobody used them for two days."""
+    digest = hashlib.sha256(" ".join([sys.version, *map(version, LIBRARIES)]).encode())
+    for path in sorted(path for part in MAKERS for path in (ROOT / "builder" / part).rglob("*.py")):
+        digest.update(path.read_bytes())
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "build-repo" / "exports"
+    folder = home / digest.hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
+    os.utime(folder)
+    for other in home.iterdir():
+        with suppress(FileNotFoundError):  # another run does the same
+            if time.time() - other.stat().st_mtime > STALE_S:
+                shutil.rmtree(other, ignore_errors=True)
+    return folder
+
+
+@contextmanager
+def kept_exports(of_the_user: Path, of_the_run: Path) -> Iterator[None]:
+    """`to_onnx`, wherever the package calls it, reads from these folders what was exported before."""
+    of_the_run.mkdir(parents=True, exist_ok=True)
 
     def kept(
         module: torch.nn.Module,
@@ -47,13 +73,18 @@ def kept_exports(folder: Path) -> Iterator[None]:
         outputs: Sequence[str],
     ) -> onnx.ModelProto:
         module.eval()
-        path = folder / f"{_key(module, tensors, dynamic_axes, inputs, outputs)}.onnx"
-        with path.with_suffix(".lock").open("w") as lock:  # a worker that needs the same one waits for it
+        name = f"{_key(module, tensors, dynamic_axes, inputs, outputs)}.onnx"
+        with (of_the_run / f"{name}.lock").open("w") as lock:  # a worker that needs the same one waits for it
             fcntl.flock(lock, fcntl.LOCK_EX)
-            if not path.is_file():
-                model = to_onnx(module, tensors, dynamic_axes, inputs, outputs)
-                path.write_bytes(model.SerializeToString())
-            return onnx.load(str(path))
+            for folder in (of_the_run, of_the_user):
+                if (folder / name).is_file():
+                    return onnx.load(str(folder / name))
+            content = to_onnx(module, tensors, dynamic_axes, inputs, outputs).SerializeToString()
+            folder = of_the_user if len(content) < SMALL else of_the_run
+            written = folder / f"{name}.{os.getpid()}"
+            written.write_bytes(content)
+            written.rename(folder / name)  # whole, or not at all: another run may read it
+            return onnx.load_from_string(content)
 
     with pytest.MonkeyPatch.context() as patch:
         for name, owner in list(sys.modules.items()):
@@ -94,4 +125,7 @@ def _settings(config: PretrainedConfig) -> list[tuple[str, object]]:
 
 
 def _name(code: Any) -> str:
-    return f"{code.__module__}.{code.__qualname__}"
+    """Of a class or a function; of one that belongs to the tests, with what its file says."""
+    file = sys.modules[code.__module__].__file__ if code.__module__.startswith(("tests.", "scripts.")) else None
+    content = "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
+    return f"{code.__module__}.{code.__qualname__}{content}"

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -38,10 +39,11 @@ def test_a_queue_is_finite_unless_somebody_says_otherwise() -> None:
     assert make_spec(model="org/name", serving={"queue": {"max_size": 0}}).serving.queue.max_size == 0
 
 
-def test_threads_times_instances_fit_the_cores() -> None:
-    for instances in range(1, available_cores() + 1):
+def test_threads_times_instances_fit_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(6)))
+    for instances, threads in ((1, 6), (2, 3), (4, 1), (6, 1)):
         spec = make_spec(model="org/name", instances=instances)
-        assert 1 <= spec.threads_per_instance * instances <= available_cores()
+        assert (spec.threads_per_instance, spec.build_threads) == (threads, threads)
 
 
 def test_another_machine_serves() -> None:
