@@ -17,7 +17,7 @@ from tests.checkpoints import VOCABULARY, make_tokenizer
 SIZES = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 2,
     "num_attention_heads": 4,
     "intermediate_size": 64,
     "max_position_embeddings": 256,
@@ -28,6 +28,7 @@ SIZES = {
 }
 GROUPED = {"num_key_value_heads": 2}
 WINDOW = {**GROUPED, "sliding_window": 16}
+ALTERNATING = {**WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 CHAT = (
     "{{ bos_token }}{% for message in messages %}{% if message.role not in ('system', 'user', 'assistant') %}"
     "{{ raise_exception('unknown role ' + message.role) }}{% endif %}"
@@ -51,9 +52,9 @@ DECODERS: dict[str, Decoder] = {
     "bloom": Decoder(note="ALiBi as attention bias"),
     "codegen": Decoder({"n_positions": 256, "n_ctx": 256, "rotary_dim": 4}),
     "cohere": Decoder(GROUPED),
-    "cohere2": Decoder(WINDOW, note="sliding window"),
+    "cohere2": Decoder(ALTERNATING, note="sliding window"),
     "ernie4_5": Decoder(GROUPED),
-    "exaone4": Decoder(WINDOW, note="sliding window"),
+    "exaone4": Decoder(ALTERNATING, note="sliding window"),
     "falcon": Decoder({"new_decoder_architecture": False, "multi_query": True, "parallel_attn": True}),
     "gemma": Decoder({**GROUPED, "head_dim": 8}),
     "gemma2": Decoder(
@@ -74,7 +75,7 @@ DECODERS: dict[str, Decoder] = {
     "gpt2": Decoder({"n_positions": 256}),
     "gpt_bigcode": Decoder({"n_positions": 256}, note="multi-query"),
     "gpt_neo": Decoder(
-        {"attention_types": [[["global", "local"], 2]], "window_size": 16, "num_layers": 4, "num_heads": 4},
+        {"attention_types": [[["global", "local"], 1]], "window_size": 16, "num_layers": 2, "num_heads": 4},
         note="local attention",
     ),
     "gpt_neox": Decoder(),
@@ -85,24 +86,24 @@ DECODERS: dict[str, Decoder] = {
     "llama": Decoder(GROUPED, note="SmolLM too"),
     "mistral": Decoder(WINDOW, note="sliding window"),
     "mixtral": Decoder({**WINDOW, "num_local_experts": 4}, note="every expert for every token; sliding window"),
-    "mpt": Decoder({"d_model": 32, "n_heads": 4, "n_layers": 4, "max_seq_len": 256}, note="ALiBi as attention bias"),
+    "mpt": Decoder({"d_model": 32, "n_heads": 4, "n_layers": 2, "max_seq_len": 256}, note="ALiBi as attention bias"),
     "nemotron": Decoder({**GROUPED, "head_dim": 8}),
     "olmo": Decoder(GROUPED),
     "olmo2": Decoder(GROUPED),
-    "olmo3": Decoder(WINDOW, note="sliding window"),
+    "olmo3": Decoder(ALTERNATING, note="sliding window"),
     "olmoe": Decoder({**GROUPED, "num_experts": 4, "num_experts_per_tok": 2}, note="every expert for every token"),
     "opt": Decoder({"ffn_dim": 64, "word_embed_proj_dim": 32, "init_std": 0.2}),
     "persimmon": Decoder(),
     "phi": Decoder(GROUPED, note="partial rotary"),
     "phi3": Decoder({**GROUPED, "original_max_position_embeddings": 256}),
-    "qwen2": Decoder({**WINDOW, "use_sliding_window": True, "max_window_layers": 2}, note="2.5 too; sliding window"),
+    "qwen2": Decoder({**WINDOW, "use_sliding_window": True, "max_window_layers": 1}, note="2.5 too; sliding window"),
     "qwen2_moe": Decoder(
         {**GROUPED, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
         note="every expert for every token",
     ),
     "qwen3": Decoder({**GROUPED, "head_dim": 8}),
     "seed_oss": Decoder({**GROUPED, "head_dim": 8}),
-    "smollm3": Decoder(GROUPED, note="layers without positions"),
+    "smollm3": Decoder({**GROUPED, "no_rope_layers": [1, 0]}, note="layers without positions"),
     "stablelm": Decoder({**GROUPED, "partial_rotary_factor": 0.25}, note="partial rotary"),
     "starcoder2": Decoder(WINDOW, note="sliding window"),
 }

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
+from transformers import GPT2Config
 
 from builder.engines.gpu import gpus
 from scripts.benchmarks import gpu
+from tests.checkpoints import make_checkpoint
+from tests.decoders import make_decoder
 
 
 @pytest.mark.skipif(bool(gpus()), reason="a GPU is here: it would be measured")
@@ -18,8 +22,13 @@ def test_without_a_gpu_nothing_is_measured_and_nothing_written(tmp_path: Path, m
     assert not (tmp_path / "figures.json").exists()
 
 
-@pytest.mark.slow
-def test_the_sides_run_and_name_what_they_timed(tmp_path: Path) -> None:
+def test_the_sides_run_and_name_what_they_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over models of the same architectures, small enough for a test."""
+    bert = make_checkpoint(tmp_path / "bert", "bert", "feature-extraction", vocab_size=20_000)
+    monkeypatch.setattr(gpu, "minilm", lambda: bert)
+    monkeypatch.setattr(gpu, "_gpt2", lambda: make_decoder("gpt2", vocab_size=GPT2Config().vocab_size))
+    monkeypatch.setattr(gpu, "CONTEXT", 16)
+    monkeypatch.setattr(gpu, "median_ms", partial(gpu.median_ms, seconds=0))
     encoders = {"PyTorch": gpu.encode_pytorch("cpu", ((1, 16),)), "ours": gpu.encode("cpu", tmp_path, ((1, 16),))}
     assert all(times["1x16"] > 0 for times in encoders.values())
     assert [column.header for column in gpu._table("title", encoders).columns] == ["", "1x16"]

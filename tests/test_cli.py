@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from builder.cli import DISTRIBUTION, main, parse
+from builder.commands import load_test
 from builder.serve.triton import Server, free_ports
 
 BUILD_REPO = str(Path(sys.executable).with_name("build-repo"))
@@ -146,10 +148,13 @@ def test_query_reads_a_file_with_bytes_that_are_no_text(server: Server, tmp_path
 
 
 @pytest.mark.parametrize("name", ["masks", "entail"])
-def test_load_test_drives_any_task_with_fitting_inputs(name: str, server: Server) -> None:
-    loaded = _run("load-test", name, "--url", server.url, "--concurrency", "4", "--json")
-    assert loaded.returncode == 0, loaded.stderr
-    (load,) = json.loads(loaded.stdout)
+def test_load_test_drives_any_task_with_fitting_inputs(
+    name: str, server: Server, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(load_test, "load_test", partial(load_test.load_test, window_ms=500))
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert main(["load-test", name, "--url", server.url, "--concurrency", "4", "--json"]) == 0
+    (load,) = json.loads(capfd.readouterr().out)
     assert load["concurrency"] == 4
     assert load["requests_per_s"] > 0
     assert load["failures"] == 0

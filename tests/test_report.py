@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -117,13 +117,10 @@ def _stands_alone(html: str) -> None:
 
 
 def test_the_page_is_written_beside_the_model_or_where_it_is_told(
-    checkpoint: Callable[[str], Path],
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    small_repository: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    output = tmp_path / "model_repository"
-    report = build(make_spec(model=str(checkpoint("topics")), name="topics", output=output))
+    output = Path(shutil.copytree(small_repository, tmp_path / "model_repository"))
+    report = read_report(output, "topics")
     assert json.loads((output / "topics" / "build.json").read_text())["verified"] is True
     assert verdicts(output) == {"topics": report.verdict}
     assert report.verdict.startswith("verified: fp32 against PyTorch ")

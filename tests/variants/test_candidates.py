@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +38,7 @@ BYTES = {"fp32": 1.01, "fp16": 0.51, "bf16": 0.51, "int8": 0.27, "int8-static": 
 BYTES_IN_TENSORRT = {"int8-static TensorRT": 0.39, "fp8 TensorRT": 0.39, "int8-static TensorRT by ONNX Runtime": 0.65}
 
 
+@functools.cache
 def batches() -> list[dict[str, np.ndarray]]:
     tokenizer = resolve(make_spec(model=str(minilm()))).tokenizer
     texts = TEXTS[::2], TEXTS[1::2]
@@ -51,6 +54,12 @@ def maker(tmp_path_factory: pytest.TempPathFactory) -> VariantMaker:
 
 
 @pytest.fixture(scope="module")
+def made(maker: VariantMaker) -> Callable[[Variant], Graph]:
+    """The graph of a variant, made at its first use."""
+    return functools.cache(lambda variant: maker.make(variant).graph)
+
+
+@pytest.fixture(scope="module")
 def expected(maker: VariantMaker) -> np.ndarray:
     return answers(maker.fused)
 
@@ -63,24 +72,24 @@ def answers(graph: Graph) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
 def test_each_variant_answers_nearly_as_fp32_and_is_as_small_as_it_should_be(
-    variant: Variant, maker: VariantMaker, expected: np.ndarray
+    variant: Variant, maker: VariantMaker, made: Callable[[Variant], Graph], expected: np.ndarray
 ) -> None:
-    graph = maker.make(variant).graph
+    graph = made(variant)
     assert graph.engine == variant.engine
     if (variant.name, arithmetic_on(cpu()["flags"])) == ("fp32 OpenVINO", "bf16"):
         with pytest.raises(ExportError, match=r"computes in bf16 on this CPU .* verified in f32"):
             answers(graph)
         return
-    cosines = (answers(graph) * expected).sum(axis=-1)
-    assert cosines.mean() >= LEAST[variant.precision]
+    found = answers(graph)
+    assert (found * expected).sum(axis=-1).mean() >= LEAST[variant.precision]
     share = BYTES_IN_TENSORRT.get(variant.name, BYTES.get(variant.precision, 0.25))
     assert graph.size <= share * maker.exported.size
     if variant.precision != "fp32":
-        assert np.abs(answers(graph) - expected).max() > 1e-6, "it is not fp32 under another name"
+        assert np.abs(found - expected).max() > 1e-6, "it is not fp32 under another name"
 
 
-def test_an_answer_in_static_int8_does_not_depend_on_the_rows_beside_it(maker: VariantMaker) -> None:
-    graph = maker.make(Variant("int8-static", "onnxruntime")).graph
+def test_an_answer_in_static_int8_does_not_depend_on_the_rows_beside_it(made: Callable[[Variant], Graph]) -> None:
+    graph = made(Variant("int8-static", "onnxruntime"))
     run, feed = infer_with(graph, 1), batches()[1]
     together = run({name: feed[name] for name in graph.inputs})["features"]
     alone = run({name: feed[name][:1] for name in graph.inputs})["features"]
@@ -116,12 +125,14 @@ def test_each_way_to_calibrate(calibration: dict[str, object], maker: VariantMak
     assert (answers(made.graph) * expected).sum(axis=-1).mean() >= (0.97 if spec.calibration.per_channel else 0.8)
 
 
-def test_smoothing_leaves_every_value_and_saves_quality(maker: VariantMaker, expected: np.ndarray) -> None:
+def test_smoothing_leaves_every_value_and_saves_quality(
+    maker: VariantMaker, made: Callable[[Variant], Graph], expected: np.ndarray
+) -> None:
     rough = make_spec(model="minilm", calibration={"smooth": 0.0})
     variant = Variant("int8-static", "onnxruntime")
     (maker.folder / "rough").mkdir()
     without = VariantMaker(rough, maker.exported, maker.folder / "rough", maker.feeds).make(variant).graph
-    with_smoothing = maker.make(variant).graph
+    with_smoothing = made(variant)
     losses = [1 - (answers(graph) * expected).sum(axis=-1).mean() for graph in (without, with_smoothing)]
     assert losses[1] < losses[0] / 2
 

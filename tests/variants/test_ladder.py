@@ -20,6 +20,7 @@ from builder.pipeline import build
 from builder.spec import Calibration, make_spec
 from tests.checkpoints import make_checkpoint
 from tests.trained import language_model, question_answering, token_classification
+from tests.verified_once import VerifiedOnce
 
 NO_BF16 = pytest.mark.skipif(not set(BF16) & set(cpu()["flags"]), reason="this CPU multiplies no bf16")
 RUNGS = (
@@ -36,11 +37,20 @@ RUNGS = (
 )
 
 
+@pytest.fixture(scope="module")
+def questions(tmp_path_factory: pytest.TempPathFactory) -> VerifiedOnce:
+    """The trained model of questions; its samples are split, as for the rungs that fit to some of them."""
+    model, samples = question_answering()
+    spec = make_spec(model=str(model), name="qa", samples=samples, precision="int8-static")
+    return VerifiedOnce(spec, tmp_path_factory.mktemp("questions"))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("rung", RUNGS, ids=lambda rung: "-".join(map(str, rung.values())))
-def test_answers_to_questions_stay_right(rung: dict[str, object], tmp_path: Path) -> None:
-    model, samples = question_answering()
-    report = build(make_spec(model=str(model), name="qa", samples=samples, output=tmp_path / "repository", **rung))
+def test_answers_to_questions_stay_right(rung: dict[str, object], questions: VerifiedOnce, tmp_path: Path) -> None:
+    _, samples = question_answering()
+    spec = make_spec(model=questions.model, name="qa", samples=samples, output=tmp_path / "repository", **rung)
+    report = questions.build(spec)
     base, exact, *_, served = report.ladder
     assert base.scores["F1"] >= 0.97
     assert exact.scores == base.scores
@@ -57,12 +67,12 @@ def test_answers_to_questions_stay_right(rung: dict[str, object], tmp_path: Path
 
 
 @pytest.mark.slow
-def test_a_rung_that_loses_the_task_is_not_published(tmp_path: Path) -> None:
+def test_a_rung_that_loses_the_task_is_not_published(questions: VerifiedOnce, tmp_path: Path) -> None:
     """Nine tenths of the layers is more than these questions can spare: the true score says so, and nothing is left."""
-    model, samples = question_answering()
-    spec = make_spec(model=str(model), name="qa", samples=samples, output=tmp_path / "repository", prune=0.9)
+    _, samples = question_answering()
+    spec = make_spec(model=questions.model, name="qa", samples=samples, output=tmp_path / "repository", prune=0.9)
     with pytest.raises(VerificationError, match=r"reaches a share of PyTorch's F1 of 0\.\d+ .* a smaller --prune"):
-        build(spec)
+        questions.build(spec)
     assert not (tmp_path / "repository" / "qa").exists()
 
 
@@ -78,20 +88,11 @@ def test_entities_stay_right(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_language_model_keeps_its_perplexity(tmp_path: Path) -> None:
     model, samples = language_model()
-    perplexity = {}
+    limits = {"quality": 0.8, "perplexity": 1.2}
+    spec = make_spec(model=str(model), task="text-generation", samples=samples, output=tmp_path / "r", **limits)
+    once, perplexity = VerifiedOnce(spec, tmp_path), {}
     for precision in ("int8", "int4-weights"):
-        spec = make_spec(
-            model=str(model),
-            name="language",
-            task="text-generation",
-            samples=samples,
-            precision=precision,
-            quality=0.8,
-            perplexity=1.2,
-            slots=4,
-            output=tmp_path / "repository",
-        )
-        base, exact, rounded = build(spec).ladder
+        base, exact, rounded = once.build(spec.model_copy(update={"precision": precision})).ladder
         assert base.perplexity is not None
         assert base.perplexity < 60, "it learned something: 600 tokens are possible"
         assert exact.perplexity == pytest.approx(base.perplexity, rel=1e-4)

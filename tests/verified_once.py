@@ -1,0 +1,66 @@
+"""Builds of one checkpoint in many precisions share its stages up to the ladder; what differs between them is after."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder import pipeline
+from builder.checkpoint.resolve import Checkpoint, resolve
+from builder.families import begin, encoder
+from builder.pipeline import build
+from builder.progress import Stage
+from builder.report.record import BuildReport
+from builder.spec import BuildSpec
+
+
+class VerifiedOnce:
+    """The checkpoint of `spec`, exported into `folder` and found to answer as PyTorch does.
+
+    Where one of the builds calibrates or prunes, `spec` must too: samples are split into those to fit to and those to
+    judge on.
+    """
+
+    def __init__(self, spec: BuildSpec, folder: Path) -> None:
+        family = begin(spec, resolve(spec), folder, lambda name: nullcontext())
+        exported = family.export()
+        reference = family.reference(exported)
+        self.model = spec.model
+        self.exact: Any = family.verify(family.fuse(exported), reference)
+
+    def build(self, spec: BuildSpec) -> BuildReport:
+        """`build(spec)`, from the ladder on."""
+        assert spec.model == self.model
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(pipeline, "begin", self._begin)
+            return build(spec)
+
+    def _begin(self, spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Any:
+        exact = self.exact
+        if isinstance(exact, encoder.Exact):
+            exact = replace(exact, evaluator=replace(exact.evaluator, spec=spec))
+        return _FromTheLadderOn(begin(spec, checkpoint, folder, stage), exact)
+
+
+@dataclass(frozen=True)
+class _FromTheLadderOn:
+    """A family whose first stages are done."""
+
+    family: Any
+    exact: Any
+
+    def export(self) -> None: ...
+
+    def reference(self, exported: None) -> None: ...
+
+    def fuse(self, exported: None) -> None: ...
+
+    def verify(self, fused: None, reference: None) -> Any:
+        return self.exact
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.family, name)
