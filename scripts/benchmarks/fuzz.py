@@ -26,7 +26,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from builder.checkpoint.libraries import quiet_libraries
 from builder.pipeline import build
 from builder.serve.client import Client
-from builder.serve.triton import Server, running
+from builder.serve.triton import Server, last_error, running
 from builder.spec import make_spec
 from scripts.benchmarks.soak import resident_megabytes
 from tests.checkpoints import make_checkpoint
@@ -79,7 +79,8 @@ def _fuzz(server: Server, requests: int, chance: random.Random) -> dict[str, Any
             kind = chance.choice((_http, _generate, _cut_off, _grpc))
             outcomes[f"{kind.__name__.strip('_')} {kind(server, stub, model, names[model], chance)}"] += 1
             if server.process.poll() is not None:
-                raise SystemExit(f"request {number} ended the server: {server.log[-3:]}")
+                where = f"{kind.__name__.strip('_')} to {model}"
+                raise SystemExit(f"request {number}, {where}, ended the server: {last_error(server.log)}")
     seconds = time.monotonic() - begun
     time.sleep(3)
     return {
