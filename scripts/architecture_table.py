@@ -148,8 +148,8 @@ def _text(tokenizer: PreTrainedTokenizerFast, tokens: int, first: str = "") -> s
 
 def _encoded(head: str, model: PreTrainedModel, tokenizer: Any, folder: Path) -> float:
     """The largest difference of the engine's outputs, in the emitted front's own batch, from each row alone."""
-    front, graph = (folder / "repository" / name / "1" for name in ("model", "model_model"))
-    infer = infer_with(read_graph(graph / "model.onnx"), 1)
+    front = folder / "repository" / "model" / "1"
+    infer = infer_with(read_graph(front / "model.onnx"), 1)
     calls: list[tuple[dict[str, np.ndarray], Mapping[str, np.ndarray]]] = []
 
     def recorded(feeds: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
