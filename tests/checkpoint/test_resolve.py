@@ -225,9 +225,9 @@ def test_commands_are_quiet_and_leave_everything_as_it_was() -> None:
 def test_importing_the_builder_configures_no_logging() -> None:
     """ONNX Runtime's quantiser of weights calls logging.basicConfig as it is imported."""
     script = (
-        "import logging, onnx; from builder.optimise.weights import WeightOptions, _blockwise;"
+        "import logging, onnx; from builder.optimise.weights import WeightOptions, blockwise;"
         "graph = onnx.helper.make_graph([], 'g', [], []);"
-        "_blockwise(onnx.helper.make_model(graph), 8, WeightOptions(32, True));"
+        "blockwise(onnx.helper.make_model(graph), 8, WeightOptions(32, True));"
         "assert (logging.root.level, logging.root.handlers) == (logging.WARNING, []), logging.root.handlers"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)
