@@ -119,6 +119,10 @@ class SlotCache:
         self.taken[slot], self.last_used[slot] = True, self.clock
         return slot
 
+    def trim(self, slot: int, length: int) -> None:
+        """Forget what `slot` holds beyond `length` tokens."""
+        del self.tokens[slot][length:]
+
     def release(self, slot: int) -> None:
         """Free `slot`; what it holds may be reused."""
         self.taken[slot] = False

@@ -21,7 +21,7 @@ from .executors.base import EncodingExecutor, Executor
 from .reading import Reader
 from .sampling import Choice, Sampler, choose
 from .scheduler import Call, Limits, Scheduler
-from .sequences import Beams, GeneratedSequence, Piece, Request, Running
+from .sequences import Beams, GeneratedSequence, Piece, Request, Running, SequenceStatus
 from .stats import Stats
 
 IDLE_POLL_S = 0.05  # how often deadlines of a queue are looked at while nothing runs
@@ -38,7 +38,7 @@ class Engine:
         self.reader = Reader(executor, limits.prefill_tokens) if isinstance(executor, EncodingExecutor) else None
         reuse = reuse_prefixes and self.reader is None
         self.cache = SlotCache(geometry.slots, geometry.max_length, executor.copy, reuse, executor.blocks)
-        self.scheduler = Scheduler(self.cache, limits, self.stats, self.reader)
+        self.scheduler = Scheduler(self.cache, limits, self.stats, self.reader, executor.guesses)
         self.failure: BaseException | None = None
         self._stopping = False
         self._threads = [threading.Thread(target=self._loop, name="decode loop", daemon=True)]
@@ -73,7 +73,10 @@ class Engine:
             self.cache.record(call.first, call.positions, call.written)
             if call.scored is not None:
                 self._score(call.scored, int(call.positions[0]), logits)
-            self._accept(call, logits[-1:] if call.scored is not None else logits)
+            if call.guess:
+                self._verify(call, logits)
+            else:
+                self._accept(call, logits[-1:] if call.scored is not None else logits)
         self.stats.steps += 1
 
     def encode(self) -> None:
@@ -137,6 +140,24 @@ class Engine:
             request.score(start, logits)
         except Exception as error:
             self.scheduler.refuse(request, error)
+
+    def _verify(self, call: Call, logits: np.ndarray) -> None:
+        """Choose token after token as without the guess, as long as what was chosen is what was guessed."""
+        (sequence,) = call.sequences
+        assert isinstance(sequence, GeneratedSequence)
+        assert sequence.lookup is not None
+        right, slot, length = 0, call.first, int(call.positions[0]) + 1
+        for row, guessed in enumerate([*call.guess, None]):
+            self._accept_tokens([sequence], logits[row : row + 1])
+            if sequence.status is SequenceStatus.FINISHED or not sequence.request.active:
+                break
+            if sequence.sampler.generated[-1] != guessed:
+                break
+            right += 1
+        self.cache.trim(slot, length + right)
+        self.stats.guessed_tokens += len(call.guess)
+        self.stats.right_guesses += right
+        sequence.lookup.learn(len(call.guess), right)
 
     def _accept(self, call: Call, logits: np.ndarray) -> None:
         """Choose the next tokens of the call's sequences, and pass them on."""

@@ -41,6 +41,7 @@ class Call:
     `tokens`: (rows, new) int64, written at `positions`, (rows,) int64, of each slot; `written`: those that count, by
     slot; `wanted`: after which of `tokens` logits are wanted, see Executor.run; `sequences` get their next tokens from
     the last of those, each of their inputs from one, in order. `scored`: the request whose prompt these logits score.
+    `guess`: the tokens after the first that the one sequence may say.
     """
 
     first: int
@@ -50,12 +51,17 @@ class Call:
     wanted: np.ndarray
     sequences: Sequence[Running]
     scored: Request | None = None
+    guess: Sequence[int] = ()
 
 
 class Scheduler:
     """Owns the queue and the sequences that run. `changed` guards the queue and tells who waits for it."""
 
-    def __init__(self, cache: SlotCache, limits: Limits, stats: Stats, reader: Reader | None = None) -> None:
+    def __init__(
+        self, cache: SlotCache, limits: Limits, stats: Stats, reader: Reader | None = None, guesses: bool = False
+    ) -> None:
+        """`guesses`: whether one row alone may run tokens ahead, see Executor."""
+        self.guesses = guesses
         self.cache, self.limits, self.stats, self.reader = cache, limits, stats, reader
         self.waiting: list[tuple[int, int, Running]] = []  # a heap: priority, then arrival
         self.running: list[Running] = []
@@ -240,6 +246,9 @@ class Scheduler:
             sequences = self._active(SequenceStatus.DECODING)
         if not sequences:
             return
+        if self.guesses and len(self.running) == 1 and (call := self._guess(sequences[0])) is not None:
+            yield call
+            return
         self._close_holes()
         first, last = self.cache.range()
         tokens = np.zeros((last - first, 1), np.int64)
@@ -276,6 +285,19 @@ class Scheduler:
             heapq.heappush(self.waiting, _entry(last))
         self.stats.preemptions += 1
         return last
+
+    def _guess(self, sequence: Running) -> Call | None:
+        """A step of the one sequence that runs, and of what it may say next; None where there is nothing to guess.
+
+        Among others it would cost them more than it gains: a row with several tokens is a call of its own.
+        """
+        guess = sequence.guess(self.cache.max_length) if isinstance(sequence, GeneratedSequence) else []
+        if not guess:
+            return None
+        (slot,), tokens = sequence.slots, [*sequence.inputs(), *guess]
+        positions = np.array([self.cache.length(slot)], np.int64)
+        wanted = np.arange(len(tokens))
+        return Call(slot, np.array([tokens], np.int64), positions, {slot: tokens}, wanted, [sequence], guess=guess)
 
     def _close_holes(self) -> None:
         """Move sequences into the holes that finished ones left, unless others wait for those."""

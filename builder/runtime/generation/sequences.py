@@ -14,6 +14,7 @@ from typing import Any, Union
 import numpy as np
 
 from .beams import BeamSearch
+from .lookup import Lookup
 from .options import Options
 from .sampling import Choice, Sampler, choice
 from .text import Detokenizer, StopStrings
@@ -120,6 +121,7 @@ class GeneratedSequence:
     turn: int = 0  # in the order of arrival
     restarted: bool = False
     unsent: "list[Choice]" = field(default_factory=list)
+    lookup: "Lookup | None" = None  # made with the first guess
 
     width = 1
 
@@ -143,6 +145,17 @@ class GeneratedSequence:
     def inputs(self) -> "list[int]":
         """The token that the next step runs."""
         return [(self.sampler.generated or self.request.prompt)[-1]]
+
+    def guess(self, max_length: int) -> "list[int]":
+        """Tokens that may come after its `inputs`, no more than it may say; none for a guided one."""
+        sampler, request = self.sampler, self.request
+        room = min(request.max_tokens, max_length - len(request.prompt)) - len(sampler.generated) - 1
+        if sampler.guide is not None or room < 1:
+            return []
+        if self.lookup is None:
+            self.lookup = Lookup(request.prompt)
+        self.lookup.extend(sampler.generated[len(self.lookup.tokens) - len(request.prompt) :])
+        return self.lookup.guess(room)
 
     def advance(self, choice: Choice, max_length: int) -> "Piece | None":
         """Append a token: the piece to pass on; None where it only began a character or a stop string.

@@ -21,6 +21,8 @@ class Stats:
     later_tokens: int = 0
     encoded_tokens: int = 0
     encoder_calls: int = 0
+    guessed_tokens: int = 0
+    right_guesses: int = 0  # of those tokens
     moved_positions: int = 0  # of beams' keys and values
     preemptions: int = 0
     running: int = 0

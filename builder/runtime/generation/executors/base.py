@@ -53,9 +53,11 @@ class Executor(ABC):
     """Runs tokens of some slots, and copies a slot. Where keys and values lie is each executor's own matter.
 
     `blocks`: which slot has which blocks, where slots share memory; None: each slot has room for `max_length` tokens.
+    `guesses`: whether several tokens of one row take about as long as one, so that guessing what comes next pays.
     """
 
     blocks: "Blocks | None" = None
+    guesses = False
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry

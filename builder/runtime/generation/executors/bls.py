@@ -12,6 +12,8 @@ from .base import Executor, Geometry, Infer, Step, copy_slot, last_of_rows
 class Bls(Executor):
     """The graph behind an `infer` callable; the used part of the cache travels both ways."""
 
+    guesses = True
+
     def __init__(self, infer: Infer, inputs: Sequence[str], geometry: Geometry) -> None:
         super().__init__(geometry)
         self.arena = geometry.allocate()

@@ -49,6 +49,8 @@ class CrossAttending(InProcess, EncodingExecutor):
     A step binds them where they are, and moves nothing of them.
     """
 
+    guesses = False  # a step is of one token a row
+
     def __init__(
         self,
         decoder: Path,

@@ -21,6 +21,8 @@ MOST_BOUND = 256  # combinations of slots and positions whose bindings are kept
 class Bound(Executor):
     """Runs `session` over bindings of the cache, which are made once for a range of slots and kept."""
 
+    guesses = True
+
     def __init__(self, geometry: Geometry, session: onnxruntime.InferenceSession) -> None:
         super().__init__(geometry)
         self.session = session

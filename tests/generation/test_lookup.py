@@ -1,0 +1,171 @@
+"""Guessing what comes next: the text is the same, to the token and the draw; only the steps are fewer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.export.decoder import export_decoder
+from builder.runtime.contract import Session
+from builder.runtime.generation.engine import Engine
+from builder.runtime.generation.executors.base import last_of_rows
+from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.lookup import LEAST, MOST, Lookup
+from builder.runtime.generation.scheduler import Limits
+from builder.verify.generation import geometry_of
+from tests.checkpoints import VOCABULARY as WORDS
+from tests.decoders import make_decoder
+from tests.generation.executors import SumExecutor, expected
+from tests.generation.test_engine import Asked
+
+VOCABULARY = 50
+
+
+class CopyingExecutor(SumExecutor):
+    """Goes on as the text did before, nine times out of ten; else as SumExecutor."""
+
+    guesses = True
+
+    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
+        logits = super().run(first, tokens, lengths, wanted)
+        places = last_of_rows(tokens) if wanted is None else wanted
+        for number, (row, place) in enumerate(zip(*np.divmod(places, tokens.shape[1]), strict=True)):
+            held = self.arena["key_0"][first + row, 0, : lengths[row] + place + 1, 0].astype(int).tolist()
+            copied = copied_token(held)
+            if copied is not None:
+                logits[number, copied] += 12.0
+        return logits
+
+
+def copied_token(held: list[int]) -> int | None:
+    if len(held) % 10 == 9:
+        return None
+    for start in range(len(held) - 4, -1, -1):
+        if held[start : start + 3] == held[-3:]:
+            return held[start + 3]
+    return None
+
+
+def answer(guesses: bool, prompt: list[int], count: int, **options: Any) -> tuple[Asked, SumExecutor, Engine]:
+    executor = CopyingExecutor(slots=4, max_length=400)
+    executor.guesses = guesses
+    engine = Engine(executor, Limits(100, 64))
+    asked = Asked(prompt, count, **options)
+    engine.submit(asked.sequences)
+    engine.run_until_idle()
+    assert engine.cache.free == 4
+    return asked, executor, engine
+
+
+def said(asked: Asked) -> list[list[Any]]:
+    pieces = sorted(asked.pieces, key=lambda piece: piece.index)
+    return [[piece.index, piece.text, piece.tokens, piece.finish_reason, piece.completion_tokens] for piece in pieces]
+
+
+PROMPT = np.random.default_rng(2).integers(0, VOCABULARY, 40).tolist()
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 1.0, "random_seed": 3},
+        {"temperature": 2.0, "random_seed": 4, "top_p": 0.9, "logprobs": 2},
+        {"repetition_penalty": 1.05, "no_repeat_ngram_size": 30},
+        {"n": 2, "temperature": 1.0, "random_seed": 5},
+        {"ends": (7,), "min_tokens": 20},
+        {"stop_words": ("ABC", "Q")},
+    ],
+)
+def test_the_answer_is_what_it_is_without(options: dict[str, Any]) -> None:
+    prompt = [*PROMPT, *PROMPT[:3]]
+    for count in (1, 2, 150):
+        plain, slow, _ = answer(False, prompt, count, **options)
+        ahead, fast, engine = answer(True, prompt, count, **options)
+        for a, b in zip(plain.sequences, ahead.sequences, strict=True):
+            assert a.sampler.generated == b.sampler.generated
+        assert said(ahead) == said(plain)
+        assert len(fast.calls) <= len(slow.calls)
+        if count == 150 and not options:
+            assert len(fast.calls) < len(slow.calls) / 2
+            assert 0 < engine.stats.right_guesses <= engine.stats.guessed_tokens
+
+
+def test_what_was_guessed_wrong_is_nobodys_prefix() -> None:
+    """A later prompt that begins like a guess that was not kept must not find that in the cache."""
+    executor = CopyingExecutor(slots=1, max_length=400)
+    engine = Engine(executor, Limits(100, 64))
+    first = Asked([*PROMPT, *PROMPT[:3]], 60)
+    engine.submit(first.sequences)
+    engine.run_until_idle()
+    held = engine.cache.tokens[0]
+    assert held == [*first.request.prompt, *first.tokens][: len(held)]
+    np.testing.assert_array_equal(executor.arena["key_0"][0, 0, : len(held), 0].astype(int), held)
+
+
+def test_rows_that_run_together_guess_nothing() -> None:
+    executor = SumExecutor(slots=2, max_length=200)
+    executor.guesses = True
+    engine = Engine(executor, Limits(100, 64))
+    asked = [Asked([1, 2, 3, 4] * 6, 30), Asked([5, 6, 7, 8] * 6, 30)]
+    for one in asked:
+        engine.submit(one.sequences)
+    engine.run_until_idle()
+    for one in asked:
+        assert one.tokens == expected(one.request.prompt, 30)
+    assert engine.stats.guessed_tokens <= LEAST, "but for the last steps of whoever is left alone"
+
+
+def test_a_text_that_does_not_repeat_is_left_alone_soon() -> None:
+    """The same three tokens come again and again, and something else after them each time."""
+    lookup = Lookup([])
+    guessed = 0
+    for number in range(400):
+        for token in (1, 2, 3):
+            lookup.extend([token])
+            assert token == 3 or not lookup.guess(10)
+        guess = lookup.guess(10)
+        if guess:
+            guessed += 1
+            lookup.learn(len(guess), 0)
+        lookup.extend([100 + number])
+    assert guessed <= 12, "of 1,600 tokens"
+
+
+def test_guesses_that_are_right_grow() -> None:
+    tokens = list(range(100))
+    lookup = Lookup([*tokens, *tokens[:3]])
+    sizes, place = [], 3
+    while place < 50:
+        guess = lookup.guess(40)
+        assert guess == tokens[place : place + len(guess)]
+        lookup.learn(len(guess), len(guess))
+        place += len(guess) + 1
+        lookup.extend(tokens[place - len(guess) - 1 : place])
+        sizes.append(len(guess))
+    assert sizes[:4] == [LEAST, 7, MOST, MOST]
+    assert lookup.guess(2) == tokens[place : place + 2]
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "mistral"])
+def test_greedy_text_of_real_graphs_is_the_same(model_type: str, tmp_path: Path) -> None:
+    """Random weights soon repeat themselves; windows of 16 tokens are far behind by then."""
+    exported = export_decoder(make_decoder(model_type), tmp_path, 128)
+    prompt = np.random.default_rng(1).integers(5, WORDS, 12).tolist() * 2
+    texts, steps = [], []
+    for guesses in (False, True):
+        geometry = geometry_of(exported.caches, 2, 128, WORDS)
+        executor = InProcess(exported.graph.path, geometry, Session(threads=1))
+        executor.guesses = guesses
+        engine = Engine(executor, Limits(100, 64))
+        asked = Asked(prompt, 90)
+        engine.submit(asked.sequences)
+        engine.run_until_idle()
+        texts.append(asked.tokens)
+        steps.append((engine.stats.steps, engine.stats.guessed_tokens))
+    assert texts[0] == texts[1]
+    assert steps[0][1] == 0
+    assert steps[1][1] > 0, "there was something to guess"
