@@ -50,7 +50,10 @@ GENERATORS: dict[str, tuple[str, dict[str, Any]]] = {
     "writes": ("llama", {"slots": 4, "max_length": 128}),
     "writes_int8": ("gpt2", {"slots": 4, "precision": "int8", "quality": 0.8, "perplexity": 1.5}),
     "writes_bls": ("llama", {"slots": 4, "max_length": 128, "executor": "bls"}),
-    "writes_openvino": ("llama", {"slots": 4, "max_length": 128, "engine": "openvino", "cache_gb": 0.0001}),  # 6 blocks
+    "writes_openvino": (
+        "llama",
+        {"slots": 4, "max_length": 128, "engine": "openvino", "cache_gb": 0.00005},
+    ),  # 6 blocks
     "writes_one": (
         "qwen3",
         {"slots": 1, "max_length": 256, "serving": {"queue": {"max_size": 2}, "prefill_tokens": 16}},
