@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 
 from builder.samples import TEXTS
+from builder.gateway.metrics import Metrics
 from builder.serve.client import Client
 from builder.serve.triton import Server
 from builder.triton.render import templates
@@ -38,18 +39,20 @@ def test_tokens_padding_and_calls_are_counted(server: Server, client: Callable[[
     assert 2 <= grown["engine_calls"] < 20
 
 
-def test_every_metric_of_the_dashboard_is_one_that_triton_has(server: Server, client: Callable[[str], Client]) -> None:
+def test_every_metric_of_the_dashboard_is_triton_s_or_the_gateway_s(
+    server: Server, client: Callable[[str], Client]
+) -> None:
     """But for those of a GPU, which Triton has only where there is one."""
     client("pooled").ask({"text_input": "a"})
     url = f"http://{server.host}:{server.ports.metrics}/metrics"
     text = urllib.request.urlopen(url, timeout=10).read().decode()
-    known = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
+    known = set(re.findall(r"^# TYPE (\S+)", text + Metrics().text().decode(), re.MULTILINE))
     dashboard = json.loads((templates() / "monitoring" / "dashboard.json").read_text())
     asked = {
-        name
+        name.removesuffix("_bucket")
         for panel in dashboard["panels"]
         for target in panel["targets"]
-        for name in re.findall(r"\b(?:nv|build_repo)_\w+", target["expr"])
+        for name in re.findall(r"\b(?:nv_|build_repo_|vllm:|te_)\w+", target["expr"])
     }
     assert len(asked) > 15
     assert {name for name in asked - known if not name.startswith("nv_gpu_")} == set()
