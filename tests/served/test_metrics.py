@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from builder.samples import TEXTS
 from builder.gateway.metrics import Metrics
+from builder.samples import TEXTS
 from builder.serve.client import Client
 from builder.serve.triton import Server
 from builder.triton.render import templates
