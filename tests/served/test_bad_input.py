@@ -29,7 +29,7 @@ from builder.serve.triton import Server
             {"query": "a", "documents": ["b"] * 1001},
             "documents has 1001 values; this model takes at most 1000",
         ),
-        ("ranks", {"query": "a", "documents": ["b " * 300] * 500}, "tokens in 500 rows; this model takes at most"),
+        ("ranks", {"query": "a", "documents": ["b " * 200] * 400}, "tokens in 400 rows; this model takes at most"),
         ("masks", {"text_input": "[MASK] " * 30, "top_k": 40}, "predictions, top_k for each mask, has 1200 values"),
         ("writes", {"text_input": "x " * 600_000}, "the request has 1200000 bytes of text; this model takes at most"),
         ("writes", {"text_input": "x", "stop_words": ["y"] * 1001}, "stop_words has 1001 values; this model takes at"),

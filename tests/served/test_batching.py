@@ -70,7 +70,11 @@ def test_concurrent_requests_of_unequal_length_share_executions(client: Callable
 def test_requests_with_other_label_counts_and_options_share_executions(client: Callable[[str], Client]) -> None:
     served = client("entail")
     samples = [
-        {"text_input": TEXTS[i % 9], "candidate_labels": list("abcdef"[: 1 + i % 5]), "multi_label": bool(i % 2)}
+        {
+            "text_input": TEXTS[i % 9],
+            "candidate_labels": list("abcdefghijklmnopqrstuvwxyz"[: 9 + i % 17]),
+            "multi_label": bool(i % 2),
+        }
         for i in range(48)
     ]
     alone = [served.ask(sample) for sample in samples]
@@ -78,8 +82,7 @@ def test_requests_with_other_label_counts_and_options_share_executions(client: C
     with ThreadPoolExecutor(24) as pool:
         answers = list(pool.map(served.ask, samples))
     after = _settled(served)
-    executions = after["execution_count"] - before["execution_count"]
-    assert executions < len(samples), "this model is so small that most are answered before the next one comes"
+    assert after["execution_count"] - before["execution_count"] < len(samples) * 3 / 4
     error, where = difference(alone, answers)
     assert error < 1e-5, where
 

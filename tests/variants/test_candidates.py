@@ -108,9 +108,11 @@ def test_an_answer_in_static_int8_does_not_depend_on_the_rows_beside_it(made: Ca
     ],
     ids=str,
 )
-def test_each_way_to_calibrate(calibration: dict[str, object], maker: VariantMaker, expected: np.ndarray) -> None:
+def test_each_way_to_calibrate(
+    calibration: dict[str, object], maker: VariantMaker, expected: np.ndarray, tmp_path: Path
+) -> None:
     spec = make_spec(model="minilm", calibration=calibration)
-    made = VariantMaker(spec, maker.exported, maker.folder, maker.feeds).make(Variant("int8-static", "onnxruntime"), ())
+    made = VariantMaker(spec, maker.exported, tmp_path, maker.feeds).make(Variant("int8-static", "onnxruntime"), ())
     model = onnx.load(str(made.graph.path))
     products = [node for node in model.graph.node if node.op_type == "MatMul"]
     assert len(products) == made.matmuls == 36
