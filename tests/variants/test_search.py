@@ -25,6 +25,11 @@ FAST, MIDDLE, SLOW = (Variant(name, "onnxruntime") for name in ("int8", "int8-st
 SPEED = {"int8": 4.0, "int8-static": 2.0, "fp32": 1.0}
 
 
+@pytest.fixture(autouse=True)
+def _twice_as_slow_is_not_near(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builder.variants.search.WITHIN", 1.9)
+
+
 class Evaluator:
     """A fake: a graph is the name of its variant and how many layers were left alone, and speeds are given."""
 
