@@ -33,10 +33,11 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, object], message: st
         make_spec(model="org/name", **options)
 
 
-def test_a_queue_is_finite_unless_somebody_says_otherwise() -> None:
+def test_triton_has_no_limit_of_a_queue_unless_somebody_says_so() -> None:
+    """Any limit ends Triton's preparing of the next batch, and a single instance then pauses for half a second."""
     queue = make_spec(model="org/name").serving.queue
-    assert (queue.max_size, queue.timeout_us) == (512, 30_000_000)
-    assert make_spec(model="org/name", serving={"queue": {"max_size": 0}}).serving.queue.max_size == 0
+    assert (queue.max_size, queue.timeout_us, queue.allow_timeout_override) == (0, 0, False)
+    assert make_spec(model="org/name", serving={"queue": {"max_size": 9}}).serving.queue.max_size == 9
 
 
 def test_threads_times_instances_fit_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

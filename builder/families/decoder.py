@@ -33,6 +33,8 @@ from builder.export.slots import FILE as COPIER
 from builder.export.slots import choose_rows, slot_copier
 from builder.families import UNTIMED, Family
 from builder.families.generating import (
+    QUEUE,
+    QUEUE_TIMEOUT_US,
     Memory,
     cache_bytes,
     cpu_session,
@@ -454,9 +456,9 @@ def serving_document(
         arena=arena,
         session=session,
         vocabulary=vocabulary_of(checkpoint.model),
-        queue=spec.serving.queue.max_size,
+        queue=spec.serving.queue.max_size or QUEUE,
         limits=request_limits(spec),
-        queue_timeout_ms=spec.serving.queue.timeout_us // 1000,
+        queue_timeout_ms=(spec.serving.queue.timeout_us or QUEUE_TIMEOUT_US) // 1000,
         prefill_tokens=spec.serving.prefill_tokens,
         beams=beams,
         max_tokens=max_tokens(config),

@@ -33,6 +33,8 @@ from builder.variants.ladder import Limits
 from builder.verify.generation import TOLERANCE
 from builder.verify.verdict import Bound
 
+QUEUE = 512  # requests that may wait, where nobody says otherwise
+QUEUE_TIMEOUT_US = 30_000_000
 PRECISIONS = ("fp32", "int8", "int8-weights", "int4-weights", "auto")
 OPERATORS = (*FUSED_OPERATORS, CACHED_ATTENTION, PAGED_ATTENTION, "RotaryEmbedding", "SimplifiedLayerNormalization")
 

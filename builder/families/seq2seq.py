@@ -20,6 +20,8 @@ from builder.export.decoder import CACHED_ATTENTION
 from builder.export.seq2seq import Seq2SeqExport, export_seq2seq, seq2seq_shapes
 from builder.families import Family
 from builder.families.generating import (
+    QUEUE,
+    QUEUE_TIMEOUT_US,
     Memory,
     cache_bytes,
     cpu_session,
@@ -385,9 +387,9 @@ def serving_document(
         arena=Arena(spec.slots, settings.max_answer, "float32", layer_shapes(graphs.caches)),
         session=cpu_session(spec),
         vocabulary=graphs.vocabulary,
-        queue=spec.serving.queue.max_size,
+        queue=spec.serving.queue.max_size or QUEUE,
         limits=request_limits(spec),
-        queue_timeout_ms=spec.serving.queue.timeout_us // 1000,
+        queue_timeout_ms=(spec.serving.queue.timeout_us or QUEUE_TIMEOUT_US) // 1000,
         beams=settings.beams,
         max_tokens=max_tokens(config, start=1),
         end_ids=ends,

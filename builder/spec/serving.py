@@ -14,10 +14,13 @@ class QueuePolicy(Options):
     """The request queue of the front model: Triton's default_queue_policy. What it refuses gets UNAVAILABLE (HTTP
     503)."""
 
-    timeout_us: int = Field(30_000_000, ge=0)
-    """Microseconds that a request may wait in the queue; 0: no limit."""
-    max_size: int = Field(512, ge=0)
-    """Requests that may wait at once; further ones are refused at once. 0: no limit."""
+    timeout_us: int = Field(0, ge=0)
+    """Microseconds that a request may wait in the queue. 0: no limit for encoders, 30 s for models that generate. Any
+    limit makes Triton's batcher stop preparing the next batch, and an encoder with one instance then pauses for up to
+    half a second."""
+    max_size: int = Field(0, ge=0)
+    """Requests that may wait at once; further ones are refused at once. 0: no limit for encoders, with the same pause
+    where there is one; 512 for models that generate."""
     allow_timeout_override: bool = False
     """Whether a request may set a shorter timeout of its own."""
     timeout_action: Literal["REJECT", "DELAY"] = "REJECT"
