@@ -35,23 +35,16 @@ from builder.export.program import to_onnx
 from builder.export.projections import merge_projections
 from builder.export.rotary import fused_rotary, settled_frequencies
 from builder.onnx.graph import Graph, save_graph
+from builder.runtime.contract import LayerShape
 
 STEP_INPUTS = ("input_ids", "position_ids", "seqlens_k", "total_sequence_length", "logits_positions")
 CACHED_ATTENTION = "GroupQueryAttention"
 
 
 @dataclass(frozen=True)
-class CacheShape:
-    """One layer's keys and values: each (slots, heads, max_length, size)."""
-
-    heads: int
-    size: int
-
-
-@dataclass(frozen=True)
 class DecoderExport:
     graph: Graph
-    caches: tuple[CacheShape, ...]
+    caches: tuple[LayerShape, ...]
     rotary_left: tuple[str, ...] = ()  # functions that rotate and run as separate operators
 
 
@@ -104,7 +97,7 @@ def export_decoder(model: PreTrainedModel, folder: Path, max_length: int) -> Dec
     return DecoderExport(graph, caches, left)
 
 
-def cache_shapes(model: PreTrainedModel) -> tuple[CacheShape, ...]:
+def cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     """What each layer puts into its cache, seen in a run over three tokens. Raises ExportError, by the model's name."""
     with refused_by_name(model):
         return _cache_shapes(model)
@@ -123,7 +116,7 @@ def refused_by_name(model: PreTrainedModel) -> Iterator[None]:
         model.set_attn_implementation(before)
 
 
-def _cache_shapes(model: PreTrainedModel) -> tuple[CacheShape, ...]:
+def _cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     ids = torch.tensor([[5, 6, 7]])
     with torch.no_grad():
         result = model(input_ids=ids, use_cache=True)
@@ -137,7 +130,7 @@ def _cache_shapes(model: PreTrainedModel) -> tuple[CacheShape, ...]:
             raise ExportError(f"layer {index} keeps a {type(layer).__name__}, not keys and values of attention")
         if keys.shape[-1] != values.shape[-1]:
             raise ExportError(f"layer {index} has keys of size {keys.shape[-1]} and values of {values.shape[-1]}")
-        shapes.append(CacheShape(int(keys.shape[1]), int(keys.shape[3])))
+        shapes.append(LayerShape(int(keys.shape[1]), int(keys.shape[3])))
     if not shapes:
         raise ExportError("it has no attention layers")
     _refuse_positions_of_its_own(model, ids, result.logits)
@@ -165,7 +158,7 @@ def past_names(layers: int) -> list[str]:
     return [f"past_{kind}_{layer}" for layer in range(layers) for kind in ("key", "value")]
 
 
-def _export(module: DecoderGraph, caches: Sequence[CacheShape], path: Path) -> Graph:
+def _export(module: DecoderGraph, caches: Sequence[LayerShape], path: Path) -> Graph:
     names = ("batch", "sequence", "max_length", "positions")
     batch, sequence, length, positions = (torch.export.Dim(name) for name in names)
     shapes: list[dict[int, Any]] = [{0: batch, 1: sequence}, {0: batch, 1: sequence}, {0: batch}, {}, {0: positions}]

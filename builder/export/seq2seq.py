@@ -35,10 +35,11 @@ from builder.errors import ExportError
 from builder.export.architectures import fused_attention
 from builder.export.attention import ONNXRUNTIME
 from builder.export.cached_attention import CACHED, CrossCache, ExportCache, exporting
-from builder.export.decoder import CACHED_ATTENTION, STEP_INPUTS, CacheShape, only_wanted, past_names, refused_by_name
+from builder.export.decoder import CACHED_ATTENTION, STEP_INPUTS, only_wanted, past_names, refused_by_name
 from builder.export.program import to_onnx
 from builder.export.projections import merge_projections
 from builder.onnx.graph import Graph, save_graph
+from builder.runtime.contract import LayerShape
 
 CROSS_INPUTS = ("cross_rows", "cross_places", "cross_seqlens_k", "cross_total", "cross_last")
 
@@ -49,8 +50,8 @@ class Seq2SeqExport:
 
     encoder: Graph
     decoder: Graph
-    caches: tuple[CacheShape, ...]
-    cross: tuple[CacheShape, ...]
+    caches: tuple[LayerShape, ...]
+    cross: tuple[LayerShape, ...]
     encoder_attentions: int
 
 
@@ -137,7 +138,7 @@ def export_seq2seq(model: PreTrainedModel, folder: Path, beams: int) -> Seq2SeqE
     return Seq2SeqExport(encoder, decoder, caches, cross, sum(encoder.operators[name] for name in FUSED_ATTENTION))
 
 
-def seq2seq_shapes(model: PreTrainedModel) -> tuple[tuple[CacheShape, ...], tuple[CacheShape, ...]]:
+def seq2seq_shapes(model: PreTrainedModel) -> tuple[tuple[LayerShape, ...], tuple[LayerShape, ...]]:
     """What each decoder layer keeps of itself and of the text. Raises ExportError, by the model's name."""
     ids = torch.ones((1, 3), dtype=torch.long)
     with refused_by_name(model):
@@ -149,8 +150,8 @@ def seq2seq_shapes(model: PreTrainedModel) -> tuple[tuple[CacheShape, ...], tupl
     return _shapes(past.self_attention_cache), _shapes(past.cross_attention_cache)
 
 
-def _shapes(cache: DynamicCache) -> tuple[CacheShape, ...]:
-    return tuple(CacheShape(int(layer.keys.shape[1]), int(layer.keys.shape[3])) for layer in cache.layers)
+def _shapes(cache: DynamicCache) -> tuple[LayerShape, ...]:
+    return tuple(LayerShape(int(layer.keys.shape[1]), int(layer.keys.shape[3])) for layer in cache.layers)
 
 
 def cross_names(layers: int) -> list[str]:
@@ -169,7 +170,7 @@ def _export_encoder(module: EncoderGraph, layers: int, path: Path) -> Graph:
 
 
 def _export_decoder(
-    module: DecoderGraph, caches: Sequence[CacheShape], cross: Sequence[CacheShape], beams: int, path: Path
+    module: DecoderGraph, caches: Sequence[LayerShape], cross: Sequence[LayerShape], beams: int, path: Path
 ) -> Graph:
     names = ("rows", "places", "max_length", "max_source", "positions")
     rows, places, length, source, positions = (torch.export.Dim(name) for name in names)

@@ -12,15 +12,15 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from builder.export.decoder import CacheShape
 from builder.onnx.graph import Graph, save_graph
+from builder.runtime.contract import LayerShape
 
 FILE = "copy_slot.onnx"
 CACHE_ROWS = "cache_rows"
 NEW_CACHE = "new_cache_length"
 
 
-def slot_copier(caches: Sequence[CacheShape], element: int, like: Graph, folder: Path) -> Graph:
+def slot_copier(caches: Sequence[LayerShape], element: int, like: Graph, folder: Path) -> Graph:
     """Write the graph: key_0 to key_0_copy and so on, each (1, heads, max_length, size) of `element`."""
     inputs, outputs, nodes = [], [], []
     for index, cache in enumerate(caches):

@@ -27,20 +27,17 @@ from builder.engines.onnxruntime.older import for_runtime
 from builder.engines.openvino.lowering import block_bytes, page_attention
 from builder.engines.openvino.weights import quantise_weights as openvino_weights
 from builder.errors import CheckpointError, SpecError
-from builder.export.decoder import CACHED_ATTENTION, CacheShape, DecoderExport, cache_shapes, export_decoder
+from builder.export.decoder import CACHED_ATTENTION, DecoderExport, cache_shapes, export_decoder
 from builder.export.experts import cost_of_experts
 from builder.export.slots import FILE as COPIER
 from builder.export.slots import choose_rows, slot_copier
 from builder.families import UNTIMED, Family
 from builder.families.generating import (
-    QUEUE,
-    QUEUE_TIMEOUT_US,
     Memory,
     cache_bytes,
     cpu_session,
     exact_bound,
     kept_bounds,
-    layer_shapes,
     pytorch_rung,
     quantised_parts,
     read_samples,
@@ -57,7 +54,7 @@ from builder.optimise.half_precision import HALVES
 from builder.optimise.weights import Quantised, WeightOptions, quantise_weights
 from builder.progress import Stage
 from builder.report.record import BuildReport, EngineCheck, Rung
-from builder.runtime.contract import Arena, CacheType, Chat, GenerationServing, Session
+from builder.runtime.contract import Arena, CacheType, Chat, GenerationServing, LayerShape, Session
 from builder.runtime.fields import Field
 from builder.runtime.generation.executors.cuda import BYTES, ELEMENTS
 from builder.runtime.generation.executors.paged import BLOCK, OPERATOR
@@ -178,10 +175,10 @@ class Decoder:
         check_release(graph, self.spec.triton, self._in_process)
         return Fused(exported, graph)
 
-    def arena(self, caches: Sequence[CacheShape]) -> Arena:
+    def arena(self, caches: Sequence[LayerShape]) -> Arena:
         """The keys and values of all sequences, as the emitted loop keeps them."""
         dtype = HALF_TYPES[self.spec.precision] if self._on_gpu else CACHE_TYPES[self.spec.cache]
-        return Arena(self.spec.slots, self.checkpoint.max_length, dtype, layer_shapes(caches))
+        return Arena(self.spec.slots, self.checkpoint.max_length, dtype, caches)
 
     def session(self) -> Session:
         """Where the emitted loop runs its graph, and what the engine is told."""
@@ -347,7 +344,7 @@ class PagedDecoder(Decoder):
     def plan_memory(spec: BuildSpec, checkpoint: Checkpoint) -> Memory:
         """Bytes of the blocks and of the weights. Raises SpecError where one text would not fit, or more than fits."""
         caches, weights, length = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model), checkpoint.max_length
-        block, text = block_bytes(layer_shapes(caches), PAGED_CACHE[spec.cache]), -(-length // BLOCK)
+        block, text = block_bytes(caches, PAGED_CACHE[spec.cache]), -(-length // BLOCK)
         asked = (
             spec.cache_gb * 1e9 if spec.cache_gb is not None else min(spec.slots * text * block, spec.usable_memory / 2)
         )
@@ -375,11 +372,10 @@ class PagedDecoder(Decoder):
             self._limits.refuse(chosen.rung, exact.pytorch.rung, self.checkpoint.task.metric)
         return chosen
 
-    def arena(self, caches: Sequence[CacheShape]) -> Arena:
+    def arena(self, caches: Sequence[LayerShape]) -> Arena:
         dtype = PAGED_CACHE[self.spec.cache]
-        layers = layer_shapes(caches)
-        blocks = self.memory.cache // block_bytes(layers, dtype)
-        return Arena(self.spec.slots, self.checkpoint.max_length, dtype, layers, blocks)
+        blocks = self.memory.cache // block_bytes(caches, dtype)
+        return Arena(self.spec.slots, self.checkpoint.max_length, dtype, caches, blocks)
 
     def session(self) -> Session:
         properties = openvino.decoder_properties(PAGED_CACHE[self.spec.cache])
@@ -456,9 +452,9 @@ def serving_document(
         arena=arena,
         session=session,
         vocabulary=vocabulary_of(checkpoint.model),
-        queue=spec.serving.queue.max_size or QUEUE,
+        queue=spec.serving.queue.loop_size,
         limits=request_limits(spec),
-        queue_timeout_ms=(spec.serving.queue.timeout_us or QUEUE_TIMEOUT_US) // 1000,
+        queue_timeout_ms=spec.serving.queue.loop_timeout_ms,
         prefill_tokens=spec.serving.prefill_tokens,
         beams=beams,
         max_tokens=max_tokens(config),
@@ -482,7 +478,7 @@ def _cuda_session(spec: BuildSpec) -> Session:
     return Session(device="cuda", device_id=spec.gpu.devices[0], provider_options=provider_options(spec.gpu))
 
 
-def graph_fields(graph: Graph, caches: Sequence[CacheShape], cache_type: str) -> list[Field]:
+def graph_fields(graph: Graph, caches: Sequence[LayerShape], cache_type: str) -> list[Field]:
     """The graph's inputs as config.pbtxt states them where the steps are a Triton model of their own."""
     shapes = {
         "input_ids": (-1, -1),

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from builder.checkpoint.resolve import Checkpoint
 from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import SpecError
-from builder.export.decoder import CACHED_ATTENTION, CacheShape
+from builder.export.decoder import CACHED_ATTENTION
 from builder.families import built_from
 from builder.optimise.weights import Quantised
 from builder.report.provenance import file_hashes
@@ -33,8 +33,6 @@ from builder.variants.ladder import Limits
 from builder.verify.generation import TOLERANCE
 from builder.verify.verdict import Bound
 
-QUEUE = 512  # requests that may wait, where nobody says otherwise
-QUEUE_TIMEOUT_US = 30_000_000
 PRECISIONS = ("fp32", "int8", "int8-weights", "int4-weights", "auto")
 OPERATORS = (*FUSED_OPERATORS, CACHED_ATTENTION, PAGED_ATTENTION, "RotaryEmbedding", "SimplifiedLayerNormalization")
 
@@ -77,7 +75,7 @@ class Memory:
     weights: int
 
 
-def cache_bytes(caches: Sequence[CacheShape], slots: int, length: int, width: int = 4) -> int:
+def cache_bytes(caches: Sequence[LayerShape], slots: int, length: int, width: int = 4) -> int:
     """Keys and values of `slots` rows of `length` tokens, `width` bytes a number."""
     return sum(2 * shape.heads * shape.size * width for shape in caches) * slots * length
 
@@ -131,11 +129,6 @@ def cpu_session(spec: BuildSpec) -> Session:
     """How the emitted loop opens its graphs on the CPU."""
     spinning = {"session.intra_op.allow_spinning": "1" if spec.serving.spinning else "0"}
     return Session(threads=spec.loop_threads, entries=spinning)
-
-
-def layer_shapes(caches: Sequence[CacheShape]) -> list[LayerShape]:
-    """Each layer's keys and values, as serving.json states them."""
-    return [LayerShape(cache.heads, cache.size) for cache in caches]
 
 
 def quantised_parts(precision: str, parts: Sequence[Quantised]) -> dict[str, Any] | None:

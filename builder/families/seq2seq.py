@@ -20,14 +20,11 @@ from builder.export.decoder import CACHED_ATTENTION
 from builder.export.seq2seq import Seq2SeqExport, export_seq2seq, seq2seq_shapes
 from builder.families import Family
 from builder.families.generating import (
-    QUEUE,
-    QUEUE_TIMEOUT_US,
     Memory,
     cache_bytes,
     cpu_session,
     exact_bound,
     kept_bounds,
-    layer_shapes,
     pytorch_rung,
     quantised_parts,
     read_samples,
@@ -42,7 +39,7 @@ from builder.optimise.fusion import fuse
 from builder.optimise.weights import Quantised, WeightOptions, quantise_weights
 from builder.progress import Stage
 from builder.report.record import BuildReport, EngineCheck, Rung
-from builder.runtime.contract import Arena, GenerationServing, Language, Source
+from builder.runtime.contract import Arena, GenerationServing, Language, LayerShape, Source
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.prompts import SourceTexts
@@ -130,8 +127,9 @@ def begin(
     refuse_options(spec, unusable, "an encoder-decoder model")
     settings = read_settings(spec, checkpoint)
     with stage("plan memory"):
-        memory = plan_memory(spec, checkpoint, settings)
-    source = source_of(spec, checkpoint, settings)
+        own, cross = seq2seq_shapes(checkpoint.model)
+        memory = plan_memory(spec, checkpoint, settings, own, cross)
+    source = source_of(spec, checkpoint, settings, cross)
     return Seq2Seq(spec, checkpoint, folder, settings, source, memory, tuple(texts_to_judge(spec, checkpoint)))
 
 
@@ -307,7 +305,7 @@ def read_settings(spec: BuildSpec, checkpoint: Checkpoint) -> Settings:
     return Settings(config, instructions, int(start), beams, min(longest, positions or longest), known)
 
 
-def source_of(spec: BuildSpec, checkpoint: Checkpoint, settings: Settings) -> Source:
+def source_of(spec: BuildSpec, checkpoint: Checkpoint, settings: Settings, cross: Sequence[LayerShape]) -> Source:
     """What serving.json says of texts: their limit, what is put before them, and how answers begin."""
     target = settings.instructions.target
     forced = settings.config.forced_bos_token_id
@@ -318,7 +316,7 @@ def source_of(spec: BuildSpec, checkpoint: Checkpoint, settings: Settings) -> So
         source = getattr(checkpoint.tokenizer, "src_lang", None)
     return Source(
         max_length=checkpoint.max_length,
-        layers=layer_shapes(seq2seq_shapes(checkpoint.model)[1]),
+        layers=cross,
         encoder=ENCODER_FILE,
         token_budget=spec.serving.token_budget,
         start=settings.start,
@@ -362,9 +360,10 @@ def token_rows(samples: Sequence[Mapping[str, Any]], checkpoint: Checkpoint, sou
     return [row[: checkpoint.max_length] for row in prompted]
 
 
-def plan_memory(spec: BuildSpec, checkpoint: Checkpoint, settings: Settings) -> Memory:
+def plan_memory(
+    spec: BuildSpec, checkpoint: Checkpoint, settings: Settings, own: Sequence[LayerShape], cross: Sequence[LayerShape]
+) -> Memory:
     """Bytes of both caches and of the weights in fp32. Raises SpecError for more than there is."""
-    own, cross = seq2seq_shapes(checkpoint.model)
     cache = cache_bytes(own, spec.slots, settings.max_answer) + cache_bytes(cross, spec.slots, checkpoint.max_length)
     rows = f"{checkpoint.max_length} tokens read and {settings.max_answer} generated"
     refuse_cache(spec, cache, "the caches need", rows, "--slots, --max-length or --max-answer")
@@ -384,12 +383,12 @@ def serving_document(
     return GenerationServing(
         task=checkpoint.task.name,
         executor="in-process",
-        arena=Arena(spec.slots, settings.max_answer, "float32", layer_shapes(graphs.caches)),
+        arena=Arena(spec.slots, settings.max_answer, "float32", graphs.caches),
         session=cpu_session(spec),
         vocabulary=graphs.vocabulary,
-        queue=spec.serving.queue.max_size or QUEUE,
+        queue=spec.serving.queue.loop_size,
         limits=request_limits(spec),
-        queue_timeout_ms=(spec.serving.queue.timeout_us or QUEUE_TIMEOUT_US) // 1000,
+        queue_timeout_ms=spec.serving.queue.loop_timeout_ms,
         beams=settings.beams,
         max_tokens=max_tokens(config, start=1),
         end_ids=ends,

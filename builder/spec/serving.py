@@ -9,6 +9,9 @@ from pydantic import Field
 
 from builder.spec.options import Options
 
+LOOP_SIZE = 512
+LOOP_TIMEOUT_US = 30_000_000
+
 
 class QueuePolicy(Options):
     """The request queue of the front model: Triton's default_queue_policy. What it refuses gets UNAVAILABLE (HTTP
@@ -25,6 +28,16 @@ class QueuePolicy(Options):
     """Whether a request may set a shorter timeout of its own."""
     timeout_action: Literal["REJECT", "DELAY"] = "REJECT"
     """What happens to a request after timeout_us: refuse it, or let it wait behind all others."""
+
+    @property
+    def loop_size(self) -> int:
+        """Sequences that may wait for a decode loop, which has a queue of its own."""
+        return self.max_size or LOOP_SIZE
+
+    @property
+    def loop_timeout_ms(self) -> int:
+        """Milliseconds that a request may wait there."""
+        return (self.timeout_us or LOOP_TIMEOUT_US) // 1000
 
 
 class RateLimiterResource(Options):

@@ -9,9 +9,8 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from builder.export.decoder import CacheShape
 from builder.onnx.graph import Graph
-from builder.runtime.contract import CacheType
+from builder.runtime.contract import CacheType, LayerShape
 from builder.runtime.generation.executors.base import Executor
 from builder.speed import Latencies
 from builder.variants.timing import median_ms, pytorch_with
@@ -53,7 +52,7 @@ def _pytorch_step(model: PreTrainedModel, rows: int, **state: Any) -> float:
     return median_ms(lambda: model(**inputs, use_cache=True))
 
 
-def decoder(graph: Graph, caches: Sequence[CacheShape], vocabulary: int, threads: int, cache: CacheType) -> Latencies:
+def decoder(graph: Graph, caches: Sequence[LayerShape], vocabulary: int, threads: int, cache: CacheType) -> Latencies:
     """The same on the graph, in the emitted executor."""
     geometry = geometry_of(caches, max(ROWS), 4 * CONTEXT, vocabulary, cache)
     executor = open_executor(graph, geometry, threads)

@@ -14,9 +14,8 @@ from transformers import PreTrainedModel
 
 from builder.engines import openvino
 from builder.errors import VerificationError
-from builder.export.decoder import CacheShape
 from builder.onnx.graph import Graph
-from builder.runtime.contract import CacheType, Session
+from builder.runtime.contract import CacheType, LayerShape, Session
 from builder.runtime.generation.executors.base import Executor, Geometry
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.executors.openvino import OpenVino
@@ -85,9 +84,9 @@ def greedy_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int) -> 
 
 
 def geometry_of(
-    caches: Sequence[CacheShape], slots: int, max_length: int, vocabulary: int, cache: CacheType = "float32"
+    caches: Sequence[LayerShape], slots: int, max_length: int, vocabulary: int, cache: CacheType = "float32"
 ) -> Geometry:
-    return Geometry(slots, max_length, vocabulary, tuple((shape.heads, shape.size) for shape in caches), cache)
+    return Geometry(slots, max_length, vocabulary, Geometry.pairs(caches), cache)
 
 
 def open_executor(graph: Graph, geometry: Geometry, threads: int) -> Executor:
@@ -99,7 +98,7 @@ def open_executor(graph: Graph, geometry: Geometry, threads: int) -> Executor:
 
 
 def largest_values(
-    graph: Graph, caches: Sequence[CacheShape], vocabulary: int, reference: Reference, threads: int
+    graph: Graph, caches: Sequence[LayerShape], vocabulary: int, reference: Reference, threads: int
 ) -> dict[str, np.ndarray]:
     """The largest key and value of each channel, (heads, size), that the samples put into the cache."""
     longest = max(map(len, reference.rows))
@@ -115,7 +114,7 @@ def largest_values(
 
 def measure(
     graph: Graph,
-    caches: Sequence[CacheShape],
+    caches: Sequence[LayerShape],
     vocabulary: int,
     reference: Reference,
     threads: int,

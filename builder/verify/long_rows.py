@@ -15,8 +15,8 @@ import torch
 from transformers import PreTrainedModel
 
 from builder.errors import VerificationError
-from builder.export.decoder import CacheShape
 from builder.onnx.graph import Graph
+from builder.runtime.contract import LayerShape
 from builder.runtime.generation.executors.base import Executor
 from builder.verify.generation import TOLERANCE, geometry_of, open_executor
 
@@ -70,7 +70,7 @@ def unreached(config: Any, max_length: int) -> tuple[str, ...]:
 
 
 def refuse_wrong_long_row(
-    model: PreTrainedModel, graph: Graph, caches: Sequence[CacheShape], max_length: int, threads: int
+    model: PreTrainedModel, graph: Graph, caches: Sequence[LayerShape], max_length: int, threads: int
 ) -> float:
     """The largest error on a long row. Raises VerificationError for one too large, with the place and the windows."""
     vocabulary = int(model.get_input_embeddings().weight.shape[0])

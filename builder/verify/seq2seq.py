@@ -16,9 +16,8 @@ from sacrebleu.metrics.chrf import CHRF
 from transformers import PreTrainedModel
 
 from builder.errors import VerificationError
-from builder.export.decoder import CacheShape
 from builder.onnx.graph import Graph
-from builder.runtime.contract import Session
+from builder.runtime.contract import LayerShape, Session
 from builder.runtime.generation.executors.base import CrossGeometry, Geometry
 from builder.runtime.generation.executors.cross_attending import CrossAttending
 from builder.runtime.generation.options import Options
@@ -38,8 +37,8 @@ class Graphs:
 
     encoder: Graph
     decoder: Graph
-    caches: tuple[CacheShape, ...]
-    cross: tuple[CacheShape, ...]
+    caches: tuple[LayerShape, ...]
+    cross: tuple[LayerShape, ...]
     beams: int
     vocabulary: int
 
@@ -49,8 +48,8 @@ class Graphs:
 
     def executor(self, slots: int, max_length: int, max_source: int, threads: int) -> CrossAttending:
         """The emitted executor over these graphs."""
-        geometry = Geometry(slots, max_length, self.vocabulary, _pairs(self.caches))
-        cross = CrossGeometry(max_source, self.beams, _pairs(self.cross))
+        geometry = Geometry(slots, max_length, self.vocabulary, Geometry.pairs(self.caches))
+        cross = CrossGeometry(max_source, self.beams, Geometry.pairs(self.cross))
         return CrossAttending(self.decoder.path, self.encoder.path, geometry, cross, Session(threads=threads))
 
 
@@ -254,7 +253,3 @@ def _gap(
         begin = 0 if reference.first is None else 1  # what is forced has no probability
         scores.append(float(chosen[begin:].sum()) / len(part))
     return scores[0] - scores[1]
-
-
-def _pairs(shapes: Sequence[CacheShape]) -> tuple[tuple[int, int], ...]:
-    return tuple((shape.heads, shape.size) for shape in shapes)

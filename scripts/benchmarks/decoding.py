@@ -94,7 +94,7 @@ def _median_ms(run: Callable[[], object], least: int = 10) -> float:
 def executor_of(version: Path) -> InProcess:
     """The emitted executor over a published model's graph."""
     serving = load_generation(version)
-    layers = tuple((layer.heads, layer.size) for layer in serving.arena.layers)
+    layers = Geometry.pairs(serving.arena.layers)
     return InProcess(version / "model.onnx", Geometry(16, 768, serving.vocabulary, layers), serving.session)
 
 

@@ -13,7 +13,6 @@ from builder.engines.openvino.lowering import block_bytes, page_attention
 from builder.engines.openvino.weights import quantise_weights
 from builder.errors import ExportError, SpecError
 from builder.export.decoder import DecoderExport, export_decoder
-from builder.families.generating import layer_shapes
 from builder.onnx.graph import Graph
 from builder.optimise.weights import WeightOptions
 from builder.pipeline import build
@@ -98,7 +97,7 @@ def test_an_eight_bit_cache_takes_the_memory_that_was_planned(tmp_path: Path) ->
     for cache in types:
         executor = executor_of(exported, graph, 2, cache)
         held = sum(array.nbytes for array in executor.caches)
-        assert held == executor.blocks.count * block_bytes(layer_shapes(exported.caches), cache)
+        assert held == executor.blocks.count * block_bytes(exported.caches, cache)
         assert executor.caches[0].dtype == np.dtype(cache)
     reference = make_reference(make_decoder("llama"), [prompt for prompt in prompts() if len(prompt) > 9])
     assert measure(graph, exported.caches, VOCABULARY, reference, 1, "uint8").mean > 0.9

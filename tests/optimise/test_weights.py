@@ -14,13 +14,13 @@ import pytest
 
 import builder.spec.build_spec
 from builder.errors import SpecError, VerificationError
-from builder.export.decoder import CacheShape, export_decoder
+from builder.export.decoder import export_decoder
 from builder.onnx.graph import Graph, check_release, operator_needs, save_graph
 from builder.optimise.cache_precision import quantise_cache
 from builder.optimise.fusion import fuse
 from builder.optimise.weights import WeightOptions, quantise_weights
 from builder.pipeline import build
-from builder.runtime.contract import Session
+from builder.runtime.contract import LayerShape, Session
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.spec import make_spec
 from builder.verify.generation import Reference, geometry_of, largest_values, make_reference, measure
@@ -32,7 +32,7 @@ OPTIONS = WeightOptions(32, True)
 PRECISIONS = ("int8", "int8-weights", "int4-weights")
 
 
-Fused = tuple[Graph, tuple[CacheShape, ...], Reference]
+Fused = tuple[Graph, tuple[LayerShape, ...], Reference]
 
 
 @pytest.fixture(scope="module")

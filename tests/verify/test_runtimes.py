@@ -17,14 +17,14 @@ from builder.engines import openvino
 from builder.engines.cpu import cpu
 from builder.engines.onnxruntime.older import for_runtime
 from builder.errors import ExportError, VerificationError
-from builder.export.decoder import CacheShape, export_decoder
+from builder.export.decoder import export_decoder
 from builder.onnx.graph import Graph, check_release, operator_needs, save_graph
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
 from builder.optimise.quantisation import quantise
 from builder.optimise.weights import WeightOptions, quantise_weights
 from builder.report.record import EngineCheck
-from builder.runtime.contract import Session
+from builder.runtime.contract import LayerShape, Session
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.triton.releases import NEWEST, OPERATOR_NEEDS, RELEASES, version_tuple
 from builder.verify.generation import geometry_of
@@ -97,7 +97,7 @@ def _encoder_case(graph: Graph) -> Case:
     return graph_case(graph, calls, 1)
 
 
-def _decoder_case(own: Graph, caches: tuple[CacheShape, ...], remote: bool) -> Callable[[Graph], Case]:
+def _decoder_case(own: Graph, caches: tuple[LayerShape, ...], remote: bool) -> Callable[[Graph], Case]:
     long = past_the_window(own, list(range(5, 45)), 128)
     executor = InProcess(own.path, geometry_of(caches, 4, len(long) + STEPS, VOCABULARY), Session(threads=1))
     recorder = Recorder(executor)
@@ -167,7 +167,7 @@ def test_several_new_tokens_after_a_past_are_what_an_old_version_gets_wrong(kind
 def test_a_graph_for_other_versions_does_not_load_here(kinds: Mapping[str, Kind], tmp_path: Path) -> None:
     lowered = for_runtime(kinds["mistral"].own, IN_PROCESS, tmp_path)
     assert _windows(lowered) == [window - 1 for window in _windows(kinds["mistral"].own)]
-    geometry = geometry_of([CacheShape(2, 8)] * 2, 1, 8, VOCABULARY)
+    geometry = geometry_of([LayerShape(2, 8)] * 2, 1, 8, VOCABULARY)
     said = r"written for ONNX Runtime a version below 1.24.0, and 1.31.1 reads them otherwise: install what build"
     with pytest.raises(RuntimeError, match=said):
         InProcess(lowered.path, geometry, Session(threads=1))

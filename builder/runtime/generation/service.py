@@ -172,8 +172,9 @@ class Service:
 def make_executor(folder: Path, serving: GenerationServing, infer: "Infer | None") -> Executor:
     """The executor that serving.json describes; `infer` is for those that call another model."""
     arena, session = serving.arena, serving.session
-    layers = tuple((layer.heads, layer.size) for layer in arena.layers)
-    geometry = Geometry(arena.slots, arena.length, serving.vocabulary, layers, arena.dtype, arena.blocks)
+    geometry = Geometry(
+        arena.slots, arena.length, serving.vocabulary, Geometry.pairs(arena.layers), arena.dtype, arena.blocks
+    )
     if serving.executor == "bls":
         assert infer is not None
         if session.device == "cpu":
@@ -187,8 +188,7 @@ def make_executor(folder: Path, serving: GenerationServing, infer: "Infer | None
 
         return OpenVino(model, geometry, session)
     if source is not None:
-        cross = tuple((layer.heads, layer.size) for layer in source.layers)
-        shape = CrossGeometry(source.max_length, serving.beams, cross)
+        shape = CrossGeometry(source.max_length, serving.beams, Geometry.pairs(source.layers))
         return CrossAttending(model, folder / source.encoder, geometry, shape, session)
     if session.device == "cpu":
         return InProcess(model, geometry, session)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...contract import CacheType
+from ...contract import CacheType, LayerShape
 from ..blocks import Blocks
 
 Infer = Callable[["dict[str, np.ndarray]"], "Mapping[str, np.ndarray]"]
@@ -27,6 +27,11 @@ class Geometry:
     layers: tuple[tuple[int, int], ...]
     cache: "CacheType" = "float32"
     blocks: "int | None" = None
+
+    @staticmethod
+    def pairs(layers: "Sequence[LayerShape]") -> "tuple[tuple[int, int], ...]":
+        """(heads, head size) of each of `layers`, as serving.json states them."""
+        return tuple((layer.heads, layer.size) for layer in layers)
 
     def allocate(self) -> dict[str, np.ndarray]:
         """Each layer's keys and values, (slots, heads, max_length, size), by the names of the graph's inputs."""
