@@ -331,12 +331,19 @@ def _wait_until_ready(server: Server, timeout_s: float) -> None:
                 time.sleep(0.2)  # the reader takes in the last lines
                 raise ServeError(why(server.log))
             try:
-                if client.is_server_ready(client_timeout=1):
+                if client.is_server_ready(client_timeout=1) and _answers(server.host, server.ports.metrics):
                     return
             except InferenceServerException:
                 pass
             time.sleep(0.1)
     raise ServeError(f"Triton was not ready within {timeout_s:.0f} s: {why(server.log)}")
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether somebody listens there. Triton opens the port of its metrics last, after it says that it is ready."""
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        return probe.connect_ex((host, port)) == 0
 
 
 def why(log: list[str]) -> str:
