@@ -84,6 +84,9 @@ def _request(call: Call, model: Model, rows: Sequence[Row], options: Mapping[str
 
 def _rows(outputs: Outputs) -> list[dict[str, Any]]:
     arrays = {name: output.array() for name, output in outputs.items()}
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not np.isfinite(array).all():
+            raise ApiError(500, f"the model answered {name} with a number that is not finite; JSON has none for it")
     count = len(next(iter(arrays.values())))
     return [{name: array[row] for name, array in arrays.items()} for row in range(count)]
 

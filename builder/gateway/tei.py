@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import Annotated, Any
 
+import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
 from builder.gateway import rerank
@@ -75,7 +76,7 @@ class RawBody(BaseModel):
     model_config = ConfigDict(extra="allow")
 
 
-async def embed_texts(call: Call) -> list[list[float]]:
+async def embed_texts(call: Call) -> list[np.ndarray]:
     """POST /embed: a vector a text."""
     body: EmbedBody = call.body
     body.check()
@@ -84,10 +85,10 @@ async def embed_texts(call: Call) -> list[list[float]]:
     vectors = await embed(call, model, texts, prompt_name=body.prompt_name, truncate=body.truncate)
     if body.dimensions is not None:
         vectors = shortened(vectors, body.dimensions)
-    return [(unit(vector) if body.normalize else vector).tolist() for vector in vectors]
+    return [unit(vector) if body.normalize else vector for vector in vectors]
 
 
-async def embed_tokens(call: Call) -> list[list[list[float]]]:
+async def embed_tokens(call: Call) -> list[np.ndarray]:
     """POST /embed_all: a vector a token, of a model that does not pool them."""
     body: EmbedBody = call.body
     body.check()
@@ -97,7 +98,7 @@ async def embed_tokens(call: Call) -> list[list[list[float]]]:
     found = []
     for text in texts:  # texts of unequal length have no common shape
         found += await ask_rows(call, model, [{"text_input": [text]}], options)
-    return [row["embedding"].tolist() for row in found]
+    return [row["embedding"] for row in found]
 
 
 async def predict(call: Call) -> list[Any]:

@@ -100,7 +100,10 @@ class FakeTriton:
         if request.model_name == "topics":
             labels = np.array([["a", "b"]] * len(texts), np.object_)
             return _outputs(label=labels, score=np.array([[0.75, 0.25]] * len(texts), np.float32), **counted)
-        return _outputs(embedding=np.array([[len(text), 3, 0, 1] for text in texts], np.float32), **counted)
+        last = [float("nan") if text == "not finite" else 1.0 for text in texts]
+        return _outputs(
+            embedding=np.array([[len(t), 3, 0, x] for t, x in zip(texts, last, strict=True)], np.float32), **counted
+        )
 
     async def stream(
         self, request: service_pb2.ModelInferRequest, metadata: Any = ()

@@ -132,6 +132,18 @@ def test_embeddings_of_many_texts_as_numbers_and_as_base64() -> None:
     assert short["data"][0]["embedding"] == pytest.approx([0.8, 0.6])
 
 
+def test_a_number_that_json_does_not_have_is_an_error_and_not_a_null() -> None:
+    refused = asked("/v1/embeddings", {"model": "embeds", "input": ["x", "not finite"]})
+    assert refused.status == 500
+    assert "embedding with a number that is not finite" in refused.json["error"]["message"]
+
+
+def test_half_a_character_in_a_request_comes_back_in_its_error() -> None:
+    refused = asked("/v1/embeddings", {"model": "\ud800", "input": "x"})
+    assert refused.status == 404
+    assert "embeds" in refused.json["error"]["message"]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [

@@ -35,8 +35,8 @@ async def embeddings(call: Call) -> dict[str, Any]:
     vectors = await embed(call, model, _texts(body.input), prompt_name=body.prompt_name, truncate=body.truncate)
     if body.dimensions is not None:
         vectors = shortened(vectors, body.dimensions)
-    encode = _base64 if body.encoding_format == "base64" else np.ndarray.tolist
-    data = [{"object": "embedding", "index": i, "embedding": encode(vector)} for i, vector in enumerate(vectors)]
+    values = [_base64(vector) for vector in vectors] if body.encoding_format == "base64" else vectors
+    data = [{"object": "embedding", "index": i, "embedding": value} for i, value in enumerate(values)]
     used = call.facts.prompt_tokens
     return {"object": "list", "data": data, "model": model.name, "usage": {"prompt_tokens": used, "total_tokens": used}}
 
