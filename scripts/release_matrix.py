@@ -28,12 +28,12 @@ from builder.export.encoder import export
 from builder.export.seq2seq import export_seq2seq
 from builder.onnx.graph import Graph, operator_needs
 from builder.optimise.fusion import fuse
-from builder.optimise.weights import WeightOptions, quantise_weights
+from builder.optimise.weights import quantise_weights
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
-from builder.spec import make_spec
+from builder.spec import WeightOptions, make_spec
 from builder.triton.releases import OPERATOR_NEEDS, RELEASES, version_tuple
 from builder.variants.candidates import Variant, VariantMaker
 from builder.verify.generation import Asked, answer, geometry_of

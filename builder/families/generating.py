@@ -1,6 +1,6 @@
-"""What the families that generate share: memory, samples, what they refuse, how their loop is set up, their report.
+"""What the families that generate share: samples, what they refuse, how their loop is set up, their ladder and report.
 
-Knows the specification, the checkpoint and the contract with the emitted loop; knows no graphs.
+Knows the specification, the checkpoint and the contract with the emitted loop; knows no engine.
 """
 
 from __future__ import annotations
@@ -8,33 +8,46 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
-import numpy as np
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 
+from builder.checkpoint.generation_config import end_ids, max_tokens, option_defaults, token_rules
 from builder.checkpoint.resolve import Checkpoint
 from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import SpecError
 from builder.export.decoder import CACHED_ATTENTION
 from builder.families import built_from
+from builder.memory import Memory
 from builder.optimise.weights import Quantised
 from builder.report.provenance import file_hashes
 from builder.report.record import BuildReport, EngineCheck, Rung
-from builder.runtime.contract import LayerShape, Session
+from builder.runtime.contract import Arena, GenerationServing, Session
 from builder.runtime.fields import Field
 from builder.runtime.generation.executors.paged import OPERATOR as PAGED_ATTENTION
 from builder.samples import load_samples
 from builder.spec import BuildSpec
 from builder.speed import Latencies
-from builder.triton.layout import RepositoryEntry
+from builder.triton.layout import RepositoryEntry, request_limits
+from builder.triton.releases import has
 from builder.variants.ladder import Limits
 from builder.verify.generation import TOLERANCE
 from builder.verify.verdict import Bound
 
-PRECISIONS = ("fp32", "int8", "int8-weights", "int4-weights", "auto")
+AUTO = ("int8", "int8-weights", "int4-weights")
+PRECISIONS = ("fp32", *AUTO, "auto")
 OPERATORS = (*FUSED_OPERATORS, CACHED_ATTENTION, PAGED_ATTENTION, "RotaryEmbedding", "SimplifiedLayerNormalization")
+
+
+def precisions(spec: BuildSpec) -> tuple[str, ...]:
+    """What of the weights is tried beside fp32."""
+    if spec.precision == "fp32":
+        return ()
+    if spec.precision != "auto":
+        return (spec.precision,)
+    eight_bits = has("MatMulNBits with 8 bits", spec.triton, spec.executor == "in-process")
+    return tuple(precision for precision in AUTO if precision != "int8-weights" or eight_bits)
 
 
 def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: str) -> None:
@@ -67,34 +80,6 @@ def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: s
         raise SpecError(f"{', '.join(unusable)}: not of {family}, which batches by itself")
 
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes that a generating model reserves."""
-
-    cache: int
-    weights: int
-
-
-def cache_bytes(caches: Sequence[LayerShape], slots: int, length: int, width: int = 4) -> int:
-    """Keys and values of `slots` rows of `length` tokens, `width` bytes a number."""
-    return sum(2 * shape.heads * shape.size * width for shape in caches) * slots * length
-
-
-def weights_bytes(model: PreTrainedModel) -> int:
-    """The parameters in fp32."""
-    return sum(parameter.numel() * np.dtype(np.float32).itemsize for parameter in model.parameters())
-
-
-def refuse_cache(spec: BuildSpec, size: int, needs: str, rows: str, lower: str) -> None:
-    """Raises SpecError where caches of `size` bytes for slots of `rows` do not fit; `lower`: the options to lower."""
-    usable = spec.usable_memory
-    if size > usable:
-        raise SpecError(
-            f"{needs} {size / 1e9:.1f} GB ({spec.slots} slots of {rows}) and {usable / 1e9:.1f} GB may be used; lower "
-            f"{lower}, or state the serving machine's memory in models.yaml (machine: {{memory_gb: ...}})"
-        )
-
-
 def read_samples(spec: BuildSpec, checkpoint: Checkpoint, inputs: Sequence[Field]) -> list[Mapping[str, Any]]:
     """The samples that have a text; the user's own are read as `inputs` say. Raises SpecError."""
     task = checkpoint.task
@@ -125,10 +110,38 @@ def kept_bounds(limits: Limits, exact: Rung, served: Rung, pytorch: Rung, metric
     return () if served is exact else limits.bounds(served, pytorch, metric)
 
 
-def cpu_session(spec: BuildSpec) -> Session:
-    """How the emitted loop opens its graphs on the CPU."""
-    spinning = {"session.intra_op.allow_spinning": "1" if spec.serving.spinning else "0"}
-    return Session(threads=spec.loop_threads, entries=spinning)
+def serving_document(
+    spec: BuildSpec,
+    checkpoint: Checkpoint,
+    config: GenerationConfig,
+    arena: Arena,
+    session: Session,
+    beams: int,
+    fields: Sequence[Field],
+    start: int | None = None,
+    **of_the_family: Any,
+) -> GenerationServing:
+    """What serving.json tells the emitted loop: its parameters, with the checkpoint's generation_config as defaults.
+
+    `start`: tokens that an answer has before its first, of an encoder-decoder.
+    """
+    ends = end_ids(config, checkpoint.tokenizer)
+    return GenerationServing(
+        task=checkpoint.task.name,
+        arena=arena,
+        session=session,
+        vocabulary=vocabulary_of(checkpoint.model),
+        queue=spec.serving.queue.loop_size,
+        queue_timeout_ms=spec.serving.queue.loop_timeout_ms,
+        limits=request_limits(spec),
+        beams=beams,
+        max_tokens=max_tokens(config, start),
+        end_ids=ends,
+        fields=[field.name for field in fields],
+        defaults=option_defaults(config, beams, start),
+        rules=token_rules(config, ends),
+        **of_the_family,
+    )
 
 
 def quantised_parts(precision: str, parts: Sequence[Quantised]) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from builder.spec.calibration import Calibration
 from builder.spec.gpu import Gpu, Profile, TensorRT
 from builder.spec.reading import load_specs, make_spec
 from builder.spec.serving import Limits, Machine, QueuePolicy, RateLimiterResource, Serving
+from builder.spec.weights import WeightOptions
 from builder.spec.whole_checkpoint import VLLM, TensorRTLLM
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Serving",
     "TensorRT",
     "TensorRTLLM",
+    "WeightOptions",
     "load_specs",
     "make_spec",
 ]

@@ -13,6 +13,7 @@ from builder.spec.calibration import Calibration
 from builder.spec.gpu import Gpu, TensorRT
 from builder.spec.options import Options
 from builder.spec.serving import Machine, Serving
+from builder.spec.weights import WeightOptions
 from builder.spec.whole_checkpoint import VLLM, WHOLE_CHECKPOINT, TensorRTLLM
 from builder.triton.releases import NEWEST, RELEASES
 
@@ -213,6 +214,11 @@ class BuildSpec(Options):
     def fits(self) -> bool:
         """Whether something is fitted to the samples, so that it must be judged on others."""
         return self.precision in ("int8-static", "fp8", "auto") or self.prune is not None
+
+    @property
+    def weight_options(self) -> WeightOptions:
+        """How int8-weights and int4-weights are stored."""
+        return WeightOptions(self.block_size, not self.asymmetric)
 
     @property
     def in_process(self) -> bool:

@@ -26,7 +26,7 @@ from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import HALVES, to_half
 from builder.optimise.quantisation import Quantised, candidates, quantise, sensitivity
 from builder.optimise.static_quantisation import quantise_statically
-from builder.optimise.weights import BITS, WeightOptions, quantise_weights
+from builder.optimise.weights import BITS, quantise_weights
 from builder.spec import BuildSpec
 from builder.triton.releases import RELEASES, version_tuple, with_tensorrt
 
@@ -196,8 +196,7 @@ class VariantMaker:
         elif variant.precision in STATIC:
             made = self._static(variant, source, path, left_alone)
         elif variant.precision in BITS:
-            options = WeightOptions(spec.block_size, not spec.asymmetric)
-            weights = quantise_weights(source, variant.precision, options, self.folder)
+            weights = quantise_weights(source, variant.precision, spec.weight_options, self.folder)
             check_release(weights.graph, spec.triton, spec.in_process)
             made = Quantised(weights.graph, weights.matmuls, weights.embeddings, ())
         elif variant.precision in HALVES and not on_openvino:

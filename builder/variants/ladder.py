@@ -5,18 +5,14 @@ Knows rungs and limits; knows nothing about graphs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from builder.errors import VerificationError
 from builder.progress import Stage
 from builder.report.record import Rung
-from builder.spec import BuildSpec
-from builder.triton.releases import has
 from builder.verify.verdict import Bound
-
-AUTO = ("int8", "int8-weights", "int4-weights")
 
 Candidate = TypeVar("Candidate")
 
@@ -59,31 +55,30 @@ class Climbed(Generic[Candidate]):
 
 
 def climb(
-    spec: BuildSpec,
+    wanted: Sequence[str],
     limits: Limits,
     base: Rung,
     exact: tuple[Rung, Candidate],
     make: Callable[[str], tuple[Rung, Candidate]],
     stage: Stage,
 ) -> Climbed[Candidate]:
-    """From PyTorch (`base`) over fp32 (`exact`) to the precision of `spec`, or to the fastest that keeps `limits`."""
+    """From PyTorch (`base`) over fp32 (`exact`) to the one precision of `wanted`, or to the fastest of several.
 
-    def made_in_a_stage(precision: str) -> tuple[Rung, Candidate]:
+    Of several, fp32 included, only those that keep `limits` are chosen from.
+    """
+    made = []
+    for precision in wanted:
         with stage(precision):
-            return make(precision)
-
-    if spec.precision == "fp32":
-        return Climbed((base, exact[0]), *exact, None)
-    if spec.precision != "auto":
-        rung, candidate = made_in_a_stage(spec.precision)
-        return Climbed((base, exact[0], rung), rung, candidate, None)
-    eight_bits = has("MatMulNBits with 8 bits", spec.triton, spec.executor == "in-process")
-    made = [made_in_a_stage(precision) for precision in AUTO if precision != "int8-weights" or eight_bits]
+            made.append(make(precision))
+    ladder = (base, exact[0], *(rung for rung, _ in made))
+    if len(made) <= 1:
+        chosen, candidate = (made or [exact])[0]
+        return Climbed(ladder, chosen, candidate, None)
     kept = [exact, *(pair for pair in made if limits.keeps(pair[0], base))]
     chosen, candidate = min(kept, key=lambda pair: _time(pair[0]))
     missed = [rung.name for rung, _ in made if not limits.keeps(rung, base)]
     choice = f"auto chose {chosen.name}" + (f"; {', '.join(missed)} missed the quality asked" if missed else "")
-    return Climbed((base, exact[0], *(rung for rung, _ in made)), chosen, candidate, choice)
+    return Climbed(ladder, chosen, candidate, choice)
 
 
 def _growth(rung: Rung, base: Rung) -> float:

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from builder.engines.decoding import open_executor
 from builder.onnx.graph import Graph
 from builder.runtime.contract import CacheType, LayerShape
 from builder.runtime.generation.executors.base import Executor
 from builder.speed import Latencies
 from builder.variants.timing import median_ms, pytorch_with
-from builder.verify.generation import geometry_of, open_executor
+from builder.verify.generation import geometry_of
 from builder.verify.seq2seq import Graphs
 
 ROWS = (1, 8)

@@ -12,13 +12,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from builder.engines import openvino
+from builder.engines.decoding import open_executor
 from builder.errors import VerificationError
 from builder.onnx.graph import Graph
 from builder.runtime.contract import CacheType, LayerShape, Session
-from builder.runtime.generation.executors.base import Executor, Geometry
+from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.in_process import InProcess
-from builder.runtime.generation.executors.openvino import OpenVino
 from builder.verify.emitted import Taught, generate, perplexity, teacher_forced
 
 TOLERANCE = 2e-3  # largest difference of a token's log-probability in fp32
@@ -87,14 +86,6 @@ def geometry_of(
     caches: Sequence[LayerShape], slots: int, max_length: int, vocabulary: int, cache: CacheType = "float32"
 ) -> Geometry:
     return Geometry(slots, max_length, vocabulary, Geometry.pairs(caches), cache)
-
-
-def open_executor(graph: Graph, geometry: Geometry, threads: int) -> Executor:
-    """The emitted executor of the engine that `graph` is for."""
-    if graph.engine == openvino.BACKEND:
-        properties = openvino.decoder_properties(geometry.cache)
-        return OpenVino(graph.path, geometry, Session(engine="openvino", threads=threads, entries=properties))
-    return InProcess(graph.path, geometry, Session(threads=threads))
 
 
 def largest_values(

@@ -14,11 +14,12 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from builder.engines.decoding import open_executor
 from builder.errors import VerificationError
 from builder.onnx.graph import Graph
 from builder.runtime.contract import LayerShape
 from builder.runtime.generation.executors.base import Executor
-from builder.verify.generation import TOLERANCE, geometry_of, open_executor
+from builder.verify.generation import TOLERANCE, geometry_of
 
 # A forward pass of PyTorch over 8,192 tokens of half a billion parameters takes about a minute on two cores, less than
 # the export of such a model. A longer window is compared at its edges when the mask is read, and not run.

@@ -9,22 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builder.engines.decoding import open_executor
 from builder.engines.openvino.lowering import block_bytes, page_attention
-from builder.engines.openvino.weights import quantise_weights
 from builder.errors import ExportError, SpecError
 from builder.export.decoder import DecoderExport, export_decoder
 from builder.onnx.graph import Graph
-from builder.optimise.weights import WeightOptions
+from builder.optimise.weights import quantise_weights
 from builder.pipeline import build
 from builder.report.record import read_report
 from builder.runtime.contract import CacheType, load_generation
 from builder.runtime.fields import InputError
 from builder.runtime.generation.executors.openvino import OpenVino
 from builder.runtime.generation.service import Service
-from builder.spec import make_spec
+from builder.spec import WeightOptions, make_spec
 from builder.triton.check import check
 from builder.verify.emitted import generate
-from builder.verify.generation import geometry_of, make_reference, measure, open_executor
+from builder.verify.generation import geometry_of, make_reference, measure
 from builder.verify.long_rows import refuse_wrong_long_row
 from tests.checkpoints import VOCABULARY
 from tests.decoders import DECODERS, SIZES, make_decoder, make_decoder_checkpoint
@@ -157,7 +157,7 @@ def test_a_request_that_an_empty_cache_could_not_hold_is_an_error(built: Path) -
     [
         ({"engine": "openvino", "cache_gb": 0.00002}, "a text of 128 tokens needs 4"),
         ({"engine": "openvino", "executor": "bls"}, "--executor bls"),
-        ({"cache_gb": 1}, "--cache-gb .of --engine openvino; use --slots"),
+        ({"cache_gb": 1}, "--cache-gb is for --engine openvino, .* use --slots"),
         ({"engine": "openvino", "cache_gb": 5, "machine": {"memory_gb": 4}}, "takes 5.0 GB and 4.0 GB may be used"),
     ],
 )

@@ -17,13 +17,13 @@ from builder.export.experts import cost_of_experts, every_expert
 from builder.export.rotary import fused_rotary, settled_frequencies
 from builder.onnx.graph import Graph
 from builder.optimise.fusion import fuse
-from builder.optimise.weights import WeightOptions, quantise_weights
+from builder.optimise.weights import quantise_weights
 from builder.pipeline import build
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
-from builder.spec import make_spec
+from builder.spec import WeightOptions, make_spec
 from builder.verify.emitted import Prompted, answer, generate
 from builder.verify.generation import geometry_of
 from builder.verify.long_rows import refuse_wrong_long_row

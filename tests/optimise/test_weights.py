@@ -18,11 +18,11 @@ from builder.export.decoder import export_decoder
 from builder.onnx.graph import Graph, check_release, operator_needs, save_graph
 from builder.optimise.cache_precision import quantise_cache
 from builder.optimise.fusion import fuse
-from builder.optimise.weights import WeightOptions, quantise_weights
+from builder.optimise.weights import quantise_weights
 from builder.pipeline import build
 from builder.runtime.contract import LayerShape, Session
 from builder.runtime.generation.executors.in_process import InProcess
-from builder.spec import make_spec
+from builder.spec import WeightOptions, make_spec
 from builder.verify.generation import Reference, geometry_of, largest_values, make_reference, measure
 from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder, make_decoder_checkpoint

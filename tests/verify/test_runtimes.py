@@ -22,10 +22,11 @@ from builder.onnx.graph import Graph, check_release, operator_needs, save_graph
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
 from builder.optimise.quantisation import quantise
-from builder.optimise.weights import WeightOptions, quantise_weights
+from builder.optimise.weights import quantise_weights
 from builder.report.record import EngineCheck
 from builder.runtime.contract import LayerShape, Session
 from builder.runtime.generation.executors.in_process import InProcess
+from builder.spec import WeightOptions
 from builder.triton.releases import NEWEST, OPERATOR_NEEDS, RELEASES, version_tuple
 from builder.verify.generation import geometry_of
 from builder.verify.runtimes import (

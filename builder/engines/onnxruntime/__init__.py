@@ -16,6 +16,7 @@ import onnxruntime
 from builder.engines import Infer
 from builder.onnx.bfloat16 import without_bfloat16
 from builder.onnx.graph import Graph, save_graph
+from builder.runtime.contract import Session
 from builder.triton.stock import Signature, Tensor
 
 BACKEND = "onnxruntime"
@@ -79,6 +80,11 @@ def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
         stand_in = Path(place) / MODEL_FILE
         save_graph(without_bfloat16(onnx.load(str(graph.path))), stand_in)
         return infer_with(open_session(stand_in, threads, spinning))
+
+
+def loop_session(threads: int, spinning: bool) -> Session:
+    """How emitted code opens its graphs on the CPU; 0 `threads`: all cores that it finds."""
+    return Session(threads=threads, entries={"session.intra_op.allow_spinning": "1" if spinning else "0"})
 
 
 def parameters(graph: Graph, threads: int, instances: int) -> dict[str, str]:

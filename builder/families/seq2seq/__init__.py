@@ -8,44 +8,38 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
-from transformers import GenerationConfig
 
-from builder.checkpoint.generation_config import end_ids, max_tokens, option_defaults, refuse_unserved, token_rules
-from builder.checkpoint.languages import languages, nearest
+from builder.checkpoint.generation_config import end_ids
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
-from builder.engines.onnxruntime import ENCODER_FILE
-from builder.errors import CheckpointError, SpecError
+from builder.engines.onnxruntime import loop_session
 from builder.export.decoder import CACHED_ATTENTION
 from builder.export.seq2seq import Seq2SeqExport, export_seq2seq, seq2seq_shapes
 from builder.families import Family
 from builder.families.generating import (
-    Memory,
-    cache_bytes,
-    cpu_session,
     exact_bound,
     kept_bounds,
+    precisions,
     pytorch_rung,
     quantised_parts,
-    read_samples,
-    refuse_cache,
     refuse_options,
     report_of,
+    serving_document,
     vocabulary_of,
-    weights_bytes,
 )
+from builder.families.seq2seq.settings import Settings, read_settings, source_of
+from builder.families.seq2seq.texts import first_token, texts_to_judge, token_rows
+from builder.memory import Memory, cache_bytes, refuse_slots, weights_bytes
 from builder.onnx.graph import check_release
 from builder.optimise.fusion import fuse
-from builder.optimise.weights import Quantised, WeightOptions, quantise_weights
+from builder.optimise.weights import Quantised, quantise_weights
 from builder.progress import Stage
 from builder.report.record import BuildReport, EngineCheck, Rung
-from builder.runtime.contract import Arena, GenerationServing, Language, LayerShape, Source
+from builder.runtime.contract import Arena, GenerationServing, LayerShape, Source
+from builder.runtime.fields import Field
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
-from builder.runtime.generation.prompts import SourceTexts
 from builder.spec import BuildSpec
-from builder.tasks.base import Instructions, seq2seq_task
-from builder.triton.layout import RepositoryEntry, lay_out_generating, request_limits
+from builder.triton.layout import RepositoryEntry, lay_out_generating
 from builder.variants import steps
 from builder.variants.ladder import Climbed, Limits, climb
 from builder.verify.emitted import Prompted, answer
@@ -62,21 +56,8 @@ from builder.verify.seq2seq import (
 )
 from builder.verify.verdict import Comparison
 
-LONGEST_ANSWER = 256  # tokens, where the user and the checkpoint do not say
 REPLAYED_TOKENS = 8  # of answers, on another version of the engine
 VERIFIED_BEAMS = 4  # a search with more takes longer to verify, and shows no more
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What a checkpoint wants of its decode loop, for one task."""
-
-    config: GenerationConfig
-    instructions: Instructions
-    start: int
-    beams: int
-    max_answer: int
-    languages: Mapping[str, Language]
 
 
 @dataclass(frozen=True)
@@ -153,7 +134,7 @@ class Seq2Seq:
         """Greedy and searched answers, their probabilities, and the time of a text and of a step."""
         model, beams = self.checkpoint.model, min(self.settings.beams, VERIFIED_BEAMS)
         rows = token_rows(self.samples, self.checkpoint, self.source)
-        answers = make_reference(model, rows, self.settings.start, _first(self.source), self._ends, beams)
+        answers = make_reference(model, rows, self.settings.start, first_token(self.source), self._ends, beams)
         latency = steps.pytorch_seq2seq(model, self.spec.build_threads)
         return Measured(answers, pytorch_rung(self.memory, latency, answers.perplexity))
 
@@ -174,15 +155,14 @@ class Seq2Seq:
     def climb(self, exact: Exact, stage: Stage) -> Chosen:
         """The weights as asked, or the fastest that keep the quality."""
         spec, graphs, measured = self.spec, exact.fused.graphs, exact.pytorch
-        options = WeightOptions(spec.block_size, not spec.asymmetric)
 
         def make(precision: str) -> tuple[Rung, tuple[Quantised, ...]]:
             both = (graphs.encoder, graphs.decoder)
-            quantised = tuple(quantise_weights(graph, precision, options, self.folder) for graph in both)
+            quantised = tuple(quantise_weights(graph, precision, spec.weight_options, self.folder) for graph in both)
             return self._rung(precision, _with(graphs, quantised), measured.answers)[0], quantised
 
         none: tuple[Quantised, ...] = ()
-        climbed = climb(spec, self._limits, measured.rung, (exact.rung, none), make, stage)
+        climbed = climb(precisions(spec), self._limits, measured.rung, (exact.rung, none), make, stage)
         if climbed.chosen is not exact.rung:
             self._limits.refuse(climbed.chosen, measured.rung, self.checkpoint.task.metric)
         return Chosen(exact, _with(graphs, climbed.candidate), climbed)
@@ -194,10 +174,27 @@ class Seq2Seq:
     def lay_out(self, chosen: Chosen, stage: Stage) -> tuple[RepositoryEntry, ...]:
         """The loop with its graphs inside."""
         checkpoint, source, graphs = self.checkpoint, self.source, chosen.graphs
-        serving = serving_document(self.spec, checkpoint, self.settings, source, graphs)
         fields = checkpoint.task.fields({"languages": bool(source.languages or source.pairs)})
-        tokenizer = tokenizer_json(checkpoint.tokenizer)
+        serving, tokenizer = self.serving(graphs, fields[0]), tokenizer_json(checkpoint.tokenizer)
         return lay_out_generating(self.spec, serving, tokenizer, [graphs.decoder, graphs.encoder], fields)
+
+    def serving(self, graphs: Graphs, fields: Sequence[Field]) -> GenerationServing:
+        """What serving.json tells the emitted loop over `graphs`, whose requests have `fields`."""
+        spec, settings = self.spec, self.settings
+        return serving_document(
+            spec,
+            self.checkpoint,
+            settings.config,
+            Arena(spec.slots, settings.max_answer, "float32", graphs.caches),
+            loop_session(spec.loop_threads, spec.serving.spinning),
+            settings.beams,
+            fields,
+            start=1,
+            executor="in-process",
+            model=graphs.decoder.path.name,
+            outputs=graphs.decoder.outputs,
+            source=replace(self.source, encoder=graphs.encoder.path.name),
+        )
 
     def comparison(self, chosen: Chosen) -> Comparison:
         """Log-probabilities of the fused graphs; what quantising kept."""
@@ -269,136 +266,18 @@ class Seq2Seq:
         return recorder.case(graphs.decoder.path.name, [graphs.decoder, graphs.encoder], threads)
 
 
-def read_settings(spec: BuildSpec, checkpoint: Checkpoint) -> Settings:
-    """The checkpoint's generation_config, with what holds for this task alone. Raises CheckpointError and SpecError."""
-    instructions = seq2seq_task(checkpoint.task).instructions(checkpoint.config, spec.task or checkpoint.task.name)
-    config = GenerationConfig.from_dict({**checkpoint.model.generation_config.to_dict(), **instructions.options})
-    refuse_unserved(config, is_decoder=False)
-    start = config.decoder_start_token_id
-    if start is None:
-        start = config.bos_token_id
-    if start is None:
-        raise CheckpointError(
-            f"{checkpoint.source} does not say which token its answers start from; add decoder_start_token_id to its "
-            "generation_config.json"
-        )
-    beams = spec.beams or config.num_beams or 1
-    if beams > spec.slots:
-        raise SpecError(f"a search of {beams} beams needs as many slots; --slots is {spec.slots}")
-    longest = spec.max_answer or max(config.max_length or 0, LONGEST_ANSWER)
-    positions = getattr(checkpoint.config, "max_position_embeddings", None)
-    if spec.max_answer and positions and spec.max_answer > positions:
-        raise SpecError(f"--max-answer {spec.max_answer} exceeds the {positions} positions this model has")
-    known = languages(checkpoint.tokenizer)
-    if known or instructions.pairs:
-        named = {"source": instructions.source, "target": instructions.target}
-        for kind, code in named.items():
-            if known and code is not None and nearest(code, known) is None:
-                raise SpecError(f"the {kind} language {code!r} of --task is not known; known are {', '.join(known)}")
-        if known:
-            source, target = (nearest(code, known) for code in named.values())
-            instructions = replace(instructions, source=source, target=target)
-        elif instructions.source and f"{instructions.source} to {instructions.target}" not in instructions.pairs:
-            raise SpecError(f"--task {spec.task}: the model translates {', '.join(instructions.pairs)}")
-    elif instructions.source:
-        instructions = replace(instructions, source=None, target=None)  # a model of one pair needs no names for it
-    return Settings(config, instructions, int(start), beams, min(longest, positions or longest), known)
-
-
-def source_of(spec: BuildSpec, checkpoint: Checkpoint, settings: Settings, cross: Sequence[LayerShape]) -> Source:
-    """What serving.json says of texts: their limit, what is put before them, and how answers begin."""
-    target = settings.instructions.target
-    forced = settings.config.forced_bos_token_id
-    if settings.languages and target is None and forced is not None:
-        target = next((code for code, entry in settings.languages.items() if entry.first == forced), None)
-    source = settings.instructions.source
-    if settings.languages and source is None:
-        source = getattr(checkpoint.tokenizer, "src_lang", None)
-    return Source(
-        max_length=checkpoint.max_length,
-        layers=cross,
-        encoder=ENCODER_FILE,
-        token_budget=spec.serving.token_budget,
-        start=settings.start,
-        first=forced,
-        prefix=settings.instructions.prefix,
-        pairs=settings.instructions.pairs,
-        languages=settings.languages,
-        source_language=source,
-        target_language=target,
-    )
-
-
-def _first(source: Source) -> int | None:
-    """The token that a verified answer begins with: of the default target language, or of the first that is known."""
-    return source.languages[_verified_target(source)].first if source.languages else source.first
-
-
-def _verified_target(source: Source) -> str:
-    return source.target_language or next(iter(source.languages))
-
-
-def texts_to_judge(spec: BuildSpec, checkpoint: Checkpoint) -> list[Mapping[str, Any]]:
-    """The samples with a text to read. Raises SpecError, or CheckpointError where none is left."""
-    samples = read_samples(spec, checkpoint, checkpoint.task.fields({"languages": True})[0])
-    if not samples:
-        raise CheckpointError("there is no sample; give texts with --samples, as text_input")
-    return samples
-
-
-def token_rows(samples: Sequence[Mapping[str, Any]], checkpoint: Checkpoint, source: Source) -> list[tuple[int, ...]]:
-    """The samples as the emitted code tokenises them."""
-    spoken, wanted = source.source_language, source.target_language
-    if source.pairs:
-        pair = next(iter(source.pairs)).split(" to ")
-        spoken, wanted = spoken or pair[0], wanted or pair[-1]
-    if source.languages:
-        wanted = _verified_target(source)
-    unlimited = replace(source, max_length=10**9, source_language=spoken, target_language=wanted)
-    prompts = SourceTexts(unlimited, Tokenizer.from_str(tokenizer_json(checkpoint.tokenizer)))
-    prompted = [prompts(Options(prompt=str(sample["text_input"]))).source for sample in samples]
-    return [row[: checkpoint.max_length] for row in prompted]
-
-
 def plan_memory(
     spec: BuildSpec, checkpoint: Checkpoint, settings: Settings, own: Sequence[LayerShape], cross: Sequence[LayerShape]
 ) -> Memory:
     """Bytes of both caches and of the weights in fp32. Raises SpecError for more than there is."""
     cache = cache_bytes(own, spec.slots, settings.max_answer) + cache_bytes(cross, spec.slots, checkpoint.max_length)
-    rows = f"{checkpoint.max_length} tokens read and {settings.max_answer} generated"
-    refuse_cache(spec, cache, "the caches need", rows, "--slots, --max-length or --max-answer")
+    slots = f"{spec.slots} slots of {checkpoint.max_length} tokens read and {settings.max_answer} generated"
+    refuse_slots(cache, spec.usable_memory, "the caches need", slots, "--slots, --max-length or --max-answer")
     return Memory(cache, weights_bytes(checkpoint.model))
 
 
 def _with(graphs: Graphs, quantised: tuple[Quantised, ...]) -> Graphs:
     return replace(graphs, encoder=quantised[0].graph, decoder=quantised[1].graph) if quantised else graphs
-
-
-def serving_document(
-    spec: BuildSpec, checkpoint: Checkpoint, settings: Settings, source: Source, graphs: Graphs
-) -> GenerationServing:
-    """What serving.json tells the emitted loop: its parameters, with the checkpoint's generation_config as defaults."""
-    config, ends = settings.config, end_ids(settings.config, checkpoint.tokenizer)
-    fields = checkpoint.task.fields({"languages": bool(source.languages or source.pairs)})
-    return GenerationServing(
-        task=checkpoint.task.name,
-        executor="in-process",
-        arena=Arena(spec.slots, settings.max_answer, "float32", graphs.caches),
-        session=cpu_session(spec),
-        vocabulary=graphs.vocabulary,
-        queue=spec.serving.queue.loop_size,
-        limits=request_limits(spec),
-        queue_timeout_ms=spec.serving.queue.loop_timeout_ms,
-        beams=settings.beams,
-        max_tokens=max_tokens(config, start=1),
-        end_ids=ends,
-        fields=[field.name for field in fields[0]],
-        defaults=option_defaults(config, settings.beams, start=1),
-        model=graphs.decoder.path.name,
-        outputs=graphs.decoder.outputs,
-        rules=token_rules(config, ends),
-        source=replace(source, encoder=graphs.encoder.path.name),
-    )
 
 
 def _unfused(fused: int, layers: int) -> tuple[str, ...]:

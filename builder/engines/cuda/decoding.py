@@ -1,0 +1,82 @@
+"""Decoders in ONNX Runtime on a GPU: in half precision, their cache too, in process or through BLS.
+
+Answers are judged on this machine's CPU, by a graph that rounds as CUDA does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from builder.engines.cuda import provider_options, refuse_head_sizes, refuse_windows
+from builder.engines.cuda.lowering import decoder_for_cuda
+from builder.engines.decoding import Lowered
+from builder.engines.gpu import refuse_size
+from builder.engines.onnxruntime.decoding import Decoding as OnnxRuntime
+from builder.errors import SpecError
+from builder.export.slots import FILE as COPIER
+from builder.export.slots import choose_rows, slot_copier
+from builder.memory import Memory, cache_bytes
+from builder.onnx.graph import Graph
+from builder.optimise.half_precision import HALVES
+from builder.runtime.contract import CacheType, LayerShape, Session
+from builder.runtime.generation.executors.cuda import BYTES, ELEMENTS
+
+CACHE_TYPES: Mapping[str, CacheType] = {"fp16": "float16", "bf16": "bfloat16"}
+
+
+class Decoding(OnnxRuntime):
+    timed: ClassVar[bool] = False
+    cache_tensor: ClassVar[str] = "TYPE_FP16"
+
+    def refuse(self) -> None:
+        super().refuse()
+        spec = self.spec
+        if spec.precision not in HALVES:
+            raise SpecError(
+                f"CUDA's attention over a cache has {' and '.join(HALVES)}, not {spec.precision}: use --precision fp16"
+            )
+        if spec.cache != "fp32":
+            raise SpecError("on a GPU the cache is in the graph's own precision: leave --cache out")
+        if spec.executor == "bls" and spec.precision != "fp16":
+            raise SpecError("--executor bls hands the cache to Triton, whose Python has no bf16: use --precision fp16")
+        if len(spec.gpu.devices) > 1:
+            raise SpecError("a decoder has one cache, on one device: give one of gpu.devices, or use --engine vllm")
+
+    def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> Memory:
+        """Beside the weights in half precision, on the card."""
+        cache = cache_bytes(layers, self.spec.slots, length, BYTES[self.cache_type])
+        refuse_head_sizes({shape.size for shape in layers})
+        parts = f"weights and a cache of {self.spec.slots} slots of {length} tokens"
+        refuse_size(self.spec, cache + weights // 2, parts, "lower --slots or --max-length")
+        return Memory(cache, weights)
+
+    @property
+    def cache_type(self) -> CacheType:
+        return CACHE_TYPES[self.spec.precision]
+
+    @property
+    def copier(self) -> str | None:
+        return COPIER if self._in_process else None
+
+    def session(self) -> Session:
+        gpu = self.spec.gpu
+        return Session(device="cuda", device_id=gpu.devices[0], provider_options=provider_options(gpu))
+
+    def rung(self, precision: str) -> str:
+        return f"{precision} CUDA"
+
+    def lower(self, fused: Graph, precision: str, folder: Path) -> Lowered:
+        refuse_windows(self.spec, fused)
+        half, judged = decoder_for_cuda(fused, precision, self.spec.triton, folder)
+        return Lowered(half, judged, "float32" if half.arithmetic == "bf16" else "float16")
+
+    def for_release(self, own: Graph, folder: Path) -> tuple[Graph, Graph]:
+        """Through BLS the cache stays on the GPU, and each call says which of its rows it continues."""
+        return super().for_release(own if self._in_process else choose_rows(own, folder), folder)
+
+    def beside(self, graph: Graph, layers: Sequence[LayerShape], folder: Path) -> tuple[Graph, ...]:
+        if not self._in_process:
+            return ()
+        return (slot_copier(layers, ELEMENTS[self.cache_type], graph, folder),)

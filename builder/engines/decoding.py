@@ -1,0 +1,141 @@
+"""What the engine of a decoder decides: the options that it has not, its cache, its graph, what the loop is told.
+
+An engine that decodes has a class `Decoding` in `decoding.py` of its room; the folders are the registry. It takes the
+graph as it was exported for ONNX Runtime, `builder/export/decoder.py`, and makes its own of it. Knows graphs and
+options; knows no model and no task.
+"""
+
+from __future__ import annotations
+
+import importlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+
+from builder.errors import SpecError
+from builder.memory import Memory
+from builder.onnx.graph import Graph
+from builder.optimise.weights import Quantised, quantise_weights
+from builder.runtime.contract import CacheType, LayerShape, Session
+from builder.runtime.fields import Field
+from builder.runtime.generation.executors.base import Executor, Geometry
+
+if TYPE_CHECKING:
+    from builder.spec import BuildSpec
+
+ROOM = "decoding"
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """A decoder's graph in a precision. `judged`: what this machine's CPU runs to judge it, over a cache of `cache`."""
+
+    graph: Graph
+    judged: Graph
+    cache: CacheType = "float32"
+    quantised: tuple[Quantised, ...] = ()
+
+
+@dataclass(frozen=True)
+class DecodingEngine(ABC):
+    """One engine, for one specification."""
+
+    spec: BuildSpec
+
+    attention: ClassVar[str]  # the operator over a cache, as reports count it
+    timed: ClassVar[bool] = True  # whether this machine runs it as it will be served, so that speed is measured
+
+    @abstractmethod
+    def refuse(self) -> None:
+        """Raises SpecError for an option that it does not have, with what to use instead."""
+
+    @abstractmethod
+    def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> Memory:
+        """Bytes of the cache of texts of `length` tokens, beside `weights` bytes of fp32. Raises SpecError."""
+
+    @abstractmethod
+    def fuse(self, exported: Graph, folder: Path) -> Graph:
+        """The graph in fp32 that is verified first. Raises ExportError where the release would not run it."""
+
+    @property
+    @abstractmethod
+    def cache_type(self) -> CacheType:
+        """The type of the cache that is served."""
+
+    def blocks(self, layers: Sequence[LayerShape], memory: Memory) -> int | None:
+        """Blocks of a cache that all sequences share; None where each has a slot of its own."""
+        return None
+
+    @abstractmethod
+    def session(self) -> Session:
+        """Where the emitted loop runs its graph, and what the engine is told."""
+
+    @staticmethod
+    @abstractmethod
+    def open_executor(graph: Path, geometry: Geometry, threads: int) -> Executor:
+        """The emitted executor over `graph`, on this machine's CPU."""
+
+    def rung(self, precision: str) -> str:
+        """What a rung of the ladder in `precision` is called."""
+        return precision
+
+    def lower(self, fused: Graph, precision: str, folder: Path) -> Lowered:
+        """`fused` in another precision than fp32. Raises SpecError and VerificationError."""
+        quantised = quantise_weights(fused, precision, self.spec.weight_options, folder)
+        return Lowered(quantised.graph, quantised.graph, quantised=(quantised,))
+
+    def shrink_cache(self, graph: Graph, largest: Callable[[], Mapping[str, np.ndarray]], folder: Path) -> Graph:
+        """`graph` over an 8-bit cache. `largest`: by cache tensor (key_0, value_0, ...), that of each channel on the
+        samples, (heads, size)."""
+        return graph
+
+    def for_release(self, own: Graph, folder: Path) -> tuple[Graph, Graph]:
+        """`own` with the inputs that it is served with, and the same as the engine of the release has to read it.
+
+        Raises ExportError where that cannot.
+        """
+        return own, own
+
+    def step_fields(self, graph: Graph, layers: Sequence[LayerShape]) -> Sequence[Field]:
+        """The graph's inputs as config.pbtxt states them, where the steps are a Triton model; none in process."""
+        return ()
+
+    @property
+    def copier(self) -> str | None:
+        """File of the graph that copies a slot of the cache, where the emitted loop cannot do it itself."""
+        return None
+
+    def beside(self, graph: Graph, layers: Sequence[LayerShape], folder: Path) -> tuple[Graph, ...]:
+        """Graphs that the emitted loop needs beside the decoder's."""
+        return ()
+
+
+def engine_of(spec: BuildSpec) -> DecodingEngine:
+    """The engine that decodes for `spec`. Raises SpecError where its engine does not."""
+    name = spec.target if spec.target != "cpu" else spec.engine
+    name = "onnxruntime" if name in (None, "auto") else str(name)
+    if name not in rooms():
+        raise SpecError(
+            "TensorRT has no attention over a cache in place; a decoder runs on a GPU with --target cuda, or with "
+            "--engine vllm"
+        )
+    return _kind(name)(spec)
+
+
+def open_executor(graph: Graph, geometry: Geometry, threads: int) -> Executor:
+    """The emitted executor of the engine that `graph` is for."""
+    return _kind(graph.engine).open_executor(graph.path, geometry, threads)
+
+
+def rooms() -> list[str]:
+    """The engines that decode."""
+    return sorted(file.parent.name for file in Path(__file__).parent.glob(f"*/{ROOM}.py"))
+
+
+def _kind(name: str) -> type[DecodingEngine]:
+    kind: type[DecodingEngine] = importlib.import_module(f"builder.engines.{name}.{ROOM}").Decoding
+    return kind

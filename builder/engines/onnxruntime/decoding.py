@@ -1,0 +1,90 @@
+"""Decoders in ONNX Runtime on the CPU: GroupQueryAttention over a cache in place, in process or through BLS."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+import numpy as np
+
+from builder.engines.decoding import DecodingEngine
+from builder.engines.onnxruntime import loop_session
+from builder.engines.onnxruntime.older import for_runtime
+from builder.errors import SpecError
+from builder.export.decoder import CACHED_ATTENTION
+from builder.memory import Memory, cache_bytes, refuse_slots
+from builder.onnx.graph import Graph, check_release
+from builder.optimise.cache_precision import quantise_cache
+from builder.optimise.fusion import fuse
+from builder.runtime.contract import CacheType, LayerShape, Session
+from builder.runtime.fields import Field
+from builder.runtime.generation.executors.base import Executor, Geometry
+from builder.runtime.generation.executors.in_process import InProcess
+from builder.triton.releases import runtime_of
+
+INPUTS = {  # of a step, other than its caches: builder/export/decoder.py and, the last two, builder/export/slots.py
+    "input_ids": ("TYPE_INT64", (-1, -1)),
+    "position_ids": ("TYPE_INT64", (-1, -1)),
+    "seqlens_k": ("TYPE_INT32", (-1,)),
+    "total_sequence_length": ("TYPE_INT32", (1,)),
+    "logits_positions": ("TYPE_INT64", (-1,)),
+    "cache_rows": ("TYPE_INT64", (-1,)),
+    "new_cache_length": ("TYPE_INT64", (1,)),
+}
+CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "int8": "int8"}
+
+
+class Decoding(DecodingEngine):
+    attention: ClassVar[str] = CACHED_ATTENTION
+    cache_tensor: ClassVar[str] = "TYPE_FP32"  # keys and values, between Triton models
+
+    def refuse(self) -> None:
+        if self.spec.cache_gb is not None:
+            raise SpecError("--cache-gb is for --engine openvino, where sequences share the cache; use --slots")
+
+    def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> Memory:
+        """A slot of `length` tokens for each of --slots sequences."""
+        cache = cache_bytes(layers, self.spec.slots, length, np.dtype(self.cache_type).itemsize)
+        slots = f"{self.spec.slots} slots of {length} tokens"
+        refuse_slots(cache, self.spec.usable_memory, "the cache needs", slots, "--slots or --max-length")
+        return Memory(cache, weights)
+
+    def fuse(self, exported: Graph, folder: Path) -> Graph:
+        graph = fuse(exported, folder)
+        check_release(graph, self.spec.triton, self._in_process)
+        return graph
+
+    @property
+    def cache_type(self) -> CacheType:
+        return CACHE_TYPES[self.spec.cache]
+
+    def session(self) -> Session:
+        return loop_session(self.spec.loop_threads, self.spec.serving.spinning)
+
+    @staticmethod
+    def open_executor(graph: Path, geometry: Geometry, threads: int) -> Executor:
+        return InProcess(graph, geometry, Session(threads=threads))
+
+    def shrink_cache(self, graph: Graph, largest: Callable[[], Mapping[str, np.ndarray]], folder: Path) -> Graph:
+        return quantise_cache(graph, largest(), folder)
+
+    def for_release(self, own: Graph, folder: Path) -> tuple[Graph, Graph]:
+        """The window of attention means another number in older releases."""
+        graph = for_runtime(own, runtime_of(self.spec.triton, self._in_process), folder)
+        check_release(graph, self.spec.triton, self._in_process)
+        return own, graph
+
+    def step_fields(self, graph: Graph, layers: Sequence[LayerShape]) -> Sequence[Field]:
+        return [] if self._in_process else [_field(name, layers, self.cache_tensor) for name in graph.inputs]
+
+    @property
+    def _in_process(self) -> bool:
+        return self.spec.executor == "in-process"
+
+
+def _field(name: str, layers: Sequence[LayerShape], cache_tensor: str) -> Field:
+    if not name.startswith("past_"):
+        return Field(name, *INPUTS[name])
+    layer = layers[int(name.rsplit("_", 1)[1])]
+    return Field(name, cache_tensor, (-1, layer.heads, -1, layer.size))

@@ -1,0 +1,60 @@
+"""Decoders in OpenVINO on the CPU: attention over blocks that all sequences share, in process."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import ClassVar
+
+from builder.engines.decoding import DecodingEngine
+from builder.engines.openvino import decoder_properties
+from builder.engines.openvino.lowering import block_bytes, page_attention
+from builder.errors import SpecError
+from builder.memory import ADVICE, Memory, whole_blocks
+from builder.onnx.graph import Graph
+from builder.runtime.contract import CacheType, LayerShape, Session
+from builder.runtime.generation.executors.base import Executor, Geometry
+from builder.runtime.generation.executors.openvino import OpenVino
+from builder.runtime.generation.executors.paged import BLOCK, OPERATOR
+
+CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "int8": "uint8"}
+
+
+class Decoding(DecodingEngine):
+    attention: ClassVar[str] = OPERATOR
+
+    def refuse(self) -> None:
+        if self.spec.executor == "bls":
+            raise SpecError("--executor bls is not for decoders with --engine openvino, which run in process")
+
+    def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> Memory:
+        """Whole blocks, as many as --cache-gb holds, or as --slots full texts need in half of the memory."""
+        block, usable, stated = block_bytes(layers, self.cache_type), self.spec.usable_memory, self.spec.cache_gb
+        full = self.spec.slots * -(-length // BLOCK) * block
+        size = min(full, usable / 2) if stated is None else stated * 1e9
+        blocks = whole_blocks(size, block, length, BLOCK)
+        if size > usable:
+            raise SpecError(
+                f"the cache takes {size / 1e9:.1f} GB and {usable / 1e9:.1f} GB may be used; lower --cache-gb, {ADVICE}"
+            )
+        return Memory(blocks * block, weights)
+
+    def fuse(self, exported: Graph, folder: Path) -> Graph:
+        """OpenVINO has fusions of its own."""
+        return page_attention(exported, folder)
+
+    @property
+    def cache_type(self) -> CacheType:
+        return CACHE_TYPES[self.spec.cache]
+
+    def blocks(self, layers: Sequence[LayerShape], memory: Memory) -> int | None:
+        return memory.cache // block_bytes(layers, self.cache_type)
+
+    def session(self) -> Session:
+        properties = decoder_properties(self.cache_type)
+        return Session(engine="openvino", threads=self.spec.loop_threads, entries=properties)
+
+    @staticmethod
+    def open_executor(graph: Path, geometry: Geometry, threads: int) -> Executor:
+        properties = decoder_properties(geometry.cache)
+        return OpenVino(graph, geometry, Session(engine="openvino", threads=threads, entries=properties))

@@ -1,0 +1,91 @@
+"""What a checkpoint and the user say of an encoder-decoder's texts: how answers begin and end, prefixes, languages."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from transformers import GenerationConfig
+
+from builder.checkpoint.generation_config import refuse_unserved
+from builder.checkpoint.languages import languages, nearest
+from builder.checkpoint.resolve import Checkpoint
+from builder.engines.onnxruntime import ENCODER_FILE
+from builder.errors import CheckpointError, SpecError
+from builder.runtime.contract import Language, LayerShape, Source
+from builder.spec import BuildSpec
+from builder.tasks.base import Instructions, seq2seq_task
+
+LONGEST_ANSWER = 256  # tokens, where the user and the checkpoint do not say
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a checkpoint wants of its decode loop, for one task."""
+
+    config: GenerationConfig
+    instructions: Instructions
+    start: int
+    beams: int
+    max_answer: int
+    languages: Mapping[str, Language]
+
+
+def read_settings(spec: BuildSpec, checkpoint: Checkpoint) -> Settings:
+    """The checkpoint's generation_config, with what holds for this task alone. Raises CheckpointError and SpecError."""
+    instructions = seq2seq_task(checkpoint.task).instructions(checkpoint.config, spec.task or checkpoint.task.name)
+    config = GenerationConfig.from_dict({**checkpoint.model.generation_config.to_dict(), **instructions.options})
+    refuse_unserved(config, is_decoder=False)
+    start = config.decoder_start_token_id
+    if start is None:
+        start = config.bos_token_id
+    if start is None:
+        raise CheckpointError(
+            f"{checkpoint.source} does not say which token its answers start from; add decoder_start_token_id to its "
+            "generation_config.json"
+        )
+    beams = spec.beams or config.num_beams or 1
+    if beams > spec.slots:
+        raise SpecError(f"a search of {beams} beams needs as many slots; --slots is {spec.slots}")
+    longest = spec.max_answer or max(config.max_length or 0, LONGEST_ANSWER)
+    positions = getattr(checkpoint.config, "max_position_embeddings", None)
+    if spec.max_answer and positions and spec.max_answer > positions:
+        raise SpecError(f"--max-answer {spec.max_answer} exceeds the {positions} positions this model has")
+    known = languages(checkpoint.tokenizer)
+    if known or instructions.pairs:
+        named = {"source": instructions.source, "target": instructions.target}
+        for kind, code in named.items():
+            if known and code is not None and nearest(code, known) is None:
+                raise SpecError(f"the {kind} language {code!r} of --task is not known; known are {', '.join(known)}")
+        if known:
+            source, target = (nearest(code, known) for code in named.values())
+            instructions = replace(instructions, source=source, target=target)
+        elif instructions.source and f"{instructions.source} to {instructions.target}" not in instructions.pairs:
+            raise SpecError(f"--task {spec.task}: the model translates {', '.join(instructions.pairs)}")
+    elif instructions.source:
+        instructions = replace(instructions, source=None, target=None)  # a model of one pair needs no names for it
+    return Settings(config, instructions, int(start), beams, min(longest, positions or longest), known)
+
+
+def source_of(spec: BuildSpec, checkpoint: Checkpoint, settings: Settings, cross: Sequence[LayerShape]) -> Source:
+    """What serving.json says of texts: their limit, what is put before them, and how answers begin."""
+    target = settings.instructions.target
+    forced = settings.config.forced_bos_token_id
+    if settings.languages and target is None and forced is not None:
+        target = next((code for code, entry in settings.languages.items() if entry.first == forced), None)
+    source = settings.instructions.source
+    if settings.languages and source is None:
+        source = getattr(checkpoint.tokenizer, "src_lang", None)
+    return Source(
+        max_length=checkpoint.max_length,
+        layers=cross,
+        encoder=ENCODER_FILE,
+        token_budget=spec.serving.token_budget,
+        start=settings.start,
+        first=forced,
+        prefix=settings.instructions.prefix,
+        pairs=settings.instructions.pairs,
+        languages=settings.languages,
+        source_language=source,
+        target_language=target,
+    )

@@ -1,0 +1,60 @@
+"""How much memory a model reserves: weights, and the key-value caches of what it generates.
+
+Knows shapes and sizes; knows no engine and no graph.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from transformers import PreTrainedModel
+
+from builder.errors import SpecError
+from builder.runtime.contract import LayerShape
+
+ADVICE = "or state the serving machine's memory in models.yaml (machine: {memory_gb: ...})"
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes that a generating model reserves."""
+
+    cache: int
+    weights: int
+
+
+def cache_bytes(layers: Sequence[LayerShape], slots: int, length: int, width: int = 4) -> int:
+    """Keys and values of `slots` rows of `length` tokens, `width` bytes a number."""
+    return sum(2 * shape.heads * shape.size * width for shape in layers) * slots * length
+
+
+def weights_bytes(model: PreTrainedModel) -> int:
+    """The parameters in fp32."""
+    return sum(parameter.numel() * np.dtype(np.float32).itemsize for parameter in model.parameters())
+
+
+def refuse_slots(cache: int, usable: float, needs: str, slots: str, lower: str) -> None:
+    """Raises SpecError where a cache of `cache` bytes exceeds the `usable` ones.
+
+    `needs`: "the cache needs"; `slots`: what it holds, in words; `lower`: the options to lower.
+    """
+    if cache > usable:
+        raise SpecError(
+            f"{needs} {cache / 1e9:.1f} GB ({slots}) and {usable / 1e9:.1f} GB may be used; lower {lower}, {ADVICE}"
+        )
+
+
+def whole_blocks(asked: float, block: int, length: int, block_tokens: int) -> int:
+    """The blocks of `block` bytes, of `block_tokens` tokens each, in `asked` bytes.
+
+    Raises SpecError where one text of `length` tokens would not fit.
+    """
+    blocks, text = int(asked // block), -(-length // block_tokens)
+    if blocks < text:
+        raise SpecError(
+            f"a cache of {asked / 1e9:.3g} GB has {blocks} blocks of {block_tokens} tokens, and a text of {length} "
+            f"tokens needs {text} ({text * block / 1e9:.3g} GB): raise --cache-gb, or lower --max-length"
+        )
+    return blocks

@@ -1,0 +1,13 @@
+"""How weights are stored in blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class WeightOptions:
+    """Of int8-weights and int4-weights: inputs that share a scale, and whether a block has no zero point."""
+
+    block_size: int
+    symmetric: bool
