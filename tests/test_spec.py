@@ -36,8 +36,18 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, object], message: st
 def test_triton_has_no_limit_of_a_queue_unless_somebody_says_so() -> None:
     """Any limit ends Triton's preparing of the next batch, and a single instance then pauses for half a second."""
     queue = make_spec(model="org/name").serving.queue
-    assert (queue.max_size, queue.timeout_us, queue.allow_timeout_override) == (0, 0, False)
+    assert (queue.max_size, queue.timeout_us, queue.allow_timeout_override) == (None, None, False)
     assert make_spec(model="org/name", serving={"queue": {"max_size": 9}}).serving.queue.max_size == 9
+
+
+@pytest.mark.parametrize(
+    ("queue", "size", "milliseconds"),
+    [({}, 512, 30_000), ({"max_size": 0, "timeout_us": 0}, 0, 0), ({"max_size": 9, "timeout_us": 1}, 9, 1)],
+)
+def test_a_queue_of_0_has_no_limit_whatever_waits_in_it(queue: dict[str, int], size: int, milliseconds: int) -> None:
+    """As for Triton's own queue; a limit below a millisecond stays one."""
+    policy = make_spec(model="org/name", serving={"queue": queue}).serving.queue
+    assert (policy.loop_size, policy.loop_timeout_ms) == (size, milliseconds)
 
 
 def test_threads_times_instances_fit_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,13 +17,13 @@ class QueuePolicy(Options):
     """The request queue of the front model: Triton's default_queue_policy. What it refuses gets UNAVAILABLE (HTTP
     503)."""
 
-    timeout_us: int = Field(0, ge=0)
-    """Microseconds that a request may wait in the queue. 0: no limit for encoders, 30 s for models that generate. Any
-    limit makes Triton's batcher stop preparing the next batch, and an encoder with one instance then pauses for up to
-    half a second."""
-    max_size: int = Field(0, ge=0)
-    """Requests that may wait at once; further ones are refused at once. 0: no limit for encoders, with the same pause
-    where there is one; 512 for models that generate."""
+    timeout_us: int | None = Field(None, ge=0)
+    """Microseconds that a request may wait in the queue; 0: no limit. Default: no limit for encoders, 30 s for models
+    that generate. Any limit makes Triton's batcher stop preparing the next batch, and an encoder with one instance then
+    pauses for up to half a second."""
+    max_size: int | None = Field(None, ge=0)
+    """Requests that may wait at once; further ones are refused at once; 0: no limit. Default: no limit for encoders,
+    where any limit causes the same pause; 512 for models that generate."""
     allow_timeout_override: bool = False
     """Whether a request may set a shorter timeout of its own."""
     timeout_action: Literal["REJECT", "DELAY"] = "REJECT"
@@ -31,13 +31,13 @@ class QueuePolicy(Options):
 
     @property
     def loop_size(self) -> int:
-        """Sequences that may wait for a decode loop, which has a queue of its own."""
-        return self.max_size or LOOP_SIZE
+        """Sequences that may wait for a decode loop, which has a queue of its own; 0: any number."""
+        return LOOP_SIZE if self.max_size is None else self.max_size
 
     @property
     def loop_timeout_ms(self) -> int:
-        """Milliseconds that a request may wait there."""
-        return (self.timeout_us or LOOP_TIMEOUT_US) // 1000
+        """Milliseconds, rounded up, that a request may wait there; 0: for ever."""
+        return -(-(LOOP_TIMEOUT_US if self.timeout_us is None else self.timeout_us) // 1000)
 
 
 class RateLimiterResource(Options):
