@@ -80,7 +80,7 @@ def encoders(name: str, place: Path) -> Iterator[Row]:
         spec = make_spec(model=str(minilm()), name="model", max_length=64)
     else:
         spec = make_spec(model=str(make_checkpoint(place / "checkpoint", name, "fill-mask")), name="model")
-    exported = export(resolve(spec), spec, place).graph
+    exported = export(resolve(spec), place).graph
     mine = {key: feeds[key] for key in exported.inputs}
     maker = VariantMaker(spec, exported, place, [mine])
     for precision in ("fp32", "fp16", "int8", "int8-static"):

@@ -25,11 +25,11 @@ from builder.verify.mates import alike
 def front_over_pytorch(checkpoint: Checkpoint, spec: BuildSpec, folder: Path) -> Pipeline:
     """A Pipeline whose engine is the task's own module."""
     task = encoder_task(checkpoint.task)
-    module = task_graph(checkpoint, spec)
+    module = task_graph(checkpoint)
     graph = Graph(folder, module.inputs, module.outputs, (), 20, 9, Counter(), 0)
     pad = {"input_ids": padding_id(checkpoint)}
     needed = alike(module, rows_of(checkpoint), checkpoint.max_length)
-    parameters = task.parameters(checkpoint, spec)
+    parameters = task.parameters(checkpoint)
     side = checkpoint.tokenizer.truncation_side
     serving = serving_document(spec, task.module, graph, checkpoint.max_length, pad, parameters, needed, side)
     (folder / FILE).write_text(dump(serving))

@@ -57,10 +57,14 @@ class CheckpointFiles:
 
 @dataclass(frozen=True)
 class Checkpoint(CheckpointFiles):
-    """A checkpoint with its model, in fp32: all that exporting it needs."""
+    """A checkpoint with its model, in fp32: all that exporting it needs.
+
+    `pooling`: how the user wants token vectors to become one, where the checkpoint's own way is not meant.
+    """
 
     model: PreTrainedModel
     max_length: int
+    pooling: str | None = None
 
 
 def locate(spec: BuildSpec, weights: bool = True) -> CheckpointFiles:
@@ -92,7 +96,7 @@ def resolve(spec: BuildSpec) -> Checkpoint:
     model = load_model(files.folder, files.task, files.config)
     _drop_inputs(files.tokenizer, model)
     longest = _max_length(spec, files.tokenizer, model, files.sentence, files.task.longest)
-    return Checkpoint(**vars(files), model=model, max_length=longest)
+    return Checkpoint(**vars(files), model=model, max_length=longest, pooling=spec.pooling)
 
 
 def _drop_inputs(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> None:

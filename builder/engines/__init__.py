@@ -1,6 +1,7 @@
-"""Inference engines: one file each, named as the Triton backend that runs its graphs.
+"""Inference engines: a room each, named as the Triton backend that runs its graphs.
 
-A file says how a graph is opened (`infer`) and what config.pbtxt tells the backend (`parameters`).
+A room says of encoders how a graph is opened and what Triton and the emitted code are told (`Engine`); of decoders the
+same in its `decoding.py` (builder/engines/decoding.py).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from builder.runtime.contract import OpenVinoSession, Session
+
 if TYPE_CHECKING:
     from builder.onnx.graph import Graph
 
@@ -19,6 +22,8 @@ Infer = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 class Engine(Protocol):
     MODEL_FILE: str
+    ROWS_ARE_AN_AXIS: bool  # its Triton backend takes max_batch_size 0 only, with the rows as an axis of each tensor
+    EMITTED_FILES: tuple[str, ...]  # of builder/runtime, with which a front runs its graphs in process
 
     def infer(self, graph: Graph, threads: int, spinning: bool = False) -> Infer:
         """Open `graph` on the CPU: named arrays in, named arrays out."""
@@ -26,6 +31,18 @@ class Engine(Protocol):
 
     def parameters(self, graph: Graph, threads: int, instances: int) -> dict[str, str]:
         """The `parameters` of config.pbtxt with which Triton runs `graph` in the same way, `threads` an instance."""
+        ...
+
+    def buckets(self, max_rows: int, max_length: int, token_budget: int) -> tuple[tuple[int, int], ...]:
+        """The shapes, (rows, tokens of a row), that calls are padded to; none where a new shape costs nothing."""
+        ...
+
+    def session(self, graph: Graph, threads: int, spinning: bool) -> Session | OpenVinoSession:
+        """How a front opens `graph` in process. Raises SpecError where it cannot."""
+        ...
+
+    def wrong_cpus(self, graph: Graph) -> tuple[str, ...]:
+        """Instruction sets with any of which Triton's backend would compute otherwise than was verified."""
         ...
 
 

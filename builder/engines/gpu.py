@@ -13,7 +13,7 @@ from builder.errors import SpecError
 from builder.triton.releases import RELEASES, version_tuple
 
 if TYPE_CHECKING:
-    from builder.spec import BuildSpec
+    from builder.spec import BuildSpec, Gpu
 
 HEADROOM = 0.9  # of a card's memory: the rest is CUDA's own, and what a step needs
 QUERY = ("nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
@@ -57,11 +57,10 @@ LEAST = {
 CUDA_13 = ("7.5", "CUDA 13.0 release notes")  # no Maxwell, Pascal and Volta since
 
 
-def least_capability(spec: BuildSpec) -> tuple[str, str]:
-    """The compute capability that `spec` needs of its GPU, and the source."""
-    runs = str(spec.engine) if spec.runs_checkpoint else spec.target
-    needs = [LEAST[name] for name in (runs, f"{runs} {spec.precision}") if name in LEAST]
-    if version_tuple(RELEASES[spec.triton].cuda or "0") >= (13,):
+def least_capability(runs: str, precision: str, triton: str) -> tuple[str, str]:
+    """The compute capability that `runs`, a name of LEAST, needs in `precision` in a Triton release, and the source."""
+    needs = [LEAST[name] for name in (runs, f"{runs} {precision}") if name in LEAST]
+    if version_tuple(RELEASES[triton].cuda or "0") >= (13,):
         needs.append(CUDA_13)
     return max(needs, key=lambda need: version_tuple(need[0]))
 
@@ -71,7 +70,8 @@ def refuse_card(spec: BuildSpec) -> None:
     if spec.gpu.card is None:
         return
     card = CARDS[spec.gpu.card]
-    least, source = least_capability(spec)
+    runs = str(spec.engine) if spec.runs_checkpoint else spec.target
+    least, source = least_capability(runs, spec.precision, spec.triton)
     if version_tuple(card.compute_capability) < version_tuple(least):
         fits = ", ".join(
             name for name, other in CARDS.items() if version_tuple(other.compute_capability) >= version_tuple(least)
@@ -83,15 +83,15 @@ def refuse_card(spec: BuildSpec) -> None:
         )
 
 
-def refuse_size(spec: BuildSpec, needs: int, parts: str, advice: str) -> None:
-    """Raises SpecError where `needs` bytes, which are `parts`, do not fit into a GPU of --gpu or its memory limit."""
-    room = spec.gpu.memory_limit_mb
-    if spec.gpu.card is not None:
-        of_card = int(CARDS[spec.gpu.card].memory_mb * HEADROOM)
+def refuse_size(gpu: Gpu, needs: int, parts: str, advice: str) -> None:
+    """Raises SpecError where `needs` bytes, which are `parts`, do not fit into the card or its memory limit."""
+    room = gpu.memory_limit_mb
+    if gpu.card is not None:
+        of_card = int(CARDS[gpu.card].memory_mb * HEADROOM)
         room = of_card if room is None else min(room, of_card)
     if room is not None and needs > room << 20:
         raise SpecError(
-            f"{parts} need {needs / 1e9:.1f} GB and {spec.gpu.card or 'gpu.memory_limit_mb'} has room for "
+            f"{parts} need {needs / 1e9:.1f} GB and {gpu.card or 'gpu.memory_limit_mb'} has room for "
             f"{(room << 20) / 1e9:.1f} GB; {advice}"
         )
 

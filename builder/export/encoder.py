@@ -23,7 +23,6 @@ from builder.export.failure import reason
 from builder.export.program import to_onnx
 from builder.export.rows import TOKENIZER_INPUTS, Rows, rows_of
 from builder.onnx.graph import Graph, read_graph, save_graph
-from builder.spec import BuildSpec
 from builder.tasks.base import TaskGraph, encoder_task
 
 EXAMPLE = (7, 5)  # tokens of each row of the example: sizes that no axis is specialised on
@@ -40,9 +39,9 @@ class Export:
     warning: str | None
 
 
-def export(checkpoint: Checkpoint, spec: BuildSpec, folder: Path) -> Export:
+def export(checkpoint: Checkpoint, folder: Path) -> Export:
     """Export the task's graph into `folder`. Raises ExportError when no graph can be made at all."""
-    module, rows = task_graph(checkpoint, spec), rows_of(checkpoint)
+    module, rows = task_graph(checkpoint), rows_of(checkpoint)
     path = folder / "exported" / MODEL_FILE
     layers = int(checkpoint.config.num_hidden_layers)
     unfused = _try_export(module, rows, path, fused=True)
@@ -61,9 +60,9 @@ def export(checkpoint: Checkpoint, spec: BuildSpec, folder: Path) -> Export:
     return Export(read_graph(path), module, attentions, layers, warning)
 
 
-def task_graph(checkpoint: Checkpoint, spec: BuildSpec) -> TaskGraph:
+def task_graph(checkpoint: Checkpoint) -> TaskGraph:
     """The module that is exported."""
-    return encoder_task(checkpoint.task).graph(checkpoint, spec, graph_inputs(checkpoint))
+    return encoder_task(checkpoint.task).graph(checkpoint, graph_inputs(checkpoint))
 
 
 def graph_inputs(checkpoint: Checkpoint) -> tuple[str, ...]:

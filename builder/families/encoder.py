@@ -112,8 +112,8 @@ class Encoder:
     def export(self) -> Exported:
         """The long rows first, of a model that has answered nothing yet."""
         checkpoint = self.checkpoint
-        long = long_references(task_graph(checkpoint, self.spec), rows_of(checkpoint), checkpoint.max_length)
-        return Exported(export(checkpoint, self.spec, self.folder), long)
+        long = long_references(task_graph(checkpoint), rows_of(checkpoint), checkpoint.max_length)
+        return Exported(export(checkpoint, self.folder), long)
 
     def reference(self, exported: Exported) -> Rung:
         """PyTorch's own rung; what it answers to the samples is asked once the front that reads them is there."""
@@ -157,7 +157,7 @@ class Encoder:
         rungs = (pytorch, exact.rung, *(rung for rung in found.rungs if rung.name != exact.rung.name))
         if spec.target != "cpu":
             weights = f"the weights of {spec.instances} instances"
-            refuse_size(spec, found.made.graph.size * spec.instances, weights, "use fewer --instances")
+            refuse_size(spec.gpu, found.made.graph.size * spec.instances, weights, "use fewer --instances")
         return Chosen(exact, found, rungs, threshold, pruned)
 
     def _prefix(self, exact: Rung) -> str:
@@ -247,7 +247,7 @@ def _refuse_wrong_answers(evaluator: Evaluator, graph: Graph, exact: Rung, quali
         found = f"the served answer is not transformers' answer ({quality.where}, off by {quality.error:.1e})"
     else:
         return
-    why = cause(graph, evaluator.module, evaluator.rows, evaluator.checkpoint, evaluator.spec)
+    why = cause(graph, evaluator.module, evaluator.rows, evaluator.checkpoint, evaluator.spec.build_threads)
     raise VerificationError(f"{found}. Nothing was published: {why}")
 
 

@@ -133,7 +133,7 @@ def serving_document(
         vocabulary=vocabulary_of(checkpoint.model),
         queue=spec.serving.queue.loop_size,
         queue_timeout_ms=spec.serving.queue.loop_timeout_ms,
-        limits=request_limits(spec),
+        limits=request_limits(spec.serving.limits),
         beams=beams,
         max_tokens=max_tokens(config, start),
         end_ids=ends,

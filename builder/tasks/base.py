@@ -26,7 +26,6 @@ from builder.samples import TEXTS
 
 if TYPE_CHECKING:
     from builder.checkpoint.resolve import Checkpoint
-    from builder.spec import BuildSpec
 
 Sample = Mapping[str, Any]
 Answer = Mapping[str, Any]
@@ -107,15 +106,15 @@ class EncoderTask(Task):
         return task
 
     @abstractmethod
-    def graph(self, checkpoint: Checkpoint, spec: BuildSpec, inputs: Sequence[str]) -> TaskGraph:
+    def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
         """The module to export, given the names of its inputs."""
 
     @abstractmethod
-    def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
+    def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """What the emitted task must know, as JSON. Raises CheckpointError."""
 
     @abstractmethod
-    def reference(self, checkpoint: Checkpoint, spec: BuildSpec, sample: Sample) -> Answer:
+    def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
         """What transformers answers to `sample`, in the names and shapes of the emitted task's outputs."""
 
     @abstractmethod

@@ -15,7 +15,6 @@ from builder.verify.metrics import similarity
 
 if TYPE_CHECKING:
     from builder.checkpoint.resolve import Checkpoint
-    from builder.spec import BuildSpec
 
 
 class FeatureGraph(TaskGraph):
@@ -38,24 +37,24 @@ class FeatureExtraction(EncoderTask):
     labels = ("pair", "similarity")
     samples = tuple({"text_input": text} for text in TEXTS)
 
-    def graph(self, checkpoint: Checkpoint, spec: BuildSpec, inputs: Sequence[str]) -> TaskGraph:
-        return FeatureGraph(checkpoint.model, inputs, self.pooler(checkpoint, spec))
+    def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
+        return FeatureGraph(checkpoint.model, inputs, self.pooler(checkpoint))
 
-    def pooler(self, checkpoint: Checkpoint, spec: BuildSpec) -> Pooler | None:
+    def pooler(self, checkpoint: Checkpoint) -> Pooler | None:
         """The user's pooling before the checkpoint's; None for features of each token."""
         sentence = checkpoint.sentence
-        if spec.pooling is not None:
-            return Pooler((spec.pooling,), normalize=sentence is not None and sentence.normalize)
+        if checkpoint.pooling is not None:
+            return Pooler((checkpoint.pooling,), normalize=sentence is not None and sentence.normalize)
         if sentence is not None and sentence.pooling:
             return Pooler(sentence.pooling, sentence.dense, sentence.normalize, sentence.dimensions)
         return None
 
-    def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
+    def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
         sentence = checkpoint.sentence
-        pooler = self.pooler(checkpoint, spec)
+        pooler = self.pooler(checkpoint)
         with torch.no_grad():
             inputs = probe(checkpoint)
-            size = self.graph(checkpoint, spec, tuple(inputs))(*inputs.values())[0].shape[-1]
+            size = self.graph(checkpoint, tuple(inputs))(*inputs.values())[0].shape[-1]
         return {
             "pooled": pooler is not None,
             "size": size,
@@ -64,7 +63,7 @@ class FeatureExtraction(EncoderTask):
             "lower_case": sentence.lower_case if sentence else False,
         }
 
-    def reference(self, checkpoint: Checkpoint, spec: BuildSpec, sample: Sample) -> Answer:
+    def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
         """The pipeline's features of each token, then sentence-transformers' pooling where there is one."""
         text = sample["text_input"]
         sentence = checkpoint.sentence
@@ -73,7 +72,7 @@ class FeatureExtraction(EncoderTask):
             text = (sentence.prompts[name] if name else "") + text
             text = text.lower() if sentence.lower_case else text
         features = pipeline_of(checkpoint, "feature-extraction")(text, return_tensors=True)
-        pooler = self.pooler(checkpoint, spec)
+        pooler = self.pooler(checkpoint)
         if pooler is None:
             return {"embedding": features[0].tolist()}
         with torch.no_grad():

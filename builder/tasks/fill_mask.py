@@ -16,7 +16,6 @@ from builder.verify.metrics import classification
 
 if TYPE_CHECKING:
     from builder.checkpoint.resolve import Checkpoint
-    from builder.spec import BuildSpec
 
 
 class MaskGraph(TaskGraph):
@@ -64,10 +63,10 @@ class FillMask(EncoderTask):
             masked.append({"text_input": " ".join(words)})
         return tuple(masked)
 
-    def graph(self, checkpoint: Checkpoint, spec: BuildSpec, inputs: Sequence[str]) -> TaskGraph:
+    def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
         return MaskGraph(checkpoint.model, inputs)
 
-    def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
+    def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
         if checkpoint.tokenizer.mask_token is None:
             raise CheckpointError(f"the tokenizer of {checkpoint.source} has no mask token; fill-mask needs one")
         tokenizer = checkpoint.tokenizer
@@ -79,7 +78,7 @@ class FillMask(EncoderTask):
             "clean_up": bool(tokenizer.clean_up_tokenization_spaces) and pieces,
         }
 
-    def reference(self, checkpoint: Checkpoint, spec: BuildSpec, sample: Sample) -> Answer:
+    def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
         options = {key: sample[key] for key in ("targets", "top_k") if key in sample}
         predictions = pipeline_of(checkpoint, "fill-mask")(sample["text_input"], **options)
         return {"predictions": json.dumps(predictions, ensure_ascii=False)}

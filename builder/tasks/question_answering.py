@@ -15,7 +15,6 @@ from builder.verify.metrics import questions
 
 if TYPE_CHECKING:
     from builder.checkpoint.resolve import Checkpoint
-    from builder.spec import BuildSpec
 
 
 class QuestionAnswering(EncoderTask):
@@ -32,10 +31,10 @@ class QuestionAnswering(EncoderTask):
         )
     )
 
-    def graph(self, checkpoint: Checkpoint, spec: BuildSpec, inputs: Sequence[str]) -> TaskGraph:
+    def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
         return TaskGraph(checkpoint.model, inputs, ("start_logits", "end_logits"))
 
-    def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
+    def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
         tokenizer = checkpoint.tokenizer
         if tokenizer.padding_side == "left":
             raise CheckpointError(
@@ -44,7 +43,7 @@ class QuestionAnswering(EncoderTask):
             )
         return {"cls_id": tokenizer.cls_token_id, "special_tokens": tokenizer.num_special_tokens_to_add(pair=True)}
 
-    def reference(self, checkpoint: Checkpoint, spec: BuildSpec, sample: Sample) -> Answer:
+    def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
         """The best span of the model's own logits. transformers 5 has no pipeline for this task.
 
         Written apart from the emitted code, and only for contexts that fit one window: the windows, n-best and

@@ -12,7 +12,6 @@ from builder.tasks.feature_extraction import FeatureExtraction
 
 if TYPE_CHECKING:
     from builder.checkpoint.resolve import Checkpoint
-    from builder.spec import BuildSpec
 
 
 class SentenceSimilarity(FeatureExtraction):
@@ -22,13 +21,13 @@ class SentenceSimilarity(FeatureExtraction):
     def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
         return saved_by == EMBEDDER
 
-    def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
-        if self.pooler(checkpoint, spec) is None:
+    def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        if self.pooler(checkpoint) is None:
             raise CheckpointError(
                 f"{checkpoint.source} does not say how its tokens become one embedding (no modules.json); "
                 "say it with --pooling cls or mean, as its authors trained it"
             )
-        return super().parameters(checkpoint, spec)
+        return super().parameters(checkpoint)
 
 
 TASK = SentenceSimilarity()

@@ -13,7 +13,6 @@ from builder.verify.metrics import classification
 
 if TYPE_CHECKING:
     from builder.checkpoint.resolve import Checkpoint
-    from builder.spec import BuildSpec
 
 
 class TextClassification(EncoderTask):
@@ -27,10 +26,10 @@ class TextClassification(EncoderTask):
     labels = ("label",)
     samples = tuple({"text_input": text} for text in TEXTS)
 
-    def graph(self, checkpoint: Checkpoint, spec: BuildSpec, inputs: Sequence[str]) -> TaskGraph:
+    def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
         return TaskGraph(checkpoint.model, inputs, ("logits",))
 
-    def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
+    def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
         config = checkpoint.config
         if config.problem_type == "regression":
             function = "none"
@@ -40,7 +39,7 @@ class TextClassification(EncoderTask):
             function = "softmax"
         return {"labels": label_list(config, head_size(checkpoint)), "function": function}
 
-    def reference(self, checkpoint: Checkpoint, spec: BuildSpec, sample: Sample) -> Answer:
+    def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
         text: Any = sample["text_input"]
         if "text_pair" in sample:
             text = {"text": text, "text_pair": sample["text_pair"]}

@@ -18,7 +18,6 @@ from builder.verify.metrics import ranking
 
 if TYPE_CHECKING:
     from builder.checkpoint.resolve import Checkpoint
-    from builder.spec import BuildSpec
 
 SAVED = ("sentence_transformers", "sbert_ce_default_activation_function")  # keys of a cross-encoder's config.json
 FUNCTIONS = {
@@ -40,7 +39,7 @@ class TextRanking(TextClassification):
         by_a_cross_encoder = saved_by == CROSS_ENCODER or any(hasattr(config, key) for key in SAVED)
         return super().claims(config, saved_by) and by_a_cross_encoder and config.num_labels == 1
 
-    def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
+    def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
         outputs = head_size(checkpoint)
         if outputs != 1:
             raise CheckpointError(f"text-ranking needs a head with one output, a relevance; this one has {outputs}")
@@ -64,7 +63,7 @@ class TextRanking(TextClassification):
             )
         return function
 
-    def reference(self, checkpoint: Checkpoint, spec: BuildSpec, sample: Sample) -> Answer:
+    def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
         """One pair at a time through the model, as sentence-transformers' CrossEncoder.predict computes it."""
         scores = []
         for document in sample["documents"]:

@@ -14,7 +14,6 @@ from builder.verify.metrics import Span, spans
 
 if TYPE_CHECKING:
     from builder.checkpoint.resolve import Checkpoint
-    from builder.spec import BuildSpec
 
 
 class TokenClassification(EncoderTask):
@@ -26,10 +25,10 @@ class TokenClassification(EncoderTask):
     labels = ("entities",)
     samples = tuple({"text_input": text, "ignore_labels": ["no such label"]} for text in TEXTS)
 
-    def graph(self, checkpoint: Checkpoint, spec: BuildSpec, inputs: Sequence[str]) -> TaskGraph:
+    def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
         return TaskGraph(checkpoint.model, inputs, ("logits",))
 
-    def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
+    def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
         tokenizer = checkpoint.tokenizer
         with torch.no_grad():
             outputs = checkpoint.model(**probe(checkpoint)).logits.shape[-1]
@@ -39,7 +38,7 @@ class TokenClassification(EncoderTask):
             "word_aware": bool(getattr(tokenizer.backend_tokenizer.model, "continuing_subword_prefix", None)),
         }
 
-    def reference(self, checkpoint: Checkpoint, spec: BuildSpec, sample: Sample) -> Answer:
+    def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
         options = {key: sample[key] for key in ("aggregation_strategy", "ignore_labels") if key in sample}
         entities = pipeline_of(checkpoint, "token-classification")(sample["text_input"], **options)
         return {"entities": json.dumps(entities, default=float, ensure_ascii=False)}

@@ -13,7 +13,6 @@ from builder.tasks.text_classification import TextClassification, head_size
 
 if TYPE_CHECKING:
     from builder.checkpoint.resolve import Checkpoint
-    from builder.spec import BuildSpec
 
 
 class ZeroShotClassification(TextClassification):
@@ -25,8 +24,8 @@ class ZeroShotClassification(TextClassification):
     def claims(self, config: PreTrainedConfig, saved_by: str | None) -> bool:
         return False  # nothing in a configuration says so: an entailment model also classifies pairs
 
-    def parameters(self, checkpoint: Checkpoint, spec: BuildSpec) -> dict[str, Any]:
-        labels = super().parameters(checkpoint, spec)["labels"]
+    def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        labels = super().parameters(checkpoint)["labels"]
         entailment = [index for index, label in enumerate(labels) if label.lower().startswith("entail")]
         if len(entailment) != 1 or head_size(checkpoint) < 2:
             raise CheckpointError(
@@ -34,7 +33,7 @@ class ZeroShotClassification(TextClassification):
             )
         return {"labels": labels, "entailment": entailment[0]}
 
-    def reference(self, checkpoint: Checkpoint, spec: BuildSpec, sample: Sample) -> Answer:
+    def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
         options = {key: sample[key] for key in ("hypothesis_template", "multi_label") if key in sample}
         pipeline = pipeline_of(checkpoint, "zero-shot-classification")
         answer = pipeline(sample["text_input"], candidate_labels=list(sample["candidate_labels"]), **options)

@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from builder.engines import engine, openvino
+from builder.engines import engine
 from builder.engines.onnxruntime import BACKEND, MODEL_FILE
 from builder.onnx.graph import Graph
 from builder.runtime.contract import (
@@ -23,21 +23,21 @@ from builder.runtime.contract import (
     Batching,
     EncoderServing,
     GenerationServing,
-    OpenVinoSession,
     RequestLimits,
-    Session,
     dump,
 )
 from builder.runtime.fields import Field
-from builder.spec import BuildSpec, Serving
+from builder.spec import BuildSpec, Limits, Serving
 from builder.triton.placement import Accelerator, InstanceGroup, Shapes, graph_buckets, place
+from builder.triton.profiles import Calls
 
 RUNTIME = Path(__file__).parent.parent / "runtime"
+# Engines that a front can run itself, by `Graph.engine`.
+IN_PROCESS: Mapping[str, Literal["onnxruntime", "openvino"]] = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
 SHARED_FILES = ("contract.py", "fields.py", "panics.py", "tensors_check.py")
 EXECUTOR_FILES = {  # by EncoderServing.executor
     "bls": ("executors/bls.py",),
-    "onnxruntime": ("executors/onnxruntime.py", "sessions.py", "cores.py"),
-    "openvino": ("executors/openvino.py", "cores.py"),
+    **{name: engine(name).EMITTED_FILES for name in IN_PROCESS},
 }
 ENCODER_FILES = (
     "model.py",
@@ -126,10 +126,11 @@ def serving_document(
     `alike`: what rows that share a call must have in common.
     """
     token_budget = max(spec.serving.token_budget, max_length)
-    buckets = [] if alike == "length" else graph_buckets(spec, graph, token_budget, max_length)  # they pad
+    calls = Calls(spec.max_batch_size, max_length, token_budget)
+    buckets = [] if alike == "length" else graph_buckets(spec.gpu, graph, calls)  # they pad
     return EncoderServing(
         task=module,
-        executor=_executor(spec, graph),
+        executor=IN_PROCESS[graph.engine] if spec.in_process else "bls",
         engine=None if spec.in_process else f"{spec.entry_name}_model",
         max_length=max_length,
         truncate=spec.truncate,
@@ -139,24 +140,18 @@ def serving_document(
         pad=pad,
         batching=Batching(token_budget, spec.max_batch_size, spec.serving.call_cost, buckets, alike),
         parameters=parameters,
-        limits=request_limits(spec),
+        limits=request_limits(spec.serving.limits),
     )
 
 
-def request_limits(spec: BuildSpec) -> RequestLimits:
+def request_limits(limits: Limits) -> RequestLimits:
     """What one request may bring, as serving.json states it."""
-    return RequestLimits(**spec.serving.limits.model_dump())
+    return RequestLimits(**limits.model_dump())
 
 
 def version_files(graph: Graph) -> dict[str, bytes | Path]:
     """The files of a graph that its engine opens as they are, in version 1."""
     return {f"1/{file.name}": file for file in graph.files}
-
-
-def _executor(spec: BuildSpec, graph: Graph) -> Literal["bls", "onnxruntime", "openvino"]:
-    if not spec.in_process:
-        return "bls"
-    return "openvino" if graph.engine == openvino.BACKEND else "onnxruntime"
 
 
 def lay_out(
@@ -182,13 +177,13 @@ def lay_out(
         max_queue_delay_us=spec.max_queue_delay_us,
         response_cache=options.response_cache,
         rate_limited=spec.in_process,
-        parameters=_front_parameters(spec, serving),
+        parameters={**_front_parameters(serving), **dict(sorted(options.metadata.items()))},
     )
     serving = bucketed(serving, graph)
     if spec.in_process:
         serving = in_process(spec, serving, graph, warm_up_rows if options.warm_up else ())
-    elif graph.engine == openvino.BACKEND and graph.arithmetic == "fp32":
-        serving = replace(serving, not_on_cpus_with=openvino.BF16)
+    else:
+        serving = replace(serving, not_on_cpus_with=engine(graph.engine).wrong_cpus(graph))
     files = _runtime_files(f"encoder, {serving.executor}")
     files["1/tasks/__init__.py"] = RUNTIME / "tasks" / "__init__.py"
     files.update({f"1/tasks/{name}": RUNTIME / "tasks" / name for name in task_files(serving.task)})
@@ -202,9 +197,9 @@ def lay_out(
 def bucketed(serving: EncoderServing, graph: Graph) -> EncoderServing:
     """`serving` with calls padded to a few shapes, where the engine of `graph` wants that."""
     batching = serving.batching
-    if graph.engine != openvino.BACKEND or batching.alike == "length":
+    shapes = engine(graph.engine).buckets(batching.max_rows, serving.max_length, batching.token_budget)
+    if not shapes or batching.alike == "length":
         return serving
-    shapes = openvino.buckets(batching.max_rows, serving.max_length, batching.token_budget)
     return replace(serving, batching=replace(batching, buckets=shapes))
 
 
@@ -212,15 +207,10 @@ def in_process(
     spec: BuildSpec, serving: EncoderServing, graph: Graph, rows: Sequence[Mapping[str, Sequence[int]]]
 ) -> EncoderServing:
     """`serving` of a front that runs `graph` itself, and `rows` of it before the first request."""
-    session: Session | OpenVinoSession
-    if graph.engine == openvino.BACKEND:
-        session = OpenVinoSession("bf16" if graph.arithmetic == "bf16" else "fp32", spec.session_threads)
-    else:
-        spinning = {"session.intra_op.allow_spinning": "1" if spec.serving.spinning else "0"}
-        session = Session(threads=spec.session_threads, entries=spinning)
+    room = engine(graph.engine)
+    session = room.session(graph, spec.session_threads, spec.serving.spinning)
     warm_up = [{name: row[name] for name in graph.inputs} for row in rows]
-    model = engine(graph.engine).MODEL_FILE
-    return replace(serving, executor=_executor(spec, graph), model=model, session=session, warm_up=warm_up)
+    return replace(serving, executor=IN_PROCESS[graph.engine], model=room.MODEL_FILE, session=session, warm_up=warm_up)
 
 
 def lay_out_generating(
@@ -235,13 +225,14 @@ def lay_out_generating(
 
     `fields`: of the front model; `step_inputs`: of the graph that BLS calls, past included.
     """
+    on_gpu = spec.target != "cpu" and spec.executor == "in-process"  # where the cache is
     front = Config(
         name=spec.entry_name,
         backend="python",
         max_batch_size=0,  # the decode loop batches; a request is one prompt, as Triton's LLM clients send it
         inputs=fields[0],
         outputs=fields[1],
-        groups=(_front_group(spec),),
+        groups=(InstanceGroup(1, "KIND_GPU", spec.gpu.devices) if on_gpu else InstanceGroup(1),),
         serving=spec.serving,
         dynamic_batching=False,
         decoupled=True,
@@ -271,13 +262,6 @@ def lay_out_generating(
     return RepositoryEntry(front.name, front, files), RepositoryEntry(step.name, step, weights)
 
 
-def _front_group(spec: BuildSpec) -> InstanceGroup:
-    """A generating model is where its cache is; one that hands it on is on the CPU."""
-    if spec.target == "cpu" or spec.executor == "bls":
-        return InstanceGroup(1)
-    return InstanceGroup(1, "KIND_GPU", spec.gpu.devices)
-
-
 def _present(past: Field) -> Field:
     return Field(past.name.replace("past_", "present_"), past.data_type, past.dims)
 
@@ -286,14 +270,14 @@ def _runtime_files(kind: str) -> dict[str, bytes | Path]:
     return {f"1/{target}": RUNTIME / source for target, source in RUNTIME_FILES[kind].items()}
 
 
-def _front_parameters(spec: BuildSpec, serving: EncoderServing) -> dict[str, str]:
-    """What its configuration tells of a model: its task, limit, labels and mask, and the user's own."""
+def _front_parameters(serving: EncoderServing) -> dict[str, str]:
+    """What its configuration tells of a model: its task, limit, labels and mask."""
     parameters = {"task": serving.task.replace("_", "-"), "max_input_length": str(serving.max_length)}
     if "labels" in serving.parameters:
         parameters["labels"] = json.dumps(list(serving.parameters["labels"]), ensure_ascii=False)
     if "mask" in serving.parameters:
         parameters["mask_token"] = serving.parameters["mask"]
-    return {**parameters, **dict(sorted(spec.serving.metadata.items()))}
+    return parameters
 
 
 def _generating_parameters(serving: GenerationServing) -> dict[str, str]:
@@ -328,8 +312,7 @@ def _engine_entry(
 ) -> RepositoryEntry:
     options = spec.serving
     files = dict(graph_files)
-    # Triton's OpenVINO backend would set the batch to max_batch_size and refuse calls of fewer rows: openvino.cc
-    any_rows = graph.engine == openvino.BACKEND
+    any_rows = engine(graph.engine).ROWS_ARE_AN_AXIS
     rows_dim = (-1,) if any_rows else ()
     placement = place(spec, graph, serving.batching.token_budget, serving.max_length)
     warm_ups = []

@@ -14,7 +14,7 @@ from builder.engines.cuda import NUMBERS, attention_kernels, provider_options
 from builder.errors import SpecError
 from builder.onnx.graph import Graph
 from builder.runtime.recipe.compile import sha256
-from builder.spec import BuildSpec, Profile
+from builder.spec import BuildSpec, Gpu, Profile
 from builder.triton.profiles import Calls, buckets, covering_profile, default_profiles, input_shapes, uncovered
 from builder.triton.releases import version_tuple
 
@@ -70,31 +70,30 @@ def place(spec: BuildSpec, graph: Graph, token_budget: int, max_length: int) -> 
         return Placement((InstanceGroup(spec.instances),), parameters)
     on_gpu = (InstanceGroup(spec.instances, "KIND_GPU", devices),)
     if spec.target == "cuda":
-        return Placement(on_gpu, _cuda_parameters(spec), accelerators=_cuda_accelerator(spec))
-    profiles = profiles_of(spec, token_budget, max_length)
+        return Placement(on_gpu, _cuda_parameters(spec.gpu), accelerators=_cuda_accelerator(spec))
+    calls = Calls(spec.max_batch_size, max_length, token_budget)
+    profiles = profiles_of(spec.tensorrt.profiles, calls, spec.makes_plan)
     if graph.engine == onnxruntime.BACKEND:
         shapes = input_shapes(profiles[0], graph.inputs, OF_TOKENS)
         accelerator = Accelerator("tensorrt", _accelerator_parameters(spec, graph, shapes))
         tuned = {name: sides["opt"] for name, sides in shapes.items()}
         accelerators = (accelerator, *_cuda_accelerator(spec))
-        return Placement(on_gpu, _cuda_parameters(spec), accelerators=accelerators, warm_ups=(tuned,))
+        return Placement(on_gpu, _cuda_parameters(spec.gpu), accelerators=accelerators, warm_ups=(tuned,))
     return Placement(
         # One group: Triton hands a call to any free instance, and picks the profile within it, the one whose optimum
         # is nearest (tensorrt_backend, GetMostOptimizedProfile). Groups of one profile each would defeat that.
         (InstanceGroup(spec.instances, "KIND_GPU", devices, tuple(range(len(profiles)))),),
         platform=tensorrt.PLATFORM,
-        cuda_graphs=[
-            dict.fromkeys(graph.inputs, shape) for shape in graph_buckets(spec, graph, token_budget, max_length)
-        ],
+        cuda_graphs=[dict.fromkeys(graph.inputs, shape) for shape in graph_buckets(spec.gpu, graph, calls)],
     )
 
 
-def graph_buckets(spec: BuildSpec, graph: Graph, token_budget: int, max_length: int) -> tuple[tuple[int, int], ...]:
+def graph_buckets(gpu: Gpu, graph: Graph, calls: Calls) -> tuple[tuple[int, int], ...]:
     """The shapes captured as CUDA graphs, to which the front model pads; none without gpu.cuda_graphs.
 
     Raises SpecError for an input whose length is not that of the text: no shape of it is known.
     """
-    if not spec.gpu.cuda_graphs:
+    if not gpu.cuda_graphs:
         return ()
     others = sorted(set(graph.inputs) - set(OF_TOKENS))
     if others:
@@ -102,23 +101,22 @@ def graph_buckets(spec: BuildSpec, graph: Graph, token_budget: int, max_length: 
             f"gpu.cuda_graphs: this task's graph has the input {others[0]}, whose length changes from call to call, "
             "and a captured graph runs on one shape alone; leave gpu.cuda_graphs out"
         )
-    return buckets(Calls(spec.max_batch_size, max_length, token_budget))
+    return buckets(calls)
 
 
-def profiles_of(spec: BuildSpec, token_budget: int, max_length: int) -> tuple[Profile, ...]:
-    """The spec's profiles, or the default ones. Raises SpecError where a call would fit none.
+def profiles_of(profiles: tuple[Profile, ...], calls: Calls, plan: bool) -> tuple[Profile, ...]:
+    """The `profiles` that were asked for, or the default ones. Raises SpecError where one of `calls` would fit none.
 
-    ONNX Runtime's TensorRT runs profile 0 alone, so it has one (tensorrt_execution_provider.cc).
+    ONNX Runtime's TensorRT, which is not a `plan`, runs profile 0 alone, so it has one
+    (tensorrt_execution_provider.cc).
     """
-    calls = Calls(spec.max_batch_size, max_length, token_budget)
-    profiles = spec.tensorrt.profiles
-    if not spec.makes_plan and len(profiles) > 1:
+    if not plan and len(profiles) > 1:
         raise SpecError(
             f"ONNX Runtime's TensorRT runs the first profile alone, and tensorrt.profiles has {len(profiles)}: give "
             "one that takes every call, or leave --engine out for a plan"
         )
     if not profiles:
-        profiles = default_profiles(calls) if spec.makes_plan else (covering_profile(calls),)
+        profiles = default_profiles(calls) if plan else (covering_profile(calls),)
     missed = uncovered(profiles, calls)
     if missed is not None:
         raise SpecError(
@@ -129,9 +127,9 @@ def profiles_of(spec: BuildSpec, token_budget: int, max_length: int) -> tuple[Pr
     return profiles
 
 
-def _cuda_parameters(spec: BuildSpec) -> dict[str, str]:
+def _cuda_parameters(gpu: Gpu) -> dict[str, str]:
     """What Triton's ONNX Runtime backend reads where an instance is on a GPU."""
-    named = provider_options(spec.gpu)
+    named = provider_options(gpu)
     parameters = {name: numbers[named[name]] for name, numbers in NUMBERS.items()}
     parameters["intra_op_thread_count"] = "1"  # what is left for the CPU is shapes
     passed = {name: value for name, value in named.items() if name not in (*NUMBERS, "use_tf32")}
@@ -144,7 +142,8 @@ def _cuda_accelerator(spec: BuildSpec) -> tuple[Accelerator, ...]:
     Triton's backend passes options of CUDA on since 24.06 (onnxruntime_backend, pull request 256).
     """
     if version_tuple(spec.triton) >= version_tuple(CUDA_OPTIONS_SINCE):
-        return (Accelerator("cuda", {"use_tf32": provider_options(spec.gpu)["use_tf32"], **attention_kernels(spec)}),)
+        kernels = attention_kernels(spec.gpu.card, spec.precision, spec.triton)
+        return (Accelerator("cuda", {"use_tf32": provider_options(spec.gpu)["use_tf32"], **kernels}),)
     if spec.precision != "fp32":
         return ()
     raise SpecError(

@@ -38,10 +38,10 @@ def recipe_files(
     folder: Path,
 ) -> dict[str, bytes | Path]:
     """The files of NAME_model/recipe. Raises SpecError for profiles that leave a call out."""
-    profiles = profiles_of(spec, serving.batching.token_budget, serving.max_length)
+    taken = Calls(spec.max_batch_size, serving.max_length, serving.batching.token_budget)
+    profiles = profiles_of(spec.tensorrt.profiles, taken, spec.makes_plan)
     run = infer(graph, spec.build_threads)
     step = max(1, len(feeds) // CALLS)
-    taken = Calls(spec.max_batch_size, serving.max_length, serving.batching.token_budget)
     shapes = [shape for p in profiles for shape in (p.opt, *largest_calls(p, taken))]
     calls = [{name: feed[name] for name in graph.inputs} for feed in feeds[::step]]
     calls.extend(enlarged(calls[0], shape) for shape in dict.fromkeys(shapes))
@@ -55,7 +55,7 @@ def recipe_files(
         "triton": spec.triton,
         "tensorrt": RELEASES[spec.triton].tensorrt,
         "precision": spec.precision,
-        "least_capability": least_capability(spec)[0],
+        "least_capability": least_capability(spec.target, spec.precision, spec.triton)[0],
         "tolerance": TOLERANCE[spec.precision],
         "profiles": [input_shapes(profile, graph.inputs, OF_TOKENS) for profile in profiles],
         "workspace": None if spec.tensorrt.workspace_mb is None else spec.tensorrt.workspace_mb << 20,

@@ -165,7 +165,7 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
     Raises SpecError for samples that do not fit the task, CheckpointError when there are none to verify on.
     """
     task = encoder_task(checkpoint.task)
-    parameters = task.parameters(checkpoint, spec)
+    parameters = task.parameters(checkpoint)
     pad = {"input_ids": padding_id(checkpoint)}
     needed = alike(module, rows_of(checkpoint), checkpoint.max_length)
     side = checkpoint.tokenizer.truncation_side
@@ -191,7 +191,7 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
     fitted, judged = _split(samples) if spec.fits else (samples, samples)
     labels = labelled[1::2] if spec.fits else labelled
     feeds = _engine_feeds(front, fields, fitted)
-    expected = tuple(task.reference(checkpoint, spec, sample) for sample in judged)
+    expected = tuple(task.reference(checkpoint, sample) for sample in judged)
     return Evaluator(spec, checkpoint, module, front, serving, tokenizer, fields, judged, labels, expected, feeds)
 
 

@@ -7,7 +7,6 @@ from builder.engines import infer_with
 from builder.errors import VerificationError
 from builder.export.rows import Rows
 from builder.onnx.graph import Graph
-from builder.spec import BuildSpec
 from builder.tasks.base import TaskGraph, encoder_task
 from builder.verify.mates import SHORT, first_row_distance
 from builder.verify.parity import TOLERANCE, USUAL, error_at, reference
@@ -15,13 +14,13 @@ from builder.verify.parity import TOLERANCE, USUAL, error_at, reference
 BUG = "this is a bug worth reporting, with the checkpoint's name"
 
 
-def cause(graph: Graph, module: TaskGraph, rows: Rows, checkpoint: Checkpoint, spec: BuildSpec) -> str:
+def cause(graph: Graph, module: TaskGraph, rows: Rows, checkpoint: Checkpoint, threads: int) -> str:
     """What of the model no graph can have, one sentence; or that it is not known."""
     usual = [min(USUAL, checkpoint.max_length)]
     again = first_row_distance(reference(module, rows, usual), reference(module, rows, usual))
     if again > TOLERANCE:
         return f"PyTorch itself answers the same text otherwise the next time, by {again:.1e}: it draws random numbers"
-    right, wrong = _equal_up_to(graph, module, rows, checkpoint, spec)
+    right, wrong = _equal_up_to(graph, module, rows, checkpoint, threads)
     if right:
         return (
             f"it is PyTorch's graph up to {right} tokens and not at {wrong}: the code of "
@@ -31,18 +30,16 @@ def cause(graph: Graph, module: TaskGraph, rows: Rows, checkpoint: Checkpoint, s
     return BUG
 
 
-def _equal_up_to(
-    graph: Graph, module: TaskGraph, rows: Rows, checkpoint: Checkpoint, spec: BuildSpec
-) -> tuple[int, int]:
+def _equal_up_to(graph: Graph, module: TaskGraph, rows: Rows, checkpoint: Checkpoint, threads: int) -> tuple[int, int]:
     """The longest row on which the graph is a fresh PyTorch's, and the next; (0, 0) where there is no such place.
 
     By halving, with a model loaded anew for each row: one that changes itself must not have answered before.
     """
-    task, infer = encoder_task(checkpoint.task), infer_with(graph, spec.build_threads)
+    task, infer = encoder_task(checkpoint.task), infer_with(graph, threads)
 
     def equal(length: int) -> bool:
         model = load_model(checkpoint.folder, checkpoint.task, checkpoint.config)
-        fresh = task.graph(Checkpoint(**{**vars(checkpoint), "model": model}), spec, module.inputs)
+        fresh = task.graph(Checkpoint(**{**vars(checkpoint), "model": model}), module.inputs)
         try:
             return error_at(infer, graph, reference(fresh, rows, [length]), task.per_token) <= TOLERANCE
         except (VerificationError, RuntimeError):

@@ -30,7 +30,6 @@ from builder.report.record import EngineCheck
 from builder.runtime.generation.executors.base import Executor
 from builder.runtime.generation.executors.cross_attending import CrossAttending
 from builder.runtime.generation.executors.paged import Paged
-from builder.spec import BuildSpec
 from builder.triton.releases import RELEASES, runtime_of
 
 RECORDED = ("run", "copy", "encode", "attach", "assign")  # of an executor
@@ -291,19 +290,17 @@ def _python() -> str:
     return ".".join(map(str, sys.version_info[:2]))
 
 
-def verify_where_it_runs(spec: BuildSpec, replay: Replay, stage: Stage) -> tuple[EngineCheck, ...]:
-    """The check on the engine of the release that `spec` is for, as a stage of the build. Raises VerificationError."""
-    if spec.target != "cpu":
-        return ()
-    release = RELEASES[spec.triton]
+def verify_where_it_runs(triton: str, replay: Replay, stage: Stage) -> tuple[EngineCheck, ...]:
+    """The check on the CPU engine of a Triton release, as a stage of the build. Raises VerificationError."""
+    release = RELEASES[triton]
     name = "OpenVINO" if replay.engine == openvino.BACKEND else "ONNX Runtime"
-    where = f"the {name} of Triton {spec.triton}"
+    where = f"the {name} of Triton {triton}"
     if replay.in_process:
-        where = f"what its requirements pin for Triton {spec.triton}"
+        where = f"what its requirements pin for Triton {triton}"
     if replay.engine == openvino.BACKEND:
         version = release.openvino_in_process if replay.in_process else release.openvino
     else:
-        version = runtime_of(spec.triton, replay.in_process)
+        version = runtime_of(triton, replay.in_process)
     with stage(f"verify on {where}, {version}"):
         return (compare(replay.engine, version, where, replay.cases),)
 

@@ -219,7 +219,7 @@ def _naive_repository(folder: Path, repository: Path, real: bool) -> Path:
     if checkpoint.config.model_type == "distilbert":
         names = [n for n in names if n != "token_type_ids"]
         checkpoint.tokenizer.model_input_names = names
-    module = checkpoint.task.graph(checkpoint, spec, tuple(names))
+    module = checkpoint.task.graph(checkpoint, tuple(names))
     module.model.set_attn_implementation(UNFUSED)
     engine = repository / "encoder_model" / "1"
     front = repository / "encoder_tokenize" / "1"

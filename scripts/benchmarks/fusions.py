@@ -44,7 +44,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         spec = make_spec(model=str(Path(package.origin).parent / "model"))
-        fused = fuse(export(resolve(spec), spec, folder).graph, folder)
+        fused = fuse(export(resolve(spec), folder).graph, folder)
         int8 = quantise(fused, folder, lambda graph: 1.0, 0.0, [feeds]).graph
         columns = []
         for name, graph in (("fp32", fused), ("int8", int8)):

@@ -170,7 +170,7 @@ def serve(executor: str, place: Path) -> float:
 def _workshop(place: Path, target: str) -> VariantMaker:
     place.mkdir(exist_ok=True)
     spec = make_spec(model=str(minilm()), target=target, max_batch_size=32, max_length=512)
-    return VariantMaker(spec, export(resolve(spec), spec, place).graph, place, ())
+    return VariantMaker(spec, export(resolve(spec), place).graph, place, ())
 
 
 def _gpt2() -> GPT2LMHeadModel:

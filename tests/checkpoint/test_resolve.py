@@ -73,7 +73,7 @@ def test_a_cross_encoder_is_known_by_its_configuration(copy: Callable[[str], Pat
     _edit(folder / "config.json", sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"})
     found = _resolve(folder)
     assert found.task.name == "text-ranking"
-    assert found.task.parameters(found, make_spec(model="x")) == {"function": "none"}
+    assert found.task.parameters(found) == {"function": "none"}
 
 
 def test_a_head_that_is_not_there_is_never_made_up(checkpoint: Callable[[str], Path]) -> None:
@@ -140,7 +140,7 @@ def test_a_label_map_that_does_not_match(labels: dict[str, str], copy: Callable[
     _edit(folder / "config.json", id2label=labels)
     found = _resolve(folder)
     with pytest.raises(CheckpointError, match="id2label"):
-        found.task.parameters(found, make_spec(model="x"))
+        found.task.parameters(found)
 
 
 def test_weights_that_are_not_those_of_the_configuration(copy: Callable[[str], Path]) -> None:
@@ -165,19 +165,19 @@ def test_a_task_the_architecture_has_no_class_for(tmp_path: Path) -> None:
 def test_zero_shot_needs_an_entailment_label(checkpoint: Callable[[str], Path]) -> None:
     found = _resolve(checkpoint("topics"), task="zero-shot-classification")
     with pytest.raises(CheckpointError, match="a label 'entailment'; this one has sport, food, travel"):
-        found.task.parameters(found, make_spec(model="x"))
+        found.task.parameters(found)
 
 
 def test_ranking_needs_one_output(checkpoint: Callable[[str], Path]) -> None:
     found = _resolve(checkpoint("topics"), task="text-ranking")
     with pytest.raises(CheckpointError, match="one output, a relevance; this one has 3"):
-        found.task.parameters(found, make_spec(model="x"))
+        found.task.parameters(found)
 
 
 def test_similarity_needs_to_know_how_to_pool(checkpoint: Callable[[str], Path]) -> None:
     found = _resolve(checkpoint("features"), task="sentence-similarity")
     with pytest.raises(CheckpointError, match="--pooling cls or mean"):
-        found.task.parameters(found, make_spec(model="x"))
+        found.task.parameters(found)
 
 
 def test_lengths_come_from_positions_counted_after_the_padding_index(

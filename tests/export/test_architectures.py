@@ -22,7 +22,7 @@ def test_fused_and_equal_to_pytorch(model_type: str, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "checkpoint", model_type, "fill-mask")
     spec = make_spec(model=str(folder), name="model")
     checkpoint = resolve(spec)
-    exported = export(checkpoint, spec, tmp_path)
+    exported = export(checkpoint, tmp_path)
     fused = fuse(exported.graph, tmp_path)
     assert checkpoint.task.name == "fill-mask"
     assert exported.attentions == fused.operators["MultiHeadAttention"] == ARCHITECTURES[model_type].fused
@@ -43,7 +43,7 @@ def test_a_sliding_window_changes_the_answer(tmp_path: Path) -> None:
         folder = make_checkpoint(tmp_path / f"window-{window}", "modernbert", "fill-mask", local_attention=window)
         spec = make_spec(model=str(folder), name="model")
         checkpoint = resolve(spec)
-        exported = export(checkpoint, spec, folder)
+        exported = export(checkpoint, folder)
         outputs.append((exported, checkpoint))
     (narrow, checkpoint), (wide, _) = outputs
     error = graph_error(narrow.graph, wide.module, rows_of(checkpoint), 512, 1, False)
@@ -53,7 +53,7 @@ def test_a_sliding_window_changes_the_answer(tmp_path: Path) -> None:
 def test_a_shortfall_of_fused_attention_says_what_it_costs(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "checkpoint", "convbert", "fill-mask")
     spec = make_spec(model=str(folder), name="model")
-    exported = export(resolve(spec), spec, tmp_path)
+    exported = export(resolve(spec), tmp_path)
     assert exported.warning is not None
     assert "0 of 2 attentions are fused" in exported.warning
     assert "slower" in exported.warning

@@ -27,7 +27,7 @@ def test_the_same_answers_without_operators_of_onnx_runtime(model_type: str, tmp
     """With a padding mask, position biases, windows, shared layers, grouped queries; for OpenVINO and TensorRT too."""
     folder = make_checkpoint(tmp_path / "checkpoint", model_type, "feature-extraction")
     spec = make_spec(model=str(folder))
-    graph = export(resolve(spec), spec, tmp_path).graph
+    graph = export(resolve(spec), tmp_path).graph
     plain = spell_out_attention(graph, tmp_path)
     model = onnx.load(str(plain.path))
     assert {node.domain for node in model.graph.node} <= {"", "ai.onnx"}

@@ -41,7 +41,7 @@ def _cuda() -> None:
 def test_an_encoder_answers_on_cuda_as_on_the_cpu(precision: str, least: float, tmp_path: Path) -> None:
     spec = make_spec(model=str(minilm()), target="cuda", precision=precision, triton="25.08")
     checkpoint = resolve(spec)
-    maker = VariantMaker(spec, export(checkpoint, spec, tmp_path).graph, tmp_path, ())
+    maker = VariantMaker(spec, export(checkpoint, tmp_path).graph, tmp_path, ())
     feed = dict(checkpoint.tokenizer(list(TEXTS[:8]), return_tensors="np", padding=True))
     graph = maker.make(Variant(precision, "onnxruntime", target="cuda")).graph
     found, expected = (

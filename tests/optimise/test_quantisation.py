@@ -24,7 +24,7 @@ from tests.models import minilm
 def fused(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     folder = tmp_path_factory.mktemp("fused")
     spec = make_spec(model=str(minilm()))
-    exported: Export = export(resolve(spec), spec, folder)
+    exported: Export = export(resolve(spec), folder)
     return fuse(exported.graph, folder)
 
 

@@ -51,7 +51,7 @@ def emptied(folder: Path, model_type: str = "bert") -> Path:
 @pytest.mark.parametrize("model_type", ["bert", "roberta", "electra"])
 def test_what_is_empty_goes_and_no_value_changes(model_type: str, tmp_path: Path) -> None:
     spec = make_spec(model=str(emptied(tmp_path / "checkpoint", model_type)), task="feature-extraction")
-    graph = export(resolve(spec), spec, tmp_path).graph
+    graph = export(resolve(spec), tmp_path).graph
     smaller, removed = compact(graph, tmp_path)
     assert removed is not None
     assert (removed.heads, removed.neurons) == (2, 2 + 63), "one neuron stays: an empty matrix has no product"
@@ -63,7 +63,7 @@ def test_what_is_empty_goes_and_no_value_changes(model_type: str, tmp_path: Path
 
 def test_a_checkpoint_with_nothing_empty_stays_as_it_is(tmp_path: Path) -> None:
     spec = make_spec(model=str(make_checkpoint(tmp_path / "whole", "bert", "feature-extraction")))
-    graph = export(resolve(spec), spec, tmp_path).graph
+    graph = export(resolve(spec), tmp_path).graph
     assert compact(graph, tmp_path) == (graph, None)
 
 
@@ -79,7 +79,7 @@ def test_a_build_says_what_was_empty(tmp_path: Path) -> None:
 def test_rotated_heads_are_left_alone(tmp_path: Path) -> None:
     """ModernBERT's queries are rotated after their product, and its feed-forward's gate is half of one matrix."""
     spec = make_spec(model=str(make_checkpoint(tmp_path / "modernbert", "modernbert", "feature-extraction")))
-    graph = export(resolve(spec), spec, tmp_path).graph
+    graph = export(resolve(spec), tmp_path).graph
     assert open_structures(graph)[1] == ()
     with pytest.raises(VerificationError, match="0 found"):
         search_mask([], [], 0.3)
@@ -89,7 +89,7 @@ def test_rotated_heads_are_left_alone(tmp_path: Path) -> None:
 def real(tmp_path_factory: pytest.TempPathFactory) -> Export:
     folder = tmp_path_factory.mktemp("real")
     spec = make_spec(model=str(minilm()))
-    return export(resolve(spec), spec, folder)
+    return export(resolve(spec), folder)
 
 
 @pytest.mark.slow

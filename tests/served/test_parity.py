@@ -12,7 +12,7 @@ import pytest
 from builder.checkpoint.resolve import Checkpoint, resolve
 from builder.samples import TEXTS
 from builder.serve.client import Client
-from builder.spec import BuildSpec, make_spec
+from builder.spec import make_spec
 from builder.verify.answers import difference
 from tests.models import SERVED, minilm
 
@@ -54,10 +54,10 @@ REQUESTS: dict[str, list[dict[str, Any]]] = {
 
 
 @pytest.fixture(scope="module")
-def reference(checkpoint: Callable[[str], Path]) -> Callable[[str], tuple[BuildSpec, Checkpoint]]:
-    loaded: dict[str, tuple[BuildSpec, Checkpoint]] = {}
+def reference(checkpoint: Callable[[str], Path]) -> Callable[[str], Checkpoint]:
+    loaded: dict[str, Checkpoint] = {}
 
-    def get(name: str) -> tuple[BuildSpec, Checkpoint]:
+    def get(name: str) -> Checkpoint:
         if name not in loaded:
             model = SERVED.get(name)
             spec = (
@@ -65,7 +65,7 @@ def reference(checkpoint: Callable[[str], Path]) -> Callable[[str], tuple[BuildS
                 if model
                 else make_spec(model=str(minilm()))
             )
-            loaded[name] = spec, resolve(spec)
+            loaded[name] = resolve(spec)
         return loaded[name]
 
     return get
@@ -78,8 +78,8 @@ def test_served_answer_is_transformers_answer(
     name: str, request_index: int, client: Callable[[str], Client], reference: Callable[[str], Any]
 ) -> None:
     sample = REQUESTS[name][request_index]
-    spec, checkpoint = reference(name)
-    expected = checkpoint.task.reference(checkpoint, spec, sample)
+    checkpoint = reference(name)
+    expected = checkpoint.task.reference(checkpoint, sample)
     answer = client(name).ask(sample)
     error, where = difference(expected, answer)
     assert error < 1e-4, where

@@ -27,8 +27,8 @@ def test_golden_answers(model_type: str, tmp_path: Path) -> None:
     checkpoints.make(tmp_path)
     spec = make_spec(model=str(tmp_path / model_type), name="model", max_length=GOLDEN["max_length"])
     checkpoint = resolve(spec)
-    graph = export(checkpoint, spec, tmp_path).graph
-    parameters = checkpoint.task.parameters(checkpoint, spec)
+    graph = export(checkpoint, tmp_path).graph
+    parameters = checkpoint.task.parameters(checkpoint)
     serving = serving_document(spec, "question_answering", graph, checkpoint.max_length, {"input_ids": 0}, parameters)
     (tmp_path / FILE).write_text(dump(serving))
     (tmp_path / "tokenizer.json").write_text(tokenizer_json(checkpoint.tokenizer))

@@ -93,10 +93,10 @@ def test_profiles_that_leave_a_call_out_are_refused_with_the_call() -> None:
     options = {"model": "x", "target": "tensorrt", "max_batch_size": 8}
     small = make_spec(**options, tensorrt={"profiles": [{"opt": [4, 64], "max": [8, 128]}]})
     with pytest.raises(SpecError, match="takes 1 rows of 129 tokens"):
-        profiles_of(small, token_budget=2048, max_length=256)
+        profiles_of(small.tensorrt.profiles, Calls(8, 256, 2048), plan=True)
     two = [{"opt": [4, 64], "max": [8, 128]}, {"min": [1, 129], "opt": [2, 200], "max": [8, 256]}]
     spec = make_spec(**options, tensorrt={"profiles": two})
-    assert len(profiles_of(spec, 2048, 256)) == 2
+    assert len(profiles_of(spec.tensorrt.profiles, Calls(8, 256, 2048), plan=True)) == 2
 
 
 def test_all_profiles_are_in_one_instance_group() -> None:

@@ -50,7 +50,7 @@ def maker(tmp_path_factory: pytest.TempPathFactory) -> VariantMaker:
     """MiniLM, calibrated on every other text."""
     folder = tmp_path_factory.mktemp("variants")
     spec = make_spec(model=str(minilm()), triton="25.08")  # the first whose bf16 kernels for CUDA are known
-    return VariantMaker(spec, export(resolve(spec), spec, folder).graph, folder, batches()[:1])
+    return VariantMaker(spec, export(resolve(spec), folder).graph, folder, batches()[:1])
 
 
 @pytest.fixture(scope="module")

@@ -126,7 +126,7 @@ def test_a_graph_in_qdq_form_is_served_as_it_is(tmp_path: Path) -> None:
     """As quantisation-aware training leaves one: made by another tool here, gated like every rung, on both engines."""
     model, samples = question_answering()
     spec = make_spec(model=str(model), name="qa", samples=samples, output=tmp_path / "repository", engine="auto")
-    graph = export(resolve(spec), spec, tmp_path).graph
+    graph = export(resolve(spec), tmp_path).graph
     plain = spell_out_attention(graph, tmp_path)
     feeds = [{name: np.ones((2, 9), np.int64) for name in plain.inputs}]
     given = quantise_statically(plain, tmp_path / "qat" / "model.onnx", Calibration(), feeds).graph

@@ -28,12 +28,12 @@ def test_a_branch_on_length_is_found_and_named(tmp_path: Path) -> None:
     spec = make_spec(model=str(folder), max_length=56)
     checkpoint = resolve(spec)
     rows = rows_of(checkpoint)
-    long = long_references(task_graph(checkpoint, spec), rows, checkpoint.max_length)
-    exported = export(checkpoint, spec, tmp_path)
+    long = long_references(task_graph(checkpoint), rows, checkpoint.max_length)
+    exported = export(checkpoint, tmp_path)
     infer = infer_with(exported.graph, 1)
     assert [asked.lengths for asked in long] == [(56,)]
     assert error_at(infer, exported.graph, long[0], per_token=False) < TOLERANCE
-    assert cause(exported.graph, exported.module, rows, checkpoint, spec) == BUG
+    assert cause(exported.graph, exported.module, rows, checkpoint, spec.build_threads) == BUG
 
 
 def test_a_length_that_pytorch_has_no_answer_for_is_refused(tmp_path: Path) -> None:
@@ -49,10 +49,10 @@ def test_a_model_that_draws_random_numbers_is_named(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "c", "bert", "text-classification", num_hidden_layers=1)
     spec = make_spec(model=str(folder), max_length=64)
     checkpoint = resolve(spec)
-    module = task_graph(checkpoint, spec)
+    module = task_graph(checkpoint)
     rows, graph = rows_of(checkpoint), export_module(module, rows_of(checkpoint), tmp_path / "model.onnx")
     checkpoint.model.classifier.register_forward_hook(lambda *called: called[-1] + torch.rand(()))
-    found = cause(graph, module, rows, checkpoint, spec)
+    found = cause(graph, module, rows, checkpoint, spec.build_threads)
     assert re.match(r"PyTorch itself answers the same text otherwise the next time, .* random numbers", found)
 
 
@@ -60,13 +60,13 @@ def test_code_that_branches_on_a_text_is_named(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "c", "longformer", "text-classification", num_hidden_layers=1)
     spec = make_spec(model=str(folder), max_length=64)
     with pytest.raises(ExportError, match=r"branches on the values of a text.*modeling_longformer\.py, line \d+"):
-        export(resolve(spec), spec, tmp_path)
+        export(resolve(spec), tmp_path)
 
 
 def test_the_longest_rows_are_those_beyond_what_every_graph_is_compared_on(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "c", "roberta", "text-classification")
     spec = make_spec(model=str(folder))
     checkpoint = resolve(spec)
-    module, rows = task_graph(checkpoint, spec), rows_of(checkpoint)
+    module, rows = task_graph(checkpoint), rows_of(checkpoint)
     lengths = {n: [r.lengths[0] for r in long_references(module, rows, n)] for n in (40, 301, 512, 513)}
     assert lengths == {40: [40], 301: [301], 512: [512, 511], 513: [513, 512]}

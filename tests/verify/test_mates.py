@@ -22,7 +22,7 @@ from tests.fronts import answers, front_over_pytorch
 def test_most_models_share_calls_freely(name: str, checkpoint: Callable[[str], Path]) -> None:
     spec = make_spec(model=str(checkpoint(name)), pooling="cls" if name == "pooled" else None)
     found = resolve(spec)
-    assert alike(task_graph(found, spec), rows_of(found), found.max_length) is None
+    assert alike(task_graph(found), rows_of(found), found.max_length) is None
 
 
 @pytest.mark.parametrize("model_type", ["convbert", "fnet"])
@@ -33,7 +33,7 @@ def test_a_model_that_padding_gets_into_is_batched_by_length(model_type: str, tm
     front = front_over_pytorch(found, spec, tmp_path)
     assert front.serving.batching.alike == "length"
     samples = [{"text_input": text, "top_k": 3} for text in (*TEXTS[:12], TEXTS[0])]
-    expected = [found.task.reference(found, spec, sample) for sample in samples]
+    expected = [found.task.reference(found, sample) for sample in samples]
     error, where = max(difference(e, a) for e, a in zip(expected, answers(front, found, samples), strict=True))
     assert error < 1e-5, where
     assert front.counts.calls < len(samples), "texts of one length still share calls"
@@ -49,6 +49,6 @@ def test_a_head_that_pools_at_the_end_token_is_batched_by_their_number(tmp_path:
     assert front.serving.batching.alike == found.config.eos_token_id
     texts = [TEXTS[0], f"{TEXTS[1]} [SEP] and [SEP] more", TEXTS[2], f"{TEXTS[3]} [SEP] so"]
     samples = [{"text_input": text, "candidate_labels": ["a", "food"]} for text in texts]
-    expected = [found.task.reference(found, spec, sample) for sample in samples]
+    expected = [found.task.reference(found, sample) for sample in samples]
     error, where = max(difference(e, a) for e, a in zip(expected, answers(front, found, samples), strict=True))
     assert error < 1e-5, where

@@ -24,7 +24,7 @@ from builder.verify.parity import TOLERANCE, graph_error
 @pytest.fixture
 def exported(checkpoint: Callable[[str], Path], tmp_path: Path) -> Export:
     spec = make_spec(model=str(checkpoint("names")), name="names")
-    return export(resolve(spec), spec, tmp_path)
+    return export(resolve(spec), tmp_path)
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ from builder.triton.releases import RELEASES, version_tuple
 
 if TYPE_CHECKING:
     from builder.onnx.graph import Graph
-    from builder.spec import BuildSpec, Gpu
+    from builder.spec import Gpu
 
 KERNELS: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("cuda_kernels.json").read_text("utf-8"))
 # The numbers by which Triton's ONNX Runtime backend knows the values of these options.
@@ -58,14 +58,14 @@ def provider_options(gpu: Gpu) -> dict[str, str]:
 ALL_WITH_CUDNN = 127  # bits of AttentionBackend, attention_common.h: those that are on without it, and cuDNN's (8)
 
 
-def attention_kernels(spec: BuildSpec) -> dict[str, str]:
+def attention_kernels(card: str | None, precision: str, triton: str) -> dict[str, str]:
     """CUDA's option for attention in fp16 where the default kernels for masks of lengths do not know the card.
 
     Those end at 8.9: cuDNN's is allowed beside them from 9.0 on. Source: attention_kernel_options.cc; the option is in
     ONNX Runtime since 1.20, which leaves cuDNN's kernel out where its cuDNN is too old.
     """
-    card, known = spec.gpu.card, version_tuple(RELEASES[spec.triton].onnxruntime) >= (1, 20)
-    if card is None or not known or spec.precision != "fp16":
+    known = version_tuple(RELEASES[triton].onnxruntime) >= (1, 20)
+    if card is None or not known or precision != "fp16":
         return {}
     beyond = version_tuple(CARDS[card].compute_capability) >= (9, 0)
     return {"sdpa_kernel": str(ALL_WITH_CUDNN)} if beyond else {}
@@ -81,18 +81,18 @@ def refuse_head_sizes(sizes: Collection[int]) -> None:
         )
 
 
-def refuse_windows(spec: BuildSpec, graph: Graph) -> None:
+def refuse_windows(card: str | None, graph: Graph) -> None:
     """Raises SpecError for sliding windows on a card whose attention kernel did not always know them.
 
     Cards before 8.0 have memory efficient attention alone, which left the window out in older ONNX Runtimes.
     """
-    if spec.gpu.card is None or version_tuple(CARDS[spec.gpu.card].compute_capability) >= (8, 0):
+    if card is None or version_tuple(CARDS[card].compute_capability) >= (8, 0):
         return
     nodes = onnx.load(str(graph.path), load_external_data=False).graph.node
     if any(a.name == "local_window_size" and a.i > 0 for node in nodes for a in node.attribute):
         raise SpecError(
-            f"--gpu {spec.gpu.card}: its attention has sliding windows, for which ONNX Runtime's kernels need compute "
-            f"capability 8.0; this card has {CARDS[spec.gpu.card].compute_capability}"
+            f"--gpu {card}: its attention has sliding windows, for which ONNX Runtime's kernels need compute "
+            f"capability 8.0; this card has {CARDS[card].compute_capability}"
         )
 
 

@@ -49,7 +49,7 @@ class Decoding(OnnxRuntime):
         cache = cache_bytes(layers, self.spec.slots, length, BYTES[self.cache_type])
         refuse_head_sizes({shape.size for shape in layers})
         parts = f"weights and a cache of {self.spec.slots} slots of {length} tokens"
-        refuse_size(self.spec, cache + weights // 2, parts, "lower --slots or --max-length")
+        refuse_size(self.spec.gpu, cache + weights // 2, parts, "lower --slots or --max-length")
         return Memory(cache, weights)
 
     @property
@@ -68,7 +68,7 @@ class Decoding(OnnxRuntime):
         return f"{precision} CUDA"
 
     def lower(self, fused: Graph, precision: str, folder: Path) -> Lowered:
-        refuse_windows(self.spec, fused)
+        refuse_windows(self.spec.gpu.card, fused)
         half, judged = decoder_for_cuda(fused, precision, self.spec.triton, folder)
         return Lowered(half, judged, "float32" if half.arithmetic == "bf16" else "float16")
 

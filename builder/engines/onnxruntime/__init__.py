@@ -20,6 +20,8 @@ from builder.runtime.contract import Session
 from builder.triton.stock import Signature, Tensor
 
 BACKEND = "onnxruntime"
+ROWS_ARE_AN_AXIS = False
+EMITTED_FILES = ("executors/onnxruntime.py", "sessions.py", "cores.py")
 MODEL_FILE = "model.onnx"
 TYPES = {"FLOAT": "TYPE_FP32", "FLOAT16": "TYPE_FP16", "DOUBLE": "TYPE_FP64", "BFLOAT16": "TYPE_BF16"}
 ENCODER_FILE = "encoder.onnx"  # of an encoder-decoder model; its decoder is MODEL_FILE
@@ -90,6 +92,21 @@ def loop_session(threads: int, spinning: bool) -> Session:
 def parameters(graph: Graph, threads: int, instances: int) -> dict[str, str]:
     """What Triton's ONNX Runtime backend reads; it hands no session entry on, such as those about spinning."""
     return {"intra_op_thread_count": str(threads), "inter_op_thread_count": "1"}
+
+
+def buckets(max_rows: int, max_length: int, token_budget: int) -> tuple[tuple[int, int], ...]:
+    """None: it runs any shape as it comes."""
+    return ()
+
+
+def session(graph: Graph, threads: int, spinning: bool) -> Session:
+    """An encoder's in process."""
+    return loop_session(threads, spinning)
+
+
+def wrong_cpus(graph: Graph) -> tuple[str, ...]:
+    """None: fp32 is fp32 everywhere."""
+    return ()
 
 
 def signature(path: Path) -> Signature:

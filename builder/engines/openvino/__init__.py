@@ -17,13 +17,15 @@ import openvino
 
 from builder.engines import Infer
 from builder.errors import ExportError
-from builder.runtime.contract import CacheType
+from builder.runtime.contract import CacheType, OpenVinoSession
 from builder.triton.stock import Signature, Tensor
 
 if TYPE_CHECKING:
     from builder.onnx.graph import Graph
 
 BACKEND = "openvino"
+ROWS_ARE_AN_AXIS = True  # it would set the batch to max_batch_size and refuse calls of fewer rows: openvino.cc
+EMITTED_FILES = ("executors/openvino.py", "cores.py")
 MODEL_FILE = "model.xml"
 TYPES = {"i64": "TYPE_INT64", "i32": "TYPE_INT32", "f32": "TYPE_FP32", "f16": "TYPE_FP16", "boolean": "TYPE_BOOL"}
 ACTIVATIONS = 128  # inputs of a product with small weights that are rounded to 8 bits with one scale
@@ -97,6 +99,16 @@ def _steps(first: int, each: int, last: int) -> list[int]:
             step *= 2
         found.append(min(found[-1] + step, last))
     return found
+
+
+def session(graph: Graph, threads: int, spinning: bool) -> OpenVinoSession:
+    """An encoder's in process. OpenVINO's threads do not spin: `spinning` has no effect."""
+    return OpenVinoSession("bf16" if graph.arithmetic == "bf16" else "fp32", threads)
+
+
+def wrong_cpus(graph: Graph) -> tuple[str, ...]:
+    """Triton's backend cannot be told to multiply in fp32, where the CPU has bf16."""
+    return BF16 if graph.arithmetic == "fp32" else ()
 
 
 def decoder_properties(cache: CacheType) -> dict[str, str]:

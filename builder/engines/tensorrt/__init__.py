@@ -10,11 +10,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from builder.engines import Infer, onnxruntime
+from builder.errors import SpecError
+from builder.runtime.contract import Session
 
 if TYPE_CHECKING:
     from builder.onnx.graph import Graph
 
 BACKEND = "tensorrt"
+ROWS_ARE_AN_AXIS = False
+EMITTED_FILES: tuple[str, ...] = ()  # a GPU's engine is a Triton model of its own
 PLATFORM = "tensorrt_plan"
 MODEL_FILE = "model.plan"
 LEAST = "10.0"  # strongly typed networks of all the types used here, and int64 inputs
@@ -28,3 +32,17 @@ def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
 def parameters(graph: Graph, threads: int, instances: int) -> dict[str, str]:
     """Triton's TensorRT backend needs none."""
     return {}
+
+
+def buckets(max_rows: int, max_length: int, token_budget: int) -> tuple[tuple[int, int], ...]:
+    """None: a plan's profiles take any shape between their bounds."""
+    return ()
+
+
+def session(graph: Graph, threads: int, spinning: bool) -> Session:
+    raise SpecError("a TensorRT plan runs in a Triton model of its own: leave --executor out")
+
+
+def wrong_cpus(graph: Graph) -> tuple[str, ...]:
+    """None: it runs on a GPU."""
+    return ()

@@ -78,7 +78,7 @@ def _timed(place: Path, variant: Variant) -> tuple[float, float]:
     checkpoint = resolve(spec)
     with tempfile.TemporaryDirectory(dir=place) as folder:
         tokens = dict(checkpoint.tokenizer(list(TEXTS), return_tensors="np", padding=True))
-        maker = VariantMaker(spec, export(checkpoint, spec, Path(folder)).graph, Path(folder), [tokens])
+        maker = VariantMaker(spec, export(checkpoint, Path(folder)).graph, Path(folder), [tokens])
         products = constant_products(onnx.load(str(maker.exported.path)).graph)
         sizes = {t.name: int(np.prod(t.dims)) for t in onnx.load(str(maker.exported.path)).graph.initializer}
         graph = maker.make(variant).graph

@@ -125,7 +125,7 @@ def _pytorch(checkpoint: Path) -> float:
 
 def _exported(checkpoint: Path, folder: Path, level: str) -> tuple[Any, Graph]:
     spec = make_spec(model=str(checkpoint), name="large", task="question-answering", level=level)
-    return spec, export(resolve(spec), spec, folder).graph
+    return spec, export(resolve(spec), folder).graph
 
 
 def _step(checkpoint: Path, place: Path, level: str, variant: Variant, emptied: bool) -> tuple[float, float]:
