@@ -69,6 +69,8 @@ LOCAL: dict[str, Any] = {
     "head_dim": 8,
 }
 ODDITIES: dict[str, dict[str, Any]] = {  # what the names of the fields do not tell
+    # the keys that an index chooses: scores are 0 where all of its heads are, and of equals any may be chosen
+    "axk2": {"index_topk": WINDOW, "index_n_heads": 16},
     "bailing_hybrid": {"num_expert_group": 1, "topk_group": 1, "num_experts_per_tok": 2, "layer_group_size": 2},
     "bamba": {**MAMBA, "attn_layer_indices": [1]},
     # sparse from 28 tokens on, in whole blocks up to the last position
@@ -216,6 +218,10 @@ def _cycled(values: list[Any], layers: int) -> list[Any]:
 def tiny_model(head: str, model_type: str) -> PreTrainedModel:
     torch.manual_seed(0)
     model: PreTrainedModel = AUTO[head].from_config(tiny_config(head, model_type)).eval()
+    for parameter in model.parameters():
+        if parameter.dim() > 1 and not parameter.count_nonzero():
+            # Some routers begin with zeros: all experts are equal then, and of equals any may be chosen.
+            torch.nn.init.normal_(parameter, std=0.2)
     return model
 
 

@@ -14,6 +14,7 @@ import torch
 from builder.errors import BuilderError
 
 OPERATOR = re.compile(r"No ONNX function found for <OpOverload\(op='([\w.:]+)'")
+COMPLEX = "complex-valued input"  # as torch's exporter says it, where that is why an operator is missing
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -31,6 +32,8 @@ def reason(error: BaseException) -> str:
         return f"its code branches on the values of a text, and a graph has one branch{place}"
     lines = [line.strip() for line in COLOUR.sub("", str(error)).splitlines() if line.strip()] or [""]
     missing = OPERATOR.search(lines[0])
+    if missing and COMPLEX in str(error):
+        return f"its code computes with complex numbers ({missing[1]}), and ONNX's operators take real ones{place}"
     if missing:
         return f"ONNX has no operator for {missing[1]}{place}"
     return f"{type(error).__name__}: {lines[0][:200]}{place}"

@@ -28,6 +28,11 @@ class Untranslated(torch.nn.Module):
         return torch.linalg.eigvals(tensors[0]).real
 
 
+class Complex(torch.nn.Module):
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        return torch.view_as_real(torch.view_as_complex(tensors[0].reshape(4, 2, 2)).unsqueeze(0))
+
+
 class Refusing(torch.nn.Module):
     def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
         raise ExportError("this attention does not update the cache before it runs")
@@ -38,6 +43,7 @@ class Refusing(torch.nn.Module):
     [
         (Branching(), "its code branches on the values of a text, and a graph has one branch"),
         (Untranslated(), "ONNX has no operator for aten.linalg_eig"),
+        (Complex(), "its code computes with complex numbers (aten.unsqueeze), and ONNX's operators take real ones"),
         (Refusing(), "this attention does not update the cache before it runs"),
     ],
 )
