@@ -36,19 +36,19 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
     Raises BuilderError; the repository is then as it was before.
     """
     recover(spec.output)
-    with tempfile.TemporaryDirectory(prefix="build-repo-") as place:
+    with tempfile.TemporaryDirectory(prefix="build-repo-") as folder:
         with stage("resolve"):
             checkpoint = locate(spec, weights=False) if spec.runs_checkpoint else resolve(spec)
             _refuse_another_checkpoint(spec, checkpoint)
         refuse_card(spec)
         if isinstance(checkpoint, Checkpoint):
-            made: Verified | Unverified = verified(spec, begin(spec, checkpoint, Path(place), stage), stage)
+            outcome: Verified | Unverified = verified(spec, begin(spec, checkpoint, Path(folder), stage), stage)
         else:  # files alone: vLLM and TensorRT-LLM run the checkpoint as it is, so that there is no graph to compare
             with stage("lay out"):
-                made = hand_over(spec, checkpoint)
+                outcome = hand_over(spec, checkpoint)
         with stage("publish"):
-            publish(spec.output, made)
-    return made.report
+            publish(spec.output, outcome)
+    return outcome.report
 
 
 def verified(spec: BuildSpec, family: Family[Exported, Reference, Fused, Exact, Chosen], stage: Stage) -> Verified:

@@ -21,7 +21,7 @@ from builder.report.page import page
 from builder.report.record import read_report
 from builder.spec import make_spec
 from builder.triton.check import check, verdicts, warnings
-from builder.variants.candidates import asked
+from builder.variants.candidates import requested_variants
 from tests.trained import token_classification
 
 
@@ -56,7 +56,7 @@ def test_a_searched_build_explains_itself(tmp_path: Path, monkeypatch: pytest.Mo
     _stands_alone(html)
     assert html.count("<svg") == 5
     assert report.choice.split(":")[0] in html
-    variant = next(v for v in asked(spec, cpu()["flags"]) if v.name == report.chosen.split(",")[0])
+    variant = next(v for v in requested_variants(spec, cpu()["flags"]) if v.name == report.chosen.split(",")[0])
     assert report.tuned_for == tuple(flag for flag in variant.fast_with if flag in cpu()["flags"])
     assert warnings(output) == [], "chosen on this processor"
 

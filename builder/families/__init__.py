@@ -84,8 +84,8 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
 
 def hand_over(spec: BuildSpec, checkpoint: CheckpointFiles) -> Unverified:
     """The entry of an engine that runs the whole checkpoint. Raises SpecError."""
-    made: Unverified = _module(str(spec.engine).replace("-", "_")).hand_over(spec, checkpoint)
-    return made
+    outcome: Unverified = _module(str(spec.engine).replace("-", "_")).hand_over(spec, checkpoint)
+    return outcome
 
 
 def _module(name: str) -> Any:
@@ -93,7 +93,7 @@ def _module(name: str) -> Any:
 
 
 def built_from(spec: BuildSpec, checkpoint: CheckpointFiles) -> dict[str, Any]:
-    """What every report begins with: what was asked, of which checkpoint, with which versions, where."""
+    """What every report begins with: what was requested, of which checkpoint, with which versions, where."""
     return {
         "name": spec.entry_name,
         "task": checkpoint.task.name,

@@ -28,7 +28,7 @@ from builder.report.record import BuildReport, EngineCheck, Rung
 from builder.spec import BuildSpec
 from builder.triton.layout import RepositoryEntry, lay_out, version_files
 from builder.triton.recipe import recipe_files
-from builder.variants.candidates import Variant, VariantMaker, asked
+from builder.variants.candidates import Variant, VariantMaker, requested_variants
 from builder.variants.evaluator import Evaluator, make_evaluator
 from builder.variants.latency import pytorch_latencies
 from builder.variants.measurements import Memory, memory_of
@@ -77,14 +77,14 @@ class Chosen:
     """The variant that is served, of those that were measured."""
 
     exact: Exact
-    found: SearchResult
+    result: SearchResult
     ladder: tuple[Rung, ...]
     threshold: float
     pruned: Removed | None
 
     @property
     def graph(self) -> Graph:
-        return self.found.made.graph
+        return self.result.quantised.graph
 
 
 def begin(
@@ -97,7 +97,7 @@ def begin(
         raise SpecError(f"{given[0]} is for models that generate; {checkpoint.task.name} does not")
     refuse_without_process(spec)
     _refuse_composed(checkpoint)
-    return Encoder(spec, checkpoint, folder, tuple(asked(spec, cpu()["flags"])))
+    return Encoder(spec, checkpoint, folder, tuple(requested_variants(spec, cpu()["flags"])))
 
 
 @dataclass(frozen=True)
@@ -153,12 +153,12 @@ class Encoder:
         memory = memory_of(_facts(evaluator)) if len(self.variants) > 1 else Memory()
         verified = (exact.rung, exact.quality)
         search = Search(evaluator, maker, pytorch, verified, threshold, memory, stage, self._prefix(exact.rung))
-        found = search.run(self.variants)
-        rungs = (pytorch, exact.rung, *(rung for rung in found.rungs if rung.name != exact.rung.name))
+        result = search.run(self.variants)
+        rungs = (pytorch, exact.rung, *(rung for rung in result.rungs if rung.name != exact.rung.name))
         if spec.target != "cpu":
             weights = f"the weights of {spec.instances} instances"
-            refuse_size(spec.gpu, found.made.graph.size * spec.instances, weights, "use fewer --instances")
-        return Chosen(exact, found, rungs, threshold, pruned)
+            refuse_size(spec.gpu, result.quantised.graph.size * spec.instances, weights, "use fewer --instances")
+        return Chosen(exact, result, rungs, threshold, pruned)
 
     def _prefix(self, exact: Rung) -> str:
         """What the names of all variants begin with."""
@@ -186,7 +186,7 @@ class Encoder:
     def comparison(self, chosen: Chosen) -> Comparison:
         """The fused graph number by number and as it is served; then the variant by its quality."""
         exact = chosen.exact
-        kept = exact.evaluator.kept(chosen.found.chosen)
+        kept = exact.evaluator.kept(chosen.result.chosen)
         return Comparison(
             (
                 Bound("the error of the fused graph", _error(exact.rung), at_most=TOLERANCE),
@@ -198,7 +198,7 @@ class Encoder:
     def report(
         self, chosen: Chosen, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]
     ) -> BuildReport:
-        exact, found = chosen.exact, chosen.found
+        exact, result = chosen.exact, chosen.result
         exported, evaluator, operators = exact.fused.exported.export, exact.evaluator, chosen.graph.operators
         untimed = None if self.spec.target == "cpu" else UNTIMED
         warnings = (exported.warning, cost_of_experts(self.checkpoint.model), _calls(evaluator), untimed)
@@ -207,19 +207,19 @@ class Encoder:
             **built_from(self.spec, self.checkpoint),
             attention={"fused": exported.attentions, "layers": exported.layers},
             operators={name: operators[name] for name in FUSED_OPERATORS if operators[name]},
-            quantised=_quantised(found),
+            quantised=_quantised(result),
             removed={name: asdict(units) for name, units in removed.items() if units is not None},
             ladder=chosen.ladder,
             metric=self.checkpoint.task.metric,
             gate=evaluator.metric,
             threshold=chosen.threshold,
             samples=len(evaluator.samples),
-            padding=found.quality.padding,
+            padding=result.quality.padding,
             warnings=tuple(filter(None, warnings)),
-            choice=found.choice,
-            chosen=found.chosen.name,
+            choice=result.choice,
+            chosen=result.chosen.name,
             engine=chosen.graph.engine,
-            tuned_for=tuple(flag for flag in found.variant.fast_with if flag in cpu()["flags"]),
+            tuned_for=tuple(flag for flag in result.variant.fast_with if flag in cpu()["flags"]),
             files=file_hashes(entries),
             verified_on=checks,
         )
@@ -242,13 +242,13 @@ def _facts(evaluator: Evaluator) -> dict[str, object]:
 def _refuse_wrong_answers(evaluator: Evaluator, graph: Graph, exact: Rung, quality: Quality) -> None:
     error = _error(exact)
     if error > TOLERANCE:
-        found = f"the fused graph is off by {error:.1e} of PyTorch's largest output; at most {TOLERANCE:.0e} is right"
+        problem = f"the fused graph is off by {error:.1e} of PyTorch's largest output; at most {TOLERANCE:.0e} is right"
     elif quality.error > SERVED_TOLERANCE:
-        found = f"the served answer is not transformers' answer ({quality.where}, off by {quality.error:.1e})"
+        problem = f"the served answer is not transformers' answer ({quality.where}, off by {quality.error:.1e})"
     else:
         return
     why = cause(graph, evaluator.module, evaluator.rows, evaluator.checkpoint, evaluator.spec.build_threads)
-    raise VerificationError(f"{found}. Nothing was published: {why}")
+    raise VerificationError(f"{problem}. Nothing was published: {why}")
 
 
 def _error(rung: Rung) -> float:
@@ -290,8 +290,12 @@ def _calls(evaluator: Evaluator) -> str | None:
     return f"only texts {what} share an engine call: this model's answers depend on the rest of a batch otherwise"
 
 
-def _quantised(found: SearchResult) -> dict[str, object] | None:
-    made = found.made
-    if not made.matmuls:
+def _quantised(result: SearchResult) -> dict[str, object] | None:
+    quantised = result.quantised
+    if not quantised.matmuls:
         return None
-    return {"matmuls": made.matmuls, "embeddings": made.embeddings, "left_alone": list(made.left_alone)}
+    return {
+        "matmuls": quantised.matmuls,
+        "embeddings": quantised.embeddings,
+        "left_alone": list(quantised.left_alone),
+    }

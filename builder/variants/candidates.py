@@ -35,7 +35,7 @@ STATIC = ("int8-static", "fp8")
 SENSITIVE = ("int8", *STATIC)  # precisions that can leave layers alone
 
 
-PLACES = {  # engine and target, as a rung is called after them
+RUNG_NAMES = {  # engine and target, as a rung is called after them
     ("onnxruntime", "cpu"): "",
     ("openvino", "cpu"): "OpenVINO",
     ("onnxruntime", "cuda"): "CUDA",
@@ -55,7 +55,7 @@ class Variant:
 
     @property
     def name(self) -> str:
-        return f"{self.precision} {PLACES[self.engine, self.target]}".strip()
+        return f"{self.precision} {RUNG_NAMES[self.engine, self.target]}".strip()
 
 
 VARIANTS = (
@@ -77,7 +77,7 @@ GIVEN = "as given"
 AUTO = ("fp32", "bf16", "int8", "int8-static")  # the others are slower on every CPU they were measured on
 
 
-def asked(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant, ...]:
+def requested_variants(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant, ...]:
     """The variants that `spec` allows on a CPU with the instruction sets `flags`. Raises SpecError for none."""
     if spec.graph is not None:
         both = ("onnxruntime", "openvino") if spec.engine == "auto" else (spec.engine or "onnxruntime",)
@@ -87,14 +87,14 @@ def asked(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant, ...]:
         return (_on_gpu(spec, precision),)
     wanted = AUTO if precision == "auto" else (precision,)
     here = [v for v in VARIANTS if v.target == "cpu"]
-    found = [v for v in here if v.precision in wanted and spec.engine in (None, "auto", v.engine)]
-    if not found:
+    matching = [v for v in here if v.precision in wanted and spec.engine in (None, "auto", v.engine)]
+    if not matching:
         engines = " and ".join(v.engine for v in here if v.precision == precision)
         if not engines:
             raise SpecError(f"no engine has {precision} on a CPU; --target tensorrt has")
         raise SpecError(f"{spec.engine} has no {precision} on a CPU; {engines} has: leave --engine out")
     other = {"fp32": "bf16", "bf16": "fp32"}[openvino.arithmetic_on(flags)]
-    able = [v for v in found if (v.engine, v.precision) != (openvino.BACKEND, other)]
+    able = [v for v in matching if (v.engine, v.precision) != (openvino.BACKEND, other)]
     if not able and other == "bf16":
         raise SpecError(
             f"this CPU multiplies no bf16: it has none of {', '.join(openvino.BF16)}. Use --precision int8-static or "
@@ -190,27 +190,29 @@ class VariantMaker:
         source, spec = self._source(variant), self.spec
         path = self.folder / f"{variant.precision}-{variant.engine}-{len(left_alone)}" / onnxruntime.MODEL_FILE
         on_openvino = variant.engine == openvino.BACKEND
-        made = Quantised(source, 0, 0, ())
+        quantised = Quantised(source, 0, 0, ())
         if variant.precision == "int8":
-            made = quantise(source, path, left_alone)
+            quantised = quantise(source, path, left_alone)
         elif variant.precision in STATIC:
-            made = self._static(variant, source, path, left_alone)
+            quantised = self._static(variant, source, path, left_alone)
         elif variant.precision in BITS:
             weights = quantise_weights(source, variant.precision, spec.weight_options, self.folder)
             check_release(weights.graph, spec.triton, spec.in_process)
-            made = Quantised(weights.graph, weights.matmuls, weights.embeddings, ())
+            quantised = Quantised(weights.graph, weights.matmuls, weights.embeddings, ())
         elif variant.precision in HALVES and not on_openvino:
             kept: Sequence[str] = ()
             if variant.target == "cuda":
                 kept = without_kernel(source.operators, variant.precision, spec.triton)
-            made = Quantised(to_half(source, path, variant.precision, kept), 0, 0, ())
+            quantised = Quantised(to_half(source, path, variant.precision, kept), 0, 0, ())
         if on_openvino:
             exact_or_rounded = variant.precision in ("fp32", "bf16")
             arithmetic = variant.precision if exact_or_rounded else openvino.arithmetic_on(cpu()["flags"])
             half_weights = variant.precision != "fp32"
-            graph = openvino.convert(made.graph, path.parent / "ir" / openvino.MODEL_FILE, arithmetic, half_weights)
-            return replace(made, graph=graph)
-        return replace(made, graph=replace(made.graph, engine=variant.engine))
+            graph = openvino.convert(
+                quantised.graph, path.parent / "ir" / openvino.MODEL_FILE, arithmetic, half_weights
+            )
+            return replace(quantised, graph=graph)
+        return replace(quantised, graph=replace(quantised.graph, engine=variant.engine))
 
     def _static(self, variant: Variant, source: Graph, path: Path, left_alone: Sequence[str]) -> Quantised:
         """TensorRT takes activations around zero only and has no 8-bit tables; a plan runs what stays real in fp16."""
@@ -219,10 +221,12 @@ class VariantMaker:
             return quantise_statically(source, path, calibration, self.feeds, left_alone)
         calibration = calibration.model_copy(update={"symmetric": True})
         real = path.parent / "real" / path.name
-        made = quantise_statically(source, real, calibration, self.feeds, left_alone, False, variant.precision == "fp8")
+        quantised = quantise_statically(
+            source, real, calibration, self.feeds, left_alone, False, variant.precision == "fp8"
+        )
         if variant.engine == onnxruntime.BACKEND:  # its TensorRT allows one lower precision, which is int8
-            return made
-        return replace(made, graph=to_half(made.graph, path))
+            return quantised
+        return replace(quantised, graph=to_half(quantised.graph, path))
 
     def _source(self, variant: Variant) -> Graph:
         if variant.precision == GIVEN:

@@ -35,7 +35,7 @@ class SearchResult:
     """The variant that is served, all rungs that were measured, and in words why this one."""
 
     variant: Variant
-    made: Quantised
+    quantised: Quantised
     quality: Quality
     chosen: Rung
     rungs: tuple[Rung, ...]
@@ -86,13 +86,13 @@ class Search:
         self.memory = memory
         self.stage = stage
         self.prefix = prefix
-        self.made: dict[tuple[Variant, int], Quantised] = {}
+        self.quantised: dict[tuple[Variant, int], Quantised] = {}
         self.sensitive: dict[Variant, list[str]] = {}
 
     def run(self, variants: Sequence[Variant]) -> SearchResult:
         """Find the fastest of `variants`. Raises VerificationError with the best quality where none keeps it."""
         queue: list[_Tried] = []
-        unmade: dict[str, str] = {}
+        impossible: dict[str, str] = {}
         begun = time.perf_counter()
         for number, variant in enumerate(variants, 1):
             left_s = (time.perf_counter() - begun) / max(number - 1, 1) * (len(variants) - number + 1)
@@ -103,10 +103,10 @@ class Search:
                 except (ExportError, VerificationError) as error:
                     if len(variants) == 1:
                         raise
-                    unmade[variant.name] = str(error)
+                    impossible[variant.name] = str(error)
         finalists, judged = self._finalists(queue)
         if not judged:
-            raise VerificationError(f"nothing could be made of this checkpoint: {'; '.join(unmade.values())}")
+            raise VerificationError(f"nothing could be made of this checkpoint: {'; '.join(impossible.values())}")
         if not finalists:
             raise VerificationError(self._too_bad(judged))
         chosen, why = self._final(finalists)
@@ -115,7 +115,7 @@ class Search:
         choice = None
         if len(variants) > 1:
             missed = [rung for rung in judged if not self._keeps(rung)]
-            choice = self._explain(chosen.rung, missed, rest, unmade) + why
+            choice = self._explain(chosen.rung, missed, rest, impossible) + why
         graph = self._graph(chosen.tried.variant, chosen.tried.left_alone)
         return SearchResult(chosen.tried.variant, graph, chosen.quality, chosen.rung, rungs, choice)
 
@@ -174,10 +174,10 @@ class Search:
 
     def _graph(self, variant: Variant, left_alone: int) -> Quantised:
         key = (variant, left_alone)
-        if key not in self.made:
+        if key not in self.quantised:
             names = self._sensitive(variant)[:left_alone] if left_alone else []
-            self.made[key] = self.maker.make(variant, names)
-        return self.made[key]
+            self.quantised[key] = self.maker.make(variant, names)
+        return self.quantised[key]
 
     def _sensitive(self, variant: Variant) -> list[str]:
         if variant not in self.sensitive:
@@ -221,7 +221,9 @@ class Search:
     def _slowness(self, rung: Rung) -> float:
         return 1 / speed_up(rung.latency_ms, self.base.latency_ms)
 
-    def _explain(self, chosen: Rung, missed: Sequence[Rung], slower: Sequence[Rung], unmade: Mapping[str, str]) -> str:
+    def _explain(
+        self, chosen: Rung, missed: Sequence[Rung], slower: Sequence[Rung], impossible: Mapping[str, str]
+    ) -> str:
         def times(rung: Rung) -> str:
             return f"{speed_up(rung.latency_ms, self.base.latency_ms):.1f}x"
 
@@ -233,6 +235,6 @@ class Search:
             words += "; missed it: " + ", ".join(f"{r.name} ({times(r)}, {self.evaluator.kept(r):.4f})" for r in missed)
         if slower:
             words += "; slower: " + ", ".join(f"{rung.name} ({times(rung)})" for rung in slower)
-        if unmade:
-            words += "; not possible: " + ", ".join(f"{name} ({reason})" for name, reason in unmade.items())
+        if impossible:
+            words += "; not possible: " + ", ".join(f"{name} ({reason})" for name, reason in impossible.items())
         return words

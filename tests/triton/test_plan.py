@@ -376,21 +376,21 @@ def test_a_plan_that_nothing_was_compared_with_is_not_published(
 
 
 def test_a_release_whose_tensorrt_is_too_old_is_refused_with_one_that_is_not() -> None:
-    from builder.variants.candidates import asked
+    from builder.variants.candidates import requested_variants
 
     with pytest.raises(SpecError, match=r"Triton 24.04 has TensorRT 8.6.*--triton 24.05 or later"):
-        asked(make_spec(model="x", target="tensorrt", triton="24.04"), [])
+        requested_variants(make_spec(model="x", target="tensorrt", triton="24.04"), [])
 
 
 def test_what_a_gpu_target_does_not_have_is_refused_by_name() -> None:
-    from builder.variants.candidates import asked
+    from builder.variants.candidates import requested_variants
 
     with pytest.raises(SpecError, match=r"onnxruntime has no int8 for --target cuda; it has fp32, fp16, bf16"):
-        asked(make_spec(model="x", target="cuda", precision="int8"), [])
+        requested_variants(make_spec(model="x", target="cuda", precision="int8"), [])
     with pytest.raises(SpecError, match="--precision auto measures"):
-        asked(make_spec(model="x", target="cuda", precision="auto"), [])
+        requested_variants(make_spec(model="x", target="cuda", precision="auto"), [])
     with pytest.raises(SpecError, match=r"--engine openvino is not of --target cuda"):
         make_spec(model="x", target="cuda", engine="openvino")
     with pytest.raises(SpecError, match=r"no engine has fp8 on a CPU; --target tensorrt has"):
-        asked(make_spec(model="x", precision="fp8"), [])
+        requested_variants(make_spec(model="x", precision="fp8"), [])
     assert make_spec(model="x", engine="tensorrt").target == "tensorrt"

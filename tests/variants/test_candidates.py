@@ -19,7 +19,7 @@ from builder.export.encoder import export
 from builder.onnx.graph import Graph
 from builder.samples import TEXTS
 from builder.spec import make_spec
-from builder.variants.candidates import VARIANTS, Variant, VariantMaker, asked
+from builder.variants.candidates import VARIANTS, Variant, VariantMaker, requested_variants
 from tests.models import minilm
 
 BF16_CPU = ("avx512_vnni", "avx512_bf16")
@@ -162,7 +162,7 @@ def test_levels(maker: VariantMaker) -> None:
 
 def test_what_is_asked_and_what_is_refused() -> None:
     def names(**options: object) -> list[str]:
-        return [variant.name for variant in asked(make_spec(model="minilm", **options), BF16_CPU)]
+        return [variant.name for variant in requested_variants(make_spec(model="minilm", **options), BF16_CPU)]
 
     assert names() == ["fp32"]
     assert names(precision="bf16") == ["bf16 OpenVINO"]
@@ -177,11 +177,13 @@ def test_what_is_asked_and_what_is_refused() -> None:
         names(precision="int8", engine="openvino")
     with pytest.raises(SpecError, match="OpenVINO multiplies in bf16, and Triton's backend has no parameter for fp32"):
         names(precision="fp32", engine="openvino")
-    auto = [variant.name for variant in asked(make_spec(model="minilm", precision="auto"), BF16_CPU)]
+    auto = [variant.name for variant in requested_variants(make_spec(model="minilm", precision="auto"), BF16_CPU)]
     assert "fp32 OpenVINO" not in auto
     assert "bf16 OpenVINO" in auto
     with pytest.raises(SpecError, match="none of avx512_bf16, amx_bf16"):
-        asked(make_spec(model="minilm", precision="bf16"), ("avx2",))
-    assert "bf16 OpenVINO" not in [v.name for v in asked(make_spec(model="minilm", precision="auto"), ("avx2",))]
+        requested_variants(make_spec(model="minilm", precision="bf16"), ("avx2",))
+    assert "bf16 OpenVINO" not in [
+        v.name for v in requested_variants(make_spec(model="minilm", precision="auto"), ("avx2",))
+    ]
     with pytest.raises(SpecError, match="O4 is O3 in fp16"):
         make_spec(model="minilm", level="O4", precision="int8")
