@@ -16,7 +16,7 @@ ROOT = Path(__file__).parent.parent
 SERVED = re.compile(r"\b(repository|server|client): ")
 
 
-class Sharing(LoadScopeScheduling):
+class Sharing(LoadScopeScheduling):  # type: ignore[misc]  # where mypy does not read xdist
     """Tests of a group go to one worker, the largest group first; every other test is a group of its own."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -1,0 +1,75 @@
+"""An engine is a room: what is in its folder is all that the families know of it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.engines.decoding import DecodingEngine, engine_of, rooms
+from builder.errors import SpecError
+from builder.families import decoder
+from builder.memory import Memory
+from builder.runtime.contract import LayerShape
+from builder.spec import make_spec
+
+LAYERS = [LayerShape(2, 8), LayerShape(2, 16)]
+OPTIONS: dict[str, dict[str, Any]] = {
+    "onnxruntime": {},
+    "openvino": {"engine": "openvino"},
+    "cuda": {"target": "cuda", "precision": "fp16"},
+}
+
+
+def engine(name: str, **options: Any) -> DecodingEngine:
+    return engine_of(make_spec(model="x", slots=4, machine={"memory_gb": 1}, **OPTIONS[name], **options))
+
+
+def test_the_rooms_are_the_registry() -> None:
+    assert rooms() == sorted(OPTIONS)
+    for name in rooms():
+        made = engine(name)  # an abstract method that is left out is a TypeError
+        made.refuse()
+        assert type(made).__module__ == f"builder.engines.{name}.decoding"
+
+
+def test_the_family_of_decoders_names_no_engine() -> None:
+    tree = ast.parse(Path(decoder.__file__).read_text())
+    imported = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
+    assert [module for module in imported if module.startswith("builder.engines")] == ["builder.engines.decoding"]
+
+
+def test_an_engine_without_a_cache_is_refused() -> None:
+    with pytest.raises(SpecError, match="TensorRT has no attention over a cache"):
+        engine_of(make_spec(model="x", target="tensorrt"))
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "cache"),
+    [
+        ("onnxruntime", {}, 4 * 128 * 2 * 2 * (8 + 16) * 4),
+        ("onnxruntime", {"cache": "int8"}, 4 * 128 * 2 * 2 * (8 + 16)),
+        ("cuda", {}, 4 * 128 * 2 * 2 * (8 + 16) * 2),
+        ("openvino", {}, 4 * 128 * 2 * 2 * (8 + 16) * 4),
+        ("openvino", {"cache_gb": 0.000_1}, 8 * 32 * 2 * 2 * (8 + 16) * 4),
+    ],
+)
+def test_memory_of_a_cache(name: str, options: dict[str, Any], cache: int) -> None:
+    """Two numbers a channel, of 2 heads in two layers; OpenVINO's in whole blocks of 32 tokens."""
+    assert engine(name, **options).plan_memory(LAYERS, 1000, 128) == Memory(cache, 1000)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "problem"),
+    [
+        ("onnxruntime", {"cache_gb": 1}, "--cache-gb is for --engine openvino"),
+        ("openvino", {"executor": "bls"}, "--executor bls is not for decoders with --engine openvino"),
+        ("cuda", {"cache": "int8"}, "leave --cache out"),
+        ("cuda", {"gpu": {"devices": [0, 1]}}, "one of gpu.devices"),
+    ],
+)
+def test_an_engine_refuses_the_options_that_it_does_not_have(name: str, options: dict[str, Any], problem: str) -> None:
+    with pytest.raises(SpecError, match=problem):
+        engine(name, **options).refuse()
