@@ -123,7 +123,7 @@ def load_model(folder: Path, task: Task, config: PreTrainedConfig) -> PreTrained
         have = ", ".join(config.architectures or ["unknown"])
         raise CheckpointError(
             f"the checkpoint ({have}) has no head for {task.name}: {len(missing) + len(mismatched)} weights would "
-            f"be made up, such as {(missing + mismatched)[0]}. Choose a task it was trained for with --task"
+            f"be random, such as {(missing + mismatched)[0]}. Choose a task it was trained for with --task"
         )
     return model.eval()
 

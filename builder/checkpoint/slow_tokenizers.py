@@ -54,6 +54,7 @@ def as_fast(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
     for text in PROBES:
         if made(text)["input_ids"] != tokenizer(text)["input_ids"]:
             raise CheckpointError(
-                f"{name} cannot be written as a tokenizer.json that reads {text[:40]!r} alike; add a tokenizer.json"
+                f"{name} cannot be written as a tokenizer.json that tokenises {text[:40]!r} in the same way; "
+                "add a tokenizer.json"
             )
     return made

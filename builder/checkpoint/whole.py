@@ -40,8 +40,8 @@ def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, precisions: Map
         raise SpecError(f"{flag} serves {TASK}; this checkpoint is for {checkpoint.task.name} (--task)")
     if spec.precision not in precisions:
         raise SpecError(
-            f"{flag} has {', '.join(precisions)}, not --precision {spec.precision}; a quantised checkpoint needs "
-            "none: it is read as it is"
+            f"{flag} has {', '.join(precisions)}, not --precision {spec.precision}; a quantised checkpoint is read "
+            "as it is: leave --precision out"
         )
     section = str(spec.engine).replace("-", "_")
     given = {

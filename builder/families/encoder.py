@@ -263,7 +263,7 @@ def refuse_without_process(spec: BuildSpec) -> None:
         return
     if spec.serving.front_instances not in (None, spec.instances):
         raise SpecError(
-            "serving.front_instances: in process each front has an engine of its own, so that --instances says both; "
+            "serving.front_instances: in process each front has an engine of its own, so --instances sets both; "
             "leave it out, or use --executor bls"
         )
     if spec.serving.optimization_level:

@@ -75,7 +75,8 @@ def fisher(
         layer = linears.get(_fingerprint(weights[structure.weight]))
         if layer is None:
             raise VerificationError(
-                f"the matrix {structure.weight} of the graph is not one of the checkpoint's; --prune needs it to be"
+                f"--prune needs the graph's matrices as the checkpoint has them, and {structure.weight} is not one of "
+                "those"
             )
         layers.append(layer)
         hooks.append(layer.register_forward_pre_hook(lambda mod, args: seen.__setitem__(mod, args[0])))

@@ -97,8 +97,8 @@ def requested_variants(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant
     able = [v for v in matching if (v.engine, v.precision) != (openvino.BACKEND, other)]
     if not able and other == "bf16":
         raise SpecError(
-            f"this CPU multiplies no bf16: it has none of {', '.join(openvino.BF16)}. Use --precision int8-static or "
-            "fp32, or build where it is to be served"
+            f"this CPU cannot multiply in bf16: it has none of {', '.join(openvino.BF16)}. Use --precision int8-static "
+            "or fp32, or build on the machine that will serve"
         )
     if not able:
         raise SpecError(
@@ -114,8 +114,8 @@ def _on_gpu(spec: BuildSpec, precision: str) -> Variant:
     has = RELEASES[spec.triton].tensorrt
     if spec.target == "tensorrt" and has is not None and version_tuple(has) < version_tuple(tensorrt.LEAST):
         raise SpecError(
-            f"Triton {spec.triton} has TensorRT {has}; graphs whose precision is in their types need {tensorrt.LEAST}: "
-            f"use --triton {with_tensorrt(tensorrt.LEAST)[0]} or later"
+            f"Triton {spec.triton} has TensorRT {has}; graphs that state their precision in their types need "
+            f"{tensorrt.LEAST}: use --triton {with_tensorrt(tensorrt.LEAST)[0]} or later"
         )
     of_engine = [v for v in VARIANTS if (v.target, v.engine) == (spec.target, engine)]
     for variant in of_engine:

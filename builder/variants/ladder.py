@@ -38,9 +38,10 @@ class Limits:
         """Raises VerificationError for a rung that loses too much."""
         if not self.keeps(rung, base):
             raise VerificationError(
-                f"{rung.name} has a {metric} of {rung.quality:.4f} against PyTorch ({self.quality:.4f} is asked) and "
-                f"its perplexity is {_growth(rung, base):.4f} of PyTorch's (at most {self.perplexity:.4f}). Nothing "
-                "was published: use another --precision or --cache, or accept less with --quality and --perplexity"
+                f"{rung.name} has a {metric} of {rung.quality:.4f} against PyTorch ({self.quality:.4f} is required) "
+                f"and its perplexity is {_growth(rung, base):.4f} of PyTorch's (at most {self.perplexity:.4f}). "
+                "Nothing was published: use another --precision or --cache, or accept less with --quality and "
+                "--perplexity"
             )
 
 

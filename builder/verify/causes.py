@@ -19,7 +19,7 @@ def cause(graph: Graph, module: TaskGraph, rows: Rows, checkpoint: Checkpoint, t
     usual = [min(USUAL, checkpoint.max_length)]
     again = first_row_distance(reference(module, rows, usual), reference(module, rows, usual))
     if again > TOLERANCE:
-        return f"PyTorch itself answers the same text otherwise the next time, by {again:.1e}: it draws random numbers"
+        return f"PyTorch itself answers the same text differently each time, by {again:.1e}: it draws random numbers"
     right, wrong = _equal_up_to(graph, module, rows, checkpoint, threads)
     if right:
         return (

@@ -83,7 +83,7 @@ def refuse_wrong_long_row(
     if not errors[worst] <= TOLERANCE:  # NaN is wrong too
         first = sum(row.compared, ())[int(np.argmax(~(errors <= TOLERANCE)))]
         raise VerificationError(
-            f"after {first} tokens of a row the fused graph's log-probabilities leave PyTorch's (by up to "
+            f"after {first} tokens of a row the fused graph's log-probabilities differ from PyTorch's (by up to "
             f"{errors[worst]:.1e}; at most {TOLERANCE:.0e} is right); windows in its configuration: "
             f"{', '.join(map(str, windows(model.config))) or 'none'}. Nothing was published: this is a bug worth "
             "reporting, with the model's name"

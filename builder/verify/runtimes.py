@@ -269,14 +269,14 @@ def compare(engine: str, version: str, where: str, cases: Callable[[], Sequence[
     for case, found in zip(named, replayed(folder, [case.job for case in named]), strict=True):
         if isinstance(found, str):
             raise VerificationError(
-                f"{engine} {version}, which is to serve ({where}), does not run {case.name}: {found[:300]}. Nothing "
+                f"{engine} {version}, which will serve ({where}), does not run {case.name}: {found[:300]}. Nothing "
                 "was published: build for another release (--triton) or in another --precision"
             )
         error = difference(list(case.answers), found, case.by_norm)
         if not error <= case.tolerance:
             measure = "norm" if case.by_norm else "largest value"
             raise VerificationError(
-                f"{engine} {version}, which is to serve ({where}), answers {case.name} otherwise than this build's "
+                f"{engine} {version}, which will serve ({where}), answers {case.name} differently from this build's "
                 f"{installed(engine)}: off by {error:.1e} of the {measure}, at most "
                 f"{case.tolerance:.0e} is right. "
                 "Nothing was published: build for another release (--triton) or in another --precision"

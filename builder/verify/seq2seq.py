@@ -229,7 +229,7 @@ def refuse_wrong_answers(model: PreTrainedModel, reference: Reference, agreement
             whole = kind == "searched"
             if expected != found and abs(_gap(model, reference, source, (expected, found), whole)) > TIE:
                 raise VerificationError(
-                    f"a {kind} answer begins {list(found[:6])}, transformers' {list(expected[:6])}, and they are no "
+                    f"a {kind} answer begins {list(found[:6])}, transformers' {list(expected[:6])}, and they are not a "
                     "tie. Nothing was published: this is a bug worth reporting, with the checkpoint's name"
                 )
 

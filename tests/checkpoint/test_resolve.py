@@ -77,7 +77,7 @@ def test_a_cross_encoder_is_known_by_its_configuration(copy: Callable[[str], Pat
 
 
 def test_a_head_that_is_not_there_is_never_made_up(checkpoint: Callable[[str], Path]) -> None:
-    with pytest.raises(CheckpointError, match="no head for question-answering: 2 weights would be made up"):
+    with pytest.raises(CheckpointError, match="no head for question-answering: 2 weights would be random"):
         _resolve(checkpoint("topics"), task="question-answering")
 
 

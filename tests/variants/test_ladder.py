@@ -22,7 +22,7 @@ from tests.checkpoints import make_checkpoint
 from tests.trained import language_model, question_answering, token_classification
 from tests.verified_once import VerifiedOnce
 
-NO_BF16 = pytest.mark.skipif(not set(BF16) & set(cpu()["flags"]), reason="this CPU multiplies no bf16")
+NO_BF16 = pytest.mark.skipif(not set(BF16) & set(cpu()["flags"]), reason="this CPU cannot multiply in bf16")
 RUNGS = (
     {"precision": "fp16"},
     pytest.param({"precision": "bf16"}, marks=NO_BF16),

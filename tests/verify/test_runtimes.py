@@ -152,7 +152,7 @@ def test_each_kind_is_answered_alike_by_the_version_that_serves_it(
 def test_a_window_of_one_key_too_many_stops_the_build(name: str, kinds: Mapping[str, Kind]) -> None:
     _at_hand(IN_PROCESS)
     kind = kinds[name]
-    with pytest.raises(VerificationError, match=rf"onnxruntime {IN_PROCESS}.*otherwise than this build's.*off by"):
+    with pytest.raises(VerificationError, match=rf"onnxruntime {IN_PROCESS}.*differently from this build's.*off by"):
         compare("onnxruntime", IN_PROCESS, "Triton 24.10", lambda: [kind.case(kind.own)])
 
 

@@ -84,7 +84,9 @@ def _cache_name(past: str) -> str:
 def _replace(node: onnx.NodeProto, renamed: dict[str, str], slopes: dict[str, str], size: int) -> None:
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     if attributes.get("softcap"):
-        raise ExportError("its attention caps scores (softcap), which OpenVINO's has not; use --engine onnxruntime")
+        raise ExportError(
+            "its attention caps scores (softcap), which OpenVINO's attention cannot; use --engine onnxruntime"
+        )
     bias = node.input[BIAS] if len(node.input) > BIAS else ""
     caches = [renamed[name] for name in node.input[3:5]]
     del node.input[3:]
@@ -158,7 +160,7 @@ def _slopes_of(model: onnx.ModelProto, bias: str) -> np.ndarray:
     slopes = values[:, 1] - values[:, 0]
     if not np.allclose(values - values[:, :1], slopes[:, None] * np.arange(TRIED), atol=1e-4):
         raise ExportError(
-            "its attention has a bias that is not ALiBi; OpenVINO's has no other: use --engine onnxruntime"
+            "its attention has a bias that is not ALiBi, the only one that OpenVINO's takes; use --engine onnxruntime"
         )
     return slopes.astype(np.float32)
 
@@ -180,7 +182,7 @@ def _shape_of_the_batch(node: onnx.NodeProto) -> None:
     attributes = {a.name: a.i for a in node.attribute}
     if (attributes.get("start", 0), attributes.get("end")) != (0, 1):
         raise ExportError(
-            "it computes with the length of its cache, which a paged one has not; use --engine onnxruntime"
+            "it computes with the length of its cache, which a paged cache does not have; use --engine onnxruntime"
         )
     node.input[0] = "input_ids"
 
@@ -208,4 +210,4 @@ def _refuse_leftovers(graph: onnx.GraphProto) -> None:
     known |= {name for node in graph.node for name in node.output}
     missing = sorted({name for node in graph.node for name in node.input} - known)
     if missing:
-        raise ExportError(f"it computes with {missing[0]}, which a paged cache has not; use --engine onnxruntime")
+        raise ExportError(f"it computes with {missing[0]}, which a paged cache does not have; use --engine onnxruntime")
