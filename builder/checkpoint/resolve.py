@@ -72,7 +72,7 @@ def locate(spec: BuildSpec, weights: bool = True) -> CheckpointFiles:
 
     Without `weights`, those of a Hub id stay there.
     """
-    root, revision = _fetch(spec, weights)
+    root, revision = _fetch(spec.model, spec.revision, weights)
     sentence = read_modules(root)
     folder = sentence.transformer if sentence is not None else root
     files = _weights(folder, spec.model) if weights or revision is None else []
@@ -95,7 +95,9 @@ def resolve(spec: BuildSpec) -> Checkpoint:
     files = locate(spec)
     model = load_model(files.folder, files.task, files.config)
     _drop_inputs(files.tokenizer, model)
-    longest = _max_length(spec, files.tokenizer, model, files.sentence, files.task.longest)
+    longest = _max_length(spec.max_length, files.tokenizer, model, files.sentence, files.task.longest)
+    if longest is None:
+        raise CheckpointError(f"{spec.model} does not say how long a text may be; say it with --max-length")
     return Checkpoint(**vars(files), model=model, max_length=longest, pooling=spec.pooling)
 
 
@@ -128,19 +130,19 @@ def load_model(folder: Path, task: Task, config: PreTrainedConfig) -> PreTrained
     return model.eval()
 
 
-def _fetch(spec: BuildSpec, weights: bool) -> tuple[Path, str | None]:
-    root = Path(spec.model).expanduser()
+def _fetch(model: str, revision: str | None, weights: bool) -> tuple[Path, str | None]:
+    root = Path(model).expanduser()
     if root.is_dir():
         return root, None
-    if root.exists() or not HUB_ID.fullmatch(spec.model):
-        raise CheckpointError(f"{spec.model} is neither a folder nor a Hub id such as org/name")
+    if root.exists() or not HUB_ID.fullmatch(model):
+        raise CheckpointError(f"{model} is neither a folder nor a Hub id such as org/name")
     wanted = FILES if weights else [pattern for pattern in FILES if pattern != "*.safetensors"]
     try:
-        local = Path(snapshot_download(spec.model, revision=spec.revision, allow_patterns=wanted))
+        local = Path(snapshot_download(model, revision=revision, allow_patterns=wanted))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
-            f"no folder {spec.model} here, and the Hub did not give a model of that name ({reason}). "
+            f"no folder {model} here, and the Hub did not give a model of that name ({reason}). "
             "Check the spelling, the network and HF_TOKEN"
         ) from error
     return local, local.name  # a snapshot's folder is named by its commit
@@ -198,27 +200,26 @@ def _tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrained
 
 
 def _max_length(
-    spec: BuildSpec,
+    stated: int | None,
     tokenizer: PreTrainedTokenizerFast,
     model: PreTrainedModel,
     sentence: SentenceModules | None,
     longest: int | None,
-) -> int:
-    """The most tokens of one row: what the user said, what checkpoint and task say, what positions there are."""
+) -> int | None:
+    """The most tokens of one row: what the user stated, what checkpoint and task say, what positions there are; None
+    where none of them says it."""
     limits = [position_limit(model), tokenizer.model_max_length if tokenizer.model_max_length < 10**6 else None]
     hard = min((limit for limit in limits if limit), default=None)
     own = sentence.max_length if sentence is not None and sentence.max_length else hard
     own = min((limit for limit in (own, longest) if limit), default=None)
-    if spec.max_length is not None:
+    if stated is not None:
         positions = limits[0]
-        if positions is not None and spec.max_length > positions:
+        if positions is not None and stated > positions:
             raise CheckpointError(
-                f"--max-length {spec.max_length} exceeds the {positions} positions this model has; use at most that"
+                f"--max-length {stated} exceeds the {positions} positions this model has; use at most that"
             )
-        return spec.max_length
-    if own is None:
-        raise CheckpointError(f"{spec.model} does not say how long a text may be; say it with --max-length")
-    return min(own, hard) if hard is not None else own
+        return stated
+    return own if own is None or hard is None else min(own, hard)
 
 
 def position_limit(model: PreTrainedModel) -> int | None:

@@ -274,12 +274,12 @@ def begin(
     with stage("plan memory"):
         shapes, weights = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model)
         memory = engine.plan_memory(shapes, weights, checkpoint.max_length)
-    return Decoder(spec, checkpoint, folder, engine, memory, tuple(map(tuple, sample_rows(spec, checkpoint))))
+    return Decoder(spec, checkpoint, folder, engine, memory, tuple(map(tuple, sample_rows(spec.samples, checkpoint))))
 
 
-def sample_rows(spec: BuildSpec, checkpoint: Checkpoint) -> list[list[int]]:
+def sample_rows(path: Path | None, checkpoint: Checkpoint) -> list[list[int]]:
     """The samples as token rows. Raises SpecError, or CheckpointError where none is left."""
-    samples = read_samples(spec, checkpoint, checkpoint.task.fields({})[0])
+    samples = read_samples(path, checkpoint, checkpoint.task.fields({})[0])
     texts = [str(sample["text_input"]) for sample in samples]
     rows = [checkpoint.tokenizer(text)["input_ids"][: checkpoint.max_length - 32] for text in texts]
     rows = [row for row in rows if len(row) > 2]

@@ -9,6 +9,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
@@ -80,12 +81,12 @@ def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: s
         raise SpecError(f"{', '.join(unusable)}: not of {family}, which batches by itself")
 
 
-def read_samples(spec: BuildSpec, checkpoint: Checkpoint, inputs: Sequence[Field]) -> list[Mapping[str, Any]]:
-    """The samples that have a text; the user's own are read as `inputs` say. Raises SpecError."""
+def read_samples(path: Path | None, checkpoint: Checkpoint, inputs: Sequence[Field]) -> list[Mapping[str, Any]]:
+    """The samples that have a text; the user's own, in `path`, are read as `inputs` say. Raises SpecError."""
     task = checkpoint.task
     samples: Sequence[Mapping[str, Any]] = task.samples
-    if spec.samples is not None:
-        samples = load_samples(spec.samples, inputs, task.labels)
+    if path is not None:
+        samples = load_samples(path, inputs, task.labels)
     return [sample for sample in samples if sample.get("text_input")]
 
 

@@ -110,8 +110,8 @@ def begin(
     with stage("plan memory"):
         own, cross = seq2seq_shapes(checkpoint.model)
         memory = plan_memory(spec, checkpoint, settings, own, cross)
-    source = source_of(spec, checkpoint, settings, cross)
-    return Seq2Seq(spec, checkpoint, folder, settings, source, memory, tuple(texts_to_judge(spec, checkpoint)))
+    source = source_of(checkpoint, settings, cross, spec.serving.token_budget)
+    return Seq2Seq(spec, checkpoint, folder, settings, source, memory, tuple(texts_to_judge(spec.samples, checkpoint)))
 
 
 @dataclass(frozen=True)

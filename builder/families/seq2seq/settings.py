@@ -67,7 +67,7 @@ def read_settings(spec: BuildSpec, checkpoint: Checkpoint) -> Settings:
     return Settings(config, instructions, int(start), beams, min(longest, positions or longest), known)
 
 
-def source_of(spec: BuildSpec, checkpoint: Checkpoint, settings: Settings, cross: Sequence[LayerShape]) -> Source:
+def source_of(checkpoint: Checkpoint, settings: Settings, cross: Sequence[LayerShape], token_budget: int) -> Source:
     """What serving.json says of texts: their limit, what is put before them, and how answers begin."""
     target = settings.instructions.target
     forced = settings.config.forced_bos_token_id
@@ -80,7 +80,7 @@ def source_of(spec: BuildSpec, checkpoint: Checkpoint, settings: Settings, cross
         max_length=checkpoint.max_length,
         layers=cross,
         encoder=ENCODER_FILE,
-        token_budget=spec.serving.token_budget,
+        token_budget=token_budget,
         start=settings.start,
         first=forced,
         prefix=settings.instructions.prefix,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer
@@ -14,12 +15,11 @@ from builder.families.generating import read_samples
 from builder.runtime.contract import Source
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.prompts import SourceTexts
-from builder.spec import BuildSpec
 
 
-def texts_to_judge(spec: BuildSpec, checkpoint: Checkpoint) -> list[Mapping[str, Any]]:
+def texts_to_judge(path: Path | None, checkpoint: Checkpoint) -> list[Mapping[str, Any]]:
     """The samples with a text to read. Raises SpecError, or CheckpointError where none is left."""
-    samples = read_samples(spec, checkpoint, checkpoint.task.fields({"languages": True})[0])
+    samples = read_samples(path, checkpoint, checkpoint.task.fields({"languages": True})[0])
     if not samples:
         raise CheckpointError("there is no sample; give texts with --samples, as text_input")
     return samples
