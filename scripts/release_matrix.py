@@ -36,7 +36,8 @@ from builder.runtime.generation.processors import Rules
 from builder.spec import WeightOptions, make_spec
 from builder.triton.releases import OPERATOR_NEEDS, RELEASES, version_tuple
 from builder.variants.candidates import Variant, VariantMaker
-from builder.verify.generation import Asked, answer, geometry_of
+from builder.verify.emitted import Prompted, answer
+from builder.verify.generation import geometry_of
 from builder.verify.runtimes import (
     STEPS,
     Case,
@@ -117,7 +118,7 @@ def seq2seqs(name: str, place: Path) -> Iterator[Row]:
         graphs = Graphs(both[1], both[0], exported.caches, exported.cross, BEAMS, VOCABULARY)
         recorder = Recorder(graphs.executor(len(PROMPTS), STEPS + 1, max(map(len, PROMPTS)), 1))
         rules = Rules(Options(temperature=0.0), (3,), max_tokens=STEPS)
-        answer(recorder.executor, [Asked((2,), rules, source) for source in PROMPTS])
+        answer(recorder.executor, [Prompted((2,), rules, source) for source in PROMPTS])
 
         def case(served: Sequence[Graph], recorder: Recorder = recorder) -> Case:
             return recorder.case(served[0].path.name, served, 1)

@@ -116,8 +116,8 @@ class DecodingEngine(ABC):
 
 def engine_of(spec: BuildSpec) -> DecodingEngine:
     """The engine that decodes for `spec`. Raises SpecError where its engine does not."""
-    name = spec.target if spec.target != "cpu" else spec.engine
-    name = "onnxruntime" if name in (None, "auto") else str(name)
+    on_cpu = "onnxruntime" if spec.engine is None or spec.engine == "auto" else spec.engine
+    name = on_cpu if spec.target == "cpu" else spec.target
     if name not in rooms():
         raise SpecError(
             "TensorRT has no attention over a cache in place; a decoder runs on a GPU with --target cuda, or with "
