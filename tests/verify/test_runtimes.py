@@ -226,7 +226,9 @@ def test_another_answer_of_openvino_stops_the_build(representation: Graph) -> No
     _at_hand(DEFAULT_OPENVINO, "openvino")
     ours = _encoder_case(representation)
     wrong = replace(ours, answers=[{"out": values["out"] * 1.1} for values in ours.answers])
-    with pytest.raises(VerificationError, match=rf"openvino {DEFAULT_OPENVINO}.*answers model\.xml differently .*off by"):
+    with pytest.raises(
+        VerificationError, match=rf"openvino {DEFAULT_OPENVINO}.*answers model\.xml differently .*off by"
+    ):
         compare("openvino", DEFAULT_OPENVINO, "Triton", lambda: [wrong])
     unread = replace(ours, job={**ours.job, "model": str(representation.path.with_name("absent.xml"))})
     with pytest.raises(VerificationError, match=rf"openvino {DEFAULT_OPENVINO}.*does not run model\.xml: RuntimeError"):
