@@ -5,4 +5,6 @@ ARG REQUIREMENTS=requirements.txt
 ENV PIP_BREAK_SYSTEM_PACKAGES=1
 COPY builder/runtime/${REQUIREMENTS} /opt/requirements.txt
 RUN pip install --no-cache-dir --requirement /opt/requirements.txt \
-    && mkdir -p /engines
+    && install --directory --owner=1000 --group=1000 /engines
+# triton-server, of the stock image
+USER 1000:1000

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -13,8 +15,10 @@ import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 from jsonschema import Draft7Validator
 
+from builder.serve.triton import EMBEDDED
 from builder.spec import BuildSpec
-from builder.triton.releases import RELEASES
+from builder.triton.releases import NEWEST, OPTIONS, RELEASES, version_tuple
+from tests.serve.embedded import embedded_options
 
 ROOT = Path(__file__).parent.parent
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
@@ -108,11 +112,11 @@ def test_every_panel_has_a_place_of_its_own_and_something_to_ask() -> None:
 def test_an_image_is_built_once_with_the_emitted_requirements() -> None:
     for name in ("triton", "triton-gpu"):
         service = SERVICES[name]
-        assert service["command"][0] == "tritonserver", "nothing is installed at a start"
+        assert "pip" not in " ".join(service["command"]), "nothing is installed at a start"
         assert (ROOT / "builder" / "runtime" / service["build"]["args"]["REQUIREMENTS"]).is_file()
         assert any(argument.startswith("--cache-config=local,") for argument in service["command"])
         assert service["read_only"]
-    assert "mkdir -p /engines" in DOCKERFILE
+    assert "install --directory --owner=1000 --group=1000 /engines" in DOCKERFILE, "of whoever writes there"
 
 
 def test_the_image_of_the_gateway_has_what_the_gateway_imports() -> None:
@@ -153,6 +157,47 @@ def test_vllm_has_the_token_and_keeps_what_it_downloads() -> None:
     assert service["environment"]["HF_TOKEN"] == "${HF_TOKEN:-}"
     assert "huggingface:/root/.cache/huggingface" in service["volumes"]
     assert "huggingface" in COMPOSE["volumes"]
+
+
+def test_a_container_can_change_nothing_and_is_nobody() -> None:
+    for name, service in SERVICES.items():
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        if name != "compile":  # it writes plans into the repository
+            assert service["cap_drop"] == ["ALL"], name
+            assert service["read_only"] is (name != "triton-vllm"), name
+    assert {SERVICES[name]["user"] for name in ("triton", "triton-gpu")} == {"1000:1000"}
+    assert "USER 1000:1000" in DOCKERFILE
+    assert "USER nobody" in (ROOT / "Dockerfile.gateway").read_text()
+
+
+@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize("key", ["", "of the user"])
+def test_a_server_is_started_with_what_changes_it_restricted(name: str, key: str, tmp_path: Path) -> None:
+    """By the shell that starts it, and a tritonserver that says its options."""
+    (tmp_path / "tritonserver").write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    (tmp_path / "tritonserver").chmod(0o755)
+    command = [word.replace("$$", "$") for word in SERVICES[name]["command"]]
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TRITON_ADMIN_KEY": key}
+    said = [subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout for _ in "ab"]
+    restricted = re.findall(r"^--(.*)=shared-memory,trace,logging:triton-admin-key=(.+)$", said[0], re.MULTILINE)
+    assert [option for option, _ in restricted] == ["grpc-restricted-protocol", "http-restricted-api"]
+    assert [secret == key or len(secret) == 36 for _, secret in restricted] == [True, True]
+    assert (said[0] == said[1]) is bool(key), "another secret at each start, where none is given"
+    assert "--model-control-mode=none" in said[0]
+    assert ("--disable-auto-complete-config" in said[0]) is (name != "triton-vllm")
+
+
+def test_every_option_is_one_that_the_release_knows() -> None:
+    """Of docker-compose.yml and the page: by the embedded server's own help, or since when by the table."""
+    written = " ".join(" ".join(SERVICES[name]["command"]) for name in SERVERS)
+    page = (ROOT / "docs" / "deployment.md").read_text()
+    written += " ".join(re.findall(r"^  tritonserver .*?(?=^```)", page, re.MULTILINE | re.DOTALL))
+    used = set(re.findall(r"--([a-z-]+)", written))
+    assert len(used) >= 7
+    later = used - embedded_options()
+    assert later == set(OPTIONS) & used
+    for option in later:
+        assert version_tuple(EMBEDDED) < version_tuple(OPTIONS[option]) <= version_tuple(NEWEST), option
 
 
 @pytest.mark.parametrize("name", SERVERS)

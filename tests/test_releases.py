@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
+from builder.commands.build import older_than_fixes
+from builder.serve.triton import EMBEDDED
 from builder.spec import make_spec
-from builder.triton.releases import NEWEST, RELEASES, version_tuple
+from builder.triton.releases import FIXES, NEWEST, RELEASES, lacking, version_tuple
 
 
 def test_the_newest_release_is_the_one_that_is_built_for() -> None:
@@ -29,3 +33,18 @@ def test_what_the_branches_of_the_server_say_of_openvino_and_vllm() -> None:
         "26.08": "2026.3.0",
     }
     assert (RELEASES["24.10"].vllm, RELEASES["26.07"].vllm) == ("0.5.5", "0.24.0")
+
+
+def test_the_newest_release_lacks_nothing_and_an_older_one_is_warned_of_with_the_reasons() -> None:
+    assert older_than_fixes(NEWEST) == ""
+    assert older_than_fixes("26.07") == ""
+    assert [fix.since for fix in lacking("26.06")] == ["26.07"]
+    text = older_than_fixes("24.10")
+    assert re.search(r"CVE-2025-23310.*CVE-2025-23334.*restricted", text)
+    assert f"Build for {NEWEST} if you can (--triton)" in text
+    assert [fix.since for fix in FIXES] == sorted((fix.since for fix in FIXES), key=version_tuple)
+    assert {fix.since for fix in FIXES} <= set(RELEASES)
+
+
+def test_the_embedded_server_is_one_that_only_this_machine_may_reach() -> None:
+    assert any("CVE-2025-23319" in fix.source for fix in lacking(EMBEDDED))

@@ -18,6 +18,7 @@ from builder.commands import screen, screen_table
 from builder.engines.gpu import CARDS
 from builder.errors import SpecError
 from builder.spec import BuildSpec, Gpu, load_specs, make_spec
+from builder.triton.releases import NEWEST, lacking
 
 
 def parser() -> argparse.ArgumentParser:
@@ -76,6 +77,8 @@ def run(options: argparse.Namespace) -> int:
     reports = []
     for spec in specs:
         screen.print(f"[bold]{spec.entry_name}[/] from {spec.model}", highlight=False)
+        if too_old := older_than_fixes(spec.triton):
+            screen.print(f"  [yellow]warning:[/] {too_old}", highlight=False, soft_wrap=True)
         with _library_output(options.verbose), contextlib.nullcontext() if options.verbose else quiet_libraries():
             report = build(spec, _stage)
         reports.append(report)
@@ -103,6 +106,15 @@ def run(options: argparse.Namespace) -> int:
         documents = [report.document() for report in reports]
         print(json.dumps(documents if len(documents) > 1 else documents[0], indent=1))
     return 0
+
+
+def older_than_fixes(triton: str) -> str:
+    """Why a release is not for clients that are not trusted, in a line; empty where nothing is known against it."""
+    fixes = lacking(triton)
+    reasons = "; ".join(f"{fix.what} (mended in {fix.since}: {fix.source})" for fix in fixes)
+    return f"Triton {triton} is older than known fixes: {reasons}. Build for {NEWEST} if you can (--triton)" * bool(
+        fixes
+    )
 
 
 @contextlib.contextmanager

@@ -30,6 +30,15 @@ class Release:
     vllm: str | None = None
 
 
+@dataclass(frozen=True)
+class Fix:
+    """`what` clients can do to a server older than the release `since`; `source`: where that is from."""
+
+    since: str
+    what: str
+    source: str
+
+
 # By ONNX Runtime: the highest opset and IR version that it reads.
 LIMITS: dict[str, tuple[int, int]] = {version: (opset, ir) for version, (opset, ir) in _TABLE["limits"].items()}
 RELEASES: dict[str, Release] = {
@@ -42,7 +51,10 @@ RELEASES: dict[str, Release] = {
     )
     for row in _TABLE["release"]
 }
-SHAPES_CHECKED: str = _TABLE["shapes_checked"]
+FIXES: tuple[Fix, ...] = tuple(Fix(**row) for row in _TABLE["fixes"])
+# Options of tritonserver that not every release here knows, and the first that does.
+OPTIONS: dict[str, str] = _TABLE["options"]
+SHAPES_CHECKED: str = FIXES[0].since
 NEWEST = next(reversed(RELEASES))
 # What a graph may use, and the ONNX Runtime that first has it.
 OPERATOR_NEEDS: dict[str, str] = _TABLE["operators"]
@@ -51,6 +63,11 @@ OPERATOR_NEEDS: dict[str, str] = _TABLE["operators"]
 def version_tuple(text: str) -> tuple[int, ...]:
     """ "10.5.0.18" as numbers that compare."""
     return tuple(int(part) for part in text.split(".") if part.isdigit())
+
+
+def lacking(triton: str) -> list[Fix]:
+    """What a release is too old to have mended, the oldest first."""
+    return [fix for fix in FIXES if version_tuple(triton) < version_tuple(fix.since)]
 
 
 def runtime_of(triton: str, in_process: bool) -> str:

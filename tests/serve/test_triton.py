@@ -53,6 +53,12 @@ def test_a_numpy_that_corrupts_tensors(repository: Path, monkeypatch: pytest.Mon
     _refused(repository, "install numpy<2")
 
 
+@pytest.mark.parametrize("host", ["0.0.0.0", "192.0.2.7", "::"])
+def test_an_address_that_others_reach_is_refused_unless_it_is_said(host: str, tmp_path: Path) -> None:
+    _refused(tmp_path, rf"does not listen on {host}: .*CVE-2025-23319.* --insecure-bind", host=host)
+    _refused(tmp_path, "holds no model", host="0.0.0.0", insecure_bind=True)
+
+
 def test_a_model_that_does_not_load_is_named(repository: Path) -> None:
     (repository / "model" / "config.pbtxt").write_text('name: "model" backend: "python" max_batch_size: 1')
     (repository / "model" / "1").mkdir()
