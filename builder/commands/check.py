@@ -7,11 +7,12 @@ from pathlib import Path
 
 from rich.markup import escape
 
-from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
+from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, VERIFY_KEY_HELP, screen
 from builder.errors import SpecError
 from builder.triton.check import check, pending, verdicts, warnings
 from builder.triton.publish import recover
 from builder.triton.releases import RELEASES
+from builder.triton.signatures import unsigned
 
 
 def parser() -> argparse.ArgumentParser:
@@ -24,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="RELEASE",
         help="Triton release to check against (default: the one that each model was built for)",
     )
+    arguments.add_argument("--verify-key", type=Path, metavar="FILE", help=f"verify signatures: {VERIFY_KEY_HELP}")
     return arguments
 
 
@@ -33,6 +35,8 @@ def run(options: argparse.Namespace) -> int:
     for name in recover(options.repository):
         screen.print(f"{name}: an interrupted build was undone", highlight=False)
     problems = [*check(options.repository, options.triton), *pending(options.repository).values()]
+    if options.verify_key is not None:
+        problems += unsigned(options.repository, options.verify_key)
     for problem in problems:
         screen.print(f"[red]✗[/] {escape(problem)}", highlight=False, soft_wrap=True)
     for warning in warnings(options.repository, options.triton):

@@ -14,9 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP
+from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, VERIFY_KEY_HELP
 from builder.serve.gateway import gateway
-from builder.serve.triton import Ports, Server, running
+from builder.serve.triton import EMBEDDED, Ports, Server, running
 from builder.serve.watch import keep_running
 
 
@@ -27,6 +27,11 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
     arguments.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
+    arguments.add_argument(
+        "--insecure-bind",
+        action="store_true",
+        help="allow a --host that other machines reach; anybody there can take over this old server",
+    )
     for kind, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
         arguments.add_argument(f"--{kind}-port", type=int, default=port, metavar="PORT", help=f"default {port}")
     arguments.add_argument(
@@ -34,6 +39,9 @@ def parser() -> argparse.ArgumentParser:
         type=int,
         metavar="PORT",
         help="start a gateway there too, with the APIs of OpenAI, Cohere and TEI: build-repo help gateway",
+    )
+    arguments.add_argument(
+        "--verify-key", type=Path, metavar="FILE", help=f"serve only what was signed: {VERIFY_KEY_HELP}"
     )
     arguments.add_argument("--strict", action="store_true", help="serve all models or none (default: those that load)")
     arguments.add_argument("-v", "--verbose", action="store_true", help="show Triton's log")
@@ -54,7 +62,15 @@ def run(options: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _start(options: argparse.Namespace, ports: Ports, echo: Callable[[str], None] | None) -> Iterator[Server]:
     """Triton, and where it was asked for a gateway in front of it."""
-    with running(options.repository, options.host, ports, echo=echo, strict=options.strict) as server:
+    with running(
+        options.repository,
+        options.host,
+        ports,
+        echo=echo,
+        strict=options.strict,
+        insecure_bind=options.insecure_bind,
+        verify_key=options.verify_key,
+    ) as server:
         if options.openai_port is None:
             yield server
             return
@@ -83,4 +99,7 @@ def _show(console: Console, options: argparse.Namespace, server: Server) -> None
         console.print(f"{kind:>8}  {server.host}:{port}", highlight=False)
     if options.openai_port is not None:
         console.print(f"{'OpenAI':>8}  http://{options.host}:{options.openai_port}/v1", highlight=False)
+    console.print(
+        f"Triton {EMBEDDED}: for development and load tests, not for clients you do not trust", highlight=False
+    )
     console.print("ready; stop with Ctrl-C", highlight=False)

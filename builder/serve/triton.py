@@ -37,7 +37,10 @@ from builder.errors import ServeError
 from builder.triton.check import pending
 from builder.triton.publish import recover
 from builder.triton.render import parse
+from builder.triton.signatures import unsigned
 
+EMBEDDED = "24.10"  # the release whose server, 2.51, the nvidia-pytriton wheel carries
+RESTRICTED = "shared-memory,trace,logging"  # APIs that change the server, for all clients; nobody here needs them
 BACKENDS = Path(__file__).parent / "backends"
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_NEEDED = 256 << 20
@@ -111,17 +114,24 @@ def running(
     echo: Callable[[str], None] | None = None,
     backends: Path = BACKENDS,
     strict: bool = True,
+    insecure_bind: bool = False,
+    verify_key: Path | None = None,
 ) -> Iterator[Server]:
     """Start Triton on `repository`, wait until its models are loaded, stop it at the end.
 
     `strict`: every model must load, and the server is ready while all are; otherwise those that load are served.
     `echo` is called with each line of the server's log. `backends`: a folder NAME/ for each backend beside Python's,
-    with its libtriton_NAME.so or its model.py.
+    with its libtriton_NAME.so or its model.py. `insecure_bind`: `host` may be another address than a loopback one.
+    `verify_key`: what every model must have been signed with, as builder/triton/signatures.py takes it.
     Raises ServeError when it cannot start, with the reason and what to do.
     """
+    if not insecure_bind:
+        _refuse_others(host)
     ports = ports or free_ports(host)
     recover(repository)
     _check(repository, host, ports, backends)
+    if verify_key is not None:
+        _refuse_unsigned(repository, verify_key)
     with tempfile.TemporaryDirectory(prefix="triton-") as place:
         command, environment, region = _command(repository, host, ports, Path(place), backends)
         controlled = _is_loopback(host)  # whoever reaches the ports may use model control
@@ -255,6 +265,10 @@ def _command(
         f"--metrics-address={host}",
         f"--metrics-port={ports.metrics}",
         "--disable-auto-complete-config",
+        *(
+            f"--{option}={RESTRICTED}:key={uuid.uuid4()}"
+            for option in ("grpc-restricted-protocol", "http-restricted-api")
+        ),
     ]
     return command, environment, region
 
@@ -263,6 +277,21 @@ def _loading(strict: bool, controlled: bool) -> list[str]:
     """Load all models; under model control each can be loaded again."""
     options = [f"--exit-on-error={str(strict).lower()}", f"--strict-readiness={str(strict).lower()}"]
     return [*options, "--model-control-mode=explicit", "--load-model=*"] if controlled else options
+
+
+def _refuse_others(host: str) -> None:
+    if not _is_loopback(host):
+        raise ServeError(
+            f"the embedded Triton, {EMBEDDED}, does not listen on {host}: whoever reaches it can run code in it "
+            "(CVE-2025-23319, mended in 25.07). Put the gateway on that address, build-repo gateway --host, use the "
+            "container, or say that everybody there may: --insecure-bind"
+        )
+
+
+def _refuse_unsigned(repository: Path, key: Path) -> None:
+    problems = unsigned(repository, key)
+    if problems:
+        raise ServeError(f"{problems[0]}. Nothing of {repository} is served; see all: build-repo verify")
 
 
 def _is_loopback(host: str) -> bool:
