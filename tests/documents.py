@@ -94,7 +94,9 @@ def check_command(words: list[str]) -> None:
     elif program == "pip":
         _pip(arguments)
     else:
-        assert program in ("source", "perf_analyzer"), f"{program} is not a program that the documentation may name"
+        assert program in ("source", "perf_analyzer", "openssl"), (
+            f"{program} is not a program that the documentation may name"
+        )
 
 
 def _build_repo(arguments: list[str]) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 from builder.checkpoint.resolve import Checkpoint, CheckpointFiles
 from builder.engines.cpu import cpu
 from builder.progress import Stage
-from builder.report.provenance import versions
+from builder.report.provenance import samples_file, versions
 from builder.report.record import BuildReport, EngineCheck
 from builder.spec import BuildSpec
 from builder.triton.layout import RepositoryEntry
@@ -99,7 +99,8 @@ def built_from(spec: BuildSpec, checkpoint: CheckpointFiles) -> dict[str, Any]:
         "task": checkpoint.task.name,
         "triton": spec.triton,
         "target": spec.target,
-        "checkpoint": checkpoint.identity(),
+        "checkpoint": {**checkpoint.identity(), **checkpoint.card},
         "versions": versions(),
         "cpu": cpu(),
+        "samples_file": samples_file(spec.samples),
     }

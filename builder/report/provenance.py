@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from importlib.metadata import version
+from pathlib import Path
 
 from builder.triton.layout import RepositoryEntry
 
@@ -14,6 +15,11 @@ PACKAGES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "openv
 def versions() -> dict[str, str]:
     """The packages that made the graph."""
     return {package: version(package) for package in PACKAGES}
+
+
+def samples_file(path: Path | None) -> dict[str, str] | None:
+    """The file of the user's own samples, by its name and hash. None where the builder's were taken."""
+    return None if path is None else {"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
 
 
 def file_hashes(entries: Sequence[RepositoryEntry]) -> dict[str, dict[str, str]]:

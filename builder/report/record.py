@@ -72,7 +72,7 @@ class BuildReport:
     triton: str
     """Triton release that it was built for."""
     checkpoint: dict[str, Any]
-    """Source, revision, model type and hash of the weights."""
+    """Source, revision, model type and hash of the weights; what its card says of its licence and origin."""
     versions: dict[str, str]
     """Packages that made the graph."""
     cpu: dict[str, Any]
@@ -117,6 +117,8 @@ class BuildReport:
     """What came of the samples' calls on the engines that are to serve."""
     verified: bool = False
     """Whether the answers were compared with PyTorch's, and are right."""
+    samples_file: dict[str, str] | None = None
+    """Name and SHA-256 of the user's own samples; None where the builder's were taken."""
     tuned_for: tuple[str, ...] = ()
     """Instruction sets of the processor that the choice rests on; a machine that serves should have one of them."""
 

@@ -21,6 +21,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from builder.errors import RepositoryError
+from builder.report.bom import BOM, bom
 from builder.report.page import PAGE, page
 from builder.triton.check import check
 from builder.triton.layout import RepositoryEntry
@@ -36,12 +37,13 @@ FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 def publish(repository: Path, made: Verified | Unverified) -> None:
     """Write its entries, each with the report as its build.json, and move them into `repository` together.
 
-    The report lies beside the front model, the first entry, as a page too. Raises RepositoryError when the disk or the
-    folder does not allow it; the repository is then as before.
+    The report lies beside the front model, the first entry, as a page too, and so does the bill of materials. Raises
+    RepositoryError when the disk or the folder does not allow it; the repository is then as before.
     """
     if not isinstance(made, Verified | Unverified):
         raise TypeError(f"only Verified or Unverified entries are published, not {type(made).__name__}")
-    entries = [replace(made.entries[0], files={**made.entries[0].files, PAGE: page(made.report).encode()})]
+    beside = {PAGE: page(made.report).encode(), BOM: bom(made.report).encode()}
+    entries = [replace(made.entries[0], files={**made.entries[0].files, **beside})]
     entries.extend(made.entries[1:])
     report = json.dumps(made.report.document(), indent=1, ensure_ascii=False).encode()
     try:

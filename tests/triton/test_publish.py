@@ -71,7 +71,7 @@ def test_all_files_arrive_and_nothing_else_is_left(tmp_path: Path) -> None:
     files = _tree(repository)
     of_each = ("1/model.py", "build.json", "config.pbtxt")
     assert sorted(files) == sorted(
-        ["front/report.html", *(f"{n}/{f}" for n in ("front", "front_model") for f in of_each)]
+        ["front/bom.cdx.json", "front/report.html", *(f"{n}/{f}" for n in ("front", "front_model") for f in of_each)]
     )
     assert [p.name for p in tmp_path.iterdir()] == ["model_repository"]
     assert existing_source(repository, "front") == "org/name"
