@@ -9,6 +9,7 @@ import hashlib
 import inspect
 import json
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,22 +19,27 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from builder.checkpoint.card import CARD, read_card
+from builder.checkpoint.patterns import refuse_endless_patterns
 from builder.checkpoint.sentence_transformers import SentenceModules, read_modules
 from builder.checkpoint.slow_tokenizers import as_fast
+from builder.checkpoint.untrusted import refuse_untrusted
 from builder.errors import CheckpointError
 from builder.runtime.panics import survived
 from builder.spec import BuildSpec
 from builder.tasks import Task, find_task, infer_task
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm"]  # nothing that runs, nothing pickled
+FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", CARD]  # nothing that runs, nothing pickled
 SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")  # by transformers' common names
 POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
 
 
 @dataclass(frozen=True)
 class CheckpointFiles:
-    """A checkpoint on disk. `weights_sha256` identifies the weights; None where a commit of the Hub does."""
+    """A checkpoint on disk. `weights_sha256` identifies the weights; None where a commit of the Hub does. `card`: what
+    its card says of its origin.
+    """
 
     source: str
     revision: str | None
@@ -44,6 +50,7 @@ class CheckpointFiles:
     tokenizer: PreTrainedTokenizerFast
     task: Task
     sentence: SentenceModules | None
+    card: Mapping[str, list[str]]
 
     def identity(self) -> dict[str, Any]:
         """What build.json says of it."""
@@ -75,6 +82,7 @@ def locate(spec: BuildSpec, weights: bool = True) -> CheckpointFiles:
     root, revision = _fetch(spec.model, spec.revision, weights)
     sentence = read_modules(root)
     folder = sentence.transformer if sentence is not None else root
+    refuse_untrusted(root, folder, spec.model)
     files = _weights(folder, spec.model) if weights or revision is None else []
     config = _config(folder, spec.model)
     return CheckpointFiles(
@@ -87,6 +95,7 @@ def locate(spec: BuildSpec, weights: bool = True) -> CheckpointFiles:
         tokenizer=_tokenizer(folder, spec.model, config),
         task=find_task(spec.task) if spec.task else infer_task(config, sentence.kind if sentence else None),
         sentence=sentence,
+        card=read_card(root),
     )
 
 
@@ -190,13 +199,24 @@ def _tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrained
         except CheckpointError as error:
             raise CheckpointError(f"{model}: {error}") from error
     rows = getattr(config, "vocab_size", None)
-    if rows is not None and len(tokenizer) > rows:
+    highest = _highest_token(tokenizer)
+    if rows is not None and highest >= rows:
         raise CheckpointError(
-            f"the tokenizer of {model} has {len(tokenizer)} tokens and the model only {rows} embeddings: "
+            f"the tokenizer of {model} has tokens up to {highest} and the model only {rows} embeddings: "
             "they do not belong together"
         )
+    refuse_endless_patterns(tokenizer, model)
     found: PreTrainedTokenizerFast = tokenizer
     return found
+
+
+def _highest_token(tokenizer: PreTrainedTokenizerFast) -> int:
+    """Of its vocabulary, and of what it puts around texts."""
+    backend = tokenizer.backend_tokenizer
+    backend.no_padding()  # to a length that happened to be set
+    backend.no_truncation()
+    around = survived(backend.encode, "a", "b").ids
+    return max(len(tokenizer) - 1, *tokenizer.get_vocab().values(), *around, 0)
 
 
 def _max_length(

@@ -214,4 +214,9 @@ def label_list(config: PreTrainedConfig, labels: int) -> list[str]:
             f"id2label of config.json names {len(names)} labels ({', '.join(list(names.values())[:4])}...), the head "
             f"has {labels} outputs; give each output from 0 to {labels - 1} one name of its own"
         )
+    unprintable = next((name for name in names.values() if not name.isprintable()), None)
+    if unprintable is not None:
+        raise CheckpointError(
+            f"id2label of config.json has a label with control characters: {unprintable!r}; rename it"
+        )
     return [names[index] for index in range(labels)]

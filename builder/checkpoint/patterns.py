@@ -1,0 +1,68 @@
+"""Regular expressions of a tokenizer.json that take for ever: found by trying, in a process that can be ended.
+
+The tokenizers library searches with backtracking, by Oniguruma, which gives up on one match after 10 million steps, a
+third of a second, but not on a search: a*a*b takes as long from each letter of a text on. What an expression takes
+cannot be read off it, so texts that each of its letters makes are tried.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from transformers import PreTrainedTokenizerFast
+
+from builder.errors import CheckpointError
+
+LENGTH = 4096  # characters of a text that is tried
+SECONDS = 10.0  # for all texts; what the expressions of known models take is far below
+SPARE = "\x01"  # what no expression expects; after it, all letters: one whose end is nowhere is not tried at all
+COMMON = "a1 \n.'-_A0é中"
+PROGRAM = """
+import json, sys
+from tokenizers import Tokenizer
+asked = json.load(sys.stdin)
+tokenizer = Tokenizer.from_str(asked["tokenizer"])
+for text in asked["texts"]:
+    try:
+        tokenizer.encode(text)
+    except BaseException as error:
+        if type(error).__name__ not in ("PanicException", "Exception"):
+            raise
+"""
+
+
+def refuse_endless_patterns(tokenizer: PreTrainedTokenizerFast, model: str) -> None:
+    """Raises CheckpointError for a tokeniser whose expressions take more than SECONDS on texts of LENGTH letters."""
+    document = tokenizer.backend_tokenizer.to_str()
+    found = sorted(set(_patterns(json.loads(document))))
+    if not found:
+        return
+    letters = sorted({letter for pattern in found for letter in pattern if letter.isalnum()} | set(COMMON))
+    end = SPARE + "".join(letters)
+    texts = [letter * LENGTH + end for letter in letters] + ["".join(letters) * (LENGTH // len(letters)) + end]
+    asked = json.dumps({"tokenizer": document, "texts": texts})
+    command = [sys.executable, "-I", "-c", PROGRAM]
+    try:
+        subprocess.run(command, input=asked, text=True, capture_output=True, timeout=SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise CheckpointError(
+            f"the tokenizer of {model} does not come to an end on {len(texts)} texts of {LENGTH} characters: one of "
+            f"its expressions backtracks ({'; '.join(found)[:200]}). It could hold a server for ever; use another one"
+        ) from error
+
+
+def _patterns(document: Any) -> Iterator[str]:
+    """Every {"Regex": ...} of a tokenizer.json; those that the library itself carries are known."""
+    if isinstance(document, dict):
+        if isinstance(document.get("Regex"), str):
+            yield document["Regex"]
+        for name, value in document.items():
+            if name != "model":  # the vocabulary
+                yield from _patterns(value)
+    elif isinstance(document, list):
+        for value in document:
+            yield from _patterns(value)

@@ -1,0 +1,74 @@
+"""What is looked at before a library reads a checkpoint: links, names of files and numbers that nobody can mean.
+
+A library would follow a link out of the folder, open whatever file an index names, or make as many layers as it is told
+before it looks at the weights. Knows files; knows no model.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from builder.errors import CheckpointError
+
+INDEX = "model.safetensors.index.json"
+MOST = {  # by the names that configurations have; what is far beyond any checkpoint that there is
+    **dict.fromkeys(("num_hidden_layers", "num_layers", "n_layer", "n_layers", "num_decoder_layers"), 10_000),
+    **dict.fromkeys(("encoder_layers", "decoder_layers", "num_hidden_groups"), 10_000),
+    **dict.fromkeys(("num_attention_heads", "num_key_value_heads", "n_head", "num_local_experts"), 100_000),
+    **dict.fromkeys(("hidden_size", "d_model", "n_embd", "dim", "intermediate_size", "d_ff", "head_dim"), 10**7),
+    **dict.fromkeys(("vocab_size", "max_position_embeddings", "n_positions", "type_vocab_size"), 10**9),
+    "num_labels": 10**6,
+}
+
+
+def refuse_untrusted(root: Path, folder: Path, model: str) -> None:
+    """Look at the checkpoint `root`, whose transformer is in `folder`. Raises CheckpointError, which names `model`."""
+    for link, target in _links_out(root):
+        raise CheckpointError(
+            f"{model}: {link} is a link out of the checkpoint, to {target}; put a copy of the file in its place"
+        )
+    outside = next((name for name in _indexed(folder) if Path(name).name != name), None)
+    if outside is not None:
+        raise CheckpointError(f"{model}: {INDEX} names {outside!r}; expected names of files beside it, without a path")
+    for name, value in _numbers(_json(folder / "config.json")):
+        if value > MOST[name]:
+            raise CheckpointError(
+                f"the config.json of {model} says {name} {value}, more than any checkpoint has ({MOST[name]})"
+            )
+
+
+def _links_out(root: Path) -> Iterator[tuple[str, Path]]:
+    """Links out of `root`. A snapshot of the Hub's cache may link to the blobs beside it."""
+    here = root.resolve()
+    places = [here, here.parent.parent / "blobs"] if here.parent.name == "snapshots" else [here]
+    for path in sorted([*root.glob("*"), *root.glob("*/*")]):
+        target = path.resolve() if path.is_symlink() else here
+        if not any(target.is_relative_to(place) for place in places):
+            yield str(path.relative_to(root)), target
+
+
+def _indexed(folder: Path) -> set[str]:
+    """The files that the index of weights in several files names."""
+    weights = _json(folder / INDEX).get("weight_map", {})
+    return {str(name) for name in weights.values()} if isinstance(weights, dict) else set()
+
+
+def _numbers(document: Any) -> Iterator[tuple[str, float]]:
+    """The fields of MOST, of a configuration and of those in it."""
+    for name, value in document.items():
+        if name in MOST and isinstance(value, int | float):
+            yield name, value
+        elif isinstance(value, dict):
+            yield from _numbers(value)
+
+
+def _json(path: Path) -> dict[str, Any]:
+    """What a file says; nothing where it cannot be read, which whoever needs it will say."""
+    try:
+        document = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return document if isinstance(document, dict) else {}

@@ -1,0 +1,219 @@
+"""Checkpoints that mean harm: each attack is tried, and ends in one line that names it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.checkpoint import patterns
+from builder.checkpoint.resolve import locate, resolve
+from builder.errors import BuilderError, CheckpointError, SpecError
+from builder.spec import make_spec
+
+
+@pytest.fixture
+def folder(checkpoint: Callable[[str], Path], tmp_path: Path) -> Path:
+    """A sound checkpoint, to be made unsound."""
+    return Path(shutil.copytree(checkpoint("topics"), tmp_path / "topics"))
+
+
+def _edit(path: Path, **changes: Any) -> None:
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+def _refused(folder: Path, message: str, act: Callable[..., Any] = locate) -> None:
+    with pytest.raises(BuilderError, match=message) as caught:
+        act(make_spec(model=str(folder), name="model"))
+    assert "\n" not in str(caught.value)
+
+
+def test_the_sound_one_is_taken(folder: Path) -> None:
+    assert resolve(make_spec(model=str(folder), name="model")).task.name == "text-classification"
+
+
+def _header(tensors: Any, length: int | None = None) -> bytes:
+    text = tensors if isinstance(tensors, bytes) else json.dumps(tensors).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + bytes(64)
+
+
+def _tensor(begin: int, end: int, shape: list[int] | None = None, dtype: str = "F32") -> dict[str, Any]:
+    return {"dtype": dtype, "shape": [2] if shape is None else shape, "data_offsets": [begin, end]}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        _header({}, 1 << 63),
+        _header({}, (1 << 64) - 1),
+        _header({"a": _tensor(0, 8), "b": _tensor(4, 12)}),
+        _header({"a": _tensor(-8, 0)}),
+        _header({"a": _tensor(8, 0)}),
+        _header({"a": _tensor(0, 1 << 40)}),
+        _header({"a": _tensor(0, 8, [1 << 62, 1 << 62])}),
+        _header({"a": _tensor(0, 8, [-2])}),
+        _header({"a": _tensor(0, 8, dtype="O")}),
+        _header(b"[" * 100_000),
+        _header(b"\xff\xfe"),
+        b"",
+        b"\x80\x04cos\nsystem\n(S'true'\ntR.",
+    ],
+    ids=[
+        "length 2^63",
+        "length 2^64 - 1",
+        "overlapping",
+        "negative",
+        "backwards",
+        "beyond the file",
+        "shape that overflows",
+        "negative shape",
+        "objects",
+        "deep",
+        "not UTF-8",
+        "empty",
+        "a pickle",
+    ],
+)
+def test_headers_of_safetensors(content: bytes, folder: Path) -> None:
+    (folder / "model.safetensors").write_bytes(content)
+    _refused(folder, "the checkpoint does not load for text-classification: .*must belong together", resolve)
+
+
+@pytest.mark.parametrize("name", ["../model.safetensors", "/etc/passwd", "a/model.safetensors"])
+def test_an_index_that_names_files_elsewhere(name: str, folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "model-1.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"weight": name}}))
+    _refused(folder, f"index.json names {name!r}; expected names of files beside it")
+
+
+@pytest.mark.parametrize("name", ["config.json", "vocab.txt", "tokenizer.json", "sub/notes.txt"])
+def test_links_out_of_the_checkpoint(name: str, folder: Path, tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("{}")
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(secret)
+    _refused(folder, f"{name} is a link out of the checkpoint, to .*secret; put a copy")
+
+
+def test_links_within_a_checkpoint_and_into_the_hubs_own_store(folder: Path, tmp_path: Path) -> None:
+    (folder / "also.json").symlink_to("config.json")
+    store = tmp_path / "models--org--name"
+    snapshot = Path(shutil.copytree(folder, store / "snapshots" / "0123"))
+    (store / "blobs").mkdir()
+    (snapshot / "config.json").rename(store / "blobs" / "abc")
+    (snapshot / "config.json").symlink_to("../../blobs/abc")
+    for place in (folder, snapshot):
+        assert locate(make_spec(model=str(place), name="model")).task.name == "text-classification"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("num_hidden_layers", 10**9),
+        ("num_labels", 10**9),
+        ("vocab_size", 1 << 40),
+        ("hidden_size", 1e300),
+        ("text_config", {"num_hidden_layers": 1 << 62}),
+    ],
+)
+def test_numbers_that_would_fill_memory_before_weights_are_read(field: str, value: Any, folder: Path) -> None:
+    _edit(folder / "config.json", **{field: value})
+    _refused(folder, r"the config.json of .* says \w+ .*, more than any checkpoint has")
+
+
+@pytest.mark.parametrize(
+    "name", ["../x", "a/b", "..", ".", "", ".hidden", "a\nb", "a\x1b[2J", "-o", "a b", "é", "a\x00"]
+)
+def test_names_that_are_paths_or_hold_control_characters(name: str) -> None:
+    with pytest.raises(SpecError, match="is not a model name"):
+        make_spec(model="org/name", name=name)
+
+
+def _tokenizer(folder: Path, **changes: Any) -> None:
+    _edit(folder / "tokenizer.json", **changes)
+
+
+@pytest.mark.parametrize("pattern", ["a*a*b", r"x*x*\w*y"])
+@pytest.mark.parametrize("place", ["pre_tokenizer", "normalizer"])
+def test_expressions_that_never_end(place: str, pattern: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "SECONDS", 2.0)
+    regex = {"pattern": {"Regex": pattern}}
+    kinds = {
+        "pre_tokenizer": {"type": "Split", **regex, "behavior": "Isolated", "invert": False},
+        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Replace", **regex, "content": "x"}]},
+    }
+    _tokenizer(folder, **{place: kinds[place]})
+    _refused(folder, "the tokenizer of .* does not come to an end on .* backtracks")
+
+
+GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+CL100K = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
+    r"|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+@pytest.mark.parametrize("pattern", [GPT_2, CL100K], ids=["GPT-2", "cl100k"])
+def test_expressions_of_known_models_are_taken(pattern: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patterns, "SECONDS", 10.0)
+    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+    _tokenizer(folder, pre_tokenizer=split)
+    assert locate(make_spec(model=str(folder), name="model")).tokenizer is not None
+
+
+def test_tokens_beyond_the_embeddings(folder: Path) -> None:
+    """A vocabulary of few words, one of which has a number that nobody has a vector for."""
+    document = json.loads((folder / "tokenizer.json").read_text())
+    vocabulary = document["model"]["vocab"]
+    word = next(word for word in vocabulary if word.isalpha())
+    vocabulary[word] = 4_000_000_000
+    (folder / "tokenizer.json").write_text(json.dumps(document))
+    _refused(folder, "has tokens up to 4000000000 and the model only .* embeddings")
+
+
+def test_padding_to_a_length_that_fills_memory(folder: Path) -> None:
+    padding = {
+        "strategy": {"Fixed": 1 << 40},
+        "direction": "Right",
+        "pad_to_multiple_of": None,
+        "pad_id": 0,
+        "pad_type_id": 0,
+        "pad_token": "[PAD]",
+    }
+    _tokenizer(folder, padding=padding)
+    tokenizer = locate(make_spec(model=str(folder), name="model")).tokenizer
+    assert len(tokenizer.backend_tokenizer.encode("a").ids) < 10
+
+
+@pytest.mark.parametrize(
+    "text", ["[" * 200_000, '{"version": "1.0", "model": {"type": "WordPiece"}}', "\x00", '{"model": null}', "{}"]
+)
+def test_a_tokenizer_json_that_is_none(text: str, folder: Path) -> None:
+    (folder / "tokenizer.json").write_text(text)
+    _refused(folder, "the tokenizer of .* does not load")
+
+
+def test_code_that_comes_with_a_checkpoint_is_not_run(folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "it-ran"
+    for name in ("modeling_evil.py", "configuration_evil.py", "tokenization_evil.py"):
+        (folder / name).write_text(f"open({str(run)!r}, 'w')\nclass Evil: pass\n")
+    automatic = {"AutoConfig": "configuration_evil.Evil", "AutoModelForSequenceClassification": "modeling_evil.Evil"}
+    _edit(folder / "config.json", auto_map=automatic)
+    _edit(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tokenization_evil.Evil", None]})
+    assert resolve(make_spec(model=str(folder), name="model")).task.name == "text-classification"
+    assert not run.exists()
+
+
+def test_labels_with_control_characters(folder: Path) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    first = next(iter(config["id2label"]))
+    _edit(folder / "config.json", id2label={**config["id2label"], first: "a\x1b]0;owned\x07"})
+    found = resolve(make_spec(model=str(folder), name="model"))
+    with pytest.raises(CheckpointError, match=r"id2label of config.json has a label with control characters: 'a\\x1b"):
+        found.task.parameters(found, make_spec(model="x"))
