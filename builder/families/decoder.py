@@ -14,6 +14,7 @@ import numpy as np
 from builder.checkpoint.chat_template import chat_template
 from builder.checkpoint.generation_config import refuse_unserved, total_length
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
+from builder.checkpoint.tool_parser import tool_parser
 from builder.engines.decoding import DecodingEngine, Lowered, engine_of, open_executor
 from builder.errors import CheckpointError
 from builder.export.decoder import DecoderExport, cache_shapes, export_decoder
@@ -187,8 +188,12 @@ class Decoder:
             outputs=graph.outputs,
             total_length=total_length(config),
             prefix_cache=spec.serving.prefix_cache,
-            chat=None if template is None else Chat(template, dict(checkpoint.tokenizer.special_tokens_map)),
+            chat=None if template is None else self._chat(template),
         )
+
+    def _chat(self, template: str) -> Chat:
+        chat = Chat(template, dict(self.checkpoint.tokenizer.special_tokens_map))
+        return replace(chat, tool_parser=self.spec.serving.tool_parser or tool_parser(chat))
 
     def comparison(self, chosen: Chosen) -> Comparison:
         """Log-probabilities of the fused graph, on a long row too; what quantising kept."""

@@ -91,7 +91,12 @@ def begin(
     spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage
 ) -> Family[Exported, Rung, Fused, Exact, Chosen]:
     """The steps of an encoder. Raises SpecError for what it does not have, CheckpointError for what is none."""
-    generating = {"--beams": spec.beams, "--max-answer": spec.max_answer, "--cache-gb": spec.cache_gb}
+    generating = {
+        "--beams": spec.beams,
+        "--max-answer": spec.max_answer,
+        "--cache-gb": spec.cache_gb,
+        "serving.tool_parser": spec.serving.tool_parser,
+    }
     given = [name for name, value in generating.items() if value is not None]
     if given:
         raise SpecError(f"{given[0]} is for models that generate; {checkpoint.task.name} does not")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -14,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from builder.gateway.call import FACTS, Call, Facts, Gateway
 from builder.gateway.errors import ApiError, bad_field
-from builder.gateway.responses import Plain, Stream, event, send_bytes, send_json, send_stream
+from builder.gateway.responses import Plain, Stream, event, loads, send_bytes, send_json, send_stream
 
 Handler = Callable[[Call], Awaitable[Any]]
 ErrorBody = Callable[[ApiError], Mapping[str, Any]]
@@ -150,24 +148,13 @@ async def _read_body(scope: Scope, receive: Receive, limit: int, timeout_s: floa
 
 def _parsed(raw: bytes) -> Any:
     try:
-        return json.loads(raw, parse_constant=_no_constant, parse_float=_finite)
+        return loads(raw)
     except RecursionError as error:
         raise ApiError(400, "the body is JSON of too many levels") from error
     except UnicodeDecodeError as error:
         raise ApiError(400, f"the body is not UTF-8: byte {error.start}") from error
     except ValueError as error:
         raise ApiError(400, f"the body is not JSON: {error}") from error
-
-
-def _no_constant(name: str) -> Any:
-    raise ValueError(f"{name} is not a JSON number")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError("a number is too large")
-    return value
 
 
 def checked(schema: type[BaseModel], value: Any) -> BaseModel:

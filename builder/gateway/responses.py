@@ -1,4 +1,4 @@
-"""How answers leave: JSON at once, or server-sent events as they come. Plain ASGI.
+"""How answers leave: JSON at once, or server-sent events as they come. Plain ASGI. And how JSON is read.
 
 Source of the events' form: https://html.spec.whatwg.org/multipage/server-sent-events.html
 """
@@ -6,6 +6,7 @@ Source of the events' form: https://html.spec.whatwg.org/multipage/server-sent-e
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -35,6 +36,22 @@ class Plain:
 def dumps(value: Any) -> str:
     """Compact JSON of one line. Raises ValueError for numbers that JSON does not have."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+
+
+def loads(text: str | bytes) -> Any:
+    """JSON as the standard has it, all of which can be written again. Raises ValueError, and RecursionError."""
+    return json.loads(text, parse_constant=_no_constant, parse_float=_finite)
+
+
+def _no_constant(name: str) -> Any:
+    raise ValueError(f"{name} is not a JSON number")
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError("a number is too large")
+    return value
 
 
 def event(value: Any) -> bytes:

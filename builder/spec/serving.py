@@ -101,6 +101,9 @@ class Serving(Options):
     Less: running streams are delayed less."""
     prefix_cache: bool = True
     """Whether prompts with the same beginning reuse the keys and values of that beginning."""
+    tool_parser: Literal["hermes", "llama3_json", "mistral", "pythonic"] | None = None
+    """Notation in which a decoder writes calls of tools, as vLLM names it. Default: the one that its chat template
+    renders, where that is one of these."""
     metadata: Mapping[str, str] = {}
     """Free key-value pairs, written into config.pbtxt as parameters."""
 

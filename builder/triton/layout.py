@@ -288,6 +288,8 @@ def _generating_parameters(serving: GenerationServing) -> dict[str, str]:
     parameters = {"task": serving.task, **{name: str(value) for name, value in sorted(limits.items())}}
     if serving.chat is not None:
         parameters["chat"] = "true"
+        if serving.chat.tool_parser is not None:
+            parameters["tool_parser"] = serving.chat.tool_parser
     if source is not None and (source.languages or source.pairs):
         spoken = source.languages or {code for pair in source.pairs for code in pair.split(" to ")}
         parameters["languages"] = json.dumps(sorted(spoken))

@@ -19,13 +19,14 @@ from builder.runtime.task import PROMPT_TOKENS, TRUNCATE, TRUNCATED
 LONGEST = 64
 SIZE = 4
 CALL = '{"name":"look_up","arguments":{"city":"Oslo"}}'
+SPOKEN = f"I look. <tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>"
 TEXT = Field("text_input", "TYPE_STRING")
 OPTIONS = (*COMMON, *PROMPT)
 BEFORE_GUIDES = tuple(field for field in OPTIONS if field.name not in ("guide", "prompt_logprobs"))
 ENCODED = (TRUNCATED, PROMPT_TOKENS)
 MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] = {
     "writes": ("text-generation", BEFORE_GUIDES, OUTPUTS, {"chat": "true", "max_total_tokens": "64"}),
-    "guided": ("text-generation", OPTIONS, (*OUTPUTS, *PROMPT_OUTPUTS), {"chat": "true"}),
+    "guided": ("text-generation", OPTIONS, (*OUTPUTS, *PROMPT_OUTPUTS), {"chat": "true", "tool_parser": "hermes"}),
     "embeds": (
         "sentence-similarity",
         (TEXT, TRUNCATE),
@@ -116,8 +117,10 @@ class FakeTriton:
         if self.running >= self.slots:
             raise ApiError(429, "4 sequences wait already and the limit is 4", code="queue_full", retry_after=1)
         texts = [f"{step} " for step in range(length)]
-        if "tools" in values:  # what a guide would let it say, in two pieces
+        if "guide" in values and "tools" in values:  # what a guide would let it say, in two pieces
             texts = [CALL[:9], CALL[9:], *[""] * (length - 2)] if length > 1 else [CALL[:9]]
+        elif "tools" in values:  # of its own accord
+            texts = [SPOKEN[7 * step : 7 * step + 7] for step in range(length)]
         whole = not values.get("stream", [False])[0]
         self.running += 1
         try:

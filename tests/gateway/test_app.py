@@ -233,6 +233,7 @@ def test_a_model_with_a_guide_gets_it_as_it_takes_it(asked_for: dict[str, Any], 
         ({"response_format": {"type": "json_schema", "json_schema": {"name": "a"}}}, "response_format"),
         ({"response_format": "json"}, "response_format"),
         ({"guided_json": "{"}, "guided_json"),
+        ({"guided_json": '{"const": NaN}'}, "guided_json"),
         ({"guided_regex": ["a"]}, "guided_regex"),
         ({"guided_regex": "a", "guided_choice": ["a"]}, "guided_regex"),
         ({"tools": [{"type": "function"}]}, "tools"),
@@ -267,8 +268,9 @@ def test_a_call_that_is_demanded_is_guided_and_read() -> None:
     schema = json.loads(inputs["guide"][0])["json_schema"]
     assert schema["properties"]["name"] == {"const": "look_up"}
     assert schema["$defs"] == CITY["$defs"], "references begin at the root"
-    first, *_, done = asked("/v1/chat/completions", {**CALLS, "stream": True}).events
-    delta = first["choices"][0]["delta"]
+    first, *chunks, done = asked("/v1/chat/completions", {**CALLS, "stream": True}).events
+    assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    (delta,) = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert [(c["index"], c["function"]) for c in delta["tool_calls"]] == [(0, call["function"])]
     assert done == "[DONE]"
 
@@ -285,7 +287,7 @@ def test_any_of_the_tools_may_be_demanded_and_a_call_may_be_cut() -> None:
 @pytest.mark.parametrize(
     ("more", "param"),
     [
-        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tool_choice": "auto", "model": "writes"}, "tool_choice"),
         ({"tool_choice": {"type": "function", "function": {"name": "other"}}}, "tool_choice"),
         ({"tool_choice": "some"}, "tool_choice"),
         ({"response_format": {"type": "json_object"}}, "response_format"),
@@ -297,6 +299,70 @@ def test_calls_that_cannot_be_made_are_refused(more: dict[str, Any], param: str)
     refused = asked("/v1/chat/completions", {**CALLS, **more})
     assert (refused.status, refused.error["param"]) == (400, param), refused.error
     assert asked("/v1/chat/completions", {**CALLS, "tool_choice": "none"}).json["choices"][0]["message"]["content"]
+
+
+AUTO = {**CALLS, "tool_choice": "auto", "max_tokens": 64}
+LOOK_UP = {"name": "look_up", "arguments": '{"city": "Oslo"}'}
+
+
+def test_calls_of_the_models_own_accord_whole_and_streamed() -> None:
+    triton = FakeTriton()
+    app = gateway(triton)
+    (choice,) = asked("/v1/chat/completions", AUTO, app).json["choices"]
+    message = choice["message"]
+    assert (message["content"], choice["finish_reason"]) == ("I look. ", "tool_calls")
+    assert [call["function"] for call in message["tool_calls"]] == [LOOK_UP, LOOK_UP]
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
+    (inputs,) = triton.asked
+    assert "guide" not in inputs
+    assert inputs["skip_special_tokens"] == [False], "the marks of a call may be special tokens"
+    usage = {"stream_options": {"include_usage": True}, "logprobs": True}
+    *chunks, last, used, _ = asked("/v1/chat/completions", {**AUTO, **usage, "stream": True}, app).events
+    choices = [chunk["choices"][0] for chunk in (*chunks, last)]
+    assert choices[0]["delta"]["role"] == "assistant"
+    assert "".join(c["delta"].get("content", "") for c in choices) == "I look. "
+    streamed = [call for c in choices for call in c["delta"].get("tool_calls", [])]
+    assert [(call["index"], call["function"]) for call in streamed] == [(0, LOOK_UP), (1, LOOK_UP)]
+    assert [c["finish_reason"] for c in choices[:-1]] == [None] * len(choices[:-1])
+    assert choices[-1]["finish_reason"] == "tool_calls"
+    assert sum(len(c["logprobs"]["content"]) for c in choices if c["logprobs"]) == 64, "none is lost with held text"
+    assert used["usage"]["completion_tokens"] == 64
+
+
+def test_one_call_at_a_time_and_a_call_that_is_cut() -> None:
+    (one,) = asked("/v1/chat/completions", {**AUTO, "parallel_tool_calls": False}).json["choices"]
+    assert len(one["message"]["tool_calls"]) == 1
+    (cut,) = asked("/v1/chat/completions", {**AUTO, "max_tokens": 7}).json["choices"]
+    assert cut["message"]["content"].startswith("I look. <tool_call>"), "what is not a call is text"
+    assert (cut["finish_reason"], "tool_calls" in cut["message"]) == ("length", False)
+    (second,) = asked("/v1/chat/completions", {**AUTO, "max_tokens": 16}).json["choices"]
+    assert (second["finish_reason"], len(second["message"]["tool_calls"])) == ("length", 1)
+
+
+def test_a_notation_that_is_not_known_is_refused_by_name() -> None:
+    refused = asked("/v1/chat/completions", {**AUTO, "model": "writes"}).error
+    assert "does not say how it writes calls" in refused["message"]
+
+
+def test_calls_of_earlier_answers_reach_the_template_as_objects() -> None:
+    triton = FakeTriton()
+    call = {"id": "abc", "type": "function", "function": LOOK_UP}
+    answered = {"role": "tool", "tool_call_id": "abc", "content": "rain"}
+    messages = [*CALLS["messages"], {"role": "assistant", "content": None, "tool_calls": [call]}, answered]
+    assert asked("/v1/chat/completions", {**CHAT, "messages": messages}, gateway(triton)).status == 200
+    sent = json.loads(triton.asked[0]["messages"][0])
+    assert sent[1]["tool_calls"][0]["function"]["arguments"] == {"city": "Oslo"}
+    assert sent[2] == answered
+
+
+@pytest.mark.parametrize(
+    "made",
+    [{}, {"function": {"arguments": "x"}}, {"function": {"arguments": "[]"}}, {"function": {"arguments": "[NaN]"}}],
+)
+def test_earlier_calls_without_arguments_are_refused(made: dict[str, Any]) -> None:
+    messages = [*CALLS["messages"], {"role": "assistant", "tool_calls": [made]}]
+    refused = asked("/v1/chat/completions", {**CHAT, "messages": messages})
+    assert (refused.status, refused.error["param"]) == (400, "messages")
 
 
 def test_reranking_in_the_shapes_of_cohere_jina_and_tei() -> None:

@@ -51,6 +51,16 @@ def test_the_pieces_are_the_text_that_follows_the_prompt(kind: str) -> None:
     assert tokenizer.get_vocab_size() <= VOCABULARY
 
 
+def test_special_tokens_are_text_where_that_is_asked_for() -> None:
+    """As the marks of a call of a tool are, in some checkpoints."""
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens(["[CALL]"])
+    ids = tokenizer.encode("a[CALL]é").ids
+    for skip_special, text in ((True, "aé"), (False, "a[CALL]é")):
+        detokenizer = Detokenizer(tokenizer, [], skip_special)
+        assert "".join(map(detokenizer.push, ids)) == text
+
+
 @pytest.mark.parametrize("size", [1, 2, 3, 7])
 def test_a_stop_string_never_leaks(size: int) -> None:
     text = "one two thr ENDLESS three END four"

@@ -144,7 +144,7 @@ def test_errors_are_those_that_the_client_knows(api: openai.OpenAI) -> None:
         api.completions.create(model="writes", prompt="a", max_tokens=5000)
     assert refused.value.param == "max_tokens"
     tool = {"type": "function", "function": {"name": "a"}}
-    with pytest.raises(openai.BadRequestError, match="whether to call a tool is not left to the model"):
+    with pytest.raises(openai.BadRequestError, match="whether to call a tool cannot be left to writes"):
         api.chat.completions.create(model="writes", messages=CHAT, tools=[tool])  # type: ignore[arg-type, list-item]
     with pytest.raises(openai.BadRequestError, match="the limit of this model is 256"):
         api.embeddings.create(model="minilm_fp32", input="word " * 400)

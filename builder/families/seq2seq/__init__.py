@@ -104,6 +104,7 @@ def begin(
         "--cache-gb": spec.cache_gb is not None,
         "--engine openvino (it has no cross-attention over a cache)": spec.engine == "openvino",
         f"--target {spec.target}": spec.target != "cpu",
+        "serving.tool_parser": spec.serving.tool_parser is not None,
     }
     refuse_options(spec, unusable, "an encoder-decoder model")
     settings = read_settings(spec, checkpoint)

@@ -1,18 +1,21 @@
-"""Calls of tools that a request demands: a guide lets the model write nothing but one, which is then read.
+"""Calls of tools: demanded by a request, or made by the model of its own accord.
 
-`tool_choice: required` is a call of any of the tools, a named function one of it. Whether to call at all is not left to
-the model (`auto`): its own notation of a call would have to be told from text.
+`tool_choice: required` demands a call of any of the tools, a named function one of it: a guide lets the model write
+nothing else. With `auto` the model writes what it likes, and its own notation is looked for in it (tool_calls/).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from pydantic import BaseModel, ConfigDict
 
 from builder.gateway.errors import bad_field
+from builder.gateway.models import Model
+from builder.gateway.tool_calls import PARSERS, Found, ToolCall
 
 
 class Function(BaseModel):
@@ -41,14 +44,51 @@ def call_schema(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
     return {**schema, "$defs": definitions} if definitions else schema
 
 
-def read_call(text: str, identity: str) -> dict[str, Any] | None:
-    """The call that an answer is, in OpenAI's shape; None where it was cut before its end."""
-    try:
-        call = json.loads(text)
-    except ValueError:
-        return None
-    arguments = json.dumps(call["arguments"], ensure_ascii=False)
-    return {"id": identity, "type": "function", "function": {"name": call["name"], "arguments": arguments}}
+class Reader(Protocol):
+    """Reads one answer: what is said in it, and what is called."""
+
+    def push(self, text: str) -> list[Found]: ...
+
+    def finish(self) -> list[Found]: ...
+
+
+class Demanded:
+    """An answer that a guide makes a call; one that is cut before its end is text."""
+
+    def __init__(self) -> None:
+        self.text = ""
+
+    def push(self, text: str) -> list[Found]:
+        self.text += text
+        return []
+
+    def finish(self) -> list[Found]:
+        try:
+            call = json.loads(self.text)
+        except ValueError:
+            return [self.text] if self.text else []
+        return [ToolCall(call["name"], json.dumps(call["arguments"], ensure_ascii=False))]
+
+
+def reader_of(model: Model, choice: Any) -> Callable[[], Reader]:
+    """What reads the answers of `model` as `choice` wants it. Raises ApiError for a notation that is not known."""
+    if choice not in (None, "auto"):
+        return Demanded
+    notation = model.parameters.get("tool_parser")
+    if notation not in PARSERS:
+        found = "it does not say how it writes calls" if notation is None else f"it writes calls as {notation!r}"
+        raise bad_field(
+            "tool_choice",
+            f"whether to call a tool cannot be left to {model.name}: {found}, and known are {', '.join(PARSERS)}. "
+            "Send tool_choice required, or name a function",
+        )
+    return PARSERS[notation]
+
+
+def call_body(call: ToolCall, *parts: object) -> dict[str, Any]:
+    """OpenAI's object of a call. `parts` make its id, which has the nine letters that Mistral's templates insist on."""
+    identity = hashlib.sha256(repr(parts).encode()).hexdigest()[:9]
+    return {"id": identity, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _named(choice: Any) -> Any:

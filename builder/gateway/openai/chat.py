@@ -7,27 +7,17 @@ from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from builder.gateway.call import Call
 from builder.gateway.errors import bad_field
 from builder.gateway.models import Model
 from builder.gateway.openai import generation
-from builder.gateway.openai.calls import read_call
+from builder.gateway.openai.calling import Answer, demands_reading
 from builder.gateway.openai.generation import IMPOSSIBLE, Piece, Usage, began, generate, option_inputs
 from builder.gateway.openai.guide import Calling
+from builder.gateway.openai.messages import MOST_MESSAGES, Message, as_template
 from builder.gateway.responses import DONE, Stream, dumps, event
-
-MOST_MESSAGES = 4096
-
-
-class Message(BaseModel):
-    """Further keys, such as name or reasoning_content, go to the template as they are."""
-
-    model_config = ConfigDict(extra="allow", strict=True)
-
-    role: str
-    content: str | list[dict[str, Any]] | None = None
 
 
 class Body(generation.Body, Calling):
@@ -58,12 +48,12 @@ async def chat(call: Call) -> Any:
     generation.refuse_other_models(model)
     if not model.chats:
         raise bad_field("model", f"{model.name} has no chat template; send the prompt to /v1/completions")
-    inputs = {**option_inputs(model, body), "messages": dumps([_message(i, m) for i, m in enumerate(body.messages)])}
+    inputs = {**option_inputs(model, body), "messages": dumps([as_template(i, m) for i, m in enumerate(body.messages)])}
     inputs |= _logprobs_input(body)
     if body.stream:
         inputs["stream"] = True
-        return Stream((_call_events if "tools" in inputs else _events)(call, model, inputs, body))
-    return await _whole(call, model, inputs)
+        return Stream((_call_events if demands_reading(body) else _events)(call, model, inputs, body))
+    return await _whole(call, model, inputs, body)
 
 
 def _logprobs_input(body: Body) -> dict[str, Any]:
@@ -72,23 +62,7 @@ def _logprobs_input(body: Body) -> dict[str, Any]:
     return {"logprobs": body.top_logprobs or 0} if body.logprobs else {}
 
 
-def _message(number: int, message: Message) -> dict[str, Any]:
-    """A message as templates know it: its parts of text as one, and a developer as the system."""
-    content = message.content
-    if isinstance(content, list):
-        texts = []
-        for part in content:
-            if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise bad_field(
-                    "messages", f"messages[{number}] has a part that is not text; the models read text alone"
-                )
-            texts.append(part["text"])
-        content = "\n".join(texts)
-    found = {**(message.model_extra or {}), "role": message.role, "content": content}
-    return {**found, "role": "system"} if message.role == "developer" else found
-
-
-async def _whole(call: Call, model: Model, inputs: Mapping[str, Any]) -> dict[str, Any]:
+async def _whole(call: Call, model: Model, inputs: Mapping[str, Any], body: Body) -> dict[str, Any]:
     choices: dict[int, Choice] = {}
     usage = Usage()
     async with aclosing(generate(call, model, inputs)) as pieces:
@@ -98,43 +72,40 @@ async def _whole(call: Call, model: Model, inputs: Mapping[str, Any]) -> dict[st
     call.facts.prompt_tokens = usage.prompt
     return {
         **_head(call, model, "chat.completion"),
-        "choices": [_choice(call, index, choice, inputs) for index, choice in sorted(choices.items())],
+        "choices": [_choice(call, model, index, choice, body) for index, choice in sorted(choices.items())],
         "usage": usage.body,
     }
 
 
-def _choice(call: Call, index: int, choice: Choice, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    called = _called(call, index, choice) if "tools" in inputs else None
+def _choice(call: Call, model: Model, index: int, choice: Choice, body: Body) -> dict[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": choice.text, "refusal": None}
-    if called:
-        message |= {"content": None, "tool_calls": [called]}
+    reason = choice.finish_reason
+    if demands_reading(body):
+        answer = Answer(model, body, call.facts.id, index)
+        said, calls = answer.whole(choice.text)
+        message |= {"content": said or None, "tool_calls": calls} if calls else {"content": said}
+        reason = answer.reason(reason)
     return {
         "index": index,
         "message": message,
-        "logprobs": _logprobs(choice.logprobs) if "logprobs" in inputs else None,
-        "finish_reason": "tool_calls" if called else choice.finish_reason,
+        "logprobs": _logprobs(choice.logprobs) if body.logprobs else None,
+        "finish_reason": reason,
     }
 
 
-def _called(call: Call, index: int, choice: Choice) -> dict[str, Any] | None:
-    return read_call(choice.text, f"call_{call.facts.id}_{index}")
-
-
 async def _call_events(call: Call, model: Model, inputs: Mapping[str, Any], body: Body) -> AsyncGenerator[bytes, None]:
-    """A chunk for each answer that is a call, when it is whole: a part of one is of no use to who makes it."""
+    """Chunks of text, and of each call when it is whole: a part of one is of no use to who makes it."""
     usage = Usage()
-    choices: dict[int, Choice] = {}
-    head = _head(call, model, "chat.completion.chunk")
+    answers: dict[int, Answer] = {}
+    head = _head(call, model, "chat.completion.chunk") | ({"usage": None} if body.usage_wanted else {})
     async with aclosing(generate(call, model, inputs)) as pieces:
         async for piece in pieces:
-            choice = choices.setdefault(piece.index, Choice())
-            choice.add(piece)
+            if piece.index not in answers:
+                answers[piece.index] = Answer(model, body, call.facts.id, piece.index)
+            for chunk in answers[piece.index].chunks(piece):
+                said = chunk["logprobs"]
+                yield event({**head, "choices": [{**chunk, "logprobs": None if said is None else _logprobs(said)}]})
             usage.add(piece)
-            if choice.finish_reason is not None:
-                made = _choice(call, piece.index, choice, inputs)
-                delta = made.pop("message")
-                delta["tool_calls"] = [{"index": 0, **called} for called in delta.get("tool_calls", [])]
-                yield event({**head, "choices": [{**made, "delta": delta}]})
     call.facts.prompt_tokens = usage.prompt
     if body.usage_wanted:
         yield event({**head, "choices": [], "usage": usage.body})

@@ -37,7 +37,7 @@ MEANING: Mapping[str, str] = {  # OpenAI's field -> the model's input
     "logit_bias": "logit_bias",
 }
 ABOUT_THE_CLIENT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-HARMLESS: Mapping[str, Any] = {"best_of": 1, "modalities": ["text"], "parallel_tool_calls": True, "suffix": ""}
+HARMLESS: Mapping[str, Any] = {"best_of": 1, "modalities": ["text"], "suffix": ""}
 ROUTED = {"model", "messages", "prompt", "stream", "stream_options", "logprobs", "top_logprobs", "echo", *GUIDING}
 OF_THE_ROUTE = {  # inputs that no field sets under its own name
     "text_input",

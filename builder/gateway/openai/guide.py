@@ -5,7 +5,6 @@ A model that has the input `guide` gets it as JSON (docs/text-generation.md); on
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,12 +12,13 @@ from pydantic import BaseModel, Field
 
 from builder.gateway.errors import bad_field
 from builder.gateway.models import Model
-from builder.gateway.openai.calls import Tool, call_schema
-from builder.gateway.responses import dumps
+from builder.gateway.openai.calls import Tool, call_schema, reader_of
+from builder.gateway.responses import dumps, loads
 
 GUIDE = "guide"
+MARKS = "skip_special_tokens"  # false: the marks of a call, which may be special tokens, are part of the text
 GUIDED = {"guided_json": "json_schema", "guided_regex": "regex", "guided_grammar": "grammar", "guided_choice": "choice"}
-CALLING = frozenset({"tools", "tool_choice"})
+CALLING = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
 GUIDING = frozenset({"response_format", *GUIDED, *CALLING})
 
 
@@ -27,6 +27,7 @@ class Calling(BaseModel):
 
     tools: list[Tool] | None = Field(None, max_length=128)
     tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
 
 
 def guide_inputs(model: Model, body: BaseModel) -> dict[str, Any]:
@@ -47,15 +48,17 @@ def guide_inputs(model: Model, body: BaseModel) -> dict[str, Any]:
 
 
 def _call_inputs(model: Model, tools: Sequence[Tool], choice: Any, other: str | None) -> dict[str, Any]:
-    """What tells the model of its tools, and demands a call."""
-    if GUIDE not in model.inputs or "tools" not in model.inputs:
-        raise bad_field("tools", f"{model.name} was built without guided decoding, which tools needs")
+    """What tells the model of its tools, and demands a call where that is not left to it."""
     if other is not None:
         raise bad_field(other, f"{other} and tools each say what the answer is; send one of them")
-    if choice in (None, "auto"):
-        raise bad_field("tool_choice", "whether to call a tool is not left to the model: send required, or name one")
-    guide = dumps({"json_schema": call_schema(tools, choice)})
-    return {"tools": dumps([tool.model_dump(exclude_none=True) for tool in tools]), GUIDE: guide}
+    demanded = choice not in (None, "auto")
+    if "tools" not in model.inputs or (demanded and GUIDE not in model.inputs):
+        raise bad_field("tools", f"{model.name} was built without guided decoding, which tools needs")
+    inputs: dict[str, Any] = {"tools": dumps([tool.model_dump(exclude_none=True) for tool in tools])}
+    if demanded:
+        return {**inputs, GUIDE: dumps({"json_schema": call_schema(tools, choice)})}
+    reader_of(model, choice)
+    return {**inputs, MARKS: False} if MARKS in model.inputs else inputs
 
 
 def _guide(name: str, value: Any) -> dict[str, Any]:
@@ -92,7 +95,7 @@ def _member(value: Any, *names: str) -> Any:
 def _schema(name: str, value: Any) -> dict[str, Any]:
     if isinstance(value, str):  # vLLM's clients send it as text too
         try:
-            value = json.loads(value)
+            value = loads(value)
         except (ValueError, RecursionError) as error:
             raise bad_field(name, f"{name} is not JSON: {error}") from error
     if not isinstance(value, dict):
@@ -104,6 +107,6 @@ def _means_something(name: str, value: Any) -> bool:
     """Whether `value` asks for anything but text."""
     if name == "response_format" and isinstance(value, dict):
         return bool(value != {"type": "text"})
-    if name == "tool_choice" and value in ("none", "auto"):
+    if name == "parallel_tool_calls" or (name == "tool_choice" and value in ("none", "auto")):
         return False
     return value is not None and value != []

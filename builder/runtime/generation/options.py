@@ -56,6 +56,7 @@ class Options:
     prompt_logprobs: int = -1
     guide: "dict[str, Any] | None" = None
     ignore_eos: bool = False
+    skip_special_tokens: bool = True
     echo: bool = False
     stream: bool = False
     priority: int = 0
@@ -87,6 +88,7 @@ COMMON = (
     Field("early_stopping", TEXT, optional=True),
     Field("logprobs", WHOLE, optional=True),
     Field("ignore_eos", FLAG, optional=True),
+    Field("skip_special_tokens", FLAG, optional=True),
     Field("guide", TEXT, optional=True),
     Field("stream", FLAG, optional=True),
     Field("priority", WHOLE, optional=True),

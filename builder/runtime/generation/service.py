@@ -133,7 +133,7 @@ class Service:
         )
 
         def detokenizer() -> Detokenizer:
-            return Detokenizer(self.tokenizer, request.prompt)
+            return Detokenizer(self.tokenizer, request.prompt, options.skip_special_tokens)
 
         if options.num_beams > 1:
             return [Beams(request, BeamSearch(rules, request.prompt, ends), detokenizer)]

@@ -16,10 +16,14 @@ CONTEXT = 8  # tokens of the prompt that decide how the first new token is spell
 
 
 class Detokenizer:
-    """Text of one sequence, piece by piece; all pieces together are the decoding of all tokens."""
+    """Text of one sequence, piece by piece; all pieces together are the decoding of all tokens.
 
-    def __init__(self, tokenizer: Tokenizer, prompt: "Sequence[int]") -> None:
+    `skip_special`: whether special tokens are no part of the text.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt: "Sequence[int]", skip_special: bool = True) -> None:
         self.tokenizer = tokenizer
+        self.skip_special = skip_special
         self.tokens = list(prompt[-CONTEXT:])
         self.start = 0
         self.read = len(self.tokens)
@@ -41,7 +45,7 @@ class Detokenizer:
         return after[len(before) :]
 
     def _decode(self, start: int, end: int) -> str:
-        text: str = survived(self.tokenizer.decode, self.tokens[start:end], skip_special_tokens=True)
+        text: str = survived(self.tokenizer.decode, self.tokens[start:end], skip_special_tokens=self.skip_special)
         return text
 
 

@@ -1,0 +1,47 @@
+"""In which notation a checkpoint writes calls of tools: the one whose parser reads what its chat template renders.
+
+Knows chat templates and parsers; knows no architecture and no task.
+"""
+
+from __future__ import annotations
+
+from builder.checkpoint.chat_template import ASSISTANT, TOOLS, USER, WEATHER
+from builder.gateway.tool_calls import PARSERS, ToolCall
+from builder.runtime.contract import Chat
+from builder.runtime.fields import InputError
+from builder.runtime.generation.chat import ChatTemplate
+
+ID = "abcdef123"  # of nine letters and digits, which Mistral's templates insist on
+CALL = ToolCall(str(WEATHER["name"]), '{"place": "Oslo"}')
+FUNCTION = {"name": CALL.name, "arguments": {"place": "Oslo"}}
+CALLING = {"role": "assistant", "content": "", "tool_calls": [{"id": ID, "type": "function", "function": FUNCTION}]}
+
+
+def tool_parser(chat: Chat) -> str | None:
+    """The name of the parser of the template's notation; None where it has none, or one that is not known."""
+    template = ChatTemplate(chat.template, chat.special_tokens)
+    if not template.takes_tools:
+        return None
+    written = _written(template)
+    return next((name for name in PARSERS if _reads(name, written)), None)
+
+
+def _written(template: ChatTemplate) -> str:
+    """What is rendered where an answer of text would begin; nothing where the template refuses calls."""
+    try:
+        said, called = template([USER, ASSISTANT], TOOLS), template([USER, CALLING], TOOLS)
+    except InputError:
+        return ""
+    return called[_alike(said, called) :]
+
+
+def _alike(one: str, other: str) -> int:
+    """How many characters they begin with in common."""
+    return next((at for at, pair in enumerate(zip(one, other, strict=False)) if len(set(pair)) > 1), len(other))
+
+
+def _reads(name: str, written: str) -> bool:
+    """Whether this parser finds the call, at the beginning, and no other."""
+    parser = PARSERS[name]()
+    found = parser.push(written) + parser.finish()
+    return found[:1] == [CALL] and not any(isinstance(part, ToolCall) for part in found[1:])

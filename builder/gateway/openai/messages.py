@@ -1,0 +1,60 @@
+"""The messages of a chat: OpenAI's, and what chat templates know of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from builder.gateway.errors import bad_field
+from builder.gateway.responses import loads
+
+MOST_MESSAGES = 4096
+
+
+class Message(BaseModel):
+    """Further keys, such as name or reasoning_content, go to the template as they are."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    role: str
+    content: str | list[dict[str, Any]] | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+def as_template(number: int, message: Message) -> dict[str, Any]:
+    """A message as templates know it: its parts of text as one, and a developer as the system."""
+    content = message.content
+    if isinstance(content, list):
+        texts = []
+        for part in content:
+            if part.get("type") != "text" or not isinstance(part.get("text"), str):
+                raise bad_field(
+                    "messages", f"messages[{number}] has a part that is not text; the models read text alone"
+                )
+            texts.append(part["text"])
+        content = "\n".join(texts)
+    found = {**(message.model_extra or {}), "role": message.role, "content": content}
+    if message.tool_calls:
+        found["tool_calls"] = [_earlier_call(at, made) for at, made in enumerate(message.tool_calls)]
+    return {**found, "role": "system"} if message.role == "developer" else found
+
+
+def _earlier_call(number: int, made: Mapping[str, Any]) -> dict[str, Any]:
+    """A call of an earlier answer as templates know it: OpenAI's clients send its arguments as text.
+
+    Source: https://huggingface.co/docs/transformers/chat_extras
+    """
+    function = made.get("function")
+    if not isinstance(function, Mapping):
+        raise bad_field("messages", f"tool_calls[{number}] of a message has no function")
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = loads(arguments or "{}")
+        except (ValueError, RecursionError) as error:
+            raise bad_field("messages", f"the arguments of tool_calls[{number}] are not JSON: {error}") from error
+    if not isinstance(arguments, Mapping):
+        raise bad_field("messages", f"the arguments of tool_calls[{number}] are not a JSON object")
+    return {**made, "function": {**function, "arguments": arguments}}

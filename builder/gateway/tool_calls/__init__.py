@@ -1,0 +1,25 @@
+"""Calls of tools in what a model writes of its own accord: one file a notation, by the names that vLLM gives them.
+
+A build finds out which notation a checkpoint's chat template has (checkpoint/tool_parser.py) and notes its name in
+config.pbtxt; the gateway reads answers with it. Standard library only.
+Source of the names: https://docs.vllm.ai/en/latest/features/tool_calling.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from builder.gateway.tool_calls.finder import Finder, Found, ToolCall
+from builder.gateway.tool_calls.hermes import Hermes
+from builder.gateway.tool_calls.llama3_json import Llama3Json
+from builder.gateway.tool_calls.mistral import Mistral
+from builder.gateway.tool_calls.pythonic import Pythonic
+
+__all__ = ["PARSERS", "Finder", "Found", "ToolCall"]
+
+PARSERS: Mapping[str, Callable[[], Finder]] = {
+    "hermes": Hermes,
+    "llama3_json": Llama3Json,
+    "mistral": Mistral,
+    "pythonic": Pythonic,
+}
