@@ -14,6 +14,8 @@ NUMPY_TYPES: dict[str, Any] = {
     "TYPE_BOOL": np.bool_,
     "TYPE_INT32": np.int32,
     "TYPE_INT64": np.int64,
+    "TYPE_UINT32": np.uint32,
+    "TYPE_UINT64": np.uint64,
     "TYPE_FP32": np.float32,
     "TYPE_STRING": np.object_,
 }

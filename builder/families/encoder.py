@@ -96,6 +96,7 @@ def begin(
         "--max-answer": spec.max_answer,
         "--cache-gb": spec.cache_gb,
         "serving.tool_parser": spec.serving.tool_parser,
+        "serving.batch_dimension": spec.serving.batch_dimension or None,
     }
     given = [name for name, value in generating.items() if value is not None]
     if given:

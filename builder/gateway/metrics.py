@@ -12,6 +12,7 @@ from builder.gateway.call import Facts
 FIRST = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
 BETWEEN = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 10.0)
 WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0)
+QUEUED = (0.001, 0.005, 0.01, 0.05, *WHOLE[1:])
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
 
 
@@ -27,6 +28,7 @@ class Metrics:
 
         self.first_token = histogram("vllm:time_to_first_token_seconds", "Time to the first token", FIRST)
         self.between = histogram("vllm:inter_token_latency_seconds", "Time between two tokens of an answer", BETWEEN)
+        self.queue = histogram("vllm:request_queue_time_seconds", "Time of a request in the model's queue", QUEUED)
         self.whole = histogram("vllm:e2e_request_latency_seconds", "Time of a request that generates", WHOLE)
         self.short = histogram("te_request_duration", "Time of a request that does not generate, in seconds", SHORT)
         self.prompt_tokens = Counter("vllm:prompt_tokens", "Tokens of prompts", model, registry=self.registry)

@@ -23,15 +23,19 @@ WIRE: Mapping[str, str] = {  # of config.pbtxt -> of a request
     "TYPE_BOOL": "BOOL",
     "TYPE_INT32": "INT32",
     "TYPE_INT64": "INT64",
+    "TYPE_UINT32": "UINT32",
+    "TYPE_UINT64": "UINT64",
     "TYPE_FP32": "FP32",
 }
 ARRAYS: Mapping[str, Any] = {
     "BOOL": np.dtype(np.bool_),
     "INT32": np.dtype("<i4"),
     "INT64": np.dtype("<i8"),
+    "UINT32": np.dtype("<u4"),
+    "UINT64": np.dtype("<u8"),
     "FP32": np.dtype("<f4"),
 }
-WHOLE = {"TYPE_INT32": 31, "TYPE_INT64": 63}  # bits, the sign apart
+WHOLE = ("TYPE_INT32", "TYPE_INT64", "TYPE_UINT32", "TYPE_UINT64")
 
 
 def refuse_count(field: Field, values: Sequence[Any]) -> None:
@@ -101,12 +105,12 @@ def _strings(name: str, values: Sequence[Any]) -> bytes:
 
 
 def _whole(kind: str) -> Callable[[str, Sequence[Any]], bytes]:
-    largest = 2 ** WHOLE[kind]
+    limits = np.iinfo(ARRAYS[WIRE[kind]])
 
     def pack(name: str, values: Sequence[Any]) -> bytes:
         for value in values:
-            if type(value) is not int or not -largest <= value < largest:
-                raise bad_field(name, f"{name} is {_shown(value)}; expected a whole number of {WHOLE[kind] + 1} bits")
+            if type(value) is not int or not limits.min <= value <= limits.max:
+                raise bad_field(name, f"{name} is {_shown(value)}; expected {limits.min} to {limits.max}")
         return np.array(values, ARRAYS[WIRE[kind]]).tobytes()
 
     return pack
@@ -136,8 +140,7 @@ def _shown(value: Any) -> str:
 
 _PACK: Mapping[str, Callable[[str, Sequence[Any]], bytes]] = {
     "TYPE_STRING": _strings,
-    "TYPE_INT32": _whole("TYPE_INT32"),
-    "TYPE_INT64": _whole("TYPE_INT64"),
+    **{kind: _whole(kind) for kind in WHOLE},
     "TYPE_FP32": _real,
     "TYPE_BOOL": _flags,
 }

@@ -57,7 +57,9 @@ class TritonPythonModel:
     def initialize(self, args: "dict[str, str]") -> None:
         check_tensors_survive()
         folder = Path(args["model_repository"]) / args["model_version"]
-        self.inputs = [entry["name"] for entry in json.loads(args["model_config"])["input"]]
+        config = json.loads(args["model_config"])
+        self.inputs = [entry["name"] for entry in config["input"]]
+        self.batched = config.get("max_batch_size", 0) > 0  # then tensors have a leading dimension of 1
         self.service = Service(folder, self._infer)
         self.engine_name = self.service.serving.engine
         self.engine_outputs = list(self.service.serving.outputs)
@@ -126,7 +128,8 @@ class TritonPythonModel:
         if isinstance(answer, Exception):
             response = pb_utils.InferenceResponse(error=pb_utils.TritonError(*_error(answer)))
         else:
-            response = pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in answer.items()])
+            arrays = {name: array[None] for name, array in answer.items()} if self.batched else answer
+            response = pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in arrays.items()])
         if last:
             with self.lock:
                 self.open.pop(sender, None)

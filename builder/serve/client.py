@@ -20,6 +20,8 @@ TRITON_TYPES = {
     "TYPE_BOOL": "BOOL",
     "TYPE_INT32": "INT32",
     "TYPE_INT64": "INT64",
+    "TYPE_UINT32": "UINT32",
+    "TYPE_UINT64": "UINT64",
     "TYPE_FP32": "FP32",
 }
 
@@ -71,7 +73,8 @@ class Client:
                         raise ServeError(f"{self.name}: {error.message()}") from error
                     response = result.get_response()
                     outputs = {field.name: result.as_numpy(field.name) for field in self.signature.outputs}
-                    tensors = {name: array[None] for name, array in outputs.items() if array is not None}
+                    found = {name: array for name, array in outputs.items() if array is not None}
+                    tensors = found if self.signature.batched else {name: a[None] for name, a in found.items()}
                     if tensors:
                         yield to_values(tensors, self.signature.outputs)[0]
                     final = response.parameters.get("triton_final_response")

@@ -104,6 +104,9 @@ class Serving(Options):
     tool_parser: Literal["hermes", "llama3_json", "mistral", "pythonic"] | None = None
     """Notation in which a decoder writes calls of tools, as vLLM names it. Default: the one that its chat template
     renders, where that is one of these."""
+    batch_dimension: bool = False
+    """Whether the tensors of a model that generates have a leading dimension of 1, as clients of TensorRT-LLM's models
+    send them: [1, 1] instead of [1]."""
     metadata: Mapping[str, str] = {}
     """Free key-value pairs, written into config.pbtxt as parameters."""
 

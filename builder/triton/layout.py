@@ -229,7 +229,7 @@ def lay_out_generating(
     front = Config(
         name=spec.entry_name,
         backend="python",
-        max_batch_size=0,  # the decode loop batches; a request is one prompt, as Triton's LLM clients send it
+        max_batch_size=int(spec.serving.batch_dimension),  # the decode loop batches; a request is one prompt
         inputs=fields[0],
         outputs=fields[1],
         groups=(InstanceGroup(1, "KIND_GPU", spec.gpu.devices) if on_gpu else InstanceGroup(1),),

@@ -22,7 +22,8 @@ CALL = '{"name":"look_up","arguments":{"city":"Oslo"}}'
 SPOKEN = f"I look. <tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>"
 TEXT = Field("text_input", "TYPE_STRING")
 OPTIONS = (*COMMON, *PROMPT)
-BEFORE_GUIDES = tuple(field for field in OPTIONS if field.name not in ("guide", "prompt_logprobs"))
+NEWER = ("guide", "prompt_logprobs", "input_ids")
+BEFORE_GUIDES = tuple(field for field in OPTIONS if field.name not in NEWER)
 ENCODED = (TRUNCATED, PROMPT_TOKENS)
 MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] = {
     "writes": ("text-generation", BEFORE_GUIDES, OUTPUTS, {"chat": "true", "max_total_tokens": "64"}),
@@ -111,7 +112,7 @@ class FakeTriton:
     ) -> AsyncGenerator[dict[str, Output], None]:
         values = self._read(request, metadata)
         length, n = int(values.get("max_tokens", [8])[0]), int(values.get("n", [1])[0])
-        prompt = str(values.get("text_input", values.get("messages", [""]))[0])
+        prompt = str(values.get("text_input", values.get("messages", values.get("input_ids", [""])))[0])
         if not prompt or not 1 <= length <= LONGEST:
             raise ApiError(400, f"max_tokens is {length}; after a prompt of 1 tokens it can be 1 to {LONGEST}")
         if self.running >= self.slots:
@@ -164,6 +165,8 @@ def _piece(texts: list[str], indices: list[int], n: int, ended: int, prompt: int
         outputs["finish_reason"] = np.array(["length"] * len(texts), np.object_)
         outputs["prompt_tokens"] = np.array([prompt], np.int32)
         outputs["completion_tokens"] = np.array([ended] * len(texts), np.int32)
+        outputs["cached_tokens"] = np.array([prompt // 2], np.int32)
+        outputs["queue_seconds"] = np.array([0.003], np.float32)
     if logprobs:
         top = '{"token": 7, "text": "x", "logprob": null}'
         said = f'[{{"token": 3, "text": "a", "logprob": -0.5, "top": [{top}]}}]'

@@ -114,9 +114,28 @@ def test_several_prompts_are_answered_in_their_order() -> None:
     body = {"model": "writes", "prompt": ["a", "bcd"], "max_tokens": 2, "n": 2}
     whole = asked("/v1/completions", body).json
     assert [choice["index"] for choice in whole["choices"]] == [0, 1, 2, 3]
-    assert whole["usage"] == {"prompt_tokens": 4, "completion_tokens": 8, "total_tokens": 12}
+    assert whole["usage"] == {
+        "prompt_tokens": 4,
+        "completion_tokens": 8,
+        "total_tokens": 12,
+        "prompt_tokens_details": {"cached_tokens": 1},
+    }
     chunks = asked("/v1/completions", {**body, "stream": True}).events[:-1]
     assert {chunk["choices"][0]["index"] for chunk in chunks} == {0, 1, 2, 3}
+
+
+def test_prompts_may_be_token_ids_of_the_model() -> None:
+    triton = FakeTriton()
+    body = {"model": "guided", "max_tokens": 2}
+    for prompt, sent in (([5, 6], [[5, 6]]), ([[5], [6, 7]], [[5], [6, 7]]), (["a", [5]], [[5]])):
+        triton.asked.clear()
+        answer = asked("/v1/completions", {**body, "prompt": prompt}, gateway(triton))
+        assert len(answer.json["choices"]) == len(triton.asked)
+        assert [inputs["input_ids"] for inputs in triton.asked if "input_ids" in inputs] == sent
+    for prompt in ([], [[]], [5, "a"], [[5, "a"]], [True], [2**31], [""], 5):
+        assert asked("/v1/completions", {**body, "prompt": prompt}).error["param"] in ("prompt", "input_ids"), prompt
+    older = asked("/v1/completions", {**body, "model": "writes", "prompt": [5]})
+    assert "writes takes texts" in older.error["message"]
 
 
 def test_embeddings_of_many_texts_as_numbers_and_as_base64() -> None:
@@ -569,6 +588,7 @@ def test_metrics_have_the_names_that_dashboards_know() -> None:
         'vllm:time_to_first_token_seconds_count{model_name="writes"} 1.0',
         'vllm:inter_token_latency_seconds_count{model_name="writes"} 2.0',
         'vllm:e2e_request_latency_seconds_count{model_name="writes"} 1.0',
+        'vllm:request_queue_time_seconds_count{model_name="writes"} 1.0',
         'vllm:generation_tokens_total{model_name="writes"} 3.0',
         'vllm:request_success_total{finished_reason="length",model_name="writes"} 1.0',
         'te_request_duration_count{model_name="embeds"} 1.0',

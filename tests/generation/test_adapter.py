@@ -57,7 +57,7 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop("builder.runtime.generation_model", None)
     module = importlib.import_module("builder.runtime.generation_model")
     model = object.__new__(module.TritonPythonModel)
-    model.inputs, model.open, model.lock = [], {}, threading.Lock()
+    model.inputs, model.open, model.lock, model.batched = [], {}, threading.Lock(), False
     model.outbox = module.queue.SimpleQueue()
     yield model
     sys.modules.pop("builder.runtime.generation_model", None)

@@ -75,7 +75,7 @@ def test_an_empty_tensor_is_an_option_left_out() -> None:
         ({"text_input": "a", "temperature": 1e-38}, {}, "temperature is 1e-38; expected 0, which takes"),
         ({"text_input": "a"}, {"temperature": 1e-9}, "temperature is 1e-09; expected 0, which takes"),
         ({"text_input": "a", "stop_words": ["x", ""]}, {}, "stop_words holds an empty string"),
-        ({"text_input": "a"}, {"bad_words": [""]}, "bad_words holds an empty string"),
+        ({"text_input": "a"}, {"bad_words": ["", "x"]}, "bad_words holds an empty string"),
         ({"text_input": "a"}, {"stop_words": ["x\ud800"]}, r"stop_words: character 1 is '\ud800', half of one"),
         ({}, {"text_input": "\ud83d"}, r"text_input: character 0 is '\ud83d', half of one; send both"),
         ({"text_input": "a"}, {"repetition_penalty": float("inf")}, "repetition_penalty is inf"),

@@ -16,6 +16,8 @@ from builder.gateway.openai.chat import Choice
 from builder.gateway.openai.generation import IMPOSSIBLE, MOST_PROMPTS, Piece, Usage, began, option_inputs, together
 from builder.gateway.responses import DONE, Stream, dumps, event
 
+Prompt = Mapping[str, Any]  # the input that it is
+
 
 class Body(generation.Body):
     prompt: str | list[Any]
@@ -28,7 +30,7 @@ async def completions(call: Call) -> Any:
     body: Body = call.body
     model = await call.model(body.model)
     generation.refuse_other_models(model)
-    prompts = _prompts(body.prompt)
+    prompts = [_prompt_input(model, prompt) for prompt in _prompts(body.prompt)]
     inputs = option_inputs(model, body)
     if body.echo:
         if "echo" not in model.inputs:
@@ -43,6 +45,14 @@ async def completions(call: Call) -> Any:
     return await _whole(call, model, prompts, inputs, body.n or 1)
 
 
+def _prompt_input(model: Model, prompt: str | list[int]) -> dict[str, Any]:
+    if isinstance(prompt, str):
+        return {"text_input": prompt}
+    if "input_ids" not in model.inputs:
+        raise bad_field("prompt", f"prompt holds token ids; {model.name} takes texts")
+    return {"input_ids": prompt}
+
+
 def _prompt_logprobs(model: Model, body: Body) -> dict[str, Any]:
     """An echoed prompt has log-probabilities as its continuation has. Raises ApiError where there are none."""
     if body.logprobs is None:
@@ -54,18 +64,26 @@ def _prompt_logprobs(model: Model, body: Body) -> dict[str, Any]:
     return {"prompt_logprobs": body.logprobs}
 
 
-def _prompts(given: str | list[Any]) -> list[str]:
-    prompts = [given] if isinstance(given, str) else given
+def _prompts(given: str | list[Any]) -> list[str | list[int]]:
+    """The prompts of a request: texts, or lists of token ids of the model's own."""
+    prompts = [given] if isinstance(given, str) or _are_ids(given) else given
     if not 1 <= len(prompts) <= MOST_PROMPTS:
         raise bad_field("prompt", f"prompt holds {len(prompts)} texts; send 1 to {MOST_PROMPTS}")
-    if not all(isinstance(prompt, str) for prompt in prompts):
-        raise bad_field("prompt", "prompt is not text; the models here have tokenisers of their own: send texts")
-    if "" in prompts:
-        raise bad_field("prompt", "prompt is empty; send at least one character")
+    for prompt in prompts:
+        if not (isinstance(prompt, str) or _are_ids(prompt)):
+            raise bad_field("prompt", "prompt is neither text nor a list of token ids, nor a list of these")
+        if not prompt:
+            raise bad_field("prompt", "prompt is empty; send at least one character")
     return prompts
 
 
-async def _whole(call: Call, model: Model, prompts: Sequence[str], inputs: Mapping[str, Any], n: int) -> dict[str, Any]:
+def _are_ids(given: Any) -> bool:
+    return isinstance(given, list) and bool(given) and all(type(token) is int for token in given)
+
+
+async def _whole(
+    call: Call, model: Model, prompts: Sequence[Prompt], inputs: Mapping[str, Any], n: int
+) -> dict[str, Any]:
     choices: dict[int, Choice] = {}
     usage = Usage()
     async with aclosing(_pieces(call, model, prompts, inputs)) as pieces:
@@ -86,7 +104,7 @@ async def _whole(call: Call, model: Model, prompts: Sequence[str], inputs: Mappi
 
 
 async def _events(
-    call: Call, model: Model, prompts: Sequence[str], inputs: Mapping[str, Any], body: Body
+    call: Call, model: Model, prompts: Sequence[Prompt], inputs: Mapping[str, Any], body: Body
 ) -> AsyncGenerator[bytes, None]:
     usage, n = Usage(), body.n or 1
     tail = ',"usage":null' if body.usage_wanted else ""
@@ -107,10 +125,10 @@ async def _events(
 
 
 def _pieces(
-    call: Call, model: Model, prompts: Sequence[str], inputs: Mapping[str, Any]
+    call: Call, model: Model, prompts: Sequence[Prompt], inputs: Mapping[str, Any]
 ) -> AsyncGenerator[tuple[int, Piece], None]:
     """The pieces of all prompts, with the number of each; sequence j of prompt i is the choice i * n + j."""
-    return together(call, model, [{**inputs, "text_input": prompt} for prompt in prompts])
+    return together(call, model, [{**inputs, **prompt} for prompt in prompts])
 
 
 def _head(call: Call, model: Model) -> dict[str, Any]:

@@ -41,6 +41,8 @@ HARMLESS: Mapping[str, Any] = {"best_of": 1, "modalities": ["text"], "suffix": "
 ROUTED = {"model", "messages", "prompt", "stream", "stream_options", "logprobs", "top_logprobs", "echo", *GUIDING}
 OF_THE_ROUTE = {  # inputs that no field sets under its own name
     "text_input",
+    "input_ids",
+    "sampling_parameters",
     "messages",
     "stream",
     "logprobs",
@@ -93,6 +95,8 @@ class Piece:
     finish_reason: str | None = None
     completion_tokens: int = 0
     prompt_tokens: int = 0
+    cached_tokens: int = 0
+    queue_s: float | None = None
 
 
 @dataclass
@@ -101,6 +105,7 @@ class Usage:
 
     prompt: int = 0
     completion: int = 0
+    cached: int = 0
     counted: set[int] = field(default_factory=set)  # prompts, by number
 
     def add(self, piece: Piece, prompt: int = 0) -> None:
@@ -111,12 +116,17 @@ class Usage:
         if prompt not in self.counted:
             self.counted.add(prompt)
             self.prompt += piece.prompt_tokens
+            self.cached += piece.cached_tokens
 
     @property
-    def body(self) -> dict[str, int]:
+    def body(self) -> dict[str, Any]:
         """OpenAI's object."""
-        total = self.prompt + self.completion
-        return {"prompt_tokens": self.prompt, "completion_tokens": self.completion, "total_tokens": total}
+        return {
+            "prompt_tokens": self.prompt,
+            "completion_tokens": self.completion,
+            "total_tokens": self.prompt + self.completion,
+            "prompt_tokens_details": {"cached_tokens": self.cached},
+        }
 
 
 def option_inputs(model: Model, body: Body) -> dict[str, Any]:
@@ -156,6 +166,8 @@ async def generate(call: Call, model: Model, inputs: Mapping[str, Any]) -> Async
                 last = now
                 for piece in _pieces(outputs):
                     if piece.finish_reason:
+                        if piece.queue_s is not None and piece.index == 0:
+                            metrics.queue.labels(model.name).observe(piece.queue_s)
                         facts.completion_tokens += piece.completion_tokens
                         metrics.success.labels(model.name, piece.finish_reason).inc()
                     yield piece
@@ -214,7 +226,7 @@ def _request(call: Call, model: Model, inputs: Mapping[str, Any]) -> Any:
         values = given if isinstance(given, list) else [given]
         try:
             refuse_count(model.inputs[name], values)
-            add_tensor(request, model.inputs[name], values, (len(values),))
+            add_tensor(request, model.inputs[name], values, (1, len(values)) if model.batch else (len(values),))
         except ApiError as error:
             raise bad_field(_openai_name(model, name) or name, error.message) from error
     return request
@@ -225,16 +237,23 @@ def _pieces(outputs: Outputs) -> list[Piece]:
     texts = outputs["text_output"].strings()
     if len(outputs) == 1:  # nearly every step of a stream
         return [Piece(0, texts[0], None)]
-    indices = outputs["index"].array().tolist() if "index" in outputs else [0]
+    indices = _whole(outputs, "index") if "index" in outputs else [0]
     logprobs = _logprobs(outputs, len(texts))
     ended = "finish_reason" in outputs
     reasons = outputs["finish_reason"].strings() if ended else [None] * len(texts)
-    counts = outputs["completion_tokens"].array().tolist() if ended else [0] * len(texts)
-    prompt = int(outputs["prompt_tokens"].array()[0]) if ended else 0
+    counts = _whole(outputs, "completion_tokens") if ended else [0] * len(texts)
+    prompt = _whole(outputs, "prompt_tokens")[0] if ended else 0
+    cached = _whole(outputs, "cached_tokens")[0] if "cached_tokens" in outputs else 0
+    waited = float(outputs["queue_seconds"].array().item()) if "queue_seconds" in outputs else None
     return [
-        Piece(index, text, said, reason, count, prompt)
+        Piece(index, text, said, reason, count, prompt, cached, waited)
         for index, text, said, reason, count in zip(indices, texts, logprobs, reasons, counts, strict=True)
     ]
+
+
+def _whole(outputs: Outputs, name: str) -> list[int]:
+    """The whole numbers of an output, whose shape may begin with a batch dimension of 1."""
+    return outputs[name].array().ravel().tolist()
 
 
 def _logprobs(outputs: Outputs, texts: int) -> list[list[dict[str, Any]] | None]:

@@ -14,15 +14,17 @@ from typing import Any
 import numpy as np
 
 from ..fields import Field, InputError, Tensors
+from .dialects import FOREIGN, FOREIGN_OUTPUTS, translated
 
 UNSET_SEED = -1
 
 
 @dataclass(frozen=True)
 class Options:
-    """One request, checked. `prompt` is text, or `messages` of a chat; token limits are in tokens."""
+    """One request, checked. `prompt` is text, or `messages` of a chat, or `input_ids`; token limits are in tokens."""
 
     prompt: str = ""
+    input_ids: "tuple[int, ...]" = ()
     messages: "list[dict[str, Any]] | None" = None
     tools: "list[dict[str, Any]] | None" = None
     max_tokens: "int | None" = None
@@ -58,6 +60,7 @@ class Options:
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     echo: bool = False
+    count_tokens: bool = False  # also by the names of other backends
     stream: bool = False
     priority: int = 0
     timeout_ms: int = 0
@@ -95,10 +98,12 @@ COMMON = (
     Field("timeout_ms", WHOLE, optional=True),
 )
 PROMPT = (  # of a decoder, which goes on with what it is given
+    Field("input_ids", WHOLE, (-1,), optional=True),
     Field("messages", TEXT, optional=True),
     Field("tools", TEXT, optional=True),
     Field("echo", FLAG, optional=True),
     Field("prompt_logprobs", WHOLE, optional=True),
+    *FOREIGN,
 )
 SOURCE = (Field("encoder_no_repeat_ngram_size", WHOLE, optional=True),)
 LANGUAGES = (Field("source_language", TEXT, optional=True), Field("target_language", TEXT, optional=True))
@@ -108,11 +113,14 @@ OUTPUTS = (
     Field("index", WHOLE, (-1,)),
     Field("prompt_tokens", WHOLE, (1,)),
     Field("completion_tokens", WHOLE, (-1,)),
+    Field("cached_tokens", WHOLE, (1,)),
+    Field("queue_seconds", REAL, (1,)),
     Field("logprobs_output", TEXT, (-1,)),
     Field("scores", REAL, (-1,)),
 )
-PROMPT_OUTPUTS = (Field("prompt_logprobs_output", TEXT, (1,)),)
-LISTS = tuple(f.name for f in COMMON if f.dims == (-1,))
+PROMPT_OUTPUTS = (Field("prompt_logprobs_output", TEXT, (1,)), *FOREIGN_OUTPUTS)
+LISTS = tuple(f.name for f in COMMON if f.dims == (-1,))  # each of bounded length
+COUNT = Field("count_tokens", FLAG, optional=True)  # as `dialects` calls it
 GUIDES: "dict[str, type]" = {"json_schema": dict, "json_object": bool, "regex": str, "grammar": str, "choice": list}
 EARLY_STOPPING = ("true", "false", "never")
 RANGES: "dict[str, tuple[float, float]]" = {  # inclusive, of every number that has limits of its own
@@ -148,6 +156,7 @@ def read_options(
     `inputs`: the names of the fields that this model has.
     """
     known = {f.name: f for f in (*COMMON, *PROMPT, *SOURCE, *LANGUAGES) if f.name in inputs}
+    allowed = {**known, COUNT.name: COUNT}
     given: "dict[str, Any]" = {}
     for name, array in tensors.items():
         given[name] = _values(name, array)
@@ -155,14 +164,18 @@ def read_options(
         if name not in known:
             raise InputError(f"{name!r} is not an option of this model; it has {', '.join(known)}")
         given.setdefault(name, list(value) if isinstance(value, (list, tuple)) else [value])
-    options = dict(defaults)
     for name, values in given.items():
-        if not values:  # an empty tensor is an option left out, as clients with fixed inputs send it
-            continue
-        if name not in LISTS and len(values) > 1:
-            raise InputError(f"{name} has {len(values)} values; expected one")
-        options[name] = _typed(known[name], values)
-    return _checked(options, {name for name, values in given.items() if values})
+        _refuse_untyped(known[name], values)
+    given = {name: values for name, values in given.items() if values}  # an empty tensor is an option left out
+    own = translated(given)
+    options = dict(defaults)
+    for name, values in own.items():
+        if name not in given:  # of another backend's name, or of JSON
+            if name not in allowed:
+                raise InputError(f"{name!r} is not an option of this model; it has {', '.join(known)}")
+            _refuse_untyped(allowed[name], values)
+        options[name] = _value(allowed[name], values)
+    return _checked(options, set(own))
 
 
 def _values(name: str, array: np.ndarray) -> "list[Any]":
@@ -177,29 +190,36 @@ def _values(name: str, array: np.ndarray) -> "list[Any]":
     return values
 
 
-def _typed(entry: Field, values: "Sequence[Any]") -> Any:
+def _refuse_untyped(entry: Field, values: "Sequence[Any]") -> None:
+    """Raise InputError for values of another type, or more of them than the option has."""
     kinds: "dict[str, tuple[type, ...]]" = {TEXT: (str,), FLAG: (bool, int), REAL: (int, float)}
     allowed = kinds.get(entry.data_type, (int,))
+    if entry.dims != (-1,) and len(values) > 1:
+        raise InputError(f"{entry.name} has {len(values)} values; expected one")
     for value in values:
         if not isinstance(value, allowed) or (isinstance(value, bool) and entry.data_type != FLAG):
             wanted = entry.data_type.replace("TYPE_", "")
             raise InputError(f"{entry.name} is {value!r}; expected {wanted}")
         if isinstance(value, str):
             refuse_half_characters(entry.name, value)
-    if entry.name in LISTS:
+
+
+def _value(entry: Field, values: "Sequence[Any]") -> Any:
+    if entry.dims == (-1,):
         return tuple(values)
     return bool(values[0]) if entry.data_type == FLAG else values[0]
 
 
 def _checked(options: "dict[str, Any]", given: "set[str]") -> Options:
+    prompts = [name for name in ("text_input", "input_ids", "messages") if name in given and options.get(name)]
+    if len(prompts) > 1:
+        raise InputError(f"{' and '.join(prompts)} are both given; send one of them")
     if "messages" in given and options.get("messages"):
-        if "text_input" in given and options.get("text_input"):
-            raise InputError("text_input and messages are both given; send one of them")
         options["messages"] = _json("messages", options["messages"], list)
         bad = [m for m in options["messages"] if not isinstance(m, dict) or "role" not in m]
         if bad or not options["messages"]:
             raise InputError('messages must be a JSON list such as [{"role": "user", "content": "..."}]')
-    elif not options.get("text_input"):
+    elif not options.get("text_input") and not options.get("input_ids"):
         raise InputError("text_input is missing or empty; send the prompt there, or a chat in messages")
     else:
         options.pop("messages", None)
@@ -293,9 +313,9 @@ def _consistent(options: Options, given: "set[str]") -> Options:
             if present:
                 raise InputError(f"guide and {name} contradict each other; send one of them")
     if options.num_beams == 1:
-        unused = given & {"length_penalty", "early_stopping"}
-        if unused:
-            raise InputError(f"{min(unused)} is of beam search only; send num_beams of at least 2 with it")
+        for name in sorted(given & {"length_penalty", "early_stopping"}):
+            if getattr(options, name) != getattr(Options, name):
+                raise InputError(f"{name} is of beam search only; send num_beams of at least 2 with it")
         return options
     contradictions = {
         "a temperature above 0": options.temperature > 0,

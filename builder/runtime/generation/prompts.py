@@ -49,6 +49,8 @@ class DecoderPrompts:
 
     def __call__(self, options: Options) -> Prompt:
         """Raises InputError for a prompt that leaves no room for an answer, or a chat without a template."""
+        if options.input_ids:
+            return self._fitting(self._text(options), options.input_ids)
         if options.messages is None:
             text, special = options.prompt, True
         elif self.chat is None:
@@ -58,7 +60,16 @@ class DecoderPrompts:
         else:
             text, special = self.chat(options.messages, options.tools), False
             refuse_half_characters("messages", text)
-        tokens = token_ids(self.tokenizer, [text], special)[0]
+        return self._fitting(text, token_ids(self.tokenizer, [text], special)[0])
+
+    def _text(self, options: Options) -> str:
+        """The text of a prompt of tokens, which is wanted where it is repeated."""
+        if not options.echo:
+            return ""
+        text: str = survived(self.tokenizer.decode, list(options.input_ids), skip_special_tokens=False)
+        return text
+
+    def _fitting(self, text: str, tokens: "Sequence[int]") -> Prompt:
         if not 1 <= len(tokens) <= self.longest:
             raise InputError(
                 f"the prompt has {len(tokens)} tokens; this model takes 1 to {self.longest}, so that one can follow"

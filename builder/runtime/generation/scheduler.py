@@ -193,6 +193,9 @@ class Scheduler:
         if not sequence.restarted:
             self.stats.reused_tokens += placement.reused
             self.stats.prompt_tokens += len(request.source or request.prompt)
+            if request.queue_seconds is None:
+                request.queue_seconds = time.monotonic() - request.arrived
+                request.cached_tokens = placement.reused
         self.running.append(sequence)
         if self.reader is None:
             sequence.status = SequenceStatus.PREFILLING

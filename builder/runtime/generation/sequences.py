@@ -43,6 +43,8 @@ class Piece:
     finish_reason: str = ""
     completion_tokens: int = 0
     score: "float | None" = None
+    cached_tokens: int = 0
+    queue_seconds: float = 0.0
 
 
 @dataclass(eq=False)
@@ -62,6 +64,8 @@ class Request:
     source: "tuple[int, ...]" = ()
     arrived: float = field(default_factory=time.monotonic)
     first_token: "float | None" = None
+    cached_tokens: int = 0  # of its prompt, whose keys and values were there when its first sequence got a slot
+    queue_seconds: "float | None" = None  # until then
     encoding: bool = False  # the encoder reads its source, or has read it
     encoded: Any = None
     unplaced: int = 0  # of its sequences, those that wait
@@ -186,7 +190,10 @@ class GeneratedSequence:
         if not text and not reason:
             return None
         tokens, self.unsent = tuple(self.unsent), []
-        return Piece(self.index, text, tokens, reason, count)
+        if not reason:
+            return Piece(self.index, text, tokens)
+        waited = self.request.queue_seconds or 0.0
+        return Piece(self.index, text, tokens, reason, count, None, self.request.cached_tokens, waited)
 
 
 @dataclass(eq=False)
@@ -232,7 +239,8 @@ class Beams:
             said: "Sequence[int]" = hypothesis.tokens[: -1 if hypothesis.finish_reason == "stop" else None]
             text = "".join(map(detokenizer.push, said)) + detokenizer.flush()
             count = len(hypothesis.tokens)
-            found.append(Piece(index, text, (), hypothesis.finish_reason, count, hypothesis.score))
+            cached, waited = self.request.cached_tokens, self.request.queue_seconds or 0.0
+            found.append(Piece(index, text, (), hypothesis.finish_reason, count, hypothesis.score, cached, waited))
         return found
 
 

@@ -75,10 +75,11 @@ class Service:
         `respond` is called from the loop's thread, with `True` exactly once, last.
         """
         limits = self.serving.limits
-        refuse_large(tensors, limits, parameters)
+        refuse_large({name: array for name, array in tensors.items() if name != "input_ids"}, limits, parameters)
         options = read_options(tensors, parameters, self.serving.defaults, self.serving.fields)
         for name in (*LISTS, "logit_bias"):
             refuse_long(name, len(getattr(options, name)), limits)
+        self._refuse_strange(options)
         prompt = self.prompt(options)
         maximum = self._max_tokens(options, prompt)
         scores: "list[Choice] | None" = [] if options.prompt_logprobs >= 0 else None
@@ -105,10 +106,7 @@ class Service:
 
     def _sequences(self, request: Request, first: "int | None") -> "list[Running]":
         """What the engine is to run for a request: its n sequences, or the beams of its one search."""
-        options, vocabulary = request.options, self.serving.vocabulary
-        strange = [t for t in (*options.logit_bias, *options.stop_token_ids) if not 0 <= t < vocabulary]
-        if strange:
-            raise InputError(f"{strange[0]} is not a token id; this model has 0 to {vocabulary - 1}")
+        options = request.options
         if options.num_beams > self.serving.beams:
             raise InputError(
                 f"num_beams is {options.num_beams}; this model was built for at most {self.serving.beams}. "
@@ -147,6 +145,13 @@ class Service:
             )
             for index in range(options.n)
         ]
+
+    def _refuse_strange(self, options: Options) -> None:
+        """Raise InputError for what is not a token of this model."""
+        given, vocabulary = (*options.logit_bias, *options.stop_token_ids, *options.input_ids), self.serving.vocabulary
+        strange = [token for token in given if not 0 <= token < vocabulary]
+        if strange:
+            raise InputError(f"{strange[0]} is not a token id; this model has 0 to {vocabulary - 1}")
 
     def _refuse_too_large(self, request: Request) -> None:
         """Raise InputError for what would not fit into an empty cache whose memory sequences share."""
@@ -206,6 +211,7 @@ class StreamedAnswer:
         self.prompt, self.scores = prompt, scores
         self.logprobs = options.logprobs >= 0
         self.prompt_tokens = prompt.length
+        self.count = options.count_tokens
         self.left = options.n
         self.echo = dict.fromkeys(range(options.n), prompt.text) if options.echo else {}
 
@@ -214,6 +220,8 @@ class StreamedAnswer:
         text = self.echo.pop(piece.index, "") + piece.text
         logprobs = [_logprobs(piece.tokens, self.service)] if self.logprobs else None
         tensors = _tensors([piece], [text], self.prompt_tokens, logprobs)
+        if self.count:
+            tensors |= _counts(tensors)
         if self.scores is not None:
             tensors["prompt_logprobs_output"] = _prompt_logprobs(self.prompt, self.scores, self.service)
             self.scores = None
@@ -243,6 +251,8 @@ class WholeAnswer:
             wanted = self.options.logprobs >= 0
             logprobs = [_logprobs(tokens, self.service) for tokens in self.tokens] if wanted else None
             tensors = _tensors(pieces, self.texts, self.prompt_tokens, logprobs)
+            if self.options.count_tokens:
+                tensors |= _counts(tensors)
             if self.scores is not None:
                 tensors["prompt_logprobs_output"] = _prompt_logprobs(self.prompt, self.scores, self.service)
             self.respond(tensors, True)
@@ -259,11 +269,19 @@ def _tensors(
         tensors["finish_reason"] = np.array([piece.finish_reason.encode() for piece in pieces], np.object_)
         tensors["prompt_tokens"] = np.array([prompt_tokens], np.int32)
         tensors["completion_tokens"] = np.array([piece.completion_tokens for piece in pieces], np.int32)
+        tensors["cached_tokens"] = np.array([pieces[0].cached_tokens], np.int32)
+        tensors["queue_seconds"] = np.array([pieces[0].queue_seconds], np.float32)
         if all(piece.score is not None for piece in pieces):
             tensors["scores"] = np.array([piece.score for piece in pieces], np.float32)
     if logprobs is not None:
         tensors["logprobs_output"] = np.array([text.encode("utf-8") for text in logprobs], np.object_)
     return tensors
+
+
+def _counts(tensors: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
+    """Counts of tokens by the names of vLLM's backend, in answers that have them."""
+    names = {"prompt_tokens": "num_input_tokens", "completion_tokens": "num_output_tokens"}
+    return {name: tensors[own].astype(np.uint32) for own, name in names.items() if own in tensors}
 
 
 def _prompt_logprobs(prompt: Prompt, scores: "list[Choice]", service: Service) -> np.ndarray:

@@ -1,0 +1,137 @@
+"""What clients of Triton's vLLM and TensorRT-LLM backends send, as the options of this model.
+
+Sources: vllm_backend, src/utils/request.py, and vLLM's SamplingParams; TensorRT-LLM, triton_backend/all_models,
+inflight_batcher_llm/ensemble/config.pbtxt.
+Knows names and values; knows no ranges.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..fields import Field, InputError
+
+FLAG, WHOLE, TEXT = "TYPE_BOOL", "TYPE_INT32", "TYPE_STRING"
+FOREIGN = (
+    Field("sampling_parameters", TEXT, optional=True),
+    Field("exclude_input_in_output", FLAG, optional=True),
+    Field("return_num_input_tokens", FLAG, optional=True),
+    Field("return_num_output_tokens", FLAG, optional=True),
+    Field("return_finish_reason", FLAG, optional=True),
+    Field("return_logprobs", FLAG, optional=True),
+    Field("return_cumulative_logprob", FLAG, optional=True),
+    Field("return_log_probs", FLAG, optional=True),
+    Field("return_context_logits", FLAG, optional=True),
+    Field("return_generation_logits", FLAG, optional=True),
+    Field("beam_width", WHOLE, optional=True),
+    Field("num_return_sequences", WHOLE, optional=True),
+    Field("min_length", WHOLE, optional=True),
+    Field("end_id", WHOLE, optional=True),
+    Field("pad_id", WHOLE, optional=True),
+    Field("seed", "TYPE_UINT64", optional=True),
+)
+FOREIGN_OUTPUTS = (Field("num_input_tokens", "TYPE_UINT32", (1,)), Field("num_output_tokens", "TYPE_UINT32", (-1,)))
+RENAMED = {
+    "beam_width": "num_beams",
+    "num_return_sequences": "n",
+    "min_length": "min_tokens",
+    "stop": "stop_words",
+}
+NOT_GIVEN = (  # outputs that these backends have, and this model has not
+    "return_logprobs",
+    "return_cumulative_logprob",
+    "return_log_probs",
+    "return_context_logits",
+    "return_generation_logits",
+)
+WITHOUT_MEANING = ("pad_id", "return_finish_reason")  # nothing is padded; the reason is always given
+COUNTS = ("return_num_input_tokens", "return_num_output_tokens")
+HARMLESS: "Mapping[str, Any]" = {  # of SamplingParams: what asks for nothing that is not done
+    "best_of": 1,
+    "use_beam_search": False,
+    "include_stop_str_in_output": False,
+    "detokenize": True,
+    "spaces_between_special_tokens": True,
+    "logprobs": False,
+}
+GUIDES = {"json": "json_schema", **{name: name for name in ("json_object", "regex", "grammar", "choice")}}
+LARGEST_SEED = 2**63 - 1
+
+
+def translated(given: "Mapping[str, list[Any]]") -> "dict[str, list[Any]]":
+    """The values of a request by this model's names. Raises InputError for what it cannot give.
+
+    What is sent under a name of its own counts, not what another name or `sampling_parameters` says.
+    """
+    found = {name: values for name, values in given.items() if name not in _FOREIGN_NAMES and values}
+    foreign = {name: values[0] for name, values in given.items() if name in _FOREIGN_NAMES and values}
+    for name in ("stop_words", "bad_words"):
+        if found.get(name) == [""]:  # TensorRT-LLM's way to send none
+            del found[name]
+    said = _sampling_parameters(foreign.pop("sampling_parameters", "{}"))
+    for name, value in {**said, **foreign}.items():
+        for own, values in _translate(name, value).items():
+            found.setdefault(own, values)
+    return found
+
+
+def _translate(name: str, value: Any) -> "dict[str, list[Any]]":
+    """One value by its name here; nothing where it asks for what is done anyway."""
+    if name in NOT_GIVEN:
+        if value:
+            raise InputError(f"{name} asks for what this model does not answer; send logprobs for log-probabilities")
+        return {}
+    if name in WITHOUT_MEANING:
+        return {}
+    if name == "exclude_input_in_output":
+        return {"echo": [not value]}
+    if name in COUNTS:
+        return {"count_tokens": [True]} if value else {}
+    if name == "end_id":
+        return {"stop_token_ids": [value]} if value >= 0 else {}
+    if name == "seed":
+        return {"random_seed": [value & LARGEST_SEED]}
+    return {RENAMED.get(name, name): value if isinstance(value, list) else [value]}
+
+
+def _sampling_parameters(text: str) -> "dict[str, Any]":
+    """vLLM's SamplingParams, of JSON."""
+    try:
+        given = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"sampling_parameters is not JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise InputError(f"sampling_parameters holds a JSON {type(given).__name__}; expected a dict")
+    found: "dict[str, Any]" = {}
+    for name, value in given.items():
+        if value is None or (name in HARMLESS and value is HARMLESS[name]):
+            continue
+        if name in ("guided_decoding", "structured_outputs"):
+            found["guide"] = _guide(name, value)
+        elif name == "logit_bias":
+            found[name] = json.dumps(value)
+        elif name == "early_stopping":
+            found[name] = str(value).lower()
+        elif name == "seed" and not (isinstance(value, int) and value >= 0):
+            raise InputError(f"seed of sampling_parameters is {value!r}; expected a whole number of at least 0")
+        else:
+            found[name] = 0 if name == "top_k" and value == -1 else value
+    return found
+
+
+def _guide(name: str, value: Any) -> str:
+    """vLLM's guide as this model's; JSON in JSON, as NVIDIA's front sends it, is read too."""
+    try:
+        given = json.loads(value) if isinstance(value, str) else value
+        asked = {key: guide for key, guide in given.items() if key in GUIDES and guide not in (None, False)}
+        ((kind, guide),) = asked.items()
+        if kind == "json" and isinstance(guide, str):
+            guide = json.loads(guide)
+    except (ValueError, AttributeError, RecursionError) as error:
+        raise InputError(f"{name} does not name exactly one of {', '.join(GUIDES)}") from error
+    return json.dumps({GUIDES[kind]: guide})
+
+
+_FOREIGN_NAMES = frozenset(field.name for field in FOREIGN)

@@ -1,0 +1,134 @@
+"""What clients of the vLLM and TensorRT-LLM backends send, by their names, as this model's options."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.runtime.fields import InputError
+from builder.runtime.generation.dialects import FOREIGN
+from builder.runtime.generation.options import COMMON, PROMPT, Options, read_options
+
+FIELDS = [field.name for field in (*COMMON, *PROMPT)]
+KINDS = {"TYPE_UINT64": np.uint64, "TYPE_INT32": np.int32, "TYPE_FP32": np.float32, "TYPE_BOOL": np.bool_}
+
+
+def read(**tensors: Any) -> Options:
+    """Tensors of shape [1, n], as TensorRT-LLM's clients send them, in the types of the configuration."""
+    kinds = {field.name: KINDS.get(field.data_type, np.object_) for field in (*COMMON, *PROMPT)}
+    arrays = {}
+    for name, value in tensors.items():
+        values = [v.encode() if isinstance(v, str) else v for v in (value if isinstance(value, list) else [value])]
+        arrays[name] = np.array([values], kinds[name])
+    return read_options(arrays, {}, {"temperature": 0.0}, FIELDS)
+
+
+def vllm(**sampling: Any) -> Options:
+    parameters = json.dumps(sampling)
+    return read(text_input="a", stream=False, exclude_input_in_output=True, sampling_parameters=parameters)
+
+
+def test_a_request_of_tensorrt_llms_clients() -> None:
+    options = read(
+        text_input="a",
+        max_tokens=9,
+        bad_words="",
+        stop_words=["x", "y"],
+        end_id=7,
+        pad_id=7,
+        top_k=1,
+        top_p=1.0,
+        temperature=1.0,
+        length_penalty=1.0,
+        repetition_penalty=1.0,
+        min_length=2,
+        presence_penalty=0.0,
+        frequency_penalty=0.0,
+        seed=2**64 - 1,
+        return_log_probs=False,
+        beam_width=1,
+        stream=True,
+    )
+    expected = {"max_tokens": 9, "stop_words": ("x", "y"), "stop_token_ids": (7,), "top_k": 1, "min_tokens": 2}
+    assert options == Options(prompt="a", **expected, random_seed=2**63 - 1, stream=True)
+    assert read(text_input="a", beam_width=3, num_return_sequences=2, end_id=-1) == Options(
+        prompt="a", num_beams=3, n=2, temperature=0.0
+    )
+
+
+def test_a_request_of_vllms_clients() -> None:
+    options = vllm(
+        n=2,
+        best_of=1,
+        temperature=0.5,
+        top_k=-1,
+        seed=3,
+        stop="x",
+        logit_bias={"4": 1},
+        stop_token_ids=[5],
+        max_tokens=4,
+        logprobs=None,
+        use_beam_search=False,
+        skip_special_tokens=False,
+        early_stopping=False,
+    )
+    assert options == Options(
+        prompt="a",
+        n=2,
+        temperature=0.5,
+        random_seed=3,
+        stop_words=("x",),
+        logit_bias={4: 1.0},
+        stop_token_ids=(5,),
+        max_tokens=4,
+        skip_special_tokens=False,
+    )
+    assert read(text_input="a", exclude_input_in_output=False).echo
+    assert read(text_input="a", max_tokens=2, sampling_parameters='{"max_tokens": 9}').max_tokens == 2
+    assert read(text_input="a", return_num_input_tokens=True, return_num_output_tokens=False).count_tokens
+
+
+@pytest.mark.parametrize("written", [dict, json.dumps])
+def test_guides_of_vllm(written: Any) -> None:
+    for asked, guide in (
+        ({"json": {"type": "object"}}, {"json_schema": {"type": "object"}}),
+        ({"json": '{"type": "object"}', "regex": None, "backend": None}, {"json_schema": {"type": "object"}}),
+        ({"choice": ["a"]}, {"choice": ["a"]}),
+        ({"json_object": True}, {"json_object": True}),
+    ):
+        assert vllm(guided_decoding=written(asked)).guide == guide
+        assert vllm(structured_outputs=written(asked)).guide == guide
+
+
+@pytest.mark.parametrize(
+    ("tensors", "message"),
+    [
+        ({"sampling_parameters": "{"}, "sampling_parameters is not JSON"),
+        ({"sampling_parameters": "[1]"}, "sampling_parameters holds a JSON list; expected a dict"),
+        ({"sampling_parameters": '{"best_of": 3}'}, "'best_of' is not an option of this model"),
+        ({"sampling_parameters": '{"lora_name": "a"}'}, "'lora_name' is not an option of this model"),
+        ({"sampling_parameters": '{"temperature": "hot"}'}, "temperature is 'hot'; expected FP32"),
+        ({"sampling_parameters": '{"temperature": NaN}'}, "temperature is nan"),
+        ({"sampling_parameters": '{"seed": -1}'}, "seed of sampling_parameters is -1"),
+        ({"sampling_parameters": '{"stop": [1]}'}, "stop_words is 1; expected STRING"),
+        ({"sampling_parameters": '{"guided_decoding": {"json": {}, "regex": "a"}}'}, "exactly one of json"),
+        ({"sampling_parameters": '{"guided_decoding": "x"}'}, "exactly one of json"),
+        ({"return_log_probs": True}, "return_log_probs asks for what this model does not answer"),
+        ({"return_context_logits": True}, "return_context_logits asks for"),
+        ({"length_penalty": 0.5, "beam_width": 1}, "length_penalty is of beam search only"),
+        ({"input_ids": [1, 2]}, "text_input and input_ids are both given"),
+    ],
+)
+def test_what_is_not_done_is_refused_by_its_name(tensors: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        read(text_input="a", **tensors)
+
+
+def test_a_model_without_these_inputs_refuses_their_names() -> None:
+    own = [name for name in FIELDS if name not in {field.name for field in FOREIGN}]
+    with pytest.raises(InputError, match="'beam_width' is not an option of this model"):
+        read_options({}, {"text_input": "a", "beam_width": 2}, {}, own)
