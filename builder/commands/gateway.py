@@ -31,6 +31,13 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--requests-per-minute", type=_count, metavar="N", help="of one key; no limit unless given")
     arguments.add_argument("--tokens-per-minute", type=_count, metavar="N", help="of one key; no limit unless given")
     arguments.add_argument("--max-body-mb", type=_count, default=8, metavar="N", help="of one request (default 8)")
+    arguments.add_argument(
+        "--max-waiting",
+        type=_count,
+        default=256,
+        metavar="N",
+        help="requests of one encoder at once; further ones get 429 (default 256)",
+    )
     arguments.add_argument("--timeout", type=_count, default=600, metavar="S", help="of one request (default 600)")
     arguments.add_argument(
         "--drain", type=_count, default=60, metavar="S", help="to finish what runs when stopped (default 60)"
@@ -65,6 +72,7 @@ def run(options: argparse.Namespace) -> int:
         requests_per_minute=options.requests_per_minute,
         tokens_per_minute=options.tokens_per_minute,
         max_body=options.max_body_mb << 20,
+        max_waiting=options.max_waiting,
         timeout_s=options.timeout,
         drain_s=options.drain,
         cors=tuple(options.cors),

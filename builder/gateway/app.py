@@ -16,14 +16,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from builder.gateway import rerank, tasks, tei
 from builder.gateway.access import Access
+from builder.gateway.bound import Bound
 from builder.gateway.call import FACTS, Call, Facts, Gateway
-from builder.gateway.endpoint import Endpoint, ErrorBody, Handler, checked, openai_error
+from builder.gateway.endpoint import Endpoint, Handler, checked
 from builder.gateway.errors import ApiError
 from builder.gateway.journal import Journal
 from builder.gateway.metrics import Metrics
 from builder.gateway.models import Catalogue
 from builder.gateway.openai import chat, completions, embeddings
 from builder.gateway.openai.models import list_models, show_model
+from builder.gateway.openapi import Api, document
 from builder.gateway.responses import Plain, send_json
 from builder.gateway.settings import Settings
 
@@ -38,7 +40,7 @@ PAGE_HEADERS = {
 def make_app(settings: Settings, triton: Any, log: TextIO | None = sys.stdout) -> Journal:
     """The gateway over `triton`: a gateway.triton.Triton, or what answers like one."""
     metrics = Metrics()
-    gateway = Gateway(settings, triton, Catalogue(triton), metrics)
+    gateway = Gateway(settings, triton, Catalogue(triton), metrics, Bound(settings.max_waiting))
     app: ASGIApp = Answering(Router(routes(gateway)))
     app = Access(app, settings)
     if settings.cors:
@@ -48,34 +50,8 @@ def make_app(settings: Settings, triton: Any, log: TextIO | None = sys.stdout) -
 
 def routes(gateway: Gateway) -> list[BaseRoute]:
     """Every route; each is an Endpoint."""
-
-    def post(path: str, handler: Handler, schema: type[BaseModel], error: ErrorBody = openai_error) -> Route:
-        return Route(path, Endpoint(gateway, handler, schema, error), methods=["POST"])
-
-    def get(path: str, handler: Handler, error: ErrorBody = openai_error) -> Route:
-        return Route(path, Endpoint(gateway, handler, None, error), methods=["GET"])
-
     return [
-        get("/", page),
-        get("/health", health),
-        get("/health/ready", ready),
-        get("/metrics", metrics_text),
-        get("/v1/models", list_models),
-        get("/v1/models/{name}", show_model),
-        post("/v1/chat/completions", chat.chat, chat.Body),
-        post("/v1/completions", completions.completions, completions.Body),
-        post("/v1/embeddings", embeddings.embeddings, embeddings.Body),
-        post("/v1/rerank", rerank.rerank, rerank.Body),
-        post("/v2/rerank", rerank.rerank, rerank.Body),
-        post("/v1/tasks/{task}", tasks.run, tasks.Body),
-        post("/rerank", either_rerank, tei.RawBody),
-        post("/embed", tei.embed_texts, tei.EmbedBody, tei.tei_error),
-        post("/embed_all", tei.embed_tokens, tei.EmbedBody, tei.tei_error),
-        post("/embed_sparse", tei.unsupported, tei.RawBody, tei.tei_error),
-        post("/predict", tei.predict, tei.PredictBody, tei.tei_error),
-        post("/tokenize", tei.unsupported, tei.RawBody, tei.tei_error),
-        post("/decode", tei.unsupported, tei.RawBody, tei.tei_error),
-        get("/info", tei.info, tei.tei_error),
+        Route(api.path, Endpoint(gateway, api.handler, api.schema, api.error), methods=[api.method]) for api in APIS
     ]
 
 
@@ -143,3 +119,37 @@ async def either_rerank(call: Call) -> Any:
     if "texts" in given:
         return await tei.rank(replace(call, body=checked(tei.RerankBody, given)))
     return await rerank.rerank(replace(call, body=checked(rerank.Body, given)))
+
+
+async def openapi(call: Call) -> dict[str, Any]:
+    """GET /openapi.json: this document."""
+    return document(APIS)
+
+
+def _tei(path: str, handler: Handler, schema: type[BaseModel]) -> Api:
+    return Api("POST", path, handler, schema, tei.tei_error, documented=handler is not tei.unsupported)
+
+
+APIS = (
+    Api("GET", "/", page),
+    Api("GET", "/health", health),
+    Api("GET", "/health/ready", ready),
+    Api("GET", "/metrics", metrics_text),
+    Api("GET", "/openapi.json", openapi),
+    Api("GET", "/v1/models", list_models),
+    Api("GET", "/v1/models/{name}", show_model),
+    Api("POST", "/v1/chat/completions", chat.chat, chat.Body),
+    Api("POST", "/v1/completions", completions.completions, completions.Body),
+    Api("POST", "/v1/embeddings", embeddings.embeddings, embeddings.Body),
+    Api("POST", "/v1/rerank", rerank.rerank, rerank.Body),
+    Api("POST", "/v2/rerank", rerank.rerank, rerank.Body),
+    Api("POST", "/v1/tasks/{task}", tasks.run, tasks.Body),
+    Api("POST", "/rerank", either_rerank, tei.RawBody, bodies=(rerank.Body, tei.RerankBody)),
+    _tei("/embed", tei.embed_texts, tei.EmbedBody),
+    _tei("/embed_all", tei.embed_tokens, tei.EmbedBody),
+    _tei("/embed_sparse", tei.unsupported, tei.RawBody),
+    _tei("/predict", tei.predict, tei.PredictBody),
+    _tei("/tokenize", tei.unsupported, tei.RawBody),
+    _tei("/decode", tei.unsupported, tei.RawBody),
+    Api("GET", "/info", tei.info, error=tei.tei_error),
+)

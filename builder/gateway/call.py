@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
+from builder.gateway.bound import Bound
 from builder.gateway.errors import ApiError
 from builder.gateway.settings import Settings
 from builder.gateway.tensors import Outputs
@@ -45,6 +46,7 @@ class Gateway:
     triton: Backend
     models: Catalogue
     metrics: Metrics
+    bound: Bound
 
 
 @dataclass
@@ -57,6 +59,7 @@ class Facts:
     client: str = ""
     key: str = ""
     model: str = ""
+    waits_for: str = ""  # a model whose requests are bounded
     status: int = 0
     error: str = ""
     started: float = field(default_factory=time.perf_counter)
@@ -85,12 +88,16 @@ class Call:
 
     async def model(self, name: str) -> Model:
         """The model that the request names. Raises ApiError 404."""
-        found = await self.gateway.models.get(name)
-        self.facts.model = found.name
-        return found
+        return self._of(await self.gateway.models.get(name))
 
     async def model_for(self, what: str, fits: Any, name: str | None) -> Model:
         """The model that the request names, or the only one that `fits`. Raises ApiError."""
-        found = await self.gateway.models.one_of(what, fits, name)
-        self.facts.model = found.name
-        return found
+        return self._of(await self.gateway.models.one_of(what, fits, name))
+
+    def _of(self, model: Model) -> Model:
+        """Note whose request it is. Raises ApiError 429 where too many wait for this model."""
+        self.facts.model = model.name
+        if not model.streams:
+            self.gateway.bound.enter(model.name)
+            self.facts.waits_for = model.name
+        return model

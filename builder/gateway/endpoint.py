@@ -49,6 +49,9 @@ class Endpoint:
         except ApiError as error:
             facts.refused(error)
             await send_json(send, error.status, self.error_body(error), error.headers)
+        finally:
+            if facts.waits_for:
+                self.gateway.bound.leave(facts.waits_for)
 
     async def _answer(self, scope: Scope, receive: Receive, send: Send, facts: Facts) -> None:
         settings = self.gateway.settings

@@ -14,6 +14,7 @@ class Settings:
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_body: int = 8 << 20
+    max_waiting: int = 256  # requests of one model that answers once: further ones get 429
     timeout_s: float = 600.0  # of one request, from its first byte to its last
     body_timeout_s: float = 30.0
     drain_s: float = 60.0  # what runs may take when the gateway is told to stop

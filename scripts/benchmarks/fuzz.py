@@ -49,7 +49,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
-        repository = _repository(Path(place))
+        repository = make_models(Path(place))
         with running(repository) as server:
             report = _fuzz(server, options.requests, random.Random(options.seed))
     print(json.dumps(report, indent=1))
@@ -58,7 +58,8 @@ def main() -> None:
     assert report["answers_after"] == "as before", report
 
 
-def _repository(place: Path) -> Path:
+def make_models(place: Path) -> Path:
+    """A repository of a classifier and a decoder, both tiny."""
     folder = place / "repository"
     encoder = make_checkpoint(place / "encoder", "bert", "text-classification", {0: "sport", 1: "food"})
     build(make_spec(model=str(encoder), name="encoder", output=folder))

@@ -3,7 +3,6 @@
 1. Tokens a second of 1, 8 and 32 streams: gRPC directly, and through the gateway, by turns in one run.
 2. One client: the time to the first token, and of an embedding, asked directly and through the gateway by turns.
 3. 1,000 idle connections and 200 streams at once: memory of the gateway, and answers that were lost or cut.
-4. Malformed requests: statuses of 500 and above, and slots that stay taken.
 
 GPT-2 124M shape with random weights, int8, 32 slots; all-MiniLM-L6-v2. Clients are asyncio, in this process.
 """
@@ -13,10 +12,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import random
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -49,7 +46,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench gateway")
     parser.add_argument("--repository", type=Path, help="keep the models here; built there where they are not")
     parser.add_argument("--seconds", type=float, default=5, help="of each side and number of streams (default 5)")
-    parser.add_argument("--malformed", type=int, default=10_000, metavar="N", help="requests (default 10000)")
     parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
     options = parser.parse_args()
     console = Console(width=110)
@@ -86,7 +82,6 @@ async def measure(server: Server, port: int, pid: int, options: argparse.Namespa
     figures["first_token_ms"] = await by_turns(direct.first_token, through.first_token, 60)
     figures["embedding_ms"] = await by_turns(direct.embed, through.embed, 300)
     figures["crowd"] = await crowd(through, pid)
-    figures["malformed"] = await malformed(through, options.malformed)
     await direct.close()
     return figures
 
@@ -245,80 +240,6 @@ async def crowd(through: Through, pid: int) -> dict[str, Any]:
     return {"before_mb": before, "idle_mb": connected, "after_mb": after, "streams": 200, "whole_answers": whole}
 
 
-async def malformed(through: Through, count: int) -> dict[str, Any]:
-    """Requests with fields that are missing, of another type or out of range; seed 0."""
-    draw = random.Random(0)
-    statuses: Counter[int] = Counter()
-
-    async def client() -> None:
-        for _ in range(count // 8):
-            path, body = _nonsense(draw)
-            statuses[(await through.post(path, body))[0]] += 1
-
-    await asyncio.gather(*(client() for _ in range(8)))
-    begun = time.perf_counter()
-    counts = await asyncio.gather(*(through.generate(4) for _ in range(32)))  # every slot is free
-    return {
-        "statuses": {str(status): number for status, number in sorted(statuses.items())},
-        "faults": sum(number for status, number in statuses.items() if status >= 500),
-        "slots_free": sum(number == 4 for number in counts),
-        "seconds_for_all_slots": time.perf_counter() - begun,
-    }
-
-
-def _nonsense(draw: random.Random) -> tuple[str, bytes]:
-    bodies: dict[str, dict[str, Any]] = {
-        "/v1/completions": {"model": "writes", "prompt": "a", "max_tokens": 1},
-        "/v1/chat/completions": {"model": "writes", "messages": [{"role": "user", "content": "a"}], "max_tokens": 1},
-        "/v1/embeddings": {"model": "minilm", "input": ["a", "b"]},
-        "/v1/rerank": {"query": "a", "documents": ["b"]},
-        "/embed": {"inputs": "a"},
-        "/v1/tasks/sentence-similarity": {"inputs": "a"},
-    }
-    values = [
-        None,
-        True,
-        -1,
-        0,
-        2**31,
-        2**64,
-        0.5,
-        -1e30,
-        "",
-        " ",
-        "a",
-        "\ud800",
-        [],
-        [""],
-        [[]],
-        ["a", 1],
-        {},
-        {"a": []},
-    ]
-    names = [
-        "n",
-        "stop",
-        "seed",
-        "stream",
-        "logprobs",
-        "temperature",
-        "logit_bias",
-        "echo",
-        "top_p",
-        "dimensions",
-        "user",
-    ]
-    names += ["tools", "response_format", "encoding_format", "stream_options", "stop_token_ids", "num_beams", "x"]
-    path = draw.choice(sorted(bodies))
-    body = dict(bodies[path])
-    for name in draw.sample([*body, *names], draw.randint(1, 3)):
-        body[name] = draw.choice(values)
-    for name in draw.sample(sorted(body), draw.randint(0, 1)):
-        del body[name]
-    text = json.dumps(body).encode()
-    return path, text[: draw.randrange(len(text))] if draw.random() < 0.05 else text
-
-
 def _memory_mb(pid: int) -> float:
     (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS")]
     return int(line.split()[1]) / 1024
@@ -331,7 +252,7 @@ def show(console: Console, figures: dict[str, Any]) -> None:
     for row in figures["throughput"]:
         table.add_row(str(row["streams"]), f"{row['direct']:.0f}", f"{row['gateway']:.0f}", f"{row['share']:.0%}")
     console.print(table)
-    for name in ("first_token_ms", "embedding_ms", "crowd", "malformed"):
+    for name in ("first_token_ms", "embedding_ms", "crowd"):
         console.print(name, figures[name])
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from builder.engines.gpu import CARDS
 from builder.runtime.fields import Field
+from builder.runtime.generation.dialects import FOREIGN, FOREIGN_OUTPUTS
 from builder.runtime.generation.options import COMMON, LANGUAGES, PROMPT, RANGES, SOURCE, UNSET_SEED, Options
 from builder.tasks import all_tasks
 from builder.tasks.base import EncoderTask
@@ -23,6 +24,7 @@ ADAPTER = Path(__file__).parent.parent.parent / "builder" / "runtime" / "generat
 PARAMETERS: dict[str, Any] = {"prompts": {}, "pooled": True, "size": "size", "languages": True}
 MEANINGS = {  # of each request option of a generating model
     "text_input": "the prompt, or the text to read",
+    "input_ids": "the prompt as token ids of the model, instead of `text_input`",
     "messages": "a chat as a JSON list of messages, instead of `text_input`; the checkpoint's template is applied",
     "max_tokens": "most tokens to generate; without it, what the model has room for or the checkpoint's own limit",
     "min_tokens": "tokens before which the answer cannot end",
@@ -77,8 +79,9 @@ def generating_tasks() -> str:
     for task in all_tasks().values():
         if not isinstance(task, EncoderTask):
             inputs, outputs = task.fields(PARAMETERS)
-            more = tuple(field for field in inputs if field not in COMMON)
-            rows.append((f"`{task.name}`", _fields(more), _fields(outputs)))
+            more = tuple(field for field in inputs if field not in (*COMMON, *FOREIGN))
+            own = tuple(field for field in outputs if field not in FOREIGN_OUTPUTS)
+            rows.append((f"`{task.name}`", _fields(more), _fields(own)))
     return table(("task", "inputs besides the common ones", "outputs"), rows)
 
 
@@ -100,6 +103,8 @@ def request_options() -> str:
     defaults = {field.name: field.default for field in fields(Options) if field.name != "temperature"}
     rows = []
     for field in (*COMMON, *PROMPT, *SOURCE, *LANGUAGES):
+        if field in FOREIGN:  # described together, in the page
+            continue
         if field.name not in MEANINGS:
             raise SystemExit(f"say what the request option {field.name} means: MEANINGS in {__file__}")
         low_high = RANGES.get(field.name)

@@ -57,8 +57,8 @@ MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] 
 class FakeTriton:
     """Answers by rules: a text generates numbers, its vector is its length, a document's score its share of "x"."""
 
-    def __init__(self, slots: int = 4, step_s: float = 0.0) -> None:
-        self.slots, self.step_s = slots, step_s
+    def __init__(self, slots: int = 4, step_s: float = 0.0, infer_s: float = 0.0) -> None:
+        self.slots, self.step_s, self.infer_s = slots, step_s, infer_s
         self.running = 0
         self.asked: list[dict[str, Any]] = []
         self.metadata: list[Any] = []
@@ -91,6 +91,7 @@ class FakeTriton:
 
     async def infer(self, request: service_pb2.ModelInferRequest, metadata: Any = ()) -> dict[str, Output]:
         values = self._read(request, metadata)
+        await asyncio.sleep(self.infer_s)
         if "documents" in values:
             rows = values["documents"]
             scores = [[text.count("x") / max(1, len(text)) for text in row] for row in rows]

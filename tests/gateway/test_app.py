@@ -464,6 +464,38 @@ def test_the_page_needs_nothing_else_and_names_its_parts() -> None:
         assert part in page
 
 
+def test_the_document_describes_the_routes_that_exist() -> None:
+    found = asked("/openapi.json").json
+    paths = found["paths"]
+    assert {"/v1/chat/completions", "/v1/tasks/{task}", "/rerank", "/openapi.json"} <= set(paths)
+    assert "/tokenize" not in paths, "what is always refused is no use to a client"
+    chat = paths["/v1/chat/completions"]["post"]
+    assert chat["summary"] == "A completion, or a stream of its chunks."
+    schema = chat["requestBody"]["content"]["application/json"]["schema"]
+    assert schema["required"] == ["model", "messages"]
+    assert schema["properties"]["messages"]["items"] == {"$ref": "#/components/schemas/Message"}
+    assert "text/event-stream" in chat["responses"]["200"]["content"]
+    (parameter,) = paths["/v1/tasks/{task}"]["post"]["parameters"]
+    assert (parameter["name"], parameter["in"]) == ("task", "path")
+    references = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(found)))
+    assert references == set(found["components"]["schemas"])
+
+
+def test_no_more_wait_for_an_encoder_than_may() -> None:
+    triton, body = FakeTriton(infer_s=0.01), {"model": "embeds", "input": "a"}
+    app = gateway(triton, max_waiting=2)
+
+    async def several() -> list[Answer]:
+        others = [ask(app, "/v1/chat/completions", CHAT), ask(app, "/predict", {"inputs": "a"})]
+        left = ask(app, "/v1/embeddings", body, leave_after=0)
+        return await asyncio.gather(*(ask(app, "/v1/embeddings", body) for _ in range(3)), *others, left)
+
+    first, second, refused, chat, other, _ = asyncio.run(several())
+    assert [first.status, second.status, chat.status, other.status] == [200] * 4
+    assert (refused.status, refused.error["code"], refused.headers["retry-after"]) == (429, "queue_full", "1")
+    assert asked("/v1/embeddings", body, app).status == 200, "those that are over count no more"
+
+
 def test_a_full_queue_says_when_to_come_back() -> None:
     refused = asked("/v1/chat/completions", {**CHAT, "stream": True}, gateway(FakeTriton(slots=0)))
     assert (refused.status, refused.headers["retry-after"]) == (429, "1")

@@ -75,7 +75,7 @@ def reader_of(model: Model, choice: Any) -> Callable[[], Reader]:
     if choice not in (None, "auto"):
         return Demanded
     notation = model.parameters.get("tool_parser")
-    if notation not in PARSERS:
+    if notation is None or notation not in PARSERS:
         found = "it does not say how it writes calls" if notation is None else f"it writes calls as {notation!r}"
         raise bad_field(
             "tool_choice",

@@ -10,6 +10,7 @@ import json
 import subprocess
 import sys
 import venv
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,12 +51,15 @@ PACKAGES = {
 def interpreter(peer: str, root: Path) -> Path:
     """A Python with what `peer` needs, made under `root` at its first use."""
     packages = PACKAGES[peer]
-    if not packages:
-        return Path(sys.executable)
-    python = root / peer / "bin" / "python"
-    done = root / peer / "installed"
+    return environment(peer, packages, root) if packages else Path(sys.executable)
+
+
+def environment(name: str, packages: Sequence[str], root: Path) -> Path:
+    """The Python of an environment `name` with these packages, made under `root` at its first use."""
+    python = root / name / "bin" / "python"
+    done = root / name / "installed"
     if not done.exists():
-        venv.create(root / peer, with_pip=True, clear=True)
+        venv.create(root / name, with_pip=True, clear=True)
         subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
         done.touch()
     return python
