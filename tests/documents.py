@@ -182,7 +182,7 @@ def _gateway(path: str, options: dict[str, str]) -> None:
     """A route of the gateway, and a body that it takes."""
     assert options["-H"] == "content-type: application/json"
     scope = {"type": "http", "method": "POST", "path": path, "root_path": ""}
-    gateway = Gateway(Settings(), Any, Any, Any)  # type: ignore[arg-type]  # nothing is asked
+    gateway = Gateway(Settings(), Any, Any, Any, Any)  # type: ignore[arg-type]  # nothing is asked
     (route,) = [route for route in routes(gateway) if route.matches(scope)[0] is Match.FULL]
     checked(route.app.schema, json.loads(options["-d"]))  # type: ignore[attr-defined]
 

@@ -56,7 +56,11 @@ GENERATORS: dict[str, tuple[str, dict[str, Any]]] = {
     ),  # 6 blocks
     "writes_one": (
         "qwen3",
-        {"slots": 1, "max_length": 256, "serving": {"queue": {"max_size": 2}, "prefill_tokens": 16}},
+        {
+            "slots": 1,
+            "max_length": 256,
+            "serving": {"queue": {"max_size": 2}, "prefill_tokens": 16, "batch_dimension": True},
+        },
     ),
 }
 

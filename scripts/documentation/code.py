@@ -52,6 +52,7 @@ MEANINGS = {  # of each request option of a generating model
     "target_language": "language of the answer, for multilingual models",
     "logprobs": "report this many log-probabilities for each token",
     "ignore_eos": "go on after the end token",
+    "return_perf_metrics": "also answer `cached_tokens` and `queue_seconds`",
     "skip_special_tokens": "leave special tokens out of the text",
     "tools": "what the model may call, as a JSON list, for a chat template that knows tools",
     "echo": "repeat the prompt in the answer",

@@ -124,16 +124,17 @@ class FakeTriton:
         elif "tools" in values:  # of its own accord
             texts = [SPOKEN[7 * step : 7 * step + 7] for step in range(length)]
         whole = not values.get("stream", [False])[0]
+        wanted = {name for name in ("logprobs", "return_perf_metrics") if name in values}
         self.running += 1
         try:
             for step in range(length):
                 await asyncio.sleep(self.step_s)
                 last = step == length - 1
                 for index in range(0 if whole else n):
-                    yield _piece([texts[step]], [index], n, length if last else 0, len(prompt), "logprobs" in values)
+                    yield _piece([texts[step]], [index], n, length if last else 0, len(prompt), wanted)
             if whole:
                 text = "".join(texts)
-                whole_answer = _piece([text] * n, list(range(n)), n, length, len(prompt), "logprobs" in values)
+                whole_answer = _piece([text] * n, list(range(n)), n, length, len(prompt), wanted)
                 if "prompt_logprobs" in values:
                     first = '[{"token": 1, "text": "p", "logprob": null, "top": []}]'
                     whole_answer |= _outputs(prompt_logprobs_output=np.array([first], np.object_))
@@ -158,7 +159,9 @@ class FakeTriton:
         return values
 
 
-def _piece(texts: list[str], indices: list[int], n: int, ended: int, prompt: int, logprobs: bool) -> dict[str, Output]:
+def _piece(
+    texts: list[str], indices: list[int], n: int, ended: int, prompt: int, wanted: set[str]
+) -> dict[str, Output]:
     outputs: dict[str, Any] = {"text_output": np.array(texts, np.object_)}
     if n > 1:
         outputs["index"] = np.array(indices, np.int32)
@@ -166,9 +169,10 @@ def _piece(texts: list[str], indices: list[int], n: int, ended: int, prompt: int
         outputs["finish_reason"] = np.array(["length"] * len(texts), np.object_)
         outputs["prompt_tokens"] = np.array([prompt], np.int32)
         outputs["completion_tokens"] = np.array([ended] * len(texts), np.int32)
-        outputs["cached_tokens"] = np.array([prompt // 2], np.int32)
-        outputs["queue_seconds"] = np.array([0.003], np.float32)
-    if logprobs:
+        if "return_perf_metrics" in wanted:
+            outputs["cached_tokens"] = np.array([prompt // 2], np.int32)
+            outputs["queue_seconds"] = np.array([0.003], np.float32)
+    if "logprobs" in wanted:
         top = '{"token": 7, "text": "x", "logprob": null}'
         said = f'[{{"token": 3, "text": "a", "logprob": -0.5, "top": [{top}]}}]'
         outputs["logprobs_output"] = np.array([said] * len(texts), np.object_)

@@ -89,7 +89,8 @@ def test_a_request_of_vllms_clients() -> None:
     )
     assert read(text_input="a", exclude_input_in_output=False).echo
     assert read(text_input="a", max_tokens=2, sampling_parameters='{"max_tokens": 9}').max_tokens == 2
-    assert read(text_input="a", return_num_input_tokens=True, return_num_output_tokens=False).count_tokens
+    counted = read(text_input="a", return_num_input_tokens=True, return_num_output_tokens=False)
+    assert counted == Options(prompt="a", count_tokens=True, temperature=0.0)
 
 
 @pytest.mark.parametrize("written", [dict, json.dumps])

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from builder.export.decoder import export_decoder
 from builder.runtime.contract import Session, dump
+from builder.runtime.fields import InputError
 from builder.runtime.generation import service as service_module
 from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.options import COMMON, PROMPT
 from builder.runtime.generation.scheduler import SCORED_TOKENS, Limits
 from builder.runtime.generation.service import Service
 from builder.verify.generation import geometry_of
@@ -95,9 +97,11 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
     letters = {chr(ord("A") + number): number for number in range(50)}
     tokenizer = Tokenizer(models.WordLevel(letters, unk_token="A"))
     tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
     tokenizer.save(str(tmp_path / "tokenizer.json"))
-    fields = ("text_input", "max_tokens", "n", "stream", "prompt_logprobs", "temperature")
-    (tmp_path / "serving.json").write_text(dump(decoder_serving(fields=fields, defaults={"temperature": 0.0})))
+    fields = [field.name for field in (*COMMON, *PROMPT)]
+    serving = decoder_serving(fields=fields, defaults={"temperature": 0.0}, prefix_cache=True)
+    (tmp_path / "serving.json").write_text(dump(serving))
     monkeypatch.setattr(service_module, "make_executor", lambda *given: SumExecutor(4, 64))
     return Service(tmp_path)
 
@@ -116,3 +120,37 @@ def test_the_answer_says_them_once(small: Service, stream: bool, n: int) -> None
     assert first == {"token": 1, "text": "B", "logprob": None, "top": []}
     assert [entry["text"] for entry in others] == ["C", "D"]
     assert all(entry["logprob"] < 0 and len(entry["top"]) == 1 for entry in others)
+
+
+def answers_of(small: Service, **parameters: Any) -> list[dict[str, np.ndarray]]:
+    answers: list[dict[str, np.ndarray]] = []
+    given = {"max_tokens": 3, **parameters}
+    small.submit({}, given, lambda answer, last: answers.append(answer))  # type: ignore[arg-type]
+    small.engine.run_until_idle()
+    return answers
+
+
+def test_a_prompt_of_tokens_is_the_prompt_of_its_text(small: Service) -> None:
+    (text,), (ids,) = answers_of(small, text_input="BCD", echo=True), answers_of(small, input_ids=[1, 2, 3], echo=True)
+    assert ids["text_output"].tolist() == text["text_output"].tolist()
+    assert ids["prompt_tokens"].tolist() == [3]
+    for wrong in ([50], [-1], [3, 1 << 20]):
+        with pytest.raises(InputError, match="is not a token id; this model has 0 to 49"):
+            answers_of(small, input_ids=wrong)
+    with pytest.raises(InputError, match="the prompt has 64 tokens"):
+        answers_of(small, input_ids=[1] * 64)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_what_was_cached_and_how_long_it_waited_is_said_where_it_is_asked_for(small: Service, stream: bool) -> None:
+    plain = answers_of(small, text_input="BCDEF", stream=stream)[-1]
+    assert not {"cached_tokens", "queue_seconds", "num_input_tokens"} & set(plain), "the same request, the same answer"
+    asked = answers_of(
+        small, text_input="BCDEF", stream=stream, return_perf_metrics=True, return_num_output_tokens=True
+    )
+    assert all("cached_tokens" not in answer for answer in asked[:-1])
+    last = asked[-1]
+    assert last["cached_tokens"].tolist() == [4], "all but the token whose logits are wanted"
+    assert 0 <= last["queue_seconds"][0] < 10
+    assert (last["num_input_tokens"].tolist(), last["num_output_tokens"].tolist()) == ([5], [3])
+    assert last["num_input_tokens"].dtype == np.uint32

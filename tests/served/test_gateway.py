@@ -120,6 +120,25 @@ def test_log_probabilities_of_an_echoed_prompt(api: openai.OpenAI) -> None:
     assert all(value < 0 for value in said.token_logprobs[1:])
 
 
+def test_prompts_of_token_ids_and_what_was_cached(api: openai.OpenAI) -> None:
+    options = {"model": "writes", "max_tokens": 4, "temperature": 0, "extra_body": PAST_ENDS}
+    prompt = list(range(20, 44))
+    first = api.completions.create(**options, prompt=[prompt, [30]])  # type: ignore[call-overload]
+    assert [len(first.choices), first.usage.prompt_tokens] == [2, 25]
+    again = api.completions.create(**options, prompt=prompt)  # type: ignore[call-overload]
+    assert again.choices[0].text == first.choices[0].text
+    assert again.usage.prompt_tokens_details.cached_tokens == 23
+
+
+def test_a_model_whose_tensors_have_a_batch_dimension(api: openai.OpenAI, client: Connect) -> None:
+    expected = client("writes_one").ask({"text_input": "The", "max_tokens": 6, "temperature": 0.0, **PAST_ENDS})
+    options = {"model": "writes_one", "prompt": "The", "max_tokens": 6, "temperature": 0, "extra_body": PAST_ENDS}
+    whole = api.completions.create(**options, stop="never said", logprobs=1)  # type: ignore[call-overload]
+    assert whole.choices[0].text == expected["text_output"][0]
+    chunks = api.completions.create(**options, stream=True)  # type: ignore[call-overload]
+    assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+
+
 def test_many_asynchronous_streams_get_what_each_gets_alone(url: str) -> None:
     async def run() -> tuple[list[str], list[str]]:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as api:

@@ -39,6 +39,7 @@ MEANING: Mapping[str, str] = {  # OpenAI's field -> the model's input
 ABOUT_THE_CLIENT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 HARMLESS: Mapping[str, Any] = {"best_of": 1, "modalities": ["text"], "suffix": ""}
 ROUTED = {"model", "messages", "prompt", "stream", "stream_options", "logprobs", "top_logprobs", "echo", *GUIDING}
+PERF = "return_perf_metrics"  # what usage and metrics have besides counts of tokens
 OF_THE_ROUTE = {  # inputs that no field sets under its own name
     "text_input",
     "input_ids",
@@ -51,6 +52,7 @@ OF_THE_ROUTE = {  # inputs that no field sets under its own name
     "guide",
     "tools",
     "timeout_ms",
+    PERF,
 }
 MOST_PROMPTS = 128  # of one request
 IMPOSSIBLE = -9999.0  # OpenAI's log-probability of what could not come
@@ -222,6 +224,8 @@ def refuse_other_models(model: Model) -> None:
 
 def _request(call: Call, model: Model, inputs: Mapping[str, Any]) -> Any:
     request = service_pb2.ModelInferRequest(model_name=model.name, id=call.facts.id)
+    if PERF in model.inputs:
+        inputs = {**inputs, PERF: True}
     for name, given in inputs.items():
         values = given if isinstance(given, list) else [given]
         try:

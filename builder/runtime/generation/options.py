@@ -61,6 +61,7 @@ class Options:
     skip_special_tokens: bool = True
     echo: bool = False
     count_tokens: bool = False  # also by the names of other backends
+    return_perf_metrics: bool = False
     stream: bool = False
     priority: int = 0
     timeout_ms: int = 0
@@ -93,6 +94,7 @@ COMMON = (
     Field("ignore_eos", FLAG, optional=True),
     Field("skip_special_tokens", FLAG, optional=True),
     Field("guide", TEXT, optional=True),
+    Field("return_perf_metrics", FLAG, optional=True),
     Field("stream", FLAG, optional=True),
     Field("priority", WHOLE, optional=True),
     Field("timeout_ms", WHOLE, optional=True),

@@ -211,7 +211,7 @@ class StreamedAnswer:
         self.prompt, self.scores = prompt, scores
         self.logprobs = options.logprobs >= 0
         self.prompt_tokens = prompt.length
-        self.count = options.count_tokens
+        self.options = options
         self.left = options.n
         self.echo = dict.fromkeys(range(options.n), prompt.text) if options.echo else {}
 
@@ -220,8 +220,8 @@ class StreamedAnswer:
         text = self.echo.pop(piece.index, "") + piece.text
         logprobs = [_logprobs(piece.tokens, self.service)] if self.logprobs else None
         tensors = _tensors([piece], [text], self.prompt_tokens, logprobs)
-        if self.count:
-            tensors |= _counts(tensors)
+        if piece.finish_reason:
+            tensors |= _asked([piece], tensors, self.options)
         if self.scores is not None:
             tensors["prompt_logprobs_output"] = _prompt_logprobs(self.prompt, self.scores, self.service)
             self.scores = None
@@ -251,8 +251,7 @@ class WholeAnswer:
             wanted = self.options.logprobs >= 0
             logprobs = [_logprobs(tokens, self.service) for tokens in self.tokens] if wanted else None
             tensors = _tensors(pieces, self.texts, self.prompt_tokens, logprobs)
-            if self.options.count_tokens:
-                tensors |= _counts(tensors)
+            tensors |= _asked(pieces, tensors, self.options)
             if self.scores is not None:
                 tensors["prompt_logprobs_output"] = _prompt_logprobs(self.prompt, self.scores, self.service)
             self.respond(tensors, True)
@@ -269,8 +268,6 @@ def _tensors(
         tensors["finish_reason"] = np.array([piece.finish_reason.encode() for piece in pieces], np.object_)
         tensors["prompt_tokens"] = np.array([prompt_tokens], np.int32)
         tensors["completion_tokens"] = np.array([piece.completion_tokens for piece in pieces], np.int32)
-        tensors["cached_tokens"] = np.array([pieces[0].cached_tokens], np.int32)
-        tensors["queue_seconds"] = np.array([pieces[0].queue_seconds], np.float32)
         if all(piece.score is not None for piece in pieces):
             tensors["scores"] = np.array([piece.score for piece in pieces], np.float32)
     if logprobs is not None:
@@ -278,10 +275,16 @@ def _tensors(
     return tensors
 
 
-def _counts(tensors: "Mapping[str, np.ndarray]") -> "dict[str, np.ndarray]":
-    """Counts of tokens by the names of vLLM's backend, in answers that have them."""
-    names = {"prompt_tokens": "num_input_tokens", "completion_tokens": "num_output_tokens"}
-    return {name: tensors[own].astype(np.uint32) for own, name in names.items() if own in tensors}
+def _asked(pieces: "list[Piece]", tensors: "Mapping[str, np.ndarray]", options: Options) -> "dict[str, np.ndarray]":
+    """What an answer that has ended says where it is asked to: an answer to the same request is the same otherwise."""
+    found = {}
+    if options.count_tokens:
+        found["num_input_tokens"] = tensors["prompt_tokens"].astype(np.uint32)
+        found["num_output_tokens"] = tensors["completion_tokens"].astype(np.uint32)
+    if options.return_perf_metrics:
+        found["cached_tokens"] = np.array([pieces[0].cached_tokens], np.int32)
+        found["queue_seconds"] = np.array([pieces[0].queue_seconds], np.float32)
+    return found
 
 
 def _prompt_logprobs(prompt: Prompt, scores: "list[Choice]", service: Service) -> np.ndarray:

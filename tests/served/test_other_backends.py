@@ -1,0 +1,116 @@
+"""Tensors as the clients of Triton's vLLM and TensorRT-LLM backends send them, to a real Triton."""
+
+from __future__ import annotations
+
+import json
+import queue
+import urllib.request
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+from tritonclient.utils import np_to_triton_dtype
+
+from builder.serve.client import Client
+from builder.serve.triton import Server
+
+Connect = Callable[[str], Client]
+
+
+def streamed(server: Server, model: str, tensors: dict[str, np.ndarray]) -> list[Any]:
+    """The responses to one request over a gRPC stream, the empty last one left out."""
+    arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    inputs = [
+        grpc.InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype)).set_data_from_numpy(array)
+        for name, array in tensors.items()
+    ]
+    responses = []
+    with grpc.InferenceServerClient(server.url) as client:
+        client.start_stream(lambda result, error: arrived.put((result, error)))
+        client.async_stream_infer(model, inputs, enable_empty_final_response=True)
+        while True:
+            result, error = arrived.get(timeout=30)
+            assert error is None, error
+            if result.get_response().outputs:
+                responses.append(result)
+            if result.get_response().parameters["triton_final_response"].bool_param:
+                return responses
+
+
+def texts(*given: str) -> np.ndarray:
+    return np.array([text.encode() for text in given], np.object_)
+
+
+def vllm(text: str, stream: bool, **sampling: Any) -> dict[str, np.ndarray]:
+    """What NVIDIA's OpenAI front sends with --backend vllm."""
+    return {
+        "text_input": texts(text),
+        "stream": np.array([stream]),
+        "exclude_input_in_output": np.array([True]),
+        "sampling_parameters": texts(json.dumps(sampling)),
+        "return_num_input_tokens": np.array([True]),
+        "return_num_output_tokens": np.array([True]),
+    }
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_of_the_vllm_backend(server: Server, client: Connect, stream: bool) -> None:
+    expected = client("writes").ask({"text_input": "The film", "max_tokens": 9, "temperature": 0.0, "ignore_eos": True})
+    sampling = {"max_tokens": 9, "temperature": 0, "ignore_eos": True, "n": 1, "best_of": 1, "top_p": 1, "seed": 3}
+    responses = streamed(server, "writes", vllm("The film", stream, **sampling))
+    said = b"".join(response.as_numpy("text_output")[0] for response in responses)
+    assert said.decode() == expected["text_output"][0]
+    last = responses[-1]
+    assert last.as_numpy("num_input_tokens").tolist() == [expected["prompt_tokens"]]
+    assert last.as_numpy("num_output_tokens").tolist() == [9]
+    assert last.as_numpy("num_output_tokens").dtype == np.uint32
+    assert (len(responses) > 3) == stream
+
+
+def test_a_guide_of_the_vllm_backend(server: Server) -> None:
+    shape = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    guide = json.dumps({"json": {**shape, "additionalProperties": False}})
+    (response,) = streamed(server, "writes", vllm("The film", False, max_tokens=40, guided_decoding=guide))
+    assert isinstance(json.loads(response.as_numpy("text_output")[0])["a"], bool)
+
+
+def test_a_client_of_tensorrt_llm(server: Server, client: Connect) -> None:
+    """Shapes of [1, 1], which the model was built for, and all that NVIDIA's example client sends."""
+    greedy = {"text_input": "The film", "max_tokens": 9, "temperature": 0.0, "ignore_eos": True}
+    expected = client("writes_one").ask(greedy)
+    tensors = {
+        "text_input": texts("The film")[None],
+        "max_tokens": np.array([[9]], np.int32),
+        "bad_words": texts("")[None],
+        "stop_words": texts("never said")[None],
+        "end_id": np.array([[-1]], np.int32),
+        "pad_id": np.array([[0]], np.int32),
+        "top_k": np.array([[1]], np.int32),
+        "top_p": np.array([[1.0]], np.float32),
+        "temperature": np.array([[1.0]], np.float32),
+        "length_penalty": np.array([[1.0]], np.float32),
+        "repetition_penalty": np.array([[1.0]], np.float32),
+        "min_length": np.array([[9]], np.int32),
+        "presence_penalty": np.array([[0.0]], np.float32),
+        "frequency_penalty": np.array([[0.0]], np.float32),
+        "seed": np.array([[2**64 - 1]], np.uint64),
+        "return_log_probs": np.array([[False]]),
+        "beam_width": np.array([[1]], np.int32),
+        "stream": np.array([[True]]),
+    }
+    responses = streamed(server, "writes_one", tensors)
+    assert all(response.as_numpy("text_output").shape == (1, 1) for response in responses)
+    said = b"".join(response.as_numpy("text_output")[0, 0] for response in responses)
+    assert len(responses[-1].as_numpy("finish_reason")) == 1
+    assert responses[-1].as_numpy("completion_tokens").tolist() == [[9]]
+    assert said.decode() == expected["text_output"][0], "the most probable of one is the most probable of all"
+
+
+def test_the_generate_request_of_tensorrt_llms_documentation(server: Server) -> None:
+    body = {"text_input": "The film", "max_tokens": 5, "bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2}
+    for model in ("writes", "writes_one"):
+        url = f"http://{server.host}:{server.ports.http}/v2/models/{model}/generate"
+        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=30) as answer:
+            assert json.load(answer)["text_output"]
