@@ -13,8 +13,17 @@ def available_cores() -> int:
 
 def available_memory() -> int:
     """Bytes that this machine can still give, by /proc/meminfo; a very large number where there is none."""
+    return _memory("MemAvailable")
+
+
+def total_memory() -> int:
+    """Bytes of this machine's memory, by /proc/meminfo; a very large number where there is none."""
+    return _memory("MemTotal")
+
+
+def _memory(field: str) -> int:
     info = Path("/proc/meminfo")
     if not info.is_file():
         return 1 << 62
     fields = dict(line.split(":", 1) for line in info.read_text().splitlines())
-    return int(fields["MemAvailable"].split()[0]) * 1024
+    return int(fields[field].split()[0]) * 1024

@@ -15,12 +15,14 @@ from builder.cli import main
 from builder.engines import openvino
 from builder.engines.cpu import cpu
 from builder.errors import RepositoryError
+from builder.lint import lint
+from builder.lint.rules import provenance
 from builder.pipeline import build
 from builder.report import charts
 from builder.report.page import page
 from builder.report.record import read_report
 from builder.spec import make_spec
-from builder.triton.check import check, verdicts, warnings
+from builder.triton.check import check, verdicts
 from builder.variants.candidates import requested_variants
 from tests.trained import token_classification
 
@@ -58,7 +60,7 @@ def test_a_searched_build_explains_itself(tmp_path: Path, monkeypatch: pytest.Mo
     assert report.choice.split(":")[0] in html
     variant = next(v for v in requested_variants(spec, cpu()["flags"]) if v.name == report.chosen.split(",")[0])
     assert report.tuned_for == tuple(flag for flag in variant.fast_with if flag in cpu()["flags"])
-    assert warnings(output) == [], "chosen on this processor"
+    assert _found(output, "TR803") == [], "chosen on this processor"
 
 
 @pytest.mark.parametrize(
@@ -75,8 +77,9 @@ def test_a_choice_for_another_processor_is_warned_of(
     built = {"name": "tags", "tuned_for": tuned_for, "cpu": {"model": "the one with VNNI", "flags": tuned_for}}
     (tmp_path / "tags").mkdir()
     (tmp_path / "tags" / "build.json").write_text(json.dumps(built))
-    monkeypatch.setattr("builder.triton.check.cpu", lambda: {"model": "another", "flags": flags})
-    found = warnings(tmp_path)
+    (tmp_path / "tags" / "config.pbtxt").write_text('backend: "python"')
+    monkeypatch.setattr(provenance, "cpu", lambda: {"model": "another", "flags": flags})
+    found = _found(tmp_path, "TR803")
     assert len(found) == warned
     assert all("tags: chosen on the one with VNNI for its avx512_vnni or avx_vnni" in text for text in found)
 
@@ -86,10 +89,16 @@ def test_a_release_that_one_request_ends_is_warned_of(release: str, warned: bool
     for name in ("tags", "tags_model"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "build.json").write_text(json.dumps({"name": "tags", "triton": release}))
-    assert [text.split(";")[0] for text in warnings(tmp_path)] == [
-        f"tags: one HTTP request with too large a shape ends Triton {release}"
-    ] * warned
-    assert len(warnings(tmp_path, "24.10")) == 1
+        (tmp_path / name / "config.pbtxt").write_text('backend: "python"')
+    found = "".join(_found(tmp_path, "TR804"))
+    assert ("one HTTP request with too large a shape ends the server" in found) == warned
+    assert ("CVE-2025-23310" in found) == (release < "25.07")
+    assert _found(tmp_path, "TR804", "24.10")[0].startswith("tags: Triton 24.10 lacks fixes: ")
+    assert len(_found(tmp_path, "TR804", "24.10")) == 1
+
+
+def _found(repository: Path, code: str, triton: str | None = None) -> list[str]:
+    return [str(finding) for finding in lint(repository, triton) if finding.code == code]
 
 
 def _stands_alone(html: str) -> None:

@@ -3,27 +3,46 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.markup import escape
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, VERIFY_KEY_HELP, screen
 from builder.errors import SpecError
-from builder.triton.check import check, pending, verdicts, warnings
+from builder.lint import lint
+from builder.lint.findings import Finding, Severity
+from builder.lint.fixing import fix
+from builder.lint.formats import FORMATS
+from builder.triton.check import verdicts
 from builder.triton.publish import recover
 from builder.triton.releases import RELEASES
-from builder.triton.signatures import unsigned
+
+TEXT = "text"
+MARKS = {Severity.ERROR: "[red]✗[/]", Severity.WARNING: "[yellow]![/]"}
 
 
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
-        prog="build-repo check", description="Check a repository without starting a server."
+        prog="build-repo check",
+        description="Check a repository, whoever wrote it, without starting a server: what Triton would not load, and "
+        "what it would load and do otherwise than was meant. The exit status is 1 where an error was found, 0 where "
+        "there are warnings at most.",
     )
     arguments.add_argument("repository", nargs="?", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
     arguments.add_argument(
         "--triton",
         metavar="RELEASE",
         help="Triton release to check against (default: the one that each model was built for)",
+    )
+    arguments.add_argument(
+        "--fix", action="store_true", help="first mend in config.pbtxt what can be mended without a decision"
+    )
+    arguments.add_argument(
+        "--format",
+        choices=(TEXT, *FORMATS),
+        default=TEXT,
+        help="of the findings (default text); others on standard output",
     )
     arguments.add_argument("--verify-key", type=Path, metavar="FILE", help=f"verify signatures: {VERIFY_KEY_HELP}")
     return arguments
@@ -34,15 +53,24 @@ def run(options: argparse.Namespace) -> int:
         raise SpecError(f"Triton {options.triton} is not known; known are {', '.join(RELEASES)}")
     for name in recover(options.repository):
         screen.print(f"{name}: an interrupted build was undone", highlight=False)
-    problems = [*check(options.repository, options.triton), *pending(options.repository).values()]
-    if options.verify_key is not None:
-        problems += unsigned(options.repository, options.verify_key)
-    for problem in problems:
-        screen.print(f"[red]✗[/] {escape(problem)}", highlight=False, soft_wrap=True)
-    for warning in warnings(options.repository, options.triton):
-        screen.print(f"[yellow]![/] {escape(warning)}", highlight=False, soft_wrap=True)
-    for name, verdict in verdicts(options.repository).items():
+    findings = lint(options.repository, options.triton, options.verify_key)
+    if options.fix:
+        for said in fix(options.repository, findings):
+            screen.print(f"[green]✎[/] {escape(said)}", highlight=False, soft_wrap=True)
+        findings = lint(options.repository, options.triton, options.verify_key)
+    if options.format == TEXT:
+        _show(options.repository, findings)
+    else:
+        print(FORMATS[options.format](options.repository, findings))
+    return int(any(finding.severity is Severity.ERROR for finding in findings))
+
+
+def _show(repository: Path, findings: Sequence[Finding]) -> None:
+    for finding in sorted(findings, key=lambda found: found.severity):
+        place = finding.file if finding.line is None else f"{finding.file}:{finding.line}"
+        text = f"{MARKS[finding.severity]} {escape(str(finding))} [dim]({finding.code}, {escape(place)})[/]"
+        screen.print(text, highlight=False, soft_wrap=True)
+    for name, verdict in verdicts(repository).items():
         screen.print(f"  {name}: {escape(verdict)}", highlight=False, soft_wrap=True)
-    if not problems:
-        screen.print(f"[green]✓[/] {options.repository}: no problem found", highlight=False)
-    return int(bool(problems))
+    if not any(finding.severity is Severity.ERROR for finding in findings):
+        screen.print(f"[green]✓[/] {repository}: no problem found", highlight=False)

@@ -70,7 +70,7 @@ def read_graph(path: Path) -> Graph:
         output_dims=tuple(
             tuple(d.dim_value or -1 for d in value.type.tensor_type.shape.dim)[1:] for value in model.graph.output
         ),
-        opset=next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")),
+        opset=next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0),
         ir_version=model.ir_version,
         operators=Counter(node.op_type for node in model.graph.node),
         size=sum(file.stat().st_size for file in path.parent.glob(f"{path.stem}.*")),
@@ -106,7 +106,7 @@ def _needs(node: onnx.NodeProto) -> Iterator[str]:
 def _takes_pieces(graph: onnx.GraphProto) -> bool:
     """Whether a call may bring several tokens of a row, and so more of them after others."""
     shapes = {value.name: value.type.tensor_type.shape.dim for value in graph.input}
-    return "input_ids" in shapes and shapes["input_ids"][1].dim_value != 1
+    return len(shapes.get("input_ids", ())) > 1 and shapes["input_ids"][1].dim_value != 1
 
 
 def check_release(graph: Graph, triton: str, in_process: bool = False) -> None:

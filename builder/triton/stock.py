@@ -68,6 +68,12 @@ def refusals(config: Config, release: str | None) -> Iterator[str]:
         yield "Triton's openvino backend has instances of KIND_CPU only"  # openvino.cc, ModelInstanceState
     for accelerator in accelerators(config):
         yield from _refused_accelerator(accelerator, release)
+    for entry in config.get("input", ()) if config["backend"] == "onnxruntime" else ():
+        if entry.get("optional") and (max_batch_size(config) or entry.get("allow_ragged_batch")):
+            yield (  # onnxruntime.cc, ValidateInputs
+                f"the input {entry.get('name')} is optional; Triton's onnxruntime backend has such inputs in models of "
+                "max_batch_size 0 only, and none that are ragged"
+            )
 
 
 def without_effect(config: Config, release: str | None) -> list[str]:
@@ -82,9 +88,9 @@ def mismatches(config: Config, graph: Signature) -> Iterator[str]:
     ValidateInputs, ValidateOutputs and CompareDimsSupported of onnxruntime_backend, src/onnxruntime.cc and
     onnxruntime_utils.cc, and of openvino_backend, src/openvino.cc and openvino_utils.cc.
     """
-    declared = [entry["name"] for entry in config.get("input", ())]
-    if len(declared) != len(graph.inputs):
-        yield f"config.pbtxt declares {len(declared)} inputs, the graph has {_names(graph.inputs)}"
+    declared = _expected_inputs(config)
+    if declared != len(graph.inputs):
+        yield f"config.pbtxt declares {declared} inputs, the graph has {_names(graph.inputs)}"
     for kind, tensors in (("input", graph.inputs), ("output", graph.outputs)):
         for entry in config.get(kind, ()):
             tensor = tensors.get(entry["name"])
@@ -94,6 +100,10 @@ def mismatches(config: Config, graph: Signature) -> Iterator[str]:
             # OpenVINO converts types itself
             if config["backend"] == "onnxruntime" and entry["data_type"] != tensor.data_type:
                 yield f"config.pbtxt declares {entry['name']} as {entry['data_type']}, the graph has {tensor.data_type}"
+            if entry.get("allow_ragged_batch") and config["backend"] == "onnxruntime":
+                if tensor.shape != (-1,):
+                    yield f"config.pbtxt declares {entry['name']} as ragged, the graph has {list(tensor.shape)}"
+                continue
             dims = _dims(config, entry)
             if not _same(dims, tensor.shape, exact=kind == "output" and config["backend"] == "onnxruntime"):
                 yield f"config.pbtxt declares {entry['name']} as {list(dims)}, the graph has {list(tensor.shape)}"
@@ -149,7 +159,7 @@ def _read(config: Config, release: str | None) -> list[Parameter]:
 
 def parameters(config: Config) -> dict[str, str]:
     """The `parameters` of config.pbtxt."""
-    return {name: str(entry["string_value"]) for name, entry in config.get("parameters", {}).items()}
+    return {name: str(entry.get("string_value", "")) for name, entry in config.get("parameters", {}).items()}
 
 
 def accelerators(config: Config) -> Sequence[Mapping[str, Any]]:
@@ -163,7 +173,7 @@ def _kinds(config: Config) -> set[str]:
 
 
 def _refused_accelerator(accelerator: Mapping[str, Any], release: str | None) -> Iterator[str]:
-    name = accelerator["name"]
+    name = accelerator.get("name", "")
     rule = ACCELERATORS.get(name)
     if rule is None or version_tuple(rule.get("since", OLDEST)) > version_tuple(release or NEWEST):
         yield f"the execution accelerator {name} is unknown to Triton's onnxruntime backend of {release}"
@@ -171,6 +181,14 @@ def _refused_accelerator(accelerator: Mapping[str, Any], release: str | None) ->
     for parameter in accelerator.get("parameters", {}):
         if parameter not in rule.get("parameters", (parameter,)):
             yield f"the execution accelerator {name} has no parameter {parameter} in Triton's onnxruntime backend"
+
+
+def _expected_inputs(config: Config) -> int:
+    """How many inputs a graph has to have: those of the batcher and of sequences too, and optional ones not."""
+    sequence = config.get("sequence_batching", {})
+    controls = [control for tensor in sequence.get("control_input", ()) for control in tensor.get("control", ())]
+    required = [entry for entry in config.get("input", ()) if not entry.get("optional")]
+    return sum(map(len, (required, config.get("batch_input", ()), controls, sequence.get("state", ()))))
 
 
 def _dims(config: Config, entry: Mapping[str, Any]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from scripts.documentation import code, figures, outcomes, reference
+from scripts.documentation import code, figures, outcomes, reference, rules
 
 ROOT = Path(__file__).parent.parent.parent
 POSTS = ("accelerated", "onnxruntime", "bert", "serving", "quantisation", "training", "arithmetic", "level", "seq2seq")
@@ -30,6 +30,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "release-matrix": outcomes.release_matrix,
     "configuration": reference.configuration,
     "commands": reference.commands,
+    "rules": rules.rules,
     "bench-encoders": figures.encoders,
     "bench-generation": figures.generation,
     "bench-seq2seq": figures.seq2seq,

@@ -27,9 +27,9 @@ from builder.cli import main
 from builder.engines.gpu import GPU
 from builder.engines.onnxruntime import open_session
 from builder.errors import SpecError
+from builder.lint.rules import plans
 from builder.runtime.recipe import compile as program
 from builder.spec import make_spec
-from builder.triton import check as check_module
 from builder.triton.check import check, pending
 from tests.checkpoints import make_checkpoint
 
@@ -235,7 +235,7 @@ def test_a_plan_of_another_gpu_or_tensorrt_is_refused(
 ) -> None:
     _on(FakeMachine(fingerprint), monkeypatch)
     program.compile_plan(_recipe(repository))
-    monkeypatch.setattr(check_module, "gpus", lambda: (GPU(gpu, "9.0", 1),))
+    monkeypatch.setattr(plans, "gpus", lambda: (GPU(gpu, "9.0", 1),))
     (problem,) = check(repository, triton)
     assert said in problem
     assert "build-repo compile" in problem

@@ -112,10 +112,33 @@ def wrong_cpus(graph: Graph) -> tuple[str, ...]:
 def signature(path: Path) -> Signature:
     """The inputs and outputs of an ONNX file."""
     graph = onnx.load(str(path), load_external_data=False).graph
-    return Signature(*({value.name: _tensor(value) for value in side} for side in (graph.input, graph.output)))
+    weights = {tensor.name for tensor in graph.initializer}  # which old files declare as inputs too
+    inputs = [value for value in graph.input if value.name not in weights]
+    return Signature(*({value.name: _tensor(value) for value in side} for side in (inputs, graph.output)))
 
 
 def _tensor(value: onnx.ValueInfoProto) -> Tensor:
     described = value.type.tensor_type
     name = onnx.TensorProto.DataType.Name(described.elem_type)
     return Tensor(TYPES.get(name, f"TYPE_{name}"), tuple(size.dim_value or -1 for size in described.shape.dim))
+
+
+def external_files(path: Path) -> dict[str, int]:
+    """The files beside an ONNX file that hold its weights, and how many bytes of each it reads at least.
+
+    Fields: ONNX, docs/ExternalData.md.
+    """
+    found: dict[str, int] = {}
+    for tensor in onnx.load(str(path), load_external_data=False).graph.initializer:
+        entries = {entry.key: entry.value for entry in tensor.external_data}
+        if tensor.data_location == onnx.TensorProto.EXTERNAL and "location" in entries:
+            end = sum(int(entries.get(key, "0") or 0) for key in ("offset", "length"))
+            found[entries["location"]] = max(found.get(entries["location"], 0), end)
+    return found
+
+
+def open_clips(path: Path) -> bool:
+    """Whether the graph in `path` has a Clip without an upper bound, and weights or tensors in fp16."""
+    graph = onnx.load(str(path), load_external_data=False).graph
+    half = any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in graph.initializer)
+    return half and any(node.op_type == "Clip" and len([*filter(None, node.input)]) < 3 for node in graph.node)

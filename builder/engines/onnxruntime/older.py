@@ -41,3 +41,10 @@ def for_runtime(graph: Graph, version: str, folder: Path) -> Graph:
     path = place / graph.path.name
     path.write_bytes(model.SerializeToString(deterministic=True))
     return replace(graph, path=path, size=read_graph(path).size)
+
+
+def unmarked_windows(path: Path) -> bool:
+    """Whether the graph in `path` has windows and does not say which ONNX Runtime they were written for."""
+    model = onnx.load(str(path), load_external_data=False)
+    said = {entry.key for entry in model.metadata_props} & {"onnxruntime_below", "onnxruntime_from"}
+    return not said and any(a.name == WINDOW and a.i > 0 for node in model.graph.node for a in node.attribute)

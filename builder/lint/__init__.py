@@ -1,0 +1,24 @@
+"""The linter: would a stock Triton load this repository, and would it do what was meant?
+
+A rule is a function in rules/, which yields what it finds; it knows files and starts nothing. `builder/triton/check.py`
+asks for the errors alone, before anything is published.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from builder.lint.findings import Finding
+from builder.lint.repository import Repository
+from builder.lint.rule import all_rules
+
+
+def lint(repository: Path, triton: str | None = None, verify_key: Path | None = None) -> list[Finding]:
+    """What was found, model by model, in the order of the rules' codes.
+
+    `triton`: the release to check against, instead of the one that each model was built for. `verify_key`: what every
+    model must have been signed with, as builder/triton/signatures.py takes it. Raises SpecError where it is no key.
+    """
+    looked_at = Repository(repository, triton, verify_key)
+    found = [finding for rule in all_rules() for finding in rule.findings(looked_at)]
+    return sorted(dict.fromkeys(found), key=lambda finding: finding.model)

@@ -1,0 +1,79 @@
+"""What the source of a Python model says of itself and of the models that it calls. Knows syntax; runs nothing.
+
+Only what is written down as it is can be read: a model's name that is computed is not one of the calls found here.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+CLASS = "TritonPythonModel"
+
+
+@dataclass(frozen=True)
+class Call:
+    """An InferenceRequest. `outputs`: the names that are written in it."""
+
+    model: str
+    outputs: tuple[str, ...]
+    line: int
+
+
+@dataclass(frozen=True)
+class Source:
+    """`names`: what its top level defines or imports; `methods`: of the class that Triton makes, where it is here."""
+
+    path: Path
+    names: frozenset[str]
+    methods: frozenset[str] | None
+    calls: tuple[Call, ...]
+    sends: bool  # whether it takes a request's response sender
+
+
+def read_source(path: Path) -> Source | None:
+    """None where it does not parse, of which another rule says so."""
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError, OSError):
+        return None
+    classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == CLASS]
+    methods = None
+    if classes and not [base for base in classes[0].bases if ast.unparse(base) != "object"]:
+        functions = [node for node in classes[0].body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+        methods = frozenset(function.name for function in functions)
+    sends = any(isinstance(node, ast.Attribute) and node.attr == "get_response_sender" for node in ast.walk(tree))
+    return Source(path, frozenset(_bound(tree)), methods, tuple(_calls(tree)), sends)
+
+
+def _bound(tree: ast.Module) -> Iterator[str]:
+    """The names that importing a module binds, as far as can be seen; "*" for an import of everything."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef):
+            yield node.name
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def _calls(tree: ast.Module) -> Iterator[Call]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "InferenceRequest":
+            given = {keyword.arg: keyword.value for keyword in node.keywords}
+            model = _text(given.get("model_name"))
+            if model is not None:
+                yield Call(model, tuple(_texts(given.get("requested_output_names"))), node.lineno)
+
+
+def _text(node: ast.expr | None) -> str | None:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else None
+
+
+def _texts(node: ast.expr | None) -> Iterator[str]:
+    for element in node.elts if isinstance(node, ast.List | ast.Tuple) else ():
+        text = _text(element)
+        if text is not None:
+            yield text

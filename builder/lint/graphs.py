@@ -1,0 +1,43 @@
+"""The graph of a version, as far as it can be read here. Knows engines; knows no rule."""
+
+from __future__ import annotations
+
+from google.protobuf.message import DecodeError
+
+from builder.engines import onnxruntime, openvino, tensorrt
+from builder.lint.repository import Version
+from builder.triton import stock
+
+
+class Unreadable(Exception):
+    """A graph that its engine does not read; says why."""
+
+
+def signature_of(version: Version) -> stock.Signature | None:
+    """The tensors of a version's graph; None where it has none that can be read here. Raises Unreadable.
+
+    Of a plan, those of the graph that it was compiled from, where that lies beside it.
+    """
+    backend = version.model.config.backend
+    path = version.graph if backend != tensorrt.BACKEND else version.recipe / "model.onnx"
+    if not path.is_file() or (backend == openvino.BACKEND and not path.with_suffix(".bin").is_file()):
+        return None
+    try:
+        if backend == openvino.BACKEND:
+            return openvino.signature(path)
+        if backend not in (onnxruntime.BACKEND, tensorrt.BACKEND):
+            return None
+        signature = onnxruntime.signature(path)
+    except (DecodeError, OSError, RuntimeError) as error:
+        raise Unreadable((str(error).strip().splitlines() or [repr(error)])[-1]) from error
+    if not signature.outputs:
+        raise Unreadable("it has no outputs")
+    return signature
+
+
+def readable(version: Version) -> stock.Signature | None:
+    """The same, and None for a graph that cannot be read, of which another rule says so."""
+    try:
+        return signature_of(version)
+    except Unreadable:
+        return None

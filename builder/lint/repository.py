@@ -1,0 +1,268 @@
+"""A repository as Triton sees it: models with their configurations as Triton completes them, and their versions.
+
+Any repository, whoever wrote it: what cannot be read is None or empty here, and a rule says so. Knows files and
+Triton's rules of names; knows no rule of the linter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from google.protobuf.json_format import MessageToDict
+from tritonclient.grpc import model_config_pb2
+
+from builder.errors import RepositoryError
+from builder.lint.pbtxt import Place, places
+from builder.runtime.contract import FILE, ContractError, GenerationServing, Serving, load
+from builder.runtime.recipe import compile as program
+from builder.triton.releases import RELEASES
+from builder.triton.render import parse
+
+CONFIG = "config.pbtxt"
+CONFIGS = "configs"  # the folder of those that --model-config-name chooses
+BESIDE_VERSIONS = ("warmup", "initial_state", CONFIGS)  # core, model_lifecycle.cc, VersionsToLoad
+ENSEMBLE = "ensemble"
+# core, model_config_utils.cc, AutoCompleteBackendFields: what is filled in by a platform, and by a file that is there.
+PLATFORMS = {
+    "tensorrt_plan": "tensorrt",
+    "onnxruntime_onnx": "onnxruntime",
+    "pytorch_libtorch": "pytorch",
+    "tensorflow_graphdef": "tensorflow",
+    "tensorflow_savedmodel": "tensorflow",
+}
+FILES = {
+    "tensorrt": "model.plan",
+    "onnxruntime": "model.onnx",
+    "openvino": "model.xml",
+    "pytorch": "model.pt",
+    "python": "model.py",
+}
+TWO_ON_CPU = ("onnxruntime", "tensorflow")  # instances, where a configuration does not say how many
+NUMBER = re.compile(r"\s*[+-]?\d+")  # what std::stoll reads of a folder's name
+
+
+@dataclass(frozen=True)
+class Folder:
+    """A folder of a repository, which Triton takes for a model; `file`: its configuration, from the folder."""
+
+    repository: Repository
+    path: Path
+    file: str
+
+    @cached_property
+    def name(self) -> str:
+        return self.path.name
+
+    @cached_property
+    def text(self) -> str | None:
+        """Its configuration; None where there is none. Raises RepositoryError where it cannot be read.
+
+        Bytes that are not UTF-8 are replaced: in a comment Triton passes over them.
+        """
+        path = self.path / self.file
+        try:
+            return path.read_text("utf-8", errors="replace") if path.is_file() else None
+        except OSError as error:
+            raise RepositoryError(f"{self.file} of {self.name} is not a Triton model configuration: {error}") from error
+
+    def config(self) -> Any:
+        """Its configuration as Triton completes it. Raises RepositoryError where it does not parse."""
+        parsed = parse(self.text or "", self.name)
+        return _completed(parsed, self.path)
+
+
+@dataclass(frozen=True)
+class Repository:
+    """`triton`: the release to check against, instead of the one that each model was built for. `verify_key`: by whom
+    every model must have been signed; None: by nobody.
+    """
+
+    path: Path
+    triton: str | None = None
+    verify_key: Path | None = None
+
+    @cached_property
+    def folders(self) -> tuple[Folder, ...]:
+        """Every folder, once for each of its configurations; hidden ones too: Triton takes them for models."""
+        paths = [path for path in sorted(self.path.iterdir()) if path.is_dir()] if self.path.is_dir() else []
+        return tuple(Folder(self, path, file) for path in paths for file in _configurations(path))
+
+    @cached_property
+    def models(self) -> tuple[Model, ...]:
+        """Those whose configuration can be read, or whose backend Triton finds without one."""
+        found = []
+        for folder in self.folders:
+            try:
+                config = folder.config()
+            except RepositoryError:
+                continue
+            if folder.text is not None or config.backend:
+                found.append(Model(self, folder.path, folder.file, folder.text or "", config))
+        return tuple(found)
+
+    @cached_property
+    def by_name(self) -> Mapping[str, Model]:
+        """What other models call: by its folder, with the configuration that Triton takes unless told otherwise."""
+        return {model.name: model for model in self.models if model.file == CONFIG}
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model with one of its configurations; `config`: a ModelConfig."""
+
+    repository: Repository
+    path: Path
+    file: str
+    text: str
+    config: Any
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @cached_property
+    def places(self) -> Mapping[str, Place]:
+        return places(self.text)
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """The configuration as Triton hands it to backends."""
+        document: dict[str, Any] = MessageToDict(self.config, preserving_proto_field_name=True)
+        return {"backend": "", **document}
+
+    @cached_property
+    def recorded(self) -> dict[str, Any]:
+        """build.json; empty where there is none, or none that can be read."""
+        try:
+            document = json.loads((self.path / "build.json").read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return document if isinstance(document, dict) else {}
+
+    @property
+    def release(self) -> str | None:
+        """The Triton release that is to serve it; None where nobody says, or says one that is not known."""
+        release = self.repository.triton or self.recorded.get("triton")
+        return release if isinstance(release, str) and release in RELEASES else None
+
+    @property
+    def instances(self) -> int:
+        """How many Triton makes on one machine: core, model_config_utils.cc, SetDefaultInstanceCount."""
+        groups = self.config.instance_group
+        default = 2 if self.config.backend in TWO_ON_CPU else 1
+        return sum((group.count or default) * max(1, len(group.gpus)) for group in groups) if groups else default
+
+    @property
+    def is_ensemble(self) -> bool:
+        return bool(self.config.platform == ENSEMBLE or self.config.HasField("ensemble_scheduling"))
+
+    @cached_property
+    def versions(self) -> tuple[Version, ...]:
+        """Its version folders, the oldest first."""
+        numbers = {path.name: path for path in _subfolders(self.path) if re.fullmatch(r"0|[1-9]\d*", path.name)}
+        served = self.served
+        return tuple(Version(self, path, int(name) in served) for name, path in sorted(numbers.items(), key=_by_number))
+
+    @cached_property
+    def served(self) -> frozenset[int]:
+        """The versions that Triton loads: core, model_lifecycle.cc, VersionsToLoad."""
+        names = [path.name for path in _subfolders(self.path) if path.name not in BESIDE_VERSIONS]
+        read = [NUMBER.match(name) for name in names if len(name) == 1 or not name.startswith("0")]
+        there = sorted({int(match.group()) for match in read if match is not None}, reverse=True)
+        policy = self.config.version_policy
+        if policy.HasField("specific"):
+            return frozenset(there) & frozenset(policy.specific.versions)
+        if policy.HasField("all"):
+            return frozenset(there)
+        return frozenset(there[: policy.latest.num_versions if policy.HasField("latest") else 1])
+
+
+@dataclass(frozen=True)
+class Version:
+    """A version folder. `served`: whether Triton loads it."""
+
+    model: Model
+    path: Path
+    served: bool
+
+    @property
+    def number(self) -> str:
+        return self.path.name
+
+    @property
+    def graph(self) -> Path:
+        """The file that the model's backend opens; it may be absent."""
+        config = self.model.config
+        path = self.path / (config.default_model_filename or FILES.get(config.backend, ""))
+        return path / path.name if config.backend == "onnxruntime" and path.is_dir() else path
+
+    @property
+    def recorded(self) -> dict[str, Any]:
+        """The report of its build; empty where there is none."""
+        return self.model.recorded
+
+    @property
+    def recipe(self) -> Path:
+        """The folder of what its plan is compiled from; it may be absent."""
+        return self.model.path / program.FOLDER
+
+    def file(self, path: Path) -> str:
+        """`path` from the model's folder, as findings name it."""
+        return Path(os.path.relpath(path, self.model.path)).as_posix()
+
+    @cached_property
+    def serving(self) -> Serving | None:
+        """What serving.json says of a front; None where there is none, or none that can be read."""
+        try:
+            return load(self.path) if (self.path / FILE).is_file() else None
+        except ContractError:
+            return None
+
+
+def is_paged(serving: Serving) -> bool:
+    """Whether a front runs its graph, of ONNX operators and our own, in OpenVINO."""
+    return isinstance(serving, GenerationServing) and serving.session.engine == "openvino"
+
+
+def _configurations(path: Path) -> list[str]:
+    others = sorted(file.name for file in (path / CONFIGS).glob("*.pbtxt")) if (path / CONFIGS).is_dir() else []
+    return [CONFIG, *(f"{CONFIGS}/{name}" for name in others)]
+
+
+def _subfolders(path: Path) -> list[Path]:
+    return [entry for entry in sorted(path.iterdir()) if entry.is_dir()]
+
+
+def _by_number(entry: tuple[str, Path]) -> int:
+    return int(entry[0])
+
+
+def _completed(config: model_config_pb2.ModelConfig, path: Path) -> model_config_pb2.ModelConfig:
+    """What Triton fills in without opening the model's file: name, backend, file."""
+    if not config.name:
+        config.name = path.name
+    if config.platform == ENSEMBLE or config.HasField("ensemble_scheduling"):
+        return config
+    if not config.backend:
+        config.backend = PLATFORMS.get(config.platform, "") or _backend_of(config, path)
+    if not config.default_model_filename and config.backend in FILES:
+        config.default_model_filename = FILES[config.backend]
+    return config
+
+
+def _backend_of(config: model_config_pb2.ModelConfig, path: Path) -> str:
+    named = config.default_model_filename
+    versions = [entry for entry in _subfolders(path) if entry.name not in BESIDE_VERSIONS]
+    for backend, file in FILES.items():
+        if named == file or (not named and not config.platform and versions and (versions[0] / file).exists()):
+            return backend
+    if not named and not config.platform and "." in path.name:
+        return path.name.partition(".")[2]  # model.identity has the backend identity
+    return ""

@@ -1,0 +1,111 @@
+"""What a rule is: a function of a repository, a model or a version that yields problems, with its documentation.
+
+Its docstring says what has to be and, after an empty line, why; without either, or without an example, it is no rule.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from builder.lint import rules as package
+from builder.lint.findings import Finding, Problem, Severity
+from builder.lint.pbtxt import place_of
+from builder.lint.repository import Model, Repository, Version
+
+ERROR, WARNING = Severity.ERROR, Severity.WARNING
+Check = Callable[[Any], Iterator[Problem]]
+"""A function of a Repository, a Model or a Version: which, its annotation says."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`what`, `why`, `wrong`, `right`: its documentation. `source`: where Triton, or whoever it is, has the rule."""
+
+    code: str
+    severity: Severity
+    topic: str
+    what: str
+    why: str
+    wrong: str
+    right: str
+    source: str
+    scope: type
+    check: Check
+
+    def findings(self, repository: Repository) -> Iterator[Finding]:
+        for subject in _subjects(self.scope, repository):
+            for problem in self.check(subject):
+                yield _finding(self, subject, problem)
+
+
+RULES: dict[str, Rule] = {}
+
+
+def rule(code: str, severity: Severity, *, wrong: str, right: str, source: str = "") -> Callable[[Check], Check]:
+    """Make a function a rule. Raises ValueError for a code that is taken, and where it does not explain itself."""
+
+    def register(check: Check) -> Check:
+        what, _, why = inspect.cleandoc(check.__doc__ or "").partition("\n\n")
+        missing = [
+            name for name, text in (("what", what), ("why", why), ("wrong", wrong), ("right", right)) if not text
+        ]
+        if missing:
+            raise ValueError(f"rule {code} does not say {missing[0]}: see {__name__}")
+        if code in RULES:
+            raise ValueError(f"two rules have the code {code}: {RULES[code].check.__name__} and {check.__name__}")
+        (scope, *_) = typing.get_type_hints(check).values()
+        topic = (inspect.getdoc(inspect.getmodule(check)) or "").split("\n\n")[0]
+        RULES[code] = Rule(
+            code, severity, topic, _line(what), _line(why), wrong.strip(), right.strip(), source, scope, check
+        )
+        return check
+
+    return register
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())
+
+
+@cache
+def all_rules() -> tuple[Rule, ...]:
+    """Every rule of every module in rules/, by code."""
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    return tuple(RULES[code] for code in sorted(RULES))
+
+
+def _subjects(scope: type, repository: Repository) -> Iterator[Repository | Model | Version]:
+    if scope is Repository:
+        yield repository
+    for model in repository.models if scope is not Repository else ():
+        yield from (model,) if scope is Model else model.versions
+
+
+def _finding(rule: Rule, subject: Repository | Model | Version, problem: Problem) -> Finding:
+    """A problem of a version that Triton does not load is a warning."""
+    model = subject.model if isinstance(subject, Version) else subject if isinstance(subject, Model) else None
+    severity = rule.severity if not isinstance(subject, Version) or subject.served else WARNING
+    if model is None:
+        file = f"{problem.model}/{problem.file}" if problem.file else problem.model
+        return Finding(rule.code, severity, problem.model, file, problem.field, None, problem.found, problem.instead)
+    in_config = not problem.file
+    place = place_of(problem.field, model.places) if in_config else None
+    return Finding(
+        code=rule.code,
+        severity=severity,
+        model=problem.model or model.name,
+        file=f"{model.name}/{problem.file or model.file}",
+        field=problem.field,
+        line=None if place is None else place.line,
+        found=problem.found,
+        instead=problem.instead,
+        fix=problem.fix if in_config else None,
+    )

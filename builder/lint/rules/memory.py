@@ -1,0 +1,97 @@
+"""Memory
+
+Whether weights, caches and tensors fit into the machine at hand.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+from tritonclient.grpc import model_config_pb2
+
+from builder.engines import onnxruntime, openvino
+from builder.lint.findings import Problem
+from builder.lint.repository import Repository, Version
+from builder.lint.rule import WARNING, rule
+from builder.machine import total_memory
+from builder.runtime.contract import Arena, GenerationServing
+
+KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
+SHARED_MEMORY = Path("/dev/shm")
+OF_A_PROCESS = 1 << 20  # bytes that the Python backend takes for each instance at its start
+DOCKERS_OWN = 64 << 20  # bytes of /dev/shm in a container unless --shm-size says otherwise
+BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}
+
+
+@rule(
+    "TR451",
+    WARNING,
+    wrong="eight instances of a graph of 4 GB, on a machine of 16 GB",
+    right="instance_group { count: 2 kind: KIND_CPU }",
+)
+def weights_and_caches_have_memory(repository: Repository) -> Iterator[Problem]:
+    """The weights of every instance, and the caches of models that generate, fit into the machine's memory together.
+
+    Each instance of the ONNX Runtime backend, and each process of a Python model, has weights of its own; instances of
+    OpenVINO share them. A model that generates reserves its cache when it loads. This machine's memory is compared.
+    """
+    needs = {model.name: sum(map(_bytes, model.versions)) for model in repository.by_name.values()}
+    room = total_memory()
+    if sum(needs.values()) > room:
+        largest = max(needs, key=lambda name: needs[name])
+        yield Problem(
+            f"weights and caches of all models are {sum(needs.values()) / 1e9:.1f} GB and this machine has "
+            f"{room / 1e9:.1f} GB; {needs[largest] / 1e9:.1f} GB are {largest}'s",
+            "take fewer instances or slots, or serve fewer models from it",
+            model=largest,
+            file=repository.by_name[largest].file,
+        )
+
+
+def _bytes(version: Version) -> int:
+    """What a version takes of the machine's memory, at least; 0 where it is a GPU's, or not served."""
+    model, served = version.model, version.serving
+    if not version.served or any(group.kind == KIND_GPU for group in model.config.instance_group):
+        return 0
+    if served is not None:
+        graphs = sum(_size(version.path / name) for name in (served.model,) if name is not None)
+        return model.instances * (graphs + (_cache(served.arena) if isinstance(served, GenerationServing) else 0))
+    if model.config.backend == openvino.BACKEND:
+        return _size(version.graph)
+    return model.instances * _size(version.graph) if model.config.backend == onnxruntime.BACKEND else 0
+
+
+def _size(graph: Path) -> int:
+    """Bytes of a graph with its weights, which may lie in files beside it."""
+    return sum(file.stat().st_size for file in graph.parent.glob(f"{graph.stem}.*") if file.is_file())
+
+
+def _cache(arena: Arena) -> int:
+    """Bytes of the keys and values of all slots."""
+    a_token = sum(2 * layer.heads * layer.size for layer in arena.layers) * BYTES[arena.dtype]
+    return arena.slots * arena.length * a_token
+
+
+@rule(
+    "TR452",
+    WARNING,
+    wrong="docker run --gpus all nvcr.io/nvidia/tritonserver",
+    right="docker run --gpus all --shm-size 1g nvcr.io/nvidia/tritonserver",
+    source="python_backend, README.md, shm-default-byte-size",
+)
+def processes_have_shared_memory(repository: Repository) -> Iterator[Problem]:
+    """/dev/shm has room for the tensors of every process of a Python model.
+
+    Triton and a process of a model exchange tensors in shared memory. Docker gives a container 64 MB unless it is
+    told otherwise; a large batch then fails, or ends the server with a bus error. Where Triton runs in another
+    container than this check, look there.
+    """
+    processes = sum(model.instances for model in repository.by_name.values() if model.config.backend == "python")
+    room = shutil.disk_usage(SHARED_MEMORY).total if SHARED_MEMORY.is_dir() else None
+    if processes and room is not None and room < max(DOCKERS_OWN + 1, processes * OF_A_PROCESS):
+        yield Problem(
+            f"{SHARED_MEMORY} has {room >> 20} MB, for {processes} processes of Python models",
+            "enlarge it: docker run --shm-size 1g",
+        )

@@ -1,0 +1,137 @@
+"""Versions
+
+Which folders of a model are versions, which of them Triton loads, and what has to be in them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from builder.lint.findings import Problem
+from builder.lint.repository import BESIDE_VERSIONS, FILES, NUMBER, Model, Version
+from builder.lint.rule import ERROR, WARNING, rule
+from builder.runtime.recipe import compile as program
+
+
+@rule(
+    "TR151",
+    ERROR,
+    wrong="""classifier/
+  config.pbtxt
+  model.onnx""",
+    right="""classifier/
+  config.pbtxt
+  1/model.onnx""",
+    source="core, src/model_repository_manager/model_lifecycle.cc, VersionsToLoad",
+)
+def has_a_version(model: Model) -> Iterator[Problem]:
+    """A model has a version folder, named by a number, that its version_policy lets Triton load.
+
+    The file of a model lies in a folder such as `1`. Without a version to load, Triton refuses the model.
+    """
+    if model.served or (model.path / program.FOLDER).is_dir():
+        return
+    numbers = [version.number for version in model.versions]
+    if not numbers:
+        yield Problem("has no version folder such as 1/", "move the model's file into one")
+    else:
+        yield Problem(f"version_policy lets none of its versions {', '.join(numbers)} load", "", "version_policy")
+
+
+@rule(
+    "TR152",
+    WARNING,
+    wrong="version_policy { specific { versions: [ 2, 3 ] } }   # and there is no folder 3",
+    right="version_policy { specific { versions: [ 2 ] } }",
+    source="core, src/model_repository_manager/model_lifecycle.cc, VersionsToLoad",
+)
+def has_the_versions_it_asks_for(model: Model) -> Iterator[Problem]:
+    """The versions that version_policy names exist.
+
+    Triton logs an error for one that does not, loads the others and reports the model as ready: whoever asks for the
+    missing version is refused.
+    """
+    absent = sorted(set(model.config.version_policy.specific.versions) - model.served)
+    if absent and model.served:
+        names = ", ".join(map(str, absent))
+        yield Problem(
+            f"version_policy asks for version {names}, which is not there",
+            "add its folder or leave it out",
+            "version_policy",
+        )
+
+
+@rule(
+    "TR153",
+    WARNING,
+    wrong="""classifier/
+  01/model.onnx""",
+    right="""classifier/
+  1/model.onnx""",
+    source="core, src/model_repository_manager/model_lifecycle.cc, VersionsToLoad",
+)
+def versions_have_no_leading_zeros(model: Model) -> Iterator[Problem]:
+    """The number of a version has no leading zeros.
+
+    Triton passes over such a folder, and serves another version than was meant, or none.
+    """
+    for path in model.path.iterdir():
+        if path.is_dir() and re.fullmatch(r"0\d+", path.name):
+            number = path.name.lstrip("0") or "0"
+            yield Problem(f"{path.name}/ is passed over", f"rename it: {number}/", file=path.name)
+
+
+@rule(
+    "TR154",
+    ERROR,
+    wrong="""classifier/
+  1/model.onnx
+  2_broken/model.onnx""",
+    right="""classifier/
+  1/model.onnx
+  broken_2/model.onnx""",
+    source="core, src/model_repository_manager/model_lifecycle.cc, VersionsToLoad, which reads names with std::stoll",
+)
+def versions_are_whole_numbers(model: Model) -> Iterator[Problem]:
+    """A folder that is not a version does not begin with a number.
+
+    Triton reads `2_broken` as version 2, prefers it as the latest, and then finds no folder `2` to load.
+    """
+    for path in model.path.iterdir():
+        match = NUMBER.match(path.name)
+        if not path.is_dir() or path.name in BESIDE_VERSIONS or path.name.startswith("0") or match is None:
+            continue
+        number = match.group()
+        if match.end() < len(path.name) and int(number) in model.served and not (model.path / number.strip()).is_dir():
+            yield Problem(
+                f"{path.name}/ is taken for version {number}, which is not there",
+                "rename it so that it does not begin with a number",
+                file=path.name,
+            )
+
+
+@rule(
+    "TR155",
+    ERROR,
+    wrong="""classifier/
+  1/classifier.onnx""",
+    right="""classifier/
+  1/model.onnx""",
+    source="core, src/model_config_utils.cc, AutoCompleteBackendFields",
+)
+def has_the_file_that_its_backend_opens(version: Version) -> Iterator[Problem]:
+    """Each version has the file that its backend opens: default_model_filename, or the backend's own default.
+
+    The defaults are model.onnx, model.xml with model.bin, model.plan, model.pt and model.py.
+    """
+    config = version.model.config
+    if config.backend not in FILES or config.cc_model_filenames or version.graph.exists() or version.model.is_ensemble:
+        return
+    if config.backend == "pytorch" and any((version.path / name).exists() for name in ("model.py", "model.pt2")):
+        return
+    again = f"; compile it again: build-repo compile {version.model.repository.path}"
+    yield Problem(
+        f"{version.file(version.graph)} is missing" + (again if config.backend == "tensorrt" else ""),
+        file=version.file(version.graph),
+    )

@@ -1,0 +1,55 @@
+"""Each broken repository is found by its rule, and whole ones are not; here without a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from builder.lint import lint
+from builder.lint.findings import Finding, Severity
+from tests.lint.cases import CASES
+
+OF_THE_MACHINE = ("TR403", "TR404", "TR451", "TR452")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Finding]]:
+    """What was found of each case, all of them in one repository."""
+    repository = tmp_path_factory.mktemp("cases")
+    for name, case in CASES.items():
+        case.write(repository / name)
+    findings = [finding for finding in lint(repository) if finding.code not in OF_THE_MACHINE]
+    return {name: [finding for finding in findings if finding.model == name] for name in CASES}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_rule_that_is_broken_says_so(name: str, found: dict[str, list[Finding]]) -> None:
+    code, codes = CASES[name].code, {finding.code for finding in found[name]}
+    assert code in codes if code else not codes
+
+
+def test_a_finding_says_where(found: dict[str, list[Finding]]) -> None:
+    (finding,) = found["preferred_above"]
+    assert (finding.severity, finding.file) == (Severity.ERROR, "preferred_above/config.pbtxt")
+    assert (finding.field, finding.line) == ("dynamic_batching.preferred_batch_size", 7)
+    assert str(finding) == (
+        "preferred_above: a preferred batch has 16 rows and max_batch_size is 8; write sizes from 1 to 8"
+    )
+    step, _ = found["step_of_no_input"]
+    assert (step.field, step.line) == ("ensemble_scheduling.step[0].input_map[z]", 8)
+    (weights,) = found["onnx_weights"]
+    assert (weights.file, weights.line) == ("onnx_weights/1/model.onnx", None)
+
+
+def test_an_old_version_is_a_warning(found: dict[str, list[Finding]]) -> None:
+    (finding,) = found["broken_old_version"]
+    assert (finding.severity, finding.file) == (Severity.WARNING, "broken_old_version/1/model.py")
+
+
+def test_the_other_configurations_of_a_model_are_checked(tmp_path: Path) -> None:
+    CASES["whole"].write(tmp_path / "m")
+    (tmp_path / "m" / "configs").mkdir()
+    (tmp_path / "m" / "configs" / "fast.pbtxt").write_text('backend: "python" max_batch_size: -1')
+    (finding,) = (finding for finding in lint(tmp_path) if finding.code not in OF_THE_MACHINE)
+    assert (finding.code, finding.file, finding.line) == ("TR301", "m/configs/fast.pbtxt", 1)
