@@ -16,7 +16,7 @@ from builder.lint.findings import Edit
 from builder.triton.render import parse, quote
 
 TOKEN = re.compile(
-    r"""(?:\s|\#[^\n]*+)*+(?P<token>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[{}<>\[\]:;,]|[^\s{}<>\[\]:;,"'#]+)"""
+    r"""\s+|\#[^\n]*|(?P<token>"(?:\\.|[^"\\])*"|'(?:\\.|[^'\\])*'|[{}<>\[\]:;,]|[^\s{}<>\[\]:;,"'#]+)"""
 )
 OPEN = {"{": "}", "<": ">"}
 
@@ -95,7 +95,7 @@ def _apply_to(config: model_config_pb2.ModelConfig, edit: Edit) -> None:
 class _Reader:
     def __init__(self, text: str) -> None:
         self.text = text
-        self.tokens = [(m["token"], m.start("token"), m.end("token")) for m in TOKEN.finditer(text)]
+        self.tokens = [(m["token"], m.start("token"), m.end("token")) for m in TOKEN.finditer(text) if m["token"]]
         self.at = 0
         self.found: dict[str, Place] = {}
 
