@@ -70,3 +70,10 @@ def test_the_limit_is_of_a_processors_time(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(architecture_table, "tried", endless)
     row = architecture_table._in_a_process("CAUSAL_LM", "llama")
     assert (row.outcome, row.reason) == ("wrong", "not done after 1 s of a processor")
+
+
+@pytest.mark.parametrize("model_type", ["afmoe", "axk2"])
+def test_a_tiny_router_tells_its_experts_apart(model_type: str) -> None:
+    """Theirs begin with zeros: all experts are equal then, and PyTorch and ONNX Runtime choose others of them."""
+    model = tiny_model("CAUSAL_LM", model_type)
+    assert not [name for name, tensor in model.named_parameters() if tensor.dim() > 1 and not tensor.count_nonzero()]
