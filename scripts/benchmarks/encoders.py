@@ -28,13 +28,15 @@ from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from builder.checkpoint.libraries import quiet_libraries
 from builder.checkpoint.resolve import resolve
-from builder.engines.onnxruntime import infer_with, open_session
 from builder.export.attention import UNFUSED
 from builder.export.encoder import export_module
 from builder.export.rows import rows_of
 from builder.machine import available_cores
 from builder.pipeline import build
+from builder.runtime.contract import load_encoder
+from builder.runtime.executors.onnxruntime import Executor
 from builder.runtime.pipeline import Pipeline
+from builder.serve.client import Client
 from builder.serve.load_test import load_test
 from builder.serve.triton import Server, running
 from builder.spec import make_spec
@@ -122,12 +124,9 @@ def _bench_model(console: Console, name: str, place: Path, options: argparse.Nam
         sides["naive Triton layout"] = lambda: _triton(naive, "TEXT", texts, window)
     for side, repository in repositories.items():
         sides[side] = lambda repository=repository: _triton(repository, "text_input", texts, window)
+    fronts = {rung: repositories[f"{rung}, 1 x {cores} threads"] for rung in IN_PROCESS if rung in wanted}
     alone: dict[str, Callable[[], tuple[float, float]]] = {
-        precision: lambda repository=repositories[f"{precision}, 1 x {cores} threads"]: _in_process(
-            repository, texts, cores
-        )
-        for precision in IN_PROCESS
-        if precision in wanted
+        rung: lambda repository=repository: _in_process(repository, texts) for rung, repository in fronts.items()
     }
     if "FastEmbed" in wanted:
         alone["FastEmbed"] = lambda: _fastembed(folder, place, texts, options.environments)
@@ -138,7 +137,8 @@ def _bench_model(console: Console, name: str, place: Path, options: argparse.Nam
             results[side].append(run())
         for side, measure in alone.items():
             in_process[side].append(measure())
-    return _show(console, name, results, in_process)
+    added = {rung: _added(repository, texts) for rung, repository in fronts.items()}
+    return _show(console, name, results, in_process, added)
 
 
 def _show(
@@ -146,6 +146,7 @@ def _show(
     name: str,
     results: dict[str, list[dict[int, Result]]],
     in_process: dict[str, list[tuple[float, float]]],
+    added: dict[str, float],
 ) -> dict[str, object]:
     means = {
         side: {c: _mean([rounds[c] for rounds in all_rounds]) for c in CONCURRENCIES}
@@ -167,27 +168,29 @@ def _show(
                 f"{result.mean_batch:.1f}", f"{100 * result.padding:.1f}%",
             )  # fmt: skip
     console.print(table)
-    process = {}
+    process: dict[str, dict[str, float]] = {}
     for side, rounds in in_process.items():
         alone_ms, batched = np.mean(rounds, axis=0)
         console.print(
             f"{side} in process: {alone_ms:.2f} ms a text alone, {batched:.1f} texts/s in sorted batches of 32"
-            + _beside_served(side, means, alone_ms, batched),
+            + (f"; the server adds {added[side]:.2f} ms to a text alone" if side in added else "")
+            + _beside_served(side, means, batched),
             highlight=False,
         )
         process[side] = {"alone_ms": alone_ms, "batched_per_s": batched}
+        if side in added:
+            process[side]["added_ms"] = added[side]
     served = {side: {c: r.__dict__ for c, r in by.items()} for side, by in means.items()}
     return {"served": served, "in_process": process}
 
 
-def _beside_served(side: str, means: dict[str, dict[int, Result]], alone_ms: float, batched: float) -> str:
-    """What the server adds to that, and how much of it is left."""
+def _beside_served(side: str, means: dict[str, dict[int, Result]], batched: float) -> str:
+    """How much of that is left through the server."""
     served = [mean for name, mean in means.items() if name.startswith(f"{side}, ")]
     if not served:
         return ""
-    added = 1000 / served[0][1].requests_per_s - alone_ms
     best = max(mean[32].requests_per_s for mean in served)
-    return f"; the server adds {added:.2f} ms at concurrency 1 and reaches {100 * best / batched:.0f}% at 32"
+    return f" and reaches {100 * best / batched:.0f}% at concurrency 32"
 
 
 def _mean(results: Sequence[Result]) -> Result:
@@ -288,10 +291,15 @@ def _fastembed(folder: Path, place: Path, texts: Sequence[str], environments: Pa
     return figures["alone_ms"], figures["batched_per_s"]
 
 
-def _in_process(repository: Path, texts: Sequence[str], threads: int, seconds: float = 3) -> tuple[float, float]:
-    """The emitted code over one session: milliseconds a text alone, texts a second in batches of 32."""
-    session = open_session(repository / "encoder" / "1" / "model.onnx", threads, spinning=True)
-    pipeline = Pipeline(repository / "encoder" / "1", infer_with(session))
+def _emitted(repository: Path) -> Pipeline:
+    """The emitted code as the front runs it, in this process."""
+    folder = repository / "encoder" / "1"
+    return Pipeline(folder, Executor(folder, load_encoder(folder)).infer)
+
+
+def _in_process(repository: Path, texts: Sequence[str], seconds: float = 3) -> tuple[float, float]:
+    """Without a server: milliseconds a text alone, texts a second in batches of 32."""
+    pipeline = _emitted(repository)
     requests = [{"text_input": np.array([[text.encode()]], dtype=object)} for text in texts]
     rates = []
     for batch in (1, 32):
@@ -303,6 +311,23 @@ def _in_process(repository: Path, texts: Sequence[str], threads: int, seconds: f
             done += batch
         rates.append(done / (time.perf_counter() - start))
     return 1000 / rates[0], rates[1]
+
+
+def _added(repository: Path, texts: Sequence[str], pairs: int = 400) -> float:
+    """Milliseconds that the server adds for one client: the median of differences, each of a text that was asked both
+    ways within milliseconds, because a machine's speed drifts by more than the difference."""
+    pipeline, differences = _emitted(repository), []
+    with running(repository) as server, Client(server.url, "encoder") as client:
+        for text in (texts[number % len(texts)] for number in range(pairs)):
+            start = time.perf_counter()
+            client.ask({"text_input": text})
+            served = time.perf_counter() - start
+            time.sleep(0.005)  # its threads spin for a moment, on the same cores
+            start = time.perf_counter()
+            pipeline([{"text_input": np.array([[text.encode()]], dtype=object)}])
+            differences.append(served - (time.perf_counter() - start))
+            time.sleep(0.005)
+    return 1000 * float(np.median(differences))
 
 
 if __name__ == "__main__":
