@@ -14,7 +14,6 @@ import json
 import shutil
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,12 +37,12 @@ from builder.runtime.executors.onnxruntime import Executor
 from builder.runtime.pipeline import Pipeline
 from builder.serve.client import Client
 from builder.serve.load_test import load_test
-from builder.serve.triton import Server, running
+from builder.serve.triton import running
 from builder.spec import make_spec
 from scripts.benchmarks import peers
 from scripts.benchmarks.circumstances import circumstances, write_figures
 from scripts.benchmarks.embedding_servers import INFINITY, closed_loop, export_onnx, fastapi, infinity
-from scripts.benchmarks.traffic import mixed_texts
+from scripts.benchmarks.traffic import counters, mixed_texts
 
 CONCURRENCIES = (1, 8, 32)
 RUNGS: dict[str, dict[str, str]] = {
@@ -259,20 +258,16 @@ def _triton(repository: Path, field: str, texts: Sequence[str], window_ms: int) 
     results = {}
     with running(repository) as server:
         for concurrency in CONCURRENCIES:
-            tokens, padding = _counters(server)
+            before = counters(server)
             (load,) = load_test(server.url, "encoder", samples, [concurrency], window_ms)
-            after = _counters(server)
-            share = (after[1] - padding) / max(after[0] - tokens + after[1] - padding, 1)
+            after = counters(server)
+            tokens, padding = (
+                after.get(name, 0.0) - before.get(name, 0.0)
+                for name in ("build_repo_tokens_total", "build_repo_padding_tokens_total")
+            )
+            share = padding / max(tokens + padding, 1)
             results[concurrency] = Result(load.requests_per_s, load.p50_ms, load.p99_ms, load.mean_batch, share)
     return results
-
-
-def _counters(server: Server) -> tuple[float, float]:
-    """Tokens and padding tokens so far, from /metrics; zero for a layout that does not count them."""
-    url = f"http://{server.host}:{server.ports.metrics}/metrics"
-    lines = urllib.request.urlopen(url).read().decode().splitlines()
-    found = {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("build_repo_")}
-    return found.get("build_repo_tokens_total", 0.0), found.get("build_repo_padding_tokens_total", 0.0)
 
 
 def _over_http(serve: Callable[[], Any], texts: Sequence[str], window_ms: int) -> dict[int, Result]:

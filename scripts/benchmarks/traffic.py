@@ -1,12 +1,14 @@
-"""The traffic of the benchmarks: English texts of mixed length, the same for every side."""
+"""The traffic of the benchmarks, English texts of mixed length, the same for every side; and what a server counted."""
 
 from __future__ import annotations
 
+import urllib.request
 from collections.abc import Callable
 
 import numpy as np
 
 from builder.samples import TEXTS
+from builder.serve.triton import Server
 
 WORDS = " ".join(TEXTS).split()
 
@@ -22,3 +24,10 @@ def mixed_texts(tokens: Callable[[str], int], count: int = 256, least: int = 8, 
         if least <= tokens(text) <= most:
             texts.append(text)
     return texts
+
+
+def counters(server: Server) -> dict[str, float]:
+    """What the emitted models counted so far, from /metrics, by name; nothing of a layout that does not count."""
+    url = f"http://{server.host}:{server.ports.metrics}/metrics"
+    lines = urllib.request.urlopen(url).read().decode().splitlines()
+    return {line.split("{")[0]: float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("build_repo_")}
