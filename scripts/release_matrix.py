@@ -118,7 +118,7 @@ def seq2seqs(name: str, place: Path) -> Iterator[Row]:
         graphs = Graphs(both[1], both[0], exported.caches, exported.cross, BEAMS, VOCABULARY)
         recorder = Recorder(graphs.executor(len(PROMPTS), STEPS + 1, max(map(len, PROMPTS)), 1))
         rules = Rules(Options(temperature=0.0), (3,), max_tokens=STEPS)
-        answer(recorder.executor, [Prompted((2,), rules, source) for source in PROMPTS])
+        answer(recorder.executor, [Prompted((2,), rules, tuple(source)) for source in PROMPTS])
 
         def case(served: Sequence[Graph], recorder: Recorder = recorder) -> Case:
             return recorder.case(served[0].path.name, served, 1)
