@@ -23,6 +23,7 @@ from builder.checkpoint.sentence_transformers import Pooler
 from builder.errors import BuilderError, CheckpointError, RepositoryError
 from builder.pipeline import build
 from builder.spec import make_spec
+from builder.tasks.base import encoder_task
 from scripts.tiny_models import POSITIONS, tiny_model
 from tests.checkpoints import make_checkpoint
 from tests.models import minilm
@@ -73,7 +74,7 @@ def test_a_cross_encoder_is_known_by_its_configuration(copy: Callable[[str], Pat
     _edit(folder / "config.json", sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"})
     found = _resolve(folder)
     assert found.task.name == "text-ranking"
-    assert found.task.parameters(found) == {"function": "none"}
+    assert encoder_task(found.task).parameters(found) == {"function": "none"}
 
 
 def test_a_head_that_is_not_there_is_never_made_up(checkpoint: Callable[[str], Path]) -> None:
@@ -140,7 +141,7 @@ def test_a_label_map_that_does_not_match(labels: dict[str, str], copy: Callable[
     _edit(folder / "config.json", id2label=labels)
     found = _resolve(folder)
     with pytest.raises(CheckpointError, match="id2label"):
-        found.task.parameters(found)
+        encoder_task(found.task).parameters(found)
 
 
 def test_weights_that_are_not_those_of_the_configuration(copy: Callable[[str], Path]) -> None:
@@ -165,19 +166,19 @@ def test_a_task_the_architecture_has_no_class_for(tmp_path: Path) -> None:
 def test_zero_shot_needs_an_entailment_label(checkpoint: Callable[[str], Path]) -> None:
     found = _resolve(checkpoint("topics"), task="zero-shot-classification")
     with pytest.raises(CheckpointError, match="a label 'entailment'; this one has sport, food, travel"):
-        found.task.parameters(found)
+        encoder_task(found.task).parameters(found)
 
 
 def test_ranking_needs_one_output(checkpoint: Callable[[str], Path]) -> None:
     found = _resolve(checkpoint("topics"), task="text-ranking")
     with pytest.raises(CheckpointError, match="one output, a relevance; this one has 3"):
-        found.task.parameters(found)
+        encoder_task(found.task).parameters(found)
 
 
 def test_similarity_needs_to_know_how_to_pool(checkpoint: Callable[[str], Path]) -> None:
     found = _resolve(checkpoint("features"), task="sentence-similarity")
     with pytest.raises(CheckpointError, match="--pooling cls or mean"):
-        found.task.parameters(found)
+        encoder_task(found.task).parameters(found)
 
 
 def test_lengths_come_from_positions_counted_after_the_padding_index(
@@ -225,7 +226,7 @@ def test_commands_are_quiet_and_leave_everything_as_it_was() -> None:
 def test_importing_the_builder_configures_no_logging() -> None:
     """ONNX Runtime's quantiser of weights calls logging.basicConfig as it is imported."""
     script = (
-        "import logging, onnx; from builder.optimise.weights import WeightOptions, blockwise;"
+        "import logging, onnx; from builder.optimise.weights import blockwise; from builder.spec import WeightOptions;"
         "graph = onnx.helper.make_graph([], 'g', [], []);"
         "blockwise(onnx.helper.make_model(graph), 8, WeightOptions(32, True));"
         "assert (logging.root.level, logging.root.handlers) == (logging.WARNING, []), logging.root.handlers"

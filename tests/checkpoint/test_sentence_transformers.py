@@ -19,6 +19,7 @@ from builder.checkpoint.sentence_transformers import Pooler, read_modules
 from builder.errors import CheckpointError
 from builder.onnx.graph import Graph
 from builder.spec import make_spec
+from builder.tasks.base import encoder_task
 from builder.variants.evaluator import make_evaluator
 from tests.checkpoints import make_checkpoint
 from tests.fronts import answers, front_over_pytorch
@@ -84,7 +85,7 @@ def test_pooled_parts_come_in_the_order_of_sentence_transformers(
     theirs = library.SentenceTransformer(str(copy), device="cpu").encode("the train leaves at nine")
     spec = make_spec(model=str(copy))
     checkpoint = resolve(spec)
-    ours = checkpoint.task.reference(checkpoint, {"text_input": "the train leaves at nine"})
+    ours = encoder_task(checkpoint.task).reference(checkpoint, {"text_input": "the train leaves at nine"})
     np.testing.assert_allclose(ours["embedding"], theirs, atol=1e-5)
 
 
@@ -199,7 +200,7 @@ def test_a_default_prompt_counts_where_samples_are_chosen(copy: Path, tmp_path: 
         {"prompts": {"query": "query: "}, "default_prompt_name": "query"},
     )
     checkpoint = resolve(spec)
-    module = checkpoint.task.graph(checkpoint, ("input_ids", "attention_mask"))
+    module = encoder_task(checkpoint.task).graph(checkpoint, ("input_ids", "attention_mask"))
     graph = Graph(tmp_path, module.inputs, module.outputs, (), 20, 9, Counter(), 0)
     bench = make_evaluator(spec, checkpoint, module, graph, tmp_path)
     assert 0 < len(bench.samples) < len(checkpoint.task.samples)
@@ -258,7 +259,7 @@ def test_an_activation_that_is_not_known_is_refused(ranker: Path, tmp_path: Path
     _edit(folder / "config.json", sentence_transformers={"activation_fn": "my_code.Softplus"})
     checkpoint = resolve(make_spec(model=str(folder)))
     with pytest.raises(CheckpointError, match=r"activation my_code\.Softplus is not known"):
-        checkpoint.task.parameters(checkpoint)
+        encoder_task(checkpoint.task).parameters(checkpoint)
 
 
 def test_a_cross_encoder_of_several_labels_classifies(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from builder.checkpoint import patterns
 from builder.checkpoint.resolve import locate, resolve
 from builder.errors import BuilderError, CheckpointError, SpecError
 from builder.spec import make_spec
+from builder.tasks.base import encoder_task
 
 
 @pytest.fixture
@@ -216,4 +217,4 @@ def test_labels_with_control_characters(folder: Path) -> None:
     _edit(folder / "config.json", id2label={**config["id2label"], first: "a\x1b]0;owned\x07"})
     found = resolve(make_spec(model=str(folder), name="model"))
     with pytest.raises(CheckpointError, match=r"id2label of config.json has a label with control characters: 'a\\x1b"):
-        found.task.parameters(found, make_spec(model="x"))
+        encoder_task(found.task).parameters(found)

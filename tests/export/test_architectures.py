@@ -11,6 +11,7 @@ from builder.export.encoder import export
 from builder.export.rows import rows_of
 from builder.optimise.fusion import fuse
 from builder.spec import make_spec
+from builder.tasks.base import encoder_task
 from builder.verify.parity import TOLERANCE, graph_error
 from tests.checkpoints import ARCHITECTURES, make_checkpoint
 
@@ -31,7 +32,7 @@ def test_fused_and_equal_to_pytorch(model_type: str, tmp_path: Path) -> None:
         model_type == "eurobert"
     ), "RMSNorm is the only reason to have no fused normalisation"
     error = graph_error(
-        fused, exported.module, rows_of(checkpoint), checkpoint.max_length, 1, checkpoint.task.per_token
+        fused, exported.module, rows_of(checkpoint), checkpoint.max_length, 1, encoder_task(checkpoint.task).per_token
     )
     assert error < TOLERANCE
 

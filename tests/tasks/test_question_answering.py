@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from builder.checkpoint.resolve import resolve, tokenizer_json
-from builder.engines.onnxruntime import infer_with, open_session
+from builder.engines.onnxruntime import open_session, run_with
 from builder.export.encoder import export
 from builder.runtime.contract import FILE, dump
 from builder.runtime.pipeline import Pipeline
 from builder.spec import make_spec
+from builder.tasks.base import encoder_task
 from builder.tensors import to_tensors, to_values
 from builder.triton.layout import serving_document
 from builder.verify.answers import difference
@@ -28,11 +29,11 @@ def test_golden_answers(model_type: str, tmp_path: Path) -> None:
     spec = make_spec(model=str(tmp_path / model_type), name="model", max_length=GOLDEN["max_length"])
     checkpoint = resolve(spec)
     graph = export(checkpoint, tmp_path).graph
-    parameters = checkpoint.task.parameters(checkpoint)
+    parameters = encoder_task(checkpoint.task).parameters(checkpoint)
     serving = serving_document(spec, "question_answering", graph, checkpoint.max_length, {"input_ids": 0}, parameters)
     (tmp_path / FILE).write_text(dump(serving))
     (tmp_path / "tokenizer.json").write_text(tokenizer_json(checkpoint.tokenizer))
-    pipeline = Pipeline(tmp_path, infer_with(open_session(graph.path, 1)))
+    pipeline = Pipeline(tmp_path, run_with(open_session(graph.path, 1)))
     inputs, outputs = checkpoint.task.fields(parameters)
     cases = [case for case in GOLDEN["cases"] if case["checkpoint"] == model_type]
     assert len(cases) == 8
