@@ -26,7 +26,7 @@ from rich.table import Table
 from transformers import AutoTokenizer
 
 from builder.checkpoint.libraries import quiet_libraries
-from builder.engines.onnxruntime import infer_with
+from builder.engines.onnxruntime import run_with
 from builder.machine import available_cores
 from builder.pipeline import build
 from builder.runtime.contract import Session, load_generation
@@ -83,7 +83,7 @@ def _spec(checkpoint: Path, folder: Path, **options: Any) -> Any:
 def _median_ms(run: Callable[[], object], least: int = 10) -> float:
     for _ in range(3):
         run()
-    times = []
+    times: list[float] = []
     while len(times) < least or (sum(times) < 0.5 and len(times) < 200):
         start = time.perf_counter()
         run()
@@ -103,7 +103,7 @@ def cache_designs(console: Console, version: Path) -> list[dict[str, Any]]:
     executor = executor_of(version)
     session, geometry = executor.session, executor.geometry
     position = sum(2 * heads * size * 4 for heads, size in geometry.layers)  # bytes that one token adds
-    rows = []
+    rows: list[dict[str, Any]] = []
     for context in CONTEXTS:
         feeds = {
             "input_ids": np.array([[5]]),
@@ -113,7 +113,7 @@ def cache_designs(console: Console, version: Path) -> list[dict[str, Any]]:
             "logits_positions": np.zeros(1, np.int64),
         }
         past = {f"past_{n}": np.ascontiguousarray(t[:1, :, :context]) for n, t in executor.arena.items()}
-        naive = infer_with(session)
+        naive = run_with(session)
         binding = session.io_binding()
         held = {name: onnxruntime.OrtValue.ortvalue_from_numpy(array) for name, array in {**feeds, **past}.items()}
 

@@ -78,7 +78,13 @@ def infinity(folder: Path, engine: str, environments: Path) -> Any:
 def export_onnx(folder: Path, environments: Path) -> None:
     """The checkpoint as Optimum exports it, beside it in onnx/."""
     if not (folder / "onnx").exists():
-        command = [_program("torch", "optimum-cli", environments), "export", "onnx", "--task", "feature-extraction"]
+        command: list[str | Path] = [
+            _program("torch", "optimum-cli", environments),
+            "export",
+            "onnx",
+            "--task",
+            "feature-extraction",
+        ]
         subprocess.run([*command, "--model", folder, folder / "onnx"], check=True, capture_output=True)
 
 

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ from builder.serve.client import Client
 from builder.serve.load_test import load_test
 from builder.serve.triton import running
 from builder.spec import make_spec
+from builder.tasks.base import encoder_task
 from scripts.benchmarks import peers
 from scripts.benchmarks.circumstances import circumstances, write_figures
 from scripts.benchmarks.embedding_servers import INFINITY, closed_loop, export_onnx, fastapi, infinity
@@ -116,16 +118,16 @@ def _bench_model(console: Console, name: str, place: Path, options: argparse.Nam
         "infinity optimum": lambda: infinity(folder, "optimum", options.environments),
     }
     sides: dict[str, Callable[[], dict[int, Result]]] = {
-        side: lambda serve=serve: _over_http(serve, texts, window) for side, serve in servers.items() if side in wanted
+        side: partial(_over_http, serve, texts, window) for side, serve in servers.items() if side in wanted
     }
     if "naive Triton layout" in wanted:
         naive = _naive_repository(folder, place / "naive", real)
         sides["naive Triton layout"] = lambda: _triton(naive, "TEXT", texts, window)
     for side, repository in repositories.items():
-        sides[side] = lambda repository=repository: _triton(repository, "text_input", texts, window)
+        sides[side] = partial(_triton, repository, "text_input", texts, window)
     fronts = {rung: repositories[f"{rung}, 1 x {cores} threads"] for rung in IN_PROCESS if rung in wanted}
     alone: dict[str, Callable[[], tuple[float, float]]] = {
-        rung: lambda repository=repository: _in_process(repository, texts) for rung, repository in fronts.items()
+        rung: partial(_in_process, repository, texts) for rung, repository in fronts.items()
     }
     if "FastEmbed" in wanted:
         alone["FastEmbed"] = lambda: _fastembed(folder, place, texts, options.environments)
@@ -221,7 +223,7 @@ def _naive_repository(folder: Path, repository: Path, real: bool) -> Path:
     if checkpoint.config.model_type == "distilbert":
         names = [n for n in names if n != "token_type_ids"]
         checkpoint.tokenizer.model_input_names = names
-    module = checkpoint.task.graph(checkpoint, tuple(names))
+    module = encoder_task(checkpoint.task).graph(checkpoint, tuple(names))
     module.model.set_attn_implementation(UNFUSED)
     engine = repository / "encoder_model" / "1"
     front = repository / "encoder_tokenize" / "1"

@@ -18,6 +18,7 @@ from rich.table import Table
 
 from builder.checkpoint.libraries import quiet_libraries
 from builder.checkpoint.resolve import resolve
+from builder.engines.onnxruntime import MODEL_FILE
 from builder.export.encoder import export
 from builder.optimise.fusion import fuse
 from builder.optimise.quantisation import quantise
@@ -45,7 +46,7 @@ def main() -> None:
         folder = Path(place)
         spec = make_spec(model=str(Path(package.origin).parent / "model"))
         fused = fuse(export(resolve(spec), folder).graph, folder)
-        int8 = quantise(fused, folder, lambda graph: 1.0, 0.0, [feeds]).graph
+        int8 = quantise(fused, folder / "int8" / MODEL_FILE).graph
         columns = []
         for name, graph in (("fp32", fused), ("int8", int8)):
             table.add_column(name, justify="right")

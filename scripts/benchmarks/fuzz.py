@@ -118,7 +118,9 @@ def _shape(chance: random.Random) -> list[int]:
 
 
 def _tensor(names: list[str], chance: random.Random) -> dict[str, Any]:
-    values = [chance.choice((*WORDS, *NUMBERS, True, None, [], {})) for _ in range(chance.choice((0, 1, 1, 2, 70)))]
+    values: list[Any] = [
+        chance.choice((*WORDS, *NUMBERS, True, None, [], {})) for _ in range(chance.choice((0, 1, 1, 2, 70)))
+    ]
     shape = chance.choice(([1, 1], [1], _shape(chance)))
     return {"name": chance.choice(names), "datatype": chance.choice(TYPES), "shape": shape, "data": values}
 

@@ -34,7 +34,7 @@ from builder.pipeline import build
 from builder.samples import TEXTS
 from builder.serve.triton import Server, running
 from builder.spec import make_spec
-from builder.variants.measurements import memory_of
+from builder.variants.measurements import measurements_of
 from scripts.benchmarks import peers
 from scripts.benchmarks.circumstances import circumstances, write_figures
 from scripts.benchmarks.peers.clock import Clock
@@ -231,7 +231,7 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
 
 def _key(asked: dict[str, Any]) -> str:
     """Names a repository that was kept: of other options, or of another version of this project, it is another one."""
-    path = memory_of(asked).path
+    path = measurements_of(asked).path
     assert path is not None
     return path.stem[:12]
 

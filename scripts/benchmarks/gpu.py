@@ -16,8 +16,9 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import onnxruntime
@@ -139,7 +140,7 @@ def decode_pytorch(device: str, rows: tuple[int, ...] = ROWS) -> Times:
     return found
 
 
-def decode(device: str, place: Path, rows: tuple[int, ...] = ROWS) -> Times:
+def decode(device: Literal["cpu", "cuda"], place: Path, rows: tuple[int, ...] = ROWS) -> Times:
     """The executor that --target cuda emits."""
     exported = export_decoder(_gpt2(), place, 2 * CONTEXT)
     half = to_half(fuse(exported.graph, place), place / "half" / "model.onnx", real=("logits",))
@@ -149,7 +150,7 @@ def decode(device: str, place: Path, rows: tuple[int, ...] = ROWS) -> Times:
     found = {}
     for count in rows:
         tokens, lengths = np.full((count, 1), 100), np.full(count, CONTEXT)
-        found[str(count)] = median_ms(lambda tokens=tokens, lengths=lengths: executor.run(0, tokens, lengths))
+        found[str(count)] = median_ms(partial(executor.run, 0, tokens, lengths))
     return found
 
 

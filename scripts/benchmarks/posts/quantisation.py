@@ -44,7 +44,7 @@ RUNGS: tuple[tuple[str, dict[str, Any]], ...] = (
 
 def static_and_dynamic(place: Path, environments: Path) -> list[Row]:
     """The real MiniLM, 8 texts of 128 tokens: milliseconds and mean cosine to PyTorch."""
-    rows = []
+    rows: list[Row] = []
     for title, options in RUNGS:
         spec = make_spec(model=str(minilm()), name="minilm", output=place / "minilm", quality=0.9, **options)
         base, exact, *rest = alone(build, spec).ladder

@@ -43,7 +43,9 @@ LARGE = {"hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16
 LENGTHS = (8, 16, 32, 64, 128, 256, 512)
 REQUESTS = 50
 SHAPE = (1, 384)  # the post's own: one question over 384 tokens
-STEPS = (  # name, level, variant, empty structure removed, options of the small model's build
+STEPS: tuple[
+    tuple[str, str, Variant, bool, dict[str, Any]], ...
+] = (  # name, level, variant, empty structure removed, options of the small model's build
     ("ONNX, basic (O1)", "O1", Variant("fp32", "onnxruntime"), False, {"level": "O1"}),
     ("fused (O2)", "O2", Variant("fp32", "onnxruntime"), False, {}),
     ("fused, pruned", "O2", Variant("fp32", "onnxruntime"), True, {"prune": 0.4}),
