@@ -19,7 +19,8 @@ import numpy as np
 from builder.errors import SpecError
 from builder.memory import Memory
 from builder.onnx.graph import Graph
-from builder.optimise.weights import Quantised, quantise_weights
+from builder.optimise.quantised import Quantised
+from builder.optimise.weights import quantise_weights
 from builder.runtime.contract import CacheType, LayerShape, Session
 from builder.runtime.fields import Field
 from builder.runtime.generation.executors.base import Executor, Geometry

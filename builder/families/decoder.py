@@ -40,7 +40,7 @@ from builder.runtime.contract import Arena, CacheType, Chat, GenerationServing, 
 from builder.spec import BuildSpec
 from builder.triton.layout import RepositoryEntry, lay_out_generating
 from builder.variants import steps
-from builder.variants.ladder import Climbed, Limits, climb
+from builder.variants.ladder import Climbed, Required, climb
 from builder.verify.generation import (
     TOLERANCE,
     Agreement,
@@ -141,7 +141,7 @@ class Decoder:
 
         first = (exact.rung, Lowered(fused.graph, fused.graph))
         wanted = precisions(self.spec)
-        climbed = climb(wanted, self._limits, measured.rung, first, make, stage)
+        climbed = climb(wanted, self._required, measured.rung, first, make, stage)
         rung, graph, ladder = climbed.chosen, climbed.candidate.graph, climbed.ladder
         if self.spec.cache == "int8":
             name = f"{rung.name}, int8 cache"
@@ -150,7 +150,7 @@ class Decoder:
                 rung, _ = self._rung(name, fused, measured, graph, self.engine.cache_type)
             ladder = (*ladder, rung)
         if rung is not exact.rung:
-            self._limits.refuse(rung, measured.rung, self.checkpoint.task.metric)
+            self._required.refuse(rung, measured.rung, self.checkpoint.task.metric)
         own, served = self.engine.for_release(graph, self.folder)
         return Chosen(exact, own, served, ladder, rung, climbed)
 
@@ -199,7 +199,7 @@ class Decoder:
         """Log-probabilities of the fused graph, on a long row too; what quantising kept."""
         exact, metric = chosen.exact, self.checkpoint.task.metric
         long = Bound("the same on a long row", exact.long_error, at_most=TOLERANCE)
-        kept = kept_bounds(self._limits, exact.rung, chosen.rung, exact.pytorch.rung, metric)
+        kept = kept_bounds(self._required, exact.rung, chosen.rung, exact.pytorch.rung, metric)
         return Comparison((exact_bound(exact.rung), long, *kept))
 
     def report(
@@ -233,8 +233,8 @@ class Decoder:
         return self.spec.executor == "in-process"
 
     @property
-    def _limits(self) -> Limits:
-        return Limits(self.checkpoint.task.required(self.spec.quality), self.spec.perplexity)
+    def _required(self) -> Required:
+        return Required(self.checkpoint.task.required(self.spec.quality), self.spec.perplexity)
 
     def _rung(
         self, name: str, fused: Fused, reference: Measured, graph: Graph, cache: CacheType = "float32"

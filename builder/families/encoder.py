@@ -31,7 +31,7 @@ from builder.triton.recipe import recipe_files
 from builder.variants.candidates import Variant, VariantMaker, requested_variants
 from builder.variants.evaluator import Evaluator, make_evaluator
 from builder.variants.latency import pytorch_latencies
-from builder.variants.measurements import Memory, memory_of
+from builder.variants.measurements import Measurements, measurements_of
 from builder.variants.search import ROUNDING, Search, SearchResult
 from builder.verify.causes import cause
 from builder.verify.parity import TOLERANCE, Reference, long_references
@@ -156,9 +156,9 @@ class Encoder:
         as_verified = fused.graph if pruned is None and spec.level <= EXACT_LEVEL else None
         maker = VariantMaker(spec, graph, self.folder, evaluator.feeds, as_verified)
         threshold = self.checkpoint.task.required(spec.quality)
-        memory = memory_of(_facts(evaluator)) if len(self.variants) > 1 else Memory()
+        known = measurements_of(_facts(evaluator)) if len(self.variants) > 1 else Measurements()
         verified = (exact.rung, exact.quality)
-        search = Search(evaluator, maker, pytorch, verified, threshold, memory, stage, self._prefix(exact.rung))
+        search = Search(evaluator, maker, pytorch, verified, threshold, known, stage, self._prefix(exact.rung))
         result = search.run(self.variants)
         rungs = (pytorch, exact.rung, *(rung for rung in result.rungs if rung.name != exact.rung.name))
         if spec.target != "cpu":

@@ -21,7 +21,7 @@ from builder.errors import SpecError
 from builder.export.decoder import CACHED_ATTENTION
 from builder.families import built_from
 from builder.memory import Memory
-from builder.optimise.weights import Quantised
+from builder.optimise.quantised import Quantised
 from builder.report.provenance import file_hashes
 from builder.report.record import BuildReport, EngineCheck, Rung
 from builder.runtime.contract import Arena, GenerationServing, Session
@@ -32,7 +32,7 @@ from builder.spec import BuildSpec
 from builder.speed import Latencies
 from builder.triton.layout import RepositoryEntry, request_limits
 from builder.triton.releases import has
-from builder.variants.ladder import Limits
+from builder.variants.ladder import Required
 from builder.verify.generation import TOLERANCE
 from builder.verify.verdict import Bound
 
@@ -106,9 +106,9 @@ def exact_bound(exact: Rung) -> Bound:
     return Bound("the error of log-probabilities in fp32", error, at_most=TOLERANCE)
 
 
-def kept_bounds(limits: Limits, exact: Rung, served: Rung, pytorch: Rung, metric: str) -> tuple[Bound, ...]:
+def kept_bounds(required: Required, exact: Rung, served: Rung, pytorch: Rung, metric: str) -> tuple[Bound, ...]:
     """Of the rung that is served, where it is not the exact one."""
-    return () if served is exact else limits.bounds(served, pytorch, metric)
+    return () if served is exact else required.bounds(served, pytorch, metric)
 
 
 def serving_document(

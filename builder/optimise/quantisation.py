@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,19 +21,10 @@ from builder.errors import VerificationError
 from builder.onnx.graph import EXTERNAL_FROM, Graph, save_graph
 from builder.onnx.nodes import constant_products
 from builder.optimise.activations import Feeds, watch
+from builder.optimise.quantised import Quantised
 
 EMBEDDING_BYTES = 1 << 20  # smaller tables save no memory worth an extra operator
 PRODUCT, LOOKUP = "MatMul", "Gather"
-
-
-@dataclass(frozen=True)
-class Quantised:
-    """A graph, and what of it is quantised."""
-
-    graph: Graph
-    matmuls: int
-    embeddings: int
-    left_alone: tuple[str, ...]
 
 
 def quantise(graph: Graph, path: Path, left_alone: Collection[str] = ()) -> Quantised:

@@ -25,7 +25,8 @@ from builder.onnx.graph import EXTERNAL_FROM, Graph, save_graph
 from builder.onnx.nodes import constant_products, eight_bit_lookup, replace_nodes
 from builder.optimise.activations import Feeds
 from builder.optimise.eight_bit_floats import to_float8
-from builder.optimise.quantisation import LOOKUP, Quantised, candidates
+from builder.optimise.quantisation import LOOKUP, candidates
+from builder.optimise.quantised import Quantised
 from builder.optimise.smoothing import smooth
 from builder.spec import Calibration
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import onnx
@@ -25,19 +25,11 @@ from builder.export.projections import spell_out_gemms
 from builder.onnx.cleanup import drop_unused
 from builder.onnx.graph import Graph, save_graph
 from builder.onnx.nodes import constant_products, eight_bit_lookup, replace_nodes
+from builder.optimise.quantised import Quantised
 from builder.spec import WeightOptions
 
 BITS = {"int8-weights": 8, "int4-weights": 4}
 ACCURACY_INT8 = 4  # MatMulNBits: 8-bit activations
-
-
-@dataclass(frozen=True)
-class Quantised:
-    """A graph and how many of its products and lookups are quantised."""
-
-    graph: Graph
-    matmuls: int
-    embeddings: int
 
 
 def quantise_weights(graph: Graph, precision: str, options: WeightOptions, folder: Path) -> Quantised:

@@ -24,7 +24,8 @@ from builder.onnx.graph import Graph, check_release, read_graph, save_graph
 from builder.optimise.activations import Feeds
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import HALVES, to_half
-from builder.optimise.quantisation import Quantised, candidates, quantise, sensitivity
+from builder.optimise.quantisation import candidates, quantise, sensitivity
+from builder.optimise.quantised import Quantised
 from builder.optimise.static_quantisation import quantise_statically
 from builder.optimise.weights import BITS, quantise_weights
 from builder.spec import BuildSpec
@@ -190,20 +191,19 @@ class VariantMaker:
         source, spec = self._source(variant), self.spec
         path = self.folder / f"{variant.precision}-{variant.engine}-{len(left_alone)}" / onnxruntime.MODEL_FILE
         on_openvino = variant.engine == openvino.BACKEND
-        quantised = Quantised(source, 0, 0, ())
+        quantised = Quantised(source)
         if variant.precision == "int8":
             quantised = quantise(source, path, left_alone)
         elif variant.precision in STATIC:
             quantised = self._static(variant, source, path, left_alone)
         elif variant.precision in BITS:
-            weights = quantise_weights(source, variant.precision, spec.weight_options, self.folder)
-            check_release(weights.graph, spec.triton, spec.in_process)
-            quantised = Quantised(weights.graph, weights.matmuls, weights.embeddings, ())
+            quantised = quantise_weights(source, variant.precision, spec.weight_options, self.folder)
+            check_release(quantised.graph, spec.triton, spec.in_process)
         elif variant.precision in HALVES and not on_openvino:
             kept: Sequence[str] = ()
             if variant.target == "cuda":
                 kept = without_kernel(source.operators, variant.precision, spec.triton)
-            quantised = Quantised(to_half(source, path, variant.precision, kept), 0, 0, ())
+            quantised = Quantised(to_half(source, path, variant.precision, kept))
         if on_openvino:
             exact_or_rounded = variant.precision in ("fp32", "bf16")
             arithmetic = variant.precision if exact_or_rounded else openvino.arithmetic_on(cpu()["flags"])

@@ -1,6 +1,6 @@
 """The ladder of a generating model: which rung is served, and whether it keeps what was asked.
 
-Knows rungs and limits; knows nothing about graphs.
+Knows rungs and required; knows nothing about graphs.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ Candidate = TypeVar("Candidate")
 
 
 @dataclass(frozen=True)
-class Limits:
+class Required:
     """The least agreement with PyTorch, and the most that perplexity may grow, as a ratio to PyTorch's."""
 
     quality: float
@@ -57,7 +57,7 @@ class Climbed(Generic[Candidate]):
 
 def climb(
     wanted: Sequence[str],
-    limits: Limits,
+    required: Required,
     base: Rung,
     exact: tuple[Rung, Candidate],
     make: Callable[[str], tuple[Rung, Candidate]],
@@ -65,7 +65,7 @@ def climb(
 ) -> Climbed[Candidate]:
     """From PyTorch (`base`) over fp32 (`exact`) to the one precision of `wanted`, or to the fastest of several.
 
-    Of several, fp32 included, only those that keep `limits` are chosen from.
+    Of several, fp32 included, only those that keep `required` are chosen from.
     """
     made = []
     for precision in wanted:
@@ -75,9 +75,9 @@ def climb(
     if len(made) <= 1:
         chosen, candidate = (made or [exact])[0]
         return Climbed(ladder, chosen, candidate, None)
-    kept = [exact, *(pair for pair in made if limits.keeps(pair[0], base))]
+    kept = [exact, *(pair for pair in made if required.keeps(pair[0], base))]
     chosen, candidate = min(kept, key=lambda pair: _time(pair[0]))
-    missed = [rung.name for rung, _ in made if not limits.keeps(rung, base)]
+    missed = [rung.name for rung, _ in made if not required.keeps(rung, base)]
     choice = f"auto chose {chosen.name}" + (f"; {', '.join(missed)} missed the quality asked" if missed else "")
     return Climbed(ladder, chosen, candidate, choice)
 

@@ -20,7 +20,7 @@ from builder.report.record import Rung
 PACKAGE = Path(__file__).parent.parent
 
 
-class Memory:
+class Measurements:
     """Rungs by name. Without a `path` they are forgotten at the end."""
 
     def __init__(self, path: Path | None = None) -> None:
@@ -44,10 +44,10 @@ class Memory:
             beside.replace(self.path)
 
 
-def memory_of(facts: Mapping[str, Any]) -> Memory:
+def measurements_of(facts: Mapping[str, Any]) -> Measurements:
     """The memory of measurements that depend on `facts` (JSON) and on the code that made them."""
     digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
     for file in sorted(PACKAGE.rglob("*.py")):
         digest.update(file.read_bytes())
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Memory(home / "build-repo" / "measured" / f"{digest.hexdigest()[:32]}.json")
+    return Measurements(home / "build-repo" / "measured" / f"{digest.hexdigest()[:32]}.json")

@@ -15,13 +15,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from builder.errors import ExportError, VerificationError
-from builder.optimise.quantisation import Quantised
+from builder.optimise.quantised import Quantised
 from builder.progress import Stage
 from builder.report.record import Rung
 from builder.speed import speed_up
 from builder.variants.candidates import Variant, VariantMaker
 from builder.variants.evaluator import Evaluator
-from builder.variants.measurements import Memory
+from builder.variants.measurements import Measurements
 from builder.variants.traffic import BUSY
 from builder.verify.quality import Quality
 
@@ -74,7 +74,7 @@ class Search:
         base: Rung,
         exact: tuple[Rung, Quality],
         threshold: float,
-        memory: Memory,
+        known: Measurements,
         stage: Stage,
         prefix: str,
     ) -> None:
@@ -83,7 +83,7 @@ class Search:
         self.base = base
         self.exact = exact
         self.threshold = threshold
-        self.memory = memory
+        self.known = known
         self.stage = stage
         self.prefix = prefix
         self.quantised: dict[tuple[Variant, int], Quantised] = {}
@@ -187,11 +187,11 @@ class Search:
     def _time(self, variant: Variant, left_alone: int, order: int) -> _Tried:
         """A rung with its size and latency, remembered or measured."""
         name = f"{self.prefix}{variant.name}" + (f", {left_alone} layers fp32" if left_alone else "")
-        rung = self.exact[0] if name == self.exact[0].name else self.memory.recall(name)
+        rung = self.exact[0] if name == self.exact[0].name else self.known.recall(name)
         if rung is None:
             graph = self._graph(variant, left_alone).graph
             rung = Rung(name, graph.size, self.evaluator.latency(graph))
-            self.memory.remember(rung)
+            self.known.remember(rung)
         return _Tried(self._slowness(rung), order, variant, left_alone, rung)
 
     def _judge(self, tried: _Tried) -> tuple[Rung, Quality | None]:
@@ -203,7 +203,7 @@ class Search:
         graph = self._graph(tried.variant, tried.left_alone).graph
         quality = self.evaluator.quality(graph)
         rung = self.evaluator.judged(tried.rung, graph, quality)
-        self.memory.remember(rung)
+        self.known.remember(rung)
         return rung, quality
 
     def _keeps(self, rung: Rung) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from builder import Client, build, make_spec, running
-from builder.engines.onnxruntime import infer_with, open_session
+from builder.engines.onnxruntime import open_session, run_with
 from builder.export.decoder import export_decoder
 from builder.export.slots import choose_rows
 from builder.onnx.graph import Graph
@@ -38,7 +38,7 @@ class Handle:
 
 
 def _engine(graph: Graph) -> Any:
-    run = infer_with(open_session(graph.path, 1))
+    run = run_with(open_session(graph.path, 1))
 
     def infer(feeds: Mapping[str, Any]) -> dict[str, Any]:
         sent = sum(value.nbytes for value in feeds.values() if isinstance(value, np.ndarray))

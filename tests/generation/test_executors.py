@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from builder.engines.onnxruntime import infer_with, open_session
+from builder.engines.onnxruntime import open_session, run_with
 from builder.export.decoder import export_decoder
 from builder.export.slots import choose_rows
 from builder.optimise.fusion import fuse
@@ -32,7 +32,7 @@ def test_both_say_the_same(model_type: str, tmp_path: Path) -> None:
     geometry = geometry_of(exported.caches, 4, 128, VOCABULARY)
     executors: list[Executor] = [
         InProcess(graph.path, geometry, Session(threads=1)),
-        Bls(infer_with(open_session(graph.path, 1)), graph.inputs, geometry),
+        Bls(run_with(open_session(graph.path, 1)), graph.inputs, geometry),
     ]
     in_place, travelling = (generate(executor, prompts(), 32) for executor in executors)
     assert in_place == travelling
@@ -51,10 +51,10 @@ def test_logits_are_pytorchs_wherever_they_are_wanted(kind: str, model_type: str
     if kind == "in place":
         executor = InProcess(exported.graph.path, geometry, Session(threads=1))
     elif kind == "travelling":
-        executor = Bls(infer_with(open_session(exported.graph.path, 1)), exported.graph.inputs, geometry)
+        executor = Bls(run_with(open_session(exported.graph.path, 1)), exported.graph.inputs, geometry)
     else:
         chosen = choose_rows(exported.graph, tmp_path)
-        executor = BlsCuda(infer_with(open_session(chosen.path, 1)), chosen.inputs, geometry)
+        executor = BlsCuda(run_with(open_session(chosen.path, 1)), chosen.inputs, geometry)
 
     def expected(tokens: Sequence[int], places: Sequence[int]) -> np.ndarray:
         with torch.no_grad():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from builder.engines.cuda import KERNELS, without_kernel
-from builder.engines.onnxruntime import infer_with, open_session
+from builder.engines.onnxruntime import open_session, run_with
 from builder.onnx.bfloat16 import bfloat16, without_bfloat16
 from builder.onnx.graph import Graph, save_graph
 from builder.optimise.half_precision import to_half
@@ -49,9 +49,9 @@ def test_the_angle_of_a_late_position_is_as_exact_as_half_precision_can_say(tmp_
     constants = {"frequencies": np.array([1.0, 0.1], np.float32), "weights": np.array([1.0, 0.5], np.float32)}
     exact = graph_of(nodes, constants, [("positions", TensorProto.INT64)], tmp_path)
     feeds = {"positions": np.array([[1], [2049], [30001]])}
-    wanted = infer_with(open_session(exact.path, 1))(feeds)["out"]
+    wanted = run_with(open_session(exact.path, 1))(feeds)["out"]
     half = to_half(exact, tmp_path / "half" / "model.onnx")
-    found = infer_with(open_session(half.path, 1))(feeds)["out"]
+    found = run_with(open_session(half.path, 1))(feeds)["out"]
     assert np.abs(found - wanted).max() < 3e-3, "30001 in fp16 would be 30000, one radian off"
     model = onnx.load(str(half.path))
     assert (
@@ -70,7 +70,7 @@ def test_a_square_that_fp16_cannot_hold_is_not_made_in_it(tmp_path: Path) -> Non
     constants = {"weights": np.array([1.5], np.float32), "two": np.array(2, np.float32)}
     exact = graph_of(nodes, constants, [("x", TensorProto.FLOAT)], tmp_path)
     half = to_half(exact, tmp_path / "half" / "model.onnx")
-    found = infer_with(open_session(half.path, 1))({"x": np.full((2, 3), 400, np.float32)})["out"]
+    found = run_with(open_session(half.path, 1))({"x": np.full((2, 3), 400, np.float32)})["out"]
     np.testing.assert_allclose(found, 600, rtol=1e-3)
 
 
@@ -89,7 +89,7 @@ def test_a_place_in_a_table_is_not_rounded_to_another(tmp_path: Path) -> None:
     exact = graph_of(nodes, constants, [("distances", TensorProto.INT64)], tmp_path)
     feeds = {"distances": np.arange(1, 1000)}
     half = to_half(exact, tmp_path / "half" / "model.onnx")
-    found, wanted = (infer_with(open_session(graph.path, 1))(feeds)["out"] for graph in (half, exact))
+    found, wanted = (run_with(open_session(graph.path, 1))(feeds)["out"] for graph in (half, exact))
     np.testing.assert_array_equal(found, wanted)
 
 
@@ -110,7 +110,7 @@ def test_a_graph_without_its_bfloat16_has_the_rounded_constants(tmp_path: Path) 
     model = onnx.load(str(half.path))
     assert {tensor.data_type for tensor in model.graph.initializer} == {TensorProto.BFLOAT16}
     stand_in = save_graph(without_bfloat16(model), tmp_path / "stand-in" / "model.onnx")
-    found = infer_with(open_session(stand_in.path, 1))({"x": np.ones(2, np.float32)})["out"]
+    found = run_with(open_session(stand_in.path, 1))({"x": np.ones(2, np.float32)})["out"]
     np.testing.assert_array_equal(found, np.array([1.0, 3.0], np.float32))
 
 

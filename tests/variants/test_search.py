@@ -17,7 +17,7 @@ from builder.report.record import Rung
 from builder.variants import candidates
 from builder.variants import evaluator as evaluators
 from builder.variants.candidates import Variant
-from builder.variants.measurements import Memory
+from builder.variants.measurements import Measurements
 from builder.variants.search import Search
 from builder.variants.traffic import Rates
 
@@ -86,10 +86,11 @@ def test_a_fake_takes_what_the_real_one_takes(fake: type, real: type) -> None:
         assert hasattr(real, name) or name in {one.name for one in fields(real)}
 
 
-def search(evaluator: Evaluator, memory: Memory | None = None) -> Search:
+def search(evaluator: Evaluator, known: Measurements | None = None) -> Search:
     base = Rung("PyTorch fp32", 1, {"1x16": 2.0})
     exact = Rung("exact", 1, {"1x16": 1.0}, quality=1.0), SimpleNamespace(mean=1.0)
-    parts: Any = (evaluator, VariantMaker(), base, exact, 0.99, memory or Memory(), lambda name: nullcontext(), "")
+    known = known or Measurements()
+    parts: Any = (evaluator, VariantMaker(), base, exact, 0.99, known, lambda name: nullcontext(), "")
     return Search(*parts)
 
 
@@ -177,11 +178,11 @@ def test_a_variant_that_cannot_be_made_is_named_and_alone_is_an_error() -> None:
 def test_what_was_measured_is_remembered_and_what_is_served_is_judged_again(tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
     quality = {("int8", left): 0.9 for left in range(9)}
-    search(Evaluator(quality), Memory(path)).run((SLOW, FAST, MIDDLE))
+    search(Evaluator(quality), Measurements(path)).run((SLOW, FAST, MIDDLE))
     evaluator = Evaluator(quality)
-    found = search(evaluator, Memory(path)).run((SLOW, FAST, MIDDLE))
+    found = search(evaluator, Measurements(path)).run((SLOW, FAST, MIDDLE))
     assert found.chosen.name == "int8-static"
     assert evaluator.timed == []
     assert evaluator.asked == [("int8-static", 0)]
     path.write_text("{broken")
-    assert search(Evaluator({}), Memory(path)).run((FAST,)).chosen.name == "int8"
+    assert search(Evaluator({}), Measurements(path)).run((FAST,)).chosen.name == "int8"

@@ -65,7 +65,7 @@ def _session(model: Path, options: onnxruntime.SessionOptions) -> onnxruntime.In
     )
 
 
-def infer_with(session: onnxruntime.InferenceSession) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
+def run_with(session: onnxruntime.InferenceSession) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
     """An `infer` callable as the emitted pipeline wants it: named arrays in, named arrays out."""
     names = [output.name for output in session.get_outputs()]
     return lambda feeds: dict(zip(names, session.run(names, feeds), strict=True))
@@ -77,11 +77,11 @@ def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
     No CPU kernel has bf16: a graph for a GPU in it is opened with its rounded constants, multiplied in fp32.
     """
     if graph.arithmetic != "bf16":
-        return infer_with(open_session(graph.path, threads, spinning))
+        return run_with(open_session(graph.path, threads, spinning))
     with tempfile.TemporaryDirectory() as place:
         stand_in = Path(place) / MODEL_FILE
         save_graph(without_bfloat16(onnx.load(str(graph.path))), stand_in)
-        return infer_with(open_session(stand_in, threads, spinning))
+        return run_with(open_session(stand_in, threads, spinning))
 
 
 def loop_session(threads: int, spinning: bool) -> Session:

@@ -31,7 +31,8 @@ from builder.families.seq2seq.texts import first_token, texts_to_judge, token_ro
 from builder.memory import Memory, cache_bytes, refuse_slots, weights_bytes
 from builder.onnx.graph import check_release
 from builder.optimise.fusion import fuse
-from builder.optimise.weights import Quantised, quantise_weights
+from builder.optimise.quantised import Quantised
+from builder.optimise.weights import quantise_weights
 from builder.progress import Stage
 from builder.report.record import BuildReport, EngineCheck, Rung
 from builder.runtime.contract import Arena, GenerationServing, LayerShape, Source
@@ -41,7 +42,7 @@ from builder.runtime.generation.processors import Rules
 from builder.spec import BuildSpec
 from builder.triton.layout import RepositoryEntry, lay_out_generating
 from builder.variants import steps
-from builder.variants.ladder import Climbed, Limits, climb
+from builder.variants.ladder import Climbed, Required, climb
 from builder.verify.emitted import Prompted, answer
 from builder.verify.metrics import texts as texts_against
 from builder.verify.runtimes import Case, Recorder, Replay
@@ -163,9 +164,9 @@ class Seq2Seq:
             return self._rung(precision, _with(graphs, quantised), measured.answers)[0], quantised
 
         none: tuple[Quantised, ...] = ()
-        climbed = climb(precisions(spec), self._limits, measured.rung, (exact.rung, none), make, stage)
+        climbed = climb(precisions(spec), self._required, measured.rung, (exact.rung, none), make, stage)
         if climbed.chosen is not exact.rung:
-            self._limits.refuse(climbed.chosen, measured.rung, self.checkpoint.task.metric)
+            self._required.refuse(climbed.chosen, measured.rung, self.checkpoint.task.metric)
         return Chosen(exact, _with(graphs, climbed.candidate), climbed)
 
     def replay(self, chosen: Chosen) -> Replay:
@@ -200,7 +201,7 @@ class Seq2Seq:
     def comparison(self, chosen: Chosen) -> Comparison:
         """Log-probabilities of the fused graphs; what quantising kept."""
         exact, metric = chosen.exact, self.checkpoint.task.metric
-        kept = kept_bounds(self._limits, exact.rung, chosen.climbed.chosen, exact.pytorch.rung, metric)
+        kept = kept_bounds(self._required, exact.rung, chosen.climbed.chosen, exact.pytorch.rung, metric)
         return Comparison((exact_bound(exact.rung), *kept))
 
     def report(
@@ -233,8 +234,8 @@ class Seq2Seq:
         return end_ids(self.settings.config, self.checkpoint.tokenizer)
 
     @property
-    def _limits(self) -> Limits:
-        return Limits(self.checkpoint.task.required(self.spec.quality), self.spec.perplexity)
+    def _required(self) -> Required:
+        return Required(self.checkpoint.task.required(self.spec.quality), self.spec.perplexity)
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return str(self.checkpoint.tokenizer.decode(list(tokens), skip_special_tokens=True))
