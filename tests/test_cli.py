@@ -182,6 +182,7 @@ def test_serve_says_when_it_is_ready_and_leaves_nothing_behind(stop: signal.Sign
         process.wait(timeout=60)
     assert any("topics" in line and "READY" in line for line in lines), "".join(lines)
     assert any(f"127.0.0.1:{ports.grpc}" in line for line in lines)
+    assert any("for development and load tests" in line for line in lines)
     if stop is not signal.SIGKILL:
         assert "stopped" in rest
         assert process.returncode == 0

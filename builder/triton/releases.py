@@ -54,7 +54,6 @@ RELEASES: dict[str, Release] = {
 FIXES: tuple[Fix, ...] = tuple(Fix(**row) for row in _TABLE["fixes"])
 # Options of tritonserver that not every release here knows, and the first that does.
 OPTIONS: dict[str, str] = _TABLE["options"]
-SHAPES_CHECKED: str = FIXES[0].since
 NEWEST = next(reversed(RELEASES))
 # What a graph may use, and the ONNX Runtime that first has it.
 OPERATOR_NEEDS: dict[str, str] = _TABLE["operators"]

@@ -33,6 +33,18 @@ from builder.serve.triton import Server
         ("masks", {"text_input": "[MASK] " * 30, "top_k": 40}, "predictions, top_k for each mask, has 1200 values"),
         ("writes", {"text_input": "x " * 600_000}, "the request has 1200000 bytes of text; this model takes at most"),
         ("writes", {"text_input": "x", "stop_words": ["y"] * 1001}, "stop_words has 1001 values; this model takes at"),
+        (
+            "writes_bls",
+            {"text_input": "x " * 600_000},
+            "the request has 1200000 bytes of text; this model takes at most",
+        ),
+        ("sums", {"text_input": "x " * 600_000}, "the request has 1200000 bytes of text; this model takes at most"),
+        ("sums", {"text_input": "x", "stop_words": ["y"] * 1001}, "stop_words has 1001 values; this model takes at"),
+        (
+            "minilm_fp32",
+            {"text_input": "x " * 600_000},
+            "the request has 1200000 bytes of text; this model takes at most",
+        ),
         ("topics", {"text_input": "a", "top_k": 0}, "top_k is 0; expected at least 1"),
         ("topics", {"text_input": "a", "function_to_apply": "relu"}, "expected one of softmax, sigmoid, none"),
         ("entail", {"text_input": "a", "candidate_labels": [""]}, "candidate_labels, row 0, is empty"),
