@@ -82,6 +82,12 @@ def test_every_field_a_user_can_set_arrives() -> None:
     assert (warm.name, warm.inputs["input_ids"].input_data_file) == ("text_0", "text_0_input_ids")
 
 
+def test_a_warm_up_of_a_model_without_batching_is_not_skipped() -> None:
+    warm_up = WarmUp("text_0", 1, {"input_ids": {"length": 7, "file": ""}})
+    (warm,) = parse(render(_config(max_batch_size=0, warm_ups=[warm_up])), "front").model_warmup
+    assert (warm.batch_size, list(warm.inputs["input_ids"].dims)) == (1, [1, 7])
+
+
 def test_a_hole_in_the_template_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "config.pbtxt.j2").write_text('name: "{{ nobody_gave_this }}"')
     monkeypatch.setattr(render_module, "templates", lambda: tmp_path)
