@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from pathlib import Path
+
 from google.protobuf.message import DecodeError
 
 from builder.engines import onnxruntime, openvino, tensorrt
@@ -22,6 +25,12 @@ def signature_of(version: Version) -> stock.Signature | None:
     path = version.graph if backend != tensorrt.BACKEND else version.recipe / "model.onnx"
     if not path.is_file() or (backend == openvino.BACKEND and not path.with_suffix(".bin").is_file()):
         return None
+    return _signature(backend, path, path.stat().st_mtime_ns)
+
+
+@lru_cache(maxsize=64)
+def _signature(backend: str, path: Path, changed_ns: int) -> stock.Signature | None:
+    """Read once for all rules: a graph may have gigabytes of weights in it."""
     try:
         if backend == openvino.BACKEND:
             return openvino.signature(path)

@@ -22,6 +22,10 @@ class TritonPythonModel:
         arrays = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", array)]) for array in arrays]
 """
+CALL = """
+    def call(self, inputs):
+        return pb_utils.InferenceRequest(model_name="whole", requested_output_names=["y"], inputs=inputs).exec()
+"""
 TENSORS = """
 input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] }
 output { name: "y" data_type: TYPE_FP32 dims: [ 4 ] }
@@ -188,6 +192,9 @@ CASES: dict[str, Case] = {
     ),
     "sequence_cache": Case(f"{WHOLE}sequence_batching {{ }}\nresponse_cache {{ enable: true }}", "TR309"),
     "no_library": Case(WHOLE + parameter("TRITON_BATCH_STRATEGY_PATH", "/no/batch.so"), "TR311"),
+    "limited_queue": Case(f"{WHOLE}dynamic_batching {{ default_queue_policy {{ max_queue_size: 4 }} }}", "TR307"),
+    "uneven": Case(WHOLE.replace("[ 4 ]", "[ -1 ]") + DYNAMIC, "TR308"),
+    "cached": Case(f"{WHOLE}response_cache {{ enable: true }}", "TR310"),
     # warm-ups and sequences
     "warm_up": Case(WHOLE + WARM_UP % "zero_data: true"),
     "warm_up_of_no_rows": Case(WHOLE + WARM_UP.replace("batch_size: 1", "") % "zero_data: true", "TR351"),
@@ -215,6 +222,11 @@ CASES: dict[str, Case] = {
     "gpu_of_a_cpu": Case(WHOLE.replace("KIND_CPU", "KIND_CPU gpus: [ 0 ]"), "TR401"),
     "profile_of_python": Case(WHOLE.replace("KIND_CPU", 'KIND_CPU profile: [ "0" ]'), "TR402"),
     # Python and releases
+    "no_execute": Case(WHOLE, "TR706", {"1/model.py": PYTHON.replace("execute", "run")}),
+    "returns": Case(f"{WHOLE}model_transaction_policy {{ decoupled: true }}", "TR707"),
+    "calls_nobody": Case(WHOLE, "TR502", {"1/model.py": PYTHON + CALL.replace("whole", "hole")}),
+    "asks_for_nothing": Case(WHOLE, "TR502", {"1/model.py": PYTHON + CALL.replace('"y"', '"z"')}),
+    "calls": Case(WHOLE, None, {"1/model.py": PYTHON + CALL}),
     "no_class": Case(WHOLE, "TR705", {"1/model.py": PYTHON.replace("TritonPythonModel", "Model")}),
     "not_python": Case(WHOLE, "TR701", {"1/model.py": f"{PYTHON}\ndef"}),
     "no_environment": Case(WHOLE + parameter("EXECUTION_ENV_PATH", "$$TRITON_MODEL_DIRECTORY/e.tar.gz"), "TR708"),
@@ -245,5 +257,6 @@ CASES: dict[str, Case] = {
     "step_of_another_type": _ensemble(ENSEMBLE.replace("TYPE_FP32", "TYPE_FP16", 1), "TR557"),
     "step_of_another_size": _ensemble(ENSEMBLE.replace("[ 4 ]", "[ 5 ]", 1), "TR557"),
     "step_of_any_size": _ensemble(ENSEMBLE.replace("[ 4 ]", "[ -1 ]", 1)),
+    "caches_a_stream": _ensemble(ENSEMBLE.replace('"whole"', '"returns"') + "response_cache { enable: true }", "TR559"),
     "batches_above_its_step": _ensemble(ENSEMBLE.replace("max_batch_size: 8", "max_batch_size: 9"), "TR558"),
 }

@@ -88,7 +88,7 @@ def has_no_parameters_without_effect(model: Model) -> Iterator[Problem]:
     """
     if model.config.backend not in (onnxruntime.BACKEND, openvino.BACKEND):
         return  # any other may read what it likes
-    for name in stock.without_effect(model.document, model.release):
+    for name in sorted(stock.without_effect(model.document, model.release)):
         yield Problem(
             f"the parameter {name} has no effect: Triton's {model.config.backend} backend does not read it",
             "leave it out",

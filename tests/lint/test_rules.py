@@ -1,0 +1,180 @@
+"""Rules about machines, releases and builds; those about configurations are in cases.py."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import onnx
+import pytest
+from onnx import TensorProto, helper
+
+from builder.engines.gpu import GPU
+from builder.lint import lint
+from builder.lint.findings import Finding
+from builder.lint.rule import all_rules
+from builder.lint.rules import instances, memory, provenance
+from tests.lint.cases import CASES, ONNX, WHOLE, Case
+
+ELSEWHERE = {  # what breaks it, where that is not here and not a case
+    "TR101": "test_foreign.py",
+    "TR103": "test_foreign.py",
+    "TR109": "test_foreign.py",
+    "TR203": "tests/engines/test_stock.py",
+    "TR501": "the same code as TR502",
+    "TR601": "tests/triton/test_reproducible.py",
+    "TR651": "tests/triton/test_plan.py",
+    "TR652": "tests/families/test_vllm.py",
+    "TR653": "tests/triton/test_plan.py",
+    "TR703": "tests/generation/test_chat.py",
+    "TR803": "tests/test_report.py",
+    "TR804": "tests/test_report.py",
+}
+HERE = {
+    "TR403", "TR404", "TR405", "TR451", "TR452", "TR605", "TR606", "TR654", "TR655", "TR702", "TR704", "TR801", "TR802",
+    "TR805",
+}  # fmt: skip
+
+
+def test_every_rule_is_broken_somewhere() -> None:
+    assert {rule.code for rule in all_rules()} == {case.code for case in CASES.values()} - {None} | HERE | set(
+        ELSEWHERE
+    )
+
+
+def _found(repository: Path, code: str, triton: str | None = None) -> list[Finding]:
+    return [finding for finding in lint(repository, triton) if finding.code == code]
+
+
+def _write(folder: Path, config: str, files: Mapping[str, str | bytes]) -> None:
+    Case(config, None, files).write(folder)
+
+
+def test_threads_of_all_instances_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(instances, "available_cores", lambda: 4)
+    model = CASES["onnx"].files
+    _write(tmp_path / "two_by_itself", 'backend: "onnxruntime"', model)
+    _write(tmp_path / "three", ONNX.replace("count: 1", "count: 3").replace('"1"', '"2"'), model)
+    _write(tmp_path / "four", ONNX.replace("count: 1", "count: 4"), model)
+    assert {finding.model: finding.found for finding in _found(tmp_path, "TR404")} == {
+        "two_by_itself": "2 instances of 4 threads each, on 4 cores",
+        "three": "3 instances of 2 threads each, on 4 cores",
+    }
+
+
+def test_gpus_of_this_machine_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CASES["whole"].write(tmp_path / "cpu")
+    _write(tmp_path / "gpu", WHOLE.replace("KIND_CPU", "KIND_GPU gpus: [ 0 ]"), CASES["whole"].files)
+    _write(tmp_path / "second", WHOLE.replace("KIND_CPU", "KIND_GPU gpus: [ 1 ]"), CASES["whole"].files)
+    monkeypatch.setattr(instances, "gpus", lambda: (GPU("L4", "8.9", 24576),))
+    assert [finding.model for finding in _found(tmp_path, "TR403")] == ["second"]
+    monkeypatch.setattr(instances, "gpus", lambda: ())
+    assert [finding.model for finding in _found(tmp_path, "TR403")] == ["gpu", "second"]
+
+
+def test_resources_are_global_or_not(tmp_path: Path) -> None:
+    for name, scope in (("a", "global: true"), ("b", "")):
+        limited = f'rate_limiter {{ resources {{ name: "R" {scope} count: 1 }} }} }}'
+        _write(tmp_path / name, WHOLE.replace("KIND_CPU }", f"KIND_CPU {limited}"), CASES["whole"].files)
+    assert [finding.model for finding in _found(tmp_path, "TR405")] == ["b"]
+
+
+def test_weights_of_all_instances_need_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    size = len(CASES["onnx"].files["1/model.onnx"])
+    _write(tmp_path / "m", ONNX.replace("count: 1", "count: 3"), CASES["onnx"].files)
+    monkeypatch.setattr(memory, "total_memory", lambda: 3 * size)
+    assert _found(tmp_path, "TR451") == []
+    monkeypatch.setattr(memory, "total_memory", lambda: 3 * size - 1)
+    assert [finding.model for finding in _found(tmp_path, "TR451")] == ["m"]
+
+
+def test_dockers_own_shared_memory_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CASES["onnx"].write(tmp_path / "onnx")
+    room = SimpleNamespace(total=64 << 20)
+    monkeypatch.setattr(memory.shutil, "disk_usage", lambda path: room)
+    assert _found(tmp_path, "TR452") == [], "no model of it is Python"
+    CASES["whole"].write(tmp_path / "python")
+    assert len(_found(tmp_path, "TR452")) == 1
+    room.total = 1 << 30
+    assert _found(tmp_path, "TR452") == []
+
+
+def _graph(node: onnx.NodeProto, half: bool = False, **said: str) -> bytes:
+    weight = helper.make_tensor("w", TensorProto.FLOAT16 if half else TensorProto.FLOAT, [1], [1.0])
+    x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ("batch", 4)) for name in "xy")
+    body = helper.make_graph([node], "g", [x], [y], [weight])
+    domains = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(body, opset_imports=domains, ir_version=8)
+    helper.set_model_props(model, said)
+    return bytes(model.SerializeToString())
+
+
+@pytest.mark.parametrize(
+    ("code", "content", "releases"),
+    [
+        (
+            "TR605",
+            _graph(helper.make_node("GroupQueryAttention", ["x"], ["y"], domain="com.microsoft", local_window_size=8)),
+            {"24.10": 1, "26.01": 1, "26.02": 0},
+        ),
+        (
+            "TR605",
+            _graph(
+                helper.make_node("GroupQueryAttention", ["x"], ["y"], domain="com.microsoft", local_window_size=8),
+                onnxruntime_below="1.24.0",
+            ),
+            {"24.10": 0},
+        ),
+        ("TR606", _graph(helper.make_node("Clip", ["x", "w"], ["y"]), half=True), {"24.10": 1, "24.12": 0}),
+        ("TR606", _graph(helper.make_node("Clip", ["x", "w"], ["y"])), {"24.10": 0}),
+    ],
+)
+def test_what_changed_between_releases_is_told(
+    code: str, content: bytes, releases: dict[str, int], tmp_path: Path
+) -> None:
+    _write(tmp_path / "m", ONNX, {"1/model.onnx": content})
+    assert {release: len(_found(tmp_path, code, release)) for release in releases} == releases
+
+
+def test_arguments_of_vllm_are_those_of_the_release(tmp_path: Path) -> None:
+    arguments = json.dumps({"model": "a/b", "max_num_seq": 8})
+    _write(tmp_path / "m", 'backend: "vllm"', {"1/model.json": arguments})
+    (finding,) = _found(tmp_path, "TR654", "25.10")
+    assert finding.text == "vLLM 0.10.2 has no argument max_num_seq; write max_num_seqs"
+    assert len(_found(tmp_path, "TR655")) == 1
+    assert _found(tmp_path, "TR654") == [], "of no release nothing is known"
+
+
+@pytest.mark.parametrize(
+    ("code", "files"),
+    [
+        ("TR702", {"1/serving.json": '{"schema": 1}'}),
+        ("TR801", {"build.json": "{"}),
+        ("TR801", {"build.json": "[]"}),
+        ("TR802", {"build.json": '{"files": {"m": {"1/model.py": "00"}}}'}),
+        ("TR802", {"build.json": '{"files": {"m": {"1/gone.py": "00"}}}'}),
+    ],
+)
+def test_what_is_not_what_was_built_is_told(code: str, files: dict[str, str], tmp_path: Path) -> None:
+    _write(tmp_path / "m", WHOLE, {**CASES["whole"].files, **files})
+    assert len(_found(tmp_path, code)) == 1
+
+
+def test_a_graph_that_a_front_lacks_is_told(small_repository: Path, tmp_path: Path) -> None:
+    front = small_repository / "topics"
+    kept = {path.relative_to(front).as_posix(): path.read_bytes() for path in front.rglob("*") if path.is_file()}
+    del kept["1/model.onnx"]
+    _write(tmp_path / "topics", kept.pop("config.pbtxt").decode(), kept)
+    assert [finding.file for finding in _found(tmp_path, "TR704")] == ["topics/1/model.onnx"]
+
+
+def test_signatures_are_asked_for_where_there_is_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CASES["whole"].write(tmp_path / "m")
+    asked: list[Any] = []
+    monkeypatch.setattr(provenance, "unsigned", lambda *given: asked.append(given) or ["m: it is not signed"])
+    assert _found(tmp_path, "TR805") == []
+    (finding,) = (finding for finding in lint(tmp_path, None, tmp_path / "key.pub") if finding.code == "TR805")
+    assert (str(finding), asked) == ("m: it is not signed", [(tmp_path, tmp_path / "key.pub")])
