@@ -47,6 +47,9 @@ FOREIGN_OPTIONS = {
     "--shm-size",
     "--model-control-mode",
     "--disable-auto-complete-config",
+    "--grpc-max-response-pool-size",
+    "--grpc-restricted-protocol",
+    "--http-restricted-api",
 }
 
 
