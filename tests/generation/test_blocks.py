@@ -82,6 +82,24 @@ def test_memory_follows_use_not_the_longest_row() -> None:
     assert engine.stats.preemptions == 0
 
 
+def test_a_prompt_is_read_in_the_calls_of_those_that_decode() -> None:
+    engine, executor = engine_of(slots=4, blocks=40)
+    short, long = Asked([1, 2, 3], 40), Asked([7] * 150, 5)
+    engine.submit(short.sequences)
+    engine.step()
+    engine.submit(long.sequences)
+    before = len(short.tokens)
+    for steps in range(1, 4):  # pieces of 64 tokens
+        engine.step()
+        assert executor.calls[-1] == 2, "one call has the piece and the single token"
+        assert len(executor.calls) == 1 + steps
+        assert len(short.tokens) == before + steps
+    assert len(long.tokens) == 1
+    engine.run_until_idle()
+    assert long.tokens == expected([7] * 150, 5)
+    assert short.tokens == expected([1, 2, 3], 40)
+
+
 def test_a_common_beginning_is_kept_once() -> None:
     engine, executor = engine_of(slots=4, blocks=13)
     begin = list(range(50)) * 4

@@ -15,10 +15,11 @@ from builder.export.decoder import export_decoder
 from builder.runtime.contract import Session, dump
 from builder.runtime.fields import InputError
 from builder.runtime.generation import service as service_module
+from builder.runtime.generation.calls import SCORED_TOKENS
 from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.options import COMMON, PROMPT
-from builder.runtime.generation.scheduler import SCORED_TOKENS, Limits
+from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.service import Service
 from builder.verify.generation import geometry_of
 from tests.checkpoints import VOCABULARY

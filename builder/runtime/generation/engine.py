@@ -16,11 +16,12 @@ import numpy as np
 
 from .beams import reorder
 from .cache import SlotCache
+from .calls import Call
 from .errors import EngineFailed
-from .executors.base import EncodingExecutor, Executor
+from .executors.base import EncodingExecutor, Executor, Part
 from .reading import Reader
 from .sampling import Choice, Sampler, choose
-from .scheduler import Call, Limits, Scheduler
+from .scheduler import Limits, Scheduler
 from .sequences import Beams, GeneratedSequence, Piece, Request, Running, SequenceStatus
 from .stats import Stats
 
@@ -68,16 +69,23 @@ class Engine:
 
     def step(self) -> None:
         """One turn of the loop: schedule, run, accept."""
-        for call in self.scheduler.schedule():
-            logits = self.executor.run(call.first, call.tokens, call.positions, call.wanted)
-            self.cache.record(call.first, call.positions, call.written)
-            if call.scored is not None:
-                self._score(call.scored, int(call.positions[0]), logits)
-            if call.guess:
-                self._verify(call, logits)
-            else:
-                self._accept(call, logits[-1:] if call.scored is not None else logits)
+        for calls in self.scheduler.schedule():
+            found = self._run(calls)
+            for call in calls:
+                self.cache.record(call.first, call.positions, call.written)
+            for call, logits in zip(calls, found):
+                if call.scored is not None:
+                    self._score(call.scored, int(call.positions[0]), logits)
+                if call.guess:
+                    self._verify(call, logits)
+                else:
+                    self._accept(call, logits[-1:] if call.scored is not None else logits)
         self.stats.steps += 1
+
+    def _run(self, calls: Sequence[Call]) -> Sequence[np.ndarray]:
+        """The logits of each call; several run as one."""
+        parts = [Part(call.first, call.tokens, call.positions, call.wanted) for call in calls]
+        return self.executor.run_together(parts) if len(parts) > 1 else [self.executor.run(*parts[0])]
 
     def encode(self) -> None:
         """Run the encoder once, over the text whose turn is next and others of about its length."""

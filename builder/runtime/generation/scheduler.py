@@ -1,9 +1,10 @@
 """Who runs: the queue, the slots that its sequences are given, and the calls of each step.
 
 A step drops what is over, admits what waits, runs a bounded piece of prefill and then one token of every running
-sequence and beam. Where slots share memory and it runs out, the last in the order of the queue gives way: it waits
-again, and is computed again from its tokens. Knows requests, slots and, for encoder-decoders, whose text has been
-read; knows nothing about logits, sampling or threads, except that others add to the queue while it is looked at.
+sequence and beam; where slots share memory in blocks, both in one call. Where that memory runs out, the last in the
+order of the queue gives way: it waits again, and is computed again from its tokens. Knows requests, slots and, for
+encoder-decoders, whose text has been read; knows nothing about logits, sampling or threads, except that others add to
+the queue while it is looked at.
 """
 
 from __future__ import annotations
@@ -12,19 +13,15 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
-from .blocks import Growth
 from .cache import SlotCache
+from .calls import Call, growths, guess, piece, prefill, step
 from .errors import DeadlineExceeded, QueueFull
 from .reading import Reader
 from .sequences import GeneratedSequence, Request, Running, SequenceStatus
 from .stats import Stats
-
-SCORED_TOKENS = 64  # of a prompt in one call, where each has logits: of a large vocabulary 0.6 MB a token
 
 
 @dataclass(frozen=True)
@@ -32,26 +29,6 @@ class Limits:
     queue: int  # sequences that may wait; 0: any number
     prefill_tokens: int  # of prompts, between two decode steps; of texts, in one encoder call
     wait_s: float = 0  # how long a request may wait for its turn; 0: for ever
-
-
-@dataclass(frozen=True)
-class Call:
-    """One run of the executor over the slots from `first` on.
-
-    `tokens`: (rows, new) int64, written at `positions`, (rows,) int64, of each slot; `written`: those that count, by
-    slot; `wanted`: after which of `tokens` logits are wanted, see Executor.run; `sequences` get their next tokens from
-    the last of those, each of their inputs from one, in order. `scored`: the request whose prompt these logits score.
-    `guess`: the tokens after the first that the one sequence may say.
-    """
-
-    first: int
-    tokens: np.ndarray
-    positions: np.ndarray
-    written: Mapping[int, Sequence[int]]
-    wanted: np.ndarray
-    sequences: Sequence[Running]
-    scored: Request | None = None
-    guess: Sequence[int] = ()
 
 
 class Scheduler:
@@ -99,12 +76,16 @@ class Scheduler:
         ahead = heapq.nsmallest(len(self.cache.taken), self.waiting)
         return self.reader.unread(sequence for _, _, sequence in ahead)
 
-    def schedule(self) -> Iterator[Call]:
-        """The calls of one step. Each is made when the tokens of the one before it have been chosen."""
+    def schedule(self) -> Iterator[Sequence[Call]]:
+        """The calls of one step: those that run together, and then others, which are made when the tokens of the ones
+        before them have been chosen."""
         self._drop()
         self._admit()
-        yield from self._prefill()
-        yield from self._decode()
+        if self.cache.blocks is not None:
+            yield from filter(None, [self._together()])
+        else:
+            yield from ([call] for call in self._prefill())
+            yield from ([call] for call in self._decode())
         self.stats.running, self.stats.waiting = len(self.running), len(self.waiting)
 
     def finish(self, sequence: Running) -> None:
@@ -217,66 +198,46 @@ class Scheduler:
         return True
 
     def _prefill(self) -> Iterator[Call]:
-        """Pieces of prompts, and of what is known to follow, first come first, up to the limit of a step.
+        for sequence, tokens in self._pieces():
+            yield prefill(self.cache, sequence, tokens)
 
-        Who is at its end gets the next token.
-        """
-        budget = self.limits.prefill_tokens
+    def _pieces(self) -> list[tuple[Running, Sequence[int]]]:
+        """Pieces of prompts, and of what is known to follow, first come first, up to the limit of a step."""
+        found, budget = [], self.limits.prefill_tokens
         for sequence in self._active(SequenceStatus.PREFILLING):
             if budget <= 0:
-                return
-            if sequence.status is not SequenceStatus.PREFILLING:  # it gave way to one before it
-                continue
-            request, slot = sequence.request, sequence.slots[0]
-            tokens, scored, length = sequence.tokens, request.scored, self.cache.length(slot)
-            piece = tokens[length : length + (min(budget, SCORED_TOKENS) if scored else budget)]
-            if not self._make_room(sequence, Growth(slot, length, length + len(piece))):
-                continue
-            budget -= len(piece)
-            ends = length + len(piece) == len(tokens)
-            if ends:
-                sequence.status = SequenceStatus.DECODING
-            row, positions = np.array([piece], np.int64), np.array([length], np.int64)
-            wanted = np.arange(len(piece)) if scored else np.array([len(piece) - 1])
-            said = [sequence] if ends else []
-            yield Call(slot, row, positions, {slot: piece}, wanted, said, request if scored else None)
+                break
+            tokens = piece(self.cache, sequence, budget)
+            budget -= len(tokens)
+            found.append((sequence, tokens))
+        return found
 
     def _decode(self) -> Iterator[Call]:
         """One token of every sequence and beam that is past its prompt, in one call."""
         sequences = self._active(SequenceStatus.DECODING)
-        while not self.cache.make_room(self._growths(sequences)):
-            self._preempt()
-            sequences = self._active(SequenceStatus.DECODING)
         if not sequences:
             return
-        if self.guesses and len(self.running) == 1 and (call := self._guess(sequences[0])) is not None:
+        if self.guesses and len(self.running) == 1 and (call := guess(self.cache, sequences[0])) is not None:
             yield call
             return
         self._close_holes()
-        first, last = self.cache.range()
-        tokens = np.zeros((last - first, 1), np.int64)
-        inputs = [(slot, t) for sequence in sequences for slot, t in zip(sequence.slots, sequence.inputs())]
-        for slot, token in inputs:
-            tokens[slot - first, 0] = token
-        written = {slot: (token,) for slot, token in inputs}
-        rows = np.array([slot - first for slot, _ in inputs])
-        yield Call(first, tokens, self.cache.positions(first, last), written, rows, sequences)
+        yield step(self.cache, sequences)
 
-    def _growths(self, sequences: Sequence[Running]) -> list[Growth]:
-        """What a decode step writes."""
-        if self.cache.blocks is None:
-            return []
-        slots = [slot for sequence in sequences for slot, _ in zip(sequence.slots, sequence.inputs())]
-        return [Growth(slot, self.cache.length(slot), self.cache.length(slot) + 1) for slot in slots]
+    def _together(self) -> Sequence[Call]:
+        """The same for one run, within the blocks that there are: a piece of a prompt then costs no reading of the
+        weights of its own.
 
-    def _make_room(self, sequence: Running, growth: Growth) -> bool:
-        """Let others give way until `sequence` can grow; False where it is itself the one that gives way."""
-        while not self.cache.make_room([growth]):
-            if self._preempt() is sequence:
-                return False
-        return True
+        The step comes first: it ends the slots of its range where they stand, and prompts go on from there.
+        """
+        while True:
+            sequences, pieces = self._active(SequenceStatus.DECODING), self._pieces()
+            if self.cache.make_room(growths(self.cache, sequences, pieces)):
+                break
+            self._preempt()
+        calls = [step(self.cache, sequences)] if sequences else []
+        return calls + [prefill(self.cache, sequence, tokens) for sequence, tokens in pieces]
 
-    def _preempt(self) -> Running:
+    def _preempt(self) -> None:
         """Let the last in the order of the queue wait again; what its slots hold may be forgotten."""
         last = max(self.running, key=_turn)
         self.running.remove(last)
@@ -287,20 +248,6 @@ class Scheduler:
         with self.changed:
             heapq.heappush(self.waiting, _entry(last))
         self.stats.preemptions += 1
-        return last
-
-    def _guess(self, sequence: Running) -> Call | None:
-        """A step of the one sequence that runs, and of what it may say next; None where there is nothing to guess.
-
-        Among others it would cost them more than it gains: a row with several tokens is a call of its own.
-        """
-        guess = sequence.guess(self.cache.max_length) if isinstance(sequence, GeneratedSequence) else []
-        if not guess:
-            return None
-        (slot,), tokens = sequence.slots, [*sequence.inputs(), *guess]
-        positions = np.array([self.cache.length(slot)], np.int64)
-        wanted = np.arange(len(tokens))
-        return Call(slot, np.array([tokens], np.int64), positions, {slot: tokens}, wanted, [sequence], guess=guess)
 
     def _close_holes(self) -> None:
         """Move sequences into the holes that finished ones left, unless others wait for those."""

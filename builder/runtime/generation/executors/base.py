@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -54,6 +55,15 @@ class CrossGeometry:
     layers: tuple[tuple[int, int], ...]
 
 
+class Part(NamedTuple):
+    """What `Executor.run` takes."""
+
+    first: int
+    tokens: np.ndarray
+    lengths: np.ndarray
+    wanted: "np.ndarray | None" = None
+
+
 class Executor(ABC):
     """Runs tokens of some slots, and copies a slot. Where keys and values lie is each executor's own matter.
 
@@ -77,6 +87,10 @@ class Executor(ABC):
         `tokens`, counted through all rows; each row's last where there is none.
         Returns logits (wanted, vocabulary) float32 in that order; valid until the next call.
         """
+
+    def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
+        """What `run` returns for each of `parts`, which are of different slots, from one call. With `blocks` only."""
+        raise NotImplementedError(f"{type(self).__name__} has no blocks: rows of one call have one length")
 
     @abstractmethod
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:

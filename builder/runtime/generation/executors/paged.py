@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from ..blocks import Blocks, Growth
-from .base import Executor, Geometry, last_of_rows
+from .base import Executor, Geometry, Part, last_of_rows
 
 BLOCK = 32  # tokens; what OpenVINO's CPU plugin has
 DOMAIN, OPERATOR = "build_repo", "PagedAttention"  # what its attention is in the graph's file
@@ -44,22 +44,36 @@ class Paged(Executor):
     def run(
         self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: "np.ndarray | None" = None
     ) -> np.ndarray:
-        new = tokens.shape[1]
-        wanted = last_of_rows(tokens) if wanted is None else wanted
-        rows, places = np.unique(wanted // new, return_inverse=True)  # a row that nobody waits for is not run
-        past = lengths[rows].astype(np.int32)
-        tables = [self._table(first + row, length, new) for row, length in zip(rows.tolist(), past.tolist())]
+        return self.run_together([Part(first, tokens, lengths, wanted)])[0]
+
+    def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
+        ids, positions, wanted, past, new, tables, counts = [], [], [], [], [], [], []
+        before = 0  # tokens of the parts before
+        for part in parts:
+            size = part.tokens.shape[1]
+            asked = last_of_rows(part.tokens) if part.wanted is None else part.wanted
+            rows, places = np.unique(asked // size, return_inverse=True)  # a row that nobody waits for is not run
+            lengths = part.lengths[rows]
+            tables += [self._table(part.first + row, n, size) for row, n in zip(rows.tolist(), lengths.tolist())]
+            ids.append(part.tokens[rows].ravel())
+            positions.append((lengths[:, None] + np.arange(size)).ravel())
+            wanted.append(before + places * size + asked % size)
+            past.append(lengths)
+            new.append(np.full(len(rows), size))
+            counts.append(len(asked))
+            before += len(rows) * size
+        held, added = np.concatenate(past), np.concatenate(new)
         feeds = {
-            "input_ids": tokens[rows].reshape(1, -1),
-            "position_ids": (past[:, None] + np.arange(new)).reshape(1, -1),
-            "logits_positions": places * new + wanted % new,
-            "past_lens": past,
-            "subsequence_begins": np.arange(0, (len(rows) + 1) * new, new, dtype=np.int32),
+            "input_ids": np.concatenate(ids)[None],
+            "position_ids": np.concatenate(positions)[None],
+            "logits_positions": np.concatenate(wanted),
+            "past_lens": held.astype(np.int32),
+            "subsequence_begins": np.cumsum([0, *added], dtype=np.int32),
             "block_indices": np.array([block for table in tables for block in table], np.int32),
             "block_indices_begins": np.cumsum([0, *map(len, tables)], dtype=np.int32),
-            "max_context_len": np.array(past.max() + new, np.int32),
+            "max_context_len": np.array((held + added).max(), np.int32),
         }
-        return self._infer(feeds)
+        return np.split(self._infer(feeds), np.cumsum(counts)[:-1])
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         self.blocks.share(source, target, length)

@@ -1,0 +1,96 @@
+"""The calls that a step is made of: which tokens of which slots the executor runs, and who gets what it answers.
+
+Knows sequences and what their slots hold; knows nothing about whose turn it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .blocks import Growth
+from .cache import SlotCache
+from .sequences import GeneratedSequence, Request, Running, SequenceStatus
+
+SCORED_TOKENS = 64  # of a prompt in one call, where each has logits: of a large vocabulary 0.6 MB a token
+
+
+@dataclass(frozen=True)
+class Call:
+    """One run of the executor over the slots from `first` on.
+
+    `tokens`: (rows, new) int64, written at `positions`, (rows,) int64, of each slot; `written`: those that count, by
+    slot; `wanted`: after which of `tokens` logits are wanted, see Executor.run; `sequences` get their next tokens from
+    the last of those, each of their inputs from one, in order. `scored`: the request whose prompt these logits score.
+    `guess`: the tokens after the first that the one sequence may say.
+    """
+
+    first: int
+    tokens: np.ndarray
+    positions: np.ndarray
+    written: Mapping[int, Sequence[int]]
+    wanted: np.ndarray
+    sequences: Sequence[Running]
+    scored: Request | None = None
+    guess: Sequence[int] = ()
+
+
+def piece(cache: SlotCache, sequence: Running, most: int) -> Sequence[int]:
+    """What comes next of a prompt, up to `most` tokens."""
+    length = cache.length(sequence.slots[0])
+    return sequence.tokens[length : length + (min(most, SCORED_TOKENS) if sequence.request.scored else most)]
+
+
+def prefill(cache: SlotCache, sequence: Running, tokens: Sequence[int]) -> Call:
+    """A piece of a prompt. A sequence that is then at the end of it gets its next token, and decodes from then on."""
+    request, slot = sequence.request, sequence.slots[0]
+    scored, length = request.scored, cache.length(slot)
+    ends = length + len(tokens) == len(sequence.tokens)
+    if ends:
+        sequence.status = SequenceStatus.DECODING
+    row, positions = np.array([tokens], np.int64), np.array([length], np.int64)
+    wanted = np.arange(len(tokens)) if scored else np.array([len(tokens) - 1])
+    said = [sequence] if ends else []
+    return Call(slot, row, positions, {slot: tokens}, wanted, said, request if scored else None)
+
+
+def step(cache: SlotCache, sequences: Sequence[Running]) -> Call:
+    """One token of each sequence and beam."""
+    first, last = cache.range()
+    tokens = np.zeros((last - first, 1), np.int64)
+    inputs = _inputs(sequences)
+    for slot, token in inputs:
+        tokens[slot - first, 0] = token
+    written = {slot: (token,) for slot, token in inputs}
+    rows = np.array([slot - first for slot, _ in inputs])
+    return Call(first, tokens, cache.positions(first, last), written, rows, sequences)
+
+
+def guess(cache: SlotCache, sequence: Running) -> Call | None:
+    """A step of the one sequence that runs, and of what it may say next; None where there is nothing to guess.
+
+    Among others it would cost them more than it gains: a row with several tokens is a call of its own.
+    """
+    guessed = sequence.guess(cache.max_length) if isinstance(sequence, GeneratedSequence) else []
+    if not guessed:
+        return None
+    (slot,), tokens = sequence.slots, [*sequence.inputs(), *guessed]
+    positions = np.array([cache.length(slot)], np.int64)
+    wanted = np.arange(len(tokens))
+    return Call(slot, np.array([tokens], np.int64), positions, {slot: tokens}, wanted, [sequence], guess=guessed)
+
+
+def growths(
+    cache: SlotCache, sequences: Sequence[Running], pieces: Iterable[tuple[Running, Sequence[int]]]
+) -> list[Growth]:
+    """What a step of `sequences` and `pieces` of prompts write."""
+    written = [(slot, 1) for slot, _ in _inputs(sequences)]
+    written += [(sequence.slots[0], len(tokens)) for sequence, tokens in pieces]
+    return [Growth(slot, cache.length(slot), cache.length(slot) + count) for slot, count in written]
+
+
+def _inputs(sequences: Iterable[Running]) -> list[tuple[int, int]]:
+    """(slot, token) of each sequence and beam."""
+    return [(slot, token) for sequence in sequences for slot, token in zip(sequence.slots, sequence.inputs())]
