@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from builder.errors import BuilderError
+    from builder.load.measure import load_test
     from builder.pipeline import build
     from builder.serve.client import Client
-    from builder.serve.load_test import load_test
     from builder.serve.triton import running
     from builder.spec import BuildSpec, load_specs, make_spec
     from builder.triton.check import check
@@ -25,7 +25,7 @@ _HOMES = {
     "build": "builder.pipeline",
     "check": "builder.triton.check",
     "load_specs": "builder.spec",
-    "load_test": "builder.serve.load_test",
+    "load_test": "builder.load.measure",
     "make_spec": "builder.spec",
     "running": "builder.serve.triton",
 }

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from builder import Client, load_test, running
 from builder.cli import main as build_repo
+from builder.load.traffic import Target, concurrencies
 from builder.samples import TEXTS
 
 REPOSITORY = Path("model_repository")
@@ -35,11 +36,11 @@ def main() -> None:
             vectors = np.array([client.ask({"text_input": sentence})["embedding"] for sentence in SENTENCES])
         for i, j in ((0, 1), (0, 2)):
             console.print(f"{vectors[i] @ vectors[j]:6.3f}  {SENTENCES[i]!r}  and  {SENTENCES[j]!r}", highlight=False)
-        samples = [{"text_input": text} for text in TEXTS]
-        for load in load_test(server.url, "minilm", samples, [1, 16], window_ms=1500):
+        targets = [Target("minilm", [{"text_input": text} for text in TEXTS])]
+        for load in load_test(server.url, targets, concurrencies("1,16"), repeats=1, seconds=4.5).loads:
             console.print(
-                f"{load.requests_per_s:6.0f} texts/s at concurrency {load.concurrency}, median {load.p50_ms:.1f} ms, "
-                f"mean batch {load.mean_batch:.1f} (texts of 7 to 150 words)",
+                f"{load.client.requests_per_s:6.0f} texts/s, {load.level}, median {load.client.p50_ms:.1f} ms, "
+                f"mean batch {load.server.mean_batch:.1f} (texts of 7 to 150 words)",
                 highlight=False,
             )
     console.print("stopped")

@@ -10,14 +10,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
 from builder.cli import DISTRIBUTION, main, parse
-from builder.commands import load_test
+from builder.load.record import read
 from builder.serve.triton import Server, free_ports
 
 BUILD_REPO = str(Path(sys.executable).with_name("build-repo"))
@@ -151,15 +150,28 @@ def test_query_reads_a_file_with_bytes_that_are_no_text(server: Server, tmp_path
 def test_load_test_drives_any_task_with_fitting_inputs(
     name: str, server: Server, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_test, "load_test", partial(load_test.load_test, window_ms=500))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-    assert main(["load-test", name, "--url", server.url, "--concurrency", "4", "--json"]) == 0
-    (load,) = json.loads(capfd.readouterr().out)
-    assert load["concurrency"] == 4
-    assert load["requests_per_s"] > 0
-    assert load["failures"] == 0
-    assert 0 < load["p50_ms"] <= load["p99_ms"]
-    assert load["mean_batch"] > 1
+    short = ["--seconds", "1.5", "--repeats", "1"]
+    assert main(["load-test", name, "--url", server.url, "--concurrency", "4", "--json", *short]) == 0
+    (load,) = json.loads(capfd.readouterr().out)["loads"]
+    assert load["level"] == {"kind": "concurrency", "value": 4}
+    assert load["client"]["requests_per_s"] > 0
+    assert load["server"]["failures"] == 0
+    assert 0 < load["client"]["p50_ms"] <= load["client"]["p99_ms"]
+    assert load["server"]["mean_batch"] > 1
+    assert sum(load["server"]["batches"].values()) > 1
+    assert load["server"]["compute_ms"] > 0
+
+
+def test_load_test_offers_a_rate_to_a_mix(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    saved, page = tmp_path / "load.json", tmp_path / "load.html"
+    command = ["load-test", "topics:3", "names", "--url", server.url, "--rate", "80", "--seconds", "1.2"]
+    assert main([*command, "--repeats", "1", "--save", str(saved), "--page", str(page)]) == 0
+    offered = {load.model: load.client.requests_per_s for load in read(saved).loads}
+    assert offered["topics"] == pytest.approx(60, rel=0.4)
+    assert offered["names"] == pytest.approx(20, rel=0.6)
+    assert "topics: latency against throughput" in page.read_text()
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
@@ -24,6 +22,7 @@ from builder.report.record import read_report
 from builder.spec import make_spec
 from builder.triton.check import check, verdicts
 from builder.variants.candidates import requested_variants
+from tests.pages import stands_alone
 from tests.trained import token_classification
 
 
@@ -55,7 +54,7 @@ def test_a_searched_build_explains_itself(tmp_path: Path, monkeypatch: pytest.Mo
     html = (output / "tags" / "report.html").read_text()
     assert html == page(report)
     assert check(output) == []
-    _stands_alone(html)
+    stands_alone(html)
     assert html.count("<svg") == 5
     assert report.choice.split(":")[0] in html
     variant = next(v for v in requested_variants(spec, cpu()["flags"]) if v.name == report.chosen.split(",")[0])
@@ -99,30 +98,6 @@ def test_a_release_that_one_request_ends_is_warned_of(release: str, warned: bool
 
 def _found(repository: Path, code: str, triton: str | None = None) -> list[str]:
     return [str(finding) for finding in lint(repository, triton) if finding.code == code]
-
-
-def _stands_alone(html: str) -> None:
-    """Every tag is closed, and nothing is fetched or run."""
-    open_tags: list[str] = []
-
-    class Reader(HTMLParser):
-        def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            self.handle_startendtag(tag, attrs)
-            if tag != "meta":
-                open_tags.append(tag)
-
-        def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-            assert tag not in ("script", "link", "img", "iframe")
-            assert not {"src", "href", "onload"} & {name for name, _ in attrs}
-
-        def handle_endtag(self, tag: str) -> None:
-            assert open_tags.pop() == tag
-
-    Reader().feed(html)
-    assert open_tags == []
-    assert "url(" not in html
-    assert "NaN" not in html
-    assert not re.search(r"https?://", html)
 
 
 def test_the_page_is_written_beside_the_model_or_where_it_is_told(

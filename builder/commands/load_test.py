@@ -1,4 +1,4 @@
-"""`build-repo load-test`: perf_analyzer on a served model."""
+"""`build-repo load-test`: perf_analyzer on served models."""
 
 from __future__ import annotations
 
@@ -6,58 +6,95 @@ import argparse
 import contextlib
 import json
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import tritonclient.grpc as grpc
-from rich.console import Console
 from tritonclient.utils import InferenceServerException
 
-from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, REPOSITORY_HELP, URL_HELP, screen
-from builder.errors import SpecError
+from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, REPOSITORY_HELP, URL_HELP, screen, screen_table
+from builder.errors import RepositoryError, SpecError
+from builder.load.compare import Compared, compare, comparison_table
+from builder.load.measure import load_test
+from builder.load.page import page
+from builder.load.record import Run, read, save, table
+from builder.load.traffic import Target, concurrencies, rates, shares
 from builder.samples import load_samples, with_mask
 from builder.serve.client import Client
-from builder.serve.load_test import load_table, load_test
 from builder.serve.triton import running
+
+FIXED = {"truncate": True, "max_tokens": 32, "ignore_eos": True, "stream": True}  # of these, what a model has
 
 
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="build-repo load-test",
-        description="Measure a served model with perf_analyzer. Starts the embedded Triton if no server answers.",
+        description="Measure served models with perf_analyzer. Starts the embedded Triton if no server answers.",
     )
-    arguments.add_argument("name", help="name of the model")
+    arguments.add_argument(
+        "name", nargs="+", metavar="NAME[:SHARE]", help="models, and what share of the load each gets"
+    )
     arguments.add_argument("--url", default=None, metavar="HOST:PORT", help=URL_HELP)
     arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
-    arguments.add_argument(
-        "--concurrency", default="1,8,32", help="numbers of concurrent requests, separated by commas (default 1,8,32)"
+    load = arguments.add_mutually_exclusive_group()
+    load.add_argument(
+        "--concurrency",
+        default="1,8,32",
+        help="numbers of concurrent requests, separated by commas, or START:END:STEP (default 1,8,32)",
     )
+    load.add_argument("--rate", help="requests a second instead, at random times: a list, or the ramp START:END:STEP")
+    arguments.add_argument("--seconds", type=float, default=6.0, metavar="S", help="of one measurement (default 6)")
+    arguments.add_argument("--repeats", type=int, default=3, metavar="N", help="measurements of each level (default 3)")
+    arguments.add_argument("--p99-ms", type=float, metavar="MS", help="stop at the first level whose p99 exceeds this")
     arguments.add_argument(
         "--samples",
         type=Path,
         help="file of requests, one JSON object a line (default: the samples of the model's task)",
     )
     arguments.add_argument("--json", action="store_true", help="print the measurements as JSON on standard output")
+    arguments.add_argument("--save", type=Path, metavar="FILE", help="keep the measurements as JSON")
+    arguments.add_argument("--page", type=Path, metavar="FILE", help="write them as one HTML page")
+    arguments.add_argument("--compare", type=Path, metavar="FILE", help="an earlier load test that was saved")
     return arguments
 
 
 def run(options: argparse.Namespace) -> int:
-    try:
-        concurrencies = [int(part) for part in options.concurrency.split(",")]
-    except ValueError:
-        raise SpecError(f"--concurrency {options.concurrency!r} is not a list of numbers such as 1,8,32") from None
+    levels = rates(options.rate) if options.rate is not None else concurrencies(options.concurrency)
+    mix = shares(options.name)
+    if options.samples is not None and len(mix) > 1:
+        raise SpecError("--samples is for one model; a mix is driven with the samples of each model's task")
+    if options.seconds <= 0 or options.repeats < 1:
+        raise SpecError("--seconds must be above 0 and --repeats at least 1")
+    before = read(options.compare) if options.compare is not None else None
     with contextlib.ExitStack() as stack:
         url = options.url or DEFAULT_URL
         if options.url is None and not _answers(url):
             screen.print(f"no server at {url}: starting one on {options.repository}", highlight=False)
             url = stack.enter_context(running(options.repository)).url
-        loads = load_test(url, options.name, _load_samples(options, url), concurrencies)
-    if options.json:
-        print(json.dumps([asdict(load) for load in loads], indent=1))
-    else:
-        Console().print(load_table(options.name, loads))
+        targets = [Target(name, model_samples(url, name, options.samples), share) for name, share in mix.items()]
+        tested = load_test(url, targets, levels, options.repeats, options.seconds, options.p99_ms)
+    compared = [] if before is None else compare(before, tested)
+    _show(options, tested, before, compared)
     return 0
+
+
+def _show(options: argparse.Namespace, tested: Run, before: Run | None, compared: list[Compared]) -> None:
+    """On the screen or as JSON, and in the files that were asked for."""
+    if options.save is not None:
+        save(tested, options.save)
+    if options.page is not None:
+        try:
+            options.page.write_text(page(tested, before, compared), "utf-8")
+        except OSError as error:
+            raise RepositoryError(f"{options.page} cannot be written ({error.strerror}): choose another") from error
+    if options.json:
+        print(json.dumps(tested.document(), indent=1))
+        return
+    screen_table(table(tested))
+    if tested.stopped is not None:
+        screen.print(f"stopped at {tested.stopped}", highlight=False)
+    if before is not None:
+        screen_table(comparison_table(compared, before))
 
 
 def _answers(url: str) -> bool:
@@ -68,17 +105,16 @@ def _answers(url: str) -> bool:
             return False
 
 
-def _load_samples(options: argparse.Namespace, url: str) -> Sequence[Any]:
-    """The user's samples, or the default ones of the task that the model names."""
+def model_samples(url: str, name: str, path: Path | None) -> Sequence[Any]:
+    """The user's samples, or the default ones of the task that the model names. Raises SpecError."""
     from builder.tasks import find_task  # loads torch
 
-    with Client(url, options.name) as client:
-        if options.samples is not None:
-            return load_samples(options.samples, client.signature.inputs)
+    with Client(url, name) as client:
+        if path is not None:
+            return load_samples(path, client.signature.inputs)
         task = client.signature.parameters.get("task")
         if task is None:
-            raise SpecError(f"{options.name} does not say its task; give inputs for it with --samples FILE")
+            raise SpecError(f"{name} does not say its task; give inputs for it with --samples FILE")
         mask = client.signature.parameters.get("mask_token", "")
-        fixed = {"truncate": True, "max_tokens": 32, "ignore_eos": True}  # of these, what the model has
-        fixed = {name: value for name, value in fixed.items() if name in {f.name for f in client.signature.inputs}}
+        fixed = {key: value for key, value in FIXED.items() if key in {field.name for field in client.signature.inputs}}
         return [{**with_mask(sample, mask), **fixed} for sample in find_task(task).samples]

@@ -1,4 +1,4 @@
-"""Small charts as SVG markup: bars, points and lines. Knows numbers and labels; styles are the page's."""
+"""Small charts as SVG markup: bars, stacked bars, points and lines. Knows numbers and labels; styles are the page's."""
 
 from __future__ import annotations
 
@@ -22,6 +22,28 @@ def bars(values: Mapping[str, float], form: str, chosen: str | None) -> str:
         parts.append(f'<rect class="{kind}" x="{LABEL}" y="{y + 4}" width="{max(width, 1):.1f}" height="{BAR - 8}"/>')
         parts.append(_text(LABEL + width + 6, y + 17, form.format(value)))
     return _svg(BAR * len(values), parts)
+
+
+def stacked(rows: Mapping[str, Mapping[str, float]], form: str) -> str:
+    """One bar a label, its parts one after the other from zero; `form` formats the sums. A legend names the parts."""
+    names = list(dict.fromkeys(name for parts in rows.values() for name in parts))
+    most = max((sum(parts.values()) for parts in rows.values()), default=0) or 1
+    drawn, at = [], float(LABEL)
+    for index, name in enumerate(names):
+        drawn.append(f'<rect class="part{index % 8}" x="{at}" y="2" width="12" height="12"/>')
+        drawn.append(_text(at + 17, 13, name))
+        at += 34 + 7 * len(name)
+    for row, (label, parts) in enumerate(rows.items(), 1):
+        y, x = row * BAR, float(LABEL)
+        drawn.append(_text(LABEL - 8, y + 17, label, "end"))
+        for index, name in enumerate(names):
+            width = (WIDTH - LABEL - 80) * parts.get(name, 0.0) / most
+            drawn.append(
+                f'<rect class="part{index % 8}" x="{x:.1f}" y="{y + 4}" width="{width:.1f}" height="{BAR - 8}"/>'
+            )
+            x += width
+        drawn.append(_text(x + 6, y + 17, form.format(sum(parts.values()))))
+    return _svg(BAR * (len(rows) + 1), drawn)
 
 
 def points(places: Mapping[str, tuple[float, float]], axes: tuple[str, str], chosen: str | None) -> str:

@@ -16,11 +16,16 @@ PAGE = "report.html"  # in the folder of the front model
 SHAPE = re.compile(r"(\d+)x(\d+)")
 
 
-def page(report: BuildReport) -> str:
-    """The whole page."""
+def render_page(template: str, **values: object) -> str:
+    """A page from its template, with everything escaped that is not markup already."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(templates()), undefined=jinja2.StrictUndefined, autoescape=True
     )
+    return environment.get_template(template).render(values)
+
+
+def page(report: BuildReport) -> str:
+    """The whole page."""
     base = report.ladder[0]
     speeds = {rung.name: speed_up(rung.latency_ms, base.latency_ms) for rung in report.ladder}
     pictures = {
@@ -29,9 +34,8 @@ def page(report: BuildReport) -> str:
         **_by_length(report),
     }
     scores = list(dict.fromkeys(name for rung in report.ladder for name in rung.scores))
-    return environment.get_template("report.html.j2").render(
-        report=report, charts=pictures, speeds=speeds, cells=list(base.latency_ms), scores=scores
-    )
+    cells = list(base.latency_ms)
+    return render_page("report.html.j2", report=report, charts=pictures, speeds=speeds, cells=cells, scores=scores)
 
 
 def _against_speed(report: BuildReport, speeds: Mapping[str, float]) -> Mapping[str, str]:

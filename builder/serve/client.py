@@ -108,12 +108,15 @@ class Client:
             for name, array in tensors.items()
         ]
 
-    def statistics(self) -> dict[str, int]:
-        """Triton's counts for the model: inference_count, execution_count and failures."""
-        (model,) = self._client.get_inference_statistics(self.name, as_json=True)["model_stats"]
-        failures = model.get("inference_stats", {}).get("fail", {}).get("count", 0)
-        counts = {key: int(model.get(key, 0)) for key in ("inference_count", "execution_count")}
-        return {**counts, "failures": int(failures)}
+    def statistics(self) -> dict[str, Any]:
+        """What Triton counted for the model's newest version since it was loaded: its entry of `model_stats`."""
+        versions = self._client.get_inference_statistics(self.name, as_json=True)["model_stats"]
+        return dict(max(versions, key=lambda entry: int(entry["version"])))
+
+    def server(self) -> str:
+        """The server's name and version."""
+        metadata = self._client.get_server_metadata(as_json=True)
+        return f"{metadata['name']} {metadata['version']}"
 
     def _signature(self) -> Signature:
         try:

@@ -31,13 +31,14 @@ from builder.checkpoint.resolve import resolve
 from builder.export.attention import UNFUSED
 from builder.export.encoder import export_module
 from builder.export.rows import rows_of
+from builder.load.measure import WINDOWS, measure
+from builder.load.traffic import Level, Target
 from builder.machine import available_cores
 from builder.pipeline import build
 from builder.runtime.contract import load_encoder
 from builder.runtime.executors.onnxruntime import Executor
 from builder.runtime.pipeline import Pipeline
 from builder.serve.client import Client
-from builder.serve.load_test import load_test
 from builder.serve.triton import running
 from builder.spec import make_spec
 from builder.tasks.base import encoder_task
@@ -136,8 +137,8 @@ def _bench_model(console: Console, name: str, place: Path, options: argparse.Nam
     for _ in range(options.rounds):
         for side, run in sides.items():
             results[side].append(run())
-        for side, measure in alone.items():
-            in_process[side].append(measure())
+        for side, time_alone in alone.items():
+            in_process[side].append(time_alone())
     added = {rung: _added(repository, texts) for rung, repository in fronts.items()}
     return _show(console, name, results, in_process, added)
 
@@ -256,19 +257,20 @@ def _naive_repository(folder: Path, repository: Path, real: bool) -> Path:
 
 
 def _triton(repository: Path, field: str, texts: Sequence[str], window_ms: int) -> dict[int, Result]:
-    samples = [{field: text} for text in texts]
+    targets = [Target("encoder", [{field: text} for text in texts])]
     results = {}
     with running(repository) as server:
         for concurrency in CONCURRENCIES:
             before = counters(server)
-            (load,) = load_test(server.url, "encoder", samples, [concurrency], window_ms)
+            (load,) = measure(server.url, targets, Level("concurrency", concurrency), WINDOWS * window_ms / 1000)
             after = counters(server)
             tokens, padding = (
                 after.get(name, 0.0) - before.get(name, 0.0)
                 for name in ("build_repo_tokens_total", "build_repo_padding_tokens_total")
             )
             share = padding / max(tokens + padding, 1)
-            results[concurrency] = Result(load.requests_per_s, load.p50_ms, load.p99_ms, load.mean_batch, share)
+            seen = load.client
+            results[concurrency] = Result(seen.requests_per_s, seen.p50_ms, seen.p99_ms, load.server.mean_batch, share)
     return results
 
 

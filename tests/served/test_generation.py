@@ -21,8 +21,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from builder.errors import ServeError
+from builder.load.measure import load_test
+from builder.load.traffic import Target, concurrencies
 from builder.serve.client import Client
-from builder.serve.load_test import load_test
 from builder.serve.triton import Server, running
 
 Connect = Callable[[str], Client]
@@ -299,9 +300,16 @@ def test_a_loop_that_fails_tells_everybody(repository: Path, tmp_path: Path) -> 
 
 def test_perf_analyzer_drives_a_stream(server: Server) -> None:
     sample = {"text_input": "The museum in Oslo", "max_tokens": 8, "ignore_eos": True}
-    (load,) = load_test(server.url, "writes", [sample], [2], window_ms=500)
-    assert load.requests_per_s > 1
-    assert load.failures == 0
+    target = Target("writes", [{**sample, "stream": True}])
+    run = load_test(server.url, [target], concurrencies("2"), repeats=1, seconds=1.5)
+    (load,) = run.loads
+    assert load.client.requests_per_s > 1
+    assert load.server.failures == 0
+    stream = load.client.stream
+    assert stream is not None
+    assert stream.tokens_per_s == pytest.approx(8 * load.client.requests_per_s)
+    assert 0 < stream.first_p50_ms < load.client.p50_ms
+    assert 0 < stream.between_p50_ms <= stream.between_p99_ms
 
 
 def test_query_shows_text_on_a_terminal_as_it_comes(server: Server, client: Connect) -> None:

@@ -1,0 +1,68 @@
+"""How sure a figure is: means of repeats with 95% intervals (Student's t), and whether two differ (Welch's t)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean, variance
+
+from scipy.special import stdtrit
+
+SURE = 0.975  # of a two-sided interval of 95%
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean, and half of its 95% interval; None of a single value, whose noise is not known."""
+
+    mean: float
+    half: float | None
+
+    @classmethod
+    def of(cls, values: Sequence[float]) -> Estimate:
+        count = len(values)
+        if count < 2:
+            return cls(values[0], None)
+        return cls(mean(values), float(stdtrit(count - 1, SURE)) * math.sqrt(variance(values) / count))
+
+    def __str__(self) -> str:
+        return _number(self.mean) if self.half is None else f"{_number(self.mean)} ±{_number(self.half)}"
+
+
+def _number(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 or value == 0 else f"{value:.3g}"
+
+
+@dataclass(frozen=True)
+class Change:
+    """From one mean to another, as a share of the first; `half`: of its 95% interval, None where either was not
+    repeated.
+    """
+
+    share: float
+    half: float | None
+
+    @property
+    def sure(self) -> bool:
+        """Whether the interval leaves out no change at all."""
+        return self.half is not None and abs(self.share) > self.half
+
+    def __str__(self) -> str:
+        return f"{self.share:+.1%}" + ("" if self.half is None else f" ±{self.half:.1%}")
+
+
+def change(before: Sequence[float], after: Sequence[float]) -> Change | None:
+    """How much more `after` is; None where `before` is 0. Welch: variances need not be equal."""
+    base = mean(before)
+    if base == 0:
+        return None
+    share = (mean(after) - base) / base
+    counts = [len(before), len(after)]
+    if min(counts) < 2:
+        return Change(share, None)
+    parts = [variance(values) / count for values, count in zip((before, after), counts, strict=True)]
+    if sum(parts) == 0:
+        return Change(share, 0.0)
+    freedom = sum(parts) ** 2 / sum(part**2 / (count - 1) for part, count in zip(parts, counts, strict=True))
+    return Change(share, float(stdtrit(freedom, SURE)) * math.sqrt(sum(parts)) / abs(base))

@@ -1,0 +1,81 @@
+"""How much traffic, for which models: levels of load, and what share of each a model gets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from builder.errors import SpecError
+
+SHARE = ":"  # between the name of a model and its share; no name has it
+MOST_LEVELS = 100
+
+
+@dataclass(frozen=True)
+class Level:
+    """One amount of load: so many requests at any time, or so many a second, at random times (a Poisson process)."""
+
+    kind: Literal["concurrency", "rate"]
+    value: float
+
+    def __str__(self) -> str:
+        return f"{self.value:g} at once" if self.kind == "concurrency" else f"{self.value:g}/s"
+
+    def part(self, share: float) -> Level:
+        """What `share` of it is, 0 to 1; of requests at once at least one."""
+        value = self.value * share
+        return Level(self.kind, max(1, round(value)) if self.kind == "concurrency" else value)
+
+
+@dataclass(frozen=True)
+class Target:
+    """A model under load. `samples`: its requests, sent in turn; `share`: of the requests, 0 to 1."""
+
+    name: str
+    samples: Sequence[Mapping[str, Any]]
+    share: float = 1.0
+
+
+def concurrencies(text: str) -> tuple[Level, ...]:
+    """Levels from an option such as `1,8,32` or `1:33:8`. Raises SpecError."""
+    found = _numbers("--concurrency", text, int)
+    return tuple(Level("concurrency", value) for value in found)
+
+
+def rates(text: str) -> tuple[Level, ...]:
+    """Levels from an option such as `5,10,20.5` or the ramp `10:100:10`. Raises SpecError."""
+    return tuple(Level("rate", value) for value in _numbers("--rate", text, float))
+
+
+def _numbers(option: str, text: str, kind: Callable[[str], float]) -> list[float]:
+    """A list with commas, or START:END:STEP as perf_analyzer writes a range, END included."""
+    wrong = SpecError(f"{option} {text!r} is not a list of numbers such as 1,8,32, or START:END:STEP such as 10:100:30")
+    try:
+        values = [kind(part) for part in text.split(":" if ":" in text else ",")]
+    except ValueError:
+        raise wrong from None
+    if ":" in text:
+        if len(values) != 3 or values[2] <= 0 or values[1] < values[0]:
+            raise wrong
+        start, end, step = values
+        values = [start + step * i for i in range(int((end - start) / step + 1e-9) + 1)]
+    if not 0 < len(values) <= MOST_LEVELS or min(values) <= 0:
+        raise wrong
+    return values
+
+
+def shares(texts: Sequence[str]) -> dict[str, float]:
+    """The models of a mix and their shares, which add up to 1, from NAME or NAME:SHARE. Raises SpecError."""
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, share = text.partition(SHARE)
+        try:
+            value = float(share) if share else 1.0
+        except ValueError:
+            value = 0.0
+        if value <= 0 or name in found:
+            raise SpecError(f"{text!r}: expected each model once, as NAME or NAME:SHARE with a share above 0")
+        found[name] = value
+    total = sum(found.values())
+    return {name: value / total for name, value in found.items()}
