@@ -153,8 +153,8 @@ def _docker(arguments: list[str]) -> None:
         return
     profiles = {profile for service in COMPOSE["services"].values() for profile in service["profiles"]}
     rest = arguments[1:]
-    while rest[:1] == ["--profile"]:
-        assert rest[1] in profiles, f"docker-compose.yml has no profile {rest[1]}"
+    while rest[:1] in (["--profile"], ["-f"]):
+        assert rest[0] == "-f" or rest[1] in profiles, f"docker-compose.yml has no profile {rest[1]}"
         rest = rest[2:]
     action = rest.pop(0)
     assert action in ("up", "run", "build"), f"docker compose {action}"

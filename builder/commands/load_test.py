@@ -13,7 +13,7 @@ import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
 from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, REPOSITORY_HELP, URL_HELP, screen, screen_table
-from builder.errors import RepositoryError, SpecError
+from builder.errors import RepositoryError, ServeError, SpecError
 from builder.load.compare import Compared, compare, comparison_table
 from builder.load.measure import load_test
 from builder.load.page import page
@@ -45,7 +45,12 @@ def parser() -> argparse.ArgumentParser:
     load.add_argument("--rate", help="requests a second instead, at random times: a list, or the ramp START:END:STEP")
     arguments.add_argument("--seconds", type=float, default=6.0, metavar="S", help="of one measurement (default 6)")
     arguments.add_argument("--repeats", type=int, default=3, metavar="N", help="measurements of each level (default 3)")
-    arguments.add_argument("--p99-ms", type=float, metavar="MS", help="stop at the first level whose p99 exceeds this")
+    arguments.add_argument(
+        "--p99-ms",
+        type=float,
+        metavar="MS",
+        help="stop at the first level whose p99 exceeds this (of streams: to the first token)",
+    )
     arguments.add_argument(
         "--samples",
         type=Path,
@@ -117,4 +122,19 @@ def model_samples(url: str, name: str, path: Path | None) -> Sequence[Any]:
             raise SpecError(f"{name} does not say its task; give inputs for it with --samples FILE")
         mask = client.signature.parameters.get("mask_token", "")
         fixed = {key: value for key, value in FIXED.items() if key in {field.name for field in client.signature.inputs}}
-        return [{**with_mask(sample, mask), **fixed} for sample in find_task(task).samples]
+        samples = [{**with_mask(sample, mask), **fixed} for sample in find_task(task).samples]
+        return _answered(client, samples) if client.signature.streams else samples
+
+
+def _answered(client: Client, samples: Sequence[Any]) -> Sequence[Any]:
+    """Those that the model answers: a short one refuses long texts, at which perf_analyzer would give up."""
+    answered, refused = [], None
+    for sample in samples:
+        try:
+            client.ask({**sample, "max_tokens": 1})
+            answered.append(sample)
+        except ServeError as error:
+            refused = error
+    if refused is not None and not answered:
+        raise refused
+    return answered

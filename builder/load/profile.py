@@ -40,6 +40,11 @@ class Seen:
     p99_ms: float
     stream: Stream | None = None
 
+    @property
+    def bounded_ms(self) -> float:
+        """What a limit of p99 is about: the whole answer, or the first token of a stream."""
+        return self.p99_ms if self.stream is None else self.stream.first_p99_ms
+
 
 def from_csv(text: str) -> Seen:
     """The last line of a report as `perf_analyzer -f` writes it, with the percentiles 50, 90 and 99."""

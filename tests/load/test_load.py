@@ -7,10 +7,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
 from builder.errors import ServeError, SpecError
+from builder.load import measure
 from builder.load.compare import compare, comparison_table
 from builder.load.noise import Estimate, change
 from builder.load.page import page
@@ -212,3 +214,12 @@ def test_a_page_of_single_measurements_says_that_their_noise_is_unknown() -> Non
     html = page(run)
     assert "how noisy these figures are is not known" in html
     assert "Stopped at 16 at once" in html
+
+
+def test_a_rate_is_kept_to_the_last_digit_and_is_random() -> None:
+    intervals = measure._intervals(20, 6, seed=0)
+    assert sum(intervals) / len(intervals) == pytest.approx(50_000, rel=1e-4)
+    assert np.std(intervals) == pytest.approx(50_000, rel=0.15), "as of a Poisson process"
+    assert intervals != measure._intervals(20, 6, seed=1)
+    assert intervals == measure._intervals(20, 6, seed=0)
+    assert len(measure._intervals(0.1, 1, seed=0)) == 2
