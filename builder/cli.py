@@ -6,6 +6,7 @@ build-repo serve [DIR]            a real Triton on a repository
 build-repo query NAME key=value   ask a served model
 build-repo gateway               the APIs of OpenAI, Cohere and TEI in front of a server
 build-repo load-test NAME         perf_analyzer on a served model
+build-repo plan models.yaml       what a load needs of a machine, with the arithmetic
 build-repo check [DIR]            lint a repository without a server
 build-repo sign [NAME]            sign models with a key of your own
 build-repo verify [DIR]           are all models the ones that were signed?
@@ -31,7 +32,7 @@ from rich.markup import escape
 from builder.commands import screen
 from builder.errors import BuilderError, SpecError
 
-VERBS = ("serve", "query", "load-test", "check", "sign", "verify", "compile", "report", "gateway")
+VERBS = ("serve", "query", "load-test", "plan", "check", "sign", "verify", "compile", "report", "gateway")
 HELP = "help"
 DISTRIBUTION = "triton-model-repository-builder"
 CLOSE = 0.75  # similarity from which a word is taken for a misspelt verb; "serv" and "serve" have 0.89

@@ -17,7 +17,14 @@ from typing import Any
 import torch
 from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
-from transformers import AutoConfig, AutoTokenizer, PreTrainedConfig, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoTokenizer,
+    GenerationConfig,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerFast,
+)
 
 from builder.checkpoint.card import CARD, read_card
 from builder.checkpoint.patterns import refuse_endless_patterns
@@ -108,6 +115,22 @@ def resolve(spec: BuildSpec) -> Checkpoint:
     if longest is None:
         raise CheckpointError(f"{spec.model} does not say how long a text may be; say it with --max-length")
     return Checkpoint(**vars(files), model=model, max_length=longest, pooling=spec.pooling)
+
+
+def describe(spec: BuildSpec) -> Checkpoint:
+    """The same with a model whose tensors have shapes and no memory: no weight is read. Raises CheckpointError."""
+    files = locate(spec, weights=False)
+    try:
+        with torch.device("meta"):
+            model = files.task.auto_class().from_config(files.config)
+        if (files.folder / "generation_config.json").is_file():
+            model.generation_config = GenerationConfig.from_pretrained(files.folder)
+    except Exception as error:  # whatever a broken checkpoint makes transformers raise
+        raise CheckpointError(
+            f"{spec.model} is not a checkpoint for {files.task.name}: {_first_line(error)}"
+        ) from error
+    longest = _max_length(spec, files.tokenizer, model, files.sentence, files.task.longest)
+    return Checkpoint(**vars(files), model=model.eval(), max_length=longest)
 
 
 def _drop_inputs(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> None:

@@ -236,7 +236,9 @@ def _facts(evaluator: Evaluator) -> dict[str, object]:
     graph = evaluator.spec.graph
     return {
         "checkpoint": evaluator.checkpoint.identity(),
-        "spec": evaluator.spec.model_dump(mode="json", exclude={"name", "output", "precision", "engine", "quality"}),
+        "spec": evaluator.spec.model_dump(
+            mode="json", exclude={"name", "output", "precision", "engine", "quality", "load"}
+        ),
         "graph": None if graph is None else hashlib.sha256(graph.read_bytes()).hexdigest(),
         "samples": [evaluator.samples, evaluator.labels],
         "feeds": [{name: values.tolist() for name, values in feed.items()} for feed in evaluator.feeds],

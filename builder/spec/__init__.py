@@ -6,6 +6,7 @@ Knows options and their limits; knows nothing about checkpoints, graphs or Trito
 from builder.spec.build_spec import BuildSpec
 from builder.spec.calibration import Calibration
 from builder.spec.gpu import Gpu, Profile, TensorRT
+from builder.spec.load import Load
 from builder.spec.reading import load_specs, make_spec
 from builder.spec.serving import Limits, Machine, QueuePolicy, RateLimiterResource, Serving
 from builder.spec.weights import WeightOptions
@@ -17,6 +18,7 @@ __all__ = [
     "Calibration",
     "Gpu",
     "Limits",
+    "Load",
     "Machine",
     "Profile",
     "QueuePolicy",

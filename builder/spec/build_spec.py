@@ -11,6 +11,7 @@ from pydantic import Field, field_validator, model_validator
 from builder.machine import available_cores, available_memory
 from builder.spec.calibration import Calibration
 from builder.spec.gpu import Gpu, TensorRT
+from builder.spec.load import Load
 from builder.spec.options import Options
 from builder.spec.serving import Machine, Serving
 from builder.spec.weights import WeightOptions
@@ -109,6 +110,8 @@ class BuildSpec(Options):
     """Queueing, batching and scheduling."""
     machine: Machine = Machine()
     """The machine that serves, where it is another one."""
+    load: Load | None = None
+    """The requests that the model is to answer; build-repo plan reads it."""
     calibration: Calibration = Calibration()
     """How activation ranges are measured."""
     gpu: Gpu = Gpu()

@@ -118,3 +118,5 @@ class Machine(Options):
     """Cores that the model may use; those of the build machine when left out."""
     memory_gb: float | None = Field(None, gt=0)
     """Memory that the model may use, in 10^9 bytes; what the build machine has free when left out."""
+    shm_mb: int | None = Field(None, ge=1)
+    """Size of /dev/shm there, in 2^20 bytes; that of the build machine when left out."""

@@ -1,0 +1,5 @@
+"""From a machine and a load to the numbers of a deployment, with the arithmetic: what fits, what holds, what would.
+
+needs says what a model takes and how fast it was measured; encoder and generating do the arithmetic of one model,
+machine that of all of them together; lines is what they write it in.
+"""

@@ -1,0 +1,133 @@
+"""The arithmetic of an encoder: batches that form by themselves while the one before runs.
+
+A request waits for the batch that runs, then for its own: at most two batches, each as large as what arrives during
+one. That is a batch-service queue without a delay (Neuts, 1967, in the limit of one arriving batch a service).
+"""
+
+from __future__ import annotations
+
+import math
+
+from builder.plan.lines import Line, Plan, number, power_of_two
+from builder.plan.needs import Needs
+from builder.plan.process import memory_line, shared_memory_line
+from builder.plan.speeds import Cost, encoder_cost
+from builder.spec import BuildSpec, Load
+
+BUSY = 0.8  # of the time that an engine may be busy on average: above, queues grow fast with every hitch
+SIGMAS = 2.33  # standard deviations, of a normal distribution, that 99 of 100 stay below
+LEAST_BATCH, MOST_BATCH = 8, 256
+TOKENS_STEP = 256
+CACHE_OVERHEAD = 2  # of an answer in the response cache: its key, its shape, the allocator's
+
+
+def plan_encoder(spec: BuildSpec, load: Load, needs: Needs) -> Plan:
+    """Instances, threads, batches, budget, cache and shared memory for `load`."""
+    cost = encoder_cost(needs.latency or {})
+    cores, threads = spec.serving_cores, spec.threads_per_instance
+    lines = [Line("threads", f"{cores} cores / {spec.instances} instances", str(threads))]
+    settings: dict[str, object] = {"instances": spec.instances, "threads": threads, "max_queue_delay_us": 0}
+    lacking: list[str] = []
+    busy = None
+    batch = spec.max_batch_size
+    if cost is not None:
+        speed, more, lacking, busy, batch = _speed(spec, load, needs, cost)
+        lines += speed
+        settings.update(more)
+    memory, size = memory_line(spec.instances, needs.weights)
+    shm, shared = shared_memory_line(
+        spec.instances, batch, spec.serving.limits.request_bytes, load.texts * needs.answer_bytes
+    )
+    lines += [memory, shm]
+    cache = 0
+    if load.distinct_texts is not None:
+        cache = power_of_two(load.distinct_texts * load.texts * needs.answer_bytes * CACHE_OVERHEAD)
+        formula = f"{load.distinct_texts} texts x {needs.answer_bytes} bytes x {CACHE_OVERHEAD}, to a power of two"
+        lines.append(Line("response cache", formula, f"{cache} bytes"))
+        settings["serving.response_cache"] = True
+    return Plan(
+        spec.entry_name, tuple(lines), settings, size, shared, busy, cache, tuple(lacking), (needs.measured, QUEUE)
+    )
+
+
+QUEUE = (
+    "the queue stays without a limit: any limit makes Triton's batcher pause for up to half a second; let clients, or "
+    "the gateway, have the timeout"
+)
+
+
+def _speed(
+    spec: BuildSpec, load: Load, needs: Needs, cost: Cost
+) -> tuple[list[Line], dict[str, object], list[str], float, int]:
+    """What the measured speed says: lines, settings, what is lacking, busy cores, the largest batch."""
+    rows_s, rows = load.requests_per_s * load.texts, load.texts
+    each = rows_s / spec.instances  # texts a second for one instance
+    row_ms = cost.part * load.tokens
+    lines = [
+        Line(
+            "cost of a call", needs.measured, f"{number(cost.call)} ms + {number(1000 * cost.part)} ms a 1,000 tokens"
+        ),
+        Line(
+            "most texts/s",
+            f"{spec.instances} x 1000 / ({load.tokens} tokens x {number(1000 * cost.part)} us)",
+            number(spec.instances * 1000 / row_ms),
+        ),
+    ]
+    share = each * row_ms / 1000
+    lines.append(
+        Line("busy with texts", f"{number(each)} texts/s x {number(row_ms)} ms", f"{share:.0%} of each instance")
+    )
+    if share > BUSY:
+        holds = BUSY * spec.instances * 1000 / row_ms / rows
+        cores = math.ceil(spec.serving_cores * share / BUSY)
+        return lines, {}, [_too_much(needs, holds, cores)], share * spec.serving_cores, spec.max_batch_size
+    forms = max(float(rows), each * cost.call / (1000 - each * row_ms))
+    at_most = math.ceil(forms + SIGMAS * math.sqrt(forms))
+    batch = min(MOST_BATCH, max(LEAST_BATCH, power_of_two(2 * at_most / rows)))
+    p99 = 2 * cost.of(at_most * load.tokens)
+    budget, step = _token_budget(spec, load, needs, cost)
+    lines += [
+        Line(
+            "texts that arrive during a batch",
+            f"{number(each)} x {number(cost.call)} ms / (1000 - {number(each)} x {number(row_ms)})",
+            f"{number(forms)} on average, {at_most} at most 99 times of 100",
+        ),
+        Line("max_batch_size", f"2 x {at_most} texts / {rows} a request, to a power of two", str(batch)),
+        step,
+        Line("p99", f"2 batches of {at_most} x {load.tokens} tokens", f"{number(p99)} ms"),
+    ]
+    lacking = []
+    if load.p99_ms is not None and p99 > load.p99_ms:
+        lacking.append(_too_slow(load, needs, cost, p99))
+    return lines, {"max_batch_size": batch, "serving.token_budget": budget}, lacking, share * spec.serving_cores, batch
+
+
+def _token_budget(spec: BuildSpec, load: Load, needs: Needs, cost: Cost) -> tuple[int, Line]:
+    """Tokens of a call that still leave room for a second one within p99; no less than one text."""
+    longest, asked = load.longest or needs.length, spec.serving.token_budget
+    if load.p99_ms is None or cost.part == 0:
+        return asked, Line("token_budget", "as asked: no p99_ms bounds a call", str(asked))
+    room = (load.p99_ms / 2 - cost.call) / cost.part
+    budget = max(longest, min(asked, int(room // TOKENS_STEP) * TOKENS_STEP))
+    formula = (
+        f"({number(load.p99_ms)} ms / 2 - {number(cost.call)} ms) / {number(1000 * cost.part)} us, at least one text "
+        f"of {longest} tokens, at most {asked}"
+    )
+    return budget, Line("token_budget", formula, str(budget))
+
+
+def _too_much(needs: Needs, holds: float, cores: int) -> str:
+    faster = f", or {needs.faster}, which was the fastest that its build measured" if needs.faster else ""
+    return (
+        f"the texts alone keep it busy for more than {BUSY:.0%} of the time; it holds {number(holds)} requests/s. "
+        f"What would: about {cores} cores (machine: {{cores: ...}}), shorter texts{faster}, or a lower precision"
+    )
+
+
+def _too_slow(load: Load, needs: Needs, cost: Cost, p99: float) -> str:
+    alone = 2 * cost.of(load.tokens)
+    what = "fewer requests a second" if load.p99_ms is not None and alone < load.p99_ms else "shorter texts"
+    faster = f", or {needs.faster}" if needs.faster else ""
+    return (
+        f"99 of 100 within {number(p99)} ms, not {number(load.p99_ms or 0)} ms. What would: {what}, more cores{faster}"
+    )

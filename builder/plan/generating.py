@@ -1,0 +1,180 @@
+"""The arithmetic of a decode loop: prompts and steps share one engine, and answers in it share each step.
+
+While R answers run, a step takes a + b R ms and gives R tokens. As many run at once as are needed to give the tokens
+that are asked for in the time that prompts leave (Little's law).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from builder.engines.openvino.lowering import block_bytes
+from builder.families.generating import cache_bytes
+from builder.plan.lines import Line, Plan, megabytes, number
+from builder.plan.needs import Needs
+from builder.plan.process import PROCESS, memory_line, shared_memory_line
+from builder.plan.speeds import Decoding, decoding_cost
+from builder.runtime.contract import LayerShape
+from builder.runtime.generation.executors.paged import BLOCK
+from builder.spec import BuildSpec, Load
+
+BUSY = 0.85
+WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}  # bytes of a number of the cache
+SIGMAS = 2.33  # standard deviations, of a normal distribution, that 99 of 100 stay below
+LEAST_PREFILL, MOST_PREFILL = 32, 2048
+
+
+def plan_generating(spec: BuildSpec, load: Load, needs: Needs) -> Plan:
+    """Slots, prefill, queue, cache and shared memory for `load`."""
+    cost = decoding_cost(needs.latency or {})
+    lines = [Line("threads", "all cores: one loop", str(spec.serving_cores))]
+    settings: dict[str, object] = {"threads": spec.serving_cores}
+    slots, busy = spec.slots, None
+    lacking: list[str] = []
+    if cost is not None:
+        speed, more, lacking, busy, slots = _speed(spec, load, needs, cost)
+        lines += speed
+        settings.update(more)
+    length = _length(load, needs)
+    cache, cache_lines = (_shared_cache if needs.paged else _cache)(spec, load, needs, slots, length)
+    lines += cache_lines
+    if needs.paged:
+        settings["cache_gb"] = math.ceil(cache / 1e6) / 1e3
+    elif not needs.cross:
+        settings["max_length"] = length
+    settings["slots"] = slots
+    memory, size = memory_line(1, needs.weights, cache)
+    lines.append(memory)
+    if size > spec.usable_memory:
+        lacking = [*lacking, _too_large(spec, needs, length, cache)]
+    queue = spec.serving.queue.loop_size
+    shm, shared = shared_memory_line(1, slots + queue, spec.serving.limits.request_bytes, needs.answer_bytes)
+    return Plan(spec.entry_name, (*lines, shm), settings, size, shared, busy, 0, tuple(lacking), (needs.measured,))
+
+
+def _speed(
+    spec: BuildSpec, load: Load, needs: Needs, cost: Decoding
+) -> tuple[list[Line], dict[str, object], list[str], float, int]:
+    """What the measured speed says: lines, settings, what is lacking, busy cores, slots."""
+    rate, step = load.requests_per_s, cost.step
+    prompts, tokens = rate * load.tokens * cost.prompt_ms, rate * load.answer_tokens
+    lines = [
+        Line("a step", needs.measured, f"{number(step.call)} ms + {number(step.part)} ms a running answer"),
+        Line(
+            "prompts",
+            f"{number(rate)}/s x {load.tokens} tokens x {number(cost.prompt_ms)} ms",
+            f"{number(prompts)} ms/s",
+        ),
+        Line("tokens", f"{number(rate)}/s x {load.answer_tokens}", f"{number(tokens)}/s"),
+    ]
+    room = 1000 * BUSY - prompts - tokens * step.part
+    if room <= 0:
+        holds = 1000 * BUSY / (load.tokens * cost.prompt_ms + load.answer_tokens * step.part)
+        too_much = (
+            f"prompts and tokens need {number(prompts + tokens * step.part)} ms of each second, however many run at "
+            f"once; it holds {number(holds)} requests/s. What would: shorter prompts or answers, a lower precision, "
+            "more cores, or a copy of the model on another machine"
+        )
+        return lines, {}, [too_much], float(spec.serving_cores), spec.slots
+    running = max(rate * load.answer_tokens * step.of(1) / 1000, tokens * step.call / room)
+    slots = max(1, math.ceil(running + SIGMAS * math.sqrt(running)))
+    between = step.of(running) / (1 - prompts / 1000)
+    first = load.tokens * cost.prompt_ms + step.of(running)
+    prefill, chunk = _prefill(spec, load, cost, running)
+    lines += [
+        Line(
+            "answers at once",
+            f"{number(tokens)} x {number(step.call)} ms / ({1000 * BUSY:.0f} - {number(prompts)} - {number(tokens)} x "
+            f"{number(step.part)})",
+            f"{number(running)} on average",
+        ),
+        Line("slots", f"{number(running)} + {SIGMAS} x sqrt({number(running)})", str(slots)),
+        Line(
+            "between tokens", f"{number(step.of(running))} ms / (1 - {number(prompts)}/1000)", f"{number(between)} ms"
+        ),
+        Line("first token", f"{load.tokens} x {number(cost.prompt_ms)} ms + a step", f"{number(first)} ms"),
+        chunk,
+    ]
+    lacking: list[str] = []
+    for name, limit, found in (
+        ("first token", load.first_token_ms, first),
+        ("between tokens", load.between_tokens_ms, between),
+    ):
+        if limit is not None and found > limit:
+            lacking.append(
+                f"{name}: {number(found)} ms, not {number(limit)} ms. What would: "
+                f"{'shorter prompts, ' if name == 'first token' else 'fewer requests a second, '}a lower precision or "
+                "more cores"
+            )
+    busy = spec.serving_cores * min(1.0, (prompts + tokens * step.of(running) / running) / 1000)
+    wait = max(slots, math.ceil(rate * spec.serving.queue.loop_timeout_ms / 1000))
+    lines.append(
+        Line("queue", f"{number(rate)}/s x {spec.serving.queue.loop_timeout_ms / 1000:g} s of waiting", str(wait))
+    )
+    settings: dict[str, object] = {"serving.prefill_tokens": prefill, "serving.queue.max_size": wait}
+    return lines, settings, lacking, busy, slots
+
+
+def _prefill(spec: BuildSpec, load: Load, cost: Decoding, running: float) -> tuple[int, Line]:
+    """Prompt tokens between two steps: what running answers may wait for, beyond their own step."""
+    asked = spec.serving.prefill_tokens
+    if load.between_tokens_ms is None:
+        return asked, Line("prefill_tokens", "as asked: no between_tokens_ms bounds it", str(asked))
+    room = (load.between_tokens_ms - cost.step.of(running)) / cost.prompt_ms
+    tokens = min(MOST_PREFILL, max(LEAST_PREFILL, int(room + 1e-6)))
+    formula = (
+        f"({number(load.between_tokens_ms)} ms - {number(cost.step.of(running))} ms) / {number(cost.prompt_ms)} ms, "
+        f"{LEAST_PREFILL} to {MOST_PREFILL}"
+    )
+    return tokens, Line("prefill_tokens", formula, str(tokens))
+
+
+def _length(load: Load, needs: Needs) -> int:
+    """Tokens of a slot."""
+    if needs.cross:
+        return needs.length
+    return min(needs.length, (load.longest or needs.length) + load.answer_tokens)
+
+
+def _cache(spec: BuildSpec, load: Load, needs: Needs, slots: int, length: int) -> tuple[int, list[Line]]:
+    """Keys and values of slots of their own, as the build reserves them."""
+    width = WIDTHS[needs.cache]
+    of_slot = cache_bytes(needs.layers, 1, length, width)
+    formula = f"{length} tokens x {number(_values(needs.layers))} keys and values x {width} bytes"
+    lines = [Line("a slot", formula, megabytes(of_slot))]
+    if needs.cross:
+        read = cache_bytes(needs.cross, 1, needs.source, width)
+        formula = f"{needs.source} tokens x {number(_values(needs.cross))} x {width} bytes"
+        lines.append(Line("what a slot reads", formula, megabytes(read)))
+        of_slot += read
+    most = max(0, int((spec.usable_memory - needs.weights - PROCESS) // of_slot))
+    free = (
+        f"({megabytes(spec.usable_memory)} - {megabytes(needs.weights + PROCESS)} of the rest) / {megabytes(of_slot)}"
+    )
+    lines += [
+        Line("cache", f"{slots} slots x {megabytes(of_slot)}", megabytes(slots * of_slot)),
+        Line("most slots", free, number(most)),
+    ]
+    return slots * of_slot, lines
+
+
+def _values(layers: Sequence[LayerShape]) -> int:
+    return cache_bytes(layers, 1, 1, 1)
+
+
+def _shared_cache(spec: BuildSpec, load: Load, needs: Needs, slots: int, length: int) -> tuple[int, list[Line]]:
+    """Blocks that all sequences share: what they hold on average, and one text of the longest besides."""
+    block = block_bytes(needs.layers, needs.cache)
+    average, longest = (-(-tokens // BLOCK) for tokens in (load.tokens + load.answer_tokens, length))
+    blocks = slots * average + longest
+    formula = f"{slots} x {average} blocks + {longest} of the longest text, {BLOCK} tokens each, x {megabytes(block)}"
+    return blocks * block, [Line("cache", formula, megabytes(blocks * block))]
+
+
+def _too_large(spec: BuildSpec, needs: Needs, length: int, cache: int) -> str:
+    return (
+        f"weights and cache exceed the {megabytes(spec.usable_memory)} that may be used, by "
+        f"{megabytes(needs.weights + cache - spec.usable_memory)}. What would: a max_length below {length}, "
+        "fewer slots, --cache int8, or --precision int8"
+    )

@@ -1,0 +1,46 @@
+"""Arithmetic that can be read: a quantity, the formula with its numbers, the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Line:
+    """One step: `formula` has the numbers in it."""
+
+    quantity: str
+    formula: str
+    result: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Of one model. `settings`: keys of models.yaml, dotted, and their values; `lacking`: what the load would need, in
+    a sentence each, empty where it holds; `cores`: what its texts and tokens alone keep busy; `memory`, `shm`: bytes.
+    """
+
+    name: str
+    lines: tuple[Line, ...]
+    settings: Mapping[str, object]
+    memory: int
+    shm: int
+    cores: float | None = None
+    response_cache: int = 0
+    lacking: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+
+def number(value: float) -> str:
+    """Three digits, without an exponent."""
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
+
+
+def megabytes(size: float) -> str:
+    return f"{number(size / 1e6)} MB"
+
+
+def power_of_two(value: float) -> int:
+    """The next one from `value` on."""
+    return 1 << max(0, (max(1, int(-(-value // 1))) - 1).bit_length())

@@ -1,0 +1,104 @@
+"""All models of a machine together: do they fit, and what does the container that serves them need."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from builder.errors import SpecError
+from builder.plan.encoder import plan_encoder
+from builder.plan.generating import plan_generating
+from builder.plan.lines import Line, Plan, megabytes, number
+from builder.plan.needs import needs_of
+from builder.plan.process import SHARED_MEMORY_LEAST
+from builder.spec import BuildSpec
+
+SERVER = 100_000_000  # bytes of tritonserver itself: 34 to 83 MB were measured
+SHARED_MEMORY = Path("/dev/shm")
+MEBIBYTES = 64  # to the next of which /dev/shm is rounded up
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The totals. `lacking`: what does not fit, in a sentence each. `shm`, `memory`, `response_cache`: bytes."""
+
+    lines: tuple[Line, ...]
+    cores: int
+    memory: int
+    shm: int
+    response_cache: int
+    lacking: tuple[str, ...]
+
+    def compose(self, service: str) -> str:
+        """A file for `docker compose -f docker-compose.yml -f FILE` with these numbers for one service."""
+        settings = {"shm_size": self.shm, "mem_limit": self.memory, "cpus": self.cores}
+        head = "# Written by build-repo plan; give it after docker-compose.yml. Sizes are bytes.\n"
+        return head + yaml.safe_dump({"services": {service: settings}}, sort_keys=False)
+
+
+def plan(specs: Sequence[BuildSpec]) -> tuple[tuple[Plan, ...], Machine]:
+    """Each model that has a load, and all of them on their one machine. Raises SpecError and other BuilderErrors."""
+    loaded = [spec for spec in specs if spec.load is not None]
+    if not loaded:
+        raise SpecError("no model says its load; give each that is to be planned one (load: {requests_per_s: ...})")
+    machines = {spec.machine for spec in loaded}
+    if len(machines) > 1:
+        raise SpecError("a plan is of one machine, and the models state several; put `machine:` into `defaults:`")
+    plans = tuple(_plan(spec) for spec in loaded)
+    return plans, _machine(loaded[0], plans)
+
+
+def _plan(spec: BuildSpec) -> Plan:
+    needs = needs_of(spec)
+    assert spec.load is not None
+    return (plan_encoder if needs.kind == "encoder" else plan_generating)(spec, spec.load, needs)
+
+
+def _machine(spec: BuildSpec, plans: Sequence[Plan]) -> Machine:
+    cores, usable = spec.serving_cores, spec.usable_memory
+    memory = SERVER + sum(plan.memory for plan in plans)
+    shm = max(SHARED_MEMORY_LEAST, sum(plan.shm for plan in plans))
+    shm = math.ceil(shm / (MEBIBYTES << 20)) * (MEBIBYTES << 20)
+    known = [plan.cores for plan in plans if plan.cores is not None]
+    lines = [
+        Line(
+            "memory",
+            " + ".join(["server", *(plan.name for plan in plans)]),
+            f"{megabytes(memory)} of {megabytes(usable)}",
+        ),
+        Line("/dev/shm", f"to the next {MEBIBYTES} MiB", f"{shm >> 20} MiB of {_shared_memory(spec)}"),
+    ]
+    lacking = []
+    if known:
+        lines.append(Line("busy cores", " + ".join(map(number, known)), f"{number(sum(known))} of {cores}"))
+        if sum(known) > cores:
+            lacking.append(
+                f"the models keep {number(sum(known))} cores busy and the machine has {cores}. What would: more cores, "
+                "or some of the models on another machine"
+            )
+    if memory > usable:
+        lacking.append(
+            f"the models need {megabytes(memory)} and {megabytes(usable)} may be used. What would: fewer models"
+        )
+    stated = spec.machine.shm_mb
+    if stated is not None and shm > stated << 20:
+        lacking.append(
+            f"/dev/shm needs {shm >> 20} MiB and has {stated}. What would: a larger one (docker: --shm-size), or lower "
+            "serving.limits.request_bytes"
+        )
+    cache = sum(plan.response_cache for plan in plans)
+    if cache:
+        formula = " + ".join(plan.name for plan in plans if plan.response_cache)
+        lines.append(Line("response cache", formula, f"--cache-config=local,size={cache}"))
+    return Machine(tuple(lines), cores, memory, shm, cache, tuple(lacking))
+
+
+def _shared_memory(spec: BuildSpec) -> str:
+    if spec.machine.shm_mb is not None:
+        return f"{spec.machine.shm_mb} MiB"
+    return f"{shutil.disk_usage(SHARED_MEMORY).total >> 20} MiB here" if SHARED_MEMORY.is_dir() else "unknown"

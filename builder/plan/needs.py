@@ -1,0 +1,108 @@
+"""What is known of a model: its sizes, by its repository or its checkpoint's config, and its speed, by its build."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+from builder.errors import SpecError
+from builder.report.record import read_report
+from builder.runtime.contract import CacheType, EncoderServing, GenerationServing, LayerShape, load
+from builder.spec import BuildSpec
+from builder.speed import Latencies
+from builder.triton.publish import existing_source
+from builder.triton.render import parse
+
+STRING = 64  # bytes of a text in an answer: a label, a name
+
+
+@dataclass(frozen=True)
+class Needs:
+    """`weights`: bytes of one instance; `threads`: of the measured speeds, 0 where all cores had them; `length`: tokens
+    of a text or of a slot; `cross`: of what an encoder-decoder reads, over `source` tokens.
+    """
+
+    kind: Literal["encoder", "generation"]
+    weights: int
+    length: int
+    layers: Sequence[LayerShape] = ()
+    cross: Sequence[LayerShape] = ()
+    source: int = 0
+    cache: CacheType = "float32"
+    paged: bool = False  # whether sequences share the blocks of the cache
+    latency: Latencies | None = None
+    measured: str = ""
+    faster: str = ""
+    answer_bytes: int = STRING
+
+
+def needs_of(spec: BuildSpec) -> Needs:
+    """Of the published model where there is one from the same checkpoint, otherwise of the checkpoint's config.
+
+    Raises SpecError for models that another engine runs, BuilderError for what cannot be read.
+    """
+    if spec.runs_checkpoint:
+        raise SpecError(f"{spec.entry_name}: {spec.engine} plans its own memory and batches; give it its own arguments")
+    if spec.target != "cpu":
+        raise SpecError(
+            f"{spec.entry_name}: nothing was measured on a GPU to plan with; measure it: build-repo load-test"
+        )
+    source = existing_source(spec.output, spec.entry_name)
+    if source is not None and source in (spec.model.rstrip("/"), Path(spec.model).resolve().name):
+        return published(spec.output, spec.entry_name)
+    from builder.plan.unbuilt import unbuilt  # loads torch
+
+    return unbuilt(spec)
+
+
+def published(repository: Path, name: str) -> Needs:
+    """Of a model that was built. Raises RepositoryError."""
+    report = read_report(repository, name)
+    folder = newest_version(repository / name)
+    serving = load(folder)
+    rung = next(rung for rung in report.ladder if rung.name == report.chosen)
+    better = min(report.ladder, key=lambda other: sum(other.latency_ms.values()), default=rung)
+    found = Needs(
+        "encoder" if isinstance(serving, EncoderServing) else "generation",
+        weights=rung.size,
+        length=serving.max_length if isinstance(serving, EncoderServing) else serving.arena.length,
+        latency=rung.latency_ms or None,
+        measured=f"{report.chosen}, measured by its build on {report.cpu['model']}",
+        faster="" if better is rung or not better.latency_ms else better.name,
+        answer_bytes=_answer_bytes(repository / name),
+    )
+    return found if isinstance(serving, EncoderServing) else _with_cache(found, serving)
+
+
+def newest_version(model: Path) -> Path:
+    """The folder of its highest version."""
+    versions = [folder for folder in model.iterdir() if folder.name.isdigit()]
+    if not versions:
+        raise SpecError(f"{model} has no version folder such as 1/: build it again")
+    return max(versions, key=lambda folder: int(folder.name))
+
+
+def _with_cache(found: Needs, serving: GenerationServing) -> Needs:
+    arena, source = serving.arena, serving.source
+    return replace(
+        found,
+        layers=arena.layers,
+        cache=arena.dtype,
+        paged=arena.blocks is not None,
+        cross=() if source is None else source.layers,
+        source=0 if source is None else source.max_length,
+    )
+
+
+def _answer_bytes(model: Path) -> int:
+    """Of the fixed dimensions of its outputs; a text or a free dimension counts as a short text."""
+    config = parse((model / "config.pbtxt").read_text("utf-8"), model.name)
+    total = 0
+    for output in config.output:
+        size = 1
+        for dim in output.dims:
+            size *= max(dim, 1)
+        total += size * 4 if min(output.dims, default=1) > 0 and size > 1 else STRING
+    return total

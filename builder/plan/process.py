@@ -1,0 +1,29 @@
+"""What a Python process of Triton takes besides the model: memory, and shared memory for requests and answers."""
+
+from __future__ import annotations
+
+from builder.plan.lines import Line, megabytes, number
+
+PROCESS = (
+    84_000_000  # bytes of a process with Python, numpy, tokenizers and ONNX Runtime: measured on the embedded server
+)
+REGION = 1 << 20  # python_backend, README: shm-default-byte-size
+SHARED_MEMORY_LEAST = 256 << 20  # what `build-repo serve` asks for too
+
+
+def memory_line(instances: int, weights: int, cache: int = 0) -> tuple[Line, int]:
+    """Resident bytes: each instance has its own process and its own weights."""
+    total = instances * (PROCESS + weights) + cache
+    parts = f"{instances} x ({megabytes(PROCESS)} of Python + {megabytes(weights)} of weights)"
+    formula = parts + (f" + {megabytes(cache)} of cache" if cache else "")
+    return Line("memory", formula, megabytes(total)), total
+
+
+def shared_memory_line(instances: int, requests: int, request_bytes: int, answer_bytes: int) -> tuple[Line, int]:
+    """/dev/shm where all that may be there at once is as large as the limits of a request allow."""
+    size = instances * (REGION + requests * (request_bytes + answer_bytes))
+    formula = (
+        f"{instances} x (1 MiB + {number(requests)} requests x ({number(request_bytes)} bytes of texts at most + "
+        f"{number(answer_bytes)} of an answer))"
+    )
+    return Line("/dev/shm", formula, megabytes(size)), size

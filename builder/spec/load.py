@@ -1,0 +1,31 @@
+"""The requests that a model is to answer."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from builder.spec.options import Options
+
+
+class Load(Options):
+    """The requests that the model is to answer, which `build-repo plan` plans for. Set in models.yaml under `load:`."""
+
+    requests_per_s: float = Field(gt=0)
+    """Requests a second, on average, at random times."""
+    tokens: int = Field(64, ge=1)
+    """Tokens of a text, or of a prompt, on average."""
+    longest: int | None = Field(None, ge=1)
+    """Tokens of the longest one. Default: as long as the model takes."""
+    texts: int = Field(1, ge=1)
+    """Texts of one request. Encoders only."""
+    answer_tokens: int = Field(128, ge=1)
+    """Tokens of an answer, on average. Models that generate."""
+    p99_ms: float | None = Field(None, gt=0)
+    """Milliseconds within which 99 of 100 requests of an encoder must be answered."""
+    first_token_ms: float | None = Field(None, gt=0)
+    """Milliseconds within which an answer should begin, once it has its turn. Models that generate."""
+    between_tokens_ms: float | None = Field(None, gt=0)
+    """Milliseconds from one token of a running answer to the next, at most. Models that generate."""
+    distinct_texts: int | None = Field(None, ge=1)
+    """How many different texts are asked again and again; Triton's response cache is then sized for them. Encoders
+    only."""

@@ -1,0 +1,56 @@
+"""What is known of a model before it is built is what the build finds out, and after it what it measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from builder.checkpoint.resolve import resolve
+from builder.errors import SpecError
+from builder.export.decoder import cache_shapes
+from builder.export.seq2seq import seq2seq_shapes
+from builder.families.generating import weights_bytes
+from builder.plan.machine import plan
+from builder.plan.needs import needs_of, published
+from builder.runtime.contract import load_generation
+from builder.spec import make_spec
+
+
+def test_a_config_says_what_the_weights_would(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    for name in ("topics", "writes", "sums"):
+        spec = make_spec(model=str(checkpoint(name)), output=tmp_path, slots=4)
+        needs, built = needs_of(spec), resolve(spec)
+        assert needs.weights == weights_bytes(built.model), name
+        assert needs.latency is None
+        if name == "writes":
+            assert (needs.layers, needs.length) == (cache_shapes(built.model), built.max_length)
+        elif name == "sums":
+            assert (needs.layers, needs.cross) == seq2seq_shapes(built.model)
+            assert needs.source == built.max_length
+        else:
+            assert (needs.kind, needs.length) == ("encoder", built.max_length)
+
+
+def test_a_published_model_says_its_sizes_and_speeds(repository: Path, checkpoint: Callable[[str], Path]) -> None:
+    encoder = published(repository, "topics")
+    assert encoder.kind == "encoder"
+    assert encoder.latency is not None
+    assert encoder.weights > 0
+    decoder = published(repository, "writes")
+    arena = load_generation(next((repository / "writes").glob("[0-9]*"))).arena
+    assert (decoder.layers, decoder.length, decoder.cache) == (arena.layers, arena.length, arena.dtype)
+    assert "token, 8 rows" in (decoder.latency or {})
+    load = {"requests_per_s": 1, "tokens": 8, "answer_tokens": 8}
+    spec = make_spec(model=str(checkpoint("writes")), name="writes", output=repository, load=load)
+    (made,), machine = plan([spec])
+    assert made.cores is not None, "speeds are those of its build"
+    assert machine.shm >= 256 << 20
+
+
+def test_what_another_engine_runs_is_refused() -> None:
+    with pytest.raises(SpecError, match="vllm plans its own memory"):
+        needs_of(make_spec(model="org/it", engine="vllm", load={"requests_per_s": 1}))
+    with pytest.raises(SpecError, match="nothing was measured on a GPU"):
+        needs_of(make_spec(model="org/it", target="cuda", precision="fp16", load={"requests_per_s": 1}))

@@ -1,0 +1,194 @@
+"""Plans: the arithmetic on made-up speeds, and what is lacking said with what would do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import yaml
+
+from builder.errors import SpecError
+from builder.families.generating import cache_bytes
+from builder.plan import machine
+from builder.plan.encoder import plan_encoder
+from builder.plan.generating import plan_generating
+from builder.plan.lines import Plan, power_of_two
+from builder.plan.needs import Needs
+from builder.plan.process import PROCESS
+from builder.plan.speeds import decoding_cost, encoder_cost
+from builder.runtime.contract import LayerShape
+from builder.spec import BuildSpec, make_spec
+
+GRID = {f"{rows}x{tokens}": 2.0 + 0.01 * rows * tokens for rows in (1, 8) for tokens in (16, 64, 128)}
+ENCODER = Needs("encoder", 100_000_000, 256, latency=GRID, measured="int8", answer_bytes=1536)
+LAYERS = (LayerShape(4, 64),) * 6
+STEPS = {"token, 1 rows": 6.0, "token, 8 rows": 13.0, "prompt of 128": 64.0}
+DECODER = Needs("generation", 500_000_000, 1024, LAYERS, latency=STEPS, measured="int8")
+
+
+def _spec(load: dict[str, Any], **options: Any) -> BuildSpec:
+    options = {"machine": {"cores": 4, "memory_gb": 4}, **options}
+    return make_spec(model="org/it", load={"requests_per_s": 50, **load}, **options)
+
+
+def _lines(plan: Plan) -> dict[str, str]:
+    return {line.quantity: line.result for line in plan.lines}
+
+
+def _encoder(load: dict[str, Any], needs: Needs = ENCODER, **options: Any) -> Plan:
+    spec = _spec(load, **options)
+    assert spec.load is not None
+    return plan_encoder(spec, spec.load, needs)
+
+
+def _decoder(load: dict[str, Any], needs: Needs = DECODER, **options: Any) -> Plan:
+    spec = _spec(load, **options)
+    assert spec.load is not None
+    return plan_generating(spec, spec.load, needs)
+
+
+def test_a_line_is_found_in_what_was_measured() -> None:
+    cost = encoder_cost(GRID)
+    assert cost is not None
+    assert (cost.call, cost.part) == (pytest.approx(2.0), pytest.approx(0.01))
+    decoding = decoding_cost(STEPS)
+    assert decoding is not None
+    assert (decoding.step.call, decoding.step.part) == (pytest.approx(5.0), pytest.approx(1.0))
+    assert decoding.prompt_ms == 0.5
+    assert encoder_cost({}) is None
+    assert decoding_cost({"token, 1 rows": 6.0}) is None
+    through_zero = encoder_cost({"1x10": 1.0, "1x100": 11.0})
+    assert through_zero is not None
+    assert through_zero.call == 0, "a call costs nothing rather than less"
+
+
+def test_an_encoders_batches_are_what_arrives_meanwhile() -> None:
+    """500 texts/s of 64 tokens: each keeps it busy for 0.64 ms, so 0.32 of the time; 500 * 2 / (1000 - 320) = 1.47."""
+    plan = _encoder({"requests_per_s": 500, "tokens": 64, "p99_ms": 40})
+    lines = _lines(plan)
+    assert lines["most texts/s"] == "1,562"
+    assert lines["busy with texts"] == "32% of each instance"
+    assert lines["texts that arrive during a batch"] == "1.47 on average, 5 at most 99 times of 100"
+    assert lines["p99"] == "10.4 ms", "two batches of 2 ms + 320 tokens x 0.01 ms"
+    assert plan.settings == {
+        "instances": 1,
+        "threads": 4,
+        "max_queue_delay_us": 0,
+        "max_batch_size": 16,
+        "serving.token_budget": 1792,
+    }
+    assert plan.lacking == ()
+    assert plan.memory == PROCESS + 100_000_000
+    assert plan.shm == (1 << 20) + 16 * ((1 << 20) + 1536), "the batch, each request as large as is allowed"
+    assert plan.cores == pytest.approx(0.32 * 4), "of its texts: batches grow until the calls fit beside them"
+
+
+def test_an_encoders_budget_holds_a_text_and_keeps_what_was_asked_for() -> None:
+    assert _encoder({"p99_ms": 5}).settings["serving.token_budget"] == 256
+    assert _encoder({"p99_ms": 5, "longest": 40}).settings["serving.token_budget"] == 40
+    assert _encoder({}).settings["serving.token_budget"] == 2048
+    assert _encoder({"p99_ms": 500}).settings["serving.token_budget"] == 2048
+
+
+def test_more_texts_than_an_encoder_has_time_for() -> None:
+    plan = _encoder({"requests_per_s": 2000, "tokens": 64}, replace(ENCODER, faster="int8-static OpenVINO"))
+    (text,) = plan.lacking
+    assert "it holds 1,250 requests/s" in text, "0.8 of 1,562"
+    assert "about 7 cores" in text, "4 x 1.28 / 0.8"
+    assert "int8-static OpenVINO, which was the fastest" in text
+
+
+def test_a_limit_that_batches_do_not_keep() -> None:
+    (text,) = _encoder({"requests_per_s": 500, "tokens": 64, "p99_ms": 6}).lacking
+    assert text.startswith("99 of 100 within 10.4 ms, not 6 ms. What would: fewer requests a second, more cores")
+    (text,) = _encoder({"requests_per_s": 1, "tokens": 200, "p99_ms": 6}).lacking
+    assert "What would: shorter texts" in text
+
+
+def test_a_response_cache_for_texts_that_come_again() -> None:
+    plan = _encoder({"distinct_texts": 10_000})
+    assert plan.response_cache == power_of_two(10_000 * 1536 * 2)
+    assert plan.settings["serving.response_cache"] is True
+
+
+def test_what_was_not_measured_is_planned_without_speed() -> None:
+    plan = _encoder({"p99_ms": 1}, Needs("encoder", 100_000_000, 256, measured="not measured: build it"))
+    assert plan.cores is None
+    assert plan.lacking == ()
+    assert "p99" not in _lines(plan)
+    assert "not measured: build it" in plan.notes
+
+
+def test_slots_are_what_runs_at_once_and_some_more() -> None:
+    """5/s x 128 tokens = 640 tokens/s, 20 tokens x 0.5 ms = 50 ms/s of prompts: 640 * 5 / (850 - 50 - 640) = 20."""
+    plan = _decoder({"requests_per_s": 5, "tokens": 20, "answer_tokens": 128, "longest": 100})
+    lines = _lines(plan)
+    assert lines["answers at once"] == "20 on average"
+    assert plan.settings["slots"] == 31, "20 + 2.33 x sqrt(20), rounded up"
+    assert plan.settings["max_length"] == 228
+    assert lines["between tokens"] == "26.3 ms", "a step of 5 + 20 ms in 0.95 of the time"
+    assert lines["first token"] == "35 ms"
+    of_slot = cache_bytes(LAYERS, 1, 228)
+    assert plan.memory == PROCESS + 500_000_000 + 31 * of_slot, "as the build reserves it"
+    assert plan.settings["serving.queue.max_size"] == 150, "30 s of waiting"
+    assert plan.lacking == ()
+
+
+def test_prefill_is_what_running_answers_may_wait_for() -> None:
+    load = {"requests_per_s": 5, "tokens": 20, "answer_tokens": 128}
+    assert _decoder({**load, "between_tokens_ms": 75}).settings["serving.prefill_tokens"] == 100, "(75 - 25) / 0.5"
+    assert _decoder({**load, "between_tokens_ms": 27}).settings["serving.prefill_tokens"] == 32
+    assert _decoder(load).settings["serving.prefill_tokens"] == 256
+    (text,) = _decoder({**load, "between_tokens_ms": 20}).lacking
+    assert text.startswith("between tokens: 26.3 ms, not 20 ms. What would: fewer requests a second")
+    (text,) = _decoder({**load, "first_token_ms": 20}).lacking
+    assert text.startswith("first token: 35 ms, not 20 ms. What would: shorter prompts")
+
+
+def test_more_tokens_than_there_is_time_for_and_more_cache_than_memory() -> None:
+    (text,) = _decoder({"requests_per_s": 50, "tokens": 20}).lacking
+    assert "it holds 6.16 requests/s" in text, "850 / (20 x 0.5 + 128 x 1)"
+    plan = _decoder({"requests_per_s": 5, "tokens": 20}, machine={"cores": 4, "memory_gb": 0.7})
+    assert any("weights and cache exceed the 700 MB" in text for text in plan.lacking)
+    assert _lines(plan)["most slots"] == "9", "(700 - 584) MB of 12.6 MB"
+
+
+def test_an_eight_bit_cache_and_one_of_blocks() -> None:
+    load = {"requests_per_s": 5, "tokens": 20, "answer_tokens": 128}
+    narrow, full = (_decoder(load, replace(DECODER, cache=cache)) for cache in ("int8", "float32"))
+    rest = PROCESS + DECODER.weights
+    assert (full.memory - rest) == 4 * (narrow.memory - rest)
+    shared = _decoder(load, replace(DECODER, paged=True))
+    assert shared.memory < full.memory, "texts that are shorter than a slot leave blocks to others"
+    assert "max_length" not in shared.settings
+    assert "cache_gb" in shared.settings
+
+
+def _machine(monkeypatch: pytest.MonkeyPatch, *specs: BuildSpec) -> machine.Machine:
+    needs = {"encoder": ENCODER, "writes": DECODER}
+    monkeypatch.setattr(machine, "needs_of", lambda spec: needs[spec.entry_name])
+    return machine.plan(specs)[1]
+
+
+def test_models_of_one_machine_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = _spec({"requests_per_s": 500}, name="encoder")
+    writes = _spec({"requests_per_s": 5, "tokens": 20}, name="writes")
+    found = _machine(monkeypatch, encoder, writes, make_spec(model="org/idle"))
+    assert any("keep" in text and "cores busy" in text for text in found.lacking)
+    assert found.memory > 2 * PROCESS + ENCODER.weights + DECODER.weights
+    compose = yaml.safe_load(found.compose("triton"))["services"]["triton"]
+    assert compose == {"shm_size": found.shm, "mem_limit": found.memory, "cpus": 4}
+    assert found.shm % (64 << 20) == 0
+    small = {"machine": {"cores": 4, "memory_gb": 0.5, "shm_mb": 64}}
+    lacking = _machine(monkeypatch, _spec({}, name="encoder", **small), _spec({}, name="writes", **small)).lacking
+    assert any("/dev/shm needs" in text and "has 64" in text for text in lacking)
+    assert any("and 500 MB may be used" in text for text in lacking)
+
+
+def test_a_plan_is_of_one_machine_and_of_some_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SpecError, match="no model says its load"):
+        machine.plan([make_spec(model="org/it")])
+    other = _spec({}, name="writes", machine={"cores": 8})
+    with pytest.raises(SpecError, match="a plan is of one machine"):
+        _machine(monkeypatch, _spec({}, name="encoder"), other)
