@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from builder.engines.openvino.lowering import block_bytes
-from builder.families.generating import cache_bytes
+from builder.memory import cache_bytes
 from builder.plan.lines import Line, Plan, megabytes, number
 from builder.plan.needs import Needs
 from builder.plan.process import PROCESS, memory_line, shared_memory_line

@@ -11,7 +11,7 @@ from builder.checkpoint.resolve import resolve
 from builder.errors import SpecError
 from builder.export.decoder import cache_shapes
 from builder.export.seq2seq import seq2seq_shapes
-from builder.families.generating import weights_bytes
+from builder.memory import weights_bytes
 from builder.plan.machine import plan
 from builder.plan.needs import needs_of, published
 from builder.runtime.contract import load_generation

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from builder.errors import SpecError
-from builder.families.generating import cache_bytes
+from builder.memory import cache_bytes
 from builder.plan import machine
 from builder.plan.encoder import plan_encoder
 from builder.plan.generating import plan_generating
