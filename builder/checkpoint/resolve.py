@@ -111,10 +111,7 @@ def resolve(spec: BuildSpec) -> Checkpoint:
     files = locate(spec)
     model = load_model(files.folder, files.task, files.config)
     _drop_inputs(files.tokenizer, model)
-    longest = _max_length(spec.max_length, files.tokenizer, model, files.sentence, files.task.longest)
-    if longest is None:
-        raise CheckpointError(f"{spec.model} does not say how long a text may be; say it with --max-length")
-    return Checkpoint(**vars(files), model=model, max_length=longest, pooling=spec.pooling)
+    return _checkpoint(spec, files, model)
 
 
 def describe(spec: BuildSpec) -> Checkpoint:
@@ -129,8 +126,14 @@ def describe(spec: BuildSpec) -> Checkpoint:
         raise CheckpointError(
             f"{spec.model} is not a checkpoint for {files.task.name}: {_first_line(error)}"
         ) from error
-    longest = _max_length(spec, files.tokenizer, model, files.sentence, files.task.longest)
-    return Checkpoint(**vars(files), model=model.eval(), max_length=longest)
+    return _checkpoint(spec, files, model.eval())
+
+
+def _checkpoint(spec: BuildSpec, files: CheckpointFiles, model: PreTrainedModel) -> Checkpoint:
+    longest = _max_length(spec.max_length, files.tokenizer, model, files.sentence, files.task.longest)
+    if longest is None:
+        raise CheckpointError(f"{spec.model} does not say how long a text may be; say it with --max-length")
+    return Checkpoint(**vars(files), model=model, max_length=longest, pooling=spec.pooling)
 
 
 def _drop_inputs(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> None:

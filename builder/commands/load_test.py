@@ -131,7 +131,9 @@ def _answered(client: Client, samples: Sequence[Any]) -> Sequence[Any]:
     answered, refused = [], None
     for sample in samples:
         try:
-            client.ask({**sample, "max_tokens": 1})
+            begun = client.stream(sample)
+            next(begun)
+            begun.close()  # the rest is not needed
             answered.append(sample)
         except ServeError as error:
             refused = error

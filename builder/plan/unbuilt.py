@@ -7,7 +7,7 @@ import torch
 from builder.checkpoint.resolve import describe
 from builder.export.decoder import cache_shapes
 from builder.export.seq2seq import seq2seq_shapes
-from builder.families.seq2seq import read_settings
+from builder.families.seq2seq.settings import read_settings
 from builder.plan.needs import Needs
 from builder.runtime.contract import CacheType
 from builder.spec import BuildSpec

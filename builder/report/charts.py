@@ -78,6 +78,9 @@ def lines(series: Mapping[str, Mapping[float, float]], axes: tuple[str, str], ch
         path = " ".join(f"{x_of(x):.1f},{y_of(y):.1f}" for x, y in sorted(line.items()))
         kind = "line chosen" if label == chosen else f"line shade{index % 4}"
         parts.append(f'<polyline class="{kind}" points="{path}"/>')
+        if len(line) == 1:  # of which a line shows nothing
+            x, y = path.split(",")
+            parts.append(f'<circle class="point" cx="{x}" cy="{y}" r="4"/>')
         parts.append(_text(x_of(max(line)) + 8, places[label] + 4, label))
     return _svg(HEIGHT, parts)
 
