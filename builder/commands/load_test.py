@@ -131,9 +131,7 @@ def _answered(client: Client, samples: Sequence[Any]) -> Sequence[Any]:
     answered, refused = [], None
     for sample in samples:
         try:
-            begun = client.stream(sample)
-            next(begun)
-            begun.close()  # the rest is not needed
+            next(client.stream(sample))  # the rest is not needed
             answered.append(sample)
         except ServeError as error:
             refused = error
