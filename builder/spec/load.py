@@ -8,7 +8,9 @@ from builder.spec.options import Options
 
 
 class Load(Options):
-    """The requests that the model is to answer, which `build-repo plan models.yaml` plans for. Set in models.yaml under `load:`."""
+    """The requests that the model is to answer, which `build-repo plan models.yaml` plans for. Set in models.yaml under
+    `load:`.
+    """
 
     requests_per_s: float = Field(gt=0)
     """Requests a second, on average, at random times."""
