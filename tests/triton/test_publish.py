@@ -30,8 +30,8 @@ from builder.verify.verdict import Unverified
 def _entries(content: bytes) -> tuple[RepositoryEntry, ...]:
     entries = []
     for name in ("front", "front_model"):
-        config = Config(name, "python", 1, [], [], [], Serving(), dynamic_batching=False)
-        entries.append(RepositoryEntry(name, config, {"1/model.py": content}))
+        config = Config(name, "mine", 1, [], [], [], Serving(), dynamic_batching=False)
+        entries.append(RepositoryEntry(name, config, {"1/model.bin": content}))
     return tuple(entries)
 
 
@@ -69,7 +69,7 @@ def test_all_files_arrive_and_nothing_else_is_left(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     files = _tree(repository)
-    of_each = ("1/model.py", "build.json", "config.pbtxt")
+    of_each = ("1/model.bin", "build.json", "config.pbtxt")
     assert sorted(files) == sorted(
         ["front/bom.cdx.json", "front/report.html", *(f"{n}/{f}" for n in ("front", "front_model") for f in of_each)]
     )
@@ -82,7 +82,7 @@ def test_a_second_build_replaces_the_first(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
     _publish(repository, b"two")
-    assert {content for name, content in _tree(repository).items() if name.endswith("model.py")} == {b"two"}
+    assert {content for name, content in _tree(repository).items() if name.endswith("model.bin")} == {b"two"}
 
 
 def test_an_engine_that_the_next_build_has_inside_is_taken_out(tmp_path: Path) -> None:
@@ -159,7 +159,7 @@ def test_no_entry_is_missing_at_any_moment(tmp_path: Path, monkeypatch: pytest.M
         monkeypatch.setattr(publish_module.os, name, seen(getattr(os, name)))
     monkeypatch.setattr(publish_module, "_exchange", seen(publish_module._exchange))
     _publish(repository, b"two")
-    assert {content for name, content in _tree(repository).items() if name.endswith("model.py")} == {b"two"}
+    assert {content for name, content in _tree(repository).items() if name.endswith("model.bin")} == {b"two"}
 
 
 def test_a_killed_build_is_undone_by_the_next_command(tmp_path: Path) -> None:
@@ -259,7 +259,7 @@ def test_builds_into_one_repository_wait_for_each_other(tmp_path: Path, monkeypa
     monkeypatch.setattr(publish_module, "_swap", slow)
     with ThreadPoolExecutor(4) as builders:
         list(builders.map(lambda content: _publish(repository, content), [b"one", b"two", b"three", b"four"]))
-    contents = {content for name, content in _tree(repository).items() if name.endswith("model.py")}
+    contents = {content for name, content in _tree(repository).items() if name.endswith("model.bin")}
     assert len(contents) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["model_repository"]
 
