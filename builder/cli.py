@@ -12,6 +12,10 @@ build-repo sign [NAME]            sign models with a key of your own
 build-repo verify [DIR]           are all models the ones that were signed?
 build-repo compile [DIR]          TensorRT plans, on the GPU that is to serve them
 build-repo report NAME            what a build measured, as a table and as an HTML page
+build-repo versions NAME          the versions of a model
+build-repo promote NAME           try the newest version on a running server, then let it answer
+build-repo rollback NAME          serve the version before
+build-repo remove NAME            take a model out of the repository
 build-repo help [VERB]            this text, or the options of a verb
 """
 
@@ -32,7 +36,22 @@ from rich.markup import escape
 from builder.commands import screen
 from builder.errors import BuilderError, SpecError
 
-VERBS = ("serve", "query", "load-test", "plan", "check", "sign", "verify", "compile", "report", "gateway")
+VERBS = (
+    "serve",
+    "query",
+    "load-test",
+    "plan",
+    "check",
+    "sign",
+    "verify",
+    "compile",
+    "report",
+    "versions",
+    "promote",
+    "rollback",
+    "remove",
+    "gateway",
+)
 HELP = "help"
 DISTRIBUTION = "triton-model-repository-builder"
 CLOSE = 0.75  # similarity from which a word is taken for a misspelt verb; "serv" and "serve" have 0.89

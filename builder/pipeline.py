@@ -18,7 +18,8 @@ from builder.families import Family, begin, hand_over
 from builder.progress import Stage
 from builder.report.record import BuildReport
 from builder.spec import BuildSpec
-from builder.triton.publish import existing_source, publish, recover
+from builder.triton.publish import existing_source, publish
+from builder.triton.transaction import recover
 from builder.verify.runtimes import verify_where_it_runs
 from builder.verify.verdict import Unverified, Verified
 
@@ -47,8 +48,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
             with stage("lay out"):
                 outcome = hand_over(spec, checkpoint)
         with stage("publish"):
-            publish(spec.output, outcome)
-    return outcome.report
+            return publish(spec.output, outcome, spec.keep)
 
 
 def verified(spec: BuildSpec, family: Family[Exported, Reference, Fused, Exact, Chosen], stage: Stage) -> Verified:

@@ -98,8 +98,9 @@ def run(options: argparse.Namespace) -> int:
             )
         if not options.json:
             screen_table(report.table())
-        screen.print(f"  published {' and '.join(report.files)} in {spec.output}", highlight=False)
-        for name, what in pending(spec.output).items():
+        made = f"version {report.version} of {' and '.join(report.files)}"
+        screen.print(f"  published {made} in {spec.output}", highlight=False)
+        for name, what in pending(spec.output, unserved=True).items():
             if name in report.files:
                 screen.print(f"  [yellow]next:[/] {what}", highlight=False, soft_wrap=True)
     if options.json:

@@ -15,8 +15,8 @@ from builder.lint.findings import Finding, Severity
 from builder.lint.fixing import fix
 from builder.lint.formats import FORMATS
 from builder.triton.check import verdicts
-from builder.triton.publish import recover
 from builder.triton.releases import RELEASES
+from builder.triton.transaction import recover
 
 TEXT = "text"
 MARKS = {Severity.ERROR: "[red]✗[/]", Severity.WARNING: "[yellow]![/]"}

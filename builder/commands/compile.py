@@ -7,8 +7,10 @@ from pathlib import Path
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
 from builder.errors import RepositoryError
+from builder.report.record import read_report
 from builder.runtime.recipe.compile import FOLDER, CompileError, compile_plan
-from builder.triton.publish import recover
+from builder.triton.transaction import recover
+from builder.triton.versions import rollback, served
 
 
 def parser() -> argparse.ArgumentParser:
@@ -23,13 +25,14 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     recover(options.repository)
-    recipes = sorted(options.repository.glob(f"*/{FOLDER}/recipe.json"))
+    recipes = sorted(options.repository.glob(f"*/*/{FOLDER}/recipe.json"))
     if not recipes:
         raise RepositoryError(
             f"{options.repository} has no plan to compile; build a model for one: build-repo MODEL --target tensorrt"
         )
     for recipe in recipes:
-        name = recipe.parent.parent.name
+        version = recipe.parent.parent
+        name = f"{version.parent.name}, version {version.name}"
         try:
             with screen.status(f"compiling {name}"):
                 fingerprint = compile_plan(recipe.parent)
@@ -39,4 +42,7 @@ def run(options: argparse.Namespace) -> int:
         if fingerprint is not None:
             outcome = f"compiled for {fingerprint['gpu']} by TensorRT {fingerprint['tensorrt']}"
         screen.print(f"[green]✓[/] {name} {outcome}", highlight=False)
+        if fingerprint is not None and int(version.name) > (served(version.parent) or 0):
+            front = read_report(version.parent, version.name).name
+            screen.print(f"  {front}: version {rollback(options.repository, front, int(version.name))} is served now")
     return 0

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
 from builder.errors import SpecError
-from builder.triton.publish import recover
 from builder.triton.signatures import Signer, sign
+from builder.triton.transaction import recover
 
 
 def parser() -> argparse.ArgumentParser:

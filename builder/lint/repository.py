@@ -209,9 +209,14 @@ class Version:
         return self.model.recorded
 
     @property
+    def judged(self) -> bool:
+        """Whether the model's configuration is meant for it: one that waits to be served keeps a configuration."""
+        return self.served or not (self.path / CONFIG).is_file()
+
+    @property
     def recipe(self) -> Path:
         """The folder of what its plan is compiled from; it may be absent."""
-        return self.model.path / program.FOLDER
+        return self.path / program.FOLDER
 
     def file(self, path: Path) -> str:
         """`path` from the model's folder, as findings name it."""

@@ -86,7 +86,7 @@ def _subjects(scope: type, repository: Repository) -> Iterator[Repository | Mode
     if scope is Repository:
         yield repository
     for model in repository.models if scope is not Repository else ():
-        yield from (model,) if scope is Model else model.versions
+        yield from (model,) if scope is Model else (version for version in model.versions if version.judged)
 
 
 def _finding(rule: Rule, subject: Repository | Model | Version, problem: Problem) -> Finding:

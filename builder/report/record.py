@@ -119,6 +119,8 @@ class BuildReport:
     """Whether the answers were compared with PyTorch's, and are right."""
     samples_file: dict[str, str] | None = None
     """Name and SHA-256 of the user's own samples; None where the builder's were taken."""
+    version: int = 1
+    """Version of the model in its repository."""
     tuned_for: tuple[str, ...] = ()
     """Instruction sets of the processor that the choice rests on; a machine that serves should have one of them."""
 

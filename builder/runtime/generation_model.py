@@ -62,6 +62,7 @@ class TritonPythonModel:
         self.batched = config.get("max_batch_size", 0) > 0  # then tensors have a leading dimension of 1
         self.service = Service(folder, self._infer)
         self.engine_name = self.service.serving.engine
+        self.version = int(args["model_version"])  # the engine's too: one build makes both
         self.engine_outputs = list(self.service.serving.outputs)
         self.outbox: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
         self.open: "dict[Any, Request]" = {}
@@ -74,7 +75,9 @@ class TritonPythonModel:
             )
             for name, kind, description in FAMILIES
         }  # kept: a metric dies with its family
-        self.metrics = {name: f.Metric(labels={"model": args["model_name"]}) for name, f in self.families.items()}
+        # of this version alone: a metric of another process with the same labels goes when the first of them ends
+        labels = {"model": args["model_name"], "version": args["model_version"]}
+        self.metrics = {name: family.Metric(labels=labels) for name, family in self.families.items()}
         self.sent = dict.fromkeys(self.families, 0.0)
         self.stopping = threading.Event()
         self.threads = [threading.Thread(target=work, daemon=True) for work in (self._send, self._watch)]
@@ -181,6 +184,7 @@ class TritonPythonModel:
         """Call the engine's model. A cache that stays on its device comes and goes as the tensor it is."""
         response = pb_utils.InferenceRequest(
             model_name=self.engine_name,
+            model_version=self.version,
             requested_output_names=self.engine_outputs,
             inputs=[_tensor(name, value) for name, value in feeds.items()],
         ).exec()

@@ -28,7 +28,7 @@ class Metrics:
     Each increment is a message to the server, so they are sent with the first batch of each second.
     """
 
-    def __init__(self, model: str) -> None:
+    def __init__(self, model: str, version: str) -> None:
         self.families = {  # kept: a metric dies with its family
             name: pb_utils.MetricFamily(
                 name=f"build_repo_{name}_total", description=description, kind=pb_utils.MetricFamily.COUNTER
@@ -39,7 +39,9 @@ class Metrics:
                 ("padding_tokens", "Tokens added to texts to make them as long as their batch mates"),
             )
         }
-        self.counters = {name: family.Metric(labels={"model": model}) for name, family in self.families.items()}
+        # of this version alone: a metric of another process with the same labels goes when the first of them ends
+        labels = {"model": model, "version": version}
+        self.counters = {name: family.Metric(labels=labels) for name, family in self.families.items()}
         self.sent = Counts()
         self.sent_at = 0.0
 
@@ -65,7 +67,7 @@ class TritonPythonModel:
         executor = importlib.import_module(f".executors.{serving.executor}", __package__).Executor(folder, serving)
         self.model = Pipeline(folder, executor.infer, executor.map_calls)
         self.model.warm_up()
-        self.metrics = Metrics(args["model_name"])
+        self.metrics = Metrics(args["model_name"], args["model_version"])
 
     def execute(self, requests: list[Any]) -> list[Any]:
         answers = self.model([self._tensors(request) for request in requests])

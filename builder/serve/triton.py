@@ -35,9 +35,9 @@ from builder.engines import tensorrt_llm, vllm
 from builder.engines.gpu import gpus
 from builder.errors import ServeError
 from builder.triton.check import pending
-from builder.triton.publish import recover
 from builder.triton.render import parse
 from builder.triton.signatures import unsigned
+from builder.triton.transaction import recover
 
 EMBEDDED = "24.10"  # the release whose server, 2.51, the nvidia-pytriton wheel carries
 RESTRICTED = "shared-memory,trace,logging"  # APIs that change the server, for all clients; nobody here needs them
@@ -71,13 +71,17 @@ class Model:
 
 @dataclass(frozen=True)
 class Server:
-    """A running Triton. `log`: its output so far; `controlled`: whether models can be loaded and unloaded."""
+    """A running Triton. `log`: its output so far; `controlled`: whether models can be loaded and unloaded.
+
+    `repository`: what it serves, where that is known.
+    """
 
     host: str
     ports: Ports
     process: subprocess.Popen[str]
     log: list[str]
     controlled: bool
+    repository: Path | None = None
 
     @property
     def url(self) -> str:
@@ -146,7 +150,7 @@ def running(
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
-        server = Server(host, ports, process, [], controlled)
+        server = Server(host, ports, process, [], controlled, repository)
         reader = threading.Thread(target=_read, args=(server, echo), daemon=True)
         reader.start()
         try:

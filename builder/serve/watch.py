@@ -18,7 +18,8 @@ from pathlib import Path
 import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
-from builder.errors import ServeError
+from builder.errors import BuilderError, ServeError
+from builder.serve.control import Control
 from builder.serve.triton import Server, last_error
 
 POLL_S = 1.0
@@ -26,7 +27,7 @@ ATTEMPTS = 5  # in a row; what fails more often than that stays down
 STEADY_S = 300.0  # after so long without a failure, those before are forgotten
 LONGEST_DELAY_S = 30.0
 LOAD_TIMEOUT_S = 600.0
-FAILED_LOOP = re.compile(r'^build_repo_healthy\{model="([^"]+)"\} 0(?:\.0+)?$', re.MULTILINE)
+FAILED_LOOP = re.compile(r'^build_repo_healthy\{model="([^"]+)"[^}]*\} 0(?:\.0+)?$', re.MULTILINE)
 SETTLING_S = 5.0  # after a load, until a model publishes metrics of its own
 
 Say = Callable[[str], None]
@@ -129,11 +130,17 @@ class Watcher:
     def _control(self, verb: str, name: str) -> str:
         """Load or unload a model. Returns what is wrong, in a line."""
         try:
+            if verb == "load" and self.server.repository is not None:
+                with Control(self.server.url, self.server.repository) as control:
+                    control.again(name)
+                return ""
             with grpc.InferenceServerClient(self.server.url) as client:
                 act = client.load_model if verb == "load" else client.unload_model
                 act(name, client_timeout=LOAD_TIMEOUT_S)
         except InferenceServerException as error:
             return str(error.message()).strip().splitlines()[0]
+        except BuilderError as error:
+            return str(error)
         return ""
 
 

@@ -19,6 +19,7 @@ from builder.spec.whole_checkpoint import VLLM, WHOLE_CHECKPOINT, TensorRTLLM
 from builder.triton.releases import NEWEST, RELEASES
 
 HEADROOM = 0.9  # of the memory that is free: what a model may be planned to take
+KEEP = 2  # versions: what is served, and what a rollback goes back to
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
@@ -33,6 +34,9 @@ class BuildSpec(Options):
     """Name of the model in Triton. Default: the last part of MODEL."""
     output: Path = Field(Path("model_repository"), json_schema_extra={"flag": True})
     """Model repository to publish into."""
+    keep: int = Field(KEEP, ge=1, json_schema_extra={"flag": True})
+    """Versions of the model that remain there, the new one included: the one that was served until then first, which a
+    rollback goes back to."""
     revision: str | None = Field(None, json_schema_extra={"flag": True})
     """Branch, tag or commit on the Hugging Face Hub. Default: main."""
     precision: Literal["fp32", "fp16", "bf16", "int8", "int8-static", "int8-weights", "int4-weights", "fp8", "auto"] = (

@@ -82,8 +82,6 @@ class Serving(Options):
     """Run one request through the model before it is reported ready."""
     response_cache: bool = False
     """Answer repeated requests from Triton's response cache."""
-    versions: tuple[int, ...] = ()
-    """Versions to serve. Default: the latest only."""
     rate_limiter: tuple[RateLimiterResource, ...] = ()
     """Resources that each engine instance needs to run."""
     rate_limiter_priority: int = Field(0, ge=0)

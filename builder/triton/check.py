@@ -13,6 +13,7 @@ from builder.lint import lint
 from builder.lint.findings import Severity
 from builder.report.record import read_report
 from builder.runtime.recipe import compile as program
+from builder.triton.versions import loaded
 
 PENDING = "TR653"
 
@@ -27,14 +28,17 @@ def check(repository: Path, triton: str | None = None) -> list[str]:
     return [str(finding) for finding in errors if finding.code != PENDING]
 
 
-def pending(repository: Path) -> dict[str, str]:
-    """What was built and cannot be loaded yet, by its name: plans that a machine with a GPU has still to compile."""
-    models = [recipe.parent.parent for recipe in sorted(repository.glob(f"*/{program.FOLDER}/recipe.json"))]
+def pending(repository: Path, unserved: bool = False) -> dict[str, str]:
+    """What was built and cannot be loaded yet, by its name: plans that a machine with a GPU has still to compile.
+
+    `unserved`: those of versions too that take the place of an earlier one when they are compiled.
+    """
+    versions = [recipe.parent.parent for recipe in sorted(repository.glob(f"*/*/{program.FOLDER}/recipe.json"))]
     return {
-        model.name: f"{model.name}: its plan is not compiled yet; on the GPU that is to serve it: "
+        version.parent.name: f"{version.parent.name}: its plan is not compiled yet; on the GPU that is to serve it: "
         f"build-repo compile {repository}"
-        for model in models
-        if not (model / program.PLAN).is_file()
+        for version in versions
+        if not (version / program.PLAN).is_file() and (unserved or int(version.name) in loaded(version.parent))
     }
 
 

@@ -2,11 +2,14 @@
 
 NAME/        python: tokenise, run the engine, post-process; dynamic batching on texts
 NAME_model/  the engine, where it is a Triton model of its own
+
+Everything is laid out as version 1; `RepositoryEntry.at` makes another version of it.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -100,6 +103,7 @@ class Config:
     parameters: Mapping[str, str] = field(default_factory=dict)
     warm_ups: Sequence[WarmUp] = ()
     decoupled: bool = False
+    version: int = 1
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,22 @@ class RepositoryEntry:
     name: str
     config: Config
     files: Mapping[str, bytes | Path]
+
+    def at(self, version: int) -> RepositoryEntry:
+        """The same as version `version`."""
+        files = {numbered(path, version): self._said(path, content, version) for path, content in self.files.items()}
+        return replace(self, config=replace(self.config, version=version), files=files)
+
+    def _said(self, path: str, content: bytes | Path, version: int) -> bytes | Path:
+        """The arguments of vLLM and TensorRT-LLM say where in the repository their checkpoint is."""
+        if path not in ("1/model.json", "1/model.yaml") or isinstance(content, Path):
+            return content
+        return content.replace(f"/{self.name}/1/".encode(), f"/{self.name}/{version}/".encode())
+
+
+def numbered(path: str, version: int, of: int = 1) -> str:
+    """The path that a file of version `of` has in version `version`."""
+    return re.sub(rf"^(warmup/)?{of}/", rf"\g<1>{version}/", path)
 
 
 def serving_document(
@@ -322,7 +342,7 @@ def _engine_entry(
         inputs = {}
         for name in graph.inputs:
             file = f"text_{index}_{name}"
-            files[f"warmup/{file}"] = np.asarray(row[name], dtype=np.int64).tobytes()
+            files[f"warmup/1/{file}"] = np.asarray(row[name], dtype=np.int64).tobytes()
             inputs[name] = {"length": len(row[name]), "file": file}
         warm_ups.append(WarmUp(f"text_{index}", 1, inputs))
     for index, shapes in enumerate(placement.warm_ups):  # asked for or not: the first call would wait for an engine

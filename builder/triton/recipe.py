@@ -37,7 +37,7 @@ def recipe_files(
     feeds: Sequence[Mapping[str, np.ndarray]],
     folder: Path,
 ) -> dict[str, bytes | Path]:
-    """The files of NAME_model/recipe. Raises SpecError for profiles that leave a call out."""
+    """The files of NAME_model/1/recipe. Raises SpecError for profiles that leave a call out."""
     taken = Calls(spec.max_batch_size, serving.max_length, serving.batching.token_budget)
     profiles = profiles_of(spec.tensorrt.profiles, taken, spec.makes_plan)
     run = infer(graph, spec.build_threads)
@@ -62,11 +62,11 @@ def recipe_files(
         "optimization_level": spec.tensorrt.optimization_level,
     }
     return {
-        **{f"{program.FOLDER}/{file.name}": file for file in graph.files},
-        f"{program.FOLDER}/recipe.json": json.dumps(recipe, indent=1).encode(),
-        f"{program.FOLDER}/inputs.json": inputs,
-        f"{program.FOLDER}/outputs.json": outputs,
-        f"{program.FOLDER}/compile.py": Path(program.__file__),
+        **{f"1/{program.FOLDER}/{file.name}": file for file in graph.files},
+        f"1/{program.FOLDER}/recipe.json": json.dumps(recipe, indent=1).encode(),
+        f"1/{program.FOLDER}/inputs.json": inputs,
+        f"1/{program.FOLDER}/outputs.json": outputs,
+        f"1/{program.FOLDER}/compile.py": Path(program.__file__),
     }
 
 

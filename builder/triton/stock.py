@@ -124,9 +124,12 @@ def model_file(config: Config, folder: Path, version: str, default: str) -> Path
 
 
 def release_of(model: Path) -> str | None:
-    """The Triton release that NAME/1/`model` was built for, by NAME/build.json; None where that does not say."""
-    report = model.parent.parent / "build.json"
-    return json.loads(report.read_text("utf-8")).get("triton") if report.is_file() else None
+    """The Triton release that NAME/N/`model` was built for, by its build.json; None where that does not say."""
+    for report in (model.with_name("build.json"), model.parent.with_name("build.json")):
+        if report.is_file():
+            release: str | None = json.loads(report.read_text("utf-8")).get("triton")
+            return release
+    return None
 
 
 def wrong_batch(config: Config, rows: int) -> str | None:

@@ -27,8 +27,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _build(checkpoint: Path, output: Path, **options: Any) -> dict[str, Any]:
-    build(make_spec(model=str(checkpoint), output=output, engine="vllm", **options))
-    found: dict[str, Any] = json.loads((output / "writer" / "1" / "model.json").read_text())
+    report = build(make_spec(model=str(checkpoint), output=output, engine="vllm", **options))
+    found: dict[str, Any] = json.loads((output / "writer" / str(report.version) / "model.json").read_text())
     return found
 
 
@@ -106,6 +106,16 @@ def test_what_the_vllm_of_the_release_does_not_know_is_refused(checkpoint: Path,
     arguments = _build(checkpoint, tmp_path, vllm={"arguments": {"enforce_eager": True}}, precision="fp8")
     assert arguments["enforce_eager"] is True
     assert arguments["quantization"] == "fp8"
+
+
+def test_a_second_version_runs_its_own_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
+    for number in (1, 2):
+        _build(checkpoint, tmp_path)
+        arguments = json.loads((tmp_path / "writer" / str(number) / "model.json").read_text())
+        assert arguments["model"] == f"/models/writer/{number}/checkpoint"
+    weights = [tmp_path / "writer" / str(number) / "checkpoint" / "model.safetensors" for number in (1, 2)]
+    assert weights[0].samefile(weights[1]), "what is the same takes its space once"
+    assert check(tmp_path) == []
 
 
 def test_a_version_that_was_not_read_has_the_fields_of_its_neighbours() -> None:

@@ -44,7 +44,7 @@ def repository(name: str) -> str:
     rows = [{"input_ids": [101, 7592, 102], "attention_mask": [1, 1, 1]}]
     files: dict[str, bytes | Path] = {"1/" + Path(made.path).name: b""}
     if made.engine == "tensorrt":
-        files = {f"recipe/{file}": b"" for file in ("model.onnx", "recipe.json", "inputs.json", "compile.py")}
+        files = {f"1/recipe/{file}": b"" for file in ("model.onnx", "recipe.json", "inputs.json", "compile.py")}
     elif made.engine == "openvino":
         files = {"1/model.xml": b"", "1/model.bin": b""}
     assert version_files(made) == {}, "a graph that is nowhere has no files"

@@ -137,7 +137,9 @@ def test_a_decode_loop_that_failed_is_loaded_again(
             pass
 
         def read(self) -> bytes:
-            return b'build_repo_healthy{model="front"} 0\nbuild_repo_healthy{model="engine"} 1\n'
+            return (
+                b'build_repo_healthy{model="front",version="2"} 0\nbuild_repo_healthy{model="engine",version="1"} 1\n'
+            )
 
     monkeypatch.setattr(watch.urllib.request, "urlopen", lambda *arguments, **options: Metrics())
     said: list[str] = []

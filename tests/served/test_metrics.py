@@ -20,7 +20,9 @@ from builder.triton.render import templates
 def _metrics(server: Server, model: str) -> dict[str, float]:
     url = f"http://{server.host}:{server.ports.metrics}/metrics"
     text = urllib.request.urlopen(url, timeout=10).read().decode()
-    return {m[1]: float(m[2]) for m in re.finditer(rf'build_repo_(\w+)_total{{model="{model}"}} (\S+)', text)}
+    return {
+        m[1]: float(m[2]) for m in re.finditer(rf'build_repo_(\w+)_total{{model="{model}",version="1"}} (\S+)', text)
+    }
 
 
 def test_tokens_padding_and_calls_are_counted(server: Server, client: Callable[[str], Client]) -> None:

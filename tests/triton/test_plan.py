@@ -30,8 +30,10 @@ from builder.errors import SpecError
 from builder.lint.rules import plans
 from builder.runtime.recipe import compile as program
 from builder.spec import make_spec
+from builder.triton import versions
 from builder.triton.check import check, pending
 from tests.checkpoints import make_checkpoint
+from tests.versions import copy_version
 
 H200 = {"tensorrt": "10.5.0.18", "gpu": "NVIDIA H200", "compute_capability": "9.0"}
 
@@ -73,13 +75,13 @@ def _on(machine: FakeMachine, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _recipe(repository: Path) -> Path:
-    return repository / "texts_model" / "recipe"
+    return repository / "texts_model" / "1" / "recipe"
 
 
 def test_all_but_the_plan_is_there_and_what_is_missing_is_said_in_one_line(
     repository: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert not (repository / "texts_model" / "1").exists(), "Triton must not find a version that it cannot load"
+    assert not (repository / "texts_model" / "1" / "model.plan").exists()
     assert check(repository) == []
     (line,) = pending(repository).values()
     assert line.startswith("texts_model: its plan is not compiled yet")
@@ -123,7 +125,7 @@ def test_a_compiled_plan_is_published_once_with_what_it_belongs_to(
     assert "compiled for NVIDIA H200 by TensorRT 10.5.0.18" in capsys.readouterr().err
     assert (repository / "texts_model" / "1" / "model.plan").read_bytes() == b"plan"
     assert sorted(path.name for path in (repository / "texts_model").iterdir()) == [
-        "1", "build.json", "config.pbtxt", "recipe", "warmup"
+        "1", "build.json", "config.pbtxt", "warmup"
     ]  # fmt: skip
     for name in ("texts", "texts_model"):
         document = json.loads((repository / name / "build.json").read_text())
@@ -135,6 +137,20 @@ def test_a_compiled_plan_is_published_once_with_what_it_belongs_to(
     assert main(["compile", str(repository)]) == 0
     assert "up to date" in capsys.readouterr().err
     assert (repository / "texts_model" / "1" / "model.plan").read_bytes() == b"plan"
+
+
+def test_a_version_is_served_when_its_plan_is_compiled(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(versions, "OVERLAP_S", 0)
+    _on(FakeMachine(H200), monkeypatch)
+    assert main(["compile", str(repository)]) == 0
+    copy_version(repository, "texts", 1, 2)
+    assert list(pending(repository, unserved=True)) == ["texts_model"]
+    assert main(["compile", str(repository)]) == 0
+    assert "texts: version 2 is served now" in capsys.readouterr().err
+    assert versions.loaded(repository / "texts") == versions.loaded(repository / "texts_model") == [2]
+    assert check(repository) == []
 
 
 def test_a_plan_is_compiled_anew_for_another_gpu_and_kept_when_that_fails(

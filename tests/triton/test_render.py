@@ -38,7 +38,7 @@ def test_what_triton_reads_is_what_was_meant() -> None:
     ]
     assert parsed.dynamic_batching.max_queue_delay_microseconds == 500
     assert [(g.count, g.kind) for g in parsed.instance_group] == [(2, 2)]
-    assert parsed.version_policy.latest.num_versions == 1
+    assert list(parsed.version_policy.specific.versions) == [1]
 
 
 def test_every_field_a_user_can_set_arrives() -> None:
@@ -47,7 +47,6 @@ def test_every_field_a_user_can_set_arrives() -> None:
         queue=QueuePolicy(timeout_us=9000, max_size=64, allow_timeout_override=True, timeout_action="DELAY"),
         priority_levels=2,
         default_priority=1,
-        versions=(1, 3),
         rate_limiter=(RateLimiterResource(name="memory", count=2, is_global=True),),
         rate_limiter_priority=3,
     )
@@ -61,6 +60,7 @@ def test_every_field_a_user_can_set_arrives() -> None:
                 graph_level=1,
                 parameters={"owner": 'a "quoted" \\ name\n', "intra_op_thread_count": "2"},
                 warm_ups=[warm_up],
+                version=3,
             )
         ),
         "front",
@@ -71,7 +71,7 @@ def test_every_field_a_user_can_set_arrives() -> None:
     policy = batching.default_queue_policy
     assert (policy.default_timeout_microseconds, policy.max_queue_size) == (9000, 64)
     assert (policy.allow_timeout_override, policy.timeout_action) == (True, 1)
-    assert list(parsed.version_policy.specific.versions) == [1, 3]
+    assert list(parsed.version_policy.specific.versions) == [3]
     limiter = parsed.instance_group[0].rate_limiter
     assert [(r.name, r.count) for r in limiter.resources] == [("memory", 2)]
     assert limiter.priority == 3
@@ -79,7 +79,7 @@ def test_every_field_a_user_can_set_arrives() -> None:
     assert parsed.optimization.graph.level == 1
     assert parsed.parameters["owner"].string_value == 'a "quoted" \\ name\n'
     (warm,) = parsed.model_warmup
-    assert (warm.name, warm.inputs["input_ids"].input_data_file) == ("text_0", "text_0_input_ids")
+    assert (warm.name, warm.inputs["input_ids"].input_data_file) == ("text_0", "3/text_0_input_ids")
 
 
 def test_a_warm_up_of_a_model_without_batching_is_not_skipped() -> None:

@@ -142,7 +142,7 @@ def test_a_graph_in_qdq_form_is_served_as_it_is(tmp_path: Path) -> None:
     report = build(spec.model_copy(update={"graph": given.path}))
     assert {rung.name for rung in report.ladder} == {"PyTorch fp32", "fp32", "as given", "as given OpenVINO"}
     assert report.chosen in ("as given", "as given OpenVINO")
-    published = tmp_path / "repository" / "qa" / "1" / "model.onnx"
+    published = tmp_path / "repository" / "qa" / str(report.version) / "model.onnx"
     if report.engine == "onnxruntime":
         assert read_graph(published).operators["QuantizeLinear"] == given.operators["QuantizeLinear"] > 0
     other = tmp_path / "other.onnx"

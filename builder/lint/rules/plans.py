@@ -149,18 +149,17 @@ def vllm_streams(model: Model) -> Iterator[Problem]:
     "TR653",
     ERROR,
     wrong="""classifier_model/
-  recipe/recipe.json      # and there is no 1/model.plan""",
+  1/recipe/recipe.json      # and there is no 1/model.plan""",
     right="build-repo compile, on the GPU that is to serve",
 )
-def has_its_plan(model: Model) -> Iterator[Problem]:
+def has_its_plan(version: Version) -> Iterator[Problem]:
     """A plan of TensorRT is compiled before the model is served.
 
     A build writes what to compile; the plan itself belongs to one GPU, and a machine that has one compiles it.
     """
-    recipe = model.path / program.FOLDER / "recipe.json"
-    if recipe.is_file() and not (model.path / program.PLAN).is_file():
+    if (version.recipe / "recipe.json").is_file() and not (version.path / program.PLAN).is_file():
         yield Problem(
             "its plan is not compiled yet",
-            f"on the GPU that is to serve it: build-repo compile {model.repository.path}",
-            file=f"{program.FOLDER}/recipe.json",
+            f"on the GPU that is to serve it: build-repo compile {version.model.repository.path}",
+            file=version.file(version.recipe / "recipe.json"),
         )

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from builder.lint.findings import Problem
 from builder.lint.repository import BESIDE_VERSIONS, FILES, NUMBER, Model, Version
 from builder.lint.rule import ERROR, WARNING, rule
-from builder.runtime.recipe import compile as program
 
 
 @rule(
@@ -30,7 +29,7 @@ def has_a_version(model: Model) -> Iterator[Problem]:
 
     The file of a model lies in a folder such as `1`. Without a version to load, Triton refuses the model.
     """
-    if model.served or (model.path / program.FOLDER).is_dir():
+    if model.served:
         return
     numbers = [version.number for version in model.versions]
     if not numbers:
@@ -130,6 +129,8 @@ def has_the_file_that_its_backend_opens(version: Version) -> Iterator[Problem]:
         return
     if config.backend == "pytorch" and any((version.path / name).exists() for name in ("model.py", "model.pt2")):
         return
+    if config.backend == "tensorrt" and version.recipe.is_dir():
+        return  # TR653 says what to do
     again = f"; compile it again: build-repo compile {version.model.repository.path}"
     yield Problem(
         f"{version.file(version.graph)} is missing" + (again if config.backend == "tensorrt" else ""),

@@ -32,6 +32,14 @@ def has_its_engine(version: Version) -> Iterator[Problem]:
     folder = version.model.repository.path
     if served is not None and served.engine is not None and not (folder / served.engine / CONFIG).is_file():
         yield Problem(f"its engine {served.engine} is not in the repository", file=f"{version.number}/{FILE}")
+        return
+    engine = None if served is None else version.model.repository.by_name.get(served.engine or "")
+    if engine is not None and int(version.number) not in engine.served:
+        yield Problem(
+            f"it calls version {version.number} of {engine.name}, which Triton does not load",
+            f"have both served: build-repo rollback {version.model.name} {version.number}",
+            file=f"{version.number}/{FILE}",
+        )
 
 
 @rule(

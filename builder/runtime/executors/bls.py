@@ -1,4 +1,7 @@
-"""The engine is a Triton model of its own, called by Triton's business logic scripting."""
+"""The engine is a Triton model of its own, called by Triton's business logic scripting.
+
+Version N of the front calls version N of its engine and no other, so that the two change together for every request.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +22,18 @@ class EngineError(RuntimeError):
 
 
 class Executor:
-    """Calls the Triton model that `serving` names."""
+    """Calls the Triton model that `serving` names. `folder`: of the front's version, whose name is its number."""
 
     def __init__(self, folder: Path, serving: EncoderServing) -> None:
         self.engine = serving.engine
+        self.version = int(folder.name)
         self.outputs = list(serving.outputs)
         self.map_calls = ThreadPoolExecutor(CALLS_AT_ONCE).map
 
     def infer(self, feeds: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
         response = pb_utils.InferenceRequest(
             model_name=self.engine,
+            model_version=self.version,
             requested_output_names=self.outputs,
             inputs=[pb_utils.Tensor(name, array) for name, array in feeds.items()],
             preferred_memory=pb_utils.PreferredMemory(pb_utils.TRITONSERVER_MEMORY_CPU),  # numpy reads no GPU's

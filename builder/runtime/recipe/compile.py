@@ -1,8 +1,8 @@
-"""Compile the TensorRT plan of this model, compare it with ONNX Runtime's answers, and put it into version 1.
+"""Compile the TensorRT plan of a version, compare it with ONNX Runtime's answers, and put it beside its recipe.
 
-python3 NAME_model/recipe/compile.py, on the GPU that is to serve it, in the TensorRT container of its Triton release.
+python3 NAME_model/1/recipe/compile.py, on the GPU that is to serve it, in the TensorRT container of its Triton release.
 
-Until then the model has no version and Triton cannot load it. recipe.json says what to build; inputs.json and
+Until then Triton cannot load that version. recipe.json says what to build; inputs.json and
 outputs.json hold calls and what ONNX Runtime answered on them, in polygraphy's own formats. Needs tensorrt and
 polygraphy.
 """
@@ -18,8 +18,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-FOLDER = "recipe"  # of this file and the graph, in the model's folder
-PLAN = "1/model.plan"
+FOLDER = "recipe"  # of this file and the graph, in the version's folder
+PLAN = "model.plan"
 
 
 class CompileError(Exception):
@@ -32,7 +32,8 @@ def compile_plan(recipe: Path) -> "dict[str, Any] | None":
     Raises CompileError; the version that was there is then as it was.
     """
     asked = json.loads((recipe / "recipe.json").read_text("utf-8"))
-    model = recipe.parent
+    version = recipe.parent
+    model = version.parent
     if sha256(*graph_files(recipe, asked["onnx"])) != asked["onnx_sha256"]:
         raise CompileError(f"{model.name}: {asked['onnx']} is not the graph that was built; build the model again")
     fingerprint = {**this_machine(), "onnx_sha256": asked["onnx_sha256"]}
@@ -42,15 +43,15 @@ def compile_plan(recipe: Path) -> "dict[str, Any] | None":
             f"{model.name}: {asked['precision']} needs a GPU of compute capability {least}; {fingerprint['gpu']} has "
             f"{has}. Build it with --precision fp16"
         )
-    if _compiled(model, fingerprint):
+    if _compiled(version, fingerprint):
         return None
-    staging = model / "compiling"
+    staging = version / "compiling"
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     try:
-        largest = build(recipe, asked, staging / "model.plan")
-        fingerprint.update(sha256=sha256(staging / "model.plan"), error=largest)
-        _publish(model, staging, fingerprint)
+        largest = build(recipe, asked, staging / PLAN)
+        fingerprint.update(sha256=sha256(staging / PLAN), error=largest)
+        _publish(version, staging, fingerprint)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
     return fingerprint
@@ -107,7 +108,7 @@ def build(recipe: Path, asked: "dict[str, Any]", plan: Path) -> float:
         engine = engine_from_network(network, config=config, save_timing_cache=str(timings))
     except PolygraphyException as error:
         raise CompileError(
-            f"{recipe.parent.name}: TensorRT {tensorrt.__version__} does not compile this graph ({error}); its log "
+            f"{name_of(recipe)}: TensorRT {tensorrt.__version__} does not compile this graph ({error}); its log "
             "above says why. Build it with --target cuda, or report it with the checkpoint's name"
         ) from error
     save_engine(engine, str(plan))
@@ -115,7 +116,7 @@ def build(recipe: Path, asked: "dict[str, Any]", plan: Path) -> float:
     compared = [error for error in errors if error is not None]
     if not compared:
         raise CompileError(
-            f"{recipe.parent.name}: no profile takes a recorded call, so nothing was compared and nothing published; "
+            f"{name_of(recipe)}: no profile takes a recorded call, so nothing was compared and nothing published; "
             "give tensorrt.profiles that take single rows"
         )
     return max(compared)
@@ -142,7 +143,7 @@ def compare(recipe: Path, asked: "dict[str, Any]", engine: Any, profile: int) ->
         one = RunResults([(name, [expected[i]]), ("TensorRT", [found])])
         if not Comparator.compare_accuracy(one, compare_func=SimpleCompareFunc(rtol=0.0, atol=atol)):
             raise CompileError(
-                f"{recipe.parent.name}: in profile {profile} the plan answers otherwise than ONNX Runtime, by more "
+                f"{name_of(recipe)}: in profile {profile} the plan answers otherwise than ONNX Runtime, by more "
                 f"than {asked['tolerance']:g} of the largest value; nothing was published. Build with --precision fp32"
             )
         largest = max(
@@ -155,33 +156,36 @@ def _within(sides: "dict[str, list[int]]", shape: "tuple[int, ...]") -> bool:
     return all(low <= size <= high for low, size, high in zip(sides["min"], shape, sides["max"]))
 
 
-def _compiled(model: Path, wanted: "dict[str, str]") -> bool:
-    """Whether version 1 holds the recorded plan, and that is one of this graph, TensorRT and GPU."""
-    recorded = json.loads((model / "build.json").read_text("utf-8")).get("plan") or {}
-    if not (model / PLAN).is_file() or any(recorded.get(key) != value for key, value in wanted.items()):
+def name_of(recipe: Path) -> str:
+    """The model that a recipe belongs to."""
+    return recipe.parent.parent.name
+
+
+def _compiled(version: Path, wanted: "dict[str, str]") -> bool:
+    """Whether `version` holds the recorded plan, and that is one of this graph, TensorRT and GPU."""
+    recorded = json.loads((version / "build.json").read_text("utf-8")).get("plan") or {}
+    if not (version / PLAN).is_file() or any(recorded.get(key) != value for key, value in wanted.items()):
         return False
-    return recorded.get("sha256") == sha256(model / PLAN)
+    return recorded.get("sha256") == sha256(version / PLAN)
 
 
-def _publish(model: Path, staging: Path, fingerprint: "dict[str, Any]") -> None:
-    """Put the plan into version 1, and say in every build.json of this build what it is.
+def _publish(version: Path, staging: Path, fingerprint: "dict[str, Any]") -> None:
+    """Put the plan into its version, and say in every build.json of this build what it is.
 
-    One rename publishes it: of the file where there is a version, else of the folder. If the process is killed, either
-    the old plan or the new one is there. build.json is written afterwards: a plan that it does not describe is compiled
-    again. The model's own build.json is the last, because that is the one that is read to find out.
+    One rename publishes it. If the process is killed, either the old plan or the new one is there. build.json is
+    written afterwards: a plan that it does not describe is compiled again. The version's own build.json is the last,
+    because that is the one that is read to find out.
     """
-    _sync(staging / "model.plan")
-    if (model / PLAN).parent.is_dir():
-        os.replace(staging / "model.plan", model / PLAN)
-    else:
-        os.rename(staging, (model / PLAN).parent)
-    _sync((model / PLAN).parent)
-    _sync(model)
-    for report in sorted(model.parent.glob("*/build.json"), key=lambda path: (path.parent == model, path)):
+    _sync(staging / PLAN)
+    os.replace(staging / PLAN, version / PLAN)
+    _sync(version)
+    model, number = version.parent, version.name
+    reports = [*model.parent.glob("*/build.json"), *model.parent.glob(f"*/{number}/build.json")]
+    for report in sorted(reports, key=lambda path: (path.parent == version, path)):
         document = json.loads(report.read_text("utf-8"))
-        if model.name in document.get("files", {}):
+        if model.name in document.get("files", {}) and document.get("version", 1) == int(number):
             document["plan"] = fingerprint
-            document["files"][model.name][PLAN] = fingerprint["sha256"]
+            document["files"][model.name][f"{number}/{PLAN}"] = fingerprint["sha256"]
             written = report.with_name("build.json.new")
             written.write_text(json.dumps(document, indent=1, ensure_ascii=False), "utf-8")
             _sync(written)
@@ -219,7 +223,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     said = f"compiled for {fingerprint['gpu']}, TensorRT {fingerprint['tensorrt']}" if fingerprint else "up to date"
-    print(f"{recipe.parent.name}: {said}")
+    print(f"{name_of(recipe)}: {said}")
     return 0
 
 

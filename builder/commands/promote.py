@@ -1,0 +1,100 @@
+"""`build-repo promote`: try a version on a running server beside the one that answers, then let it answer, or not."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, REPOSITORY_HELP, URL_HELP, screen, screen_table
+from builder.errors import ServeError
+
+if TYPE_CHECKING:
+    from builder.report.record import BuildReport
+    from builder.serve.promote import Agreement
+
+SLOWER = 1.5
+
+
+def parser() -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(
+        prog="build-repo promote",
+        description="Load the newest version of a model on a running server beside the one that answers, ask both the "
+        "same, and let the new one answer if it does so as well and as fast; no request fails meanwhile. The server "
+        "has to run with --model-control-mode=explicit, as build-repo serve does, on this repository.",
+    )
+    arguments.add_argument("name", help="name of the model")
+    arguments.add_argument("version", nargs="?", type=int, metavar="VERSION", help="default: the newest")
+    arguments.add_argument("--url", default=DEFAULT_URL, metavar="HOST:PORT", help=URL_HELP)
+    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
+    arguments.add_argument(
+        "--samples",
+        type=Path,
+        help="file of requests, one JSON object a line (default: the samples of the model's task)",
+    )
+    arguments.add_argument(
+        "--agreement",
+        type=float,
+        metavar="SHARE",
+        help="lowest mean agreement with the version that answers, 0 to 1 (default: what the version was built for; "
+        "0 for models that generate, where it is the share of texts that are the same)",
+    )
+    arguments.add_argument(
+        "--slower",
+        type=float,
+        default=SLOWER,
+        metavar="TIMES",
+        help=f"longest median latency, as a multiple of that of the version that answers (default {SLOWER})",
+    )
+    return arguments
+
+
+def run(options: argparse.Namespace) -> int:
+    from builder.serve.control import Control
+    from builder.serve.promote import try_beside
+    from builder.serve.samples import samples_for
+    from builder.triton.transaction import recover
+    from builder.triton.versions import newest_first, rollback, served
+
+    name, repository = options.name, options.repository
+    recover(repository)
+    versions = {version.number: version for version in newest_first(repository, name)}
+    number = max(versions) if options.version is None else options.version
+    with Control(options.url, repository) as control:
+        running = max(control.versions(name, ("READY",)), default=None)
+        if running is None:
+            raise ServeError(f"the server at {options.url} serves no {name}; build-repo serve loads all that is there")
+        if number not in versions or number == running:
+            there = ", ".join(map(str, versions))
+            raise ServeError(f"version {running} of {name} answers at {options.url}; {repository} has {there}")
+        agreement, least = _agreement(versions[number].report)
+        least = least if options.agreement is None else options.agreement
+        screen.print(f"{name}: version {number} is tried beside version {running}", highlight=False)
+        trial = try_beside(
+            control, name, (running, number), lambda client: samples_for(client, options.samples), agreement
+        )
+        screen_table(trial.table(name))
+        refusals = trial.refusals(least, options.slower)
+        if refusals:
+            for refusal in refusals:
+                screen.print(f"[red]✗[/] {refusal}", highlight=False, soft_wrap=True)
+            if served(repository / name) == number and running in versions:
+                rollback(repository, name, running)
+            screen.print(f"version {running} goes on answering", highlight=False)
+            return 1
+        rollback(repository, name, number)
+        control.switch(name)
+    screen.print(f"[green]✓[/] version {number} of {name} answers at {options.url}", highlight=False)
+    return 0
+
+
+def _agreement(report: BuildReport) -> tuple[Agreement, float]:
+    """How much two answers agree, and how much is enough."""
+    from builder.serve.promote import same_text
+    from builder.tasks import find_task
+    from builder.tasks.base import EncoderTask
+
+    task = find_task(report.task)
+    if isinstance(task, EncoderTask):
+        return task.agreement, report.threshold
+    return same_text, 0.0

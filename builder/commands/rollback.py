@@ -1,0 +1,47 @@
+"""`build-repo rollback`: have an earlier version of a model served, and a running server serve it."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
+from builder.errors import ServeError
+
+
+def parser() -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(
+        prog="build-repo rollback",
+        description="Have another version of a model served, the one before the served version unless it is named: its "
+        "files and its configuration.",
+    )
+    arguments.add_argument("name", help="name of the model")
+    arguments.add_argument("version", nargs="?", type=int, metavar="VERSION", help="default: the one before")
+    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
+    arguments.add_argument(
+        "--url",
+        metavar="HOST:PORT",
+        help="gRPC address of a running server that is to serve it at once; it has to run with "
+        "--model-control-mode=explicit, as build-repo serve does, on this repository",
+    )
+    return arguments
+
+
+def run(options: argparse.Namespace) -> int:
+    from builder.serve.control import Control
+    from builder.triton.transaction import recover
+    from builder.triton.versions import rollback, served
+
+    recover(options.repository)
+    before = served(options.repository / options.name)
+    number = rollback(options.repository, options.name, options.version)
+    if options.url is not None:
+        try:
+            with Control(options.url, options.repository) as control:
+                control.switch(options.name)
+        except ServeError:
+            rollback(options.repository, options.name, before)
+            raise
+    where = options.repository if options.url is None else f"{options.repository} and at {options.url}"
+    screen.print(f"{options.name}: version {number} is served from {where}", highlight=False)
+    return 0

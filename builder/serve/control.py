@@ -1,0 +1,152 @@
+"""Having a running Triton serve another version of a model, by its model control: no request fails meanwhile.
+
+Triton loads a version, lets it answer, and ends the one before when its last request is answered (core,
+model_lifecycle.cc, OnLoadFinal and GetModel). A front calls the engine of its own version: so an engine is given both
+versions before the front changes, and one again after the front's last request of the old version. Versions that
+are loaded already are not loaded again for that, from release 24.09 on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection
+from pathlib import Path
+
+import tritonclient.grpc as grpc
+from google.protobuf.json_format import MessageToJson
+from tritonclient.utils import InferenceServerException
+
+from builder.errors import ServeError
+from builder.triton.render import parse
+from builder.triton.versions import (
+    CONFIG,
+    entries,
+    front_of,
+    is_front,
+    numbers,
+    one_config,
+    served,
+    with_versions,
+)
+
+ALIVE = ("READY", "LOADING", "UNLOADING")
+LOAD_TIMEOUT_S = 600.0
+DRAIN_S = 600.0  # for the last request of a version, a stream for example
+POLL_S = 0.1
+
+
+class Control:
+    """The model control of one server on one repository. Raises ServeError for all that it refuses."""
+
+    def __init__(self, url: str, repository: Path) -> None:
+        self.url, self.repository = url, repository
+        self._client = grpc.InferenceServerClient(url)
+
+    def __enter__(self) -> Control:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._client.close()
+
+    def versions(self, model: str, states: Collection[str] = ALIVE) -> set[int]:
+        """The versions of a model that the server has, in one of `states`."""
+        try:
+            index = self._client.get_model_repository_index(client_timeout=LOAD_TIMEOUT_S)
+        except InferenceServerException as error:
+            raise ServeError(f"no Triton answers at {self.url}: {_line(error)}; start one: build-repo serve") from error
+        return {int(m.version) for m in index.models if m.name == model and m.version and m.state in states}
+
+    def switch(self, name: str) -> int:
+        """Serve the version of `name` that the repository says; returns it when nothing of another is left."""
+        number = served(self.repository / name)
+        if number is None:
+            raise ServeError(f"{self.repository} has no version of {name} to serve")
+        _, *engines = entries(self.repository, name, number)
+        before = self.versions(name) - {number}
+        with_both = {engine: self.add(engine, number, before) for engine in engines}
+        try:
+            self.load(name)
+        except ServeError:
+            for engine, others in with_both.items():
+                self.load(engine, others or {number})
+            raise
+        if number not in self.versions(name, ("READY",)):
+            raise ServeError(f"the server at {self.url} does not read {self.repository.resolve()} (--repository)")
+        for engine, others in with_both.items():
+            if others:
+                self.wait(name, {number})
+                self.only(engine, {number})
+        return number
+
+    def again(self, model: str) -> None:
+        """Load a model that was unloaded: a front with its engine's version, an engine with those that are called."""
+        entry = self.repository / model
+        number = served(entry)
+        if number is None or not is_front(entry):
+            front = front_of(entry)
+            called = self.versions(front, ("READY",)) & set(numbers(entry)) if front else set()
+            self.load(model, {number, *called} if number and called else None)
+            return
+        for engine in entries(self.repository, model, number)[1:]:
+            if number not in self.versions(engine, ("READY",)):
+                self.load(engine)
+        self.load(model)
+
+    def add(self, engine: str, number: int, before: Collection[int]) -> set[int]:
+        """Load version `number` of an engine beside those of `before` that it has; returns these."""
+        others = self.versions(engine) & set(before)
+        for other in others:
+            if not one_config(self.repository / engine, number, other):
+                raise ServeError(
+                    f"versions {other} and {number} of {engine} differ in their backend, tensors or max_batch_size, "
+                    "and Triton has one config.pbtxt for both: start the server again instead"
+                )
+        self.load(engine, {*others, number})
+        return others
+
+    def load(self, model: str, versions: Collection[int] | None = None) -> None:
+        """Load a model as its config.pbtxt says; or with `versions` instead of the one that it names."""
+        config = None
+        if versions is not None:
+            text = with_versions((self.repository / model / CONFIG).read_bytes(), sorted(versions))
+            config = MessageToJson(parse(text.decode(), model), preserving_proto_field_name=True, indent=None)
+        try:
+            self._client.load_model(model, config=config, client_timeout=LOAD_TIMEOUT_S)
+        except InferenceServerException as error:
+            raise ServeError(
+                f"{model} is not loaded by the server at {self.url}: {_line(error)}{_mode(error)}"
+            ) from error
+
+    def unload(self, model: str) -> None:
+        """Unload a model and wait until it is gone."""
+        try:
+            self._client.unload_model(model, client_timeout=LOAD_TIMEOUT_S)
+        except InferenceServerException as error:
+            raise ServeError(f"{model} is not unloaded by the server at {self.url}: {_line(error)}") from error
+        self.wait(model, ())
+
+    def only(self, model: str, versions: Collection[int]) -> None:
+        """Have `versions` of a model loaded, and wait until no other is."""
+        self.load(model, versions)
+        self.wait(model, versions)
+
+    def wait(self, model: str, versions: Collection[int]) -> None:
+        """Wait until nothing of a model is left but `versions`."""
+        end = time.monotonic() + DRAIN_S
+        while left := self.versions(model) - set(versions):
+            if time.monotonic() > end:
+                raise ServeError(
+                    f"version {min(left)} of {model} still answers requests after {DRAIN_S:.0f} s: it, and its engine, "
+                    "stay loaded until they end"
+                )
+            time.sleep(POLL_S)
+
+
+def _line(error: InferenceServerException) -> str:
+    return str(error.message()).strip().splitlines()[0]
+
+
+def _mode(error: InferenceServerException) -> str:
+    """What to do about a server that loads nothing when it is told to."""
+    refused = "explicit model load / unload is not allowed" in str(error.message())
+    return "; start it with --model-control-mode=explicit, as build-repo serve does" if refused else ""

@@ -1,0 +1,223 @@
+"""Changing a repository: all of a change or nothing of it, whatever happens and whenever.
+
+Each step is written down before it is made, with how to undo it. An exception undoes a change at once; that of a
+killed process is undone by the next `recover` (each build, check and serve begins with it). One at a time changes or
+recovers a repository: a lock says who. Knows files; knows nothing of models.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from builder.errors import RepositoryError
+
+JOURNAL = "journal.json"
+FULL = (errno.ENOSPC, errno.EDQUOT)
+FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step: what is at `target` came from `source`. Paths are relative to the folder that the repository is in.
+
+    `kind`: "move" or "write"; of what was written, `source` is what was there before, None where nothing was.
+    """
+
+    kind: str
+    source: str | None
+    target: str
+
+
+class Change:
+    """A change that is being made. `staging`: a folder on the repository's own file system, outside of it."""
+
+    def __init__(self, repository: Path, staging: Path) -> None:
+        self.root, self.staging = repository.parent, staging
+        self.steps: list[Step] = []
+        self._note()
+
+    def move(self, source: Path, target: Path) -> None:
+        """Rename a file or a folder to where nothing is."""
+        target.parent.mkdir(exist_ok=True)
+        self._note(Step("move", self._place(source), self._place(target)))
+        os.rename(source, target)
+        sync(target.parent)
+
+    def write(self, content: bytes, target: Path) -> None:
+        """Put a file of `content` in the place of `target`, in one rename."""
+        if target.is_file() and target.read_bytes() == content:
+            return
+        made = self.staging / f"written_{len(self.steps)}"
+        before = self.staging / f"before_{len(self.steps)}"
+        made.write_bytes(content)
+        sync(made)
+        if target.exists():
+            shutil.copyfile(target, before)
+            sync(before)
+        self._note(Step("write", self._place(before) if target.exists() else None, self._place(target)))
+        os.replace(made, target)
+        sync(target.parent)
+
+    def undo(self) -> None:
+        """Put everything back."""
+        undo(self.root, self.steps)
+        self.commit()
+
+    def commit(self) -> None:
+        """Nothing is undone from here on."""
+        self.steps = []
+        (self.staging / JOURNAL).unlink(missing_ok=True)
+
+    def _place(self, path: Path) -> str:
+        return str(path.relative_to(self.root))
+
+    def _note(self, *steps: Step) -> None:
+        self.steps.extend(steps)
+        unfinished = self.staging / f"{JOURNAL}.unfinished"
+        unfinished.write_text(json.dumps([asdict(step) for step in self.steps]), "utf-8")
+        sync(unfinished)
+        os.replace(unfinished, self.staging / JOURNAL)
+        sync(self.staging)
+
+
+def undo(root: Path, steps: Sequence[Step]) -> None:
+    """Put everything back, the last step first; what a process that was killed had put back already stays so."""
+    for step in reversed(steps):
+        target = root / step.target
+        source = None if step.source is None else root / step.source
+        if source is None:
+            target.unlink(missing_ok=True)
+        elif step.kind == "move" and target.exists() and not source.exists():
+            os.rename(target, source)
+        elif step.kind == "write" and source.exists():
+            os.replace(source, target)
+
+
+@contextlib.contextmanager
+def changing(repository: Path) -> Iterator[Change]:
+    """A change of `repository`, alone: all of it is there after the block, or nothing of it.
+
+    Raises RepositoryError where the disk or the folder does not allow it; the repository is then as before.
+    """
+    try:
+        with alone(repository), staging(repository) as place:
+            change = Change(repository, place)
+            try:
+                yield change
+            except BaseException as cause:
+                _undo(repository, change, cause)
+                raise
+            change.commit()
+    except OSError as error:
+        raise RepositoryError(
+            f"{repository} could not be written ({error.strerror or error}): nothing in it was changed. "
+            f"{what_to_do(error)}"
+        ) from error
+
+
+def _undo(repository: Path, change: Change, cause: BaseException) -> None:
+    try:
+        change.undo()
+    except OSError as error:
+        raise RepositoryError(
+            f"{repository} could not be written ({cause}), nor what was there put back ({error}): it is kept in "
+            f"{change.staging}. When the cause is gone, put it back: build-repo check {repository}"
+        ) from error
+
+
+def recover(repository: Path) -> list[str]:
+    """Undo what killed processes left half done in `repository`; the models that they had begun to change.
+
+    Raises RepositoryError where that is not possible.
+    """
+    if not _left(repository):
+        return []
+    recovered: list[str] = []
+    try:
+        with alone(repository):
+            for place in _left(repository):  # of processes that are over: one that runs holds the lock
+                steps = _read_journal(place / JOURNAL)
+                undo(repository.parent, steps)
+                recovered.extend(Path(step.target).parts[1] for step in steps)
+                shutil.rmtree(place, ignore_errors=True)
+    except OSError as error:
+        raise RepositoryError(
+            f"{repository}: a build was killed while it published, and what it replaced cannot be put back "
+            f"({error.strerror or error}). {what_to_do(error)}"
+        ) from error
+    return sorted(set(recovered))
+
+
+def _left(repository: Path) -> list[Path]:
+    return sorted(repository.parent.glob(f".{repository.name}.*.staging"))
+
+
+@contextlib.contextmanager
+def alone(repository: Path) -> Iterator[None]:
+    """Hold the lock of `repository`, which a process that dies gives back; wait while another has it."""
+    path = repository.parent / f".{repository.name}.lock"
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
+            break
+        os.close(descriptor)  # whoever had it has removed the file
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def staging(repository: Path) -> Iterator[Path]:
+    """A folder on the repository's own file system, outside it: a running Triton never looks there.
+
+    It stays where it holds what could not be put back.
+    """
+    place = Path(tempfile.mkdtemp(prefix=f".{repository.name}.", suffix=".staging", dir=repository.parent))
+    try:
+        yield place
+    finally:
+        if not (place / JOURNAL).exists():
+            shutil.rmtree(place, ignore_errors=True)
+
+
+def sync(path: Path) -> None:
+    """Have a file, or a folder's list of files, on the disk before what comes next."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def what_to_do(error: OSError) -> str:
+    """What the user can do about it."""
+    if error.errno in FULL:
+        return "Free some space, or choose another folder"
+    if error.errno in FORBIDDEN:
+        return "Let this user write to it and to the folder that it is in, or choose another one"
+    return "Choose another folder"
+
+
+def _read_journal(path: Path) -> list[Step]:
+    """Nothing where there is none, or an empty one: no step is made before it is written down."""
+    try:
+        return [Step(**step) for step in json.loads(path.read_text("utf-8"))]
+    except (FileNotFoundError, ValueError):
+        return []
+    except TypeError as error:
+        raise RepositoryError(
+            f"{path} was left by a build of an earlier version of build-repo that was killed: move what is in "
+            f"{path.parent / 'old'} back, and remove {path.parent}"
+        ) from error

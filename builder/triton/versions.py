@@ -1,0 +1,269 @@
+"""The versions of a model: which there are, which of them Triton serves, and how another is served.
+
+A model is a front and, where its engine is a Triton model of its own, that too; version N of the front calls version N
+of the engine. What lies beside the version folders is a copy of what the served version holds, and its version_policy
+names that version: to replace the front's config.pbtxt is the moment of change, for the engine too, whose policy has
+both versions meanwhile. Triton has one config.pbtxt for all versions of a model; each version keeps its own, and it is
+the served version's that counts.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+
+from builder.errors import RepositoryError
+from builder.report.bom import BOM
+from builder.report.page import PAGE
+from builder.report.record import BuildReport, read_report
+from builder.runtime.contract import FILE
+from builder.triton.render import parse
+from builder.triton.transaction import Change, changing, sync
+
+CONFIG, REPORT = "config.pbtxt", "build.json"
+BESIDE = (REPORT, PAGE, BOM, CONFIG)  # of the served version, copied beside the version folders; the configuration last
+OVERLAP_S = 1.0  # a server that starts reads the front's configuration, then the engine's
+SHARED = ("backend", "platform", "max_batch_size", "default_model_filename", "input", "output")
+
+
+@dataclass(frozen=True)
+class Version:
+    """One version of a model. `size`: bytes of all its files; `published`: seconds since 1970."""
+
+    number: int
+    served: bool
+    published: float
+    size: int
+    report: BuildReport
+
+
+def numbers(entry: Path) -> list[int]:
+    """The versions of a model of the repository, in order."""
+    found = (path.name for path in entry.iterdir() if path.is_dir()) if entry.is_dir() else ()
+    return sorted(int(name) for name in found if name.isdecimal() and not name.startswith("0"))
+
+
+def loaded(entry: Path) -> list[int]:
+    """The versions that Triton loads by the model's version_policy. Raises RepositoryError for a config.pbtxt that is
+    none."""
+    config, there = entry / CONFIG, numbers(entry)
+    if not config.is_file():
+        return []
+    policy = parse(config.read_text("utf-8"), entry.name).version_policy
+    if policy.HasField("specific"):
+        return [number for number in there if number in policy.specific.versions]
+    return there if policy.HasField("all") else there[-max(1, policy.latest.num_versions) :]
+
+
+def served(entry: Path) -> int | None:
+    """The version that answers a request which names none: of those that are loaded, the newest."""
+    return max(loaded(entry), default=None)
+
+
+def newest_first(repository: Path, name: str) -> list[Version]:
+    """The versions of a model. Raises RepositoryError where there is no such model, or what it holds cannot be read."""
+    known(repository, name)
+    entry = repository / name
+    now = served(entry)
+    return [
+        Version(
+            number,
+            number == now,
+            (entry / str(number)).stat().st_mtime,
+            sum(_size(repository / mate / str(number)) for mate in entries(repository, name, number)),
+            read_report(entry, str(number)) if _keeps(entry, number) else read_report(repository, name),
+        )
+        for number in reversed(numbers(entry))
+    ]
+
+
+def entries(repository: Path, name: str, number: int) -> list[str]:
+    """The models that a version is made of: the front, then its engine where that is one."""
+    return [name, *sorted(mate for mate in _files(repository / name, number) if mate != name)]
+
+
+def known(repository: Path, name: str) -> None:
+    """Raise RepositoryError where the repository has no such front model."""
+    fronts = [path.parent.name for path in sorted(repository.glob(f"*/{REPORT}")) if is_front(path.parent)]
+    if name in fronts:
+        return
+    for front in fronts:
+        if name in _files(repository / front, served(repository / front) or 0):
+            raise RepositoryError(f"{name} is the engine of {front}, and changes with it: name {front}")
+    raise RepositoryError(f"{repository} has no model {name}; it has {', '.join(fronts) or 'none'} (--repository)")
+
+
+def is_front(entry: Path) -> bool:
+    """Whether a model was built under this name: the report beside an engine names its front."""
+    return front_of(entry) == entry.name
+
+
+def front_of(entry: Path) -> str | None:
+    """The name that a model was built under: its own, or that of the front that calls it; None where nothing says."""
+    name: str | None = _read(entry / REPORT).get("name")
+    return name
+
+
+def rollback(repository: Path, name: str, number: int | None = None) -> int:
+    """Have version `number` served, the one before the served version where none is given. Returns it.
+
+    Raises RepositoryError where there is no such version; the repository is then as before.
+    """
+    known(repository, name)
+    there, now = numbers(repository / name), served(repository / name)
+    if number is None:
+        number = max((n for n in there if now is not None and n < now), default=None)
+    if number not in there or not _keeps(repository / name, number):
+        asked = "earlier version" if number is None else f"version {number}"
+        raise RepositoryError(
+            f"{name} has no {asked} to go back to; it has {', '.join(map(str, there))}, and {now} is served"
+        )
+    with changing(repository) as change:
+        activate(change, repository, entries(repository, name, number), number)
+    return number
+
+
+def activate(change: Change, repository: Path, names: Sequence[str], number: int) -> None:
+    """Have version `number` of a model served; `names`: its entries, the front first."""
+    front, *engines = [repository / name for name in names]
+    both = [engine for engine in engines if _goes_with_served(engine, number)]
+    for engine in engines:
+        now = served(engine)
+        _put_beside(change, engine, number, [now, number] if engine in both and now is not None else [number])
+    _put_beside(change, front, number, [number])
+    if both:
+        time.sleep(OVERLAP_S)
+    for engine in both:
+        _put_beside(change, engine, number, [number])
+
+
+def _put_beside(change: Change, entry: Path, number: int, versions: Sequence[int]) -> None:
+    for name in BESIDE:
+        source = entry / str(number) / name
+        if source.is_file():
+            content = source.read_bytes()
+            change.write(with_versions(content, versions) if name == CONFIG else content, entry / name)
+
+
+def with_versions(config: bytes, versions: Sequence[int]) -> bytes:
+    """A config.pbtxt that has Triton load `versions`."""
+    parsed = parse(config.decode(), "it")
+    if list(parsed.version_policy.specific.versions) == list(versions):
+        return config
+    del parsed.version_policy.specific.versions[:]
+    parsed.version_policy.specific.versions.extend(versions)
+    return text_format.MessageToString(parsed).encode()
+
+
+def with_name(config: bytes, name: str) -> bytes:
+    """A config.pbtxt of a model of another name."""
+    parsed = parse(config.decode(), name)
+    parsed.name = name
+    return text_format.MessageToString(parsed).encode()
+
+
+def _goes_with_served(engine: Path, number: int) -> bool:
+    """Whether Triton can load `number` beside the served version: one config.pbtxt has to do for both."""
+    now = served(engine) if engine.is_dir() else None
+    return now not in (None, number) and one_config(engine, now, number)
+
+
+def one_config(entry: Path, *versions: int | None) -> bool:
+    """Whether versions of a model differ in nothing that the others could not be loaded with."""
+    configs = [parse((entry / str(number) / CONFIG).read_text("utf-8"), entry.name) for number in versions]
+    return all(getattr(config, field) == getattr(configs[0], field) for config in configs for field in SHARED)
+
+
+def adopt(change: Change, entry: Path) -> None:
+    """Give the served version of a model that an earlier build-repo published what belongs to it."""
+    now = served(entry)
+    if now is None or _keeps(entry, now):
+        return
+    for name in BESIDE:
+        if (entry / name).is_file():
+            content = (entry / name).read_bytes()
+            content = with_versions(content, [now]) if name == CONFIG else content
+            change.write(content, entry / str(now) / name)
+            change.write(content, entry / name)
+
+
+def prune(repository: Path, name: str, place: Path, keep: int, also: Sequence[int | None]) -> None:
+    """Move all versions of a model but `keep` to `place`: `also` stay first, then the newest.
+
+    An engine goes with the last version that calls it, unless another model does.
+    """
+    front = repository / name
+    kept = dict.fromkeys([*(n for n in also if n is not None), *reversed(numbers(front))])
+    remain = list(kept)[: max(keep, 1)]
+    engines = {mate for number in numbers(front) for mate in entries(repository, name, number)[1:]}
+    called = {mate for number in remain for mate in entries(repository, name, number)[1:]}
+    for entry in [front, *(repository / engine for engine in sorted(engines))]:
+        if entry != front and entry.name not in called and not callers(repository, entry.name, name):
+            entry.rename(place / entry.name)
+            continue
+        for number in set(numbers(entry)) - set(remain):
+            for folder in (entry / str(number), entry / "warmup" / str(number)):
+                if folder.is_dir():
+                    folder.rename(place / f"{entry.name}.{folder.parent.name}.{number}")
+    sync(repository)
+
+
+def remove(repository: Path, name: str) -> list[str]:
+    """Take a model out of the repository, with its engine unless another model calls that. Returns what is gone.
+
+    Raises RepositoryError where there is no such model, or another one calls it.
+    """
+    known(repository, name)
+    using = callers(repository, name, name)
+    if using:
+        raise RepositoryError(f"{name} is called by {', '.join(using)}: remove that first")
+    with changing(repository) as change:
+        engines = {mate for number in numbers(repository / name) for mate in entries(repository, name, number)[1:]}
+        gone = [name, *(mate for mate in sorted(engines) if not callers(repository, mate, name))]
+        for entry in gone:
+            change.move(repository / entry, change.staging / entry)
+    return gone
+
+
+def callers(repository: Path, called: str, apart_from: str) -> list[str]:
+    """The models, other than `apart_from` and itself, that call the model `called`: fronts and ensembles."""
+    others = [path.parent for path in sorted(repository.glob(f"*/{CONFIG}"))]
+    return [o.name for o in others if o.name not in (called, apart_from) and called in _calls(o)]
+
+
+def _calls(entry: Path) -> Iterator[str]:
+    config = parse((entry / CONFIG).read_text("utf-8"), entry.name)
+    yield from (step.model_name for step in config.ensemble_scheduling.step)
+    for serving in entry.glob(f"*/{FILE}"):
+        yield str(_read(serving).get("engine"))
+
+
+def _keeps(entry: Path, number: int) -> bool:
+    """Whether a version has what belongs beside the version folders when it is served."""
+    return (entry / str(number) / CONFIG).is_file()
+
+
+def _files(entry: Path, number: int) -> Mapping[str, Any]:
+    """The files of a version by the model that they are of, of models that are there."""
+    own = entry / str(number) / REPORT
+    files: Mapping[str, Any] = _read(own if own.is_file() else entry / REPORT).get("files", {})
+    return {name: files[name] for name in files if (entry.parent / name / str(number)).is_dir()}
+
+
+def _read(path: Path) -> Mapping[str, Any]:
+    """A JSON object; an empty one where the file holds none."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _size(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
