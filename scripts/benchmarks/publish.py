@@ -1,0 +1,308 @@
+"""Versions under load: `scripts/bench publish`.
+
+An encoder with its engine inside, one with its engine as a Triton model of its own, and a decoder, each published ten
+times and rolled back ten times on a running server while clients ask them. The two builds that take turns differ in
+labels and weights, so that an answer by the front of one and the engine of the other would be noticed: each answer
+must be, as a whole, that of the one or of the other. The checkpoints are tiny: what is tried is the change of versions.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+from tritonclient.grpc import service_pb2
+
+from builder.checkpoint.libraries import quiet_libraries
+from builder.checkpoint.resolve import resolve
+from builder.families import begin
+from builder.gateway.errors import ApiError
+from builder.gateway.tensors import add_tensor
+from builder.gateway.triton import Triton
+from builder.pipeline import verified
+from builder.runtime.fields import Field
+from builder.samples import TEXTS
+from builder.serve.client import Client
+from builder.serve.control import Control
+from builder.serve.triton import running
+from builder.spec import make_spec
+from builder.triton.publish import publish
+from builder.triton.versions import rollback, served
+from builder.verify.verdict import Verified
+from scripts.benchmarks.circumstances import circumstances, write_figures
+from tests.checkpoints import make_checkpoint
+from tests.decoders import make_decoder_checkpoint
+
+LABELS = ({0: "sport", 1: "food", 2: "travel"}, {0: "red", 1: "green", 2: "blue"})
+SIZES = (64, 96)  # of the feed-forward layers
+PROMPTS = [" ".join(text.split()[:6]) for text in TEXTS[:12]]
+TOKENS = 40  # of a stream
+CLOSE = 1e-3  # a batch's other rows change the last digits of a score
+ENCODERS: Mapping[str, Mapping[str, Any]] = {"inside": {}, "beside": {"executor": "bls"}}
+STREAM = "writes"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench publish")
+    parser.add_argument("--requests", type=int, default=100_000, help="of encoders, at least (default 100000)")
+    parser.add_argument("--changes", type=int, default=10, help="publishes, and rollbacks, of each model (default 10)")
+    parser.add_argument("--seconds", type=float, default=1200, help="no request or change after that (default 1200)")
+    parser.add_argument("--clients", type=int, default=8, help="of each encoder (default 8)")
+    parser.add_argument("--streams", type=int, default=3, help="at once (default 3)")
+    parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place, quiet_libraries():
+        figures = measure(Path(place), options)
+    show(figures)
+    if options.output:
+        write_figures(options.output, {**circumstances(), **figures})
+    assert not figures["failed"], figures["failures"]
+    assert not figures["wrong"], figures["failures"]
+
+
+@dataclass
+class Seen:
+    """What came of the requests to one model. `ms`: of each, with the second it began."""
+
+    versions: list[int] = field(default_factory=lambda: [0, 0])
+    ms: list[tuple[float, float]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Change:
+    """One version that took the place of another, and when."""
+
+    model: str
+    kind: str
+    begun: float
+    published_s: float
+    switched_s: float
+
+
+def measure(place: Path, options: argparse.Namespace) -> dict[str, Any]:
+    repository = place / "repository"
+    builds = {name: pair(name, place, options_of) for name, options_of in [*ENCODERS.items(), (STREAM, {})]}
+    for made in builds.values():
+        publish(repository, made[1], keep=3)
+        publish(repository, made[0], keep=3)
+    with running(repository) as server:
+        expected = {name: answers(server.url, repository, name) for name in builds}
+        changes: list[Change] = []
+        failures: list[str] = []
+        begun = time.monotonic()
+        until = begun + options.seconds
+        changer = threading.Thread(
+            target=change, args=(server.url, repository, builds, options.changes, until, changes, failures)
+        )
+        changer.start()
+        seen = asyncio.run(ask(server.url, expected, options, changer))
+        took = time.monotonic() - begun
+        changer.join()
+        errors = [line for line in server.log if line.startswith("E")]
+    assert not failures, failures
+    return figures_of(seen, changes, took, errors)
+
+
+def pair(name: str, place: Path, options: Mapping[str, Any]) -> tuple[Verified, Verified]:
+    """Two builds that can be published under one name."""
+    made = []
+    for turn in range(2):
+        folder = place / f"{name}-{turn}"
+        if name == STREAM:
+            checkpoint = make_decoder_checkpoint(folder / "checkpoint", "llama", intermediate_size=SIZES[turn])
+            extra: dict[str, Any] = {"slots": 4, "max_length": 128}
+        else:
+            shape: dict[str, Any] = {"labels": LABELS[turn], "intermediate_size": SIZES[turn]}
+            checkpoint = make_checkpoint(folder / "checkpoint", "bert", "text-classification", **shape)
+            extra = {"max_batch_size": 8}
+        spec = make_spec(model=str(checkpoint), name=name, output=place / "repository", threads=1, **extra, **options)
+        (folder / "graphs").mkdir()
+        family = begin(spec, resolve(spec), folder / "graphs", lambda stage: nullcontext())
+        made.append(verified(spec, family, lambda stage: nullcontext()))
+    return made[0], made[1]
+
+
+def answers(url: str, repository: Path, name: str) -> list[Sequence[Any]]:
+    """What each of the two builds answers alone, from the version of each that is there. The first serves after."""
+    found: list[Sequence[Any]] = []
+    with Control(url, repository) as control:
+        for number in (1, 2):
+            rollback(repository, name, number)
+            control.switch(name)
+            with Client(url, name) as client:
+                if name == STREAM:
+                    sample = {"max_tokens": TOKENS, "ignore_eos": True}
+                    found.append(["".join(client.ask({**sample, "text_input": p})["text_output"]) for p in PROMPTS])
+                else:
+                    asked = [client.ask({"text_input": text, "top_k": 3}) for text in TEXTS]
+                    found.append([dict(zip(a["label"], a["score"], strict=True)) for a in asked])
+    return found[::-1]
+
+
+def change(
+    url: str,
+    repository: Path,
+    builds: Mapping[str, tuple[Any, Any]],
+    rounds: int,
+    until: float,
+    done: list[Change],
+    failures: list[str],
+) -> None:
+    """Publish and roll back each model in turn, and have the server change each time."""
+    try:
+        change_all(url, repository, builds, rounds, until, done)
+    except Exception as error:  # of a thread: whoever started it says so
+        failures.append(repr(error))
+
+
+def change_all(
+    url: str, repository: Path, builds: Mapping[str, tuple[Any, Any]], rounds: int, until: float, done: list[Change]
+) -> None:
+    with Control(url, repository) as control:
+        for _, name in itertools.product(range(rounds), builds):
+            if time.monotonic() > until:
+                return
+            before = served(repository / name)  # of the first build, for it is gone back to
+            for kind in ("publish", "rollback"):
+                begun = time.monotonic()
+                if kind == "publish":
+                    publish(repository, builds[name][1], keep=3)
+                else:
+                    rollback(repository, name, before)
+                published = time.monotonic()
+                control.switch(name)
+                done.append(Change(name, kind, begun, published - begun, time.monotonic() - published))
+
+
+async def ask(
+    url: str, expected: Mapping[str, list[Sequence[Any]]], options: argparse.Namespace, changer: threading.Thread
+) -> dict[str, Seen]:
+    triton, seen = Triton(url), {name: Seen() for name in expected}
+    end = time.monotonic() + options.seconds
+
+    def going() -> bool:
+        asked = sum(len(seen[name].ms) + len(seen[name].failures) for name in ENCODERS)
+        return time.monotonic() < end and (changer.is_alive() or asked < options.requests)
+
+    async def encoder(name: str, client: int) -> None:
+        for turn in itertools.count(client):
+            if not going():
+                return
+            await classify(triton, name, turn % len(TEXTS), expected[name], seen[name])
+
+    async def stream(client: int) -> None:
+        for turn in itertools.count(client):
+            if not going():
+                return
+            await write(triton, turn % len(PROMPTS), expected[STREAM], seen[STREAM])
+
+    work = [encoder(name, client) for name in ENCODERS for client in range(options.clients)]
+    await asyncio.gather(*work, *(stream(client) for client in range(options.streams)))
+    await triton.close()
+    return seen
+
+
+async def classify(triton: Triton, name: str, index: int, expected: list[Sequence[Any]], seen: Seen) -> None:
+    request = service_pb2.ModelInferRequest(model_name=name)
+    add_tensor(request, Field("text_input", "TYPE_STRING"), [TEXTS[index]], (1, 1))
+    begun = time.monotonic()
+    try:
+        outputs = await triton.infer(request)
+    except ApiError as error:
+        seen.failures.append(f"{name}: {error}")
+        return
+    seen.ms.append((begun, 1000 * (time.monotonic() - begun)))
+    label, score = outputs["label"].strings()[0], float(outputs["score"].array().reshape(-1)[0])
+    judge([abs(build[index].get(label, 9.0) - score) < CLOSE for build in expected], f"{name}: {label} {score}", seen)
+
+
+async def write(triton: Triton, index: int, expected: list[Sequence[Any]], seen: Seen) -> None:
+    request = service_pb2.ModelInferRequest(model_name=STREAM)
+    for name, kind, value in (
+        ("text_input", "TYPE_STRING", PROMPTS[index]),
+        ("max_tokens", "TYPE_INT32", TOKENS),
+        ("ignore_eos", "TYPE_BOOL", True),
+        ("stream", "TYPE_BOOL", True),
+    ):
+        add_tensor(request, Field(name, kind), [value], (1,))
+    begun, text = time.monotonic(), ""
+    try:
+        async for outputs in triton.stream(request):
+            text += "".join(outputs["text_output"].strings())
+    except ApiError as error:
+        seen.failures.append(f"{STREAM}: {error}")
+        return
+    seen.ms.append((begun, 1000 * (time.monotonic() - begun)))
+    judge([text == build[index] for build in expected], f"{STREAM}: {text!r}", seen)
+
+
+def judge(fits: Sequence[bool], what: str, seen: Seen) -> None:
+    """Count an answer for the build that it is of; one of none, or of half of each, is wrong."""
+    if sum(fits) != 1:
+        seen.wrong.append(what)
+    else:
+        seen.versions[fits.index(True)] += 1
+
+
+def figures_of(seen: Mapping[str, Seen], changes: Sequence[Change], took: float, errors: list[str]) -> dict[str, Any]:
+    models = {}
+    for name, one in seen.items():
+        spans = [(c.begun, c.begun + c.published_s + c.switched_s) for c in changes if c.model == name]
+        during = [ms for begun, ms in one.ms if any(b < begun + ms / 1000 and begun < e for b, e in spans)]
+        models[name] = {
+            "requests": len(one.ms) + len(one.failures),
+            "failed": len(one.failures),
+            "wrong": len(one.wrong),
+            "of_each_build": one.versions,
+            "ms": quantiles([ms for _, ms in one.ms]),
+            "ms_during_its_changes": quantiles(during),
+            "publish_s": round(float(np.median([c.published_s for c in changes if c.model == name])), 2),
+            "switch_s": round(float(np.median([c.switched_s for c in changes if c.model == name])), 2),
+            "across_a_change": sum(any(b < end < b + ms / 1000 for _, end in spans) for b, ms in one.ms),
+        }
+    return {
+        "seconds": round(took, 1),
+        "changes": len(changes),
+        "models": models,
+        "failed": sum(model["failed"] for model in models.values()),
+        "wrong": sum(model["wrong"] for model in models.values()),
+        "failures": [text for one in seen.values() for text in [*one.failures[:3], *one.wrong[:3]]],
+        "errors_in_the_log": errors[:5],
+    }
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    shares = {"p50": 0.5, "p99": 0.99, "most": 1.0}
+    return {name: round(float(np.quantile(values, share)), 1) if values else 0.0 for name, share in shares.items()}
+
+
+def show(figures: Mapping[str, Any]) -> None:
+    table = Table(title=f"{figures['changes']} changes of versions in {figures['seconds']} s", title_justify="left")
+    columns = ("model", "requests", "failed", "wrong", "p50 ms", "p99 ms", "p99 in a change", "most", "switch s")
+    for column in columns:
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for name, model in figures["models"].items():
+        counts = (model["requests"], model["failed"], model["wrong"])
+        times = (model["ms"]["p50"], model["ms"]["p99"], model["ms_during_its_changes"]["p99"], model["ms"]["most"])
+        table.add_row(name, *map(str, counts), *map(str, times), str(model["switch_s"]))
+    Console(width=120).print(table)
+    print(json.dumps({key: figures[key] for key in ("failed", "wrong", "failures", "errors_in_the_log")}))
+
+
+if __name__ == "__main__":
+    main()

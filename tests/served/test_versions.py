@@ -1,0 +1,68 @@
+"""Versions on a real Triton: changed under load, tried beside one another, refused."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import pytest
+
+from builder.cli import main
+from builder.serve.client import Client
+from builder.serve.control import Control
+from builder.serve.promote import Side, Trial
+from builder.serve.triton import running
+from builder.triton import versions
+from builder.triton.publish import publish
+from scripts.benchmarks.publish import ENCODERS, measure, pair
+
+
+@pytest.mark.slow
+def test_no_request_fails_and_none_is_answered_by_half_a_model_while_versions_change(tmp_path: Path) -> None:
+    """The benchmark, small: encoders with their engine inside and beside, and streams."""
+    options = argparse.Namespace(requests=500, changes=2, seconds=90, clients=2, streams=2)
+    figures = measure(tmp_path, options)
+    assert (figures["failed"], figures["wrong"]) == (0, 0), figures["failures"]
+    assert figures["changes"] == 12
+    for name, model in figures["models"].items():
+        assert min(model["of_each_build"]) > 0, f"{name} was answered by one version only"
+
+
+@pytest.mark.slow
+def test_a_version_takes_the_place_of_another_only_if_it_answers_as_well(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A front and its engine: both versions of the engine are loaded while the front of the new one is tried."""
+    monkeypatch.setattr(versions, "OVERLAP_S", 0)
+    mine = tmp_path / "model_repository"
+    good, bad = pair("beside", tmp_path, ENCODERS["beside"])
+    publish(mine, good)
+    with running(mine) as server, Control(server.url, mine) as control, Client(server.url, "beside") as client:
+        where = ["--url", server.url, "--repository", str(mine)]
+        before = client.ask({"text_input": "The soup needs salt."})
+        publish(mine, good)
+        assert main(["promote", "beside", *where, "--slower", "9"]) == 0
+        assert "version 2 of beside answers" in capsys.readouterr().err
+        assert control.versions("beside") == control.versions("beside_model") == {2}
+
+        publish(mine, bad, keep=3)
+        assert main(["promote", "beside", *where, "--slower", "9"]) == 1
+        assert "its answers agree by" in capsys.readouterr().err
+        assert control.versions("beside") == control.versions("beside_model") == {2}
+        assert control.versions("beside-candidate") == set()
+        assert versions.loaded(mine / "beside") == versions.loaded(mine / "beside_model") == [2], "after a restart too"
+        assert sorted(path.name for path in mine.iterdir()) == ["beside", "beside_model"]
+        assert client.ask({"text_input": "The soup needs salt."}) == before
+
+        assert main(["rollback", "beside", "1", *where]) == 0
+        assert control.versions("beside") == control.versions("beside_model") == {1}
+
+
+def test_a_trial_says_why_a_version_must_not_take_the_place() -> None:
+    answering, candidate = Side(1, [10.0] * 4), Side(2, [16.0] * 4)
+    trial = Trial(answering, candidate, [1.0, 0.8])
+    assert trial.refusals(0.9, 2.0) == []
+    assert trial.refusals(0.95, 2.0) == ["its answers agree by 0.9000; at least 0.95 is asked for"]
+    assert trial.refusals(0.9, 1.5) == ["it takes 1.60 times as long; at most 1.5 is allowed"]
+    failing = Trial(answering, Side(2, [10.0], ["front: no memory"]), [1.0])
+    assert failing.refusals(0.95, 1.5) == ["1 requests failed: front: no memory"]
