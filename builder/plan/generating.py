@@ -107,7 +107,8 @@ def _speed(
                 f"{'shorter prompts, ' if name == 'first token' else 'fewer requests a second, '}a lower precision or "
                 "more cores"
             )
-    busy = spec.serving_cores * min(1.0, (prompts + tokens * step.of(running) / running) / 1000)
+    shared = max(1.0, running)  # answers of a step: one that runs now and then has its steps for itself
+    busy = spec.serving_cores * min(1.0, (prompts + tokens * step.of(shared) / shared) / 1000)
     wait = max(slots, math.ceil(rate * spec.serving.queue.loop_timeout_ms / 1000))
     lines.append(
         Line("queue", f"{number(rate)}/s x {spec.serving.queue.loop_timeout_ms / 1000:g} s of waiting", str(wait))

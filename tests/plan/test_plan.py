@@ -135,6 +135,11 @@ def test_slots_are_what_runs_at_once_and_some_more() -> None:
     assert plan.lacking == ()
 
 
+def test_an_answer_now_and_then_keeps_a_loop_busy_for_its_own_steps() -> None:
+    """1/s x 8 tokens of 6 ms each, and 8 tokens of a prompt x 0.5 ms: 52 ms of each second, of 4 cores."""
+    assert _decoder({"requests_per_s": 1, "tokens": 8, "answer_tokens": 8}).cores == pytest.approx(4 * 0.052)
+
+
 def test_prefill_is_what_running_answers_may_wait_for() -> None:
     load = {"requests_per_s": 5, "tokens": 20, "answer_tokens": 128}
     assert _decoder({**load, "between_tokens_ms": 75}).settings["serving.prefill_tokens"] == 100, "(75 - 25) / 0.5"
