@@ -16,21 +16,47 @@ if TYPE_CHECKING:
     from builder.serve.client import Client
     from builder.serve.triton import running
     from builder.spec import BuildSpec, load_specs, make_spec
+    from builder.stores.pull import pull
+    from builder.stores.push import push
+    from builder.stores.store import open_store
     from builder.triton.check import check
+    from builder.triton.signatures import Signer, sign, unsigned
 
 _HOMES = {
     "BuildSpec": "builder.spec",
     "BuilderError": "builder.errors",
     "Client": "builder.serve.client",
+    "Signer": "builder.triton.signatures",
     "build": "builder.pipeline",
     "check": "builder.triton.check",
     "load_specs": "builder.spec",
     "load_test": "builder.load.measure",
     "make_spec": "builder.spec",
+    "open_store": "builder.stores.store",
+    "pull": "builder.stores.pull",
+    "push": "builder.stores.push",
     "running": "builder.serve.triton",
+    "sign": "builder.triton.signatures",
+    "unsigned": "builder.triton.signatures",
 }
 
-__all__ = ["BuildSpec", "BuilderError", "Client", "build", "check", "load_specs", "load_test", "make_spec", "running"]
+__all__ = [
+    "BuildSpec",
+    "BuilderError",
+    "Client",
+    "Signer",
+    "build",
+    "check",
+    "load_specs",
+    "load_test",
+    "make_spec",
+    "open_store",
+    "pull",
+    "push",
+    "running",
+    "sign",
+    "unsigned",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,8 @@ build-repo versions NAME          the versions of a model
 build-repo promote NAME           try the newest version on a running server, then let it answer
 build-repo rollback NAME          serve the version before
 build-repo remove NAME            take a model out of the repository
+build-repo push NAME --to URL     a version of a model to an object store
+build-repo pull NAME --from URL   a version of a model from an object store
 build-repo help [VERB]            this text, or the options of a verb
 """
 
@@ -50,6 +52,8 @@ VERBS = (
     "promote",
     "rollback",
     "remove",
+    "push",
+    "pull",
     "gateway",
 )
 HELP = "help"

@@ -18,6 +18,8 @@ from builder.families import Family, begin, hand_over
 from builder.progress import Stage
 from builder.report.record import BuildReport
 from builder.spec import BuildSpec
+from builder.stores.publish import publish_to, source_in
+from builder.stores.store import Store, open_store
 from builder.triton.publish import existing_source, publish
 from builder.triton.transaction import recover
 from builder.verify.runtimes import verify_where_it_runs
@@ -31,16 +33,17 @@ Chosen = TypeVar("Chosen")
 
 
 def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildReport:
-    """Build `spec` and publish it in `spec.output`.
+    """Build `spec` and publish it in `spec.output`, or push it to `spec.store`.
 
     `stage` is a context manager that is entered with the name of each stage, to show progress.
     Raises BuilderError; the repository is then as it was before.
     """
+    store = None if spec.store is None else open_store(spec.store)
     recover(spec.output)
     with tempfile.TemporaryDirectory(prefix="build-repo-") as folder:
         with stage("resolve"):
             checkpoint = locate(spec, weights=False) if spec.runs_checkpoint else resolve(spec)
-            _refuse_another_checkpoint(spec, checkpoint)
+            _refuse_another_checkpoint(spec, checkpoint, store)
         refuse_card(spec)
         if isinstance(checkpoint, Checkpoint):
             outcome: Verified | Unverified = verified(spec, begin(spec, checkpoint, Path(folder), stage), stage)
@@ -48,6 +51,8 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
             with stage("lay out"):
                 outcome = hand_over(spec, checkpoint)
         with stage("publish"):
+            if store is not None:
+                return publish_to(store, outcome, Path(folder))
             return publish(spec.output, outcome, spec.keep)
 
 
@@ -68,11 +73,11 @@ def verified(spec: BuildSpec, family: Family[Exported, Reference, Fused, Exact, 
     return Verified.after(family.comparison(chosen), entries, family.report(chosen, entries, checks))
 
 
-def _refuse_another_checkpoint(spec: BuildSpec, checkpoint: CheckpointFiles) -> None:
+def _refuse_another_checkpoint(spec: BuildSpec, checkpoint: CheckpointFiles, store: Store | None) -> None:
     for name in (spec.entry_name, f"{spec.entry_name}_model"):
-        source = existing_source(spec.output, name)
+        source = existing_source(spec.output, name) if store is None else source_in(store, name)
         if source is not None and source != checkpoint.source:
             raise RepositoryError(
-                f"{spec.output} already has a model {name}, built from {source}; this one is built from "
+                f"{spec.store or spec.output} already has a model {name}, built from {source}; this one is built from "
                 f"{checkpoint.source}. Give it another name with --name, or remove that folder first"
             )

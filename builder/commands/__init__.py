@@ -14,6 +14,7 @@ DEFAULT_REPOSITORY = Path("model_repository")
 DEFAULT_URL = "127.0.0.1:8001"
 REPOSITORY_HELP = f"the model repository (default {DEFAULT_REPOSITORY})"
 URL_HELP = f"gRPC address of the server (default {DEFAULT_URL})"
+STORE_HELP = "the object store: s3://, gs://, az:// or file://, and a path"
 VERIFY_KEY_HELP = "public key, or certificates that the signer's must lead to (PEM)"
 screen = Console(stderr=True)
 

@@ -99,9 +99,9 @@ def run(options: argparse.Namespace) -> int:
         if not options.json:
             screen_table(report.table())
         made = f"version {report.version} of {' and '.join(report.files)}"
-        screen.print(f"  published {made} in {spec.output}", highlight=False)
+        screen.print(f"  published {made} in {spec.store or spec.output}", highlight=False, soft_wrap=True)
         for name, what in pending(spec.output, unserved=True).items():
-            if name in report.files:
+            if spec.store is None and name in report.files:
                 screen.print(f"  [yellow]next:[/] {what}", highlight=False, soft_wrap=True)
     if options.json:
         documents = [report.document() for report in reports]

@@ -237,7 +237,7 @@ def _facts(evaluator: Evaluator) -> dict[str, object]:
     return {
         "checkpoint": evaluator.checkpoint.identity(),
         "spec": evaluator.spec.model_dump(
-            mode="json", exclude={"name", "output", "precision", "engine", "quality", "load"}
+            mode="json", exclude={"name", "output", "store", "precision", "engine", "quality", "load"}
         ),
         "graph": None if graph is None else hashlib.sha256(graph.read_bytes()).hexdigest(),
         "samples": [evaluator.samples, evaluator.labels],

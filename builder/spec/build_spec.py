@@ -16,6 +16,7 @@ from builder.spec.options import Options
 from builder.spec.serving import Machine, Serving
 from builder.spec.weights import WeightOptions
 from builder.spec.whole_checkpoint import VLLM, WHOLE_CHECKPOINT, TensorRTLLM
+from builder.stores.address import store_address
 from builder.triton.releases import NEWEST, RELEASES
 
 HEADROOM = 0.9  # of the memory that is free: what a model may be planned to take
@@ -33,10 +34,12 @@ class BuildSpec(Options):
     name: str | None = Field(None, json_schema_extra={"flag": True})
     """Name of the model in Triton. Default: the last part of MODEL."""
     output: Path = Field(Path("model_repository"), json_schema_extra={"flag": True})
-    """Model repository to publish into."""
+    """Model repository to publish into, or an object store to push to: s3://, gs://, az:// or file:// and a path."""
     keep: int = Field(KEEP, ge=1, json_schema_extra={"flag": True})
     """Versions of the model that remain there, the new one included: the one that was served until then first, which a
     rollback goes back to."""
+    store: str | None = None
+    """Object store that the model is pushed to, instead of a folder: what `output` says where that is an address."""
     revision: str | None = Field(None, json_schema_extra={"flag": True})
     """Branch, tag or commit on the Hugging Face Hub. Default: main."""
     precision: Literal["fp32", "fp16", "bf16", "int8", "int8-static", "int8-weights", "int4-weights", "fp8", "auto"] = (
@@ -136,6 +139,14 @@ class BuildSpec(Options):
             return {**options, "target": only[options["engine"]]}
         return options
 
+    @model_validator(mode="before")
+    @classmethod
+    def _stores_are_no_folders(cls, options: Any) -> Any:
+        address = store_address(options["output"]) if isinstance(options, dict) and "output" in options else None
+        if address is None:
+            return options
+        return {**{name: value for name, value in options.items() if name != "output"}, "store": address}
+
     @field_validator("gpu", mode="before")
     @classmethod
     def _card_alone(cls, gpu: Any) -> Any:
@@ -177,6 +188,8 @@ class BuildSpec(Options):
             raise ValueError("--cache int8 needs the in-process executor: no Triton release reads it yet")
         if self.beams is not None and self.beams > self.slots:
             raise ValueError(f"a search of {self.beams} beams needs as many slots; --slots is {self.slots}")
+        if self.store is not None and self.makes_plan:
+            raise ValueError("a plan is compiled in a folder: build into one, compile it there, and push it")
         allowed = {"cpu": ("onnxruntime", "openvino", "auto"), "cuda": ("onnxruntime", *WHOLE_CHECKPOINT)}
         engines = allowed.get(self.target, ("tensorrt", "onnxruntime"))
         if self.engine is not None and self.engine not in engines:

@@ -36,8 +36,9 @@ from builder.triton.versions import BESIDE, CONFIG, REPORT, activate, adopt, num
 from builder.verify.verdict import Unverified, Verified
 
 
-def publish(repository: Path, made: Verified | Unverified, keep: int = KEEP) -> BuildReport:
-    """Make its entries the next version in `repository` and have that served; `keep` versions remain.
+def publish(repository: Path, made: Verified | Unverified, keep: int = KEEP, first: int = 1) -> BuildReport:
+    """Make its entries the next version in `repository` and have that served; `keep` versions remain. `first`: the
+    least number that it may have.
 
     A version that cannot be served yet, because a GPU has its plan still to compile, does not take the place of one
     that can. Returns the report of the version, which lies in it as build.json. Raises RepositoryError when the disk or
@@ -48,7 +49,7 @@ def publish(repository: Path, made: Verified | Unverified, keep: int = KEEP) -> 
     _make(repository)
     names = [entry.name for entry in made.entries]
     with changing(repository) as change:
-        number = 1 + max((n for name in names for n in numbers(repository / name)), default=0)
+        number = max([first, *(1 + n for name in names for n in numbers(repository / name))])
         entries, report = _as_version(made, number)
         for entry in entries:
             _write(change.staging / "new" / entry.name, entry, report, repository / entry.name)
@@ -57,15 +58,15 @@ def publish(repository: Path, made: Verified | Unverified, keep: int = KEEP) -> 
             raise RepositoryError(f"the new model would not load: {problems[0]}. Nothing was published")
         before = _served(repository / names[0])
         for entry in reversed(entries):
-            _move_in(change, change.staging / "new" / entry.name, repository / entry.name, number)
+            move_in(change, change.staging / "new" / entry.name, repository / entry.name, number)
         if before is None or not _waits(entries[-1]):
             activate(change, repository, names, number)
         change.commit()
-        _prune(repository, names[0], change.staging / "removed", keep, [number, before])
+        tidy(repository, names[0], change.staging / "removed", keep, [number, before])
     return report
 
 
-def _prune(repository: Path, name: str, place: Path, keep: int, also: Sequence[int | None]) -> None:
+def tidy(repository: Path, name: str, place: Path, keep: int, also: Sequence[int | None]) -> None:
     try:
         place.mkdir()
         prune(repository, name, place, keep, also)
@@ -167,7 +168,7 @@ def _holds(path: Path, content: bytes | Path) -> bool:
     return path.stat().st_size == len(content) and path.read_bytes() == content
 
 
-def _move_in(change: Change, made: Path, entry: Path, number: int) -> None:
+def move_in(change: Change, made: Path, entry: Path, number: int) -> None:
     """Put a version beside the others, where Triton does not look for it yet; where there are none, the whole entry."""
     if not entry.exists():
         change.move(made, entry)

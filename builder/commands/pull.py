@@ -1,0 +1,45 @@
+"""`build-repo pull`: a version of a model from an object store into a repository."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, STORE_HELP, VERIFY_KEY_HELP, screen
+from builder.spec.build_spec import KEEP
+from builder.stores.store import open_store
+
+
+def parser() -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(
+        prog="build-repo pull",
+        description="Bring a version of a model, with its engine, from an object store and have it served. What is "
+        "here already is not fetched, and a pull that ended early is gone on with.",
+    )
+    arguments.add_argument("name", nargs="+", help="a model of the store")
+    arguments.add_argument("--from", dest="store", required=True, metavar="URL", help=STORE_HELP)
+    arguments.add_argument("--version", type=int, metavar="N", help="default: the newest")
+    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
+    arguments.add_argument(
+        "--keep", type=int, default=KEEP, metavar="N", help=f"versions that remain in the repository (default {KEEP})"
+    )
+    arguments.add_argument(
+        "--verify-key", type=Path, metavar="FILE", help=f"take only what was signed: {VERIFY_KEY_HELP}"
+    )
+    return arguments
+
+
+def run(options: argparse.Namespace) -> int:
+    with screen.status("loading what checks a repository"):
+        from builder.stores.pull import pull
+    store = open_store(options.store)
+    for name in options.name:
+        with screen.status(f"pulling {name}"):
+            pulled = pull(store, name, options.repository, options.version, options.keep, options.verify_key)
+        screen.print(
+            f"[green]✓[/] version {pulled.manifest.version} of {name} is served in {options.repository}: "
+            f"{pulled.fetched / 1e6:.1f} MB fetched",
+            highlight=False,
+            soft_wrap=True,
+        )
+    return 0

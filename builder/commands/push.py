@@ -1,0 +1,34 @@
+"""`build-repo push`: a version of a model from a repository to an object store."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, STORE_HELP, screen
+from builder.stores.push import push
+from builder.stores.store import open_store
+
+
+def parser() -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(
+        prog="build-repo push",
+        description="Push a version of a model, with its engine, to an object store; of it, what the store lacks.",
+    )
+    arguments.add_argument("name", help="name of the model")
+    arguments.add_argument("--to", required=True, metavar="URL", help=STORE_HELP)
+    arguments.add_argument("--version", type=int, metavar="N", help="default: the version that is served")
+    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
+    return arguments
+
+
+def run(options: argparse.Namespace) -> int:
+    pushed = push(options.repository, options.name, open_store(options.to), options.version)
+    sizes = sum(blob.size for blob in pushed.manifest.files.values())
+    screen.print(
+        f"[green]✓[/] version {pushed.manifest.version} of {options.name} is in {options.to}: "
+        f"{pushed.sent / 1e6:.1f} of {sizes / 1e6:.1f} MB sent",
+        highlight=False,
+        soft_wrap=True,
+    )
+    return 0

@@ -1,0 +1,29 @@
+"""A build that goes to an object store, by way of a folder that is not kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from builder.report.record import BuildReport
+from builder.stores.push import push
+from builder.stores.store import Store, VersionTakenError
+from builder.triton.publish import publish
+from builder.verify.verdict import Unverified, Verified
+
+
+def publish_to(store: Store, made: Verified | Unverified, folder: Path) -> BuildReport:
+    """Make `made` the next version in `store`; `folder`: where it is laid out. Raises RepositoryError."""
+    while True:
+        number = 1 + max(store.versions(made.report.name), default=0)
+        repository = folder / f"version_{number}"
+        report = publish(repository, made, first=number)
+        try:
+            push(repository, report.name, store)
+        except VersionTakenError:  # somebody was faster: it becomes the version after theirs
+            continue
+        return report
+
+
+def source_in(store: Store, name: str) -> str | None:
+    """The checkpoint that the model `name` in `store` was built from; None where there is no such model."""
+    return store.manifest(name).source if store.versions(name) else None

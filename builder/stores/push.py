@@ -1,0 +1,72 @@
+"""From a repository to an object store: blobs that are not there yet, then the manifest of the version."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from builder.errors import RepositoryError
+from builder.stores.manifest import Blob, Manifest
+from builder.stores.store import Store
+from builder.triton.versions import REPORT, entries, known, numbers, served
+
+AT_ONCE = 8  # blobs on their way
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """What was pushed. `sent`: bytes of blobs that were not there."""
+
+    manifest: Manifest
+    sent: int
+
+
+def push(repository: Path, name: str, store: Store, version: int | None = None) -> Pushed:
+    """Push a version of a model, the one that is served where none is named. Raises RepositoryError.
+
+    A push that ends early leaves blobs that nobody sees, and the next one goes on from them.
+    """
+    known(repository, name)
+    number = served(repository / name) if version is None else version
+    if number not in numbers(repository / name):
+        raise RepositoryError(f"{repository} has no version {number} of {name}; see build-repo versions {name}")
+    files = version_files(repository, name, number)
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        blobs = dict(zip(files, pool.map(blob_of, files.values()), strict=True))
+        sources = {blob: files[path] for path, blob in blobs.items()}
+        sent = sum(pool.map(_sender(store), sources.values(), sources))
+    manifest = Manifest(name, number, _source(repository / name, number), blobs)
+    store.publish(manifest)
+    return Pushed(manifest, sent)
+
+
+def version_files(repository: Path, name: str, number: int) -> dict[str, Path]:
+    """All files of a version, by their paths in the repository."""
+    folders = [repository / entry / part / str(number) for entry in entries(repository, name, number) for part in PARTS]
+    files = (file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file())
+    return {file.relative_to(repository).as_posix(): file for file in files}
+
+
+PARTS = (".", "warmup")  # where a version has files: see builder/triton/publish.py
+
+
+def blob_of(file: Path) -> Blob:
+    """What a file holds."""
+    with file.open("rb") as stream:
+        return Blob(hashlib.file_digest(stream, "sha256").hexdigest(), file.stat().st_size)
+
+
+def _sender(store: Store) -> Callable[[Path, Blob], int]:
+    return lambda source, blob: blob.size if store.put(source, blob) else 0
+
+
+def _source(entry: Path, number: int) -> str | None:
+    """The checkpoint that a version was built from, by its report."""
+    try:
+        return str(json.loads((entry / str(number) / REPORT).read_text("utf-8"))["checkpoint"]["source"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,203 @@
+"""One object store: blobs by their hash, manifests by model and version. Knows fsspec; knows no repository."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import fsspec
+
+from builder.errors import RepositoryError, SpecError
+from builder.stores.manifest import Blob, Manifest, dump, load
+
+URL = re.compile(r"(s3|gs|az|abfs|file)://.+")
+EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure", "abfs": "azure", "file": "s3"}
+CHUNK = 8 << 20  # bytes that are asked for at once
+ATTEMPTS = 4  # of a chunk, one after another
+PAUSE_S = 0.2  # after the first that failed; doubles
+
+
+class VersionTakenError(RepositoryError):
+    """A version of that number was pushed by somebody else meanwhile."""
+
+
+def is_store(text: str) -> bool:
+    """Whether `text` is the address of an object store."""
+    return URL.fullmatch(text) is not None
+
+
+@dataclass(frozen=True)
+class Store:
+    """An object store under `url`."""
+
+    url: str
+    files: Any  # fsspec's AbstractFileSystem
+    root: str
+
+    def models(self) -> list[str]:
+        """The models that have a version."""
+        return sorted(Path(path).name for path in self._list(f"{self.root}/models"))
+
+    def versions(self, name: str) -> list[int]:
+        """The versions of a model, in order."""
+        names = (Path(path).name for path in self._list(f"{self.root}/models/{name}"))
+        return sorted(int(found[1]) for text in names if (found := re.fullmatch(r"([1-9]\d*)\.json", text)))
+
+    def manifest(self, name: str, version: int | None = None) -> Manifest:
+        """That of a version of a model, the newest where none is named. Raises RepositoryError where there is none."""
+        there = self.versions(name)
+        if not there:
+            raise RepositoryError(f"{self.url} has no model {name}; it has {', '.join(self.models()) or 'none'}")
+        wanted = there[-1] if version is None else version
+        if wanted not in there:
+            raise RepositoryError(f"{self.url} has no version {wanted} of {name}; it has {', '.join(map(str, there))}")
+        path = self._manifest(name, wanted)
+        with _told(f"{self.url} could not be read"):
+            found = load(self.files.cat_file(path), path)
+        if (found.name, found.version) != (name, wanted):
+            raise RepositoryError(f"{path} is the manifest of version {found.version} of {found.name}; push it again")
+        return found
+
+    def publish(self, manifest: Manifest) -> None:
+        """Write a manifest whose blobs are all there. Raises VersionTakenError where there is one of that number."""
+        path = self._manifest(manifest.name, manifest.version)
+        try:
+            with _told(f"{self.url} could not be written"):
+                self._create(path, dump(manifest))
+        except FileExistsError as error:
+            raise VersionTakenError(
+                f"{self.url} has a version {manifest.version} of {manifest.name} already; nothing of it was changed"
+            ) from error
+
+    def put(self, source: Path, blob: Blob) -> bool:
+        """Have what `source` holds there. Returns whether it had to be sent."""
+        path = self._blob(blob)
+        if self._size(path) == blob.size:
+            return False
+        with _told(f"{self.url} could not be written"):
+            if self._is_local:
+                self._link(path, source.read_bytes(), replace=True)
+            else:
+                self.files.put_file(str(source), path)
+        return True
+
+    def get(self, blob: Blob, target: Path) -> None:
+        """Bring a blob to `target`, going on where an earlier attempt ended. Raises RepositoryError."""
+        path, unfinished = self._blob(blob), target.with_name(f"{target.name}.part")
+        size = self._size(path)
+        if size != blob.size:
+            found = "is not there" if size is None else f"has {size} bytes instead of {blob.size}"
+            raise RepositoryError(f"{self.url}: the blob {path} {found}; push the version again")
+        unfinished.touch()
+        if unfinished.stat().st_size > blob.size:
+            unfinished.unlink()
+        with unfinished.open("ab") as stream:
+            while stream.tell() < blob.size:
+                stream.write(self._chunk(path, stream.tell(), blob.size))
+        with unfinished.open("rb") as stream:
+            if hashlib.file_digest(stream, "sha256").hexdigest() != blob.sha256:
+                unfinished.unlink()
+                raise RepositoryError(
+                    f"{self.url}: the blob {path} is not what its name says; remove it there and push the version again"
+                )
+        os.replace(unfinished, target)
+
+    def _chunk(self, path: str, begin: int, size: int) -> bytes:
+        """Some bytes of a blob from `begin` on, at least one."""
+        problem = ""
+        for attempt in range(ATTEMPTS):
+            try:
+                found: bytes = self.files.cat_file(path, start=begin, end=min(begin + CHUNK, size))
+                if found:
+                    return found
+            except Exception as error:  # whatever a connection that breaks makes the libraries raise
+                problem = _first_line(error)
+            time.sleep(PAUSE_S * 2**attempt)
+        raise RepositoryError(f"{self.url}: {path} could not be read ({problem}); pull again to go on from there")
+
+    def _size(self, path: str) -> int | None:
+        """Bytes of an object; None where there is none."""
+        with _told(f"{self.url} could not be read"):
+            try:
+                return int(self.files.info(path)["size"])
+            except FileNotFoundError:
+                return None
+
+    @property
+    def _is_local(self) -> bool:
+        return self.url.startswith("file:")
+
+    def _blob(self, blob: Blob) -> str:
+        return f"{self.root}/blobs/sha256/{blob.sha256[:2]}/{blob.sha256}"
+
+    def _manifest(self, name: str, version: int) -> str:
+        return f"{self.root}/models/{name}/{version}.json"
+
+    def _list(self, path: str) -> list[str]:
+        self.files.invalidate_cache()
+        with _told(f"{self.url} could not be read"):
+            try:
+                return list(self.files.ls(path, detail=False))
+            except FileNotFoundError:
+                return []
+
+    def _create(self, path: str, content: bytes) -> None:
+        """Write a new object, whole. Raises FileExistsError where there is one."""
+        if self._is_local:
+            self._link(path, content)
+        else:
+            self.files.pipe_file(path, content, mode="create")
+
+    def _link(self, path: str, content: bytes, replace: bool = False) -> None:
+        """The same in a folder: written beside, and linked to its name."""
+        place = Path(path)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
+        try:
+            unfinished.write_bytes(content)
+            if replace:
+                os.replace(unfinished, place)
+            else:
+                os.link(unfinished, place)
+        finally:
+            unfinished.unlink(missing_ok=True)
+
+
+def open_store(url: str) -> Store:
+    """The store under `url`. Raises SpecError where that cannot be one, or its package is missing."""
+    if not is_store(url):
+        raise SpecError(
+            f"{url} is not the address of an object store; expected s3://, gs://, az:// or file:// and a path"
+        )
+    scheme = url.split(":", 1)[0]
+    try:
+        files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
+    except (ImportError, ValueError) as error:
+        raise SpecError(
+            f"{url} needs a package that is not here ({_first_line(error)}): "
+            f"pip install 'triton-model-repository-builder[{EXTRAS[scheme]}]'"
+        ) from error
+    return Store(url.rstrip("/"), files, root.rstrip("/"))
+
+
+@contextlib.contextmanager
+def _told(what: str) -> Iterator[None]:
+    """An error of the store, in a line."""
+    try:
+        yield
+    except (FileExistsError, RepositoryError):
+        raise
+    except Exception as error:  # whatever the libraries of a store raise: credentials, names, connections
+        raise RepositoryError(f"{what}: {_first_line(error)}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

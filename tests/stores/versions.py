@@ -1,0 +1,43 @@
+"""Versions of a small model, published without a build: what stores carry is files."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from builder.report.provenance import file_hashes
+from builder.report.record import BuildReport, Rung
+from builder.spec import Serving
+from builder.triton.layout import Config, RepositoryEntry
+from builder.triton.publish import publish
+from builder.verify.verdict import Unverified
+
+REPORT = BuildReport(
+    name="front",
+    task="feature-extraction",
+    triton="24.10",
+    checkpoint={"source": "org/name"},
+    versions={"torch": "2"},
+    cpu={"model": "a CPU", "flags": []},
+    attention={"fused": 0, "layers": 0},
+    operators={},
+    quantised=None,
+    ladder=(Rung("fp32", 1, {}),),
+    metric="cosine",
+    threshold=0.99,
+    samples=0,
+    padding=0.0,
+    warnings=(),
+    files={},
+)
+MODEL = b"class TritonPythonModel: ...\n"
+
+
+def publish_version(repository: Path, front: bytes, weights: bytes) -> None:
+    """The next version of a front, whose model has the comment `front`, with an engine of its own."""
+    entries = []
+    engine = {"1/model.py": MODEL, "1/weights": weights}
+    for name, files in {"front": {"1/model.py": MODEL + b"# " + front}, "front_model": engine}.items():
+        config = Config(name, "python", 1, [], [], [], Serving(), dynamic_batching=False)
+        entries.append(RepositoryEntry(name, config, files))
+    publish(repository, Unverified(tuple(entries), replace(REPORT, files=file_hashes(entries))))
