@@ -1,7 +1,8 @@
-"""Signatures of models: by whom each was published, and that nothing in it was changed since.
+"""Signatures of models: by whom each version was published, and that nothing in it was changed since.
 
-One for each folder of a repository, in the format of OpenSSF's model-signing (a Sigstore bundle; no network is asked):
-a new version of one model leaves the signatures of all others as they are. Knows files and keys; knows no model.
+One for each version folder, in the format of OpenSSF's model-signing (a Sigstore bundle; no network is asked). It goes
+where the version goes: another version, a rollback or another model leaves it as it is. What lies beside the version
+folders must be a copy of what a signed version holds, or in the list of its signed build.json. Knows files and keys.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from builder.errors import RepositoryError, SpecError
+from builder.triton.render import parse
+from builder.triton.versions import CONFIG, REPORT, numbers
 
 SIGNATURE = "model.sig"  # model-signing's own name for it
+HOW = "build-repo sign --key FILE"
 
 
 @dataclass(frozen=True)
@@ -32,21 +36,25 @@ class Signer:
 
 
 def sign(repository: Path, signer: Signer, names: Sequence[str] = ()) -> list[str]:
-    """Sign the models `names` with their engines, or all. Returns the folders that were signed.
+    """Sign every version of the models `names` and of their engines, or of all. Returns what was signed, as NAME/N.
 
     Raises SpecError for a key that cannot be used, RepositoryError for a model that is not there or has links in it.
     """
     folders = _folders(repository)
-    wanted = [entry for name in names for entry in _with_engine(repository, name)] or list(folders)
+    wanted = dict.fromkeys(entry for name in names for entry in _with_engine(repository, name)) or folders
     configuration = _signing(signer)
-    for name in wanted:
-        unfinished = folders[name].parent / f".{name}.{SIGNATURE}"
+    signed = []
+    for version in [folders[name] / str(number) for name in wanted for number in numbers(folders[name])]:
+        called, unfinished = f"{version.parent.name}/{version.name}", repository / f".{version.parent.name}.{SIGNATURE}"
+        if not (version / CONFIG).is_file():
+            raise RepositoryError(f"{called} has no {CONFIG} of its own, which is to be signed; build it again")
         try:
-            configuration.sign(folders[name], unfinished)
+            configuration.sign(version, unfinished)
         except (OSError, ValueError) as error:
-            raise RepositoryError(f"{name} cannot be signed: {error}") from error
-        os.replace(unfinished, folders[name] / SIGNATURE)
-    return wanted
+            raise RepositoryError(f"{called} cannot be signed: {error}") from error
+        os.replace(unfinished, version / SIGNATURE)
+        signed.append(called)
+    return signed
 
 
 def unsigned(repository: Path, trusted: Path) -> list[str]:
@@ -56,35 +64,85 @@ def unsigned(repository: Path, trusted: Path) -> list[str]:
     neither.
     """
     configuration = _verifying(trusted)
-    folders = _folders(repository)
     return [
-        f"{name}: {found}" for name, folder in folders.items() for found in _problems(folder, configuration, trusted)
+        f"{name}: {found}"
+        for name, folder in _folders(repository).items()
+        for found in [*_unsigned_versions(folder, configuration, trusted), *_beside(folder)]
     ]
 
 
-def _problems(folder: Path, configuration: Any, trusted: Path) -> Iterator[str]:
-    if not (folder / SIGNATURE).is_file():
-        yield f"it is not signed (no {SIGNATURE}); whoever published it can: build-repo sign"
+def _unsigned_versions(folder: Path, configuration: Any, trusted: Path) -> Iterator[str]:
+    there = numbers(folder)
+    if not there:
+        yield f"it has no version that was signed; whoever published it can sign it: {HOW}"
+    for number in there:
+        yield from _problems(folder / str(number), configuration, trusted)
+
+
+def _problems(version: Path, configuration: Any, trusted: Path) -> Iterator[str]:
+    if not (version / SIGNATURE).is_file():
+        yield f"version {version.name} is not signed (no {version.name}/{SIGNATURE}); whoever published it can: {HOW}"
         return
     try:
-        configuration.verify(folder, folder / SIGNATURE)
+        configuration.verify(version, version / SIGNATURE)
     except ValueError as error:
         if str(error).startswith("Signature mismatch"):  # the signature itself holds
-            yield from _changes(folder)
+            yield from (f"{version.name}/{found}" for found in _changes(version))
         else:
-            yield _not_held(error, trusted)
+            yield _not_held(version, error, trusted)
         return
     except Exception as error:  # whatever a damaged signature makes the libraries raise
-        yield _not_held(error, trusted)
+        yield _not_held(version, error, trusted)
         return
-    signed_as = _statement(folder)["subject"][0]["name"]
-    if signed_as != folder.name:
-        yield f"it was signed as {signed_as}, another model; give it its name back"
+    yield from _moved(version)
 
 
-def _not_held(error: Exception, trusted: Path) -> str:
-    reason = (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
-    return f"its signature does not hold: {reason}; expected one by {trusted.name}"
+def _moved(version: Path) -> Iterator[str]:
+    """Whether a version whose signature holds is of another model or number."""
+    number, config = _statement(version)["subject"][0]["name"], version / CONFIG
+    name = parse(config.read_text("utf-8"), version.parent.name).name if config.is_file() else ""
+    if (name, number) != (version.parent.name, version.name):
+        yield f"version {version.name} was signed as version {number} of {name or 'a model without a name'}"
+
+
+def _beside(folder: Path) -> Iterator[str]:
+    """What lies beside the version folders and is not what a version says."""
+    versions = {str(number): folder / str(number) for number in numbers(folder)}
+    for path in sorted(path for path in folder.rglob("*") if path.is_file() or path.is_symlink()):
+        name = path.relative_to(folder)
+        if name.parts[0] in versions:
+            continue
+        if path.is_symlink() or not any(_is_of(name, path, version) for version in versions.values()):
+            yield f"{name} is not what a version of it says"
+
+
+def _is_of(name: Path, path: Path, version: Path) -> bool:
+    """Whether the file `path`, called `name` beside `version`, is a copy of its file, or one that it lists."""
+    own = version / name
+    if str(name) == CONFIG and own.is_file():
+        return _without_policy(own) == _without_policy(path)
+    if own.is_file():
+        return own.read_bytes() == path.read_bytes()
+    try:
+        listed = json.loads((version / REPORT).read_text("utf-8"))["files"][version.parent.name]
+        return bool(listed[name.as_posix()] == _sha256(path))
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _without_policy(config: Path) -> Any:
+    """A configuration but for which versions it has Triton load."""
+    try:
+        parsed = parse(config.read_text("utf-8"), config.parent.name)
+    except RepositoryError:
+        return None
+    parsed.ClearField("version_policy")
+    return parsed
+
+
+def _not_held(version: Path, error: Exception, trusted: Path) -> str:
+    reason = _first_line(error)[:200]
+    return f"the signature of version {version.name} does not hold: {reason}; expected one by {trusted.name}"
 
 
 def _changes(folder: Path) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -43,21 +44,60 @@ def keys(tmp_path: Path) -> tuple[Path, Path]:
 def repository(tmp_path: Path) -> Path:
     """Two models, one with an engine of its own; nothing here is loaded."""
     for name, built in {"front": ("front", "front_model"), "front_model": (), "other": ("other",)}.items():
-        version = tmp_path / "model_repository" / name / "1"
-        version.mkdir(parents=True)
-        (version / "model.py").write_text(f"# {name}\n")
-        (version.parent / "config.pbtxt").write_text(f'name: "{name}" backend: "python" max_batch_size: 1')
-        (version.parent / "build.json").write_text(json.dumps({"files": {entry: {} for entry in built}}))
+        for number in (1, 2) if name == "front" else (1,):
+            _write_version(tmp_path / "model_repository" / name, number, built)
     return tmp_path / "model_repository"
+
+
+def _write_version(entry: Path, number: int, built: tuple[str, ...] = ()) -> None:
+    """A version as publish leaves it, which is served."""
+    version, warm_up = entry / str(number), entry / "warmup" / str(number) / "text"
+    version.mkdir(parents=True)
+    warm_up.parent.mkdir(parents=True)
+    warm_up.write_bytes(b"abc")
+    files: dict[str, dict[str, str]] = {name: {} for name in built}
+    files[entry.name] = {f"warmup/{number}/text": hashlib.sha256(b"abc").hexdigest()}
+    (version / "model.py").write_text(f"# {entry.name} {number}\n")
+    config = f'name: "{entry.name}" backend: "python" version_policy {{ specific {{ versions: {number} }} }}'
+    (version / "config.pbtxt").write_text(config)
+    (version / "build.json").write_text(json.dumps({"files": files, "version": number}))
+    for name in ("config.pbtxt", "build.json"):
+        shutil.copyfile(version / name, entry / name)
+
+
+ALL = ["front/1", "front/2", "front_model/1", "other/1"]
 
 
 def test_what_was_signed_holds(repository: Path, keys: tuple[Path, Path]) -> None:
     private, public = keys
-    assert sign(repository, Signer(private)) == ["front", "front_model", "other"]
+    assert sign(repository, Signer(private)) == ALL
     assert unsigned(repository, public) == []
-    assert sign(repository, Signer(private), ["front"]) == ["front", "front_model"], "again, and with its engine"
+    assert sign(repository, Signer(private), ["front"]) == ALL[:3], "again, and with its engine"
     assert unsigned(repository, public) == []
     assert not [path for path in repository.iterdir() if path.is_file()]
+
+
+def test_a_rollback_and_a_version_that_is_gone_leave_what_was_signed(repository: Path, keys: tuple[Path, Path]) -> None:
+    private, public = keys
+    sign(repository, Signer(private))
+    for name in ("config.pbtxt", "build.json"):
+        shutil.copyfile(repository / "front" / "1" / name, repository / "front" / name)
+    both = (repository / "front" / "config.pbtxt").read_text().replace("versions: 1", "versions: [1, 2]")
+    (repository / "front" / "config.pbtxt").write_text(both)
+    assert unsigned(repository, public) == []
+    shutil.rmtree(repository / "front" / "2")
+    shutil.rmtree(repository / "front" / "warmup" / "2")
+    assert unsigned(repository, public) == []
+
+
+def test_a_new_version_has_to_be_signed_and_the_others_hold(repository: Path, keys: tuple[Path, Path]) -> None:
+    private, public = keys
+    sign(repository, Signer(private))
+    _write_version(repository / "other", 2)
+    (problem,) = unsigned(repository, public)
+    assert problem.startswith("other: version 2 is not signed (no 2/model.sig)")
+    sign(repository, Signer(private), ["other"])
+    assert unsigned(repository, public) == []
 
 
 def _change(repository: Path) -> None:
@@ -69,8 +109,8 @@ def _add(repository: Path) -> None:
 
 
 def _add_where_git_would(repository: Path) -> None:
-    (repository / "front" / ".git").mkdir()
-    (repository / "front" / ".git" / "config").write_text("x")
+    (repository / "front" / "1" / ".git").mkdir()
+    (repository / "front" / "1" / ".git" / "config").write_text("x")
 
 
 def _remove(repository: Path) -> None:
@@ -78,17 +118,42 @@ def _remove(repository: Path) -> None:
 
 
 def _unsign(repository: Path) -> None:
-    (repository / "front" / SIGNATURE).unlink()
+    (repository / "front" / "1" / SIGNATURE).unlink()
 
 
 def _add_a_model(repository: Path) -> None:
-    (repository / "new" / "1").mkdir(parents=True)
+    (repository / "new").mkdir()
+
+
+def _add_beside(repository: Path) -> None:
+    (repository / "front" / "evil.py").write_text("import os\n")
+
+
+def _link_beside(repository: Path) -> None:
+    (repository / "front" / "lib").symlink_to("/etc")
+
+
+def _configure(repository: Path) -> None:
+    """What would have Triton run another Python."""
+    path = repository / "front" / "config.pbtxt"
+    path.write_text(path.read_text() + ' parameters { key: "EXECUTION_ENV_PATH" value { string_value: "/tmp/x" } }')
+
+
+def _warm_up(repository: Path) -> None:
+    (repository / "front" / "warmup" / "1" / "text").write_bytes(b"xyz")
 
 
 def _exchange(repository: Path) -> None:
     """Each is signed, and stands in the other's place."""
-    for name, place in (("front", "aside"), ("other", "front"), ("aside", "other")):
+    for name, place in (("front/1", "aside"), ("other/1", "front/1"), ("aside", "other/1")):
         (repository / name).rename(repository / place)
+    for model in ("front", "other"):
+        for name in ("config.pbtxt", "build.json"):
+            shutil.copyfile(repository / model / "1" / name, repository / model / name)
+
+
+def _renumber(repository: Path) -> None:
+    (repository / "front" / "2").rename(repository / "front" / "3")
 
 
 def _link(repository: Path) -> None:
@@ -96,14 +161,14 @@ def _link(repository: Path) -> None:
 
 
 def _cut(repository: Path) -> None:
-    signature = repository / "front" / SIGNATURE
+    signature = repository / "front" / "1" / SIGNATURE
     signature.write_text(signature.read_text()[:100])
 
 
 def _forge(repository: Path) -> None:
     """A changed file, and a statement that says so, under the old signature."""
     _change(repository)
-    path = repository / "front" / SIGNATURE
+    path = repository / "front" / "1" / SIGNATURE
     bundle = json.loads(path.read_text())
     statement = json.loads(base64.b64decode(bundle["dsseEnvelope"]["payload"]))
     statement["predicate"]["resources"] = []
@@ -116,14 +181,27 @@ def _forge(repository: Path) -> None:
     [
         (_change, ["front: 1/model.py was changed after it was signed"]),
         (_add, ["front: 1/evil.py was added after it was signed"]),
-        (_add_where_git_would, ["front: .git/config was added after it was signed"]),
+        (_add_where_git_would, ["front: 1/.git/config was added after it was signed"]),
         (_remove, ["front: 1/model.py was removed after it was signed"]),
-        (_unsign, ["front: it is not signed (no model.sig)"]),
-        (_add_a_model, ["new: it is not signed"]),
-        (_exchange, ["front: it was signed as other", "other: it was signed as front"]),
-        (_link, ["front: its signature does not hold: Cannot use"]),
-        (_cut, ["front: its signature does not hold"]),
-        (_forge, ["front: its signature does not hold"]),
+        (_unsign, ["front: version 1 is not signed (no 1/model.sig)"]),
+        (_add_a_model, ["new: it has no version that was signed"]),
+        (_add_beside, ["front: evil.py is not what a version of it says"]),
+        (_link_beside, ["front: lib is not what a version of it says"]),
+        (_configure, ["front: config.pbtxt is not what a version of it says"]),
+        (_warm_up, ["front: warmup/1/text is not what a version of it says"]),
+        (
+            _exchange,
+            [
+                "front: version 1 was signed as version 1 of other",
+                "front: warmup/1/text is not",
+                "other: version 1 was signed as version 1 of front",
+                "other: warmup/1/text is not",
+            ],
+        ),
+        (_renumber, ["front: version 3 was signed as version 2 of front"]),
+        (_link, ["front: the signature of version 1 does not hold: Cannot use"]),
+        (_cut, ["front: the signature of version 1 does not hold"]),
+        (_forge, ["front: the signature of version 1 does not hold"]),
     ],
 )
 def test_what_is_not_what_was_signed_is_named(
@@ -139,22 +217,18 @@ def test_what_is_not_what_was_signed_is_named(
         pytest.fail("it started")
 
 
-def test_a_new_build_of_one_model_leaves_the_signatures_of_the_others(
+def test_a_version_without_a_configuration_of_its_own_cannot_be_signed(
     repository: Path, keys: tuple[Path, Path]
 ) -> None:
-    private, public = keys
-    sign(repository, Signer(private))
-    shutil.rmtree(repository / "other")
-    (repository / "other" / "1").mkdir(parents=True)
-    assert [problem.split(":")[0] for problem in unsigned(repository, public)] == ["other"]
-    sign(repository, Signer(private), ["other"])
-    assert unsigned(repository, public) == []
+    (repository / "other" / "1" / "config.pbtxt").unlink()
+    with pytest.raises(RepositoryError, match=r"other/1 has no config.pbtxt of its own, which is to be signed"):
+        sign(repository, Signer(keys[0]))
 
 
 def test_another_s_signature_does_not_hold(repository: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
     sign(repository, Signer(_private(tmp_path / "theirs.pem", ec.generate_private_key(ec.SECP384R1()))))
     problems = unsigned(repository, keys[1])
-    assert len(problems) == 3
+    assert len(problems) == len(ALL)
     assert all("does not hold: " in problem and problem.endswith("expected one by public.pem") for problem in problems)
 
 
