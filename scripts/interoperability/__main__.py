@@ -1,0 +1,118 @@
+"""Build small models, serve them, let every client do its work, and write down what passed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from builder.checkpoint.libraries import quiet_libraries
+from builder.pipeline import build
+from builder.serve.gateway import gateway
+from builder.serve.triton import free_ports, running
+from builder.spec import make_spec
+from scripts.benchmarks.peers import environment
+from tests.checkpoints import make_checkpoint
+from tests.decoders import make_decoder_checkpoint
+
+FOLDER = Path(__file__).parent
+CLIENTS: dict[str, tuple[str, ...]] = {  # file of clients/ -> what it needs, the client itself first
+    "openai": ("openai==3.4.0",),
+    "cohere": ("cohere==7.3.0",),
+    "langchain": ("langchain-openai==1.7.4", "langchain-tests==1.1.9", "pytest-asyncio"),
+    "llama_index": ("llama-index-llms-openai-like==0.8.1", "llama-index-embeddings-openai-like"),
+    "litellm": ("litellm",),
+    "lm_eval": ("lm-eval[api]==0.4.13",),
+    "aiperf": ("aiperf==0.13.0",),
+    "guidellm": ("guidellm==0.8.1",),
+}
+LONGEST_S = 400  # of one client
+LENGTH = 4096  # tokens of a prompt and its answer
+TEMPLATE = (  # Hermes' notation of calls, in as few tokens as may be
+    "{{ bos_token }}{% for t in tools or [] %}{{ t.function | tojson }}\n{% endfor %}{% for m in messages %}"
+    "<{{ m.role }}> {{ m.content or '' }}{% for c in m.tool_calls or [] %}<tool_call>\n{{ c.function | tojson }}\n"
+    "</tool_call>{% endfor %}\n{% endfor %}{% if add_generation_prompt %}<assistant> {% endif %}"
+)
+
+
+@quiet_libraries()
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/interop")
+    parser.add_argument("clients", nargs="*", help=f"of {', '.join(CLIENTS)}; all, unless given")
+    parser.add_argument(
+        "--environments", type=Path, default=Path(".interop"), help="default .interop; made at first use"
+    )
+    parser.add_argument("--output", type=Path, help="write what passed here, as JSON; other clients' results stay")
+    options = parser.parse_args()
+    unknown = [name for name in options.clients if name not in CLIENTS]
+    if unknown:
+        parser.error(f"{unknown[0]} is none of {', '.join(CLIENTS)}")
+    chosen = options.clients or list(CLIENTS)
+    pythons = {name: environment(name, CLIENTS[name], options.environments) for name in chosen}
+    with tempfile.TemporaryDirectory() as place:
+        folder, checkpoint = make_models(Path(place))
+        port = free_ports().http
+        with running(folder) as server, gateway(server.url, "127.0.0.1", port):
+            work = {
+                "gateway": f"http://127.0.0.1:{port}",
+                "triton": f"http://{server.host}:{server.ports.http}",
+                "tokenizer": str(checkpoint),
+                **{kind: kind for kind in ("writes", "embeds", "ranks")},
+            }
+            found = {name: attempt(name, python, work) for name, python in pythons.items()}
+    show(found)
+    if options.output:
+        before = json.loads(options.output.read_text("utf-8")) if options.output.exists() else {}
+        options.output.write_text(json.dumps({**before, **found}, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def make_models(place: Path) -> tuple[Path, Path]:
+    """A repository of a decoder that chats and calls tools, embeddings and a reranker; and the decoder's checkpoint."""
+    folder = place / "repository"
+    decoder = make_decoder_checkpoint(place / "writes", "llama", chat=True, max_position_embeddings=LENGTH)
+    settings = decoder / "tokenizer_config.json"
+    (decoder / "chat_template.jinja").write_text(TEMPLATE)
+    settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": TEMPLATE}))
+    build(make_spec(model=str(decoder), name="writes", output=folder, slots=8, max_length=LENGTH))
+    for name, task in (("embeds", "sentence-similarity"), ("ranks", "text-ranking")):
+        labels = {0: "relevant"} if task == "text-ranking" else None
+        checkpoint = make_checkpoint(place / name, "bert", task, labels)
+        build(make_spec(model=str(checkpoint), name=name, task=task, output=folder))
+    return folder, decoder
+
+
+def attempt(name: str, python: Path, work: dict[str, Any]) -> dict[str, Any]:
+    """What a client did: its version, and each check with what became of it."""
+    program = [str(python), str(FOLDER / "clients" / f"{name}_client.py"), json.dumps(work)]
+    try:
+        done = subprocess.run(program, capture_output=True, text=True, timeout=LONGEST_S, check=False)
+    except subprocess.TimeoutExpired:
+        return {"version": version(name, python), "checks": {"ends": f"not within {LONGEST_S} s"}}
+    lines = [line for line in done.stdout.splitlines() if line.startswith('{"checks"')]
+    if done.returncode or not lines:
+        reason = (done.stderr.strip().splitlines() or ["no output"])[-1]
+        return {"version": version(name, python), "checks": {"starts": reason[:300]}}
+    return {"version": version(name, python), **json.loads(lines[-1])}
+
+
+def version(name: str, python: Path) -> str:
+    """The client's own version, as its environment has it."""
+    package = CLIENTS[name][0].split("==")[0].split("[")[0]
+    program = f"import importlib.metadata as m; print(m.version({package!r}))"
+    return subprocess.run([str(python), "-c", program], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def show(found: dict[str, Any]) -> None:
+    console = Console(width=140)
+    for name, result in found.items():
+        for check, outcome in result["checks"].items():
+            console.print(f"{name} {result['version']}: {check}: {outcome}", markup=False, highlight=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,68 @@
+"""LangChain's standard suites for chat models and embeddings, over langchain-openai."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree
+from pathlib import Path
+
+from checking import CHECKS, WORK, report
+
+SUITE = """
+import os
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
+from langchain_tests.integration_tests import ChatModelIntegrationTests, EmbeddingsIntegrationTests
+
+URL = {"base_url": os.environ["GATEWAY"] + "/v1", "api_key": "none"}
+
+
+class TestChat(ChatModelIntegrationTests):
+    @property
+    def chat_model_class(self):
+        return ChatOpenAI
+
+    @property
+    def chat_model_params(self):
+        return {"model": "writes", "max_tokens": 100, "max_retries": 0, **URL}
+
+    @property
+    def supports_image_inputs(self):
+        return False
+
+    @property
+    def enable_vcr_tests(self):
+        return False
+
+
+class TestEmbeddings(EmbeddingsIntegrationTests):
+    @property
+    def embeddings_class(self):
+        return OpenAIEmbeddings
+
+    @property
+    def embedding_model_params(self):
+        return {"model": "embeds", "check_embedding_ctx_length": False, **URL}
+"""
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        (folder / "test_standard.py").write_text(SUITE)
+        (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
+        results = folder / "results.xml"
+        command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={results}", str(folder)]
+        environment = {**os.environ, "GATEWAY": WORK["gateway"]}
+        subprocess.run(command, env=environment, stdout=sys.stderr, check=False, cwd=folder)
+        for case in xml.etree.ElementTree.parse(results).iter("testcase"):
+            outcomes = [child for child in case if child.tag in ("failure", "error", "skipped")]
+            name = f"{case.get('classname', '').rsplit('.', 1)[-1]}: {case.get('name')}"
+            lines = (outcomes[0].get("message") or "").strip().splitlines() or [""] if outcomes else []
+            CHECKS[name] = f"{outcomes[0].tag}: {lines[0]}"[:300] if outcomes else "passed"
+
+
+main()
+report()
