@@ -1,6 +1,8 @@
-"""What became of architectures: all of transformers' in a build, and the tested ones on each release's ONNX Runtime.
+"""What became of architectures: all of transformers' in a build, and the tested ones on each release's ONNX Runtime;
+and of clients against the gateway.
 
-docs/architectures.json is written by scripts/architectures, docs/releases.json by scripts/releases.
+docs/architectures.json is written by scripts/architectures, docs/releases.json by scripts/releases, docs/interop.json
+by scripts/interop.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ HEADS = {
     "TOKEN_CLASSIFICATION": "Token classification",
 }
 NOT_TRIED = "not tried"
+MANY = 8  # checks of a client that are still listed
 SUBJECT = re.compile(r"^[\w.-]+ cannot be served for generation: ")  # the model type is in a column of its own
 
 
@@ -97,3 +100,23 @@ def _mark(runtimes: Mapping[str, str], version: str, reasons: list[str]) -> str:
     if outcome not in reasons:
         reasons.append(outcome)
     return str(reasons.index(outcome) + 1)
+
+
+def clients() -> str:
+    """Each client with its version, what passed, and what did not."""
+    document = _read("interop")
+    if document is None:
+        return "Not recorded yet: run `scripts/interop`."
+    rows = []
+    for name, result in document.items():
+        checks = result["checks"]
+        passed = [check for check, outcome in checks.items() if outcome == "passed"]
+        listed = "; ".join(passed) if len(passed) <= MANY else f"{len(passed)} of {len(checks)}"
+        others = [f"{check} ({outcome})" for check, outcome in checks.items() if outcome != "passed"]
+        rows.append((name, result["version"], listed, "<br>".join(map(_plain, others))))
+    return table(("client", "version", "passed", "did not"), rows)
+
+
+def _plain(text: str) -> str:
+    """Text that a table takes as it is."""
+    return text.replace("|", "\\|").replace("<", "&lt;")

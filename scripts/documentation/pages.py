@@ -28,6 +28,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "cards": code.cards,
     "every-architecture": outcomes.every_architecture,
     "release-matrix": outcomes.release_matrix,
+    "clients": outcomes.clients,
     "configuration": reference.configuration,
     "commands": reference.commands,
     "rules": rules.rules,

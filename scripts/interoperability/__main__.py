@@ -24,10 +24,10 @@ FOLDER = Path(__file__).parent
 CLIENTS: dict[str, tuple[str, ...]] = {  # file of clients/ -> what it needs, the client itself first
     "openai": ("openai==3.4.0",),
     "cohere": ("cohere==7.3.0",),
-    "langchain": ("langchain-openai==1.7.4", "langchain-tests==1.1.9", "pytest-asyncio"),
+    "langchain": ("langchain-openai", "langchain-tests", "pytest-asyncio"),
     "llama_index": ("llama-index-llms-openai-like==0.8.1", "llama-index-embeddings-openai-like"),
-    "litellm": ("litellm",),
-    "lm_eval": ("lm-eval[api]==0.4.13",),
+    "litellm": ("litellm==1.106.2",),
+    "lm_eval": ("lm-eval[api]==0.4.13", "transformers==5.23.0"),
     "aiperf": ("aiperf==0.13.0",),
     "guidellm": ("guidellm==0.8.1",),
 }
@@ -64,11 +64,18 @@ def main() -> None:
                 "tokenizer": str(checkpoint),
                 **{kind: kind for kind in ("writes", "embeds", "ranks")},
             }
-            found = {name: attempt(name, python, work) for name, python in pythons.items()}
-    show(found)
-    if options.output:
-        before = json.loads(options.output.read_text("utf-8")) if options.output.exists() else {}
-        options.output.write_text(json.dumps({**before, **found}, indent=1, ensure_ascii=False) + "\n", "utf-8")
+            for name, python in pythons.items():
+                found = {name: attempt(name, python, work)}
+                show(found)
+                if options.output:
+                    record(options.output, found)
+
+
+def record(file: Path, found: dict[str, Any]) -> None:
+    """Write results into `file`, in the order of CLIENTS, beside those of other clients."""
+    known = {**(json.loads(file.read_text("utf-8")) if file.exists() else {}), **found}
+    ordered = {name: known[name] for name in CLIENTS if name in known}
+    file.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 def make_models(place: Path) -> tuple[Path, Path]:
@@ -79,10 +86,10 @@ def make_models(place: Path) -> tuple[Path, Path]:
     (decoder / "chat_template.jinja").write_text(TEMPLATE)
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": TEMPLATE}))
     build(make_spec(model=str(decoder), name="writes", output=folder, slots=8, max_length=LENGTH))
-    for name, task in (("embeds", "sentence-similarity"), ("ranks", "text-ranking")):
-        labels = {0: "relevant"} if task == "text-ranking" else None
-        checkpoint = make_checkpoint(place / name, "bert", task, labels)
-        build(make_spec(model=str(checkpoint), name=name, task=task, output=folder))
+    embeds = make_checkpoint(place / "embeds", "bert", "sentence-similarity")
+    build(make_spec(model=str(embeds), name="embeds", task="sentence-similarity", output=folder, pooling="mean"))
+    ranks = make_checkpoint(place / "ranks", "bert", "text-ranking", {0: "LABEL_0"})
+    build(make_spec(model=str(ranks), name="ranks", task="text-ranking", output=folder))
     return folder, decoder
 
 

@@ -36,7 +36,7 @@ def _() -> None:
 
 @check("triton/: generate_stream")
 def _() -> None:
-    chunks = litellm.completion("triton/writes", CHAT, max_tokens=9, stream=True, api_base=f"{GENERATE}_stream")
+    chunks = litellm.completion("triton/writes", CHAT, max_tokens=9, stream=True, api_base=GENERATE)
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
