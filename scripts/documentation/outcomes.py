@@ -16,6 +16,7 @@ from typing import Any
 
 from builder.triton.releases import version_tuple
 from scripts.documentation.markdown import table
+from scripts.interoperability import CLIENTS
 
 FOLDER = Path(__file__).parent.parent.parent / "docs"
 HEADS = {
@@ -114,6 +115,7 @@ def clients() -> str:
         listed = "; ".join(passed) if len(passed) <= MANY else f"{len(passed)} of {len(checks)}"
         others = [f"{check} ({outcome})" for check, outcome in checks.items() if outcome != "passed"]
         rows.append((name, result["version"], listed, "<br>".join(map(_plain, others))))
+    rows += [(name, "", "", "not run yet") for name in CLIENTS if name not in document]
     return table(("client", "version", "passed", "did not"), rows)
 
 

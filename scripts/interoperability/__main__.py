@@ -17,20 +17,11 @@ from builder.serve.gateway import gateway
 from builder.serve.triton import free_ports, running
 from builder.spec import make_spec
 from scripts.benchmarks.peers import environment
+from scripts.interoperability import CLIENTS
 from tests.checkpoints import make_checkpoint
 from tests.decoders import make_decoder_checkpoint
 
 FOLDER = Path(__file__).parent
-CLIENTS: dict[str, tuple[str, ...]] = {  # file of clients/ -> what it needs, the client itself first
-    "openai": ("openai==3.4.0",),
-    "cohere": ("cohere==7.3.0",),
-    "langchain": ("langchain-openai", "langchain-tests", "pytest-asyncio"),
-    "llama_index": ("llama-index-llms-openai-like==0.8.1", "llama-index-embeddings-openai-like"),
-    "litellm": ("litellm==1.106.2",),
-    "lm_eval": ("lm-eval[api]==0.4.13", "transformers==5.23.0"),
-    "aiperf": ("aiperf==0.13.0",),
-    "guidellm": ("guidellm==0.8.1",),
-}
 LONGEST_S = 400  # of one client
 LENGTH = 4096  # tokens of a prompt and its answer
 TEMPLATE = (  # Hermes' notation of calls, in as few tokens as may be
