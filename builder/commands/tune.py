@@ -1,0 +1,103 @@
+"""`build-repo tune`: the serving settings of a model, by load tests on the embedded server."""
+
+from __future__ import annotations
+
+import argparse
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+
+from rich.console import Console
+from rich.markup import escape
+
+from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
+from builder.commands.load_test import model_samples
+from builder.engines.cpu import cpu
+from builder.errors import RepositoryError, SpecError
+from builder.load.traffic import concurrencies, rates
+from builder.machine import available_cores, available_memory
+from builder.spec import load_specs
+from builder.spec.build_spec import HEADROOM
+from builder.triton.retune import publish_settings
+from builder.triton.settings import read_settings
+from builder.triton.versions import served_version
+from builder.tune.search import Finding, optuna, search
+from builder.tune.space import choices, space_of
+from builder.tune.trials import Conditions, again, attempt, served
+from builder.tune.winner import write_settings
+
+
+def parser() -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(
+        prog="build-repo tune",
+        description="Search the settings of a model that need no build (batching, delay, instances x threads, token "
+        "budget; slots, prefill) for the most throughput within a limit of p99, by load tests on the embedded server. "
+        "What wins more than noise, repeated by turns, is published and written into a models.yaml.",
+    )
+    arguments.add_argument("name", help="name of a model in the repository")
+    arguments.add_argument(
+        "--p99-ms", type=float, required=True, metavar="MS", help="of answers; of streams: to the first token"
+    )
+    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
+    arguments.add_argument("--models", type=Path, metavar="models.yaml", help="write the winner into this file too")
+    arguments.add_argument("--trials", type=int, default=20, metavar="N", help="settings that are tried (default 20)")
+    arguments.add_argument("--seconds", type=float, default=3.0, metavar="S", help="of one measurement (default 3)")
+    arguments.add_argument(
+        "--repeats", type=int, default=5, metavar="N", help="turns of winner and defaults (default 5)"
+    )
+    load = arguments.add_mutually_exclusive_group()
+    load.add_argument(
+        "--concurrency", default="1,2,4,8,16,32,64", help="loads that are tried (default 1,2,4,8,16,32,64)"
+    )
+    load.add_argument("--rate", help="requests a second instead: a list, or the ramp START:END:STEP")
+    arguments.add_argument("--samples", type=Path, help="file of requests (default: the samples of the model's task)")
+    return arguments
+
+
+def run(options: argparse.Namespace) -> int:
+    if options.trials < 1 or options.repeats < 2 or options.seconds <= 0:
+        raise SpecError("--trials must be at least 1, --repeats at least 2, --seconds above 0")
+    optuna()  # before anything is measured
+    model = options.repository / options.name
+    if not model.is_dir():
+        raise RepositoryError(f"{options.repository} has no model {options.name} (--repository)")
+    if options.models is not None and options.name not in [spec.entry_name for spec in load_specs(options.models)]:
+        raise SpecError(f"{options.models} has no model {options.name}")
+    version, cores = served_version(model), available_cores()
+    space = space_of(version, cores, HEADROOM * available_memory())
+    levels = rates(options.rate) if options.rate is not None else concurrencies(options.concurrency)
+    with served(version, None) as url:
+        samples = model_samples(url, options.name, options.samples)
+    conditions = Conditions(samples, levels, options.seconds, options.p99_ms)
+    found = search(
+        space,
+        choices(read_settings(version), cores, space),
+        options.trials,
+        options.p99_ms,
+        partial(attempt, version, conditions=conditions),
+        partial(again, version, conditions),
+        options.repeats,
+        lambda text: screen.print(f"  {escape(text)}", highlight=False, soft_wrap=True),
+    )
+    _keep(options, found, cores)
+    return 0
+
+
+def _keep(options: argparse.Namespace, found: Finding, cores: int) -> None:
+    """Publish and write the winner, or say that there is none."""
+    console = Console()
+    if found.settings is None:
+        console.print(f"{options.name} stays as it is: {found.reason}", highlight=False, soft_wrap=True)
+        return
+    today = datetime.now(UTC).date().isoformat()
+    reason = f"build-repo tune, {today}, {cores} cores of {cpu()['model']}: {found.reason}"
+    publish_settings(options.repository, options.name, found.settings, reason)
+    console.print(f"{options.name}: {found.reason}", highlight=False, soft_wrap=True)
+    console.print(f"published: {_yaml(found)}", highlight=False, soft_wrap=True)
+    if options.models is not None:
+        write_settings(options.models, options.name, found.settings, reason)
+        console.print(f"written into {options.models}", highlight=False)
+
+
+def _yaml(found: Finding) -> str:
+    return ", ".join(f"{key}: {value}" for key, value in (found.settings or {}).items())

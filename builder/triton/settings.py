@@ -1,0 +1,124 @@
+"""What of a published model can be changed without building it: its batching, instances, threads, slots and queue.
+
+They are in config.pbtxt and serving.json alone, and in neither does anything else depend on them. What is written is,
+byte for byte, what a build with these options would have written. Settings are named by their keys in models.yaml.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from builder.engines import openvino
+from builder.errors import RepositoryError, SpecError
+from builder.runtime.contract import FILE, EncoderServing, GenerationServing, Serving, dump, load
+from builder.triton.render import parse
+
+Settings = Mapping[str, int]
+
+CONFIG = "config.pbtxt"
+LINES = {  # of config.pbtxt as builder/triton/render writes it, for one instance group
+    "max_batch_size": re.compile(r"^(max_batch_size: )(\d+)$", re.MULTILINE),
+    "max_queue_delay_us": re.compile(r"^(  max_queue_delay_microseconds: )(\d+)$", re.MULTILINE),
+    "instances": re.compile(r"^(  count: )(\d+)$", re.MULTILINE),
+}
+ENCODER = ("instances", "threads", "max_batch_size", "max_queue_delay_us", "serving.token_budget", "serving.call_cost")
+DECODER = ("threads", "slots", "serving.prefill_tokens", "serving.queue.max_size")
+
+
+def read_settings(version: Path) -> dict[str, int]:
+    """Those of the model whose version folder this is; `threads` is 0 where all cores are taken.
+
+    Raises SpecError for a model whose engine is a Triton model of its own, RepositoryError for another's files.
+    """
+    serving = _load(version)
+    text = (version.parent / CONFIG).read_text("utf-8")
+    if isinstance(serving, EncoderServing):
+        assert serving.session is not None
+        return {
+            **{name: int(_line(text, name)[2]) for name in LINES},
+            "threads": serving.session.threads,
+            "serving.token_budget": serving.batching.token_budget,
+            "serving.call_cost": serving.batching.call_cost,
+        }
+    found = {"threads": serving.session.threads, "slots": serving.arena.slots, "serving.queue.max_size": serving.queue}
+    if serving.prefill_tokens is not None:
+        found["serving.prefill_tokens"] = serving.prefill_tokens
+    return found
+
+
+def with_settings(version: Path, settings: Settings) -> dict[str, bytes]:
+    """The files that change, by their paths in the model's folder. Raises SpecError and RepositoryError."""
+    serving = _load(version)
+    known = ENCODER if isinstance(serving, EncoderServing) else DECODER
+    unknown = sorted(set(settings) - set(known))
+    if unknown:
+        raise SpecError(f"{unknown[0]} needs a build; without one, {', '.join(known)} can be changed")
+    text = (version.parent / CONFIG).read_text("utf-8")
+    for name in LINES:
+        if name in settings:
+            found = _line(text, name)
+            text = text[: found.start(2)] + str(settings[name]) + text[found.end(2) :]
+    _refuse_config(text, version.parent.name)
+    changed = _encoder(serving, settings) if isinstance(serving, EncoderServing) else _generation(serving, settings)
+    return {CONFIG: text.encode(), f"{version.name}/{FILE}": dump(changed).encode()}
+
+
+def _load(version: Path) -> Serving:
+    serving = load(version)
+    if serving.engine is not None:
+        raise SpecError(
+            f"{version.parent.name}: its engine is a Triton model of its own, whose settings need a build; leave "
+            "--executor bls out"
+        )
+    return serving
+
+
+def _line(text: str, name: str) -> re.Match[str]:
+    found = list(LINES[name].finditer(text))
+    if len(found) != 1:
+        raise RepositoryError(f"{CONFIG} has {len(found)} lines for {name}, not the one that build-repo writes")
+    return found[0]
+
+
+def _refuse_config(text: str, name: str) -> None:
+    """What Triton would not load."""
+    config = parse(text, name)
+    too_big = [size for size in config.dynamic_batching.preferred_batch_size if size > config.max_batch_size]
+    if too_big:
+        raise SpecError(f"{name}: its preferred batch size {too_big[0]} exceeds max_batch_size {config.max_batch_size}")
+
+
+def _encoder(serving: EncoderServing, settings: Settings) -> EncoderServing:
+    assert serving.session is not None
+    batching = replace(
+        serving.batching,
+        token_budget=max(settings.get("serving.token_budget", serving.batching.token_budget), serving.max_length),
+        max_rows=settings.get("max_batch_size", serving.batching.max_rows),
+        call_cost=settings.get("serving.call_cost", serving.batching.call_cost),
+    )
+    if batching.buckets:
+        shapes = openvino.buckets(batching.max_rows, serving.max_length, batching.token_budget)
+        batching = replace(batching, buckets=shapes)
+    session = replace(serving.session, threads=settings.get("threads", serving.session.threads))
+    return replace(serving, batching=batching, session=session)
+
+
+def _generation(serving: GenerationServing, settings: Settings) -> GenerationServing:
+    """A decoder's searches may have as many beams as it has slots, unless the build was told otherwise."""
+    slots = settings.get("slots", serving.arena.slots)
+    all_slots = serving.source is None and serving.beams == serving.arena.slots
+    if not all_slots and slots < serving.beams:
+        raise SpecError(f"a search of {serving.beams} beams needs as many slots, and {slots} are asked for")
+    if serving.arena.blocks is not None and "slots" in settings:
+        raise SpecError("slots that share the blocks of a cache need a build; leave slots out")
+    return replace(
+        serving,
+        arena=replace(serving.arena, slots=slots),
+        beams=slots if all_slots else serving.beams,
+        session=replace(serving.session, threads=settings.get("threads", serving.session.threads)),
+        prefill_tokens=settings.get("serving.prefill_tokens", serving.prefill_tokens),
+        queue=settings.get("serving.queue.max_size", serving.queue),
+    )

@@ -1,0 +1,91 @@
+"""One trial: the model with other settings, in a copy of its own, on the embedded server, under load."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from builder.load.measure import load_test
+from builder.load.record import Load
+from builder.load.traffic import Level, Target
+from builder.serve.triton import running
+from builder.triton.settings import Settings, with_settings
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What every trial goes through: `levels` in order, each `seconds` long, until p99 exceeds `p99_ms`."""
+
+    samples: Sequence[Mapping[str, Any]]
+    levels: tuple[Level, ...]
+    seconds: float
+    p99_ms: float
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The best level within the limit, or the nearest where none is. `score`: more is better, below 0 beyond it."""
+
+    level: Level
+    throughput: float
+    p99_ms: float
+    score: float
+
+
+def throughput(load: Load) -> float:
+    """What is maximised: answers a second, or tokens of streams."""
+    return load.client.requests_per_s if load.client.stream is None else load.client.stream.tokens_per_s
+
+
+def judge(loads: Sequence[Load], limit_ms: float) -> Outcome:
+    """The most throughput whose p99 is within the limit; the least p99 where none is."""
+    within = [load for load in loads if load.client.bounded_ms <= limit_ms]
+    if within:
+        best = max(within, key=throughput)
+        return Outcome(best.level, throughput(best), best.client.bounded_ms, throughput(best))
+    least = min(loads, key=lambda load: load.client.bounded_ms)
+    return Outcome(least.level, throughput(least), least.client.bounded_ms, -least.client.bounded_ms)
+
+
+def attempt(version: Path, settings: Settings | None, conditions: Conditions) -> Outcome:
+    """All levels under `settings`; None: as it was published. Raises ServeError."""
+    with served(version, settings) as url:
+        target = Target(version.parent.name, conditions.samples)
+        run = load_test(url, [target], conditions.levels, 1, conditions.seconds, conditions.p99_ms)
+    return judge(run.loads, conditions.p99_ms)
+
+
+def again(version: Path, settings: Settings | None, conditions: Conditions, level: Level) -> Load:
+    """One level once more."""
+    with served(version, settings) as url:
+        target = Target(version.parent.name, conditions.samples)
+        (load,) = load_test(url, [target], [level], 1, conditions.seconds).loads
+    return load
+
+
+@contextlib.contextmanager
+def served(version: Path, settings: Settings | None) -> Iterator[str]:
+    """The address of a server on a copy of the model under `settings`. The model itself is only read."""
+    changed = {} if settings is None else with_settings(version, settings)
+    with tempfile.TemporaryDirectory(prefix="build-repo-tune-") as place:
+        model = Path(place) / "model_repository" / version.parent.name
+        shutil.copytree(version.parent, model, copy_function=_link)
+        for name, content in changed.items():
+            (model / name).unlink()  # a link: what it names is not to change
+            (model / name).write_bytes(content)
+        with running(model.parent) as server:
+            yield server.url
+
+
+def _link(source: str, target: str) -> None:
+    """A hard link, or a copy where the file system has none."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)

@@ -1,0 +1,59 @@
+"""Writing settings into a models.yaml, with the reason as a comment; all else in it stays as it was written."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from builder.errors import SpecError
+from builder.spec import load_specs
+
+
+def write_settings(path: Path, name: str, settings: Mapping[str, object], reason: str) -> None:
+    """Set `settings`, dotted keys, of the model `name` in the models.yaml at `path`. Raises SpecError.
+
+    The file is read as specifications before it takes the place of the one that was there.
+    """
+    place = [spec.entry_name for spec in load_specs(path)]
+    if name not in place:
+        raise SpecError(f"{path} has no model {name}; it has {', '.join(place)}")
+    yaml = _yaml()
+    document = yaml.load(path.read_text("utf-8"))
+    entry = document["models"][place.index(name)]
+    for key, value in settings.items():
+        _set(entry, key.split("."), value)
+    first = next(iter(settings)).split(".")[0]
+    entry.yaml_set_comment_before_after_key(first, before=reason, indent=entry.lc.col)
+    text = io.StringIO()
+    yaml.dump(document, text)
+    unfinished = path.with_suffix(".unfinished.yaml")
+    try:
+        unfinished.write_text(text.getvalue(), "utf-8")
+        load_specs(unfinished)
+        unfinished.replace(path)
+    except OSError as error:
+        raise SpecError(f"{path} cannot be written ({error.strerror})") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _yaml() -> Any:
+    try:
+        from ruamel.yaml import YAML
+    except ModuleNotFoundError:
+        raise SpecError("this needs the extra tune: pip install 'triton-model-repository-builder[tune]'") from None
+    yaml = YAML()
+    yaml.preserve_quotes = True
+    yaml.width = 120
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    return yaml
+
+
+def _set(entry: Any, path: list[str], value: object) -> None:
+    for key in path[:-1]:
+        if not isinstance(entry.get(key), dict):
+            entry[key] = type(entry)()
+        entry = entry[key]
+    entry[path[-1]] = value
