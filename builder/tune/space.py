@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from builder.families.generating import cache_bytes
+from builder.memory import cache_bytes
 from builder.runtime.contract import EncoderServing, GenerationServing, load
 from builder.triton.settings import Settings, read_settings
 
