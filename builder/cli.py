@@ -7,6 +7,7 @@ build-repo query NAME key=value   ask a served model
 build-repo gateway               the APIs of OpenAI, Cohere and TEI in front of a server
 build-repo load-test NAME         perf_analyzer on a served model
 build-repo plan models.yaml       what a load needs of a machine, with the arithmetic
+build-repo tune NAME              settings that need no build, by load tests
 build-repo check [DIR]            lint a repository without a server
 build-repo sign [NAME]            sign models with a key of your own
 build-repo verify [DIR]           are all models the ones that were signed?
@@ -43,6 +44,7 @@ VERBS = (
     "query",
     "load-test",
     "plan",
+    "tune",
     "check",
     "sign",
     "verify",

@@ -16,11 +16,10 @@ from builder.engines.cpu import cpu
 from builder.errors import RepositoryError, SpecError
 from builder.load.traffic import concurrencies, rates
 from builder.machine import available_cores, available_memory
+from builder.plan.needs import newest_version
 from builder.spec import load_specs
 from builder.spec.build_spec import HEADROOM
-from builder.triton.retune import publish_settings
 from builder.triton.settings import read_settings
-from builder.triton.versions import served_version
 from builder.tune.search import Finding, optuna, search
 from builder.tune.space import choices, space_of
 from builder.tune.trials import Conditions, again, attempt, served
@@ -32,14 +31,14 @@ def parser() -> argparse.ArgumentParser:
         prog="build-repo tune",
         description="Search the settings of a model that need no build (batching, delay, instances x threads, token "
         "budget; slots, prefill) for the most throughput within a limit of p99, by load tests on the embedded server. "
-        "What wins more than noise, repeated by turns, is published and written into a models.yaml.",
+        "What wins more than noise, repeated by turns, is written into a models.yaml, for the next build.",
     )
     arguments.add_argument("name", help="name of a model in the repository")
     arguments.add_argument(
         "--p99-ms", type=float, required=True, metavar="MS", help="of answers; of streams: to the first token"
     )
     arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
-    arguments.add_argument("--models", type=Path, metavar="models.yaml", help="write the winner into this file too")
+    arguments.add_argument("--models", type=Path, metavar="models.yaml", help="write the winner into this file")
     arguments.add_argument("--trials", type=int, default=20, metavar="N", help="settings that are tried (default 20)")
     arguments.add_argument("--seconds", type=float, default=3.0, metavar="S", help="of one measurement (default 3)")
     arguments.add_argument(
@@ -63,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         raise RepositoryError(f"{options.repository} has no model {options.name} (--repository)")
     if options.models is not None and options.name not in [spec.entry_name for spec in load_specs(options.models)]:
         raise SpecError(f"{options.models} has no model {options.name}")
-    version, cores = served_version(model), available_cores()
+    version, cores = newest_version(model), available_cores()
     space = space_of(version, cores, HEADROOM * available_memory())
     levels = rates(options.rate) if options.rate is not None else concurrencies(options.concurrency)
     with served(version, None) as url:
@@ -75,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
         options.trials,
         options.p99_ms,
         partial(attempt, version, conditions=conditions),
-        partial(again, version, conditions),
+        lambda settings, level: again(version, settings, conditions, level),
         options.repeats,
         lambda text: screen.print(f"  {escape(text)}", highlight=False, soft_wrap=True),
     )
@@ -91,9 +90,8 @@ def _keep(options: argparse.Namespace, found: Finding, cores: int) -> None:
         return
     today = datetime.now(UTC).date().isoformat()
     reason = f"build-repo tune, {today}, {cores} cores of {cpu()['model']}: {found.reason}"
-    publish_settings(options.repository, options.name, found.settings, reason)
     console.print(f"{options.name}: {found.reason}", highlight=False, soft_wrap=True)
-    console.print(f"published: {_yaml(found)}", highlight=False, soft_wrap=True)
+    console.print(f"models.yaml: {_yaml(found)}", highlight=False, soft_wrap=True)
     if options.models is not None:
         write_settings(options.models, options.name, found.settings, reason)
         console.print(f"written into {options.models}", highlight=False)
