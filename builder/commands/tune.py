@@ -16,7 +16,7 @@ from builder.engines.cpu import cpu
 from builder.errors import RepositoryError, SpecError
 from builder.load.traffic import concurrencies, rates
 from builder.machine import available_cores, available_memory
-from builder.plan.needs import newest_version
+from builder.plan.needs import served_version
 from builder.spec import load_specs
 from builder.spec.build_spec import HEADROOM
 from builder.triton.settings import read_settings
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         raise RepositoryError(f"{options.repository} has no model {options.name} (--repository)")
     if options.models is not None and options.name not in [spec.entry_name for spec in load_specs(options.models)]:
         raise SpecError(f"{options.models} has no model {options.name}")
-    version, cores = newest_version(model), available_cores()
+    version, cores = served_version(model), available_cores()
     space = space_of(version, cores, HEADROOM * available_memory())
     levels = rates(options.rate) if options.rate is not None else concurrencies(options.concurrency)
     with served(version, None) as url:

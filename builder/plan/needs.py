@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from builder.errors import SpecError
+from builder.errors import RepositoryError, SpecError
 from builder.report.record import read_report
 from builder.runtime.contract import CacheType, EncoderServing, GenerationServing, LayerShape, load
 from builder.spec import BuildSpec
 from builder.speed import Latencies
 from builder.triton.publish import existing_source
 from builder.triton.render import parse
+from builder.triton.versions import served
 
 STRING = 64  # bytes of a text in an answer: a label, a name
 
@@ -60,7 +61,7 @@ def needs_of(spec: BuildSpec) -> Needs:
 def published(repository: Path, name: str) -> Needs:
     """Of a model that was built. Raises RepositoryError."""
     report = read_report(repository, name)
-    folder = newest_version(repository / name)
+    folder = served_version(repository / name)
     serving = load(folder)
     rung = next(rung for rung in report.ladder if rung.name == report.chosen)
     better = min(report.ladder, key=lambda other: sum(other.latency_ms.values()), default=rung)
@@ -76,12 +77,12 @@ def published(repository: Path, name: str) -> Needs:
     return found if isinstance(serving, EncoderServing) else _with_cache(found, serving)
 
 
-def newest_version(model: Path) -> Path:
-    """The folder of its highest version."""
-    versions = [folder for folder in model.iterdir() if folder.name.isdigit()]
-    if not versions:
-        raise SpecError(f"{model} has no version folder such as 1/: build it again")
-    return max(versions, key=lambda folder: int(folder.name))
+def served_version(model: Path) -> Path:
+    """The folder of the version that is served. Raises RepositoryError."""
+    number = served(model)
+    if number is None:
+        raise RepositoryError(f"{model.name} has no version that is served: build it again")
+    return model / str(number)
 
 
 def _with_cache(found: Needs, serving: GenerationServing) -> Needs:
