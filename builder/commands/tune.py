@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
         "--p99-ms", type=float, required=True, metavar="MS", help="of answers; of streams: to the first token"
     )
     arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
-    arguments.add_argument("--models", type=Path, metavar="models.yaml", help="write the winner into this file")
+    arguments.add_argument("--models", type=Path, metavar="FILE", help="models.yaml to write the winner into")
     arguments.add_argument("--trials", type=int, default=20, metavar="N", help="settings that are tried (default 20)")
     arguments.add_argument("--seconds", type=float, default=3.0, metavar="S", help="of one measurement (default 3)")
     arguments.add_argument(
