@@ -14,7 +14,7 @@ from tritonclient.grpc import model_config_pb2
 
 from builder.lint.findings import Edit, Problem
 from builder.lint.repository import ENSEMBLE, Model
-from builder.lint.rule import ERROR, WARNING, rule
+from builder.lint.rule import ERROR, rule
 
 SCHEDULING = "core, src/model_config_utils.cc, ValidateEnsembleSchedulingConfig"
 MAPPING = "core, src/ensemble_scheduler/ensemble_utils.cc, ValidateTensorMapping"
@@ -310,7 +310,7 @@ def an_ensemble_batches_as_its_steps(model: Model) -> Iterator[Problem]:
 
 @rule(
     "TR559",
-    WARNING,
+    ERROR,
     wrong="""platform: "ensemble"
 response_cache { enable: true }     # and a step is decoupled""",
     right='platform: "ensemble"',
@@ -319,7 +319,7 @@ response_cache { enable: true }     # and a step is decoupled""",
 def an_ensemble_that_streams_has_no_cache(model: Model) -> Iterator[Problem]:
     """An ensemble with a decoupled step has no response cache.
 
-    It becomes decoupled itself, which Triton refuses together with a cache in any other model.
+    It becomes decoupled itself, and Triton refuses it when its steps have loaded.
     """
     streams = [target.name for _, _, target in _called(model) if target.config.model_transaction_policy.decoupled]
     if streams and model.config.response_cache.enable:
