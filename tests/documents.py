@@ -21,13 +21,13 @@ from typing import Any
 
 import yaml
 from mkdocs.__main__ import cli as mkdocs
-from starlette.routing import Match
+from starlette.routing import Match, Route
 
 from builder import cli
 from builder.errors import SpecError
 from builder.gateway.app import routes
 from builder.gateway.call import Gateway
-from builder.gateway.endpoint import checked
+from builder.gateway.endpoint import Endpoint, checked
 from builder.gateway.settings import Settings
 from builder.spec import load_specs, make_spec
 from builder.tasks import all_tasks
@@ -187,7 +187,10 @@ def _gateway(path: str, options: dict[str, str]) -> None:
     scope = {"type": "http", "method": "POST", "path": path, "root_path": ""}
     gateway = Gateway(Settings(), Any, Any, Any, Any)  # type: ignore[arg-type]  # nothing is asked
     (route,) = [route for route in routes(gateway) if route.matches(scope)[0] is Match.FULL]
-    checked(route.app.schema, json.loads(options["-d"]))  # type: ignore[attr-defined]
+    assert isinstance(route, Route)
+    assert isinstance(route.app, Endpoint)
+    assert route.app.schema is not None
+    checked(route.app.schema, json.loads(options["-d"]))
 
 
 def _pip(arguments: list[str]) -> None:

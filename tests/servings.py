@@ -1,10 +1,18 @@
-"""serving.json of small models, for tests that need one and no build."""
+"""serving.json of small models, for tests that need one and no build, and their answers."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from builder.runtime.contract import Arena, Batching, EncoderServing, GenerationServing, LayerShape, Session
+
+
+def answered(answer: dict[str, np.ndarray] | Exception) -> dict[str, np.ndarray]:
+    """The tensors of an answer that is not an error."""
+    assert isinstance(answer, dict), answer
+    return answer
 
 
 def encoder_serving(**changes: Any) -> EncoderServing:

@@ -10,6 +10,7 @@ from transformers import GPT2Config
 
 from builder.engines.gpu import gpus
 from scripts.benchmarks import gpu
+from scripts.benchmarks.posts import median_ms
 from tests.checkpoints import make_checkpoint
 from tests.decoders import make_decoder
 
@@ -28,7 +29,7 @@ def test_the_sides_run_and_name_what_they_timed(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(gpu, "minilm", lambda: bert)
     monkeypatch.setattr(gpu, "_gpt2", lambda: make_decoder("gpt2", vocab_size=GPT2Config().vocab_size))
     monkeypatch.setattr(gpu, "CONTEXT", 16)
-    monkeypatch.setattr(gpu, "median_ms", partial(gpu.median_ms, seconds=0))
+    monkeypatch.setattr(gpu, "median_ms", partial(median_ms, seconds=0))
     encoders = {"PyTorch": gpu.encode_pytorch("cpu", ((1, 16),)), "ours": gpu.encode("cpu", tmp_path, ((1, 16),))}
     assert all(times["1x16"] > 0 for times in encoders.values())
     assert [column.header for column in gpu._table("title", encoders).columns] == ["", "1x16"]

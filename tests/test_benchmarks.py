@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 
 import pytest
 
 from scripts.benchmarks.circumstances import circumstances, write_figures
 from scripts.benchmarks.generation import WORKS, make_work
-from scripts.benchmarks.peers import clock as clock_module
 from scripts.benchmarks.peers.clock import Clock
 
 
 def test_the_clock_says_rates_and_the_medians_of_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 10.0
-    monkeypatch.setattr(clock_module.time, "perf_counter", lambda: now)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
     clock = Clock()
     for request, first, later in (("a", 0.5, 2.5), ("b", 1.5, 2.5), ("c", 1.0, 4.0)):
         now = 10.0

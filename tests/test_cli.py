@@ -22,8 +22,10 @@ from builder.serve.triton import Server, free_ports
 BUILD_REPO = str(Path(sys.executable).with_name("build-repo"))
 
 
-def _run(*arguments: str, **options: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([BUILD_REPO, *arguments], capture_output=True, text=True, check=False, timeout=300, **options)  # type: ignore[call-overload]
+def _run(*arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [BUILD_REPO, *arguments], capture_output=True, text=True, check=False, timeout=300, input=input
+    )
 
 
 @pytest.mark.slow

@@ -34,6 +34,13 @@ def test_it_is_valid_against_the_compose_specification() -> None:
     assert list(Draft7Validator(schema).iter_errors(broken)), "the schema can say no"
 
 
+def _release(image: str) -> str:
+    """The default of an image's tag."""
+    match = re.search(r"\$\{TRITON_RELEASE:-([\d.]+)\}", image)
+    assert match is not None, image
+    return match[1]
+
+
 def test_every_nvidia_image_follows_one_release_which_is_known() -> None:
     images = [service["image"] for service in SERVICES.values() if "nvcr.io" in service.get("image", "")]
     assert len(images) == 3
@@ -43,7 +50,7 @@ def test_every_nvidia_image_follows_one_release_which_is_known() -> None:
         if "args" in service.get("build", {})
     ]
     assert len(images) == 5
-    tags = {re.search(r"\$\{TRITON_RELEASE:-([\d.]+)\}", image)[1] for image in images}  # type: ignore[index]
+    tags = {_release(image) for image in images}
     tags |= set(re.findall(r"^ARG TRITON_RELEASE=(.*)$", DOCKERFILE, re.MULTILINE))
     assert tags == {BuildSpec.model_fields["triton"].default}
     assert tags <= set(RELEASES)

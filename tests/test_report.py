@@ -57,6 +57,7 @@ def test_a_searched_build_explains_itself(tmp_path: Path, monkeypatch: pytest.Mo
     stands_alone(html)
     assert html.count("<svg") == 5
     assert report.choice.split(":")[0] in html
+    assert report.chosen is not None
     variant = next(v for v in requested_variants(spec, cpu()["flags"]) if v.name == report.chosen.split(",")[0])
     assert report.tuned_for == tuple(flag for flag in variant.fast_with if flag in cpu()["flags"])
     assert _found(output, "TR803") == [], "chosen on this processor"

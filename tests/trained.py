@@ -192,8 +192,8 @@ def _tag_samples(seed: int) -> Iterator[Sample]:
 
 def _train_tags(folder: Path) -> list[Sample]:
     tokenizer = _word_tokenizer(folder)
-    names = {"id2label": LABELS, "label2id": {label: index for index, label in LABELS.items()}}
-    model = _bert(transformers.AutoModelForTokenClassification, tokenizer, **names)
+    numbers = {label: index for index, label in LABELS.items()}
+    model = _bert(transformers.AutoModelForTokenClassification, tokenizer, id2label=LABELS, label2id=numbers)
 
     def batches(size: int = 32) -> Iterator[dict[str, Any]]:
         stream = _tag_samples(seed=1)
@@ -203,7 +203,7 @@ def _train_tags(folder: Path) -> list[Sample]:
             labels = torch.where(encoded["attention_mask"].bool(), 0, -100)
             for row, sample in enumerate(samples):
                 for span in sample["entities"]:
-                    labels[row, encoded.char_to_token(row, span["start"])] = names["label2id"][span["entity"]]
+                    labels[row, encoded.char_to_token(row, span["start"])] = numbers[span["entity"]]
             yield {**encoded, "labels": labels}
 
     fit(model, batches(), steps=150, rate=1e-3)

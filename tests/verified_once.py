@@ -11,7 +11,7 @@ import pytest
 
 from builder import pipeline
 from builder.checkpoint.resolve import Checkpoint, resolve
-from builder.families import begin, encoder
+from builder.families import Family, begin, encoder
 from builder.pipeline import build
 from builder.progress import Stage
 from builder.report.record import BuildReport
@@ -39,7 +39,7 @@ class VerifiedOnce:
             patch.setattr(pipeline, "begin", self._begin)
             return build(spec)
 
-    def _begin(self, spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Any:
+    def _begin(self, spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> _FromTheLadderOn:
         exact = self.exact
         if isinstance(exact, encoder.Exact):
             exact = replace(exact, evaluator=replace(exact.evaluator, spec=spec))
@@ -50,7 +50,7 @@ class VerifiedOnce:
 class _FromTheLadderOn:
     """A family whose first stages are done."""
 
-    family: Any
+    family: Family[Any, Any, Any, Any, Any]
     exact: Any
 
     def export(self) -> None: ...

@@ -78,7 +78,7 @@ def test_smaller_weights_keep_most_of_what_was_said(precision: str, tmp_path: Pa
     """Tied weights are stored once; every product is small, and none is missed."""
     exported, graph = paged("gpt2", tmp_path)
     quantised = quantise_weights(graph, precision, WeightOptions(32, symmetric=True), tmp_path)
-    assert quantised.matmuls == 4 * SIZES["num_hidden_layers"] + 1  # type: ignore[operator]
+    assert quantised.matmuls == 4 * SIZES["num_hidden_layers"] + 1
     assert quantised.embeddings == 1
     assert quantised.graph.size < graph.size
     reference = make_reference(make_decoder("gpt2"), [prompt for prompt in prompts() if len(prompt) > 9])
@@ -130,7 +130,7 @@ def test_what_was_built_says_how_it_was_judged(built: Path) -> None:
     assert check(built) == []
     report = read_report(built, "writes")
     assert [rung.name for rung in report.ladder] == ["PyTorch fp32", "fp32", "int8", "int8, int8 cache"]
-    layers = int(SIZES["num_hidden_layers"])  # type: ignore[call-overload]
+    layers = int(SIZES["num_hidden_layers"])
     assert report.attention == {"fused": layers, "layers": layers}
     assert report.operators["PagedAttention"] == layers
     assert report.quantised is not None
@@ -140,6 +140,7 @@ def test_what_was_built_says_how_it_was_judged(built: Path) -> None:
     assert serving.arena.dtype == "uint8"
     blocks = serving.arena.blocks
     assert blocks is not None
+    assert report.memory is not None
     assert report.memory["cache"] == blocks * block_bytes(serving.arena.layers, "uint8") <= 20_000
     (only,) = report.verified_on
     assert (only.engine, only.version, only.verified) == ("openvino", version("openvino"), True)

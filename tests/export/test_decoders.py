@@ -88,7 +88,7 @@ def test_variants_of_an_architecture(model_type: str, options: dict[str, object]
 def test_experts_are_two_products_a_layer_whatever_a_token_needs(tmp_path: Path) -> None:
     """Rows of a batch choose experts of their own; PyTorch runs those alone, the graph runs all of them."""
     graph, actual, expected = exported("mixtral", tmp_path)
-    layers = int(SIZES["num_hidden_layers"])  # type: ignore[call-overload]
+    layers = int(SIZES["num_hidden_layers"])
     assert actual == expected
     assert graph.operators["MatMul"] == 5 * layers + 1, "two of attention, the router, and all experts up and down"
     quantised = quantise_weights(graph, "int8-weights", WeightOptions(32, symmetric=True), tmp_path)
@@ -132,7 +132,7 @@ def test_soft_capping_changes_the_text(tmp_path: Path) -> None:
 def test_projections_and_rotations_are_merged(tmp_path: Path) -> None:
     """One product for queries, keys and values, one for gate and up; one operator a rotation, and no Reshape left."""
     graph, _, _ = exported("llama", tmp_path)
-    layers = int(SIZES["num_hidden_layers"])  # type: ignore[call-overload]
+    layers = int(SIZES["num_hidden_layers"])
     assert graph.operators["MatMul"] == 4 * layers + 1
     assert graph.operators["RotaryEmbedding"] == 2 * layers
     assert graph.operators["SimplifiedLayerNormalization"] == 2 * layers + 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from contextlib import nullcontext
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -101,9 +102,9 @@ def test_a_program_is_traced_again_where_it_must_be(
     again = []
     decompose = torch.export.ExportedProgram.run_decompositions
 
-    def counted(program: torch.export.ExportedProgram, *arguments: object) -> torch.export.ExportedProgram:
+    def counted(program: torch.export.ExportedProgram, *arguments: Any) -> torch.export.ExportedProgram:
         again.append(program)
-        return decompose(program, *arguments)  # type: ignore[arg-type]
+        return decompose(program, *arguments)
 
     monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", counted)
     ids = torch.arange(6).reshape(2, 3)

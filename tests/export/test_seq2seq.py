@@ -67,7 +67,7 @@ def test_answers_are_transformers(model_type: str, tmp_path: Path) -> None:
     model = make_seq2seq(model_type)
     graphs = graphs_of(model, tmp_path)
     executor = graphs.executor(slots=8, max_length=40, max_source=40, threads=1)
-    together = []
+    together: list[tuple[tuple[int, ...], dict[str, Any], int, dict[str, Any]]] = []
     for number, source in enumerate(sources()):
         for place, options in enumerate(SEARCHES):
             together.append((source, options, 12 + (number + place) % 4 * 8, {}))

@@ -124,7 +124,7 @@ class FakeTriton:
         elif "tools" in values:  # of its own accord
             texts = [SPOKEN[7 * step : 7 * step + 7] for step in range(length)]
         whole = not values.get("stream", [False])[0]
-        wanted = {name for name in ("logprobs", "return_perf_metrics") if name in values}
+        wanted: set[str] = {name for name in ("logprobs", "return_perf_metrics") if name in values}
         self.running += 1
         try:
             for step in range(length):

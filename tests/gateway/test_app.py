@@ -24,7 +24,7 @@ from builder.gateway.triton import stream_error
 from tests.gateway.asgi import Answer, ask
 from tests.gateway.fake_triton import FakeTriton
 
-CHAT = {"model": "writes", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
+CHAT: dict[str, Any] = {"model": "writes", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
 
 
 def gateway(triton: FakeTriton | None = None, log: Any = None, **settings: Any) -> Journal:
@@ -132,8 +132,9 @@ def test_prompts_may_be_token_ids_of_the_model() -> None:
         answer = asked("/v1/completions", {**body, "prompt": prompt}, gateway(triton))
         assert len(answer.json["choices"]) == len(triton.asked)
         assert [inputs["input_ids"] for inputs in triton.asked if "input_ids" in inputs] == sent
-    for prompt in ([], [[]], [5, "a"], [[5, "a"]], [True], [2**31], [""], 5):
-        assert asked("/v1/completions", {**body, "prompt": prompt}).error["param"] in ("prompt", "input_ids"), prompt
+    prompts: tuple[object, ...] = ([], [[]], [5, "a"], [[5, "a"]], [True], [2**31], [""], 5)
+    for wrong in prompts:
+        assert asked("/v1/completions", {**body, "prompt": wrong}).error["param"] in ("prompt", "input_ids"), wrong
     older = asked("/v1/completions", {**body, "model": "writes", "prompt": [5]})
     assert "writes takes texts" in older.error["message"]
 
@@ -268,7 +269,7 @@ TOOLS = [
     {"type": "function", "function": {"name": "look_up", "description": "...", "parameters": CITY}},
     {"type": "function", "function": {"name": "stop"}},
 ]
-CALLS = {
+CALLS: dict[str, Any] = {
     **CHAT,
     "model": "guided",
     "tools": TOOLS,

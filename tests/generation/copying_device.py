@@ -182,4 +182,4 @@ def _host(address: int, size: int) -> np.ndarray:
     """The bytes of this process at `address`."""
     if address >= BEGIN:
         raise DeviceFault(f"{address:#x} is on the device: the host cannot read it")
-    return np.frombuffer((ctypes.c_uint8 * size).from_address(address), np.uint8)
+    return np.frombuffer(memoryview((ctypes.c_uint8 * size).from_address(address)), np.uint8)

@@ -33,9 +33,10 @@ def emitted(repository: Path, name: str, module: str) -> Any:
 def written(repository: Path, name: str) -> str:
     """The greedy answer of a decode loop."""
     service = emitted(repository, name, "generation.service").Service(repository / name / "1")
-    done, found = threading.Event(), []
+    done = threading.Event()
+    found: list[dict[str, np.ndarray] | Exception] = []
 
-    def respond(answer: object, last: bool) -> None:
+    def respond(answer: "dict[str, np.ndarray] | Exception", last: bool) -> None:
         found.append(answer)
         if last:
             done.set()
@@ -46,9 +47,12 @@ def written(repository: Path, name: str) -> str:
         assert done.wait(60)
     finally:
         service.engine.stop()
-    if isinstance(found[-1], Exception):
-        raise found[-1]
-    return "".join(answer["text_output"][0].decode() for answer in found)
+    said = []
+    for answer in found:
+        if isinstance(answer, Exception):
+            raise answer
+        said.append(answer["text_output"][0].decode())
+    return "".join(said)
 
 
 def scored(repository: Path, name: str) -> "list[float]":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +14,8 @@ from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.sequences import Beams, Piece, Request
-from tests.generation.executors import VOCABULARY, SumExecutor
-from tests.generation.test_engine import Asked, Letters, engine_of, expected
+from tests.generation.executors import VOCABULARY, SumExecutor, expected
+from tests.generation.test_engine import Asked, Letters, engine_of
 
 
 def logits_after(tokens: list[int]) -> np.ndarray:
@@ -46,9 +45,8 @@ class Searched:
         self.errors: list[Exception] = []
         options = Options(temperature=0.0, num_beams=beams, n=n)
         self.request = Request(prompt, options, count, self.pieces.append, self.errors.append, deadline)
-        text: Any = Letters()
         search = BeamSearch(Rules(options, max_tokens=count), prompt, frozenset())
-        self.beams = Beams(self.request, search, lambda: text)
+        self.beams = Beams(self.request, search, Letters)
 
     @property
     def answers(self) -> list[tuple[int, ...]]:
@@ -77,13 +75,16 @@ def test_searches_and_rows_share_a_batch(slots: int, reuse: bool) -> None:
     engine.run_until_idle()
     for one in asked:
         assert one.tokens == expected(one.request.prompt, one.request.max_tokens)
-    for one in searched:
-        width, count = one.request.options.num_beams, one.request.max_tokens
-        assert one.answers == [said for _, said in best_answers(one.request.prompt, width, count)[:2]]
-        assert [piece.finish_reason for piece in one.pieces] == ["length", "length"]
-        assert [piece.index for piece in one.pieces] == [0, 1]
-        assert one.pieces[0].score >= one.pieces[1].score  # type: ignore[operator]
-        assert not one.errors
+    for search in searched:
+        width, count = search.request.options.num_beams, search.request.max_tokens
+        assert search.answers == [said for _, said in best_answers(search.request.prompt, width, count)[:2]]
+        assert [piece.finish_reason for piece in search.pieces] == ["length", "length"]
+        assert [piece.index for piece in search.pieces] == [0, 1]
+        best, second = (piece.score for piece in search.pieces)
+        assert best is not None
+        assert second is not None
+        assert best >= second
+        assert not search.errors
     assert engine.cache.free == slots
     assert engine.stats.moved_positions > 0
 
@@ -98,14 +99,14 @@ def test_beams_stay_where_they_are_and_second_children_move() -> None:
 
 def test_only_what_beams_do_not_share_is_copied() -> None:
     """A beam that splits late copies the positions since its target parted from it, not its whole past."""
-    executor = SumExecutor(slots=2, max_length=64)
     copied: list[tuple[int, int]] = []
-    whole = executor.copy
-    executor.copy = lambda source, target, length, start=0: (  # type: ignore[method-assign]
-        copied.append((start, length)),
-        whole(source, target, length, start),
-    )[1]
-    engine = Engine(executor, Limits(10, 100), reuse_prefixes=False)
+
+    class NotingExecutor(SumExecutor):
+        def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
+            copied.append((start, length))
+            super().copy(source, target, length, start)
+
+    engine = Engine(NotingExecutor(slots=2, max_length=64), Limits(10, 100), reuse_prefixes=False)
     prompt = list(range(30))
     engine.submit([Searched(prompt, 12, beams=2).beams])
     engine.run_until_idle()

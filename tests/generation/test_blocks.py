@@ -136,8 +136,9 @@ def test_searches_share_blocks_and_begin_again_where_there_are_none(blocks: int)
     engine, _ = engine_of(slots=7, blocks=blocks, max_length=128)
     row = Asked(list(range(40)), 60)
     searches = [Searched([number + 5, *range(30)], 30, beams=3) for number in range(2)]
-    for sequences in (row.sequences, *([one.beams] for one in searches)):
-        engine.submit(sequences)
+    engine.submit(row.sequences)
+    for one in searches:
+        engine.submit([one.beams])
     engine.run_until_idle()
     assert row.tokens == expected(row.request.prompt, 60)
     assert engine.stats.moved_positions == 0

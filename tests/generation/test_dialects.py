@@ -53,8 +53,16 @@ def test_a_request_of_tensorrt_llms_clients() -> None:
         beam_width=1,
         stream=True,
     )
-    expected = {"max_tokens": 9, "stop_words": ("x", "y"), "stop_token_ids": (7,), "top_k": 1, "min_tokens": 2}
-    assert options == Options(prompt="a", **expected, random_seed=2**63 - 1, stream=True)
+    assert options == Options(
+        prompt="a",
+        max_tokens=9,
+        stop_words=("x", "y"),
+        stop_token_ids=(7,),
+        top_k=1,
+        min_tokens=2,
+        random_seed=2**63 - 1,
+        stream=True,
+    )
     assert read(text_input="a", beam_width=3, num_return_sequences=2, end_id=-1) == Options(
         prompt="a", num_beams=3, n=2, temperature=0.0
     )

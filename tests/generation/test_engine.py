@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,15 @@ from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import Sampler
 from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.sequences import Beams, GeneratedSequence, Piece, Request
-from builder.runtime.generation.text import StopStrings
+from builder.runtime.generation.text import Detokenizer, StopStrings
 from builder.runtime.panics import TokenizerError
 from tests.generation.executors import SumExecutor, expected
 
 
-class Letters:
-    """A detokeniser of one letter a token."""
+class Letters(Detokenizer):
+    """Of one letter a token, without a tokeniser."""
+
+    def __init__(self) -> None: ...
 
     def push(self, token: int) -> str:
         return chr(ord("A") + token)
@@ -47,12 +51,11 @@ class Asked:
             self.errors.append,
             deadline,
         )
-        text: Any = Letters()
         self.sequences = [
             GeneratedSequence(
                 self.request,
                 Sampler(Rules(self.request.options, ends), stream=index, prompt=prompt),
-                text,
+                Letters(),
                 StopStrings(self.request.options.stop_words),
                 frozenset(ends),
             )
@@ -66,6 +69,17 @@ class Asked:
     @property
     def text(self) -> str:
         return "".join(piece.text for piece in self.pieces)
+
+
+class FailingExecutor(SumExecutor):
+    """One slot, whose every step raises `error`."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(slots=1)
+        self.error = error
+
+    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
+        raise self.error
 
 
 def engine_of(
@@ -134,9 +148,13 @@ def test_a_long_prompt_does_not_stall_the_others() -> None:
 def test_priorities_then_arrival() -> None:
     engine = engine_of(SumExecutor(slots=1))
     order: list[str] = []
+
+    def note(name: str, piece: Piece) -> None:
+        order.append(name)
+
     for name, priority in (("first", 1), ("second", 1), ("urgent", 0), ("later", 5)):
         one = Asked([1, 2], 1, priority=priority)
-        one.request.emit = lambda piece, name=name: order.append(name)  # type: ignore[misc]
+        one.request.emit = partial(note, name)
         engine.submit(one.sequences)
     engine.run_until_idle()
     assert order == ["urgent", "first", "second", "later"]
@@ -213,12 +231,11 @@ def test_an_answer_that_cannot_be_spelled_is_the_error_of_its_request_alone(beam
         def push(self, token: int) -> str:
             raise TokenizerError("index out of bounds")
 
-    spelled: Any = Broken()
     if beams > 1:
         search = BeamSearch(Rules(Options(num_beams=2, temperature=0.0), max_tokens=4), [1], frozenset())
-        engine.submit([Beams(broken.request, search, lambda: spelled)])
+        engine.submit([Beams(broken.request, search, Broken)])
     else:
-        broken.sequences[0].detokenizer = spelled
+        broken.sequences[0].detokenizer = Broken()
         engine.submit(broken.sequences)
     engine.submit(other.sequences)
     engine.run_until_idle()
@@ -231,13 +248,7 @@ def test_a_loop_that_a_panic_ended_has_failed() -> None:
     class PanicError(BaseException):
         pass
 
-    executor = SumExecutor(slots=1)
-    engine = engine_of(executor)
-
-    def run(*arguments: Any) -> Any:
-        raise PanicError("unwrap on None")
-
-    executor.run = run  # type: ignore[method-assign]
+    engine = engine_of(FailingExecutor(PanicError("unwrap on None")))
     one = Asked([1], 5)
     engine.submit(one.sequences)
     engine.start()
@@ -249,9 +260,7 @@ def test_a_loop_that_a_panic_ended_has_failed() -> None:
 
 
 def test_a_failing_step_is_told_to_everybody_and_to_whoever_comes_later() -> None:
-    executor = SumExecutor(slots=1)
-    engine = engine_of(executor)
-    executor.run = lambda *arguments: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+    engine = engine_of(FailingExecutor(ZeroDivisionError("division by zero")))
     running, waiting = Asked([1], 5), Asked([2], 5)
     engine.submit(running.sequences)
     engine.submit(waiting.sequences)
@@ -359,9 +368,10 @@ def test_one_request_that_fails_is_logged_and_moves_no_random_stream(
         return own.tokens
 
     alone = answers([])
-    plain, calls = sampling._filter, []
+    plain = sampling._filter
+    calls: list[Options] = []
 
-    def failing(scores: Any, options: Any, size: int) -> Any:
+    def failing(scores: np.ndarray, options: Sequence[Options], size: int) -> tuple[np.ndarray, np.ndarray]:
         calls.extend(option for option in options if option.typical_p == 0.5)
         if len(calls) > 1 and options[-1] is calls[-1]:  # its second token, beside that of another request
             raise MemoryError("no room")

@@ -30,14 +30,14 @@ def test_both_say_the_same(model_type: str, tmp_path: Path) -> None:
     exported = export_decoder(make_decoder(model_type), tmp_path, 128)
     graph = fuse(exported.graph, tmp_path)
     geometry = geometry_of(exported.caches, 4, 128, VOCABULARY)
-    executors: list[Executor] = [
+    executors = (
         InProcess(graph.path, geometry, Session(threads=1)),
         Bls(run_with(open_session(graph.path, 1)), graph.inputs, geometry),
-    ]
+    )
     in_place, travelling = (generate(executor, prompts(), 32) for executor in executors)
     assert in_place == travelling
-    copied = [executor.arena["key_0"][0, :, :5] for executor in executors]
-    np.testing.assert_allclose(*copied, atol=1e-5)
+    here, there = (executor.arena["key_0"][0, :, :5] for executor in executors)
+    np.testing.assert_allclose(here, there, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["in place", "travelling", "handed on"])
@@ -66,7 +66,7 @@ def test_logits_are_pytorchs_wherever_they_are_wanted(kind: str, model_type: str
     executor.run(2, np.array([second[:6]]), np.array([0]))
     wanted = np.array([4, 0, 7, 1, 2])  # more than there are slots
     logits = executor.run(2, np.array([second[6:14]]), np.array([6]), wanted)
-    np.testing.assert_allclose(logits, expected(second, 6 + wanted), atol=1e-4)
+    np.testing.assert_allclose(logits, expected(second, (6 + wanted).tolist()), atol=1e-4)
     lengths = np.array([len(first), 0, 14])
     logits = executor.run(0, np.array([[7], [0], [second[14]]]), lengths, np.array([2, 0]))
     np.testing.assert_allclose(logits[0], expected(second, [14])[0], atol=1e-4)

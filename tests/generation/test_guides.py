@@ -313,7 +313,7 @@ def test_a_guide_that_is_never_understood_is_refused_in_time(asked: Asked, monke
 def test_a_guide_and_bans_that_leave_nothing_are_one_requests_error(asked: Asked) -> None:
     tokenizer = asked.service.tokenizer
     bans = {str(tokenizer.token_to_id(letter)): -1e9 for letter in "ab"}
-    requests = [
+    requests: list[dict[str, Any]] = [
         {"guide": {"regex": "[ab]{3}"}, "bad_words": ["a", "b"], "logit_bias": json.dumps(bans)},
         {"max_tokens": 5},
     ]

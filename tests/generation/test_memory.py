@@ -5,18 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
-from builder.runtime.generation import memory
 from builder.runtime.generation.memory import Housekeeping
 
 
 def test_it_is_done_now_and_then(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, trimmed = 1000.0, []
-    monkeypatch.setattr(memory.time, "monotonic", lambda: now)
+    now = 1000.0
+    trimmed: list[int] = []
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     housekeeping = Housekeeping()
-    housekeeping.trim = trimmed.append  # type: ignore[assignment]
+    housekeeping.trim = trimmed.append
     for now in (1001.0, 1031.0, 1032.0, 1062.0):  # noqa: B007  # the clock reads it
         housekeeping.tidy()
     assert len(trimmed) == 2

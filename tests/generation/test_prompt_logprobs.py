@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,14 +21,14 @@ from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.options import COMMON, PROMPT
 from builder.runtime.generation.scheduler import Limits
-from builder.runtime.generation.service import Service
+from builder.runtime.generation.service import Answer, Service
 from builder.verify.generation import geometry_of
 from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder
 from tests.export.test_decoders import prompts
 from tests.generation.executors import SumExecutor
 from tests.generation.test_engine import Asked
-from tests.servings import decoder_serving
+from tests.servings import answered, decoder_serving
 
 
 def scored(prompt: list[int], count: int = 3, wanted: int = 2, **options: Any) -> Asked:
@@ -59,7 +60,7 @@ def test_they_are_pytorchs(model_type: str, tmp_path: Path) -> None:
         scores = one.request.scores
         assert scores is not None
         assert [choice.token for choice in scores] == tokens[1:]
-        found = [choice.logprob for choice in scores]
+        found = [choice.logprob for choice in scores if choice.logprob is not None]
         np.testing.assert_allclose(found, known.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0], atol=2e-4)
         best = known.topk(2).values
         np.testing.assert_allclose([[v for _, v in choice.top] for choice in scores], best, atol=2e-4)
@@ -79,10 +80,14 @@ def test_a_long_prompt_comes_in_pieces_and_nothing_of_it_from_the_cache() -> Non
     assert len(one.request.scores or ()) == 199
 
 
-def test_what_fails_for_one_prompt_fails_for_it_alone() -> None:
+def test_what_fails_for_one_prompt_fails_for_it_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = Engine(SumExecutor(), Limits(10, 8))
     bad, good = scored([1, 2, 49, 3]), scored([4, 5])
-    bad.request.score = lambda *given: 1 / 0  # type: ignore[method-assign, assignment, return-value]
+
+    def failing(start: int, logits: np.ndarray) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr(bad.request, "score", failing)
     for one in (bad, good):
         engine.submit(one.sequences)
     engine.run_until_idle()
@@ -110,11 +115,8 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("n", [1, 2])
 def test_the_answer_says_them_once(small: Service, stream: bool, n: int) -> None:
-    answers: list[dict[str, np.ndarray]] = []
-    parameters = {"max_tokens": 3, "n": n, "stream": stream, "prompt_logprobs": 1}
     text = {"text_input": np.array([b"BCD"], object)}
-    small.submit(text, parameters, lambda answer, last: answers.append(answer))  # type: ignore[arg-type]
-    small.engine.run_until_idle()
+    answers = answers_of(small, text, n=n, stream=stream, prompt_logprobs=1)
     assert [("prompt_logprobs_output" in answer) for answer in answers] == [True, *[False] * (len(answers) - 1)]
     (said,) = answers[0]["prompt_logprobs_output"]
     first, *others = json.loads(said)
@@ -123,12 +125,13 @@ def test_the_answer_says_them_once(small: Service, stream: bool, n: int) -> None
     assert all(entry["logprob"] < 0 and len(entry["top"]) == 1 for entry in others)
 
 
-def answers_of(small: Service, **parameters: Any) -> list[dict[str, np.ndarray]]:
-    answers: list[dict[str, np.ndarray]] = []
-    given = {"max_tokens": 3, **parameters}
-    small.submit({}, given, lambda answer, last: answers.append(answer))  # type: ignore[arg-type]
+def answers_of(
+    small: Service, tensors: Mapping[str, np.ndarray] | None = None, **parameters: Any
+) -> list[dict[str, np.ndarray]]:
+    answers: list[Answer] = []
+    small.submit(tensors or {}, {"max_tokens": 3, **parameters}, lambda answer, last: answers.append(answer))
     small.engine.run_until_idle()
-    return answers
+    return [answered(answer) for answer in answers]
 
 
 def test_a_prompt_of_tokens_is_the_prompt_of_its_text(small: Service) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -31,9 +31,10 @@ class Read:
         self.request = Request(
             [1], options, count, self.pieces.append, self.errors.append, deadline, source=tuple(text)
         )
-        letters: Any = Letters()
         self.sequences = [
-            GeneratedSequence(self.request, Sampler(Rules(options), index, [1]), letters, StopStrings(()), frozenset())
+            GeneratedSequence(
+                self.request, Sampler(Rules(options), index, [1]), Letters(), StopStrings(()), frozenset()
+            )
             for index in range(n)
         ]
 
@@ -126,9 +127,11 @@ def test_the_threads_answer_as_the_loop_does() -> None:
 
 
 def test_an_encoder_that_fails_is_told_to_everybody() -> None:
-    executor = ReadingExecutor(slots=1)
-    executor.encode = lambda rows: 1 / 0  # type: ignore[method-assign, assignment, return-value]
-    engine = Engine(executor, Limits(100, 64))
+    class FailingExecutor(ReadingExecutor):
+        def encode(self, rows: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
+            raise ZeroDivisionError("division by zero")
+
+    engine = Engine(FailingExecutor(slots=1), Limits(100, 64))
     one = Read([1, 2], 3)
     engine.submit(one.sequences)
     engine.start()

@@ -9,6 +9,7 @@ transformers 5 has no such pipeline. Run in an environment of its own, on checkp
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import transformers
 
@@ -18,7 +19,7 @@ LONG = (
     "sank in a storm in 1931; all passengers were saved by the crew of a whaler. Today the harbour has a museum, "
     "a school for sailors and a small shipyard that repairs wooden boats from all over the north. "
 ) * 3
-REQUESTS = [
+REQUESTS: list[dict[str, Any]] = [
     {"question": "Who built the harbour?", "context": "The harbour was built in 1891 by two brothers from Bergen."},
     {"question": "When?", "context": "The ferry sank in 1931.", "top_k": 4},
     {"question": "When?", "context": "The ferry sank in 1931.", "handle_impossible_answer": True, "top_k": 3},

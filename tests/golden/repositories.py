@@ -31,8 +31,8 @@ ENGINES = {"cpu-openvino": "openvino", "cpu-openvino-bls": "openvino", "tensorrt
 def graph(engine: str) -> Graph:
     """The signature of an encoder's graph."""
     inputs = ("input_ids", "attention_mask")
-    size = {"opset": 20, "ir_version": 9, "operators": Counter[str](), "size": 0}
-    return Graph(Path("nowhere/model.onnx"), inputs, ("features",), ((384,),), **size, engine=engine)
+    operators = Counter[str]()
+    return Graph(Path("nowhere/model.onnx"), inputs, ("features",), ((384,),), 20, 9, operators, 0, engine)
 
 
 def repository(name: str) -> str:

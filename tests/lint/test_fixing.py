@@ -94,4 +94,6 @@ def test_the_verb_fixes_says_so_and_reports_what_is_left(tmp_path: Path, capsys:
     assert main(["check", str(tmp_path), "--fix"]) == 0
     said = capsys.readouterr().err
     assert 'wrote name: "m" (TR105), left out parameters[arena] (TR603), left out parameters[spin] (TR603)' in said
-    assert config.read_text() == CASES["onnx"].config + 'name: "m"\n'  # type: ignore[operator]
+    whole = CASES["onnx"].config
+    assert isinstance(whole, str)
+    assert config.read_text() == whole + 'name: "m"\n'

@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 import os
 import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from builder.lint import lint
-from builder.lint.findings import Severity
+from builder.lint.findings import Problem, Severity
+from builder.lint.repository import Model
 from builder.lint.rule import ERROR, all_rules, rule
 from tests.lint.cases import CASES, ENSEMBLE, ONNX, PYTHON, WHOLE, graph
 
-FOREIGN = {
+FOREIGN: dict[str, str | bytes] = {
     "auto/1/model.onnx": graph(),
     "auto_python/1/model.py": PYTHON,
     "torch/config.pbtxt": 'platform: "pytorch_libtorch" input [{name: "INPUT__0" data_type: TYPE_FP32 dims: [3]}]',
@@ -116,14 +118,16 @@ def test_a_rule_explains_itself_or_is_no_rule() -> None:
     with pytest.raises(ValueError, match="TR999 does not say why"):
 
         @rule("TR999", ERROR, wrong="a", right="b")
-        def unexplained(model: object) -> None:  # type: ignore[arg-type]
+        def unexplained(model: Model) -> Iterator[Problem]:
             """Something."""
+            yield Problem("never")
 
     with pytest.raises(ValueError, match="two rules have the code TR101"):
 
         @rule("TR101", ERROR, wrong="a", right="b")
-        def again(model: object) -> None:  # type: ignore[arg-type]
+        def again(model: Model) -> Iterator[Problem]:
             """Something.
 
             Because.
             """
+            yield Problem("never")

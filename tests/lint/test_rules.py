@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import onnx
 import pytest
@@ -94,7 +94,7 @@ def test_weights_of_all_instances_need_memory(tmp_path: Path, monkeypatch: pytes
 def test_dockers_own_shared_memory_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     CASES["onnx"].write(tmp_path / "onnx")
     room = SimpleNamespace(total=64 << 20)
-    monkeypatch.setattr(memory.shutil, "disk_usage", lambda path: room)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: room)
     assert _found(tmp_path, "TR452") == [], "no model of it is Python"
     CASES["whole"].write(tmp_path / "python")
     assert len(_found(tmp_path, "TR452")) == 1
@@ -173,8 +173,13 @@ def test_a_graph_that_a_front_lacks_is_told(small_repository: Path, tmp_path: Pa
 
 def test_signatures_are_asked_for_where_there_is_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     CASES["whole"].write(tmp_path / "m")
-    asked: list[Any] = []
-    monkeypatch.setattr(provenance, "unsigned", lambda *given: asked.append(given) or ["m: it is not signed"])
+    asked: list[tuple[Path, Path]] = []
+
+    def unsigned(repository: Path, trusted: Path) -> list[str]:
+        asked.append((repository, trusted))
+        return ["m: it is not signed"]
+
+    monkeypatch.setattr(provenance, "unsigned", unsigned)
     assert _found(tmp_path, "TR805") == []
     (finding,) = (finding for finding in lint(tmp_path, None, tmp_path / "key.pub") if finding.code == "TR805")
     assert (str(finding), asked) == ("m: it is not signed", [(tmp_path, tmp_path / "key.pub")])

@@ -51,10 +51,10 @@ def _decoder(load: dict[str, Any], needs: Needs = DECODER, **options: Any) -> Pl
 def test_a_line_is_found_in_what_was_measured() -> None:
     cost = encoder_cost(GRID)
     assert cost is not None
-    assert (cost.call, cost.part) == (pytest.approx(2.0), pytest.approx(0.01))
+    assert (cost.call, cost.part) == pytest.approx((2.0, 0.01))
     decoding = decoding_cost(STEPS)
     assert decoding is not None
-    assert (decoding.step.call, decoding.step.part) == (pytest.approx(5.0), pytest.approx(1.0))
+    assert (decoding.step.call, decoding.step.part) == pytest.approx((5.0, 1.0))
     assert decoding.prompt_ms == 0.5
     assert encoder_cost({}) is None
     assert decoding_cost({"token, 1 rows": 6.0}) is None

@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -99,9 +100,9 @@ def test_threads_are_no_more_than_a_containers_quota(limit: str, most: int | Non
 
 
 @pytest.mark.parametrize("module", [on_onnxruntime, on_openvino])
-def test_a_document_that_names_no_graph(module: object, tmp_path: Path) -> None:
+def test_a_document_that_names_no_graph(module: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(ContractError, match=r"serving\.json names no .* Build the model again"):
-        module.Executor(tmp_path, encoder_serving(executor="onnxruntime"))  # type: ignore[attr-defined]
+        module.Executor(tmp_path, encoder_serving(executor="onnxruntime"))
 
 
 @pytest.mark.parametrize(

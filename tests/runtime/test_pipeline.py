@@ -15,7 +15,7 @@ from builder.runtime.fields import InputError
 from builder.runtime.panics import TokenizerError
 from builder.runtime.pipeline import Pipeline
 from tests.checkpoints import make_tokenizer
-from tests.servings import encoder_serving
+from tests.servings import answered, encoder_serving
 
 LIMIT = 12
 
@@ -61,7 +61,7 @@ def test_an_answer_counts_the_tokens_that_were_read_for_it(front: Callable[..., 
     pipeline = front(SumEngine())
     texts = ("a", "the museum opens late")
     (answer,) = pipeline([_request(*texts)])
-    assert answer["prompt_tokens"].tolist() == [[len(encoding)] for encoding in pipeline.text(list(texts))]  # type: ignore[index]
+    assert answered(answer)["prompt_tokens"].tolist() == [[len(encoding)] for encoding in pipeline.text(list(texts))]
 
 
 def test_answers_keep_the_order_of_the_requests(front: Callable[..., Pipeline]) -> None:
@@ -69,7 +69,7 @@ def test_answers_keep_the_order_of_the_requests(front: Callable[..., Pipeline]) 
     pipeline = front(engine)
     texts = ["the train to the coast", "a", "the museum is closed", "wheat", "a fox", "he forgot the box"] * 3
     answers = pipeline([_request(text) for text in texts])
-    assert [a["embedding"][0, 0] for a in answers] == [_sum(pipeline, t) for t in texts]  # type: ignore[index]
+    assert [answered(a)["embedding"][0, 0] for a in answers] == [_sum(pipeline, t) for t in texts]
     assert 1 < len(engine.shapes) < len(texts), "rows of similar length share calls"
     assert pipeline.counts.calls == len(engine.shapes)
     assert pipeline.counts.padded_tokens == sum(rows * length for rows, length in engine.shapes)
@@ -82,7 +82,7 @@ def test_calls_are_padded_to_the_buckets_of_captured_graphs_and_answer_alike(fro
     pipeline = front(engine, batching=batching)
     texts = ["the train to the coast", "a", "the museum is closed", "wheat", "a fox", "he forgot the box"]
     answers = pipeline([_request(text) for text in texts])
-    assert [a["embedding"][0, 0] for a in answers] == [_sum(pipeline, t) for t in texts]  # type: ignore[index]
+    assert [answered(a)["embedding"][0, 0] for a in answers] == [_sum(pipeline, t) for t in texts]
     assert set(engine.shapes) <= set(map(tuple, buckets))
     assert pipeline.counts.padded_tokens == sum(rows * length for rows, length in engine.shapes)
 
@@ -103,7 +103,7 @@ def test_a_bad_request_keeps_its_error_to_itself(front: Callable[..., Pipeline])
     assert isinstance(answers[1], InputError)
     assert isinstance(answers[2], InputError)
     assert "the limit of this model is 12" in str(answers[2])
-    assert [float(answers[i]["embedding"][0, 0]) for i in (0, 3)] == [  # type: ignore[index]
+    assert [float(answered(answers[i])["embedding"][0, 0]) for i in (0, 3)] == [
         _sum(pipeline, "a fox"),
         _sum(pipeline, "the box"),
     ]
@@ -127,6 +127,7 @@ def test_truncation_is_asked_for_and_said(front: Callable[..., Pipeline]) -> Non
     assert cut["truncated"].tolist() == [[True]]
     assert whole["truncated"].tolist() == [[False]]
     the = pipeline.text.tokenizer.token_to_id("the")
+    assert the is not None
     assert cut["embedding"][0, 0] == the * (LIMIT - 2) + _sum(pipeline, "the") - the
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -85,9 +86,9 @@ def test_backends_of_a_folder_are_used_instead_of_this_project_s(repository: Pat
 
 def test_perf_analyzer_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(perf_analyzer.shutil, "which", lambda name: None)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
     failed = subprocess.CompletedProcess([], 1, "", "no network\n")
-    monkeypatch.setattr(perf_analyzer.subprocess, "run", lambda *a, **k: failed)
+    monkeypatch.setattr(subprocess, "run", lambda *a, **k: failed)
     with pytest.raises(ServeError, match=r"could not be fetched \(no network\): put perf_analyzer on PATH"):
         perf_analyzer.find_perf_analyzer()
     assert not list(tmp_path.rglob("perf_analyzer"))

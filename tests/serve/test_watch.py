@@ -8,11 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -103,14 +103,16 @@ def test_without_model_control_a_model_that_died_restarts_the_server(
 def test_a_model_that_does_not_load_is_tried_again_later_and_then_left(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, said, now = [], [], 1000.0
+    told: list[tuple[str, int]] = []
+    said: list[str] = []
+    now = 1000.0
 
     def control(self: Watcher, verb: str, name: str) -> str:
         told.append((verb, round(now - 1000)))
         return "no memory" if verb == "load" else ""
 
     monkeypatch.setattr(Watcher, "_control", control)
-    monkeypatch.setattr(watch.time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
     watcher = Watcher(server, said.append)
     watcher.look()
     _kill(server, "front")
@@ -130,7 +132,7 @@ def test_a_decode_loop_that_failed_is_loaded_again(
     server: Server, controlled: list[tuple[str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Metrics:
-        def __enter__(self) -> Any:
+        def __enter__(self) -> Metrics:
             return self
 
         def __exit__(self, *error: object) -> None:
@@ -141,7 +143,7 @@ def test_a_decode_loop_that_failed_is_loaded_again(
                 b'build_repo_healthy{model="front",version="2"} 0\nbuild_repo_healthy{model="engine",version="1"} 1\n'
             )
 
-    monkeypatch.setattr(watch.urllib.request, "urlopen", lambda *arguments, **options: Metrics())
+    monkeypatch.setattr(urllib.request, "urlopen", lambda *arguments, **options: Metrics())
     said: list[str] = []
     fresh, watcher = Watcher(server, said.append), Watcher(server, said.append, begun=time.monotonic() - 60)
     fresh.look()
@@ -159,7 +161,9 @@ def test_restarts_wait_longer_each_time_and_are_forgotten_after_a_while() -> Non
 
 
 def test_a_server_that_ends_by_itself_is_started_again_with_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    started, said, slept = [], [], []
+    started: list[Server | None] = []
+    said: list[str] = []
+    slept: list[float] = []
 
     @contextmanager
     def start() -> Iterator[Server]:
@@ -169,7 +173,7 @@ def test_a_server_that_ends_by_itself_is_started_again_with_a_limit(monkeypatch:
         with subprocess.Popen(["sh", "-c", "kill -ABRT $$"], text=True) as process:
             yield Server("127.0.0.1", Ports(), process, ["E1 x] error: std::length_error"], True)
 
-    monkeypatch.setattr(watch.time, "sleep", slept.append)
+    monkeypatch.setattr(time, "sleep", slept.append)
     monkeypatch.setattr(watch, "POLL_S", 0)
     monkeypatch.setattr(Watcher, "look", lambda self: None)
     with pytest.raises(ServeError, match=r"by SIGABRT: error: std::length_error; that was the 6th time in a row"):
@@ -181,7 +185,7 @@ def test_a_server_that_ends_by_itself_is_started_again_with_a_limit(monkeypatch:
 
 
 def test_a_server_that_does_not_start_at_all_is_no_reason_to_wait() -> None:
-    def start() -> Any:
+    def start() -> AbstractContextManager[Server]:
         raise ServeError("holds no model")
 
     with pytest.raises(ServeError, match="holds no model"):

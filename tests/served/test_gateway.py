@@ -10,13 +10,18 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import cohere
 import httpx
 import numpy as np
 import openai
 import pytest
+from openai.types.chat import (
+    ChatCompletionFunctionToolParam,
+    ChatCompletionMessageParam,
+    ChatCompletionStreamOptionsParam,
+)
 from pydantic import BaseModel
 
 from builder.serve.client import Client
@@ -24,7 +29,7 @@ from builder.serve.gateway import gateway
 from builder.serve.triton import Server, free_ports
 
 Connect = Callable[[str], Client]
-CHAT = [{"role": "user", "content": "Where is the museum?"}]
+CHAT: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Where is the museum?"}]
 PAST_ENDS = {"ignore_eos": True}
 
 
@@ -42,13 +47,13 @@ def api(url: str) -> Iterator[openai.OpenAI]:
 
 
 def test_models_say_what_they_are(api: openai.OpenAI) -> None:
-    models = {model.id: model for model in api.models.list()}
+    models = {model.id: model.model_extra or {} for model in api.models.list()}
     assert {"writes", "topics", "minilm_fp32", "speaks"} <= set(models)
     assert not any(name.endswith("_model") for name in models), "engines are not for clients"
-    assert (models["writes"].max_model_len, models["writes"].chat) == (128, True)  # type: ignore[attr-defined]
-    assert models["topics"].labels == ["sport", "food", "travel"]  # type: ignore[attr-defined]
-    assert {"en_XX", "ro_RO"} <= set(models["speaks"].languages)  # type: ignore[attr-defined]
-    assert models["minilm_fp32"].max_model_len == 256  # type: ignore[attr-defined]
+    assert (models["writes"]["max_model_len"], models["writes"]["chat"]) == (128, True)
+    assert models["topics"]["labels"] == ["sport", "food", "travel"]
+    assert {"en_XX", "ro_RO"} <= set(models["speaks"]["languages"])
+    assert models["minilm_fp32"]["max_model_len"] == 256
 
 
 def test_embeddings_are_the_models_own(api: openai.OpenAI, client: Connect) -> None:
@@ -65,39 +70,52 @@ def test_embeddings_are_the_models_own(api: openai.OpenAI, client: Connect) -> N
 
 def test_a_chat_is_the_models_own_whole_and_streamed(api: openai.OpenAI, client: Connect) -> None:
     expected = client("writes").ask({"messages": json.dumps(CHAT), "max_tokens": 12, "temperature": 0.0, **PAST_ENDS})
-    options = {"model": "writes", "messages": CHAT, "max_tokens": 12, "temperature": 0, "extra_body": PAST_ENDS}
-    whole = api.chat.completions.create(**options)  # type: ignore[call-overload]
+    options: dict[str, Any] = {
+        "model": "writes",
+        "messages": CHAT,
+        "max_tokens": 12,
+        "temperature": 0,
+        "extra_body": PAST_ENDS,
+    }
+    whole = api.chat.completions.create(**options)
     assert whole.choices[0].message.content == "".join(expected["text_output"])
     assert whole.choices[0].finish_reason == "length"
     assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (expected["prompt_tokens"], 12)
-    usage = {"include_usage": True}
-    chunks = list(api.chat.completions.create(**options, stream=True, stream_options=usage))  # type: ignore[call-overload]
+    usage: ChatCompletionStreamOptionsParam = {"include_usage": True}
+    chunks = list(api.chat.completions.create(**options, stream=True, stream_options=usage))
     assert "".join(c.choices[0].delta.content for c in chunks if c.choices) == whole.choices[0].message.content
     assert len(chunks) > 5
     assert chunks[-1].usage == whole.usage
 
 
 def test_options_of_sampling(api: openai.OpenAI) -> None:
-    options = {"model": "writes", "prompt": "The film", "max_tokens": 8, "n": 2, "seed": 5, "logprobs": 2}
-    first = api.completions.create(**options, extra_body=PAST_ENDS)  # type: ignore[call-overload]
-    again = api.completions.create(**options, extra_body=PAST_ENDS)  # type: ignore[call-overload]
+    options: dict[str, Any] = {
+        "model": "writes",
+        "prompt": "The film",
+        "max_tokens": 8,
+        "n": 2,
+        "seed": 5,
+        "logprobs": 2,
+    }
+    first = api.completions.create(**options, extra_body=PAST_ENDS)
+    again = api.completions.create(**options, extra_body=PAST_ENDS)
     assert [choice.text for choice in first.choices] == [choice.text for choice in again.choices]
     assert first.choices[0].text != first.choices[1].text
     assert len(first.choices[0].logprobs.token_logprobs) == first.usage.completion_tokens / 2 == 8
 
 
 def test_stop_bias_and_log_probabilities(api: openai.OpenAI) -> None:
-    greedy = {"model": "writes", "messages": CHAT, "temperature": 0, "extra_body": PAST_ENDS}
-    whole = api.chat.completions.create(**greedy, max_tokens=20, logprobs=True, top_logprobs=3)  # type: ignore[call-overload]
+    greedy: dict[str, Any] = {"model": "writes", "messages": CHAT, "temperature": 0, "extra_body": PAST_ENDS}
+    whole = api.chat.completions.create(**greedy, max_tokens=20, logprobs=True, top_logprobs=3)
     tokens = whole.choices[0].logprobs.content
     assert len(tokens) == 20
     assert all(token.logprob == token.top_logprobs[0].logprob <= 0 for token in tokens), "greedy takes the best"
     text = whole.choices[0].message.content
-    cut = api.chat.completions.create(**greedy, max_tokens=20, stop=text[3:6])  # type: ignore[call-overload]
+    cut = api.chat.completions.create(**greedy, max_tokens=20, stop=text[3:6])
     assert cut.choices[0].message.content == text[: text.find(text[3:6])]
     assert cut.choices[0].finish_reason == "stop"
-    forced = api.chat.completions.create(**greedy, max_tokens=3, logit_bias={"42": 100})  # type: ignore[call-overload]
-    once = api.chat.completions.create(**greedy, max_tokens=1, logit_bias={"42": 100})  # type: ignore[call-overload]
+    forced = api.chat.completions.create(**greedy, max_tokens=3, logit_bias={"42": 100})
+    once = api.chat.completions.create(**greedy, max_tokens=1, logit_bias={"42": 100})
     assert forced.choices[0].message.content == 3 * once.choices[0].message.content
 
 
@@ -107,13 +125,19 @@ class Opening(BaseModel):
 
 
 def test_an_answer_is_a_document_of_its_schema(api: openai.OpenAI) -> None:
-    answer = api.chat.completions.parse(model="writes", messages=CHAT, response_format=Opening)  # type: ignore[arg-type]
+    answer = api.chat.completions.parse(model="writes", messages=CHAT, response_format=Opening)
     assert isinstance(answer.choices[0].message.parsed, Opening)
 
 
 def test_log_probabilities_of_an_echoed_prompt(api: openai.OpenAI) -> None:
-    options = {"model": "writes", "prompt": "The film starts", "max_tokens": 1, "temperature": 0, "logprobs": 1}
-    answer = api.completions.create(**options, echo=True)  # type: ignore[call-overload]
+    options: dict[str, Any] = {
+        "model": "writes",
+        "prompt": "The film starts",
+        "max_tokens": 1,
+        "temperature": 0,
+        "logprobs": 1,
+    }
+    answer = api.completions.create(**options, echo=True)
     said = answer.choices[0].logprobs
     assert len(said.tokens) == answer.usage.total_tokens
     assert said.token_logprobs[0] is None
@@ -121,21 +145,27 @@ def test_log_probabilities_of_an_echoed_prompt(api: openai.OpenAI) -> None:
 
 
 def test_prompts_of_token_ids_and_what_was_cached(api: openai.OpenAI) -> None:
-    options = {"model": "writes", "max_tokens": 4, "temperature": 0, "extra_body": PAST_ENDS}
+    options: dict[str, Any] = {"model": "writes", "max_tokens": 4, "temperature": 0, "extra_body": PAST_ENDS}
     prompt = list(range(20, 44))
-    first = api.completions.create(**options, prompt=[prompt, [30]])  # type: ignore[call-overload]
+    first = api.completions.create(**options, prompt=[prompt, [30]])
     assert [len(first.choices), first.usage.prompt_tokens] == [2, 25]
-    again = api.completions.create(**options, prompt=prompt)  # type: ignore[call-overload]
+    again = api.completions.create(**options, prompt=prompt)
     assert again.choices[0].text == first.choices[0].text
     assert again.usage.prompt_tokens_details.cached_tokens == 23
 
 
 def test_a_model_whose_tensors_have_a_batch_dimension(api: openai.OpenAI, client: Connect) -> None:
     expected = client("writes_one").ask({"text_input": "The", "max_tokens": 6, "temperature": 0.0, **PAST_ENDS})
-    options = {"model": "writes_one", "prompt": "The", "max_tokens": 6, "temperature": 0, "extra_body": PAST_ENDS}
-    whole = api.completions.create(**options, stop="never said", logprobs=1)  # type: ignore[call-overload]
+    options: dict[str, Any] = {
+        "model": "writes_one",
+        "prompt": "The",
+        "max_tokens": 6,
+        "temperature": 0,
+        "extra_body": PAST_ENDS,
+    }
+    whole = api.completions.create(**options, stop="never said", logprobs=1)
     assert whole.choices[0].text == expected["text_output"][0]
-    chunks = api.completions.create(**options, stream=True)  # type: ignore[call-overload]
+    chunks = api.completions.create(**options, stream=True)
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
 
 
@@ -162,9 +192,9 @@ def test_errors_are_those_that_the_client_knows(api: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError, match="max_tokens is 5000") as refused:
         api.completions.create(model="writes", prompt="a", max_tokens=5000)
     assert refused.value.param == "max_tokens"
-    tool = {"type": "function", "function": {"name": "a"}}
+    tool: ChatCompletionFunctionToolParam = {"type": "function", "function": {"name": "a"}}
     with pytest.raises(openai.BadRequestError, match="whether to call a tool cannot be left to writes"):
-        api.chat.completions.create(model="writes", messages=CHAT, tools=[tool])  # type: ignore[arg-type, list-item]
+        api.chat.completions.create(model="writes", messages=CHAT, tools=[tool])
     with pytest.raises(openai.BadRequestError, match="the limit of this model is 256"):
         api.embeddings.create(model="minilm_fp32", input="word " * 400)
 
@@ -212,17 +242,17 @@ def test_cohere_reranks(url: str, client: Connect) -> None:
 
 
 def test_tasks_answer_what_the_models_answer(url: str, client: Connect) -> None:
-    def post(path: str, body: object) -> object:
+    def post(path: str, body: object) -> Any:
         request = urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
         with urllib.request.urlopen(request, timeout=60) as response:
             return json.load(response)
 
     found = post("/v1/tasks/question-answering", {"inputs": {"question": "Who?", "context": "Ada lives in London"}})
     expected = client("answers").ask({"question": "Who?", "context": "Ada lives in London"})
-    assert found["results"]["answer"] == expected["answer"]  # type: ignore[index, call-overload]
+    assert found["results"]["answer"] == expected["answer"]
     spoken = post("/v1/tasks/translation", {"inputs": ["The film", "A"], "parameters": {"target_language": "ro_RO"}})
     expected = client("speaks").ask({"text_input": "The film", "target_language": "ro_RO"})
-    assert spoken["results"][0]["text_output"] == "".join(expected["text_output"])  # type: ignore[index, call-overload]
+    assert spoken["results"][0]["text_output"] == "".join(expected["text_output"])
 
 
 def test_one_that_is_told_to_stop_finishes_what_runs(server: Server) -> None:
@@ -231,8 +261,8 @@ def test_one_that_is_told_to_stop_finishes_what_runs(server: Server) -> None:
 
     def read(process: subprocess.Popen[bytes]) -> None:
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as api:
-            options = {"model": "writes", "prompt": "The", "max_tokens": 120, "extra_body": PAST_ENDS}
-            for number, chunk in enumerate(api.completions.create(**options, stream=True)):  # type: ignore[call-overload]
+            options: dict[str, Any] = {"model": "writes", "prompt": "The", "max_tokens": 120, "extra_body": PAST_ENDS}
+            for number, chunk in enumerate(api.completions.create(**options, stream=True)):
                 said.append(chunk.choices[0].finish_reason)
                 if number == 0:
                     process.send_signal(signal.SIGTERM)

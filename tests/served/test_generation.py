@@ -12,7 +12,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -209,8 +209,9 @@ def test_a_client_that_leaves_frees_its_slot(client: Connect) -> None:
     long = {"text_input": "The", "max_tokens": 250, "ignore_eos": True, "stream": True}
     for _ in range(3):
         answers = connection.stream(long)
+        assert isinstance(answers, Generator)
         next(answers)
-        answers.close()  # type: ignore[attr-defined]
+        answers.close()
     assert connection.ask({"text_input": "The", "max_tokens": 3})["finish_reason"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import socket
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 
@@ -35,8 +36,8 @@ class Faulty:
         for one in (self.listener, *self.open):
             one.close()
 
-    def _start(self, target: object, *arguments: object) -> None:
-        self.threads.append(threading.Thread(target=target, args=arguments))  # type: ignore[arg-type]
+    def _start(self, target: Callable[..., None], *arguments: object) -> None:
+        self.threads.append(threading.Thread(target=target, args=arguments))
         self.threads[-1].start()
 
     def _accept(self) -> None:

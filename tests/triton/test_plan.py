@@ -301,7 +301,7 @@ class FakeTensorRT(ModuleType):
     NetworkDefinitionCreationFlag = SimpleNamespace(STRONGLY_TYPED=1)
 
 
-class ProfiledRunner(OnnxrtRunner):  # type: ignore[misc]
+class ProfiledRunner(OnnxrtRunner):  # type: ignore[misc]  # where mypy does not read polygraphy
     """ONNX Runtime with the rule of TensorRT's execution contexts: a shape outside the profile is refused.
 
     Rule: IExecutionContext.setInputShape, "the dimensions must be within the optimization profile's min and max".

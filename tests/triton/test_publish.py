@@ -10,7 +10,7 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -255,7 +255,7 @@ def test_an_engine_whose_configuration_serves_both_versions_has_both_while_the_f
     def noting(_: float) -> None:
         seen.append((loaded(repository / "front"), loaded(repository / "front_model")))
 
-    monkeypatch.setattr(versions_module.time, "sleep", noting)
+    monkeypatch.setattr(time, "sleep", noting)
     _publish(repository, b"one")
     _publish(repository, b"two")
     assert seen == [([2], [1, 2])]
@@ -291,7 +291,7 @@ def test_a_front_model_never_appears_before_its_engine(tmp_path: Path, monkeypat
         moved.append("/".join(Path(target).parts[-2:]))
         rename(source, target)
 
-    monkeypatch.setattr(transaction.os, "rename", noting)
+    monkeypatch.setattr(os, "rename", noting)
     _publish(tmp_path / "model_repository", b"one")
     _publish(tmp_path / "model_repository", b"two")
     entries = ["model_repository/front_model", "model_repository/front"]
@@ -300,7 +300,7 @@ def test_a_front_model_never_appears_before_its_engine(tmp_path: Path, monkeypat
 
 def test_only_what_says_whether_it_was_verified_is_published(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="only Verified or Unverified entries are published, not tuple"):
-        publish(tmp_path / "model_repository", _entries(b"one"))  # type: ignore[arg-type]
+        publish(tmp_path / "model_repository", _entries(b"one"))  # type: ignore[arg-type]  # refused as it runs, too
     assert list(tmp_path.iterdir()) == []
 
 
@@ -344,7 +344,7 @@ def test_no_model_is_missing_or_half_at_any_moment(tmp_path: Path, monkeypatch: 
         return changing
 
     for name in ("rename", "replace", "unlink"):
-        monkeypatch.setattr(transaction.os, name, seen(getattr(os, name)))
+        monkeypatch.setattr(os, name, seen(getattr(os, name)))
     _publish(repository, b"two")
     assert _contents(repository) == {b"two"}
     rollback(repository, "front")
@@ -377,7 +377,7 @@ def test_a_killed_build_is_undone_by_the_next_command(tmp_path: Path) -> None:
             if not child:
                 moves = []
                 for name in ("rename", "replace", "unlink"):
-                    setattr(transaction.os, name, dying(getattr(os, name), moves))
+                    setattr(os, name, dying(getattr(os, name), moves))
                 try:
                     _publish(repository, b"two")
                     os._exit(0)
@@ -430,12 +430,12 @@ def test_what_cannot_be_put_back_is_kept_and_put_back_later(tmp_path: Path, monk
             raise OSError(errno.EIO, "simulated")
         rename(source, target)
 
-    monkeypatch.setattr(transaction.os, "rename", failing)
+    monkeypatch.setattr(os, "rename", failing)
     with pytest.raises(RepositoryError, match=r"nor what was there put back .*: it is kept in .* build-repo check"):
         _publish(repository, b"two")
     with pytest.raises(RepositoryError, match="what it replaced cannot be put back"):
         recover(repository)
-    monkeypatch.setattr(transaction.os, "rename", rename)
+    monkeypatch.setattr(os, "rename", rename)
     assert recover(repository) == ["front", "front_model"]
     assert _tree(repository) == before
     assert [p.name for p in tmp_path.iterdir()] == ["model_repository"]
@@ -456,12 +456,12 @@ def test_builds_into_one_repository_wait_for_each_other(tmp_path: Path, monkeypa
     """Each is a version of its own, and whichever comes last is served."""
     repository = tmp_path / "model_repository"
     inside = threading.Lock()
-    activate = publish_module.activate
+    activate = versions_module.activate
 
-    def slow(*arguments: Any) -> None:
+    def slow(change: Change, repository: Path, names: Sequence[str], number: int) -> None:
         assert inside.acquire(blocking=False), "two builds publish at once"
         time.sleep(0.02)
-        activate(*arguments)
+        activate(change, repository, names, number)
         inside.release()
 
     monkeypatch.setattr(publish_module, "activate", slow)

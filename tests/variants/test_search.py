@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import inspect
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
 from builder.errors import ExportError, VerificationError
+from builder.onnx.graph import Graph
+from builder.optimise.quantised import Quantised
 from builder.report.record import Rung
-from builder.variants import candidates
-from builder.variants import evaluator as evaluators
-from builder.variants.candidates import Variant
+from builder.spec import make_spec
+from builder.speed import Latencies
+from builder.variants.candidates import Variant, VariantMaker
+from builder.variants.evaluator import Evaluator
 from builder.variants.measurements import Measurements
 from builder.variants.search import Search
 from builder.variants.traffic import Rates
+from builder.verify.quality import Quality
 
 FAST, MIDDLE, SLOW = (Variant(name, "onnxruntime") for name in ("int8", "int8-static", "fp32"))
 SPEED = {"int8": 4.0, "int8-static": 2.0, "fp32": 1.0}
@@ -30,53 +33,65 @@ def _twice_as_slow_is_not_near(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("builder.variants.search.WITHIN", 1.9)
 
 
-class Evaluator:
-    """A fake: a graph is the name of its variant and how many layers were left alone, and speeds are given."""
+def graph_of(variant: Variant, left_alone: int) -> Graph:
+    """A graph that is not there: its path says what it was made of."""
+    return Graph(Path(variant.precision, str(left_alone)), (), (), (), 20, 9, Counter(), size=1)
+
+
+def made_of(graph: Graph) -> tuple[str, int]:
+    """The precision of a graph, and how many of its layers were left alone."""
+    return graph.path.parent.name, int(graph.path.name)
+
+
+def quality_of(mean: float) -> Quality:
+    return Quality(mean, worst=mean, error=0.0, where="", batch_agreement=1.0, padding=0.0, scores={})
+
+
+class FakeEvaluator(Evaluator):
+    """Qualities and speeds are given, by what a graph was made of."""
 
     metric = "cosine"
 
     def __init__(self, quality: dict[tuple[str, int], float]) -> None:
         self.qualities = quality
-        self.timed: list[Any] = []
-        self.asked: list[Any] = []
+        self.timed: list[tuple[str, int]] = []
+        self.asked: list[tuple[str, int]] = []
         self.served: list[list[str]] = []
         self.rates: dict[str, tuple[float, ...]] = {}
 
-    def latency(self, graph: Any) -> dict[str, float]:
-        self.timed.append(graph.key)
-        precision, left = graph.key
+    def latency(self, graph: Graph) -> Latencies:
+        self.timed.append(made_of(graph))
+        precision, left = made_of(graph)
         return {"1x16": (1 + 0.3 * left) / SPEED[precision]}
 
-    def quality(self, graph: Any) -> Any:
-        self.asked.append(graph.key)
-        return SimpleNamespace(mean=self.qualities.get(graph.key, 1.0))
+    def quality(self, graph: Graph) -> Quality:
+        self.asked.append(made_of(graph))
+        return quality_of(self.qualities.get(made_of(graph), 1.0))
 
-    def traffic(self, graphs: Mapping[str, Any]) -> dict[str, Rates]:
+    def traffic(self, graphs: Mapping[str, Graph]) -> dict[str, Rates]:
         self.served.append(sorted(graphs))
         return {name: Rates(dict.fromkeys((1, 16), self.rates.get(name, (10.0, 10.0, 10.0)))) for name in graphs}
 
-    def judged(self, rung: Rung, graph: Any, quality: Any) -> Rung:
+    def judged(self, rung: Rung, graph: Graph, quality: Quality) -> Rung:
         return replace(rung, quality=quality.mean)
 
     def kept(self, rung: Rung) -> float:
         return rung.quality or 0.0
 
 
-class VariantMaker:
-    """A fake: eight layers, any of which can be left alone; it has no fp16."""
+class FakeMaker(VariantMaker):
+    """Eight layers, any of which can be left alone; it has no fp16."""
 
-    spec = SimpleNamespace(prune=None)
-
-    def make(self, variant: Variant, left_alone: Sequence[str]) -> Any:
+    def make(self, variant: Variant, left_alone: Sequence[str] = ()) -> Quantised:
         if variant.precision == "fp16":
             raise ExportError("no fp16 here")
-        return SimpleNamespace(graph=SimpleNamespace(key=(variant.precision, len(left_alone)), size=1), matmuls=1)
+        return Quantised(graph_of(variant, len(left_alone)), matmuls=1)
 
     def sensitive(self, variant: Variant) -> list[str]:
         return [] if variant.precision == "fp32" else [f"layer {n}" for n in range(8)]
 
 
-@pytest.mark.parametrize(("fake", "real"), [(Evaluator, evaluators.Evaluator), (VariantMaker, candidates.VariantMaker)])
+@pytest.mark.parametrize(("fake", "real"), [(FakeEvaluator, Evaluator), (FakeMaker, VariantMaker)])
 def test_a_fake_takes_what_the_real_one_takes(fake: type, real: type) -> None:
     """Whatever a fake has, the real one has too, with the same parameters."""
     calls = {name: code for name, code in vars(fake).items() if callable(code) and not name.startswith("_")}
@@ -86,16 +101,15 @@ def test_a_fake_takes_what_the_real_one_takes(fake: type, real: type) -> None:
         assert hasattr(real, name) or name in {one.name for one in fields(real)}
 
 
-def search(evaluator: Evaluator, known: Measurements | None = None) -> Search:
+def search(evaluator: FakeEvaluator, known: Measurements | None = None) -> Search:
     base = Rung("PyTorch fp32", 1, {"1x16": 2.0})
-    exact = Rung("exact", 1, {"1x16": 1.0}, quality=1.0), SimpleNamespace(mean=1.0)
-    known = known or Measurements()
-    parts: Any = (evaluator, VariantMaker(), base, exact, 0.99, known, lambda name: nullcontext(), "")
-    return Search(*parts)
+    exact = Rung("exact", 1, {"1x16": 1.0}, quality=1.0), quality_of(1.0)
+    maker = FakeMaker(make_spec(model="org/encoder"), graph_of(SLOW, 0), Path("nowhere"), ())
+    return Search(evaluator, maker, base, exact, 0.99, known or Measurements(), lambda name: nullcontext(), "")
 
 
 def test_the_fastest_is_enough_and_nothing_else_is_judged() -> None:
-    evaluator = Evaluator({})
+    evaluator = FakeEvaluator({})
     found = search(evaluator).run((SLOW, FAST, MIDDLE))
     assert found.chosen.name == "int8"
     assert evaluator.asked == [("int8", 0)]
@@ -106,7 +120,7 @@ def test_the_fastest_is_enough_and_nothing_else_is_judged() -> None:
 
 
 def test_what_was_verified_already_is_neither_timed_nor_judged_again() -> None:
-    evaluator = Evaluator({("int8", left): 0.9 for left in range(9)})
+    evaluator = FakeEvaluator({("int8", left): 0.9 for left in range(9)})
     exact = Variant("exact", "onnxruntime")
     found = search(evaluator).run((exact, FAST))
     assert found.chosen.name == "exact"
@@ -115,7 +129,7 @@ def test_what_was_verified_already_is_neither_timed_nor_judged_again() -> None:
 
 def test_layers_are_left_alone_while_that_is_faster_than_the_next_rung() -> None:
     """int8 misses with none and with one layer left alone; with two it is still the fastest, and enough."""
-    evaluator = Evaluator({("int8", 0): 0.9, ("int8", 1): 0.95})
+    evaluator = FakeEvaluator({("int8", 0): 0.9, ("int8", 1): 0.95})
     found = search(evaluator).run((SLOW, FAST, MIDDLE))
     assert found.chosen.name == "int8, 2 layers fp32"
     assert evaluator.asked == [("int8", 0), ("int8", 1), ("int8", 2), ("int8-static", 0)], "the last is nearly as fast"
@@ -127,7 +141,7 @@ NEAR = Variant("int8-dynamic", "onnxruntime")
 def test_of_those_nearly_as_fast_the_one_that_answers_most_requests_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Slower over fixed shapes, faster as served; what is much slower is not measured again."""
     monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
-    evaluator = Evaluator({})
+    evaluator = FakeEvaluator({})
     evaluator.rates = {"int8": (10.0, 11.0, 10.5), "int8-dynamic": (12.0, 12.5, 11.5)}
     found = search(evaluator).run((SLOW, FAST, NEAR))
     assert found.chosen.name == "int8-dynamic"
@@ -141,7 +155,7 @@ def test_of_those_nearly_as_fast_the_one_that_answers_most_requests_is_chosen(mo
 
 def test_of_equals_within_the_noise_the_one_of_better_quality_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
-    evaluator = Evaluator({("int8", 0): 0.991, ("int8-dynamic", 0): 0.998})
+    evaluator = FakeEvaluator({("int8", 0): 0.991, ("int8-dynamic", 0): 0.998})
     evaluator.rates = {"int8": (20.0, 11.0, 30.0), "int8-dynamic": (19.0, 12.0, 20.0)}
     found = search(evaluator).run((FAST, NEAR))
     assert found.chosen.name == "int8-dynamic"
@@ -151,7 +165,7 @@ def test_of_equals_within_the_noise_the_one_of_better_quality_is_chosen(monkeypa
 
 
 def test_a_rung_that_leaving_alone_makes_slow_gives_way() -> None:
-    evaluator = Evaluator({("int8", left): 0.9 for left in range(9)})
+    evaluator = FakeEvaluator({("int8", left): 0.9 for left in range(9)})
     found = search(evaluator).run((SLOW, FAST, MIDDLE))
     assert found.chosen.name == "int8-static"
     assert found.choice is not None
@@ -159,7 +173,7 @@ def test_a_rung_that_leaving_alone_makes_slow_gives_way() -> None:
 
 
 def test_nothing_good_enough_says_how_near_it_came() -> None:
-    evaluator = Evaluator({("int8", left): 0.9 + left / 100 for left in range(9)})
+    evaluator = FakeEvaluator({("int8", left): 0.9 + left / 100 for left in range(9)})
     with pytest.raises(VerificationError, match=r"int8, 4 layers fp32 reaches a cosine of 0\.9400 .* 0\.9900 is req"):
         search(evaluator).run((FAST,))
     assert evaluator.asked == [("int8", 0), ("int8", 1), ("int8", 2), ("int8", 4)], "at most half of the layers"
@@ -167,22 +181,22 @@ def test_nothing_good_enough_says_how_near_it_came() -> None:
 
 def test_a_variant_that_cannot_be_made_is_named_and_alone_is_an_error() -> None:
     half = Variant("fp16", "onnxruntime")
-    found = search(Evaluator({})).run((SLOW, half))
+    found = search(FakeEvaluator({})).run((SLOW, half))
     assert found.chosen.name == "fp32"
     assert found.choice is not None
     assert "not possible: fp16 (no fp16 here)" in found.choice
     with pytest.raises(ExportError, match="no fp16 here"):
-        search(Evaluator({})).run((half,))
+        search(FakeEvaluator({})).run((half,))
 
 
 def test_what_was_measured_is_remembered_and_what_is_served_is_judged_again(tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
     quality = {("int8", left): 0.9 for left in range(9)}
-    search(Evaluator(quality), Measurements(path)).run((SLOW, FAST, MIDDLE))
-    evaluator = Evaluator(quality)
+    search(FakeEvaluator(quality), Measurements(path)).run((SLOW, FAST, MIDDLE))
+    evaluator = FakeEvaluator(quality)
     found = search(evaluator, Measurements(path)).run((SLOW, FAST, MIDDLE))
     assert found.chosen.name == "int8-static"
     assert evaluator.timed == []
     assert evaluator.asked == [("int8-static", 0)]
     path.write_text("{broken")
-    assert search(Evaluator({}), Measurements(path)).run((FAST,)).chosen.name == "int8"
+    assert search(FakeEvaluator({}), Measurements(path)).run((FAST,)).chosen.name == "int8"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
+from builder.runtime.fields import Tensors
+from builder.runtime.pipeline import Answer, Pipeline
 from builder.variants.traffic import CLIENTS, LEAST_ROUNDS, REQUESTS, Rates, measure
 
 
@@ -13,11 +16,16 @@ def test_engines_take_turns_over_the_same_batches(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr("builder.variants.traffic.ENOUGH_S", 0.0)
     seen: list[tuple[str, list[int]]] = []
 
-    def front(name: str) -> Any:
-        return lambda batch: seen.append((name, list(batch)))
+    class Front(Pipeline):
+        def __init__(self, name: str) -> None:
+            self.name = name
 
-    requests: Any = list(range(20))
-    rates = measure({name: front(name) for name in ("one", "two")}, requests)
+        def __call__(self, requests: Sequence[Tensors]) -> list[Answer]:
+            seen.append((self.name, [int(request["number"]) for request in requests]))
+            return []
+
+    requests = [{"number": np.array(number)} for number in range(20)]
+    rates = measure({name: Front(name) for name in ("one", "two")}, requests)
     assert list(rates) == ["one", "two"]
     batches = [[batch for who, batch in seen if who == name] for name in rates]
     assert batches[0] == batches[1]

@@ -6,8 +6,8 @@ from __future__ import annotations
 import json
 import queue
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,8 +15,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
-from builder.runtime.generation.service import Service
+from builder.runtime.generation.service import Answer, Service
 from builder.spec import make_spec
+from tests.servings import answered
 from tests.verified_once import VerifiedOnce
 
 ONES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
@@ -85,16 +86,20 @@ def served(folder: Path, numbers: Sequence[int], beams: int) -> list[str]:
     """What the emitted code says to each number, all of them in its one batch."""
     service = Service(folder)
     service.engine.start()
-    answers: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
+
+    def note(place: int, answer: Answer, last: bool) -> None:
+        answers.put((place, answer))
+
     for place, number in enumerate(numbers):
         tensors = {
             "text_input": np.array([digits(number).encode()], np.object_),
             "num_beams": np.array([beams], np.int32),
         }
-        service.submit(tensors, {}, lambda answer, last, place=place: answers.put((place, answer)))  # type: ignore[misc]
+        service.submit(tensors, {}, partial(note, place))
     said = dict(answers.get(timeout=60) for _ in numbers)
     service.engine.stop()
-    return [said[place]["text_output"][0].decode() for place in range(len(numbers))]
+    return [answered(said[place])["text_output"][0].decode() for place in range(len(numbers))]
 
 
 @pytest.mark.slow
@@ -122,8 +127,10 @@ def test_numbers_stay_right_in_every_precision(tmp_path: Path) -> None:
             said = served(folder, kept_back, beams)
             right = [text == words(number) for number, text in zip(kept_back, said, strict=True)]
             accuracy[precision, beams] = float(np.mean(right))
+        assert rung.quality is not None
         assert rung.quality >= 0.9
         if precision != "fp32":
+            assert rung.error is not None
             assert rung.error > 1e-4, "a rounded model is not fp32 under another name"
             assert rung.size < report.ladder[1].size * 0.6
             assert report.quantised is not None

@@ -11,13 +11,15 @@ import pytest
 import torch
 from onnx import numpy_helper
 
-from builder.checkpoint.resolve import resolve
+from builder.checkpoint.resolve import Checkpoint, resolve
 from builder.errors import VerificationError
 from builder.export.encoder import Export, export
 from builder.export.rows import Rows, rows_of
 from builder.onnx.graph import save_graph
 from builder.pipeline import build
 from builder.spec import make_spec
+from builder.tasks.base import Answer, Sample
+from builder.tasks.text_classification import TextClassification
 from builder.verify.parity import TOLERANCE, graph_error
 
 
@@ -57,16 +59,13 @@ def test_a_wrong_answer_stops_the_build(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The emitted code and transformers disagree about one score: nothing is published."""
-    from builder.tasks import find_task
+    right = TextClassification.reference
 
-    task = type(find_task("text-classification"))
-    right = task.reference
-
-    def wrong(self: object, *arguments: object) -> dict[str, object]:
-        answer = right(self, *arguments)  # type: ignore[arg-type]
+    def wrong(self: TextClassification, checkpoint: Checkpoint, sample: Sample) -> Answer:
+        answer = right(self, checkpoint, sample)
         return {**answer, "score": [answer["score"][0] + 0.01]}
 
-    monkeypatch.setattr(task, "reference", wrong)
+    monkeypatch.setattr(TextClassification, "reference", wrong)
     with pytest.raises(VerificationError, match=r"not transformers' answer \(answer\.score\[0\]"):
         build(make_spec(model=str(checkpoint("topics")), name="topics", output=tmp_path / "repository"))
     assert not list((tmp_path / "repository").glob("*"))
