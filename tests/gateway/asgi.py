@@ -7,6 +7,8 @@ import json
 from dataclasses import dataclass, field
 from typing import Any
 
+from starlette.types import ASGIApp, Message
+
 
 @dataclass
 class Answer:
@@ -33,7 +35,7 @@ class Answer:
 
 
 async def ask(
-    app: Any,
+    app: ASGIApp,
     path: str,
     body: Any = None,
     *,
@@ -57,7 +59,7 @@ async def ask(
     if leave_after == 0:
         left.set()
 
-    async def receive() -> dict[str, Any]:
+    async def receive() -> Message:
         nonlocal sent
         if not sent:
             sent = True
@@ -65,7 +67,7 @@ async def ask(
         await left.wait()
         return {"type": "http.disconnect"}
 
-    async def send(message: dict[str, Any]) -> None:
+    async def send(message: Message) -> None:
         if message["type"] == "http.response.start":
             answer.status = message["status"]
             answer.headers = {name.decode(): value.decode() for name, value in message["headers"]}

@@ -10,8 +10,11 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2, service_pb2
 
+from builder.gateway.call import Backend
 from builder.gateway.errors import ApiError
+from builder.gateway.models import Server
 from builder.gateway.tensors import LENGTH, Output
+from builder.gateway.triton import Metadata
 from builder.runtime.fields import Field
 from builder.runtime.generation.options import COMMON, OUTPUTS, PROMPT, PROMPT_OUTPUTS
 from builder.runtime.task import PROMPT_TOKENS, TRUNCATE, TRUNCATED
@@ -54,14 +57,14 @@ MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] 
 }
 
 
-class FakeTriton:
+class FakeTriton(Backend, Server):
     """Answers by rules: a text generates numbers, its vector is its length, a document's score its share of "x"."""
 
     def __init__(self, slots: int = 4, step_s: float = 0.0, infer_s: float = 0.0) -> None:
         self.slots, self.step_s, self.infer_s = slots, step_s, infer_s
         self.running = 0
         self.asked: list[dict[str, Any]] = []
-        self.metadata: list[Any] = []
+        self.metadata: list[Metadata] = []
         self.index_s = 0.0
         self.up = True
 
@@ -72,7 +75,7 @@ class FakeTriton:
         await asyncio.sleep(self.index_s)
         return [*((name, "1") for name in MODELS), ("embeds_model", "1")]
 
-    async def config(self, name: str, version: str) -> Any:
+    async def config(self, name: str, version: str) -> model_config_pb2.ModelConfig:
         config = model_config_pb2.ModelConfig(name=name, max_batch_size=0)
         if name not in MODELS:
             return config
@@ -89,7 +92,7 @@ class FakeTriton:
             config.parameters[key].string_value = value
         return config
 
-    async def infer(self, request: service_pb2.ModelInferRequest, metadata: Any = ()) -> dict[str, Output]:
+    async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> dict[str, Output]:
         values = self._read(request, metadata)
         await asyncio.sleep(self.infer_s)
         if "documents" in values:
@@ -109,7 +112,7 @@ class FakeTriton:
         )
 
     async def stream(
-        self, request: service_pb2.ModelInferRequest, metadata: Any = ()
+        self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()
     ) -> AsyncGenerator[dict[str, Output], None]:
         values = self._read(request, metadata)
         length, n = int(values.get("max_tokens", [8])[0]), int(values.get("n", [1])[0])
@@ -142,7 +145,7 @@ class FakeTriton:
         finally:
             self.running -= 1
 
-    def _read(self, request: service_pb2.ModelInferRequest, metadata: Any) -> dict[str, Any]:
+    def _read(self, request: service_pb2.ModelInferRequest, metadata: Metadata) -> dict[str, Any]:
         """The inputs of a request, refused where Triton would refuse them."""
         fields = {field.name: field for field in MODELS[request.model_name][1]}
         values = {}
@@ -179,7 +182,7 @@ def _piece(
     return _outputs(**outputs)
 
 
-def _lengths(rows: Any) -> np.ndarray:
+def _lengths(rows: Sequence[Sequence[str]]) -> np.ndarray:
     return np.array([[sum(map(len, row))] for row in rows], np.int32)
 
 

@@ -32,7 +32,7 @@ def requests(document: Mapping[str, Any], models: Sequence[str], tasks: Sequence
     names = sorted({name for schema in _objects(document) for name in schema["properties"]})
 
     @st.composite
-    def one(draw: Any) -> Sent:
+    def one(draw: st.DrawFn) -> Sent:
         path = draw(st.sampled_from(sorted(p for p, operations in document["paths"].items() if "post" in operations)))
         content = document["paths"][path]["post"]["requestBody"]["content"]["application/json"]
         body = draw(_valid(content["schema"], components))

@@ -9,7 +9,8 @@ import json
 import re
 import subprocess
 import sys
-from typing import Any
+from pathlib import Path
+from typing import Any, TextIO
 
 import numpy as np
 import pytest
@@ -27,7 +28,7 @@ from tests.gateway.fake_triton import FakeTriton
 CHAT: dict[str, Any] = {"model": "writes", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
 
 
-def gateway(triton: FakeTriton | None = None, log: Any = None, **settings: Any) -> Journal:
+def gateway(triton: FakeTriton | None = None, log: TextIO | None = None, **settings: Any) -> Journal:
     return make_app(Settings(**settings), triton or FakeTriton(), log)
 
 
@@ -533,7 +534,7 @@ def test_an_allowance_fills_evenly() -> None:
     allowance.refuse("a")
 
 
-def test_keys_are_read_from_a_file_and_the_environment(tmp_path: Any) -> None:
+def test_keys_are_read_from_a_file_and_the_environment(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text("# people\nann:sk-1\n\n")
     assert read_keys(tmp_path / "keys", "bob:a:b") == (("ann", "sk-1"), ("bob", "a:b"))
     for text in ("sk-1", "ann:", "ann:x\nann:y", ""):
@@ -557,7 +558,7 @@ def test_one_that_leaves_while_models_are_looked_up_does_not_take_the_others_alo
     triton.index_s = 0.05
     app = gateway(triton)
 
-    async def both() -> Any:
+    async def both() -> tuple[Answer, Answer]:
         first = asyncio.ensure_future(ask(app, "/v1/chat/completions", CHAT, leave_after=0))
         second = asyncio.ensure_future(ask(app, "/v1/chat/completions", CHAT))
         return await asyncio.gather(first, second)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -15,7 +14,7 @@ from hypothesis import strategies as st
 from builder.gateway.app import APIS, make_app
 from builder.gateway.openapi import document
 from builder.gateway.settings import Settings
-from tests.gateway.asgi import ask
+from tests.gateway.asgi import Answer, ask
 from tests.gateway.fake_triton import MODELS, FakeTriton
 from tests.gateway.malformed import Sent, requests
 
@@ -29,7 +28,7 @@ def test_nonsense_is_refused_and_leaves_nothing_behind(sent: list[Sent], leaves:
     triton = FakeTriton(slots=100)
     app = make_app(Settings(), triton, None)
 
-    async def run() -> list[Any]:
+    async def run() -> list[Answer]:
         calls = [ask(app, s.path, s.body, leave_after=0 if at < leaves else None) for at, s in enumerate(sent)]
         return await asyncio.gather(*calls)
 
