@@ -33,7 +33,7 @@ from tritonclient.utils import InferenceServerException
 
 from builder.engines import tensorrt_llm, vllm
 from builder.engines.gpu import gpus
-from builder.errors import ServeError
+from builder.errors import RepositoryError, ServeError
 from builder.triton.check import pending
 from builder.triton.render import parse
 from builder.triton.signatures import unsigned
@@ -50,6 +50,7 @@ LOG_LINES = 10_000  # that are kept
 EXIT_TIMEOUT_S = 30  # Triton's own, after SIGTERM
 IDLE_REPORTS = 4  # of a stopping server, one a second; a model's Python takes one or two to end
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+UNTRIED = "Triton did not try to load it, as where it cannot read its config.pbtxt"  # it names no state then
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,9 @@ class Server:
         with grpc.InferenceServerClient(self.url) as client:
             index = client.get_model_repository_index(as_json=True)
         return [
-            Model(m["name"], m.get("version", "-"), m.get("state", "-"), m.get("reason", ""))
+            Model(
+                m["name"], m.get("version", "-"), m.get("state", "-"), m.get("reason", "" if "state" in m else UNTRIED)
+            )
             for m in index.get("models", [])
         ]
 
@@ -133,7 +136,7 @@ def running(
         _refuse_others(host)
     ports = ports or free_ports(host)
     recover(repository)
-    _check(repository, host, ports, backends)
+    _check(repository, host, ports, backends, strict)
     if verify_key is not None:
         _refuse_unsigned(repository, verify_key)
     with tempfile.TemporaryDirectory(prefix="triton-") as place:
@@ -179,10 +182,10 @@ def wheel_folder() -> Path:
     return folder
 
 
-def _check(repository: Path, host: str, ports: Ports, backends: Path) -> None:
+def _check(repository: Path, host: str, ports: Ports, backends: Path, strict: bool) -> None:
     if not repository.is_dir() or not any(repository.glob("*/config.pbtxt")):
         raise ServeError(f"{repository} holds no model; build one first: build-repo MODEL --output {repository}")
-    refused = [*pending(repository).values(), *_not_here(repository, _names(backends))]
+    refused = [*pending(repository).values(), *_not_here(repository, _names(backends), strict)]
     if refused:
         raise ServeError(refused[0])
     if int(np.__version__.split(".")[0]) >= 2:
@@ -213,13 +216,21 @@ def _names(backends: Path) -> set[str]:
     return found
 
 
-def _not_here(repository: Path, backends: set[str]) -> list[str]:
-    """The models that this machine, or the embedded Triton with `backends`, cannot run."""
+def _not_here(repository: Path, backends: set[str], strict: bool) -> list[str]:
+    """The models that this machine, or the embedded Triton with `backends`, cannot run.
+
+    Raises RepositoryError for a configuration that cannot be read, where every model must load.
+    """
     found = []
     here = backends | {"python"}
     for path in sorted(repository.glob("*/config.pbtxt")):
         name = path.parent.name
-        config = parse(path.read_text("utf-8"), name)
+        try:
+            config = parse(path.read_text("utf-8", "replace"), name)
+        except RepositoryError:
+            if strict:
+                raise
+            continue  # Triton does not load it either
         if config.backend and config.backend not in here:
             profile = "vllm" if config.backend == vllm.BACKEND else "gpu"
             found.append(

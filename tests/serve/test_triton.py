@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.errors import ServeError
+from builder.errors import RepositoryError, ServeError
 from builder.serve import perf_analyzer, triton
 from builder.serve.triton import running
 
@@ -65,6 +65,22 @@ def test_a_model_that_does_not_load_is_named(repository: Path) -> None:
     (repository / "model" / "1").mkdir()
     (repository / "model" / "1" / "model.py").write_text("import no_such_module\n")
     _refused(repository, "the model model does not load: .*no_such_module.* build-repo check")
+
+
+def test_a_configuration_that_does_not_parse_keeps_no_other_model_from_being_served(repository: Path) -> None:
+    (repository / "model" / "config.pbtxt").write_text('name: "model" backend: "python" max_batch_size: 1')
+    (repository / "model" / "1").mkdir()
+    program = "class TritonPythonModel:\n    def execute(self, requests):\n        return []\n"
+    (repository / "model" / "1" / "model.py").write_text(program)
+    (repository / "broken").mkdir()
+    (repository / "broken" / "config.pbtxt").write_text("name: 7 {")
+    with running(repository, strict=False) as server:
+        broken, model = sorted(server.models(), key=lambda model: model.name)
+    assert (model.name, model.state) == ("model", "READY")
+    assert broken.state != "READY"
+    assert "cannot read its config.pbtxt" in broken.reason
+    with pytest.raises(RepositoryError, match=r"config\.pbtxt of broken is not a Triton"), running(repository):
+        pytest.fail("it started")
 
 
 def test_a_folder_without_backends(repository: Path, tmp_path: Path) -> None:
