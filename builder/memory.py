@@ -16,6 +16,8 @@ from builder.runtime.contract import LayerShape
 
 ADVICE = "or state the serving machine's memory in models.yaml (machine: {memory_gb: ...})"
 
+WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}  # bytes of a number of the cache
+
 
 @dataclass(frozen=True)
 class Memory:

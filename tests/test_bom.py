@@ -14,24 +14,14 @@ from cyclonedx.validation.json import JsonStrictValidator
 
 from builder.checkpoint.card import read_card
 from builder.report.bom import BOM, bom
-from builder.report.record import BuildReport, Rung, read_report
+from builder.report.record import Rung, read_report
+from tests import reports
 
-REPORT = BuildReport(
-    name="front",
-    task="feature-extraction",
-    triton="24.10",
+REPORT = replace(
+    reports.REPORT,
     checkpoint={"source": "org/name", "revision": "0" * 40, "model_type": "bert", "weights_sha256": "a" * 64},
     versions={"torch": "2.13.0"},
-    cpu={"model": "a CPU", "flags": []},
-    attention={"fused": 0, "layers": 0},
-    operators={},
-    quantised=None,
-    ladder=(Rung("fp32", 1, {}),),
-    metric="cosine",
-    threshold=0.99,
     samples=3,
-    padding=0.0,
-    warnings=(),
     files={"front": {"1/model.py": "b" * 64}, "front_model": {"1/model.onnx": "c" * 64}},
     verified=True,
 )

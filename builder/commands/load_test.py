@@ -19,11 +19,9 @@ from builder.load.measure import load_test
 from builder.load.page import page
 from builder.load.record import Run, read, save, table
 from builder.load.traffic import Target, concurrencies, rates, shares
-from builder.samples import load_samples, with_mask
 from builder.serve.client import Client
+from builder.serve.samples import samples_for
 from builder.serve.triton import running
-
-FIXED = {"truncate": True, "max_tokens": 32, "ignore_eos": True, "stream": True}  # of these, what a model has
 
 
 def parser() -> argparse.ArgumentParser:
@@ -112,17 +110,12 @@ def _answers(url: str) -> bool:
 
 def model_samples(url: str, name: str, path: Path | None) -> Sequence[Any]:
     """The user's samples, or the default ones of the task that the model names. Raises SpecError."""
-    from builder.tasks import find_task  # loads torch
-
     with Client(url, name) as client:
+        samples = samples_for(client, path)
         if path is not None:
-            return load_samples(path, client.signature.inputs)
-        task = client.signature.parameters.get("task")
-        if task is None:
-            raise SpecError(f"{name} does not say its task; give inputs for it with --samples FILE")
-        mask = client.signature.parameters.get("mask_token", "")
-        fixed = {key: value for key, value in FIXED.items() if key in {field.name for field in client.signature.inputs}}
-        samples = [{**with_mask(sample, mask), **fixed} for sample in find_task(task).samples]
+            return samples
+        if any(field.name == "stream" for field in client.signature.inputs):
+            samples = [{**sample, "stream": True} for sample in samples]
         return _answered(client, samples) if client.signature.streams else samples
 
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 
 from builder.engines.openvino.lowering import block_bytes
-from builder.memory import cache_bytes
+from builder.memory import WIDTHS, cache_bytes
 from builder.plan.lines import Line, Plan, megabytes, number
 from builder.plan.needs import Needs
 from builder.plan.process import PROCESS, memory_line, shared_memory_line
@@ -20,7 +20,6 @@ from builder.runtime.generation.executors.paged import BLOCK
 from builder.spec import BuildSpec, Load
 
 BUSY = 0.85
-WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}  # bytes of a number of the cache
 SIGMAS = 2.33  # standard deviations, of a normal distribution, that 99 of 100 stay below
 LEAST_PREFILL, MOST_PREFILL = 32, 2048
 

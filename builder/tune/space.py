@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from builder.memory import cache_bytes
+from builder.memory import WIDTHS, cache_bytes
 from builder.runtime.contract import EncoderServing, GenerationServing, load
 from builder.triton.settings import Settings, read_settings
 
-WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}
 DELAYS_US = (0, 500, 1000, 2000, 5000)
 BATCHES = (8, 16, 32, 64, 128)
 BUDGETS = (512, 1024, 2048, 4096, 8192)

@@ -6,30 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from builder.report.provenance import file_hashes
-from builder.report.record import BuildReport, Rung
 from builder.spec import Serving
 from builder.triton.layout import Config, RepositoryEntry
 from builder.triton.publish import publish
 from builder.verify.verdict import Unverified
+from tests.reports import REPORT
 
-REPORT = BuildReport(
-    name="front",
-    task="feature-extraction",
-    triton="24.10",
-    checkpoint={"source": "org/name"},
-    versions={"torch": "2"},
-    cpu={"model": "a CPU", "flags": []},
-    attention={"fused": 0, "layers": 0},
-    operators={},
-    quantised=None,
-    ladder=(Rung("fp32", 1, {}),),
-    metric="cosine",
-    threshold=0.99,
-    samples=0,
-    padding=0.0,
-    warnings=(),
-    files={},
-)
 MODEL = b"class TritonPythonModel: ...\n"
 
 

@@ -21,7 +21,7 @@ import pytest
 from builder.cli import main
 from builder.errors import RepositoryError
 from builder.report.provenance import file_hashes
-from builder.report.record import BuildReport, Rung
+from builder.report.record import BuildReport
 from builder.spec import Serving
 from builder.triton import publish as publish_module
 from builder.triton import transaction
@@ -32,6 +32,7 @@ from builder.triton.publish import existing_source, publish
 from builder.triton.transaction import Change, Step, recover
 from builder.triton.versions import loaded, newest_first, numbers, remove, rollback, served
 from builder.verify.verdict import Unverified
+from tests.reports import REPORT
 
 
 def _entries(content: bytes, batch: int = 1) -> tuple[RepositoryEntry, ...]:
@@ -43,34 +44,13 @@ def _entries(content: bytes, batch: int = 1) -> tuple[RepositoryEntry, ...]:
     return tuple(entries)
 
 
-def _report() -> BuildReport:
-    return BuildReport(
-        name="front",
-        task="feature-extraction",
-        triton="24.10",
-        checkpoint={"source": "org/name"},
-        versions={"torch": "2"},
-        cpu={"model": "a CPU", "flags": []},
-        attention={"fused": 0, "layers": 0},
-        operators={},
-        quantised=None,
-        ladder=(Rung("fp32", 1, {}),),
-        metric="cosine",
-        threshold=0.99,
-        samples=0,
-        padding=0.0,
-        warnings=(),
-        files={},
-    )
-
-
 def _tree(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
 def _publish(repository: Path, content: bytes, keep: int = 2, batch: int = 1) -> BuildReport:
     entries = _entries(content, batch)
-    return publish(repository, Unverified(entries, replace(_report(), files=file_hashes(entries))), keep)
+    return publish(repository, Unverified(entries, replace(REPORT, files=file_hashes(entries))), keep)
 
 
 def _contents(repository: Path) -> set[bytes]:
@@ -195,9 +175,9 @@ def test_what_cannot_be_gone_back_to_is_said(name: str, number: int | None, mess
 def test_an_engine_that_the_next_build_has_inside_goes_with_the_last_version_that_calls_it(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     entries = _entries(b"one")
-    publish(repository, Unverified(entries, replace(_report(), files=file_hashes(entries))))
+    publish(repository, Unverified(entries, replace(REPORT, files=file_hashes(entries))))
     (repository / "another_model").mkdir()
-    inside = Unverified(entries[:1], replace(_report(), files=file_hashes(entries[:1])))
+    inside = Unverified(entries[:1], replace(REPORT, files=file_hashes(entries[:1])))
     publish(repository, inside)
     assert sorted(path.name for path in repository.iterdir()) == ["another_model", "front", "front_model"]
     assert rollback(repository, "front") == 1
@@ -239,7 +219,7 @@ def test_a_version_whose_plan_is_not_compiled_takes_nobodys_place(tmp_path: Path
     _publish(repository, b"one")
     front, engine = _entries(b"two")
     entries = (front, replace(engine, files={"1/recipe/recipe.json": b"{}"}))
-    publish(repository, Unverified(entries, replace(_report(), files=file_hashes(entries))))
+    publish(repository, Unverified(entries, replace(REPORT, files=file_hashes(entries))))
     assert numbers(repository / "front") == numbers(repository / "front_model") == [1, 2]
     assert _contents(repository) == {b"one"}
     assert pending(repository) == {}

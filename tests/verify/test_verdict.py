@@ -8,18 +8,19 @@ import pytest
 
 from builder.errors import VerificationError
 from builder.verify.verdict import Bound, Comparison, Unverified, Verified
-from tests.triton.test_publish import _entries, _report
+from tests.reports import REPORT
+from tests.triton.test_publish import _entries
 
 PASSED = Comparison((Bound("the error", 1e-6, at_most=1e-4), Bound("the cosine", 0.999, at_least=0.99)))
 
 
 def test_a_comparison_that_passed_makes_entries_verified_and_their_report_says_so() -> None:
-    made = Verified.after(PASSED, _entries(b""), _report())
+    made = Verified.after(PASSED, _entries(b""), REPORT)
     assert made.report.verified
     assert made.report.verdict.startswith("verified: ")
     assert "a CPU" in made.report.verdict
-    assert not Unverified(_entries(b""), _report()).report.verified
-    assert _report().verdict.startswith("not verified: ")
+    assert not Unverified(_entries(b""), REPORT).report.verified
+    assert REPORT.verdict.startswith("not verified: ")
 
 
 @pytest.mark.parametrize(
@@ -33,13 +34,13 @@ def test_a_comparison_that_passed_makes_entries_verified_and_their_report_says_s
 )
 def test_a_comparison_that_failed_makes_nothing(bounds: tuple[Bound, ...], missed: str) -> None:
     with pytest.raises(VerificationError, match=missed):
-        Verified.after(Comparison(bounds), _entries(b""), _report())
+        Verified.after(Comparison(bounds), _entries(b""), REPORT)
 
 
 def test_nothing_else_makes_entries_verified() -> None:
     with pytest.raises(TypeError, match="a comparison makes entries Verified"):
-        Verified(_entries(b""), _report())
-    made = Verified.after(PASSED, _entries(b"one"), _report())
+        Verified(_entries(b""), REPORT)
+    made = Verified.after(PASSED, _entries(b"one"), REPORT)
     with pytest.raises((TypeError, ValueError)):
         replace(made, entries=_entries(b"two"))
     with pytest.raises(TypeError, match="compared with nothing"):

@@ -1,0 +1,24 @@
+"""A report of a build that never was: what is published, listed or carried elsewhere is files."""
+
+from __future__ import annotations
+
+from builder.report.record import BuildReport, Rung
+
+REPORT = BuildReport(
+    name="front",
+    task="feature-extraction",
+    triton="24.10",
+    checkpoint={"source": "org/name"},
+    versions={"torch": "2"},
+    cpu={"model": "a CPU", "flags": []},
+    attention={"fused": 0, "layers": 0},
+    operators={},
+    quantised=None,
+    ladder=(Rung("fp32", 1, {}),),
+    metric="cosine",
+    threshold=0.99,
+    samples=0,
+    padding=0.0,
+    warnings=(),
+    files={},
+)
