@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from builder.machine import available_cores, available_memory
+from builder.machine import available_cores, available_memory, working_cores
 from builder.spec.calibration import Calibration
 from builder.spec.gpu import Gpu, TensorRT
 from builder.spec.load import Load
@@ -274,4 +274,9 @@ class BuildSpec(Options):
     @property
     def build_threads(self) -> int:
         """Threads to verify and measure with on this machine."""
-        return min(self.threads_per_instance, available_cores())
+        return min(self.threads_per_instance, working_cores())
+
+    @property
+    def chooses_by_time(self) -> bool:
+        """Whether what is served depends on how fast variants are here: nothing else should run beside such a build."""
+        return "auto" in (self.precision, self.engine)

@@ -1,0 +1,66 @@
+"""What runs many builds at once, and what goes in and comes out of it. All of it pickles; no torch is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from builder.report.record import BuildReport
+from builder.spec import BuildSpec
+
+
+@dataclass(frozen=True)
+class Job:
+    """One build. `memory`: bytes that its process is expected to take at most, PyTorch included; `cores`: those that it
+    keeps busy, at least 1."""
+
+    spec: BuildSpec
+    memory: int
+    cores: int = 1
+
+    @property
+    def name(self) -> str:
+        """That of the model: no two jobs of a run have the same."""
+        return self.spec.entry_name
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A build of the model `name` has come to a stage. `worker`: a short name of where it runs, for a line of its own
+    in the view."""
+
+    name: str
+    worker: str
+    stage: str
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a build ended: with a `report` of what was published, or with an `error` in a line or two.
+
+    `seconds`: what it took; `stages`: of that, by the name of each stage; `memory`: the most bytes that were resident
+    in its process; `details`: the traceback of an error that nobody foresaw.
+    """
+
+    name: str
+    worker: str
+    seconds: float
+    memory: int = 0
+    report: BuildReport | None = None
+    error: str | None = None
+    stages: Mapping[str, float] = field(default_factory=dict)
+    details: str = ""
+
+
+class Executor(Protocol):
+    """Builds jobs on workers, as many at once as memory and cores allow."""
+
+    def run(self, jobs: Sequence[Job]) -> Iterator[Progress | Outcome]:
+        """Build them, first ones first, and say what happens: any number of Progress, and one Outcome a job, in the
+        order in which they end.
+
+        A build that fails and a worker that dies are an Outcome with an error, and stop nothing else. Closing the
+        iterator stops all builds that run. Raises BuilderError where no worker can be had at all.
+        """
+        ...

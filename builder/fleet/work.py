@@ -1,0 +1,59 @@
+"""One build on a worker, whichever executor the worker is of: what it says meanwhile, took, and came to."""
+
+from __future__ import annotations
+
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from builder.errors import BuilderError
+from builder.fleet.executor import Job, Outcome, Progress
+from builder.fleet.memory import peak_memory, reset_peak_memory
+from builder.machine import sharing_cores
+
+Say = Callable[[Progress], None]
+
+
+def carry_out(job: Job, worker: str, say: Say = lambda progress: None) -> Outcome:
+    """Build `job` in this process, which does nothing else meanwhile, on its share of the cores.
+
+    Loads torch. No error of a build is raised: it is the outcome's.
+    """
+    import torch
+
+    from builder.checkpoint.libraries import quiet_libraries
+    from builder.pipeline import build
+
+    stages: dict[str, float] = {}
+    begun = time.perf_counter()
+    report, error, details = None, None, ""
+    reset_peak_memory()
+    torch.set_num_threads(job.cores)
+    with sharing_cores(job.cores), quiet_libraries():
+        try:
+            report = build(job.spec, lambda name: _stage(name, job, worker, say, stages))
+        except BuilderError as refusal:
+            error = str(refusal)
+        except Exception as defect:  # one model's; the others are built all the same
+            error, details = _in_a_line(defect), traceback.format_exc()
+    took = time.perf_counter() - begun
+    return Outcome(job.name, worker, took, peak_memory(), report, error, stages, details)
+
+
+@contextmanager
+def _stage(name: str, job: Job, worker: str, say: Say, stages: dict[str, float]) -> Iterator[None]:
+    say(Progress(job.name, worker, name))
+    begun = time.perf_counter()
+    try:
+        yield
+    finally:
+        stages[name] = stages.get(name, 0.0) + time.perf_counter() - begun
+
+
+def _in_a_line(defect: Exception) -> str:
+    frame = traceback.extract_tb(defect.__traceback__)[-1]
+    first = (str(defect).strip().splitlines() or [""])[0][:300]
+    where = f"{Path(frame.filename).name}, line {frame.lineno}"
+    return f"{type(defect).__name__}: {first} ({where}), a defect of build-repo; --verbose shows all of it"
