@@ -22,7 +22,7 @@ def working_cores() -> int:
 
 @contextmanager
 def sharing_cores(count: int) -> Iterator[None]:
-    """Within it, `working_cores` are `count` at most. What is emitted does not depend on it: that is `available_cores`."""
+    """Within it, `working_cores` are `count` at most. What is emitted depends on `available_cores`, not on this."""
     global _share
     before, _share = _share, count
     try:

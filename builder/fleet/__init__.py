@@ -1,5 +1,5 @@
 """Many models: what is to be done of a models.yaml, and builds at once on workers that may die without harm.
 
-`--workers N` builds in N processes here (processes.py), `--workers ray` on a Ray cluster (ray.py): each is an `Executor`
-(executor.py), and each has its workers call `carry_out` (work.py).
+`--workers N` builds in N processes here (processes.py), `--workers ray` on a Ray cluster (ray.py). Each is an
+`Executor` (executor.py), and each has its workers call `carry_out` (work.py).
 """

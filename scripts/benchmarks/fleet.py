@@ -1,0 +1,19 @@
+"""Many models: `scripts/bench fleet builds` (how they are built) and `scripts/bench fleet serving` (how they are served)."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+PARTS = ("builds", "serving")
+
+
+def main() -> None:
+    part, *arguments = sys.argv[1:] or [""]
+    if part not in PARTS:
+        sys.exit(f"usage: scripts/bench fleet {'|'.join(PARTS)} [options]")
+    importlib.import_module(f"scripts.benchmarks.fleet_{part}").main(arguments)
+
+
+if __name__ == "__main__":
+    main()
