@@ -7,7 +7,7 @@ from builder.spec.build_spec import BuildSpec
 from builder.spec.calibration import Calibration
 from builder.spec.gpu import Gpu, Profile, TensorRT
 from builder.spec.load import Load
-from builder.spec.reading import load_specs, make_spec
+from builder.spec.reading import Entry, load_entries, load_specs, make_spec
 from builder.spec.serving import Limits, Machine, QueuePolicy, RateLimiterResource, Serving
 from builder.spec.weights import WeightOptions
 from builder.spec.whole_checkpoint import VLLM, TensorRTLLM
@@ -16,6 +16,7 @@ __all__ = [
     "VLLM",
     "BuildSpec",
     "Calibration",
+    "Entry",
     "Gpu",
     "Limits",
     "Load",
@@ -27,6 +28,7 @@ __all__ = [
     "TensorRT",
     "TensorRTLLM",
     "WeightOptions",
+    "load_entries",
     "load_specs",
     "make_spec",
 ]

@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
-import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from builder.errors import SpecError
 from builder.spec.build_spec import BuildSpec
+from builder.spec.models_file import Place, nearest, read_models_file
+
+SHOWN = 5  # errors of a models.yaml
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One model of a models.yaml, and where it is written."""
+
+    spec: BuildSpec
+    place: Place
 
 
 def make_spec(**options: Any) -> BuildSpec:
@@ -25,29 +36,40 @@ def make_spec(**options: Any) -> BuildSpec:
 
 
 def load_specs(path: Path) -> list[BuildSpec]:
-    """Read a models.yaml: a mapping with a list `models`, and perhaps `defaults` for all of them.
+    """Read a models.yaml: a list `models`, one mapping a model, `defaults` for all of them, files to `include`.
 
-    Raises SpecError where the file cannot be read, or a key or value of it means nothing.
+    An entry with a `matrix` of options is one model for each combination, and one whose `model` is a pattern is one for
+    each folder. Raises SpecError where a file cannot be read, or a key or value of it means nothing; it names the file,
+    the line and the model.
     """
-    try:
-        document = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise SpecError(f"{path} cannot be read as YAML: {error}") from error
-    if not isinstance(document, dict) or not isinstance(document.get("models"), list) or not document["models"]:
-        raise SpecError(f"{path}: expected a mapping with a list `models`, one mapping a model")
-    unknown = set(document) - {"models", "defaults"}
-    if unknown:
-        raise SpecError(f"{path}: unknown key {min(unknown)!r}{_nearest(min(unknown), ['models', 'defaults'])}")
-    specs = []
-    for entry in document["models"]:
-        if not isinstance(entry, dict) or "model" not in entry:
-            raise SpecError(f"{path}: each of `models` needs a key `model`; found {entry!r}")
-        specs.append(make_spec(**{**(document.get("defaults") or {}), **entry}))
-    names = [spec.entry_name for spec in specs]
-    twice = {name for name in names if names.count(name) > 1}
-    if twice:
-        raise SpecError(f"{path}: the name {min(twice)!r} is used twice; give each model its own `name`")
-    return specs
+    return [entry.spec for entry in load_entries(path)]
+
+
+def load_entries(path: Path) -> list[Entry]:
+    """The same with the place of each model. Raises SpecError."""
+    entries, errors = [], []
+    for written in read_models_file(path):
+        try:
+            entries.append(Entry(make_spec(**written.options), written.place))
+        except SpecError as error:
+            errors.append(f"{written.place}: {error}")
+    if errors:
+        more = f"\nand {len(errors) - SHOWN} more" * (len(errors) > SHOWN)
+        raise SpecError("\n".join(errors[:SHOWN]) + more)
+    _refuse_equal_names(entries)
+    return entries
+
+
+def _refuse_equal_names(entries: Sequence[Entry]) -> None:
+    known: dict[str, Place] = {}
+    for entry in entries:
+        name = entry.spec.entry_name
+        if name in known:
+            raise SpecError(
+                f"{entry.place}: the name {name!r} is used twice, first at {known[name]}; give each model its own "
+                "`name` ({model} in it is the last part of MODEL)"
+            )
+        known[name] = entry.place
 
 
 def _explain(error: ValidationError, model: str | None) -> str:
@@ -59,13 +81,8 @@ def _explain(error: ValidationError, model: str | None) -> str:
             for part in problem["loc"][:-1]:
                 annotation = owner.model_fields[str(part)].annotation if str(part) in owner.model_fields else None
                 owner = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else owner
-            lines.append(f"unknown key {path!r}{_nearest(str(problem['loc'][-1]), list(owner.model_fields))}")
+            lines.append(f"unknown key {path!r}{nearest(str(problem['loc'][-1]), list(owner.model_fields))}")
         else:
             message = problem["msg"].removeprefix("Value error, ")
             lines.append(f"{path}: {message}, found {problem['input']!r}" if path else message)
     return (f"{model}: " if model else "") + "; ".join(lines)
-
-
-def _nearest(key: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    return f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(known)}"

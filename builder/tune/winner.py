@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.errors import SpecError
-from builder.spec import load_specs
+from builder.spec import load_entries
 
 
 def write_settings(path: Path, name: str, settings: Mapping[str, object], reason: str) -> None:
@@ -16,12 +16,15 @@ def write_settings(path: Path, name: str, settings: Mapping[str, object], reason
 
     The file is read as specifications before it takes the place of the one that was there.
     """
-    place = [spec.entry_name for spec in load_specs(path)]
-    if name not in place:
-        raise SpecError(f"{path} has no model {name}; it has {', '.join(place)}")
+    places = {entry.spec.entry_name: entry.place for entry in load_entries(path)}
+    if name not in places:
+        raise SpecError(f"{path} has no model {name}; it has {', '.join(places)}")
+    place = places[name]
+    if place.file != path or not place.alone:
+        raise SpecError(f"{name} is made of {place}, by `include`, `matrix` or a pattern: give it an entry of its own")
     yaml = _yaml()
     document = yaml.load(path.read_text("utf-8"))
-    entry = document["models"][place.index(name)]
+    entry = document["models"][place.position]
     for key, value in settings.items():
         _set(entry, key.split("."), value)
     first = next(iter(settings)).split(".")[0]
@@ -31,7 +34,7 @@ def write_settings(path: Path, name: str, settings: Mapping[str, object], reason
     unfinished = path.with_suffix(".unfinished.yaml")
     try:
         unfinished.write_text(text.getvalue(), "utf-8")
-        load_specs(unfinished)
+        load_entries(unfinished)
         unfinished.replace(path)
     except OSError as error:
         raise SpecError(f"{path} cannot be written ({error.strerror})") from error

@@ -1,4 +1,4 @@
-"""Many models: `scripts/bench fleet builds` (how they are built) and `scripts/bench fleet serving` (how they are served)."""
+"""Many models: how they are built (`scripts/bench fleet builds`) and served (`scripts/bench fleet serving`)."""
 
 from __future__ import annotations
 
