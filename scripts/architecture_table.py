@@ -38,8 +38,8 @@ from builder.export.decoder import export_decoder
 from builder.families import encoder
 from builder.onnx.graph import read_graph
 from builder.pipeline import build
+from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.generation.service import Service
-from builder.runtime.pipeline import Pipeline
 from builder.samples import TEXTS
 from builder.spec import make_spec
 from builder.tasks import find_task

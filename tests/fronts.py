@@ -14,7 +14,7 @@ from builder.export.encoder import task_graph
 from builder.export.rows import padding_id, rows_of
 from builder.onnx.graph import Graph
 from builder.runtime.contract import FILE, dump
-from builder.runtime.pipeline import Pipeline
+from builder.runtime.encoder.pipeline import Pipeline
 from builder.spec import BuildSpec
 from builder.tasks.base import encoder_task
 from builder.tensors import to_tensors, to_values

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import builder
-from builder.runtime.task import Task as RuntimeTask
+from builder.runtime.encoder.task import Task as RuntimeTask
 from builder.tasks import all_tasks
 from builder.tasks.base import EncoderTask
-from builder.triton.layout import RUNTIME, RUNTIME_FILES
+from builder.triton.layout import RUNTIME, RUNTIME_FILES, TASKS, task_files
 from tests.checkpoints import ARCHITECTURES
 from tests.decoders import DECODERS
 from tests.seq2seqs import SEQ2SEQS
@@ -37,9 +37,15 @@ def test_every_task_has_its_emitted_half_and_every_emitted_file_is_listed() -> N
         if isinstance(task, EncoderTask):
             steps = ("inputs", "outputs", "read", "answer")
             assert [step for step in steps if getattr(task.runtime, step) is getattr(RuntimeTask, step)] == []
-    files = {str(path.relative_to(RUNTIME)) for path in RUNTIME.rglob("*.py") if path.parent.name != "tasks"}
+    files = {str(path.relative_to(RUNTIME)) for path in RUNTIME.rglob("*.py")}
     emitted = {source for family in RUNTIME_FILES.values() for source in family.values()}
-    assert emitted == files - {"__init__.py", "recipe/__init__.py", "recipe/compile.py"}
+    tasks = {
+        f"{TASKS}/{name}"
+        for task in all_tasks().values()
+        if isinstance(task, EncoderTask)
+        for name in task_files(task.module)
+    }
+    assert emitted | tasks == files - {"__init__.py", "recipe/__init__.py", "recipe/compile.py"}
 
 
 def test_tasks_name_no_architecture_and_architectures_no_task() -> None:

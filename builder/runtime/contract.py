@@ -27,7 +27,7 @@ class ContractError(ValueError):
 
 @dataclass(frozen=True)
 class Batching:
-    """How the rows of a batch are cut into engine calls; see cutting.py."""
+    """How the rows of a batch are cut into engine calls; see encoder/cutting.py."""
 
     token_budget: int  # padded tokens of one call, at most
     max_rows: int
@@ -73,8 +73,8 @@ class OpenVinoSession:
 class EncoderServing:
     """A front model of one engine call a batch."""
 
-    task: str  # the module in tasks/
-    executor: Literal["bls", "onnxruntime", "openvino"]  # the module in executors/; the last two are in process
+    task: str  # the module in encoder/tasks/
+    executor: Literal["bls", "onnxruntime", "openvino"]  # the module in encoder/executors/; the last two are in process
     max_length: int  # tokens of one text, special tokens included
     truncate: bool  # whether longer texts are cut where a request does not say
     inputs: Mapping[str, str]  # graph input -> the attribute of an encoding it is, or "task"

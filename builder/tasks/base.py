@@ -18,10 +18,10 @@ from optimum.exporters.tasks import TasksManager
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from builder.errors import CheckpointError
+from builder.runtime.encoder.task import PROMPT_TOKENS, TRUNCATE, TRUNCATED
+from builder.runtime.encoder.task import Task as RuntimeTask
 from builder.runtime.fields import Field
 from builder.runtime.generation.options import COMMON, LANGUAGES, OUTPUTS, SOURCE
-from builder.runtime.task import PROMPT_TOKENS, TRUNCATE, TRUNCATED
-from builder.runtime.task import Task as RuntimeTask
 from builder.samples import TEXTS
 
 if TYPE_CHECKING:
@@ -93,7 +93,10 @@ class Task(ABC):
 
 
 class EncoderTask(Task):
-    """A task of one engine call. Its emitted half is builder/runtime/tasks/<module>.py, which names its tensors."""
+    """A task of one engine call.
+
+    Its emitted half is builder/runtime/encoder/tasks/<module>.py, which names its tensors.
+    """
 
     family = "encoder"
     per_token = True  # whether the graph's outputs have a sequence axis after the batch axis
@@ -102,7 +105,7 @@ class EncoderTask(Task):
     @property
     def runtime(self) -> type[RuntimeTask]:
         """The emitted half of this task."""
-        task: type[RuntimeTask] = importlib.import_module(f"builder.runtime.tasks.{self.module}").Task
+        task: type[RuntimeTask] = importlib.import_module(f"builder.runtime.encoder.tasks.{self.module}").Task
         return task
 
     @abstractmethod

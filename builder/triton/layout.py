@@ -35,22 +35,19 @@ from builder.triton.placement import Accelerator, InstanceGroup, Shapes, graph_b
 from builder.triton.profiles import Calls
 
 RUNTIME = Path(__file__).parent.parent / "runtime"
+TASKS = "encoder/tasks"
 # Engines that a front can run itself, by `Graph.engine`.
 IN_PROCESS: Mapping[str, Literal["onnxruntime", "openvino"]] = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
 SHARED_FILES = ("contract.py", "fields.py", "panics.py", "tensors_check.py")
 EXECUTOR_FILES = {  # by EncoderServing.executor
-    "bls": ("executors/bls.py",),
+    "bls": ("encoder/executors/bls.py",),
     **{name: engine(name).EMITTED_FILES for name in IN_PROCESS},
 }
-ENCODER_FILES = (
-    "model.py",
-    "cpu_check.py",
-    "pipeline.py",
-    "task.py",
-    "text.py",
-    "cutting.py",
-    "scores.py",
-    "executors/__init__.py",
+# of every encoder: all but the tasks and the executors, of which each has its own
+ENCODER = (
+    *sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "encoder").glob("*.py")),
+    "encoder/tasks/__init__.py",
+    "encoder/executors/__init__.py",
 )
 GENERATION = tuple(sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "generation").rglob("*.py")))
 GENERATING = {
@@ -62,7 +59,8 @@ RUNTIME_FILES: Mapping[
     str, Mapping[str, str]
 ] = {  # kind of model -> file in the version folder -> file in builder/runtime
     **{
-        f"encoder, {executor}": {name: name for name in (*SHARED_FILES, *ENCODER_FILES, *files)}
+        f"encoder, {executor}": {"model.py": "encoder_model.py"}
+        | {name: name for name in (*SHARED_FILES, *ENCODER, *files)}
         for executor, files in EXECUTOR_FILES.items()
     },
     "generating": GENERATING,
@@ -205,8 +203,7 @@ def lay_out(
     else:
         serving = replace(serving, not_on_cpus_with=engine(graph.engine).wrong_cpus(graph))
     files = _runtime_files(f"encoder, {serving.executor}")
-    files["1/tasks/__init__.py"] = RUNTIME / "tasks" / "__init__.py"
-    files.update({f"1/tasks/{name}": RUNTIME / "tasks" / name for name in task_files(serving.task)})
+    files.update({f"1/{TASKS}/{name}": RUNTIME / TASKS / name for name in task_files(serving.task)})
     files[f"1/{FILE}"] = dump(serving).encode()
     files["1/tokenizer.json"] = tokenizer.encode()
     if spec.in_process:
@@ -319,7 +316,7 @@ def _generating_parameters(serving: GenerationServing) -> dict[str, str]:
 def task_files(module: str) -> tuple[str, ...]:
     """The emitted task and the tasks it builds on, found by its own relative imports."""
     found = [f"{module}.py"]
-    for line in (RUNTIME / "tasks" / f"{module}.py").read_text("utf-8").splitlines():
+    for line in (RUNTIME / TASKS / f"{module}.py").read_text("utf-8").splitlines():
         if line.startswith("from .") and not line.startswith("from .."):
             found.extend(task_files(line.split()[1][1:]))
     return tuple(found)

@@ -19,8 +19,8 @@ from builder.export.rows import Rows, padding_id, rows_of
 from builder.onnx.graph import Graph
 from builder.report.record import Rung
 from builder.runtime.contract import FILE, EncoderServing, dump
+from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.fields import Field, InputError
-from builder.runtime.pipeline import Pipeline
 from builder.samples import load_samples, with_mask
 from builder.spec import BuildSpec
 from builder.speed import Latencies

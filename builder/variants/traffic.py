@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.fields import Tensors
-from builder.runtime.pipeline import Pipeline
 
 CLIENTS = (1, 16)
 REQUESTS = 64  # of one round and number of clients

@@ -15,8 +15,8 @@ import numpy as np
 from builder.engines import infer_with
 from builder.errors import VerificationError
 from builder.onnx.graph import Graph
+from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.fields import Field
-from builder.runtime.pipeline import Pipeline
 from builder.tasks.base import Answer, EncoderTask, Sample
 from builder.tensors import to_tensors, to_values
 from builder.verify.answers import difference

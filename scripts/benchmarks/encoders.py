@@ -36,8 +36,8 @@ from builder.load.traffic import Level, Target
 from builder.machine import available_cores
 from builder.pipeline import build
 from builder.runtime.contract import load_encoder
-from builder.runtime.executors.onnxruntime import Executor
-from builder.runtime.pipeline import Pipeline
+from builder.runtime.encoder.executors.onnxruntime import Executor
+from builder.runtime.encoder.pipeline import Pipeline
 from builder.serve.client import Client
 from builder.serve.triton import running
 from builder.spec import make_spec

@@ -11,7 +11,7 @@ import pytest
 from builder.engines import onnxruntime, openvino
 from builder.errors import SpecError
 from builder.onnx.graph import Graph
-from builder.runtime.cpu_check import refuse_cpu
+from builder.runtime.encoder.cpu_check import refuse_cpu
 from builder.spec import make_spec
 from builder.triton import stock
 from builder.triton.placement import place

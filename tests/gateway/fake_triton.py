@@ -15,9 +15,9 @@ from builder.gateway.errors import ApiError
 from builder.gateway.models import Server
 from builder.gateway.tensors import LENGTH, Output
 from builder.gateway.triton import Metadata
+from builder.runtime.encoder.task import PROMPT_TOKENS, TRUNCATE, TRUNCATED
 from builder.runtime.fields import Field
 from builder.runtime.generation.options import COMMON, OUTPUTS, PROMPT, PROMPT_OUTPUTS
-from builder.runtime.task import PROMPT_TOKENS, TRUNCATE, TRUNCATED
 
 LONGEST = 64
 SIZE = 4

@@ -58,9 +58,9 @@ def written(repository: Path, name: str) -> str:
 def scored(repository: Path, name: str) -> "list[float]":
     """Every number of the answer of an encoder in the front's own process."""
     folder = repository / name / "1"
-    pipeline = emitted(repository, name, "pipeline")
+    pipeline = emitted(repository, name, "encoder.pipeline")
     serving = importlib.import_module("1.contract").load_encoder(folder)
-    executor = importlib.import_module(f"1.executors.{serving.executor}").Executor(folder, serving)
+    executor = importlib.import_module(f"1.encoder.executors.{serving.executor}").Executor(folder, serving)
     pipeline = pipeline.Pipeline(folder, executor.infer, executor.map_calls)
     (answer,) = pipeline([{"text_input": text(TEXT)[None]}])
     if isinstance(answer, Exception):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from builder.engines import openvino
-from builder.runtime.cutting import cut, fitting
+from builder.runtime.encoder.cutting import cut, fitting
 
 
 def _cost(calls: list[list[int]], lengths: list[int], call_cost: int) -> int:

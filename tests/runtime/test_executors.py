@@ -21,8 +21,8 @@ from builder.families import encoder
 from builder.onnx.graph import Graph, save_graph
 from builder.runtime.contract import FILE, Batching, ContractError, EncoderServing, dump, load_encoder
 from builder.runtime.cores import cores
-from builder.runtime.executors import onnxruntime as on_onnxruntime
-from builder.runtime.executors import openvino as on_openvino
+from builder.runtime.encoder.executors import onnxruntime as on_onnxruntime
+from builder.runtime.encoder.executors import openvino as on_openvino
 from builder.spec import make_spec
 from builder.triton.layout import bucketed, in_process
 from tests.servings import encoder_serving

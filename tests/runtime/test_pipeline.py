@@ -11,9 +11,9 @@ import pytest
 from tokenizers import Regex, pre_tokenizers
 
 from builder.runtime.contract import FILE, RequestLimits, dump
+from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.fields import InputError
 from builder.runtime.panics import TokenizerError
-from builder.runtime.pipeline import Pipeline
 from tests.checkpoints import make_tokenizer
 from tests.servings import answered, encoder_serving
 

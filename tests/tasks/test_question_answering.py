@@ -11,7 +11,7 @@ from builder.checkpoint.resolve import resolve, tokenizer_json
 from builder.engines.onnxruntime import open_session, run_with
 from builder.export.encoder import export
 from builder.runtime.contract import FILE, dump
-from builder.runtime.pipeline import Pipeline
+from builder.runtime.encoder.pipeline import Pipeline
 from builder.spec import make_spec
 from builder.tasks.base import encoder_task
 from builder.tensors import to_tensors, to_values

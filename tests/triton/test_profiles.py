@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from builder.errors import SpecError
-from builder.runtime.cutting import fitting
+from builder.runtime.encoder.cutting import fitting
 from builder.spec import Profile, TensorRT, make_spec
 from builder.triton.placement import place, profiles_of
 from builder.triton.profiles import (

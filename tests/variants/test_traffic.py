@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from builder.runtime.encoder.pipeline import Answer, Pipeline
 from builder.runtime.fields import Tensors
-from builder.runtime.pipeline import Answer, Pipeline
 from builder.variants.traffic import CLIENTS, LEAST_ROUNDS, REQUESTS, Rates, measure
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..contract import ContractError, EncoderServing, Session
-from ..sessions import open_session
+from ...contract import ContractError, EncoderServing, Session
+from ...sessions import open_session
 
 
 class Executor:

@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding
 
-from .contract import EncoderServing
-from .fields import Field, InputError, Tensors, option
+from ..contract import EncoderServing
+from ..fields import Field, InputError, Tensors, option
 from .text import Text, TextEncoder, Truncation
 
 Outputs = Mapping[str, np.ndarray]

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ...fields import Field, InputError, Tensors, as_bytes, one_each, option, strings
 from .. import task
-from ..fields import Field, InputError, Tensors, as_bytes, one_each, option, strings
 from ..scores import softmax
 
 

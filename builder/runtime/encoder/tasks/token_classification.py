@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding
 
+from ...fields import Field, Tensors, as_bytes, choice, one_each, strings
 from .. import task
-from ..fields import Field, Tensors, as_bytes, choice, one_each, strings
 from ..scores import softmax
 
 STRATEGIES = ("none", "simple", "first", "average", "max")

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding
 
+from ...fields import Field, InputError, Tensors, as_bytes, count, one_each, option
 from .. import task
-from ..fields import Field, InputError, Tensors, as_bytes, count, one_each, option
 from ..scores import softmax
 from ..text import Truncation
 

@@ -1,4 +1,4 @@
-"""The front model's adapter to Triton's Python backend. All it knows is how to carry tensors.
+"""The adapter of an encoder to Triton's Python backend; emitted as model.py. All it knows is how to carry tensors.
 
 `self.model` is the Pipeline over the executor that serving.json names.
 """
@@ -16,9 +16,9 @@ import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
 from .contract import load_encoder
-from .cpu_check import refuse_cpu
+from .encoder.cpu_check import refuse_cpu
+from .encoder.pipeline import Answer, Counts, Pipeline
 from .fields import InputError, readable
-from .pipeline import Answer, Counts, Pipeline
 from .tensors_check import check_tensors_survive
 
 
@@ -64,7 +64,9 @@ class TritonPythonModel:
         self.inputs = [field["name"] for field in config["input"]]
         serving = load_encoder(folder)
         refuse_cpu(serving.not_on_cpus_with)
-        executor = importlib.import_module(f".executors.{serving.executor}", __package__).Executor(folder, serving)
+        executor = importlib.import_module(f".encoder.executors.{serving.executor}", __package__).Executor(
+            folder, serving
+        )
         self.model = Pipeline(folder, executor.infer, executor.map_calls)
         self.model.warm_up()
         self.metrics = Metrics(args["model_name"], args["model_version"])

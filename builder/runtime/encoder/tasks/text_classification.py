@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ...fields import Field, InputError, Tensors, as_bytes, choice, count, one_each
 from .. import task
-from ..fields import Field, InputError, Tensors, as_bytes, choice, count, one_each
 from ..scores import FUNCTIONS
 
 

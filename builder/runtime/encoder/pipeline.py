@@ -15,9 +15,9 @@ from typing import Any, Union
 import numpy as np
 from tokenizers import Encoding
 
-from .contract import load_encoder
+from ..contract import load_encoder
+from ..fields import InputError, Tensors, refuse_large
 from .cutting import cut, fitting
-from .fields import InputError, Tensors, refuse_large
 from .task import PROMPT_TOKENS, TRUNCATED, Job, Row, Task
 from .text import TextEncoder
 

@@ -12,7 +12,7 @@ from typing import Union
 
 from tokenizers import Encoding, Tokenizer
 
-from .panics import survived
+from ..panics import survived
 
 Text = Union[str, tuple[str, str]]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
+from ...fields import Field, InputError, Tensors, one_each, option
 from .. import task
-from ..fields import Field, InputError, Tensors, one_each, option
 
 
 class Task(task.Task):

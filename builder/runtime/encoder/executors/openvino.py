@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import openvino
 
-from ..contract import ContractError, EncoderServing, OpenVinoSession
-from ..cores import cores
+from ...contract import ContractError, EncoderServing, OpenVinoSession
+from ...cores import cores
 
 PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Encoding
 
+from ...fields import Field, InputError, Tensors, as_bytes, count, one_each, refuse_long, strings
+from ...panics import survived
 from .. import task
-from ..fields import Field, InputError, Tensors, as_bytes, count, one_each, refuse_long, strings
-from ..panics import survived
 from ..scores import softmax
 
 CLEAN_UP = (  # clean_up_tokenization_spaces, in transformers' order

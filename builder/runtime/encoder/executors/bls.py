@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
-from ..contract import EncoderServing
+from ...contract import EncoderServing
 
 CALLS_AT_ONCE = 3  # the engine finds the next call waiting when it has done one
 
