@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import tempfile
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from builder.cache.keys import build_key
 from builder.checkpoint.resolve import Checkpoint, CheckpointFiles, locate, resolve
 from builder.engines.gpu import refuse_card
 from builder.errors import RepositoryError
@@ -42,22 +44,26 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
     recover(spec.output)
     with tempfile.TemporaryDirectory(prefix="build-repo-") as folder:
         with stage("resolve"):
+            key = build_key(spec)
             checkpoint = locate(spec, weights=False) if spec.runs_checkpoint else resolve(spec)
             _refuse_another_checkpoint(spec, checkpoint, store)
         refuse_card(spec)
         if isinstance(checkpoint, Checkpoint):
-            outcome: Verified | Unverified = verified(spec, begin(spec, checkpoint, Path(folder), stage), stage)
+            outcome: Verified | Unverified = verified(spec, key, begin(spec, checkpoint, Path(folder), stage), stage)
         else:  # files alone: vLLM and TensorRT-LLM run the checkpoint as it is, so that there is no graph to compare
             with stage("lay out"):
-                outcome = hand_over(spec, checkpoint)
+                made = hand_over(spec, checkpoint)
+                outcome = replace(made, report=replace(made.report, build_key=key))
         with stage("publish"):
             if store is not None:
                 return publish_to(store, outcome, Path(folder))
             return publish(spec.output, outcome, spec.keep)
 
 
-def verified(spec: BuildSpec, family: Family[Exported, Reference, Fused, Exact, Chosen], stage: Stage) -> Verified:
-    """The stages of a family of graphs, in order. Raises BuilderError."""
+def verified(
+    spec: BuildSpec, key: str, family: Family[Exported, Reference, Fused, Exact, Chosen], stage: Stage
+) -> Verified:
+    """The stages of a family of graphs, in order; `key`: of the whole build. Raises BuilderError."""
     with stage("export"):
         exported = family.export()
     with stage("measure PyTorch"):
@@ -70,7 +76,8 @@ def verified(spec: BuildSpec, family: Family[Exported, Reference, Fused, Exact, 
     on_cpu = spec.target == "cpu"  # this machine has no GPU to make the calls again on
     checks = verify_where_it_runs(spec.triton, family.replay(chosen), stage) if on_cpu else ()
     entries = family.lay_out(chosen, stage)
-    return Verified.after(family.comparison(chosen), entries, family.report(chosen, entries, checks))
+    report = replace(family.report(chosen, entries, checks), build_key=key)
+    return Verified.after(family.comparison(chosen), entries, report)
 
 
 def _refuse_another_checkpoint(spec: BuildSpec, checkpoint: CheckpointFiles, store: Store | None) -> None:

@@ -5,18 +5,14 @@ Knows Hub ids, folders and safetensors; knows nothing about graphs or Triton.
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -26,7 +22,9 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
-from builder.checkpoint.card import CARD, read_card
+from builder.cache.digests import digest_of
+from builder.checkpoint.card import read_card
+from builder.checkpoint.fetch import fetch
 from builder.checkpoint.patterns import refuse_endless_patterns
 from builder.checkpoint.sentence_transformers import SentenceModules, read_modules
 from builder.checkpoint.slow_tokenizers import as_fast
@@ -36,8 +34,6 @@ from builder.runtime.panics import survived
 from builder.spec import BuildSpec
 from builder.tasks import Task, find_task, infer_task
 
-HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", CARD]  # nothing that runs, nothing pickled
 SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")  # by transformers' common names
 POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
 
@@ -86,7 +82,7 @@ def locate(spec: BuildSpec, weights: bool = True) -> CheckpointFiles:
 
     Without `weights`, those of a Hub id stay there.
     """
-    root, revision = _fetch(spec.model, spec.revision, weights)
+    root, revision = fetch(spec.model, spec.revision, weights)
     sentence = read_modules(root)
     folder = sentence.transformer if sentence is not None else root
     refuse_untrusted(root, folder, spec.model)
@@ -97,7 +93,7 @@ def locate(spec: BuildSpec, weights: bool = True) -> CheckpointFiles:
         revision=revision,
         folder=folder,
         weights=tuple(files),
-        weights_sha256=_sha256(files) if files else None,
+        weights_sha256=digest_of(files) if files else None,
         config=config,
         tokenizer=_tokenizer(folder, spec.model, config),
         task=find_task(spec.task) if spec.task else infer_task(config, sentence.kind if sentence else None),
@@ -163,24 +159,6 @@ def load_model(folder: Path, task: Task, config: PreTrainedConfig) -> PreTrained
             f"be random, such as {(missing + mismatched)[0]}. Choose a task it was trained for with --task"
         )
     return model.eval()
-
-
-def _fetch(model: str, revision: str | None, weights: bool) -> tuple[Path, str | None]:
-    root = Path(model).expanduser()
-    if root.is_dir():
-        return root, None
-    if root.exists() or not HUB_ID.fullmatch(model):
-        raise CheckpointError(f"{model} is neither a folder nor a Hub id such as org/name")
-    wanted = FILES if weights else [pattern for pattern in FILES if pattern != "*.safetensors"]
-    try:
-        local = Path(snapshot_download(model, revision=revision, allow_patterns=wanted))
-    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise CheckpointError(
-            f"no folder {model} here, and the Hub did not give a model of that name ({reason}). "
-            "Check the spelling, the network and HF_TOKEN"
-        ) from error
-    return local, local.name  # a snapshot's folder is named by its commit
 
 
 def _weights(folder: Path, model: str) -> list[Path]:
@@ -290,15 +268,6 @@ def tokenizer_json(tokenizer: PreTrainedTokenizerFast) -> str:
     document = json.loads(tokenizer.backend_tokenizer.to_str())
     document["padding"] = document["truncation"] = None
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-
-
-def _sha256(files: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            while block := stream.read(1 << 22):
-                digest.update(block)
-    return digest.hexdigest()
 
 
 def _first_line(error: Exception) -> str:

@@ -6,8 +6,10 @@ import hashlib
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from builder.triton.layout import RepositoryEntry
+if TYPE_CHECKING:
+    from builder.triton.layout import RepositoryEntry
 
 PACKAGES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "openvino", "optimum", "numpy")
 

@@ -121,6 +121,8 @@ class BuildReport:
     """Name and SHA-256 of the user's own samples; None where the builder's were taken."""
     version: int = 1
     """Version of the model in its repository."""
+    build_key: str | None = None
+    """Hash of all that the build depended on; None where a build-repo made it that had none."""
     tuned_for: tuple[str, ...] = ()
     """Instruction sets of the processor that the choice rests on; a machine that serves should have one of them."""
 

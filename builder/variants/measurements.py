@@ -6,18 +6,17 @@ options, the samples, the versions, the processor and this package itself. A los
 
 from __future__ import annotations
 
-import hashlib
 import json
-import os
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from builder.cache.digests import write_whole
+from builder.cache.folder import cache_home
+from builder.cache.keys import code, key_of
 from builder.report.record import Rung
-
-PACKAGE = Path(__file__).parent.parent
 
 
 class Measurements:
@@ -38,16 +37,10 @@ class Measurements:
         if self.path is None:
             return
         with suppress(OSError):  # a full or read-only disk
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            beside = self.path.with_name(f"{self.path.name}.{os.getpid()}")
-            beside.write_text(json.dumps({name: asdict(known) for name, known in self.rungs.items()}), "utf-8")
-            beside.replace(self.path)
+            document = {name: asdict(known) for name, known in self.rungs.items()}
+            write_whole(self.path, json.dumps(document).encode())
 
 
 def measurements_of(facts: Mapping[str, Any]) -> Measurements:
     """The memory of measurements that depend on `facts` (JSON) and on the code that made them."""
-    digest = hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode())
-    for file in sorted(PACKAGE.rglob("*.py")):
-        digest.update(file.read_bytes())
-    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    return Measurements(home / "build-repo" / "measured" / f"{digest.hexdigest()[:32]}.json")
+    return Measurements(cache_home() / "measured" / f"{key_of({'facts': facts, 'code': code()})[:32]}.json")

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import onnx
 
+from builder.cache.folder import cache_home
 from builder.engines import Infer, infer_with, openvino
 from builder.errors import VerificationError
 from builder.onnx.graph import Graph
@@ -76,8 +77,7 @@ class Replay:
 
 def cache_folder() -> Path:
     """Where environments are kept."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "build-repo" / "runtimes"
+    return cache_home() / "runtimes"
 
 
 def environment(engine: str, version: str) -> Path:

@@ -26,6 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from tritonclient.grpc import service_pb2
 
+from builder.cache.keys import build_key
 from builder.checkpoint.libraries import quiet_libraries
 from builder.checkpoint.resolve import resolve
 from builder.families import begin
@@ -133,7 +134,7 @@ def pair(name: str, place: Path, options: Mapping[str, Any]) -> tuple[Verified, 
         spec = make_spec(model=str(checkpoint), name=name, output=place / "repository", threads=1, **extra, **options)
         (folder / "graphs").mkdir()
         family = begin(spec, resolve(spec), folder / "graphs", lambda stage: nullcontext())
-        made.append(verified(spec, family, lambda stage: nullcontext()))
+        made.append(verified(spec, build_key(spec), family, lambda stage: nullcontext()))
     return made[0], made[1]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import builder.checkpoint.fetch as fetch_module
 import builder.checkpoint.resolve as checkpoint_module
 from builder.cli import main
 from builder.engines.vllm import ARGUMENTS, INPUTS, OUTPUTS, fields_of
@@ -85,7 +86,7 @@ def test_a_hub_id_is_pinned_to_its_commit_and_its_weights_are_not_fetched(
         fetched.update(name=name, patterns=allow_patterns)
         return str(commit)
 
-    monkeypatch.setattr(checkpoint_module, "snapshot_download", snapshot)
+    monkeypatch.setattr(fetch_module, "snapshot_download", snapshot)
     arguments = _build(Path("org/writer"), tmp_path / "r")
     assert (arguments["model"], arguments["revision"]) == ("org/writer", "0123456789abcdef")
     assert "*.safetensors" not in fetched["patterns"]

@@ -1,0 +1,16 @@
+"""Where the user's cache is: the one place for all that build-repo keeps between runs."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+VARIABLE = "BUILD_REPO_CACHE"
+
+
+def cache_home() -> Path:
+    """The folder that BUILD_REPO_CACHE names; build-repo in the user's cache folder where it names none."""
+    stated = os.environ.get(VARIABLE)
+    if stated:
+        return Path(stated).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "build-repo"

@@ -1,0 +1,121 @@
+"""What a build depends on, as one key: the checkpoint's files, options, this package, libraries and processor.
+
+Without torch: to find out that nothing changed costs milliseconds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from builder.cache.digests import digest_of
+from builder.engines.cpu import cpu
+from builder.errors import CheckpointError, SpecError
+from builder.machine import available_cores, total_memory
+from builder.report.provenance import PACKAGES, samples_file
+from builder.spec import BuildSpec
+
+PACKAGE = Path(__file__).parent.parent
+TEMPLATES = (PACKAGE.parent / "templates", PACKAGE / "templates")  # of a checkout, of an installed wheel
+LIBRARIES = (*PACKAGES, "onnxscript", "onnx-ir", "safetensors", "sentencepiece")
+ELSEWHERE = {"model", "revision", "output", "store", "keep", "load", "samples", "graph"}  # options that are no facts
+# Files beside a checkpoint that nothing here reads: weights of other frameworks.
+UNREAD = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".ot", ".tflite", ".gguf", ".onnx"})
+
+
+def build_key(spec: BuildSpec) -> str:
+    """The key of the whole build of `spec`: 64 hexadecimal digits, equal where a build would make the same again.
+
+    Where it publishes to is no part of it. Raises CheckpointError where there is no such checkpoint, SpecError for
+    --samples or --graph that cannot be read.
+    """
+    return key_of({"options": options_of(spec), "files": own_files(spec), **surroundings(), **checkpoint_facts(spec)})
+
+
+def key_of(facts: Mapping[str, Any]) -> str:
+    """The hash of `facts` (JSON), in hexadecimal."""
+    return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def options_of(spec: BuildSpec) -> dict[str, Any]:
+    """What the user chose, defaults included."""
+    return {"name": spec.entry_name, **spec.model_dump(mode="json", exclude=ELSEWHERE)}
+
+
+def own_files(spec: BuildSpec) -> dict[str, Any]:
+    """What the user's own samples and graph are. Raises SpecError."""
+    try:
+        graph = None if spec.graph is None else digest_of(sorted(spec.graph.parent.glob(f"{spec.graph.stem}.*")))
+        return {"samples": samples_file(spec.samples), "graph": graph}
+    except OSError as error:
+        raise SpecError(f"{error.filename} cannot be read ({error.strerror})") from error
+
+
+def surroundings() -> dict[str, Any]:
+    """This package, the libraries, and the machine that measures."""
+    memory = total_memory() >> 30
+    return {"code": code(), "libraries": dict(libraries()), "machine": [cpu(), available_cores(), memory]}
+
+
+@cache
+def code() -> str:
+    """The hash of this package as it is installed."""
+    digest = hashlib.sha256()
+    for folder in (PACKAGE, *TEMPLATES):
+        for file in sorted(path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"):
+            digest.update(f"{file.relative_to(folder)}\0".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def libraries() -> tuple[tuple[str, str], ...]:
+    """The libraries that make and judge graphs, and Python, with their versions."""
+    python = ".".join(map(str, sys.version_info[:3]))
+    return ("python", python), *((name, _version(name)) for name in LIBRARIES)
+
+
+def _version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "none"
+
+
+def checkpoint_facts(spec: BuildSpec) -> dict[str, Any]:
+    """The commit of a Hub id, or all files of a folder that may be read. Raises CheckpointError."""
+    folder = Path(spec.model).expanduser()
+    if not folder.is_dir():
+        from builder.checkpoint.fetch import fetch  # loads huggingface_hub
+
+        _, commit = fetch(spec.model, spec.revision, weights=False)
+        return {"source": spec.model.rstrip("/"), "commit": commit}
+    try:
+        return {"source": folder.resolve().name, "contents": dict(_contents(folder))}
+    except OSError as error:
+        raise CheckpointError(f"{error.filename} cannot be read ({error.strerror})") from error
+
+
+def _contents(folder: Path) -> Iterator[tuple[str, str]]:
+    """The files of each folder by their digests; weights, as they are large, together."""
+    for inside in _folders(folder):
+        weights = [file for file in inside if file.suffix == ".safetensors"]
+        yield from ((str(file.relative_to(folder)), digest_of([file])) for file in inside if file not in weights)
+        if weights:
+            names = " ".join(f"{file.relative_to(folder)} {file.stat().st_size}" for file in weights)
+            yield names, digest_of(weights)
+
+
+def _folders(folder: Path) -> Iterator[list[Path]]:
+    """The files that a build may read, folder by folder."""
+    for parent, folders, names in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        files = [Path(parent, name) for name in sorted(names) if not name.startswith(".")]
+        yield [file for file in files if file.suffix not in UNREAD]

@@ -1,0 +1,37 @@
+"""The files of a checkpoint: a local folder as it is, or a Hub id at the commit that its revision is now."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+
+from builder.checkpoint.card import CARD
+from builder.errors import CheckpointError
+
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", CARD]  # nothing that runs, nothing pickled
+
+
+def fetch(model: str, revision: str | None, weights: bool) -> tuple[Path, str | None]:
+    """The folder of `model` and, of a Hub id, the commit. Raises CheckpointError.
+
+    Without `weights`, those of a Hub id stay there.
+    """
+    root = Path(model).expanduser()
+    if root.is_dir():
+        return root, None
+    if root.exists() or not HUB_ID.fullmatch(model):
+        raise CheckpointError(f"{model} is neither a folder nor a Hub id such as org/name")
+    wanted = FILES if weights else [pattern for pattern in FILES if pattern != "*.safetensors"]
+    try:
+        local = Path(snapshot_download(model, revision=revision, allow_patterns=wanted))
+    except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise CheckpointError(
+            f"no folder {model} here, and the Hub did not give a model of that name ({reason}). "
+            "Check the spelling, the network and HF_TOKEN"
+        ) from error
+    return local, local.name  # a snapshot's folder is named by its commit
