@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         type=float,
         metavar="SHARE",
         help="lowest mean agreement with the version that answers, 0 to 1 (default: what the version was built for; "
-        "0 for models that generate, where it is the share of texts that are the same)",
+        "of models that generate it is the share of next tokens that are the same)",
     )
     arguments.add_argument(
         "--slower",
@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     from builder.serve.control import Control
-    from builder.serve.promote import try_beside
+    from builder.serve.promote import beside, compare
     from builder.serve.samples import samples_for
     from builder.triton.transaction import recover
     from builder.triton.versions import newest_first, rollback, served
@@ -70,9 +70,14 @@ def run(options: argparse.Namespace) -> int:
         agreement, least = _agreement(versions[number].report)
         least = least if options.agreement is None else options.agreement
         screen.print(f"{name}: version {number} is tried beside version {running}", highlight=False)
-        trial = try_beside(
-            control, name, (running, number), lambda client: samples_for(client, options.samples), agreement
-        )
+        with beside(control, name, number, running) as candidate:
+            trial = compare(
+                options.url,
+                (name, candidate),
+                (running, number),
+                lambda client: samples_for(client, options.samples),
+                agreement,
+            )
         screen_table(trial.table(name))
         refusals = trial.refusals(least, options.slower)
         if refusals:
@@ -90,11 +95,11 @@ def run(options: argparse.Namespace) -> int:
 
 def _agreement(report: BuildReport) -> tuple[Agreement, float]:
     """How much two answers agree, and how much is enough."""
-    from builder.serve.promote import same_text
+    from builder.serve.promote import Match, same_tokens
     from builder.tasks import find_task
     from builder.tasks.base import EncoderTask
 
     task = find_task(report.task)
     if isinstance(task, EncoderTask):
-        return task.agreement, report.threshold
-    return same_text, 0.0
+        return lambda expected, actual: Match(task.agreement(expected, actual)), report.threshold
+    return same_tokens, report.threshold

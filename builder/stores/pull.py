@@ -77,7 +77,7 @@ def _publish(
     if number in numbers(repository / manifest.name):
         _refuse_another(manifest, repository)
     before = served(repository / manifest.name)
-    with changing(repository) as change:
+    with changing(repository, manifest.name) as change:
         new = change.staging / "new"
         for path, blob in manifest.files.items():
             _place(blobs[blob], new / path)

@@ -48,7 +48,7 @@ def publish(repository: Path, made: Verified | Unverified, keep: int = KEEP, fir
         raise TypeError(f"only Verified or Unverified entries are published, not {type(made).__name__}")
     _make(repository)
     names = [entry.name for entry in made.entries]
-    with changing(repository) as change:
+    with changing(repository, names[0]) as change:
         number = max([first, *(1 + n for name in names for n in numbers(repository / name))])
         entries, report = _as_version(made, number)
         for entry in entries:

@@ -2,7 +2,8 @@
 
 Each step is written down before it is made, with how to undo it. An exception undoes a change at once; that of a
 killed process is undone by the next `recover` (each build, check and serve begins with it). One at a time changes or
-recovers a repository: a lock says who. Knows files; knows nothing of models.
+recovers a repository: a lock says who. What takes long, such as a version that is tried, holds that of its model alone.
+Knows files; knows nothing of models.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -103,20 +104,49 @@ def undo(root: Path, steps: Sequence[Step]) -> None:
 
 
 @contextlib.contextmanager
-def changing(repository: Path) -> Iterator[Change]:
-    """A change of `repository`, alone: all of it is there after the block, or nothing of it.
+def changing(repository: Path, *names: str) -> Iterator[Change]:
+    """A change of the models `names` of `repository`, alone: all of it is there after the block, or nothing of it.
 
-    Raises RepositoryError where the disk or the folder does not allow it; the repository is then as before.
+    It waits for who changes the repository, or has one of these models to itself. Raises RepositoryError where the
+    disk or the folder does not allow it; the repository is then as before.
     """
+    with contextlib.ExitStack() as stack, _told(repository):
+        for name in sorted(names):
+            stack.enter_context(alone(repository, name))
+        stack.enter_context(alone(repository))
+        change = Change(repository, stack.enter_context(staging(repository)))
+        try:
+            yield change
+        except BaseException as cause:
+            _undo(repository, change, cause)
+            raise
+        change.commit()
+
+
+@contextlib.contextmanager
+def visiting(repository: Path, guest: str, make: Callable[[Path], None]) -> Iterator[None]:
+    """An entry `guest` of `repository`, which `make` fills, in the block and not after it; others change the repository
+    meanwhile. `recover` takes out that of a process that was killed. Raises RepositoryError."""
+    if (repository / guest).exists():
+        raise RepositoryError(f"{repository} has a model {guest} of its own, a name that is needed: remove it first")
+    with contextlib.ExitStack() as stack:
+        with _told(repository), alone(repository):
+            change = Change(repository, stack.enter_context(staging(repository)))
+        try:
+            with _told(repository), alone(repository):
+                make(change.staging / guest)
+                change.move(change.staging / guest, repository / guest)
+            yield
+        finally:
+            with _told(repository), alone(repository):
+                change.undo()
+
+
+@contextlib.contextmanager
+def _told(repository: Path) -> Iterator[None]:
+    """What the disk or the folder does not allow, as RepositoryError with what to do."""
     try:
-        with alone(repository), staging(repository) as place:
-            change = Change(repository, place)
-            try:
-                yield change
-            except BaseException as cause:
-                _undo(repository, change, cause)
-                raise
-            change.commit()
+        yield
     except OSError as error:
         raise RepositoryError(
             f"{repository} could not be written ({error.strerror or error}): nothing in it was changed. "
@@ -144,7 +174,7 @@ def recover(repository: Path) -> list[str]:
     recovered: list[str] = []
     try:
         with alone(repository):
-            for place in _left(repository):  # of processes that are over: one that runs holds the lock
+            for place in _left(repository):
                 steps = _read_journal(place / JOURNAL)
                 undo(repository.parent, steps)
                 recovered.extend(Path(step.target).parts[1] for step in steps)
@@ -158,13 +188,29 @@ def recover(repository: Path) -> list[str]:
 
 
 def _left(repository: Path) -> list[Path]:
-    return sorted(repository.parent.glob(f".{repository.name}.*.staging"))
+    """The staging folders whose process is over: it held a lock on each."""
+    return [place for place in sorted(repository.parent.glob(f".{repository.name}.*.staging")) if not _held(place)]
+
+
+def _held(place: Path) -> bool:
+    try:
+        descriptor = os.open(place, os.O_RDONLY)
+    except FileNotFoundError:
+        return True  # it is being removed
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
 
 
 @contextlib.contextmanager
-def alone(repository: Path) -> Iterator[None]:
-    """Hold the lock of `repository`, which a process that dies gives back; wait while another has it."""
-    path = repository.parent / f".{repository.name}.lock"
+def alone(repository: Path, *name: str) -> Iterator[None]:
+    """Hold the lock of `repository`, or of one model of it; wait while another has it. A process that dies gives it
+    back. Who wants both takes the model's first."""
+    path = repository.parent / ".".join(["", repository.name, *name, "lock"])
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
@@ -185,11 +231,14 @@ def staging(repository: Path) -> Iterator[Path]:
     It stays where it holds what could not be put back.
     """
     place = Path(tempfile.mkdtemp(prefix=f".{repository.name}.", suffix=".staging", dir=repository.parent))
+    descriptor = os.open(place, os.O_RDONLY)
     try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)  # `recover` leaves it alone
         yield place
     finally:
         if not (place / JOURNAL).exists():
             shutil.rmtree(place, ignore_errors=True)
+        os.close(descriptor)
 
 
 def sync(path: Path) -> None:

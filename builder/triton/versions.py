@@ -124,7 +124,7 @@ def rollback(repository: Path, name: str, number: int | None = None) -> int:
         raise RepositoryError(
             f"{name} has no {asked} to go back to; it has {', '.join(map(str, there))}, and {now} is served"
         )
-    with changing(repository) as change:
+    with changing(repository, name) as change:
         activate(change, repository, entries(repository, name, number), number)
     return number
 
@@ -161,10 +161,11 @@ def with_versions(config: bytes, versions: Sequence[int]) -> bytes:
     return text_format.MessageToString(parsed).encode()
 
 
-def with_name(config: bytes, name: str) -> bytes:
-    """A config.pbtxt of a model of another name."""
+def as_candidate(config: bytes, name: str, of: str) -> bytes:
+    """A config.pbtxt of a model of another name, which says `of` which model it is to take the place."""
     parsed = parse(config.decode(), name)
     parsed.name = name
+    parsed.parameters["candidate_of"].string_value = of
     return text_format.MessageToString(parsed).encode()
 
 
@@ -223,7 +224,7 @@ def remove(repository: Path, name: str) -> list[str]:
     using = callers(repository, name, name)
     if using:
         raise RepositoryError(f"{name} is called by {', '.join(using)}: remove that first")
-    with changing(repository) as change:
+    with changing(repository, name) as change:
         engines = {mate for number in numbers(repository / name) for mate in entries(repository, name, number)[1:]}
         gone = [name, *(mate for mate in sorted(engines) if not callers(repository, mate, name))]
         for entry in gone:

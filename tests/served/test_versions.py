@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,9 @@ import pytest
 from builder.cli import main
 from builder.serve.client import Client
 from builder.serve.control import Control
-from builder.serve.promote import Side, Trial
-from builder.serve.triton import running
+from builder.serve.promote import Match, Side, Trial, compare, same_tokens
+from builder.serve.samples import samples_for
+from builder.serve.triton import Server, running
 from builder.triton import versions
 from builder.triton.publish import publish
 from scripts.benchmarks.publish import ENCODERS, measure, pair
@@ -60,9 +62,42 @@ def test_a_version_takes_the_place_of_another_only_if_it_answers_as_well(
 
 def test_a_trial_says_why_a_version_must_not_take_the_place() -> None:
     answering, candidate = Side(1, [10.0] * 4), Side(2, [16.0] * 4)
-    trial = Trial(answering, candidate, [1.0, 0.8])
+    trial = Trial(answering, candidate, [Match(1.0), Match(0.8)])
     assert trial.refusals(0.9, 2.0) == []
     assert trial.refusals(0.95, 2.0) == ["its answers agree by 0.9000; at least 0.95 is asked for"]
     assert trial.refusals(0.9, 1.5) == ["it takes 1.60 times as long; at most 1.5 is allowed"]
-    failing = Trial(answering, Side(2, [10.0], ["front: no memory"]), [1.0])
+    failing = Trial(answering, Side(2, [10.0], ["front: no memory"]), [Match(1.0)])
     assert failing.refusals(0.95, 1.5) == ["1 requests failed: front: no memory"]
+
+
+def test_models_that_generate_are_judged_by_their_next_tokens() -> None:
+    def said(*tokens: int) -> dict[str, list[str]]:
+        return {"text_output": ["any"], "logprobs_output": [json.dumps([{"token": token} for token in tokens])]}
+
+    assert same_tokens(said(1, 2, 3), said(1, 2, 3)) == Match(3, 3)
+    assert same_tokens(said(1, 2, 3, 4), said(1, 2, 9, 4)) == Match(2, 3), "what comes after follows another text"
+    assert same_tokens(said(1, 2, 3), said(1, 2)) == Match(2, 3), "to end is a token too"
+    assert same_tokens(said(5), said(6)) == Match(0, 1)
+    assert same_tokens({"text_output": ["a"]}, {"text_output": ["b"]}) == Match(0.0)
+    matches = [Match(3, 3), Match(0, 1)]
+    trial = Trial(Side(1, [10.0] * 2), Side(2, [10.0] * 2), matches)
+    assert trial.refusals(0.75, 1.5) == []
+    assert trial.refusals(0.95, 1.5) == ["its answers agree by 0.7500; at least 0.95 is asked for"]
+
+
+@pytest.mark.parametrize(("one", "other", "alike"), [("writes", "writes_bls", True), ("writes", "writes_one", False)])
+def test_generated_answers_agree_where_the_checkpoint_is_the_same(
+    one: str, other: str, alike: bool, server: Server
+) -> None:
+    """Through the server; one of them samples unless it is told not to."""
+    trial = compare(server.url, (one, other), (1, 2), lambda client: samples_for(client, None)[:4], same_tokens)
+    assert not trial.running.errors
+    assert not trial.candidate.errors
+    assert (trial.agreement == 1.0) is alike
+    assert bool(trial.refusals(0.95, 1e9)) is not alike
+
+
+def test_a_search_is_compared_without_its_beams(server: Server) -> None:
+    trial = compare(server.url, ("sums", "sums"), (1, 2), lambda client: samples_for(client, None)[:2], same_tokens)
+    assert (trial.agreement, trial.candidate.errors) == (1.0, [])
+    assert min(match.parts for match in trial.agreements) >= 1
