@@ -16,7 +16,7 @@ from builder.checkpoint.generation_config import refuse_unserved, total_length
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.checkpoint.tool_parser import tool_parser
 from builder.engines.decoding import DecodingEngine, Lowered, engine_of, open_executor
-from builder.errors import CheckpointError
+from builder.errors import CheckpointError, VerificationError
 from builder.export.decoder import DecoderExport, cache_shapes, export_decoder
 from builder.export.experts import cost_of_experts
 from builder.families import UNTIMED, Family
@@ -34,13 +34,15 @@ from builder.families.generating import (
 )
 from builder.memory import Memory, weights_bytes
 from builder.onnx.graph import Graph
+from builder.optimise.quantised import Quantised
 from builder.progress import Stage
 from builder.report.record import BuildReport, EngineCheck, Rung
-from builder.runtime.contract import Arena, CacheType, Chat, GenerationServing, LayerShape
+from builder.runtime.contract import Arena, Chat, GenerationServing, LayerShape
 from builder.spec import BuildSpec
 from builder.triton.layout import RepositoryEntry, lay_out_generating
 from builder.variants import steps
-from builder.variants.ladder import Climbed, Required, climb
+from builder.variants.generating import PrecisionRungs, Required
+from builder.variants.ladder import Climbed, climb
 from builder.verify.generation import (
     TOLERANCE,
     Agreement,
@@ -93,7 +95,8 @@ class Chosen:
     graph: Graph
     ladder: tuple[Rung, ...]
     rung: Rung
-    climbed: Climbed[Lowered]
+    quantised: tuple[Quantised, ...]
+    climbed: Climbed[str]
 
 
 @dataclass(frozen=True)
@@ -125,34 +128,37 @@ class Decoder:
     def verify(self, fused: Fused, reference: Measured) -> Exact:
         """Probabilities, greedy texts, and a row past every window."""
         model, length, threads = self.checkpoint.model, self.checkpoint.max_length, self.spec.build_threads
-        rung, agreement = self._rung("fp32", fused, reference, fused.graph)
+        rung, agreement = self._rung("fp32", fused, reference, Lowered(fused.graph, fused.graph))
         refuse_wrong_text(model, reference.answers, agreement)
         long_error = refuse_wrong_long_row(model, fused.graph, fused.exported.caches, length, threads)
         return Exact(fused, reference, rung, long_error)
 
     def climb(self, exact: Exact, stage: Stage) -> Chosen:
         """The precision as asked, or the fastest that keeps the quality; then the cache; then the release's form."""
-        fused, measured = exact.fused, exact.pytorch
-
-        def make(precision: str) -> tuple[Rung, Lowered]:
-            lowered = self.engine.lower(fused.graph, precision, self.folder)
-            rung, _ = self._rung(self.engine.rung(precision), fused, measured, lowered.judged, lowered.cache)
-            return replace(rung, size=lowered.graph.size), lowered
-
-        first = (exact.rung, Lowered(fused.graph, fused.graph))
-        wanted = precisions(self.spec)
-        climbed = climb(wanted, self._required, measured.rung, first, make, stage)
-        rung, graph, ladder = climbed.chosen, climbed.candidate.graph, climbed.ladder
+        metric, first = self.checkpoint.task.metric, Lowered(exact.fused.graph, exact.fused.graph)
+        rungs = PrecisionRungs(
+            exact.pytorch.rung,
+            (exact.rung, first),
+            self._required,
+            metric,
+            make=lambda precision: self.engine.lower(exact.fused.graph, precision, self.folder),
+            timed=lambda precision, lowered: self._timed(self.engine.rung(precision), exact.fused, lowered),
+            judged=lambda rung, lowered: self._judged(rung, exact.fused, exact.pytorch, lowered)[0],
+        )
+        climbed = climb(rungs, precisions(self.spec), stage)
+        rung, lowered = climbed.chosen.rung, rungs.made(climbed.chosen.option)
+        graph = lowered.graph
+        ladder = (exact.pytorch.rung, exact.rung, *(one for one in climbed.rungs if one is not exact.rung))
         if self.spec.cache == "int8":
             name = f"{rung.name}, int8 cache"
             with stage(name):
                 graph = self.engine.shrink_cache(graph, lambda: self._largest_values(exact), self.folder)
-                rung, _ = self._rung(name, fused, measured, graph, self.engine.cache_type)
+                rung, _ = self._rung(name, exact.fused, exact.pytorch, Lowered(graph, graph, self.engine.cache_type))
             ladder = (*ladder, rung)
-        if rung is not exact.rung:
-            self._required.refuse(rung, measured.rung, self.checkpoint.task.metric)
+            if not self._required.keeps(rung, exact.pytorch.rung):
+                raise VerificationError(self._required.refusal(rung, exact.pytorch.rung, metric))
         own, served = self.engine.for_release(graph, self.folder)
-        return Chosen(exact, own, served, ladder, rung, climbed)
+        return Chosen(exact, own, served, ladder, rung, lowered.quantised, climbed)
 
     def replay(self, chosen: Chosen) -> Replay:
         """Rows in pieces, past the windows and together."""
@@ -215,7 +221,7 @@ class Decoder:
             entries,
             checks,
             attention={"fused": operators[self.engine.attention], "layers": len(exported.caches)},
-            quantised=quantised_parts(climbed.chosen.name, climbed.candidate.quantised),
+            quantised=quantised_parts(climbed.chosen.option, chosen.quantised),
             ladder=chosen.ladder,
             samples=len(chosen.exact.pytorch.answers.rows),
             warnings=(
@@ -236,16 +242,28 @@ class Decoder:
     def _required(self) -> Required:
         return Required(self.checkpoint.task.required(self.spec.quality), self.spec.perplexity)
 
-    def _rung(
-        self, name: str, fused: Fused, reference: Measured, graph: Graph, cache: CacheType = "float32"
-    ) -> tuple[Rung, Agreement]:
-        """`graph` measured in every way, over a cache of type `cache`."""
-        caches, threads = fused.exported.caches, self.spec.build_threads
-        vocabulary = vocabulary_of(self.checkpoint.model)
-        agreement = measure(graph, caches, vocabulary, reference.answers, threads, cache)
-        latency = steps.decoder(graph, caches, vocabulary, threads, cache) if self.engine.timed else {}
-        quality = (agreement.error, agreement.mean, agreement.worst, agreement.alone, agreement.perplexity)
-        return Rung(name, graph.size, latency, *quality), agreement
+    def _rung(self, name: str, fused: Fused, reference: Measured, lowered: Lowered) -> tuple[Rung, Agreement]:
+        """`lowered` measured in every way."""
+        return self._judged(self._timed(name, fused, lowered), fused, reference, lowered)
+
+    def _timed(self, name: str, fused: Fused, lowered: Lowered) -> Rung:
+        """Its size, and the time of a token and of a prompt."""
+        caches, threads, latency = fused.exported.caches, self.spec.build_threads, {}
+        if self.engine.timed:
+            latency = steps.decoder(
+                lowered.judged, caches, vocabulary_of(self.checkpoint.model), threads, lowered.cache
+            )
+        return Rung(name, lowered.graph.size, latency)
+
+    def _judged(self, rung: Rung, fused: Fused, reference: Measured, lowered: Lowered) -> tuple[Rung, Agreement]:
+        """`rung` with what PyTorch's answers say of it."""
+        vocabulary, threads = vocabulary_of(self.checkpoint.model), self.spec.build_threads
+        found = measure(lowered.judged, fused.exported.caches, vocabulary, reference.answers, threads, lowered.cache)
+        judged = replace(
+            rung, error=found.error, quality=found.mean, worst=found.worst, batch_agreement=found.alone,
+            perplexity=found.perplexity,
+        )  # fmt: skip
+        return judged, found
 
     def _largest_values(self, exact: Exact) -> Mapping[str, np.ndarray]:
         """Of keys and values on the samples, which an 8-bit cache is scaled by."""

@@ -22,6 +22,7 @@ from builder.onnx.graph import Graph
 from builder.optimise.compaction import Removed, compact
 from builder.optimise.fusion import fuse
 from builder.optimise.pruning import prune
+from builder.optimise.quantised import Quantised
 from builder.progress import Stage
 from builder.report.provenance import file_hashes, versions
 from builder.report.record import BuildReport, EngineCheck, Rung
@@ -29,10 +30,11 @@ from builder.spec import BuildSpec
 from builder.triton.layout import RepositoryEntry, lay_out, version_files
 from builder.triton.recipe import recipe_files
 from builder.variants.candidates import Variant, VariantMaker, requested_variants
+from builder.variants.encoder import ROUNDING, EncoderRungs
 from builder.variants.evaluator import Evaluator, make_evaluator
+from builder.variants.ladder import Climbed, climb
 from builder.variants.latency import pytorch_latencies
 from builder.variants.measurements import Measurements, measurements_of
-from builder.variants.search import ROUNDING, Search, SearchResult
 from builder.verify.causes import cause
 from builder.verify.parity import TOLERANCE, Reference, long_references
 from builder.verify.quality import Quality
@@ -77,14 +79,16 @@ class Chosen:
     """The variant that is served, of those that were measured."""
 
     exact: Exact
-    result: SearchResult
+    climbed: Climbed[Variant]
+    quantised: Quantised
+    quality: Quality
     ladder: tuple[Rung, ...]
     threshold: float
     pruned: Removed | None
 
     @property
     def graph(self) -> Graph:
-        return self.result.quantised.graph
+        return self.quantised.graph
 
 
 def begin(
@@ -158,13 +162,15 @@ class Encoder:
         threshold = self.checkpoint.task.required(spec.quality)
         known = measurements_of(_facts(evaluator)) if len(self.variants) > 1 else Measurements()
         verified = (exact.rung, exact.quality)
-        search = Search(evaluator, maker, pytorch, verified, threshold, known, stage, self._prefix(exact.rung))
-        result = search.run(self.variants)
-        rungs = (pytorch, exact.rung, *(rung for rung in result.rungs if rung.name != exact.rung.name))
+        rungs = EncoderRungs(evaluator, maker, pytorch, verified, threshold, known, self._prefix(exact.rung))
+        climbed = climb(rungs, self.variants, stage)
+        chosen = climbed.chosen
+        quantised = rungs.made(chosen.option, chosen.left_alone)
         if spec.target != "cpu":
             weights = f"the weights of {spec.instances} instances"
-            refuse_size(spec.gpu, result.quantised.graph.size * spec.instances, weights, "use fewer --instances")
-        return Chosen(exact, result, rungs, threshold, pruned)
+            refuse_size(spec.gpu, quantised.graph.size * spec.instances, weights, "use fewer --instances")
+        ladder = (pytorch, exact.rung, *(rung for rung in climbed.rungs if rung.name != exact.rung.name))
+        return Chosen(exact, climbed, quantised, rungs.qualities[chosen.rung.name], ladder, threshold, pruned)
 
     def _prefix(self, exact: Rung) -> str:
         """What the names of all variants begin with."""
@@ -192,7 +198,7 @@ class Encoder:
     def comparison(self, chosen: Chosen) -> Comparison:
         """The fused graph number by number and as it is served; then the variant by its quality."""
         exact = chosen.exact
-        kept = exact.evaluator.kept(chosen.result.chosen)
+        kept = exact.evaluator.kept(chosen.climbed.chosen.rung)
         return Comparison(
             (
                 Bound("the error of the fused graph", _error(exact.rung), at_most=TOLERANCE),
@@ -204,7 +210,7 @@ class Encoder:
     def report(
         self, chosen: Chosen, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]
     ) -> BuildReport:
-        exact, result = chosen.exact, chosen.result
+        exact, climbed = chosen.exact, chosen.climbed
         exported, evaluator, operators = exact.fused.exported.export, exact.evaluator, chosen.graph.operators
         untimed = None if self.spec.target == "cpu" else UNTIMED
         warnings = (exported.warning, cost_of_experts(self.checkpoint.model), _calls(evaluator), untimed)
@@ -213,19 +219,19 @@ class Encoder:
             **built_from(self.spec, self.checkpoint),
             attention={"fused": exported.attentions, "layers": exported.layers},
             operators={name: operators[name] for name in FUSED_OPERATORS if operators[name]},
-            quantised=_quantised(result),
+            quantised=_quantised(chosen.quantised),
             removed={name: asdict(units) for name, units in removed.items() if units is not None},
             ladder=chosen.ladder,
             metric=self.checkpoint.task.metric,
             gate=evaluator.metric,
             threshold=chosen.threshold,
             samples=len(evaluator.samples),
-            padding=result.quality.padding,
+            padding=chosen.quality.padding,
             warnings=tuple(filter(None, warnings)),
-            choice=result.choice,
-            chosen=result.chosen.name,
+            choice=climbed.choice,
+            chosen=climbed.chosen.rung.name,
             engine=chosen.graph.engine,
-            tuned_for=tuple(flag for flag in result.variant.fast_with if flag in cpu()["flags"]),
+            tuned_for=tuple(flag for flag in climbed.chosen.option.fast_with if flag in cpu()["flags"]),
             files=file_hashes(entries),
             verified_on=checks,
         )
@@ -298,8 +304,7 @@ def _calls(evaluator: Evaluator) -> str | None:
     return f"only texts {what} share an engine call: this model's answers depend on the rest of a batch otherwise"
 
 
-def _quantised(result: SearchResult) -> dict[str, object] | None:
-    quantised = result.quantised
+def _quantised(quantised: Quantised) -> dict[str, object] | None:
     if not quantised.matmuls:
         return None
     return {

@@ -32,7 +32,7 @@ from builder.spec import BuildSpec
 from builder.speed import Latencies
 from builder.triton.layout import RepositoryEntry, request_limits
 from builder.triton.releases import has
-from builder.variants.ladder import Required
+from builder.variants.generating import Required
 from builder.verify.generation import TOLERANCE
 from builder.verify.verdict import Bound
 
@@ -42,13 +42,11 @@ OPERATORS = (*FUSED_OPERATORS, CACHED_ATTENTION, PAGED_ATTENTION, "RotaryEmbeddi
 
 
 def precisions(spec: BuildSpec) -> tuple[str, ...]:
-    """What of the weights is tried beside fp32."""
-    if spec.precision == "fp32":
-        return ()
+    """The precision of the weights, or those that are tried."""
     if spec.precision != "auto":
         return (spec.precision,)
     eight_bits = has("MatMulNBits with 8 bits", spec.triton, spec.executor == "in-process")
-    return tuple(precision for precision in AUTO if precision != "int8-weights" or eight_bits)
+    return ("fp32", *(precision for precision in AUTO if precision != "int8-weights" or eight_bits))
 
 
 def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: str) -> None:

@@ -1,92 +1,210 @@
-"""The ladder of a generating model: which rung is served, and whether it keeps what was asked.
+"""The ladder: which rung of a model is served. The fastest that keeps the quality asked for.
 
-Knows rungs and required; knows nothing about graphs.
+Every option is made and timed over fixed shapes, then judged from the fastest on. The first that keeps the quality is
+served or, where the family measures traffic, decides together with those nearly as fast: they are measured as they will
+be served. A rung that does not keep the quality may leave layers in fp32 and queue again, at the speed it then has.
+Knows times and qualities; what a rung is made of, and what its quality is, the family's `Rungs` says.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeVar
+import heapq
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
 
-from builder.errors import VerificationError
+from builder.errors import ExportError, VerificationError
 from builder.progress import Stage
 from builder.report.record import Rung
-from builder.verify.verdict import Bound
+from builder.speed import Latencies
+from builder.variants.traffic import BUSY, Rates
 
-Candidate = TypeVar("Candidate")
+Option = TypeVar("Option")
 
-
-@dataclass(frozen=True)
-class Required:
-    """The least agreement with PyTorch, and the most that perplexity may grow, as a ratio to PyTorch's."""
-
-    quality: float
-    perplexity: float
-
-    def bounds(self, rung: Rung, base: Rung, metric: str) -> tuple[Bound, ...]:
-        """What is asked of `rung`, whose `quality` is `metric`."""
-        return (
-            Bound(f"the {metric} of {rung.name}", rung.quality or 0.0, at_least=self.quality),
-            Bound(f"the perplexity of {rung.name} to PyTorch's", _growth(rung, base), at_most=self.perplexity),
-        )
-
-    def keeps(self, rung: Rung, base: Rung) -> bool:
-        return all(bound.kept for bound in self.bounds(rung, base, ""))
-
-    def refuse(self, rung: Rung, base: Rung, metric: str) -> None:
-        """Raises VerificationError for a rung that loses too much."""
-        if not self.keeps(rung, base):
-            raise VerificationError(
-                f"{rung.name} has a {metric} of {rung.quality:.4f} against PyTorch ({self.quality:.4f} is required) "
-                f"and its perplexity is {_growth(rung, base):.4f} of PyTorch's (at most {self.perplexity:.4f}). "
-                "Nothing was published: use another --precision or --cache, or accept less with --quality and "
-                "--perplexity"
-            )
+FINALISTS = 4  # at most
+WITHIN = 2.5  # how many times slower than the fastest a finalist may be, over shapes that were met before
 
 
 @dataclass(frozen=True)
-class Climbed(Generic[Candidate]):
-    """The rung that is served, what it is made of, and in words why, where it was a choice."""
+class Candidate(Generic[Option]):
+    """An option with some of its layers left in fp32, as a rung: timed, then judged."""
 
-    ladder: tuple[Rung, ...]
-    chosen: Rung
-    candidate: Candidate
+    option: Option
+    left_alone: int
+    rung: Rung
+    order: int
+
+    def judged(self, rung: Rung) -> Candidate[Option]:
+        return replace(self, rung=rung)
+
+
+Served = Callable[[Sequence[Candidate[Option]]], Mapping[str, Rates]]  # requests a second by the name of the rung
+
+
+class Rungs(Protocol[Option]):
+    """What a family says of its rungs."""
+
+    @property
+    def served(self) -> Served[Option] | None:
+        """Measures finalists as they will be served; without it the first that keeps the quality is served."""
+
+    def name(self, option: Option) -> str:
+        """What a rung of that option is called, with no layer left alone."""
+        ...
+
+    def time(self, option: Option, left_alone: int) -> Rung:
+        """The rung with its size and latency. Raises ExportError or VerificationError where it cannot be made."""
+        ...
+
+    def speed(self, latency: Latencies) -> float:
+        """How many times that is faster than PyTorch."""
+        ...
+
+    def judge(self, candidate: Candidate[Option]) -> Rung:
+        """The rung with its quality."""
+        ...
+
+    def keeps(self, rung: Rung) -> bool:
+        """Whether a rung that was judged keeps the quality asked for."""
+        ...
+
+    def quality(self, rung: Rung) -> float:
+        """By which rungs that were judged are compared."""
+        ...
+
+    def leave_more(self, candidate: Candidate[Option]) -> int | None:
+        """How many layers to leave alone next; None where that is no way to keep the quality."""
+        ...
+
+    def found(self, rung: Rung) -> str:
+        """The quality of a rung in words, such as "cosine of 0.9981"."""
+        ...
+
+    def asked(self) -> str:
+        """The quality asked for in words."""
+        ...
+
+    def refusal(self, judged: Sequence[Rung]) -> str:
+        """Why nothing is served, and what to do, where none of `judged` keeps the quality."""
+        ...
+
+
+@dataclass(frozen=True)
+class Climbed(Generic[Option]):
+    """What is served, all rungs that were tried (the slowest first), and why this one, where it was a choice."""
+
+    chosen: Candidate[Option]
+    rungs: tuple[Rung, ...]
     choice: str | None
 
 
-def climb(
-    wanted: Sequence[str],
-    required: Required,
-    base: Rung,
-    exact: tuple[Rung, Candidate],
-    make: Callable[[str], tuple[Rung, Candidate]],
-    stage: Stage,
-) -> Climbed[Candidate]:
-    """From PyTorch (`base`) over fp32 (`exact`) to the one precision of `wanted`, or to the fastest of several.
-
-    Of several, fp32 included, only those that keep `required` are chosen from.
-    """
-    made = []
-    for precision in wanted:
-        with stage(precision):
-            made.append(make(precision))
-    ladder = (base, exact[0], *(rung for rung, _ in made))
-    if len(made) <= 1:
-        chosen, candidate = (made or [exact])[0]
-        return Climbed(ladder, chosen, candidate, None)
-    kept = [exact, *(pair for pair in made if required.keeps(pair[0], base))]
-    chosen, candidate = min(kept, key=lambda pair: _time(pair[0]))
-    missed = [rung.name for rung, _ in made if not required.keeps(rung, base)]
-    choice = f"auto chose {chosen.name}" + (f"; {', '.join(missed)} missed the quality asked" if missed else "")
-    return Climbed(ladder, chosen, candidate, choice)
+def climb(rungs: Rungs[Option], options: Sequence[Option], stage: Stage) -> Climbed[Option]:
+    """The fastest of `options`. Raises VerificationError where none keeps the quality, or none can be made."""
+    return _Climb(rungs, stage).run(options)
 
 
-def _growth(rung: Rung, base: Rung) -> float:
-    return (rung.perplexity or 1.0) / (base.perplexity or 1.0)
+class _Climb(Generic[Option]):
+    def __init__(self, rungs: Rungs[Option], stage: Stage) -> None:
+        self.rungs = rungs
+        self.stage = stage
+        self.queue: list[tuple[float, int, Candidate[Option]]] = []  # the fastest first
+        self.judged: list[Candidate[Option]] = []
+        self.impossible: dict[str, str] = {}
 
+    def run(self, options: Sequence[Option]) -> Climbed[Option]:
+        self._time_all(options)
+        finalists = self._finalists()
+        if not self.judged:
+            reasons = "; ".join(self.impossible.values())
+            raise VerificationError(f"nothing could be made of this checkpoint: {reasons}")
+        if not finalists:
+            raise VerificationError(self.rungs.refusal([candidate.rung for candidate in self.judged]))
+        chosen, why = self._final(finalists)
+        rest = [candidate.rung for _, _, candidate in sorted(self.queue)]
+        tried = sorted([*(c.rung for c in self.judged), *rest], key=self._slowness, reverse=True)
+        choice = self._explain(chosen.rung, rest) + why if len(options) > 1 else None
+        return Climbed(chosen, tuple(tried), choice)
 
-def _time(rung: Rung) -> float:
-    """The product of a token's time at batch 1 and at batch 8."""
-    one, eight = (ms for cell, ms in rung.latency_ms.items() if cell.startswith("token"))
-    return one * eight
+    def _time_all(self, options: Sequence[Option]) -> None:
+        begun = time.perf_counter()
+        for number, option in enumerate(options, 1):
+            left_s = (time.perf_counter() - begun) / max(number - 1, 1) * (len(options) - number + 1)
+            progress = f", {number} of {len(options)}" + (f", about {left_s:.0f} s left" if number > 1 else "")
+            name = self.rungs.name(option)
+            with self.stage(name + progress * (len(options) > 1)):
+                try:
+                    self._push(option, 0, number)
+                except (ExportError, VerificationError) as error:
+                    if len(options) == 1:
+                        raise
+                    self.impossible[name] = str(error)
+
+    def _push(self, option: Option, left_alone: int, order: int) -> None:
+        rung = self.rungs.time(option, left_alone)
+        heapq.heappush(self.queue, (self._slowness(rung), order, Candidate(option, left_alone, rung, order)))
+
+    def _finalists(self) -> list[Candidate[Option]]:
+        """The fastest that keep the quality and are nearly as fast as the first; what was not judged stays queued."""
+        most = 1 if self.rungs.served is None else FINALISTS
+        finalists: list[Candidate[Option]] = []
+        while self.queue and len(finalists) < most:
+            if finalists and self.queue[0][0] > WITHIN * self._slowness(finalists[0].rung):
+                break
+            _, _, candidate = heapq.heappop(self.queue)
+            with self.stage(f"judge {candidate.rung.name}"):
+                candidate = candidate.judged(self.rungs.judge(candidate))
+            self.judged.append(candidate)
+            if self.rungs.keeps(candidate.rung):
+                finalists.append(candidate)
+            elif not finalists:
+                self._leave_more(candidate)
+        return finalists
+
+    def _leave_more(self, candidate: Candidate[Option]) -> None:
+        left_alone = self.rungs.leave_more(candidate)
+        if left_alone is not None:
+            with self.stage(f"{self.rungs.name(candidate.option)}, {left_alone} layers left in fp32"):
+                self._push(candidate.option, left_alone, candidate.order)
+
+    def _final(self, finalists: Sequence[Candidate[Option]]) -> tuple[Candidate[Option], str]:
+        """The one that answers most requests, and in words what was measured; of equals the one of best quality."""
+        if len(finalists) == 1 or self.rungs.served is None:
+            return finalists[0], ""
+        with self.stage("measure as served"):
+            rates = self.rungs.served(finalists)
+        fastest = rates[max(rates, key=lambda name: rates[name].typical)]
+        equals = [one for one in finalists if rates[one.rung.name].equals(fastest)]
+        chosen = max(equals, key=lambda one: (self.rungs.quality(one.rung), rates[one.rung.name].typical))
+        clients = " and at ".join(map(str, fastest.by_clients))
+        words = f"; requests a second as served, at {clients} clients: "
+        words += ", ".join(f"{name} {rate}" for name, rate in rates.items())
+        if len(equals) > 1:
+            names = " and ".join(one.rung.name for one in equals)
+            words += f"; {names} are equally fast within the noise, and {chosen.rung.name} has the better quality"
+        worst = max(rate.spread for rate in rates.values())
+        if worst > BUSY:
+            words += f"; the machine was busy: the rounds of one variant are {worst:.0%} apart"
+        return chosen, words
+
+    def _slowness(self, rung: Rung) -> float:
+        return 1 / self.rungs.speed(rung.latency_ms)
+
+    def _explain(self, chosen: Rung, slower: Sequence[Rung]) -> str:
+        missed = [candidate.rung for candidate in self.judged if not self.rungs.keeps(candidate.rung)]
+        words = (
+            f"chose {chosen.name}: {self._times(chosen)} PyTorch's speed over fixed shapes, with a "
+            f"{self.rungs.found(chosen)} where {self.rungs.asked()} is asked"
+        )
+        if missed:
+            words += "; missed it: "
+            words += ", ".join(f"{rung.name} ({self._times(rung)}, {self.rungs.found(rung)})" for rung in missed)
+        if slower:
+            words += "; slower: " + ", ".join(f"{rung.name} ({self._times(rung)})" for rung in slower)
+        if self.impossible:
+            words += "; not possible: "
+            words += ", ".join(f"{name} ({reason})" for name, reason in self.impossible.items())
+        return words
+
+    def _times(self, rung: Rung) -> str:
+        return f"{self.rungs.speed(rung.latency_ms):.1f}x"

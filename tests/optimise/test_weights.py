@@ -131,10 +131,18 @@ def test_the_gate_and_auto(tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
     report = build(make_spec(**options, precision="auto", quality=0.999, perplexity=1.001))
     assert report.choice is not None
-    assert "missed the quality asked" in report.choice
+    assert report.choice.startswith(f"chose {report.chosen}: ")
+    assert "of PyTorch's perplexity" in report.choice
     assert len(report.ladder) == 5
+    assert {rung.name for rung in report.ladder if rung.quality is None} == _slower(report.choice)
     assert report.memory is not None
     assert report.memory["cache"] == 2 * 2 * 2 * 8 * 4 * 2 * 256
+
+
+def _slower(choice: str) -> set[str]:
+    """What a choice says was slower, and so not judged."""
+    _, _, slower = choice.partition("; slower: ")
+    return {one.split(" (")[0] for one in slower.split(", ") if one}
 
 
 def test_a_cache_that_does_not_fit_is_refused_before_anything_is_made(

@@ -42,7 +42,8 @@ from builder.runtime.generation.processors import Rules
 from builder.spec import BuildSpec
 from builder.triton.layout import RepositoryEntry, lay_out_generating
 from builder.variants import steps
-from builder.variants.ladder import Climbed, Required, climb
+from builder.variants.generating import PrecisionRungs, Required
+from builder.variants.ladder import Climbed, climb
 from builder.verify.emitted import Prompted, answer
 from builder.verify.metrics import texts as texts_against
 from builder.verify.runtimes import Case, Recorder, Replay
@@ -92,7 +93,9 @@ class Chosen:
 
     exact: Exact
     graphs: Graphs
-    climbed: Climbed[tuple[Quantised, ...]]
+    quantised: tuple[Quantised, ...]
+    ladder: tuple[Rung, ...]
+    climbed: Climbed[str]
 
 
 def begin(
@@ -156,18 +159,20 @@ class Seq2Seq:
 
     def climb(self, exact: Exact, stage: Stage) -> Chosen:
         """The weights as asked, or the fastest that keep the quality."""
-        spec, graphs, measured = self.spec, exact.fused.graphs, exact.pytorch
-
-        def make(precision: str) -> tuple[Rung, tuple[Quantised, ...]]:
-            both = (graphs.encoder, graphs.decoder)
-            quantised = tuple(quantise_weights(graph, precision, spec.weight_options, self.folder) for graph in both)
-            return self._rung(precision, _with(graphs, quantised), measured.answers)[0], quantised
-
-        none: tuple[Quantised, ...] = ()
-        climbed = climb(precisions(spec), self._required, measured.rung, (exact.rung, none), make, stage)
-        if climbed.chosen is not exact.rung:
-            self._required.refuse(climbed.chosen, measured.rung, self.checkpoint.task.metric)
-        return Chosen(exact, _with(graphs, climbed.candidate), climbed)
+        graphs, none = exact.fused.graphs, tuple[Quantised, ...]()
+        rungs = PrecisionRungs(
+            exact.pytorch.rung,
+            (exact.rung, none),
+            self._required,
+            self.checkpoint.task.metric,
+            make=lambda precision: self._quantised(graphs, precision),
+            timed=lambda precision, parts: self._timed(precision, _with(graphs, parts)),
+            judged=lambda rung, parts: self._judged(rung, _with(graphs, parts), exact.pytorch.answers)[0],
+        )
+        climbed = climb(rungs, precisions(self.spec), stage)
+        quantised = rungs.made(climbed.chosen.option)
+        ladder = (exact.pytorch.rung, exact.rung, *(one for one in climbed.rungs if one is not exact.rung))
+        return Chosen(exact, _with(graphs, quantised), quantised, ladder, climbed)
 
     def replay(self, chosen: Chosen) -> Replay:
         """A few texts together."""
@@ -201,7 +206,7 @@ class Seq2Seq:
     def comparison(self, chosen: Chosen) -> Comparison:
         """Log-probabilities of the fused graphs; what quantising kept."""
         exact, metric = chosen.exact, self.checkpoint.task.metric
-        kept = kept_bounds(self._required, exact.rung, chosen.climbed.chosen, exact.pytorch.rung, metric)
+        kept = kept_bounds(self._required, exact.rung, chosen.climbed.chosen.rung, exact.pytorch.rung, metric)
         return Comparison((exact_bound(exact.rung), *kept))
 
     def report(
@@ -221,12 +226,12 @@ class Seq2Seq:
                 "fused": operators[CACHED_ATTENTION] + operators["MultiHeadAttention"],
                 "layers": len(graphs.caches) + len(graphs.cross) + encoder_layers,
             },
-            quantised=quantised_parts(climbed.chosen.name, climbed.candidate),
-            ladder=climbed.ladder,
+            quantised=quantised_parts(climbed.chosen.option, chosen.quantised),
+            ladder=chosen.ladder,
             samples=len(chosen.exact.pytorch.answers.sources),
             warnings=_unfused(chosen.exact.fused.exported.encoder_attentions, encoder_layers),
             choice=climbed.choice,
-            chosen=climbed.chosen.name,
+            chosen=climbed.chosen.rung.name,
         )
 
     @property
@@ -248,13 +253,32 @@ class Seq2Seq:
 
     def _rung(self, name: str, graphs: Graphs, reference: Reference) -> tuple[Rung, Agreement]:
         """`graphs` measured in every way."""
-        agreement = measure(graphs, reference, self.spec.build_threads)
-        texts = text_agreement(reference.greedy, agreement.greedy, self._decode)
-        same = float(np.mean([a == b for a, b in zip(reference.greedy, agreement.greedy, strict=True)]))
-        quality = (agreement.error, float(np.mean(texts)), min(texts), agreement.alone, agreement.perplexity)
-        latency = steps.seq2seq(graphs, self.spec.build_threads)
-        scores = self._scores(agreement.greedy)
-        return Rung(name, graphs.size, latency, *quality, agreement.hits, same, scores=scores), agreement
+        return self._judged(self._timed(name, graphs), graphs, reference)
+
+    def _timed(self, name: str, graphs: Graphs) -> Rung:
+        """Their size, and the time of a text and of a token."""
+        return Rung(name, graphs.size, steps.seq2seq(graphs, self.spec.build_threads))
+
+    def _judged(self, rung: Rung, graphs: Graphs, reference: Reference) -> tuple[Rung, Agreement]:
+        """`rung` with what PyTorch's answers say of it."""
+        found = measure(graphs, reference, self.spec.build_threads)
+        texts = text_agreement(reference.greedy, found.greedy, self._decode)
+        judged = replace(
+            rung,
+            error=found.error,
+            quality=float(np.mean(texts)),
+            worst=min(texts),
+            batch_agreement=found.alone,
+            perplexity=found.perplexity,
+            tokens=found.hits,
+            answers=float(np.mean([a == b for a, b in zip(reference.greedy, found.greedy, strict=True)])),
+            scores=self._scores(found.greedy),
+        )
+        return judged, found
+
+    def _quantised(self, graphs: Graphs, precision: str) -> tuple[Quantised, ...]:
+        both, options = (graphs.encoder, graphs.decoder), self.spec.weight_options
+        return tuple(quantise_weights(graph, precision, options, self.folder) for graph in both)
 
     def _case(self, chosen: Chosen) -> Case:
         """What the graphs say in this build's engine, to be said on another version of it."""

@@ -1,4 +1,4 @@
-"""The search: the fastest rung that keeps the quality, found by judging as few as it takes."""
+"""The ladder: the fastest rung that keeps the quality, found by judging as few as it takes."""
 
 from __future__ import annotations
 
@@ -18,19 +18,22 @@ from builder.report.record import Rung
 from builder.spec import make_spec
 from builder.speed import Latencies
 from builder.variants.candidates import Variant, VariantMaker
+from builder.variants.encoder import EncoderRungs
 from builder.variants.evaluator import Evaluator
+from builder.variants.generating import PrecisionRungs, Required
+from builder.variants.ladder import Climbed, climb
 from builder.variants.measurements import Measurements
-from builder.variants.search import Search
 from builder.variants.traffic import Rates
 from builder.verify.quality import Quality
 
 FAST, MIDDLE, SLOW = (Variant(name, "onnxruntime") for name in ("int8", "int8-static", "fp32"))
+SPEEDS = ("fp32", "int8", "int4-weights")
 SPEED = {"int8": 4.0, "int8-static": 2.0, "fp32": 1.0}
 
 
 @pytest.fixture(autouse=True)
 def _twice_as_slow_is_not_near(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("builder.variants.search.WITHIN", 1.9)
+    monkeypatch.setattr("builder.variants.ladder.WITHIN", 1.9)
 
 
 def graph_of(variant: Variant, left_alone: int) -> Graph:
@@ -101,17 +104,18 @@ def test_a_fake_takes_what_the_real_one_takes(fake: type, real: type) -> None:
         assert hasattr(real, name) or name in {one.name for one in fields(real)}
 
 
-def search(evaluator: FakeEvaluator, known: Measurements | None = None) -> Search:
+def search(evaluator: FakeEvaluator, options: Sequence[Variant], known: Measurements | None = None) -> Climbed[Variant]:
     base = Rung("PyTorch fp32", 1, {"1x16": 2.0})
     exact = Rung("exact", 1, {"1x16": 1.0}, quality=1.0), quality_of(1.0)
     maker = FakeMaker(make_spec(model="org/encoder"), graph_of(SLOW, 0), Path("nowhere"), ())
-    return Search(evaluator, maker, base, exact, 0.99, known or Measurements(), lambda name: nullcontext(), "")
+    rungs = EncoderRungs(evaluator, maker, base, exact, 0.99, known or Measurements(), "")
+    return climb(rungs, options, lambda name: nullcontext())
 
 
 def test_the_fastest_is_enough_and_nothing_else_is_judged() -> None:
     evaluator = FakeEvaluator({})
-    found = search(evaluator).run((SLOW, FAST, MIDDLE))
-    assert found.chosen.name == "int8"
+    found = search(evaluator, (SLOW, FAST, MIDDLE))
+    assert found.chosen.rung.name == "int8"
     assert evaluator.asked == [("int8", 0)]
     assert [rung.name for rung in found.rungs] == ["fp32", "int8-static", "int8"]
     assert found.choice is not None
@@ -122,16 +126,16 @@ def test_the_fastest_is_enough_and_nothing_else_is_judged() -> None:
 def test_what_was_verified_already_is_neither_timed_nor_judged_again() -> None:
     evaluator = FakeEvaluator({("int8", left): 0.9 for left in range(9)})
     exact = Variant("exact", "onnxruntime")
-    found = search(evaluator).run((exact, FAST))
-    assert found.chosen.name == "exact"
+    found = search(evaluator, (exact, FAST))
+    assert found.chosen.rung.name == "exact"
     assert ("exact", 0) not in evaluator.timed + evaluator.asked
 
 
 def test_layers_are_left_alone_while_that_is_faster_than_the_next_rung() -> None:
     """int8 misses with none and with one layer left alone; with two it is still the fastest, and enough."""
     evaluator = FakeEvaluator({("int8", 0): 0.9, ("int8", 1): 0.95})
-    found = search(evaluator).run((SLOW, FAST, MIDDLE))
-    assert found.chosen.name == "int8, 2 layers fp32"
+    found = search(evaluator, (SLOW, FAST, MIDDLE))
+    assert found.chosen.rung.name == "int8, 2 layers fp32"
     assert evaluator.asked == [("int8", 0), ("int8", 1), ("int8", 2), ("int8-static", 0)], "the last is nearly as fast"
 
 
@@ -143,8 +147,8 @@ def test_of_those_nearly_as_fast_the_one_that_answers_most_requests_is_chosen(mo
     monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
     evaluator = FakeEvaluator({})
     evaluator.rates = {"int8": (10.0, 11.0, 10.5), "int8-dynamic": (12.0, 12.5, 11.5)}
-    found = search(evaluator).run((SLOW, FAST, NEAR))
-    assert found.chosen.name == "int8-dynamic"
+    found = search(evaluator, (SLOW, FAST, NEAR))
+    assert found.chosen.rung.name == "int8-dynamic"
     assert evaluator.served == [["int8", "int8-dynamic"]]
     assert found.choice is not None
     assert "chose int8-dynamic: 4.4x PyTorch's speed over fixed shapes" in found.choice
@@ -157,8 +161,8 @@ def test_of_equals_within_the_noise_the_one_of_better_quality_is_chosen(monkeypa
     monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
     evaluator = FakeEvaluator({("int8", 0): 0.991, ("int8-dynamic", 0): 0.998})
     evaluator.rates = {"int8": (20.0, 11.0, 30.0), "int8-dynamic": (19.0, 12.0, 20.0)}
-    found = search(evaluator).run((FAST, NEAR))
-    assert found.chosen.name == "int8-dynamic"
+    found = search(evaluator, (FAST, NEAR))
+    assert found.chosen.rung.name == "int8-dynamic"
     assert found.choice is not None
     assert "equally fast within the noise, and int8-dynamic has the better quality" in found.choice
     assert "the machine was busy: the rounds of one variant are 95% apart" in found.choice
@@ -166,37 +170,86 @@ def test_of_equals_within_the_noise_the_one_of_better_quality_is_chosen(monkeypa
 
 def test_a_rung_that_leaving_alone_makes_slow_gives_way() -> None:
     evaluator = FakeEvaluator({("int8", left): 0.9 for left in range(9)})
-    found = search(evaluator).run((SLOW, FAST, MIDDLE))
-    assert found.chosen.name == "int8-static"
+    found = search(evaluator, (SLOW, FAST, MIDDLE))
+    assert found.chosen.rung.name == "int8-static"
     assert found.choice is not None
-    assert "missed it: int8 (8.0x, 0.9000)" in found.choice
+    assert "missed it: int8 (8.0x, cosine of 0.9000)" in found.choice
 
 
 def test_nothing_good_enough_says_how_near_it_came() -> None:
     evaluator = FakeEvaluator({("int8", left): 0.9 + left / 100 for left in range(9)})
     with pytest.raises(VerificationError, match=r"int8, 4 layers fp32 reaches a cosine of 0\.9400 .* 0\.9900 is req"):
-        search(evaluator).run((FAST,))
+        search(evaluator, (FAST,))
     assert evaluator.asked == [("int8", 0), ("int8", 1), ("int8", 2), ("int8", 4)], "at most half of the layers"
 
 
 def test_a_variant_that_cannot_be_made_is_named_and_alone_is_an_error() -> None:
     half = Variant("fp16", "onnxruntime")
-    found = search(FakeEvaluator({})).run((SLOW, half))
-    assert found.chosen.name == "fp32"
+    found = search(FakeEvaluator({}), (SLOW, half))
+    assert found.chosen.rung.name == "fp32"
     assert found.choice is not None
     assert "not possible: fp16 (no fp16 here)" in found.choice
     with pytest.raises(ExportError, match="no fp16 here"):
-        search(FakeEvaluator({})).run((half,))
+        search(FakeEvaluator({}), (half,))
 
 
 def test_what_was_measured_is_remembered_and_what_is_served_is_judged_again(tmp_path: Path) -> None:
     path = tmp_path / "measured.json"
     quality = {("int8", left): 0.9 for left in range(9)}
-    search(FakeEvaluator(quality), Measurements(path)).run((SLOW, FAST, MIDDLE))
+    search(FakeEvaluator(quality), (SLOW, FAST, MIDDLE), Measurements(path))
     evaluator = FakeEvaluator(quality)
-    found = search(evaluator, Measurements(path)).run((SLOW, FAST, MIDDLE))
-    assert found.chosen.name == "int8-static"
+    found = search(evaluator, (SLOW, FAST, MIDDLE), Measurements(path))
+    assert found.chosen.rung.name == "int8-static"
     assert evaluator.timed == []
     assert evaluator.asked == [("int8-static", 0)]
     path.write_text("{broken")
-    assert search(FakeEvaluator({}), Measurements(path)).run((FAST,)).chosen.name == "int8"
+    assert search(FakeEvaluator({}), (FAST,), Measurements(path)).chosen.rung.name == "int8"
+
+
+def precisions(kept: Mapping[str, tuple[float, float]], asked: list[str]) -> PrecisionRungs[str]:
+    """A generating model: what a precision keeps of PyTorch's tokens and its perplexity. Judged ones go to `asked`."""
+    base = Rung("PyTorch fp32", 1, {"token, 1 rows": 4.0, "prompt of 128": 1.0}, perplexity=20.0)
+    speed = {"fp32": 2.0, "int8": 1.0, "int4-weights": 0.5}
+
+    def judged(rung: Rung, made: str) -> Rung:
+        asked.append(made)
+        return replace(rung, quality=kept[made][0], perplexity=kept[made][1] * 20.0)
+
+    return PrecisionRungs(
+        base,
+        (Rung("fp32", 1, {"token, 1 rows": 2.0, "prompt of 128": 9.0}, quality=1.0, perplexity=20.0), "fp32"),
+        Required(0.9, 1.05),
+        "agreement",
+        make=str,
+        timed=lambda name, made: Rung(name, 1, {"token, 1 rows": speed[made], "prompt of 128": 99.0}),
+        judged=judged,
+    )
+
+
+@pytest.mark.parametrize(
+    ("int4", "int8", "chosen", "judged"),
+    [
+        ((0.95, 1.01), (0.99, 1.0), "int4-weights", ["int4-weights"]),
+        ((0.95, 1.06), (0.99, 1.0), "int8", ["int4-weights", "int8"]),
+        ((0.85, 1.01), (0.89, 1.0), "fp32", ["int4-weights", "int8"]),
+    ],
+)
+def test_precisions_climb_the_same_ladder(
+    int4: tuple[float, float], int8: tuple[float, float], chosen: str, judged: list[str]
+) -> None:
+    """By tokens, not by prompts; the tokens and the perplexity both have to be kept; fp32 always is."""
+    asked: list[str] = []
+    rungs = precisions({"int4-weights": int4, "int8": int8}, asked)
+    found = climb(rungs, ("fp32", "int8", "int4-weights"), lambda name: nullcontext())
+    assert (found.chosen.rung.name, asked) == (chosen, judged)
+    assert found.choice is not None
+    assert f"chose {chosen}: {dict(zip(SPEEDS, (2, 4, 8), strict=True))[chosen]}.0x" in found.choice
+    if chosen == "int8":
+        assert "missed it: int4-weights (8.0x, agreement of 0.9500 and 1.0600 of PyTorch's perplexity)" in found.choice
+        assert "slower: fp32 (2.0x)" in found.choice
+
+
+def test_a_precision_that_loses_too_much_is_refused_with_both_measures() -> None:
+    rungs = precisions({"int8": (0.85, 1.2)}, [])
+    with pytest.raises(VerificationError, match=r"int8 has a agreement of 0\.8500 .* perplexity is 1\.2000 of PyTorch"):
+        climb(rungs, ("int8",), lambda name: nullcontext())

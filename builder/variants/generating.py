@@ -1,0 +1,105 @@
+"""The rungs of a generating model: precisions of its weights, judged by next tokens and by perplexity."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+from builder.report.record import Rung
+from builder.speed import Latencies, speed_up
+from builder.variants.ladder import Candidate
+from builder.verify.verdict import Bound
+
+Made = TypeVar("Made")
+
+
+@dataclass(frozen=True)
+class Required:
+    """The least agreement with PyTorch, and the most that perplexity may grow, as a ratio to PyTorch's."""
+
+    quality: float
+    perplexity: float
+
+    def bounds(self, rung: Rung, base: Rung, metric: str) -> tuple[Bound, ...]:
+        """What is asked of `rung`, whose `quality` is `metric`."""
+        return (
+            Bound(f"the {metric} of {rung.name}", rung.quality or 0.0, at_least=self.quality),
+            Bound(f"the perplexity of {rung.name} to PyTorch's", growth(rung, base), at_most=self.perplexity),
+        )
+
+    def keeps(self, rung: Rung, base: Rung) -> bool:
+        return all(bound.kept for bound in self.bounds(rung, base, ""))
+
+    def refusal(self, rung: Rung, base: Rung, metric: str) -> str:
+        """Why a rung that loses too much is not served, and what to do."""
+        return (
+            f"{rung.name} has a {metric} of {rung.quality:.4f} against PyTorch ({self.quality:.4f} is required) "
+            f"and its perplexity is {growth(rung, base):.4f} of PyTorch's (at most {self.perplexity:.4f}). "
+            "Nothing was published: use another --precision or --cache, or accept less with --quality and --perplexity"
+        )
+
+
+@dataclass
+class PrecisionRungs(Generic[Made]):
+    """`exact`: the rung that was verified, and what it is made of; `base`: PyTorch, which it is compared with.
+
+    `make`, `time` and `judge` are the family's: a precision, what it is made of, its rung with size and latency, and
+    the same with its quality.
+    """
+
+    base: Rung
+    exact: tuple[Rung, Made]
+    required: Required
+    metric: str
+    make: Callable[[str], Made]
+    timed: Callable[[str, Made], Rung]
+    judged: Callable[[Rung, Made], Rung]
+    served: None = None
+    _made: dict[str, Made] = field(default_factory=dict)
+
+    def name(self, option: str) -> str:
+        return option
+
+    def time(self, option: str, left_alone: int) -> Rung:
+        return self.exact[0] if option == self.exact[0].name else self.timed(option, self.made(option))
+
+    def speed(self, latency: Latencies) -> float:
+        """By tokens alone: prompts are few beside them."""
+        tokens = {cell: ms for cell, ms in self.base.latency_ms.items() if cell.startswith("token")}
+        return speed_up(latency, tokens)
+
+    def judge(self, candidate: Candidate[str]) -> Rung:
+        rung = candidate.rung
+        return rung if rung is self.exact[0] else self.judged(rung, self.made(candidate.option))
+
+    def keeps(self, rung: Rung) -> bool:
+        return rung is self.exact[0] or self.required.keeps(rung, self.base)
+
+    def quality(self, rung: Rung) -> float:
+        return rung.quality or 0.0
+
+    def leave_more(self, candidate: Candidate[str]) -> int | None:
+        return None
+
+    def found(self, rung: Rung) -> str:
+        return f"{self.metric} of {rung.quality or 0.0:.4f} and {growth(rung, self.base):.4f} of PyTorch's perplexity"
+
+    def asked(self) -> str:
+        return f"at least {self.required.quality:.4f}, and at most {self.required.perplexity:.4f},"
+
+    def refusal(self, judged: Sequence[Rung]) -> str:
+        return self.required.refusal(max(judged, key=self.quality), self.base, self.metric)
+
+    def made(self, option: str) -> Made:
+        """What the rung of a precision is made of."""
+        if option == self.exact[0].name:
+            return self.exact[1]
+        if option not in self._made:
+            self._made[option] = self.make(option)
+        return self._made[option]
+
+
+def growth(rung: Rung, base: Rung) -> float:
+    """Perplexity as a ratio to PyTorch's; 1 where there is none."""
+    return (rung.perplexity or 1.0) / (base.perplexity or 1.0)
