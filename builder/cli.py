@@ -19,6 +19,7 @@ build-repo rollback NAME          serve the version before
 build-repo remove NAME            take a model out of the repository
 build-repo push NAME --to URL     a version of a model to an object store
 build-repo pull NAME --from URL   a version of a model from an object store
+build-repo deploy --to kubernetes  a repository as the manifests of an orchestrator
 build-repo help [VERB]            this text, or the options of a verb
 """
 
@@ -57,6 +58,7 @@ VERBS = (
     "push",
     "pull",
     "gateway",
+    "deploy",
 )
 HELP = "help"
 DISTRIBUTION = "triton-model-repository-builder"

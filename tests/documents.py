@@ -34,6 +34,7 @@ from builder.tasks import all_tasks
 from scripts.documentation.code import PARAMETERS
 
 ROOT = Path(__file__).parent.parent
+CLUSTER = {"kubectl": ("apply", "create", "get", "port-forward", "rollout"), "helm": ("install", "lint", "upgrade")}
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
 BLOCK = re.compile(r"^```(?P<language>\w*)(?P<rest>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")
@@ -92,6 +93,8 @@ def check_command(words: list[str]) -> None:
         _docker(arguments)
     elif program == "curl":
         _curl(arguments)
+    elif program in CLUSTER:
+        assert arguments[0] in CLUSTER[program], f"{program} {arguments[0]}"
     elif program == "mkdocs":
         mkdocs.commands[arguments[0]].make_context(arguments[0], arguments[1:])
     elif program == "pip":

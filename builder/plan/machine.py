@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +14,10 @@ from builder.plan.encoder import plan_encoder
 from builder.plan.generating import plan_generating
 from builder.plan.lines import Line, Plan, megabytes, number
 from builder.plan.needs import needs_of
-from builder.plan.process import SHARED_MEMORY_LEAST
+from builder.plan.process import SHARED_MEMORY_STEP, all_memory, all_shared_memory
 from builder.spec import BuildSpec
 
-SERVER = 100_000_000  # bytes of tritonserver itself: 34 to 83 MB were measured
 SHARED_MEMORY = Path("/dev/shm")
-MEBIBYTES = 64  # to the next of which /dev/shm is rounded up
 
 
 @dataclass(frozen=True)
@@ -61,9 +58,7 @@ def _plan(spec: BuildSpec) -> Plan:
 
 def _machine(spec: BuildSpec, plans: Sequence[Plan]) -> Machine:
     cores, usable = spec.serving_cores, spec.usable_memory
-    memory = SERVER + sum(plan.memory for plan in plans)
-    shm = max(SHARED_MEMORY_LEAST, sum(plan.shm for plan in plans))
-    shm = math.ceil(shm / (MEBIBYTES << 20)) * (MEBIBYTES << 20)
+    memory, shm = all_memory(plans), all_shared_memory(plans)
     known = [plan.cores for plan in plans if plan.cores is not None]
     lines = [
         Line(
@@ -71,7 +66,7 @@ def _machine(spec: BuildSpec, plans: Sequence[Plan]) -> Machine:
             " + ".join(["server", *(plan.name for plan in plans)]),
             f"{megabytes(memory)} of {megabytes(usable)}",
         ),
-        Line("/dev/shm", f"to the next {MEBIBYTES} MiB", f"{shm >> 20} MiB of {_shared_memory(spec)}"),
+        Line("/dev/shm", f"to the next {SHARED_MEMORY_STEP >> 20} MiB", f"{shm >> 20} MiB of {_shared_memory(spec)}"),
     ]
     lacking = []
     if known:

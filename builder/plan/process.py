@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from builder.plan.lines import Line, megabytes, number
+import math
+from collections.abc import Iterable
+
+from builder.plan.lines import Line, Plan, megabytes, number
 
 PROCESS = (
     84_000_000  # bytes of a process with Python, numpy, tokenizers and ONNX Runtime: measured on the embedded server
 )
 REGION = 1 << 20  # python_backend, README: shm-default-byte-size
 SHARED_MEMORY_LEAST = 256 << 20  # what `build-repo serve` asks for too
+SHARED_MEMORY_STEP = 64 << 20  # to the next of which /dev/shm is rounded up
+SERVER = 100_000_000  # bytes of tritonserver itself: 34 to 83 MB were measured
 
 
 def memory_line(instances: int, weights: int, cache: int = 0) -> tuple[Line, int]:
@@ -27,3 +32,14 @@ def shared_memory_line(instances: int, requests: int, request_bytes: int, answer
         f"{number(answer_bytes)} of an answer))"
     )
     return Line("/dev/shm", formula, megabytes(size)), size
+
+
+def all_memory(plans: Iterable[Plan]) -> int:
+    """Resident bytes of a server with all these models."""
+    return SERVER + sum(plan.memory for plan in plans)
+
+
+def all_shared_memory(plans: Iterable[Plan]) -> int:
+    """/dev/shm of a server with all these models."""
+    needed = max(SHARED_MEMORY_LEAST, sum(plan.shm for plan in plans))
+    return math.ceil(needed / SHARED_MEMORY_STEP) * SHARED_MEMORY_STEP

@@ -34,20 +34,18 @@ from tritonclient.utils import InferenceServerException
 from builder.engines import tensorrt_llm, vllm
 from builder.engines.gpu import gpus
 from builder.errors import RepositoryError, ServeError
+from builder.triton.arguments import EXIT_TIMEOUT_S, RESPONSE_CACHE, RESTRICTED
 from builder.triton.check import pending
 from builder.triton.render import parse
 from builder.triton.signatures import unsigned
 from builder.triton.transaction import recover
 
 EMBEDDED = "24.10"  # the release whose server, 2.51, the nvidia-pytriton wheel carries
-RESTRICTED = "shared-memory,trace,logging"  # APIs that change the server, for all clients; nobody here needs them
 BACKENDS = Path(__file__).parent / "backends"
 SHARED_MEMORY = Path("/dev/shm")
 SHARED_MEMORY_NEEDED = 256 << 20
-RESPONSE_CACHE = 16 << 20  # bytes, for models whose configuration asks for it
 KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
 LOG_LINES = 10_000  # that are kept
-EXIT_TIMEOUT_S = 30  # Triton's own, after SIGTERM
 IDLE_REPORTS = 4  # of a stopping server, one a second; a model's Python takes one or two to end
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 UNTRIED = "Triton did not try to load it, as where it cannot read its config.pbtxt"  # it names no state then

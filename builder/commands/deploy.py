@@ -1,0 +1,155 @@
+"""`build-repo deploy`: a repository as the manifests of an orchestrator."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from builder.commands import DEFAULT_REPOSITORY, screen, screen_table
+from builder.deploy.targets import find_target, names
+from builder.errors import RepositoryError, SpecError
+
+if TYPE_CHECKING:
+    from builder.deploy.deployment import Deployment
+
+
+def parser() -> argparse.ArgumentParser:
+    arguments = argparse.ArgumentParser(
+        prog="build-repo deploy",
+        description="Write what an orchestrator needs to serve a repository: replicas that each run Triton and the "
+        "gateway, with the memory, cores and shared memory that the models take. Nothing is sent to a cluster.",
+    )
+    arguments.add_argument("--to", required=True, choices=names(), help="the orchestrator")
+    arguments.add_argument(
+        "--repository",
+        default=str(DEFAULT_REPOSITORY),
+        metavar="DIR",
+        help=f"a folder (default {DEFAULT_REPOSITORY}), or an object store that each replica pulls from",
+    )
+    arguments.add_argument(
+        "--output",
+        default=Path("deploy"),
+        type=Path,
+        metavar="DIR",
+        help="where the files are written (default deploy)",
+    )
+    arguments.add_argument("--name", default="models", help="of what is deployed (default models)")
+    arguments.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="deploy this model alone, NAME@N this version of it; may be repeated (default: the newest of all)",
+    )
+    arguments.add_argument(
+        "--plan", type=Path, metavar="models.yaml", help="size replicas for its `load:` and `machine:`, not as built"
+    )
+    arguments.add_argument("--cores", type=_count, metavar="N", help="of a replica (default: as built, or planned)")
+    arguments.add_argument("--replicas", type=_count, default=2, metavar="N", help="at first, and at least (default 2)")
+    arguments.add_argument("--max-replicas", type=_count, metavar="N", help="at most, by the time that requests wait")
+    arguments.add_argument("--prometheus", metavar="URL", help="which knows that time; needed with --max-replicas")
+    arguments.add_argument(
+        "--queue-ms", type=_count, default=50, metavar="MS", help="of waiting from which more are wanted (default 50)"
+    )
+    arguments.add_argument("--registry", metavar="HOST", help="where the cluster gets its images from")
+    arguments.add_argument("--namespace", default="default", help="of the cluster (default default)")
+    arguments.add_argument("--keys-secret", metavar="SECRET", help="whose entry `keys` says who may ask the gateway")
+    arguments.add_argument("--store-secret", metavar="SECRET", help="whose entries are the pull's environment")
+    arguments.add_argument("--endpoint", metavar="URL", help="of the object store, where it is one of your own")
+    arguments.add_argument(
+        "--probe",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="ask this model itself whether it is well; may be repeated",
+    )
+    arguments.add_argument("--monitor", action="store_true", help="have Prometheus' operator collect the metrics")
+    arguments.add_argument("--inference-pool", action="store_true", help="let an inference gateway choose the replica")
+    return arguments
+
+
+def run(options: argparse.Namespace) -> int:
+    with screen.status("reading what the repository holds"):
+        deployment = _deployment(options)
+    target = find_target(options.to)
+    _write(options.output, target.files(deployment))
+    screen_table(_table(deployment))
+    screen.print(f"[green]✓[/] {options.output}; then: {target.then.format(output=options.output)}", highlight=False)
+    return 0
+
+
+def _deployment(options: argparse.Namespace) -> Deployment:
+    """Raises SpecError and RepositoryError."""
+    from builder.deploy.contents import contents
+    from builder.deploy.deployment import Deployment, Scaling, Secrets, check
+    from builder.deploy.sizing import as_built, as_planned
+    from builder.stores.store import is_store
+
+    if (options.max_replicas is None) != (options.prometheus is None):
+        raise SpecError("--max-replicas and --prometheus go together: Prometheus knows how long requests wait")
+    models = contents(options.repository, options.model)
+    if options.plan is None:
+        size = as_built(models, options.cores)
+    else:
+        models, size = as_planned(models, options.plan, options.cores)
+    most = options.max_replicas
+    return check(
+        Deployment(
+            name=options.name,
+            repository=options.repository,
+            stored=is_store(options.repository),
+            models=models,
+            size=size,
+            replicas=options.replicas,
+            namespace=options.namespace,
+            registry=options.registry,
+            endpoint=options.endpoint,
+            scaling=None if most is None else Scaling(most, options.prometheus, options.queue_ms),
+            secrets=Secrets(options.keys_secret, options.store_secret),
+            probed=tuple(options.probe),
+            monitored=options.monitor,
+            pooled=options.inference_pool,
+        )
+    )
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> None:
+    """Raises RepositoryError where the folder has others: a target reads all that is in it."""
+    there = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    others = sorted(there - set(files))
+    if others:
+        raise RepositoryError(
+            f"{folder} has {others[0]}, which is not written now; give a folder of its own, or remove it"
+        )
+    try:
+        for name, text in files.items():
+            path = folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
+    except OSError as error:
+        raise RepositoryError(f"{error.filename} cannot be written ({error.strerror})") from error
+
+
+def _table(deployment: Deployment) -> Table:
+    """What a replica holds, and what it takes."""
+    table = Table(title=f"{deployment.name}: one of {deployment.replicas} replicas", title_justify="left")
+    for column in ("model", "version", "memory, MB", "/dev/shm, MiB", "cores"):
+        table.add_column(column, justify="left" if column == "model" else "right")
+    for model in deployment.models:
+        plan = model.plan
+        cores = "all" if plan.cores is None else f"{plan.cores:.3g}"
+        table.add_row(model.name, str(model.version), f"{plan.memory / 1e6:.0f}", f"{plan.shm / 2**20:.0f}", cores)
+    size = deployment.size
+    table.add_row("Triton", "", f"{size.memory / 1e6:.0f}", f"{size.shm >> 20}", str(size.cores), style="bold")
+    return table
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value

@@ -1,0 +1,98 @@
+"""What a repository holds that can be deployed: the served version of each model, read from a folder or a store."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path, PurePosixPath
+
+from builder.deploy.deployment import Model
+from builder.errors import RepositoryError, SpecError
+from builder.plan.built import plan_built
+from builder.plan.needs import served_version
+from builder.report.record import read_report
+from builder.runtime.contract import FILE, GenerationServing, load
+from builder.stores.store import Store, is_store, open_store
+from builder.triton.render import parse
+from builder.triton.versions import CONFIG, REPORT, entries, is_front
+
+OUTLINE = (CONFIG, REPORT, FILE)  # the files that say what a version is
+NAMED = re.compile(r"([A-Za-z0-9_.+-]+)(?:@([1-9]\d*))?")
+
+
+def contents(repository: str, wanted: Sequence[str] = ()) -> tuple[Model, ...]:
+    """The models of a folder or an object store; where any are `wanted`, as NAME or NAME@VERSION, those.
+
+    Raises SpecError and RepositoryError.
+    """
+    asked = dict(_named(text) for text in wanted)
+    if not is_store(repository):
+        return _of_folder(Path(repository), asked)
+    with tempfile.TemporaryDirectory(prefix="outline-") as place:
+        outline(open_store(repository), asked, Path(place))
+        return _of_folder(Path(place), {}, repository)
+
+
+def outline(store: Store, asked: dict[str, int | None], folder: Path) -> None:
+    """Write to `folder` what says what the versions of a store are: the newest of each model, or those `asked` for."""
+    for name in asked or store.models():
+        manifest = store.manifest(name, asked.get(name))
+        for path, blob in manifest.files.items():
+            entry, *_, file = PurePosixPath(path).parts
+            if file not in OUTLINE or path != f"{entry}/{manifest.version}/{file}":
+                continue
+            target = folder / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            store.get(blob, target)
+            if file != FILE:
+                (folder / entry / file).write_bytes(target.read_bytes())
+
+
+def _of_folder(folder: Path, asked: dict[str, int | None], said: str = "") -> tuple[Model, ...]:
+    fronts = [path.parent.name for path in sorted(folder.glob(f"*/{REPORT}")) if is_front(path.parent)]
+    missing = sorted(set(asked) - set(fronts))
+    if missing or not fronts:
+        there = ", ".join(fronts) or "no model that was built"
+        raise RepositoryError(f"{said or folder} has no {missing[0] if missing else 'model'}; it has {there}")
+    models = tuple(_model(folder, name) for name in fronts if not asked or name in asked)
+    for model in models:
+        wanted = asked.get(model.name)
+        if wanted not in (None, model.version):
+            raise RepositoryError(
+                f"{folder} serves version {model.version} of {model.name}, not {wanted}; "
+                f"change that first: build-repo rollback {model.name}"
+            )
+    return models
+
+
+def _model(folder: Path, name: str) -> Model:
+    report, version = read_report(folder, name), served_version(folder / name)
+    if not (version / FILE).is_file():
+        raise SpecError(f"{name}: its engine runs in a container of its own, which is not deployed here")
+    generates = isinstance(load(version), GenerationServing)
+    return Model(
+        name=name,
+        version=int(version.name),
+        entries=tuple(entries(folder, name, int(version.name))),
+        release=report.triton,
+        target=report.target,
+        generates=generates,
+        request=_request(folder / name, generates),
+        plan=plan_built(folder, name),
+    )
+
+
+def _request(entry: Path, generates: bool) -> str:
+    """A short text in each input that must be there."""
+    config = parse((entry / CONFIG).read_text("utf-8"), entry.name)
+    texts = {tensor.name: "a" for tensor in config.input if not tensor.optional}
+    return json.dumps({**texts, "max_tokens": 1} if generates else texts)
+
+
+def _named(text: str) -> tuple[str, int | None]:
+    found = NAMED.fullmatch(text)
+    if found is None:
+        raise SpecError(f"{text!r} is not a model: expected NAME or NAME@VERSION")
+    return found[1], int(found[2]) if found[2] else None

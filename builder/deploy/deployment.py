@@ -1,0 +1,117 @@
+"""What is to be deployed, as every target is told."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from builder.errors import SpecError
+from builder.plan.lines import Plan
+
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # of RFC 1123, with room for what names are made of it
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of the repository. `plan`: what it takes; `generates`: whether it has a decode loop, with a queue of its
+    own; `request`: the JSON of a small one, for Triton's generate endpoint.
+    """
+
+    name: str
+    version: int
+    entries: tuple[str, ...]  # its folders: the front and, where that is one, the engine
+    release: str  # of Triton, that it was built for
+    target: str  # cpu, cuda or tensorrt
+    generates: bool
+    request: str
+    plan: Plan
+
+
+@dataclass(frozen=True)
+class Size:
+    """What one replica takes. `memory`: resident bytes of Triton; `shm`, `response_cache`: bytes."""
+
+    cores: int
+    memory: int
+    shm: int
+    response_cache: int
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """Up to `most` replicas, by the milliseconds that requests wait, as the Prometheus at `prometheus` says."""
+
+    most: int
+    prometheus: str
+    queue_ms: int
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """Names of the cluster's own secrets: `keys`, who may ask the gateway; `store`, environment for the pull."""
+
+    keys: str | None = None
+    store: str | None = None
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """`repository`: a folder, or the address of an object store; `registry`: where the images are, None where no target
+    asked; `endpoint`: of the object store, where it is not the scheme's own; `probed`: models that replicas are asked
+    for; `monitored`: whether Prometheus' operator is there; `pooled`: whether an inference gateway chooses the replica.
+    """
+
+    name: str
+    repository: str
+    stored: bool  # in an object store
+    models: tuple[Model, ...]
+    size: Size
+    replicas: int = 2
+    namespace: str = "default"
+    registry: str | None = None
+    endpoint: str | None = None
+    scaling: Scaling | None = None
+    secrets: Secrets = Secrets()
+    probed: tuple[str, ...] = ()
+    monitored: bool = False
+    pooled: bool = False
+
+    @property
+    def release(self) -> str:
+        """The Triton release of all its models."""
+        return self.models[0].release
+
+    @property
+    def on_gpu(self) -> bool:
+        return any(model.target != "cpu" for model in self.models)
+
+
+def check(deployment: Deployment) -> Deployment:
+    """The same. Raises SpecError for what cannot be meant."""
+    for what, name in (("--name", deployment.name), ("--namespace", deployment.namespace)):
+        if not NAME.fullmatch(name):
+            raise SpecError(f"{what} {name} is no name there: expected small letters, digits and dashes, 40 at most")
+    releases = sorted({model.release for model in deployment.models})
+    if len(releases) > 1:
+        raise SpecError(
+            f"{deployment.repository} has models for Triton {' and '.join(releases)}, and a server is of one release: "
+            "deploy those of each by themselves (--model NAME), or build them again"
+        )
+    _check_scaling(deployment)
+    unknown = set(deployment.probed) - {model.name for model in deployment.models}
+    if unknown:
+        names = ", ".join(model.name for model in deployment.models)
+        raise SpecError(f"--probe {min(unknown)}: it is not deployed; there are {names}")
+    if deployment.pooled and deployment.secrets.keys:
+        raise SpecError("--inference-pool and --keys-secret: an endpoint picker asks for metrics without a key")
+    return deployment
+
+
+def _check_scaling(deployment: Deployment) -> None:
+    scaling = deployment.scaling
+    if scaling is None:
+        return
+    if scaling.most <= deployment.replicas:
+        raise SpecError(f"--max-replicas {scaling.most} is not above --replicas {deployment.replicas}")
+    if not re.fullmatch(r"https?://[^\s/]+\S*", scaling.prometheus):
+        raise SpecError(f"--prometheus {scaling.prometheus} is not the address of a server: http://HOST:PORT")

@@ -1,0 +1,116 @@
+"""The objects of Kubernetes beside the pod: https://kubernetes.io/docs/reference/kubernetes-api/"""
+
+from __future__ import annotations
+
+from urllib.parse import urlsplit
+
+from builder.deploy.deployment import Deployment
+from builder.deploy.pod import GATEWAY_PORT, Document, labels, pod
+from builder.deploy.scaling import scaled_object
+from builder.triton.arguments import METRICS_PORT
+
+HTTPS, DNS = 443, 53
+MONITORING = "monitoring"  # the namespace of Prometheus, as its operator's own manifests have it
+PICKER_PORT = 9002  # of the endpoint picker's service, as its chart has it
+
+
+def objects(deployment: Deployment) -> dict[str, Document]:
+    """By the name of a file each."""
+    found = {
+        "deployment": workload(deployment),
+        "service": _service(deployment),
+        "disruption-budget": _disruption_budget(deployment),
+        "network-policy": _network_policy(deployment),
+    }
+    if deployment.monitored:
+        found["pod-monitor"] = _pod_monitor(deployment)
+    if deployment.scaling is not None:
+        spec = scaled_object(deployment, deployment.scaling)
+        found["scaled-object"] = document(deployment, "keda.sh/v1alpha1", "ScaledObject", spec)
+    if deployment.pooled:
+        found["inference-pool"] = _inference_pool(deployment)
+    return found
+
+
+def document(deployment: Deployment, version: str, kind: str, spec: Document) -> Document:
+    """An object named after the deployment."""
+    metadata = {"name": deployment.name, "labels": labels(deployment)}
+    return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
+
+
+def workload(deployment: Deployment) -> Document:
+    """Replicas that change one after another, a new one before an old one goes."""
+    spec: Document = {
+        "replicas": deployment.replicas,
+        "selector": {"matchLabels": labels(deployment)},
+        "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
+        "template": {"metadata": {"labels": labels(deployment)}, "spec": pod(deployment)},
+    }
+    if deployment.scaling is not None:
+        del spec["replicas"]  # KEDA's to say; whoever applies this again would undo it
+    return document(deployment, "apps/v1", "Deployment", spec)
+
+
+def _service(deployment: Deployment) -> Document:
+    port = {"name": "http", "port": 80, "targetPort": "gateway", "appProtocol": "http"}
+    return document(deployment, "v1", "Service", {"selector": labels(deployment), "ports": [port]})
+
+
+def _disruption_budget(deployment: Deployment) -> Document:
+    spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels(deployment)}}
+    return document(deployment, "policy/v1", "PodDisruptionBudget", spec)
+
+
+def _network_policy(deployment: Deployment) -> Document:
+    """In: clients of this namespace to the gateway, and what watches. Out: names and, for the pull, the store."""
+    ingress: list[Document] = [{"from": [{"podSelector": {}}], "ports": [_port(GATEWAY_PORT)]}]
+    if deployment.monitored:
+        prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": MONITORING}}}
+        ingress.append({"from": [prometheus], "ports": [_port(METRICS_PORT), _port(GATEWAY_PORT)]})
+    spec = {
+        "podSelector": {"matchLabels": labels(deployment)},
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": ingress,
+        "egress": _egress(deployment),
+    }
+    return document(deployment, "networking.k8s.io/v1", "NetworkPolicy", spec)
+
+
+def _egress(deployment: Deployment) -> list[Document]:
+    if not deployment.stored:
+        return []
+    names = {"ports": [_port(DNS, "UDP"), _port(DNS)]}
+    return [names, {"ports": [_port(_store_port(deployment))]}]
+
+
+def _store_port(deployment: Deployment) -> int:
+    if deployment.endpoint is None:
+        return HTTPS
+    parts = urlsplit(deployment.endpoint)
+    return parts.port or (HTTPS if parts.scheme == "https" else 80)
+
+
+def _port(number: int, protocol: str = "TCP") -> Document:
+    return {"protocol": protocol, "port": number}
+
+
+def _pod_monitor(deployment: Deployment) -> Document:
+    """Of Prometheus' operator. A gateway with keys asks for one: the secret has it as `metrics`."""
+    gateway: Document = {"port": "gateway", "path": "/metrics"}
+    if deployment.secrets.keys is not None:
+        gateway["authorization"] = {"credentials": {"name": deployment.secrets.keys, "key": "metrics"}}
+    spec = {
+        "selector": {"matchLabels": labels(deployment)},
+        "podMetricsEndpoints": [{"port": "metrics", "path": "/metrics"}, gateway],
+    }
+    return document(deployment, "monitoring.coreos.com/v1", "PodMonitor", spec)
+
+
+def _inference_pool(deployment: Deployment) -> Document:
+    """Of the Gateway API's inference extension, whose endpoint picker chooses the replica."""
+    spec = {
+        "selector": {"matchLabels": labels(deployment)},
+        "targetPorts": [{"number": GATEWAY_PORT}],
+        "endpointPickerRef": {"name": f"{deployment.name}-epp", "port": {"number": PICKER_PORT}},
+    }
+    return document(deployment, "inference.networking.k8s.io/v1", "InferencePool", spec)

@@ -1,0 +1,189 @@
+"""The pod of a replica: what pulls the models, Triton, and the gateway in front of it.
+
+Triton is a sidecar (an init container that stays, Kubernetes 1.29 and later): it is there before the gateway starts,
+and is told to stop only when the gateway has finished what ran, so nothing that was accepted is lost.
+Sources: https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/ and .../pods/pod-lifecycle/
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from builder.deploy.deployment import Deployment
+from builder.deploy.image import tag
+from builder.deploy.probes import ready_probe, request_probe
+from builder.errors import SpecError
+from builder.gateway.settings import Settings
+from builder.triton.arguments import (
+    EXIT_TIMEOUT_S,
+    GRPC_PORT,
+    HTTP_PORT,
+    METRICS_PORT,
+    USER,
+    arguments,
+    command,
+)
+
+GATEWAY_PORT = 9000  # as `build-repo gateway` listens unless told otherwise
+SINCE = "1.30"  # the Kubernetes that first has, unless told otherwise, sidecars and a preStop that sleeps
+NOBODY = 65534  # the user of the images of the gateway and the pull
+LEAVING_S = 10  # until all proxies have learnt that the pod is going
+START_S, GPU_START_S = 300, 1800  # to load the models; with a GPU, to compile engines first
+CACHED_ENGINES = "/engines"  # where ONNX Runtime's TensorRT keeps what it compiles, in the image
+GATEWAY_CPU, GATEWAY_MEMORY = "500m", 512 << 20  # one event loop; 94 MB were measured with 1,000 idle connections
+
+Document = dict[str, Any]
+
+
+def labels(deployment: Deployment) -> Document:
+    """What its pods are found by: https://kubernetes.io/docs/concepts/overview/working-with-objects/common-labels/"""
+    return {"app.kubernetes.io/name": "build-repo", "app.kubernetes.io/instance": deployment.name}
+
+
+def pod(deployment: Deployment) -> Document:
+    """The spec of a pod. Raises SpecError where the deployment names no registry."""
+    drain = round(Settings().drain_s)
+    return {
+        "automountServiceAccountToken": False,
+        "enableServiceLinks": False,
+        "terminationGracePeriodSeconds": LEAVING_S + drain + EXIT_TIMEOUT_S + 10,
+        "securityContext": pod_security(),
+        "topologySpreadConstraints": spread(deployment),
+        "initContainers": [*pulls(deployment), {**triton(deployment), "restartPolicy": "Always"}],
+        "containers": [gateway(deployment)],
+        "volumes": volumes(deployment),
+    }
+
+
+def pod_security() -> Document:
+    """The Pod Security Standard `restricted`: https://kubernetes.io/docs/concepts/security/pod-security-standards/"""
+    return {"runAsNonRoot": True, "fsGroup": USER, "seccompProfile": {"type": "RuntimeDefault"}}
+
+
+def container_security(user: int) -> Document:
+    """What `restricted` asks of a container, and a file system that cannot be written."""
+    return {
+        "runAsUser": user,
+        "runAsGroup": user,
+        "allowPrivilegeEscalation": False,
+        "readOnlyRootFilesystem": True,
+        "capabilities": {"drop": ["ALL"]},
+    }
+
+
+def spread(deployment: Deployment) -> list[Document]:
+    """Over zones and machines, as far as there are some."""
+    return [
+        {
+            "maxSkew": 1,
+            "topologyKey": key,
+            "whenUnsatisfiable": "ScheduleAnyway",
+            "labelSelector": {"matchLabels": labels(deployment)},
+        }
+        for key in ("topology.kubernetes.io/zone", "kubernetes.io/hostname")
+    ]
+
+
+def image(deployment: Deployment, kind: str) -> str:
+    """The image of a container: `triton`, `gateway` or `pull`. Raises SpecError where no registry was named."""
+    if deployment.registry is None:
+        raise SpecError("say where the cluster gets its images from: --registry HOST/PATH")
+    name = f"{deployment.name}-triton" if kind == "triton" else f"build-repo-{kind}"
+    own = tag(deployment) if kind == "triton" else version("triton-model-repository-builder")
+    return f"{deployment.registry.rstrip('/')}/{name}:{own}"
+
+
+def pulls(deployment: Deployment) -> list[Document]:
+    """What brings the models from the object store: one version of each, so that all replicas have the same."""
+    if not deployment.stored:
+        return []
+    names = [f"{model.name}@{model.version}" for model in deployment.models]
+    container: Document = {
+        "name": "pull",
+        "image": image(deployment, "pull"),
+        "args": [*names, f"--from={deployment.repository}", "--repository=/pulled/models"],
+        "env": [{"name": "HOME", "value": "/tmp"}],
+        "securityContext": container_security(USER),
+        "resources": {"requests": {"cpu": "500m", "memory": "512Mi"}, "limits": {"memory": "1Gi"}},
+        "volumeMounts": [{"name": "models", "mountPath": "/pulled"}, {"name": "tmp", "mountPath": "/tmp"}],
+    }
+    if deployment.endpoint is not None:
+        container["env"].append({"name": "AWS_ENDPOINT_URL", "value": deployment.endpoint})
+    if deployment.secrets.store is not None:
+        container["envFrom"] = [{"secretRef": {"name": deployment.secrets.store}}]
+    return [container]
+
+
+def triton(deployment: Deployment) -> Document:
+    """The server, with the arguments and the numbers of docker-compose.yml."""
+    live = {"httpGet": {"path": "/v2/health/live", "port": "http"}, "periodSeconds": 10, "timeoutSeconds": 5}
+    mounts: list[Document] = [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "tmp", "mountPath": "/tmp"}]
+    if deployment.stored:
+        mounts.append({"name": "models", "mountPath": "/models", "subPath": "models", "readOnly": True})
+    if deployment.on_gpu:
+        mounts.append({"name": "engines", "mountPath": CACHED_ENGINES})
+    return {
+        "name": "triton",
+        "image": image(deployment, "triton"),
+        "command": command(),
+        "args": arguments(deployment.release, deployment.size.response_cache),
+        "env": [{"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
+        "ports": [
+            {"name": "http", "containerPort": HTTP_PORT},
+            {"name": "grpc", "containerPort": GRPC_PORT},
+            {"name": "metrics", "containerPort": METRICS_PORT},
+        ],
+        "startupProbe": {**ready_probe(()), "periodSeconds": 5, "failureThreshold": start_s(deployment) // 5},
+        "readinessProbe": {**ready_probe(deployment.probed), "periodSeconds": 5, "timeoutSeconds": 5},
+        "livenessProbe": request_probe(deployment) if deployment.probed else live,
+        "securityContext": container_security(USER),
+        "resources": resources(deployment),
+        "volumeMounts": mounts,
+    }
+
+
+def start_s(deployment: Deployment) -> int:
+    """Seconds that a server may take to load its models."""
+    return GPU_START_S if deployment.on_gpu else START_S
+
+
+def resources(deployment: Deployment) -> Document:
+    """Those of the plan. What is in /dev/shm counts as memory of whoever wrote it, so the limit has room for it."""
+    size = deployment.size
+    gpu = {"nvidia.com/gpu": 1} if deployment.on_gpu else {}
+    return {
+        "requests": {"cpu": size.cores, "memory": size.memory, **gpu},
+        "limits": {"cpu": size.cores, "memory": size.memory + size.shm, **gpu},
+    }
+
+
+def gateway(deployment: Deployment) -> Document:
+    """The one port for clients; it is ready while the Triton beside it is."""
+    health = {"periodSeconds": 5, "timeoutSeconds": 3}
+    container: Document = {
+        "name": "gateway",
+        "image": image(deployment, "gateway"),
+        "args": [f"--url=127.0.0.1:{GRPC_PORT}", "--host=0.0.0.0", f"--port={GATEWAY_PORT}"],
+        "ports": [{"name": "gateway", "containerPort": GATEWAY_PORT}],
+        "readinessProbe": {"httpGet": {"path": "/health/ready", "port": "gateway"}, **health},
+        "livenessProbe": {"httpGet": {"path": "/health", "port": "gateway"}, **health, "failureThreshold": 6},
+        "lifecycle": {"preStop": {"sleep": {"seconds": LEAVING_S}}},
+        "securityContext": container_security(NOBODY),
+        "resources": {
+            "requests": {"cpu": GATEWAY_CPU, "memory": GATEWAY_MEMORY},
+            "limits": {"memory": GATEWAY_MEMORY},
+        },
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
+    }
+    if deployment.secrets.keys is not None:
+        key = {"secretKeyRef": {"name": deployment.secrets.keys, "key": "keys"}}
+        container["env"] = [{"name": "BUILD_REPO_GATEWAY_KEYS", "valueFrom": key}]
+    return container
+
+
+def volumes(deployment: Deployment) -> list[Document]:
+    """/dev/shm of the plan's size, /tmp, and where models are pulled to and engines are kept."""
+    shm = {"medium": "Memory", "sizeLimit": deployment.size.shm}
+    kept = [*(["models"] if deployment.stored else []), *(["engines"] if deployment.on_gpu else [])]
+    return [{"name": "shm", "emptyDir": shm}, *({"name": name, "emptyDir": {}} for name in ("tmp", *kept))]

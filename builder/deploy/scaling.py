@@ -1,0 +1,72 @@
+"""How many replicas: by how long requests wait, as Triton and the gateway themselves measure it.
+
+Source of the fields: https://keda.sh/docs/2.20/reference/scaledobject-spec/ and .../scalers/prometheus/
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from builder.deploy.deployment import Deployment, Scaling
+
+WINDOW = "1m"
+IDLE_S = 300  # of less load until replicas go: they take a while to come back
+
+
+def queries(deployment: Deployment) -> dict[str, str]:
+    """PromQL by the name of a trigger: mean milliseconds that a request waits for the model that is waited for most, in
+    Triton's batcher and in the queues of decode loops. 0 where nothing is asked: clamp_min keeps that from being 0/0.
+    """
+    of = f'namespace="{deployment.namespace}", pod=~"{deployment.name}-.*"'
+    batched = "|".join(re.escape(model.name) for model in deployment.models if not model.generates)
+    found = {}
+    if batched:  # of the fronts: their engines answer them alone
+        of_fronts = f'{of}, model=~"{batched}"'.replace("\\", "\\\\")
+        found["batcher"] = _mean(
+            "nv_inference_queue_duration_us", "nv_inference_request_success", of_fronts, "model", "/ 1000"
+        )
+    if any(model.generates for model in deployment.models):
+        queue = "vllm:request_queue_time_seconds"
+        found["decode-loop"] = _mean(f"{queue}_sum", f"{queue}_count", of, "model_name", "* 1000")
+    return found
+
+
+def scaled_object(deployment: Deployment, scaling: Scaling) -> dict[str, Any]:
+    """KEDA's: the wait of whoever waits longest decides."""
+    return {
+        "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment.name},
+        "minReplicaCount": deployment.replicas,
+        "maxReplicaCount": scaling.most,
+        "pollingInterval": 15,
+        "advanced": {"horizontalPodAutoscalerConfig": {"behavior": behavior()}},
+        "triggers": [
+            {
+                "type": "prometheus",
+                "name": name,
+                "metricType": "Value",  # a mean of all replicas, not a sum of theirs
+                "metadata": {
+                    "serverAddress": scaling.prometheus,
+                    "query": query,
+                    "threshold": str(scaling.queue_ms),
+                },
+            }
+            for name, query in queries(deployment).items()
+        ],
+    }
+
+
+def behavior() -> dict[str, Any]:
+    """Twice as many a minute at most; one fewer a minute, once it was less for a while."""
+    return {
+        "scaleUp": {"policies": [{"type": "Percent", "value": 100, "periodSeconds": 60}]},
+        "scaleDown": {
+            "stabilizationWindowSeconds": IDLE_S,
+            "policies": [{"type": "Pods", "value": 1, "periodSeconds": 60}],
+        },
+    }
+
+
+def _mean(time: str, count: str, of: str, model: str, unit: str) -> str:
+    total, number = (f"sum by ({model}) (rate({metric}{{{of}}}[{WINDOW}]))" for metric in (time, count))
+    return f"max({total} / clamp_min({number}, 0.001)) {unit}"

@@ -1,0 +1,46 @@
+"""What a replica takes: by the plan of a models.yaml that states a load, or as the models were built."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from builder.deploy.deployment import Model, Size
+from builder.errors import SpecError
+from builder.plan.lines import Plan
+from builder.plan.process import all_memory, all_shared_memory
+from builder.triton.arguments import RESPONSE_CACHE
+
+
+def as_built(models: Sequence[Model], cores: int | None) -> Size:
+    """With `cores`, or those of the model that was built for most. Raises SpecError where nothing says how many."""
+    plans = [model.plan for model in models]
+    return Size(cores or _cores(plans), all_memory(plans), all_shared_memory(plans), RESPONSE_CACHE)
+
+
+def as_planned(models: Sequence[Model], file: Path, cores: int | None) -> tuple[tuple[Model, ...], Size]:
+    """The numbers of `build-repo plan`, for the `load:` and `machine:` of a models.yaml, and the models with them.
+
+    Raises SpecError where a model that is deployed has no load there, or the load cannot be held.
+    """
+    from builder.plan.machine import plan  # loads torch
+    from builder.spec import load_specs
+
+    plans, machine = plan(load_specs(file))
+    by_name = {one.name: one for one in plans}
+    missing = [model.name for model in models if model.name not in by_name]
+    if missing:
+        raise SpecError(f"{file} states no load for {missing[0]}, which is deployed; it does for {', '.join(by_name)}")
+    lacking = [f"{one.name}: {text}" for one in plans for text in one.lacking] + list(machine.lacking)
+    if lacking:
+        raise SpecError(f"{file}: the load cannot be held ({lacking[0]}); see all: build-repo plan {file}")
+    size = Size(cores or machine.cores, machine.memory, machine.shm, machine.response_cache or RESPONSE_CACHE)
+    return tuple(replace(model, plan=by_name[model.name]) for model in models), size
+
+
+def _cores(plans: Sequence[Plan]) -> int:
+    open_ended = [plan.name for plan in plans if plan.cores is None]
+    if open_ended:
+        raise SpecError(f"{open_ended[0]} takes all cores that it finds; say how many a replica has: --cores N")
+    return max(1, *(round(plan.cores or 0) for plan in plans))

@@ -1,0 +1,31 @@
+"""The orchestrators. The folder is the registry: `kubernetes` is `kubernetes.py`, with `TARGET`."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from builder.deploy.deployment import Deployment
+
+
+@dataclass(frozen=True)
+class Target:
+    """`files`: what is written for a deployment, by its path in the output folder. It raises SpecError for what the
+    target cannot do. `then`: what a user does with the folder `{output}`.
+    """
+
+    files: Callable[[Deployment], Mapping[str, str]]
+    then: str
+
+
+def names() -> list[str]:
+    """Every target."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def find_target(name: str) -> Target:
+    """The target called `name`, which is one of names()."""
+    target: Target = importlib.import_module(f"{__name__}.{name}").TARGET
+    return target

@@ -1,0 +1,103 @@
+"""A chart: the manifests of the target kubernetes, with what is changed from one cluster to the next as values.
+
+Its templates only put values in, so that a chart with its own values is the manifests, whatever the release is called.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+from builder.deploy.deployment import Deployment
+from builder.deploy.image import image_files
+from builder.deploy.objects import objects
+from builder.deploy.pod import SINCE
+from builder.deploy.targets import Target
+from builder.deploy.yamls import HEAD, text
+
+POD = "spec.template.spec"
+# By its key in values.yaml: the object, and where in it; a part of a list is found by its name.
+VALUES = {
+    "replicas": ("deployment", "spec.replicas"),
+    "pullImage": ("deployment", f"{POD}.initContainers.pull.image"),
+    "tritonImage": ("deployment", f"{POD}.initContainers.triton.image"),
+    "gatewayImage": ("deployment", f"{POD}.containers.gateway.image"),
+    "tritonResources": ("deployment", f"{POD}.initContainers.triton.resources"),
+    "gatewayResources": ("deployment", f"{POD}.containers.gateway.resources"),
+    "sharedMemory": ("deployment", f"{POD}.volumes.shm.emptyDir.sizeLimit"),
+    "minReplicas": ("scaled-object", "spec.minReplicaCount"),
+    "maxReplicas": ("scaled-object", "spec.maxReplicaCount"),
+}
+RELEASE, NAMESPACE = "the-release-name", "the-release-namespace"  # stand in templates until they are text
+
+
+def _files(deployment: Deployment) -> dict[str, str]:
+    plain = objects(deployment)
+    templates = objects(replace(deployment, name=RELEASE, namespace=NAMESPACE))
+    values = {}
+    for key, (name, path) in VALUES.items():
+        if name in plain and (found := _find(plain[name], path)) is not None:
+            parent, last = found
+            values[key] = parent[last]
+            place, at = _find(templates[name], path) or found
+            place[at] = f"the-value-{key}"
+    chart = {
+        "apiVersion": "v2",
+        "name": deployment.name,
+        "description": "Triton and the gateway of build-repo, on models that were built and verified",
+        "type": "application",
+        "version": version("triton-model-repository-builder"),
+        "appVersion": deployment.release,
+        "kubeVersion": f">={SINCE}.0-0",
+    }
+    return {
+        "Chart.yaml": text(chart),
+        "values.yaml": text(values),
+        "values.schema.json": json.dumps(_schema(values), indent=1) + "\n",
+        **{f"templates/{name}.yaml": _template(document, values) for name, document in templates.items()},
+        **image_files(deployment),
+        ".helmignore": f"{HEAD}image/\n",
+    }
+
+
+def _template(document: Mapping[str, Any], values: Mapping[str, Any]) -> str:
+    """`document` with the expressions of a chart instead of what stands for them."""
+    written = text(document)
+    if "{{" in written:
+        raise AssertionError("a manifest has what a chart would take for an expression")
+    for key in values:
+        written = written.replace(f"the-value-{key}\n", f"{{{{ .Values.{key} | toJson }}}}\n")
+    for stands, name in ((NAMESPACE, "Namespace"), (RELEASE, "Name")):
+        written = written.replace(f": {stands}\n", f": {{{{ .Release.{name} | quote }}}}\n")
+        written = written.replace(stands, f"{{{{ .Release.{name} }}}}")
+    return written
+
+
+def _find(document: Any, path: str) -> tuple[Any, str] | None:
+    """What holds the last part of `path`, and that part; None where the document has no such place."""
+    *parts, last = path.split(".")
+    for part in parts:
+        if isinstance(document, list):
+            document = next((entry for entry in document if entry["name"] == part), None)
+        else:
+            document = document.get(part)
+        if document is None:
+            return None
+    return (document, last) if last in document else None
+
+
+def _schema(values: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON schema of values.yaml: the same keys, with values of the same kind."""
+    kinds = {int: {"type": ["integer", "string"]}, str: {"type": "string"}, dict: {"type": "object"}}
+    return {
+        "$schema": "https://json-schema.org/draft-07/schema#",
+        "type": "object",
+        "properties": {key: kinds[type(value)] for key, value in values.items()},
+        "additionalProperties": False,
+    }
+
+
+TARGET = Target(_files, "helm install {output} --generate-name")

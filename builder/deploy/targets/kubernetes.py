@@ -1,0 +1,24 @@
+"""Plain manifests, for `kubectl apply -k`."""
+
+from __future__ import annotations
+
+from builder.deploy.deployment import Deployment
+from builder.deploy.image import image_files
+from builder.deploy.objects import objects
+from builder.deploy.targets import Target
+from builder.deploy.yamls import text
+
+
+def _files(deployment: Deployment) -> dict[str, str]:
+    manifests = {f"{name}.yaml": document for name, document in objects(deployment).items()}
+    index = {
+        "apiVersion": "kustomize.config.k8s.io/v1beta1",
+        "kind": "Kustomization",
+        "namespace": deployment.namespace,
+        "resources": list(manifests),
+    }
+    written = {name: text(document) for name, document in {"kustomization.yaml": index, **manifests}.items()}
+    return {**written, **image_files(deployment)}
+
+
+TARGET = Target(_files, "kubectl apply -k {output}")

@@ -1,0 +1,46 @@
+"""What a model takes as it was built: the arithmetic of a plan, for the settings that its repository has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from builder.plan.lines import Line, Plan
+from builder.plan.needs import Needs, published, served_version
+from builder.plan.process import memory_line, shared_memory_line
+from builder.report.record import read_report
+from builder.runtime.contract import EncoderServing, GenerationServing, load
+from builder.triton.render import parse
+
+
+def plan_built(repository: Path, name: str) -> Plan:
+    """Memory, shared memory and, as `cores`, the threads of a model of a repository; None where it takes all cores.
+
+    Raises RepositoryError where the model, or what its build noted, cannot be read.
+    """
+    needs, serving = published(repository, name), load(served_version(repository / name))
+    if isinstance(serving, EncoderServing):
+        return _encoder(repository, name, needs, serving)
+    return _generating(repository, name, needs, serving)
+
+
+def _encoder(repository: Path, name: str, needs: Needs, serving: EncoderServing) -> Plan:
+    config = parse((repository / name / "config.pbtxt").read_text("utf-8"), name)
+    instances = sum(group.count or 1 for group in config.instance_group) or 1
+    memory, size = memory_line(instances, needs.weights)
+    limits = serving.limits
+    shm, shared = shared_memory_line(instances, max(1, config.max_batch_size), limits.request_bytes, needs.answer_bytes)
+    threads = 0 if serving.session is None else serving.session.threads
+    return Plan(name, (memory, shm, _threads(instances, threads)), {}, size, shared, float(instances * threads) or None)
+
+
+def _generating(repository: Path, name: str, needs: Needs, serving: GenerationServing) -> Plan:
+    cache = (read_report(repository, name).memory or {}).get("cache", 0)
+    memory, size = memory_line(1, needs.weights, cache)
+    requests = serving.arena.slots + serving.queue
+    shm, shared = shared_memory_line(1, requests, serving.limits.request_bytes, needs.answer_bytes)
+    threads = serving.session.threads
+    return Plan(name, (memory, shm, _threads(1, threads)), {}, size, shared, float(threads) or None)
+
+
+def _threads(instances: int, threads: int) -> Line:
+    return Line("threads", f"{instances} x {threads or 'all'}", str(instances * threads or "all cores"))

@@ -1,0 +1,35 @@
+"""Deployments as nobody had to build them: an encoder and a decode loop, from a store and from a folder."""
+
+from __future__ import annotations
+
+from builder.deploy.deployment import Deployment, Model, Scaling, Secrets, Size
+from builder.plan.lines import Line, Plan
+
+ENCODER_PLAN = Plan("minilm", (Line("memory", "1 x 84 MB", "84 MB"),), {}, 120_000_000, 64 << 20, 2.0)
+DECODER_PLAN = Plan("writes", (Line("memory", "1 x 84 MB", "84 MB"),), {}, 900_000_000, 300 << 20, 2.0)
+ENCODER = Model("minilm", 3, ("minilm", "minilm_model"), "26.08", "cpu", False, '{"text_input": "a"}', ENCODER_PLAN)
+DECODER = Model("writes", 1, ("writes",), "26.08", "cpu", True, '{"text_input": "a", "max_tokens": 1}', DECODER_PLAN)
+ON_GPU = Model("card", 1, ("card",), "26.08", "cuda", True, '{"text_input": "a", "max_tokens": 1}', DECODER_PLAN)
+SIZE = Size(4, 1_120_000_000, 384 << 20, 16 << 20)
+
+STORED = Deployment(
+    "search", "s3://bucket/models", True, (ENCODER, DECODER), SIZE, registry="registry.example/team", namespace="text"
+)
+IN_IMAGE = Deployment("models", "model_repository", False, (ENCODER,), SIZE, registry="registry.example")
+ALL = Deployment(
+    name="search",
+    repository="s3://bucket/models",
+    stored=True,
+    models=(ENCODER, DECODER),
+    size=SIZE,
+    replicas=3,
+    namespace="text",
+    registry="registry.example/team",
+    endpoint="http://minio.store:9000",
+    scaling=Scaling(8, "http://prometheus.monitoring:9090", 50),
+    secrets=Secrets("gateway-keys", "store-credentials"),
+    probed=("minilm", "writes"),
+    monitored=True,
+)
+WITH_GPU = Deployment("cards", "s3://bucket/cards", True, (ON_GPU,), SIZE, registry="registry.example", pooled=True)
+DEPLOYMENTS = {"stored": STORED, "in the image": IN_IMAGE, "all": ALL, "on a GPU": WITH_GPU}
