@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -56,7 +56,7 @@ class Outcome:
 class Executor(Protocol):
     """Builds jobs on workers, as many at once as memory and cores allow."""
 
-    def run(self, jobs: Sequence[Job]) -> Iterator[Progress | Outcome]:
+    def run(self, jobs: Sequence[Job]) -> Generator[Progress | Outcome, None, None]:
         """Build them, first ones first, and say what happens: any number of Progress, and one Outcome a job, in the
         order in which they end.
 

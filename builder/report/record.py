@@ -177,15 +177,23 @@ def read_report(repository: Path, name: str) -> BuildReport:
     """The report of a model that was published. Raises RepositoryError."""
     path = repository / name / "build.json"
     try:
-        document = json.loads(path.read_text("utf-8"))
+        return parse_report(path.read_bytes(), str(path))
+    except FileNotFoundError:
+        known = ", ".join(sorted(p.parent.name for p in repository.glob("*/build.json"))) or "no model"
+        raise RepositoryError(f"{repository} has no build.json of {name}; it has {known} (--repository)") from None
+    except OSError as error:
+        raise RepositoryError(f"{path} cannot be read ({error.strerror})") from error
+
+
+def parse_report(text: bytes, where: str) -> BuildReport:
+    """The report that a build.json holds. Raises RepositoryError where it is none of this version of build-repo."""
+    try:
+        document = json.loads(text)
         tuples = {name: tuple(document[name]) for name in ("warnings", "tuned_for")}
         rungs = tuple(Rung(**rung) for rung in document["ladder"])
         if type(document["verified"]) is not bool:
             raise TypeError("verified is not true or false")
         checks = tuple(EngineCheck(**check) for check in document["verified_on"])
         return BuildReport(**{**document, **tuples, "ladder": rungs, "verified_on": checks})
-    except FileNotFoundError:
-        known = ", ".join(sorted(p.parent.name for p in repository.glob("*/build.json"))) or "no model"
-        raise RepositoryError(f"{repository} has no build.json of {name}; it has {known} (--repository)") from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RepositoryError(f"{path} is not a report of this version ({error}); build the model again") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise RepositoryError(f"{where} is not a report of this version ({error}); build the model again") from error

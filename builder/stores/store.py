@@ -89,6 +89,14 @@ class Store:
                 self.files.put_file(str(source), path)
         return True
 
+    def read(self, blob: Blob) -> bytes:
+        """What a small blob holds. Raises RepositoryError where that is not what its name says."""
+        with _told(f"{self.url} could not be read"):
+            found: bytes = self.files.cat_file(self._blob(blob))
+        if hashlib.sha256(found).hexdigest() != blob.sha256:
+            raise RepositoryError(f"{self.url}: the blob {self._blob(blob)} is not what its name says")
+        return found
+
     def get(self, blob: Blob, target: Path) -> None:
         """Bring a blob to `target`, going on where an earlier attempt ended. Raises RepositoryError."""
         path, unfinished = self._blob(blob), target.with_name(f"{target.name}.part")

@@ -1,0 +1,112 @@
+"""What is to be done of many models before anything is done: what is new, what changed, how long, how much memory."""
+
+from __future__ import annotations
+
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import count
+from typing import Literal
+
+from builder.errors import BuilderError, RepositoryError
+from builder.fleet.executor import Job
+from builder.fleet.history import Expected, History
+from builder.fleet.published import newest
+from builder.report.record import BuildReport
+from builder.spec import BuildSpec
+
+Status = Literal["new", "changed", "unchanged", "refused"]
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One model. `why`: what is known of its status, in words; `report`: of the version that is published already."""
+
+    spec: BuildSpec
+    status: Status
+    expected: Expected
+    why: str = ""
+    report: BuildReport | None = None
+
+    @property
+    def name(self) -> str:
+        return self.spec.entry_name
+
+    @property
+    def is_built(self) -> bool:
+        """Whether there is something to do."""
+        return self.status in ("new", "changed")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All models, in the order of the models.yaml."""
+
+    models: tuple[Planned, ...]
+
+    @cached_property
+    def counts(self) -> Counter[str]:
+        """How many there are of each status."""
+        return Counter(model.status for model in self.models)
+
+    @cached_property
+    def builds(self) -> list[Planned]:
+        """Those that are built, in the order in which they begin.
+
+        Of those of one checkpoint the first comes before all seconds, which then find what it has exported; long ones
+        begin early, so that no worker is alone with one in the end; and those whose choice hangs on times come last,
+        because each of them is alone.
+        """
+        turns: defaultdict[str, Iterator[int]] = defaultdict(count)
+        built = [(next(turns[m.spec.model]), m) for m in self.models if m.is_built]
+        ordered = sorted(built, key=lambda one: (one[1].spec.chooses_by_time, one[0], -self.seconds_of(one[1])))
+        return [model for _, model in ordered]
+
+    @cached_property
+    def _typical(self) -> float:
+        known = [m.expected.seconds for m in self.models if m.is_built and m.expected.seconds is not None]
+        return statistics.median(known) if known else 0.0
+
+    def seconds_of(self, model: Planned) -> float:
+        """What it will take; the median of the others where nothing is known of it, 0 where that is none either."""
+        return self._typical if model.expected.seconds is None else model.expected.seconds
+
+    def seconds(self, workers: int) -> float:
+        """What all builds will take on so many workers, roughly; 0 where nothing is known."""
+        shared = [self.seconds_of(m) for m in self.builds if not m.spec.chooses_by_time]
+        alone = sum(self.seconds_of(m) for m in self.builds if m.spec.chooses_by_time)
+        return alone + max([sum(shared) / workers, *shared])
+
+    def jobs(self, cores: int, workers: int) -> list[Job]:
+        """The builds for an executor of `workers` that share `cores`; one whose choice hangs on times has them all."""
+        share = max(1, cores // workers)
+        return [Job(m.spec, m.expected.memory, cores if m.spec.chooses_by_time else share) for m in self.builds]
+
+
+def plan_builds(
+    specs: Sequence[BuildSpec], key: Callable[[BuildSpec], str], history: History, rebuild: bool = False
+) -> Plan:
+    """Look at each checkpoint and at what is published of it. `rebuild`: have all built, changed or not.
+
+    `key`: what a build depends on (builder/cache/keys.py).
+    """
+    return Plan(tuple(_planned(spec, key, history, rebuild) for spec in specs))
+
+
+def _planned(spec: BuildSpec, key: Callable[[BuildSpec], str], history: History, rebuild: bool) -> Planned:
+    expected = history.expected(spec)
+    try:
+        wanted = key(spec)
+    except BuilderError as error:
+        return Planned(spec, "refused", expected, str(error))
+    try:
+        report = newest(spec)
+    except RepositoryError as error:
+        return Planned(spec, "changed", expected, str(error))
+    if report is None:
+        return Planned(spec, "new", expected)
+    if rebuild or report.build_key != wanted:
+        return Planned(spec, "changed", expected, "--rebuild" if rebuild else "", report)
+    return Planned(spec, "unchanged", expected, f"version {report.version}", report)

@@ -1,0 +1,152 @@
+"""The executor of this machine: processes that keep torch loaded and take build after build.
+
+Each is `python -m builder.fleet.worker`, with a connection to this process. One that dies fails the model that it
+builds, and is replaced; when this process ends, however it does, they end too.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Generator, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from multiprocessing import Pipe
+from multiprocessing.connection import wait
+from pathlib import Path
+
+from builder.fleet.executor import Job, Outcome, Progress
+from builder.fleet.memory import resident_memory
+from builder.machine import available_cores
+
+LOADING = "loading torch"  # the stage before the first
+ERRORS = "errors.txt"  # of a worker's folder: what libraries print, which may say why it died
+PATIENCE_S = 10.0  # for a worker that was told to stop
+
+
+@dataclass(frozen=True)
+class Processes:
+    """An Executor of at most `workers` processes, whose builds together take `memory` bytes and `cores` at most; a
+    build that needs more than that runs alone. `verbose`: whether what libraries say is shown."""
+
+    workers: int
+    memory: int
+    cores: int = field(default_factory=available_cores)
+    verbose: bool = False
+
+    def run(self, jobs: Sequence[Job]) -> Generator[Progress | Outcome, None, None]:
+        """See Executor."""
+        waiting, pool = list(jobs), [Worker(f"worker {number + 1}", self.verbose) for number in range(self.workers)]
+        try:
+            while waiting or any(worker.job for worker in pool):
+                yield from self._begin(waiting, pool)
+                yield from _news(pool)
+        finally:
+            for worker in pool:
+                worker.stop()
+
+    def _begin(self, waiting: list[Job], pool: Sequence[Worker]) -> Iterator[Progress]:
+        """Give each idle worker the first of the waiting jobs that there is room for."""
+        for worker in pool:
+            job = None if worker.job else next((job for job in waiting if self._has_room(job, worker, pool)), None)
+            if job is not None:
+                waiting.remove(job)
+                worker.begin(job)
+                yield Progress(job.name, worker.name, LOADING)
+
+    def _has_room(self, job: Job, worker: Worker, pool: Sequence[Worker]) -> bool:
+        others = [other for other in pool if other is not worker]
+        if not any(other.job for other in others):
+            return True
+        cores = sum(other.job.cores for other in others if other.job)
+        memory = sum(other.claim() for other in others) + max(job.memory, worker.resident())
+        return cores + job.cores <= self.cores and memory <= self.memory
+
+
+def _news(pool: Sequence[Worker]) -> Iterator[Progress | Outcome]:
+    """Wait until workers have something to say, and say it."""
+    busy = {worker.connection: worker for worker in pool if worker.job}
+    for connection in wait(list(busy)):
+        yield busy[connection].hear()
+
+
+class Worker:
+    """One process, started when there is something to build."""
+
+    def __init__(self, name: str, verbose: bool) -> None:
+        self.name, self.verbose = name, verbose
+        self.process: subprocess.Popen[bytes] | None = None
+        self.job: Job | None = None
+
+    def begin(self, job: Job) -> None:
+        """Have `job` built."""
+        if self.process is None or self.process.poll() is not None:
+            self.stop()
+            self._start()
+        self.job, self.stage, self.begun = job, LOADING, time.perf_counter()
+        with suppress(OSError):  # a worker that died just now: `hear` says so
+            self.connection.send(job)
+
+    def hear(self) -> Progress | Outcome:
+        """What the worker says, or that it is dead."""
+        assert self.job is not None
+        try:
+            said: Progress | Outcome = self.connection.recv()
+        except (EOFError, OSError):
+            said = self._died(self.job)
+        if isinstance(said, Outcome):
+            self.job = None
+        else:
+            self.stage = said.stage
+        return said
+
+    def resident(self) -> int:
+        """Bytes of its process; 0 where there is none."""
+        return 0 if self.process is None else resident_memory(self.process.pid)
+
+    def claim(self) -> int:
+        """Bytes that nobody else may count on."""
+        return max(self.job.memory if self.job else 0, self.resident())
+
+    def stop(self) -> None:
+        """End the process, and remove what it has left in its folder."""
+        if self.process is None:
+            return
+        self.connection.close()
+        self.process.terminate()
+        try:
+            self.process.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.process = self.job = None
+
+    def _start(self) -> None:
+        self.connection, theirs = Pipe()
+        self.folder = Path(tempfile.mkdtemp(prefix="build-repo-worker-"))
+        with (self.folder / ERRORS).open("wb") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "builder.fleet.worker", str(theirs.fileno()), self.name],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, "TMPDIR": str(self.folder)},
+                stdin=subprocess.DEVNULL,
+                stdout=sys.stderr if self.verbose else errors,
+                stderr=sys.stderr if self.verbose else errors,
+            )
+        theirs.close()
+
+    def _died(self, job: Job) -> Outcome:
+        assert self.process is not None
+        code = self.process.wait()
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with status {code}"
+        why = "; the machine may be out of memory: fewer --workers or less --memory-gb" * (code == -signal.SIGKILL)
+        last = (self.folder / ERRORS).read_text(errors="replace").strip().splitlines()[-1:]
+        error = f"its process {how} in the stage {self.stage!r}{why}" + "".join(f" ({line[:300]})" for line in last)
+        self.stop()
+        return Outcome(job.name, self.name, time.perf_counter() - self.begun, error=error)

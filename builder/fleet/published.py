@@ -1,0 +1,41 @@
+"""What is published already of a model that is to be built: the report of its newest version."""
+
+from __future__ import annotations
+
+from builder.errors import RepositoryError
+from builder.report.record import BuildReport, parse_report, read_report
+from builder.spec import BuildSpec
+from builder.stores.store import open_store
+from builder.triton.versions import REPORT, numbers
+
+
+def newest(spec: BuildSpec) -> BuildReport | None:
+    """Of the newest version, whose files are all there; None where there is none. Raises RepositoryError.
+
+    It is the newest that counts, whichever is served: a rollback is not undone by building the same again.
+    """
+    return _in_store(spec.store, spec.entry_name) if spec.store is not None else _in_folder(spec)
+
+
+def _in_folder(spec: BuildSpec) -> BuildReport | None:
+    entry = spec.output / spec.entry_name
+    there = numbers(entry)
+    if not there:
+        return None
+    report = read_report(entry, str(there[-1]))
+    files = [spec.output / name / path for name in report.files for path in report.files[name]]
+    missing = next((file for file in files if not file.is_file()), None)
+    if missing is not None:
+        raise RepositoryError(f"{missing} is missing")
+    return report
+
+
+def _in_store(url: str, name: str) -> BuildReport | None:
+    store = open_store(url)
+    there = store.versions(name)
+    if not there:
+        return None
+    manifest, path = store.manifest(name, there[-1]), f"{name}/{there[-1]}/{REPORT}"
+    if path not in manifest.files:
+        raise RepositoryError(f"{url} has no {path}")
+    return parse_report(store.read(manifest.files[path]), f"{url}/{path}")

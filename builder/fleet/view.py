@@ -1,0 +1,164 @@
+"""What is shown of a run: the plan, a line a worker while it lasts, how each build ended, and all of it in the end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import asdict
+from typing import Any, Protocol
+
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from builder.fleet.executor import Outcome
+from builder.fleet.executor import Progress as Stage
+from builder.fleet.plan import Plan, Planned
+
+ROWS = 40  # of a plan that are shown one by one
+REFRESHES = 4  # a second
+
+
+class View(AbstractContextManager["View"], Protocol):
+    """Is told what happens."""
+
+    def say(self, said: Stage | Outcome) -> None: ...
+
+
+def view(console: Console, plan: Plan, workers: int) -> View:
+    """A live one on a terminal, else a line a build."""
+    return Screen(console, plan, workers) if console.is_terminal else Lines(console, len(plan.builds))
+
+
+class Lines(View):
+    """One line a build that ended."""
+
+    def __init__(self, console: Console, builds: int) -> None:
+        self.console, self.builds, self.ended = console, builds, 0
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def say(self, said: Stage | Outcome) -> None:
+        if isinstance(said, Outcome):
+            self.ended += 1
+            self.console.print(
+                f"[{self.ended}/{self.builds}] ", _end_of(said), sep="", markup=False, highlight=False, soft_wrap=True
+            )
+
+
+class Screen(View):
+    """The same, under which each worker has a line that says what it builds, and all builds a bar."""
+
+    def __init__(self, console: Console, plan: Plan, workers: int) -> None:
+        self.console, self.plan, self.workers = console, plan, workers
+        self.busy: dict[str, tuple[Stage, float]] = {}
+        self.left = {model.name: plan.seconds_of(model) or 1.0 for model in plan.builds}
+        self.all, self.begun = sum(self.left.values()), time.monotonic()
+        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+        self.progress = Progress(*columns, console=console)
+        self.task = self.progress.add_task("", total=len(plan.builds))
+        self.inside = ExitStack()
+
+    def __enter__(self) -> Screen:
+        self.inside.enter_context(
+            Live(console=self.console, get_renderable=self._render, refresh_per_second=REFRESHES, transient=True)
+        )
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.inside.close()
+
+    def say(self, said: Stage | Outcome) -> None:
+        if isinstance(said, Stage):
+            self.busy[said.worker] = said, time.monotonic()
+            return
+        self.busy.pop(said.worker, None)
+        self.left.pop(said.name, None)
+        self.progress.advance(self.task)
+        self.console.print(_end_of(said), markup=False, highlight=False, soft_wrap=True)
+
+    def _render(self) -> RenderableType:
+        self.progress.update(self.task, description=f"{duration(self._seconds_left())} left" if self.left else "")
+        table = Table.grid(padding=(0, 2))
+        for worker, (stage, since) in sorted(self.busy.items()):
+            table.add_row(worker, f"[bold]{escape(stage.name)}", stage.stage, f"{time.monotonic() - since:.0f} s")
+        return Group(table, self.progress)
+
+    def _seconds_left(self) -> float:
+        """By what was expected of the builds, and by how long those that have ended took together."""
+        left = sum(self.left.values())
+        if left == self.all:
+            return self.plan.seconds(self.workers)
+        return (time.monotonic() - self.begun) * left / (self.all - left)
+
+
+def _end_of(outcome: Outcome) -> str:
+    if outcome.report is None:
+        return f"✗ {outcome.name}: {outcome.error}"
+    warnings = f", {len(outcome.report.warnings)} warnings" * bool(outcome.report.warnings)
+    size = f", {outcome.memory / 1e6:.0f} MB" * bool(outcome.memory)
+    return f"✓ {outcome.name}: version {outcome.report.version} in {duration(outcome.seconds)}{size}{warnings}"
+
+
+def plan_line(plan: Plan, workers: int, budget: int) -> str:
+    """The plan in a line."""
+    counts = ", ".join(f"{number} {status}" for status, number in plan.counts.items())
+    if not plan.builds:
+        return f"{len(plan.models)} models: {counts}"
+    seconds = plan.seconds(workers)
+    how_long = f"about {duration(seconds)}" if seconds else "no build like these is known, so nobody knows how long"
+    memory = sum(sorted(model.expected.memory for model in plan.builds)[-workers:])
+    return (
+        f"{len(plan.models)} models: {counts}; {how_long} on {workers} workers, "
+        f"{min(memory, budget) / 1e9:.1f} of {budget / 1e9:.1f} GB"
+    )
+
+
+def plan_table(plan: Plan) -> Table:
+    """What is to be done of each model that is not unchanged, the first of them one by one."""
+    listed = [model for model in plan.models if model.status != "unchanged"]
+    table = Table(title_justify="left", caption_justify="left")
+    for title in ("model", "", "seconds", "MB"):
+        table.add_column(title, justify="right" if title in ("seconds", "MB") else "left")
+    for model in listed[:ROWS]:
+        status = f"{model.status}: {model.why}" if model.why else model.status
+        table.add_row(model.name, escape(status), _seconds(model), f"{model.expected.memory / 1e6:.0f}")
+    table.caption = f"and {len(listed) - ROWS} more" if len(listed) > ROWS else None
+    return table
+
+
+def plan_document(plan: Plan, workers: int, budget: int) -> dict[str, Any]:
+    """The plan as JSON: bytes and seconds."""
+    models = [
+        {"name": m.name, "model": m.spec.model, "status": m.status, "why": m.why, **asdict(m.expected)}
+        for m in plan.models
+    ]
+    return {"models": models, "workers": workers, "memory": budget, "seconds": plan.seconds(workers) if models else 0}
+
+
+def summary(plan: Plan, outcomes: Sequence[Outcome], seconds: float) -> list[str]:
+    """How the run ended, in lines: what failed and why, then all in numbers."""
+    failed = [(model.name, model.why) for model in plan.models if model.status == "refused"]
+    failed += [(outcome.name, str(outcome.error)) for outcome in outcomes if outcome.report is None]
+    built = len(outcomes) - sum(outcome.report is None for outcome in outcomes)
+    largest = max((outcome.memory for outcome in outcomes), default=0)
+    numbers = [f"{built} built", f"{plan.counts['unchanged']} unchanged", f"{len(failed)} failed"]
+    line = f"{', '.join(numbers)} in {duration(seconds)}"
+    line += f"; the largest build took {largest / 1e6:.0f} MB" * bool(largest)
+    return [*(f"✗ {name}: {why}" for name, why in failed), line]
+
+
+def _seconds(model: Planned) -> str:
+    return "?" if model.expected.seconds is None else f"{model.expected.seconds:.1f}"
+
+
+def duration(seconds: float) -> str:
+    """Such as "3.2 s", "4 min 05 s" and "2 h 10 min"."""
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest:02d} s" if minutes < 60 else f"{minutes // 60} h {minutes % 60:02d} min"

@@ -1,0 +1,43 @@
+"""`python -m builder.fleet.worker CONNECTION NAME`: a process that builds what comes on a connection, one by one.
+
+It ends when the connection does: when the process that started it has no more to build, or is no more.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from multiprocessing.connection import Connection
+from queue import SimpleQueue
+
+from builder.fleet.executor import Job
+from builder.fleet.work import carry_out
+
+
+def main() -> None:
+    connection, name = Connection(int(sys.argv[1])), sys.argv[2]
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: whoever started this says what is to stop
+    signal.signal(signal.SIGTERM, _leave)
+    jobs: SimpleQueue[Job] = SimpleQueue()
+    threading.Thread(target=_receive, args=(connection, jobs), daemon=True).start()
+    while True:
+        connection.send(carry_out(jobs.get(), name, connection.send))
+
+
+def _receive(connection: Connection, jobs: SimpleQueue[Job]) -> None:
+    try:
+        while True:
+            jobs.put(connection.recv())
+    except (EOFError, OSError):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _leave(*_: object) -> None:
+    """Undo what was begun on the way out."""
+    sys.exit()
+
+
+if __name__ == "__main__":
+    main()
