@@ -24,6 +24,7 @@ from mkdocs.__main__ import cli as mkdocs
 from starlette.routing import Match, Route
 
 from builder import cli
+from builder.commands.build import OWN
 from builder.errors import SpecError
 from builder.gateway.app import routes
 from builder.gateway.call import Gateway
@@ -113,7 +114,7 @@ def _build_repo(arguments: list[str]) -> None:
         verb = command.__name__.rsplit(".", 1)[-1]
         if verb == "build" and not options.model.endswith(".yaml"):
             given = vars(options)
-            make_spec(**{key: given[key] for key in given if key not in ("json", "verbose")})
+            make_spec(model=options.model, **{key: given[key] for key in given if key not in OWN})
         for item in options.values if verb == "query" else ():
             assert item.split("=")[0] in request_fields(), f"no task has an input {item.split('=')[0]!r}"
     except SystemExit as stopped:
@@ -136,7 +137,7 @@ def _script(program: str, arguments: list[str]) -> None:
     sources = [path.read_text("utf-8")]
     if program == "scripts/bench" and arguments:
         module = ROOT / "scripts" / "benchmarks" / arguments.pop(0)
-        found = [module.with_suffix(".py"), module / "__main__.py"]
+        found = [module.with_suffix(".py"), module / "__main__.py", *module.parent.glob(f"{module.name}_*.py")]
         sources = [source.read_text("utf-8") for source in found if source.is_file()]
         assert sources, f"there is no benchmark {module.name}"
     elif program == "scripts/docs":
@@ -241,7 +242,11 @@ def check_yaml(title: str, text: str, folder: Path) -> None:
     assert title == 'title="models.yaml"', f"what is this YAML? {title or text[:40]}"
     path = folder / "models.yaml"
     path.write_text(text, "utf-8")
-    assert load_specs(path)
+    (folder / "teams").mkdir(exist_ok=True)
+    (folder / "teams" / "search.yaml").write_text("models: [{model: org/search}]", "utf-8")
+    (folder / "checkpoints" / "news").mkdir(parents=True, exist_ok=True)
+    with contextlib.chdir(folder):
+        assert load_specs(path)
 
 
 def check_python(text: str) -> None:

@@ -10,15 +10,28 @@ import sys
 import time
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from builder.cache.keys import build_key
 from builder.commands import screen, screen_table
 from builder.engines.gpu import CARDS
 from builder.errors import SpecError
+from builder.fleet import executors
+from builder.fleet.executor import Outcome
+from builder.fleet.history import History
+from builder.fleet.plan import Plan, Planned, plan_builds
+from builder.fleet.runs import run_jobs
+from builder.fleet.view import plan_document, plan_line, plan_table, summary, view
+from builder.machine import available_cores, available_memory
+from builder.report.record import BuildReport
 from builder.spec import BuildSpec, Gpu, load_specs, make_spec
+from builder.spec.build_spec import HEADROOM
+from builder.triton.check import pending
 from builder.triton.releases import NEWEST, lacking
+
+OWN = ("model", "rebuild", "dry_run", "workers", "memory_gb", "json", "verbose")  # not options of a BuildSpec
 
 
 def parser() -> argparse.ArgumentParser:
@@ -40,6 +53,29 @@ def parser() -> argparse.ArgumentParser:
             )
     card = Gpu.model_fields["card"].description
     arguments.add_argument("--gpu", choices=list(CARDS), default=argparse.SUPPRESS, metavar="CARD", help=card)
+    arguments.add_argument(
+        "--rebuild",
+        action="store_true",
+        help="Build again what is published already and unchanged. Without it, nothing is done for such a model.",
+    )
+    arguments.add_argument(
+        "--dry-run",
+        action="store_true",
+        help="Print the plan alone: what is new, changed or unchanged, for how long, and in how much memory.",
+    )
+    arguments.add_argument(
+        "--workers",
+        type=executors.count,
+        metavar="N|ray",
+        help="Processes that build the models of a models.yaml at once, or `ray`: tasks on a Ray cluster. Default: a "
+        "process for each core.",
+    )
+    arguments.add_argument(
+        "--memory-gb",
+        type=_positive,
+        metavar="GB",
+        help=f"Memory that builds at once may take together, in 10^9 bytes. Default: {HEADROOM:.0%} of what is free.",
+    )
     arguments.add_argument("--json", action="store_true", help="Print the report as JSON on standard output.")
     arguments.add_argument(
         "-v",
@@ -48,6 +84,13 @@ def parser() -> argparse.ArgumentParser:
         help="Show the messages of PyTorch, ONNX Runtime and the other libraries.",
     )
     return arguments
+
+
+def _positive(text: str) -> float:
+    number = float(text)
+    if number <= 0:
+        raise ValueError
+    return number
 
 
 def _kind(annotation: Any) -> tuple[Any, list[Any] | None]:
@@ -61,52 +104,115 @@ def _kind(annotation: Any) -> tuple[Any, list[Any] | None]:
 
 
 def run(options: argparse.Namespace) -> int:
-    flags = {key: value for key, value in vars(options).items() if key not in ("model", "json", "verbose")}
-    if options.model.endswith((".yaml", ".yml")):
-        if flags:
-            raise SpecError(f"with a models.yaml, options belong in the file; found --{min(flags).replace('_', '-')}")
-        specs = load_specs(Path(options.model))
-    else:
-        specs = [make_spec(model=options.model, **flags)]
+    specs = _specs(options)
+    with screen.status("looking at checkpoints and at what is published"):
+        plan = plan_builds(specs, build_key, History(), options.rebuild)
+    if options.dry_run or options.workers is not None or len(specs) > 1:
+        return _many(plan, options)
+    (model,) = plan.models
+    report = _one(model, options)
+    if options.json:
+        print(json.dumps(report.document(), indent=1))
+    return 0
 
+
+def _specs(options: argparse.Namespace) -> list[BuildSpec]:
+    flags = {key: value for key, value in vars(options).items() if key not in OWN}
+    if not options.model.endswith((".yaml", ".yml")):
+        return [make_spec(model=options.model, **flags)]
+    if flags:
+        raise SpecError(f"with a models.yaml, options belong in the file; found --{min(flags).replace('_', '-')}")
+    return load_specs(Path(options.model))
+
+
+def _many(plan: Plan, options: argparse.Namespace) -> int:
+    """Build on workers; what fails is said in the end, and stops nothing."""
+    budget = round(options.memory_gb * 1e9 if options.memory_gb else HEADROOM * available_memory())
+    workers = executors.workers(options.workers, len(plan.builds))
+    screen.print(plan_line(plan, workers, budget), highlight=False, soft_wrap=True)
+    if options.dry_run:
+        _show_plan(plan, workers, budget, options.json)
+        return 1 if plan.counts["refused"] else 0
+    _warn_of_releases(plan)
+    begun = time.perf_counter()
+    executor = executors.executor(options.workers, workers, budget, options.verbose)
+    jobs = plan.jobs(available_cores(), workers)
+    outcomes = run_jobs(jobs, executor, History(), view(screen, plan, workers)) if jobs else []
+    for line in summary(plan, outcomes, time.perf_counter() - begun):
+        screen.print(line, markup=False, highlight=False, soft_wrap=True)
+    for outcome in outcomes:
+        if outcome.details and options.verbose:
+            screen.print(outcome.details, markup=False, highlight=False)
+    if options.json:
+        print(json.dumps(_documents(plan, outcomes), indent=1))
+    return 1 if plan.counts["refused"] or any(outcome.report is None for outcome in outcomes) else 0
+
+
+def _documents(plan: Plan, outcomes: Sequence[Outcome]) -> Any:
+    """The reports of all models that are published, built now or before; that of one model alone."""
+    built = {outcome.name: outcome.report for outcome in outcomes}
+    reports = [built.get(model.name) if model.is_built else model.report for model in plan.models]
+    documents = [report.document() for report in reports if report is not None]
+    return documents[0] if len(plan.models) == len(documents) == 1 else documents
+
+
+def _show_plan(plan: Plan, workers: int, budget: int, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(plan_document(plan, workers, budget), indent=1))
+    elif len(plan.models) > plan.counts["unchanged"]:
+        screen_table(plan_table(plan))
+
+
+def _warn_of_releases(plan: Plan) -> None:
+    for triton in sorted({model.spec.triton for model in plan.builds}):
+        if too_old := older_than_fixes(triton):
+            screen.print(f"[yellow]warning:[/] {too_old}", highlight=False, soft_wrap=True)
+
+
+def _one(model: Planned, options: argparse.Namespace) -> BuildReport:
+    """Build in this process, stage by stage; nothing where nothing changed. Raises BuilderError."""
+    spec = model.spec
+    screen.print(f"[bold]{spec.entry_name}[/] from {spec.model}", highlight=False)
+    if model.status == "unchanged" and model.report is not None:
+        report, made = model.report, f"nothing to do: version {model.report.version} of {spec.entry_name}"
+        done = f"{made} is what this would build, and is in {spec.store or spec.output} (--rebuild builds it again)"
+    else:
+        report = _built(spec, options.verbose)
+        made = f"version {report.version} of {' and '.join(report.files)}"
+        done = f"published {made} in {spec.store or spec.output}"
+    if not options.json:
+        screen_table(report.table())
+    screen.print(f"  {done}", highlight=False, soft_wrap=True)
+    for name, what in pending(spec.output, unserved=True).items():
+        if spec.store is None and name in report.files:
+            screen.print(f"  [yellow]next:[/] {what}", highlight=False, soft_wrap=True)
+    return report
+
+
+def _built(spec: BuildSpec, verbose: bool) -> BuildReport:
     with screen.status("loading torch and transformers"):
         from builder.checkpoint.libraries import quiet_libraries
         from builder.pipeline import build
-        from builder.triton.check import pending
 
-    reports = []
-    for spec in specs:
-        screen.print(f"[bold]{spec.entry_name}[/] from {spec.model}", highlight=False)
-        if too_old := older_than_fixes(spec.triton):
-            screen.print(f"  [yellow]warning:[/] {too_old}", highlight=False, soft_wrap=True)
-        with _library_output(options.verbose), contextlib.nullcontext() if options.verbose else quiet_libraries():
-            report = build(spec, _stage)
-        reports.append(report)
-        for warning in report.warnings:
-            screen.print(f"  [yellow]warning:[/] {warning}", highlight=False)
-        if report.choice:
-            screen.print(f"  {report.choice}", highlight=False)
-        if report.memory:
-            parts = ", ".join(f"{size / 1e6:.0f} MB of {what}" for what, size in report.memory.items())
-            screen.print(f"  {parts}", highlight=False)
-        if report.attention["layers"]:
-            fused = ", ".join(f"{count} {name}" for name, count in report.operators.items())
-            screen.print(
-                f"  attention fused in {report.attention['fused']} of {report.attention['layers']} layers; {fused}",
-                highlight=False,
-                soft_wrap=True,
-            )
-        if not options.json:
-            screen_table(report.table())
-        made = f"version {report.version} of {' and '.join(report.files)}"
-        screen.print(f"  published {made} in {spec.store or spec.output}", highlight=False, soft_wrap=True)
-        for name, what in pending(spec.output, unserved=True).items():
-            if spec.store is None and name in report.files:
-                screen.print(f"  [yellow]next:[/] {what}", highlight=False, soft_wrap=True)
-    if options.json:
-        documents = [report.document() for report in reports]
-        print(json.dumps(documents if len(documents) > 1 else documents[0], indent=1))
-    return 0
+    if too_old := older_than_fixes(spec.triton):
+        screen.print(f"  [yellow]warning:[/] {too_old}", highlight=False, soft_wrap=True)
+    with _library_output(verbose), contextlib.nullcontext() if verbose else quiet_libraries():
+        report = build(spec, _stage)
+    for warning in report.warnings:
+        screen.print(f"  [yellow]warning:[/] {warning}", highlight=False)
+    if report.choice:
+        screen.print(f"  {report.choice}", highlight=False)
+    if report.memory:
+        parts = ", ".join(f"{size / 1e6:.0f} MB of {what}" for what, size in report.memory.items())
+        screen.print(f"  {parts}", highlight=False)
+    if report.attention["layers"]:
+        fused = ", ".join(f"{count} {name}" for name, count in report.operators.items())
+        screen.print(
+            f"  attention fused in {report.attention['fused']} of {report.attention['layers']} layers; {fused}",
+            highlight=False,
+            soft_wrap=True,
+        )
+    return report
 
 
 def older_than_fixes(triton: str) -> str:

@@ -26,6 +26,7 @@ from builder.machine import available_cores
 
 LOADING = "loading torch"  # the stage before the first
 ERRORS = "errors.txt"  # of a worker's folder: what libraries print, which may say why it died
+LARGE = 1_500_000_000  # bytes of an idle worker that is replaced: each build leaves some, and torch alone has 500 MB
 PATIENCE_S = 10.0  # for a worker that was told to stop
 
 
@@ -60,19 +61,32 @@ class Processes:
                 yield Progress(job.name, worker.name, LOADING)
 
     def _has_room(self, job: Job, worker: Worker, pool: Sequence[Worker]) -> bool:
-        others = [other for other in pool if other is not worker]
-        if not any(other.job for other in others):
-            return True
-        cores = sum(other.job.cores for other in others if other.job)
-        memory = sum(other.claim() for other in others) + max(job.memory, worker.resident())
-        return cores + job.cores <= self.cores and memory <= self.memory
+        need = Claim(job.cores, max(job.memory, worker.resident()))
+        others = [other.claim() for other in pool if other is not worker]
+        return fits(need, others, Claim(self.cores, self.memory))
+
+
+@dataclass(frozen=True)
+class Claim:
+    """What nobody else may count on: `cores`, 0 of a worker that is idle, and bytes of `memory`."""
+
+    cores: int
+    memory: int
+
+
+def fits(need: Claim, others: Sequence[Claim], there: Claim) -> bool:
+    """Whether a build has room beside `others`; one that needs more than there is has it when no other one runs."""
+    if not any(other.cores for other in others):
+        return True
+    cores = need.cores + sum(other.cores for other in others)
+    return cores <= there.cores and need.memory + sum(other.memory for other in others) <= there.memory
 
 
 def _news(pool: Sequence[Worker]) -> Iterator[Progress | Outcome]:
     """Wait until workers have something to say, and say it."""
-    busy = {worker.connection: worker for worker in pool if worker.job}
-    for connection in wait(list(busy)):
-        yield busy[connection].hear()
+    busy = [worker for worker in pool if worker.job]
+    speaking = wait([worker.connection for worker in busy])
+    yield from (worker.hear() for worker in busy if worker.connection in speaking)
 
 
 class Worker:
@@ -85,7 +99,7 @@ class Worker:
 
     def begin(self, job: Job) -> None:
         """Have `job` built."""
-        if self.process is None or self.process.poll() is not None:
+        if self.process is None or self.process.poll() is not None or self.resident() > LARGE:
             self.stop()
             self._start()
         self.job, self.stage, self.begun = job, LOADING, time.perf_counter()
@@ -109,9 +123,10 @@ class Worker:
         """Bytes of its process; 0 where there is none."""
         return 0 if self.process is None else resident_memory(self.process.pid)
 
-    def claim(self) -> int:
-        """Bytes that nobody else may count on."""
-        return max(self.job.memory if self.job else 0, self.resident())
+    def claim(self) -> Claim:
+        """What it takes."""
+        cores, memory = (self.job.cores, self.job.memory) if self.job else (0, 0)
+        return Claim(cores, max(memory, self.resident()))
 
     def stop(self) -> None:
         """End the process, and remove what it has left in its folder."""

@@ -45,9 +45,8 @@ class Lines(View):
     def say(self, said: Stage | Outcome) -> None:
         if isinstance(said, Outcome):
             self.ended += 1
-            self.console.print(
-                f"[{self.ended}/{self.builds}] ", _end_of(said), sep="", markup=False, highlight=False, soft_wrap=True
-            )
+            line = f"[{self.ended}/{self.builds}] {_end_of(said)}"
+            self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class Screen(View):

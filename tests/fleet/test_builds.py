@@ -1,0 +1,170 @@
+"""`build-repo models.yaml` on a worker: a build that is killed, those that fail among good ones, what is left to do."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from builder.cli import main
+from builder.commands import build as command
+from builder.fleet.executor import Outcome, Progress
+from builder.fleet.view import Lines
+
+BUILD_REPO = str(Path(sys.executable).with_name("build-repo"))
+
+
+class Killing(Lines):
+    """A view that kills the worker of the model `killed` in the midst of it."""
+
+    def say(self, said: Progress | Outcome) -> None:
+        super().say(said)
+        if isinstance(said, Progress) and (said.name, said.stage) == ("killed", "export"):
+            os.kill(_worker(os.getpid(), said.worker), signal.SIGKILL)
+
+
+def _worker(parent: int, name: str) -> int:
+    """The process of a worker of `parent`."""
+    (found,) = [
+        int(path.parent.name)
+        for path in Path("/proc").glob("[0-9]*/cmdline")
+        if _text(path).split("\0")[-2:] == [name, ""] and f"PPid:\t{parent}\n" in _text(path.with_name("status"))
+    ]
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text()
+    except OSError:
+        return ""
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a run of `models` ended: its status, standard output and standard error, and the environment that it had."""
+
+    models: Path
+    output: Path
+    status: int
+    document: Any
+    said: str
+    environment: dict[str, str]
+
+
+@pytest.fixture(scope="module")
+def ran(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+    """Four models on one worker: one is killed, one cannot be built, one is good, and one is nowhere."""
+    folder = tmp_path_factory.mktemp("fleet")
+    (folder / "broken").mkdir()
+    (folder / "broken" / "config.json").write_text("{}")
+    output, models = folder / "model_repository", folder / "models.yaml"
+    models.write_text(
+        f"defaults: {{output: {output}, max_length: 64}}\nmodels:\n"
+        f"  - {{model: {checkpoint('topics')}, name: killed}}\n  - {{model: {folder / 'broken'}}}\n"
+        f"  - {{model: {checkpoint('topics')}, name: good}}\n  - {{model: no-such/absent}}\n"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BUILD_REPO_CACHE", str(folder / "cache"))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("TMPDIR", str(folder))
+        patch.setattr(signal, "signal", lambda *_: None)
+        patch.setattr(command, "view", lambda console, plan, workers: Killing(console, len(plan.builds)))
+        said, printed = Console(record=True, width=500), []
+        patch.setattr(command, "screen", said)
+        patch.setattr("builtins.print", lambda text: printed.append(text))
+        status = main([str(models), "--workers", "1", "--json"])
+        yield Ran(models, output, status, json.loads(printed[0]), said.export_text(), dict(os.environ))
+
+
+def _run(ran: Ran, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [BUILD_REPO, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=ran.environment)
+
+
+def test_a_worker_that_is_killed_and_builds_that_fail_stop_nothing_else(ran: Ran) -> None:
+    assert ran.status == 1
+    (document,) = ran.document
+    assert (document["name"], document["version"]) == ("good", 1)
+    assert json.loads((ran.output / "good" / "build.json").read_text()) == document
+    assert "[1/3] ✗ killed: its process was killed by SIGKILL in the stage 'export'; the machine may be" in ran.said
+    assert "[2/3] ✗ broken: " in ran.said
+    assert "[3/3] ✓ good: version 1 in " in ran.said
+    *_, absent, killed, broken, numbers = ran.said.strip().splitlines()
+    assert absent.startswith("✗ absent: no folder no-such/absent here")
+    assert killed.startswith("✗ killed: its process was killed")
+    assert broken.startswith("✗ broken: ")
+    assert numbers.startswith("1 built, 0 unchanged, 3 failed in ")
+
+
+def test_a_run_leaves_no_worker_and_no_file_behind(ran: Ran) -> None:
+    left = {path.name for path in ran.models.parent.iterdir()}
+    assert left == {"broken", "cache", "model_repository", "models.yaml"}
+    assert {path.name for path in ran.output.iterdir()} == {"good"}
+    workers = [path for path in Path("/proc").glob("[0-9]*/cmdline") if "builder.fleet.worker" in _text(path)]
+    own = [path for path in workers if f"PPid:\t{os.getpid()}\n" in _text(path.with_name("status"))]
+    assert own == []
+
+
+def test_what_is_left_to_do_is_planned(ran: Ran) -> None:
+    planned = _run(ran, str(ran.models), "--dry-run", "--json")
+    assert planned.returncode == 1  # one model cannot be built
+    plan = json.loads(planned.stdout)
+    assert {model["name"]: model["status"] for model in plan["models"]} == {
+        "killed": "new",
+        "broken": "new",
+        "good": "unchanged",
+        "absent": "refused",
+    }
+    (killed,) = [model for model in plan["models"] if model["name"] == "killed"]
+    assert killed["seconds"] > 0, "a model of its kind and size was built"
+    assert killed["memory"] > 3e8
+    assert "4 models: 2 new, 1 unchanged, 1 refused; about " in planned.stderr
+    table = _run(ran, str(ran.models), "--dry-run").stdout
+    assert "killed" in table
+    assert "good" not in table
+
+
+def test_what_is_unchanged_is_not_built_again(ran: Ran, checkpoint: Callable[[str], Path]) -> None:
+    report = json.loads((ran.output / "good" / "build.json").read_text())
+    again = _run(
+        ran, str(checkpoint("topics")), "--name", "good", "--max-length", "64", "-o", str(ran.output), "--json"
+    )
+    assert again.returncode == 0, again.stderr
+    assert "nothing to do: version 1 of good is what this would build" in again.stderr
+    assert json.loads(again.stdout) == report
+    assert not (ran.output / "good" / "2").exists()
+
+
+def test_workers_end_with_the_process_that_started_them() -> None:
+    program = (
+        "import time\nfrom builder.fleet.processes import Worker\nworker = Worker('orphan', False)\n"
+        "worker._start()\nprint(worker.process.pid, flush=True)\ntime.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        worker = Path("/proc", parent.stdout.readline().strip())
+        assert worker.exists()
+        parent.kill()
+    for _ in range(200):
+        if not _text(worker / "cmdline"):
+            return
+        time.sleep(0.05)
+    raise AssertionError("the worker is still there")
+
+
+@pytest.mark.parametrize("value", ["0", "many", "-1"])
+def test_a_number_of_workers_that_cannot_be_meant(value: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["org/model", "--workers", value])
+    assert "argument --workers" in capsys.readouterr().err

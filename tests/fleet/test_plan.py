@@ -1,0 +1,151 @@
+"""What a plan says of models before anything is built, and in which order and on how many cores they are."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.cache.keys import build_key
+from builder.fleet.executor import Outcome
+from builder.fleet.history import History
+from builder.fleet.plan import Plan, plan_builds
+from builder.fleet.processes import Claim, fits
+from builder.fleet.view import duration, plan_document, plan_line, summary
+from builder.report.record import read_report
+from builder.spec import BuildSpec, make_spec
+
+Make = Callable[..., BuildSpec]
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+
+@pytest.fixture
+def make(small_repository: Path, checkpoint: Callable[[str], Path]) -> Make:
+    """The model of `small_repository`, with other options."""
+
+    def spec(**options: Any) -> BuildSpec:
+        return make_spec(
+            **{"model": str(checkpoint("topics")), "name": "topics", "output": small_repository, **options}
+        )
+
+    return spec
+
+
+def _plan(*specs: BuildSpec, rebuild: bool = False) -> Plan:
+    return plan_builds(specs, build_key, History(), rebuild)
+
+
+def test_what_is_new_changed_unchanged_or_refused(make: Make, tmp_path: Path) -> None:
+    (broken := tmp_path / "broken").mkdir()
+    plan = _plan(
+        make(),
+        make(keep=7),  # where it goes to is no part of what it is
+        make(max_batch_size=8),
+        make(name="other"),
+        make(output=tmp_path / "elsewhere"),
+        make(model=str(broken)),
+        make(model="no-such/model"),
+    )
+    assert [model.status for model in plan.models] == [
+        "unchanged",
+        "unchanged",
+        "changed",
+        "new",
+        "new",
+        "changed",
+        "refused",
+    ]
+    assert "no folder no-such/model here" in plan.models[-1].why
+    assert plan.models[0].report == read_report(make().output, "topics")
+    assert [model.status for model in _plan(make(), rebuild=True).models] == ["changed"]
+    assert plan_line(plan, 2, 10**10).startswith("7 models: 2 unchanged, 2 changed, 2 new, 1 refused; no build like")
+
+
+def test_a_version_that_lacks_a_file_is_built_again(make: Make, tmp_path: Path) -> None:
+    shutil.copytree(make().output, tmp_path / "copy")
+    spec = make(output=tmp_path / "copy")
+    assert [model.status for model in _plan(spec).models] == ["unchanged"]
+    (tmp_path / "copy" / "topics" / "1" / "model.onnx").unlink()
+    (model,) = _plan(spec).models
+    assert model.status == "changed"
+    assert model.why.endswith("topics/1/model.onnx is missing")
+
+
+def _checkpoint(folder: Path, megabytes: int) -> str:
+    folder.mkdir(exist_ok=True)
+    with (folder / "model.safetensors").open("wb") as weights:
+        weights.truncate(megabytes * 1_000_000)
+    return str(folder)
+
+
+def test_what_builds_took_says_what_others_will_take(tmp_path: Path) -> None:
+    specs = {
+        name: make_spec(model=_checkpoint(tmp_path / name, megabytes), output=tmp_path / "out")
+        for name, megabytes in {"first": 10, "alike": 12, "large": 90}.items()
+    }
+    history = History()
+    assert history.expected(specs["first"]).seconds is None
+    history.remember(specs["first"], Outcome("first", "worker 1", 4.0, 800_000_000))
+    history.remember(specs["first"], Outcome("first", "worker 1", 6.0, 900_000_000))
+    again = History()
+    assert again.expected(specs["first"]).seconds == 6.0
+    alike = again.expected(specs["alike"])
+    assert (alike.seconds, alike.memory) == (5.0, 900_000_000)
+    large = again.expected(specs["large"])
+    assert large.seconds is None
+    assert large.memory > 1_000_000_000
+    other_kind = make_spec(model=specs["first"].model, precision="int8", output=tmp_path / "out")
+    assert again.expected(other_kind).seconds is None
+    plan = plan_builds(list(specs.values()), build_key, again)
+    assert plan.seconds(1) == pytest.approx(6 + 5 + 5.5)
+    assert plan.seconds(2) == pytest.approx((6 + 5 + 5.5) / 2)
+    assert "about 8.2 s on 2 workers, 2.0 of 10.0 GB" in plan_line(plan, 2, 10**10)
+    assert plan_document(plan, 2, 10**10)["models"][0]["seconds"] == 6.0
+
+
+def test_a_damaged_history_is_none(tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "builds.jsonl").write_text('{"name": 1}\n')
+    assert History().builds == []
+
+
+def test_the_order_of_builds_and_their_cores(tmp_path: Path) -> None:
+    one, two = _checkpoint(tmp_path / "one", 1), _checkpoint(tmp_path / "two", 1)
+    history = History()
+    specs = [
+        make_spec(model=one, name="a", output=tmp_path / "out"),
+        make_spec(model=one, name="b", precision="int8", output=tmp_path / "out"),
+        make_spec(model=one, name="timed", precision="auto", output=tmp_path / "out"),
+        make_spec(model=two, name="c", precision="fp16", level="O3", output=tmp_path / "out"),
+    ]
+    history.remember(specs[3], Outcome("c", "worker 1", 60.0, 10**9))
+    history.remember(specs[0], Outcome("a", "worker 1", 2.0, 10**9))
+    plan = plan_builds(specs, build_key, history)
+    jobs = plan.jobs(cores=8, workers=3)
+    assert [(job.name, job.cores) for job in jobs] == [("c", 2), ("a", 2), ("b", 2), ("timed", 8)]
+
+
+def test_builds_share_memory_and_cores_and_a_large_one_runs_alone() -> None:
+    there, busy, idle = Claim(4, 10), Claim(2, 5), Claim(0, 3)
+    assert fits(Claim(2, 5), [busy], there)
+    assert not fits(Claim(2, 6), [busy], there)
+    assert not fits(Claim(3, 1), [busy], there)
+    assert not fits(Claim(2, 3), [busy, idle], there)
+    assert fits(Claim(9, 99), [idle], there)
+
+
+def test_a_summary_names_what_failed_and_why(make: Make) -> None:
+    plan = _plan(make(), make(name="other"), make(model="no-such/model", name="absent"))
+    *failed, numbers = summary(plan, [Outcome("other", "worker 1", 3.0, 9 * 10**8, error="no good")], 75.4)
+    assert failed[0].startswith("✗ absent: no folder no-such/model here")
+    assert failed[1:] == ["✗ other: no good"]
+    assert numbers == "0 built, 1 unchanged, 2 failed in 1 min 15 s; the largest build took 900 MB"
+    assert (duration(3.21), duration(7800)) == ("3.2 s", "2 h 10 min")
