@@ -5,12 +5,18 @@ from __future__ import annotations
 import argparse
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from builder.commands import DEFAULT_URL, URL_HELP, screen
+from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, URL_HELP, screen
 from builder.errors import SpecError
+from builder.machine import total_memory
+
+if TYPE_CHECKING:
+    from builder.gateway.settings import OnDemand
 
 KEYS_VARIABLE = "BUILD_REPO_GATEWAY_KEYS"
 DEFAULT_PORT = 9000
+MEMORY_SHARE = 0.8  # of this machine's memory, for Triton and its models
 
 
 def parser() -> argparse.ArgumentParser:
@@ -51,8 +57,37 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument("--tls-certificate", type=Path, metavar="FILE", help="PEM; with it, HTTPS is spoken")
     arguments.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM, of the certificate")
+    add_on_demand(arguments)
+    arguments.add_argument(
+        "--repository",
+        type=Path,
+        metavar="DIR",
+        help="with --load-on-demand: the model repository that Triton reads",
+    )
     arguments.add_argument("--forward-traces", action="store_true", help="hand the header traceparent on to Triton")
     return arguments
+
+
+def add_on_demand(arguments: argparse.ArgumentParser) -> None:
+    """The options of loading on demand, which `serve` has too."""
+    arguments.add_argument(
+        "--load-on-demand",
+        action="store_true",
+        help="load each model when it is asked for, and unload what was not asked for longest",
+    )
+    arguments.add_argument(
+        "--memory-gb",
+        type=float,
+        metavar="N",
+        help="with --load-on-demand: what Triton and its models may take (default: 0.8 of this machine's memory)",
+    )
+    arguments.add_argument(
+        "--pin",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="with --load-on-demand: a model that is loaded at once and stays; may be repeated",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
@@ -77,12 +112,33 @@ def run(options: argparse.Namespace) -> int:
         drain_s=options.drain,
         cors=tuple(options.cors),
         forward_traces=options.forward_traces,
+        on_demand=_on_demand(options),
     )
     scheme = "http" if options.tls_certificate is None else "https"
     screen.print(f"gateway on {scheme}://{options.host}:{options.port} over Triton at {options.url}", highlight=False)
     serve(settings, options.host, options.port, options.tls_certificate, options.tls_key)
     screen.print("stopped")
     return 0
+
+
+def _on_demand(options: argparse.Namespace) -> OnDemand | None:
+    """Raises SpecError for options that do not go together, and models that are not there."""
+    if not options.load_on_demand:
+        if options.memory_gb is not None or options.pin or options.repository is not None:
+            raise SpecError("--repository, --memory-gb and --pin say what --load-on-demand loads; give that too")
+        return None
+    from builder.gateway.settings import OnDemand
+
+    repository = options.repository or DEFAULT_REPOSITORY
+    absent = [name for name in options.pin if not (repository / name / "config.pbtxt").is_file()]
+    if absent or not repository.is_dir():
+        raise SpecError(
+            f"{repository} has no {absent[0] if absent else 'models'}; say where they are: --repository DIR"
+        )
+    share = int(MEMORY_SHARE * total_memory()) if options.memory_gb is None else int(options.memory_gb * 1e9)
+    if share <= 0:
+        raise SpecError(f"--memory-gb is {options.memory_gb:g}; expected a number above 0")
+    return OnDemand(repository, share, tuple(dict.fromkeys(options.pin)))
 
 
 def _count(text: str) -> int:

@@ -15,8 +15,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, VERIFY_KEY_HELP
+from builder.commands.gateway import add_on_demand
+from builder.errors import SpecError
 from builder.serve.gateway import gateway
-from builder.serve.triton import EMBEDDED, Ports, Server, running
+from builder.serve.triton import EMBEDDED, Model, Ports, Server, running
 from builder.serve.watch import keep_running
 
 
@@ -40,6 +42,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="PORT",
         help="start a gateway there too, with the APIs of OpenAI, Cohere and TEI: build-repo help gateway",
     )
+    add_on_demand(arguments)
     arguments.add_argument(
         "--verify-key", type=Path, metavar="FILE", help=f"serve only what was signed: {VERIFY_KEY_HELP}"
     )
@@ -49,6 +52,10 @@ def parser() -> argparse.ArgumentParser:
 
 
 def run(options: argparse.Namespace) -> int:
+    if options.load_on_demand and options.openai_port is None:
+        raise SpecError("--load-on-demand needs the gateway, which loads the models: --openai-port PORT")
+    if not options.load_on_demand and (options.memory_gb is not None or options.pin):
+        raise SpecError("--memory-gb and --pin say what --load-on-demand loads; give that too")
     console = Console()
     ports = Ports(options.http_port, options.grpc_port, options.metrics_port)
     echo = (lambda line: print(line, file=sys.stderr, flush=True)) if options.verbose else None
@@ -70,12 +77,22 @@ def _start(options: argparse.Namespace, ports: Ports, echo: Callable[[str], None
         strict=options.strict,
         insecure_bind=options.insecure_bind,
         verify_key=options.verify_key,
+        on_demand=options.load_on_demand,
     ) as server:
         if options.openai_port is None:
             yield server
             return
-        with gateway(server.url, options.host, options.openai_port):
+        with gateway(server.url, options.host, options.openai_port, *_on_demand(options)):
             yield server
+
+
+def _on_demand(options: argparse.Namespace) -> list[str]:
+    """The gateway's options."""
+    if not options.load_on_demand:
+        return []
+    memory = [] if options.memory_gb is None else ["--memory-gb", str(options.memory_gb)]
+    pins = [argument for name in options.pin for argument in ("--pin", name)]
+    return ["--load-on-demand", "--repository", str(options.repository), *memory, *pins]
 
 
 def _say(console: Console, text: str) -> None:
@@ -84,16 +101,10 @@ def _say(console: Console, text: str) -> None:
 
 def _show(console: Console, options: argparse.Namespace, server: Server) -> None:
     """The models, and where they answer."""
-    models = server.models()
-    table = Table(title=f"Triton on {escape(str(options.repository))}", title_justify="left")
-    for column in ("model", "version", "state"):
-        table.add_column(column)
-    for model in models:
-        table.add_row(model.name, model.version, model.state)
-    console.print(table)
-    for model in models:
-        if model.state != "READY":
-            _say(console, f"{model.name} is not served: {model.reason or model.state}. Check it: build-repo check")
+    if options.load_on_demand:
+        _say(console, "models are loaded when they are asked for, by the gateway")
+    else:
+        _show_models(console, options, server.models())
     ports = server.ports
     for kind, port in (("gRPC", ports.grpc), ("HTTP", ports.http), ("metrics", ports.metrics)):
         console.print(f"{kind:>8}  {server.host}:{port}", highlight=False)
@@ -103,3 +114,15 @@ def _show(console: Console, options: argparse.Namespace, server: Server) -> None
         f"Triton {EMBEDDED}: for development and load tests, not for clients you do not trust", highlight=False
     )
     console.print("ready; stop with Ctrl-C", highlight=False)
+
+
+def _show_models(console: Console, options: argparse.Namespace, models: list[Model]) -> None:
+    table = Table(title=f"Triton on {escape(str(options.repository))}", title_justify="left")
+    for column in ("model", "version", "state"):
+        table.add_column(column)
+    for model in models:
+        table.add_row(model.name, model.version, model.state)
+    console.print(table)
+    for model in models:
+        if model.state != "READY":
+            _say(console, f"{model.name} is not served: {model.reason or model.state}. Check it: build-repo check")

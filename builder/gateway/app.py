@@ -22,7 +22,7 @@ from builder.gateway.endpoint import Endpoint, Handler, checked
 from builder.gateway.errors import ApiError
 from builder.gateway.journal import Journal
 from builder.gateway.metrics import Metrics
-from builder.gateway.models import Catalogue
+from builder.gateway.models import Catalogue, Models
 from builder.gateway.openai import chat, completions, embeddings
 from builder.gateway.openai.models import list_models, show_model
 from builder.gateway.openapi import Api, document
@@ -37,10 +37,18 @@ PAGE_HEADERS = {
 }
 
 
-def make_app(settings: Settings, triton: Any, log: TextIO | None = sys.stdout) -> Journal:
-    """The gateway over `triton`: a gateway.triton.Triton, or what answers like one."""
-    metrics = Metrics()
-    gateway = Gateway(settings, triton, Catalogue(triton), metrics, Bound(settings.max_waiting))
+def make_app(
+    settings: Settings,
+    triton: Any,
+    log: TextIO | None = sys.stdout,
+    *,
+    models: Models | None = None,
+    metrics: Metrics | None = None,
+) -> Journal:
+    """The gateway over `triton`: a gateway.triton.Triton, or what answers like one. `models`: those that it has loaded,
+    unless others are given."""
+    metrics = metrics or Metrics()
+    gateway = Gateway(settings, triton, models or Catalogue(triton), metrics, Bound(settings.max_waiting))
     app: ASGIApp = Answering(Router(routes(gateway)))
     app = Access(app, settings)
     if settings.cors:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from builder.gateway.bound import Bound
 from builder.gateway.errors import ApiError
+from builder.gateway.models import Model, Models, one_of
 from builder.gateway.settings import Settings
 from builder.gateway.tensors import Outputs
 
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from tritonclient.grpc import service_pb2
 
     from builder.gateway.metrics import Metrics
-    from builder.gateway.models import Catalogue, Model
 
 FACTS = "builder.gateway.facts"  # where a scope has them
 
@@ -44,7 +44,7 @@ class Gateway:
 
     settings: Settings
     triton: Backend
-    models: Catalogue
+    models: Models
     metrics: Metrics
     bound: Bound
 
@@ -92,7 +92,7 @@ class Call:
 
     async def model_for(self, what: str, fits: Any, name: str | None) -> Model:
         """The model that the request names, or the only one that `fits`. Raises ApiError."""
-        return self._of(await self.gateway.models.one_of(what, fits, name))
+        return self._of(await one_of(self.gateway.models, what, fits, name))
 
     def _of(self, model: Model) -> Model:
         """Note whose request it is. Raises ApiError 429 where too many wait for this model."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -15,6 +15,7 @@ from builder.gateway.tensors import WIRE
 from builder.runtime.fields import Field
 
 FRESH_S = 10.0  # after that long the next request has the list read anew, without waiting for it
+NAMED = 50  # models in a message, at most
 LEAST_S = 1.0  # between two readings for a name that is not in the list
 
 
@@ -68,6 +69,18 @@ class Model:
         return int(value) if value is not None else None
 
 
+class Models(Protocol):
+    """The models that clients may name."""
+
+    async def all(self) -> list[Model]:
+        """Every model, by name. Raises ApiError."""
+        ...
+
+    async def get(self, name: str) -> Model:
+        """The model of that name. Raises ApiError 404."""
+        ...
+
+
 class Server(Protocol):
     """What the catalogue asks of Triton."""
 
@@ -105,26 +118,8 @@ class Catalogue:
             await self._look(LEAST_S)
         model = self.models.get(name)
         if model is None:
-            known = ", ".join(sorted(self.models)) or "none"
-            raise ApiError(
-                404, f"the model {name!r} does not exist; there are: {known}", param="model", code="model_not_found"
-            )
+            raise unknown(name, sorted(self.models))
         return model
-
-    async def one_of(self, what: str, fits: Any, name: str | None) -> Model:
-        """The model `name`, or the only one that `fits`. Raises ApiError where there is none, or several."""
-        if name is not None:
-            model = await self.get(name)
-            if not fits(model):
-                raise ApiError(400, f"{name} is a model for {model.task}; expected one {what}", param="model")
-            return model
-        found = [model for model in await self.all() if fits(model)]
-        if len(found) != 1:
-            names = ", ".join(model.name for model in found) or "none"
-            raise ApiError(
-                400, f"name the model in `model`: of those {what} there are: {names}", param="model", code="no_model"
-            )
-        return found[0]
 
     async def _look(self, old_s: float) -> None:
         if self.read_at + old_s < time.monotonic():
@@ -149,6 +144,35 @@ class Catalogue:
             if model is not None:
                 found[name] = model
         self.models, self.read_at = found, time.monotonic()
+
+
+async def one_of(models: Models, what: str, fits: Callable[[Model], bool], name: str | None) -> Model:
+    """The model `name`, or the only one that `fits`. Raises ApiError where there is none, or several."""
+    if name is not None:
+        model = await models.get(name)
+        if not fits(model):
+            raise ApiError(400, f"{name} is a model for {model.task}; expected one {what}", param="model")
+        return model
+    found = [model for model in await models.all() if fits(model)]
+    if len(found) != 1:
+        names = listed([model.name for model in found])
+        raise ApiError(
+            400, f"name the model in `model`: of those {what} there are: {names}", param="model", code="no_model"
+        )
+    return found[0]
+
+
+def unknown(name: str, known: Sequence[str]) -> ApiError:
+    """There is no model of that name; `known` are those that there are."""
+    return ApiError(
+        404, f"the model {name!r} does not exist; there are: {listed(known)}", param="model", code="model_not_found"
+    )
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names for a message: the first, and how many more there are."""
+    more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
+    return ", ".join(names[:NAMED]) + more or "none"
 
 
 def _noticed(task: asyncio.Task[None]) -> None:

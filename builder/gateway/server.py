@@ -16,6 +16,7 @@ import uvloop
 from builder.errors import ServeError
 from builder.gateway.app import make_app
 from builder.gateway.journal import Journal
+from builder.gateway.residency.app import make_on_demand
 from builder.gateway.settings import Settings
 from builder.gateway.triton import Triton
 
@@ -58,7 +59,11 @@ def allow_connections() -> None:
 
 async def _serve(settings: Settings, listener: socket.socket, certificate: Path | None, key: Path | None) -> None:
     triton = Triton(settings.triton)
-    journal = make_app(settings, triton)
+    if settings.on_demand is None:
+        journal, watching = make_app(settings, triton), None
+    else:
+        journal, backend = make_on_demand(settings, settings.on_demand, triton)
+        watching = asyncio.ensure_future(backend.watch())
     try:
         config = uvicorn.Config(
             journal,
@@ -78,6 +83,8 @@ async def _serve(settings: Settings, listener: socket.socket, certificate: Path 
     except (OSError, ssl.SSLError) as error:
         raise ServeError(f"{certificate} and {key} are not a certificate and its key: {error}") from error
     finally:
+        if watching is not None:
+            watching.cancel()
         await triton.close()
 
 

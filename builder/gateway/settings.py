@@ -3,6 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class OnDemand:
+    """Loading models when they are asked for: those of `repository`, in `memory` bytes; `pins` stay loaded."""
+
+    repository: Path
+    memory: int
+    pins: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -20,3 +30,4 @@ class Settings:
     drain_s: float = 60.0  # what runs may take when the gateway is told to stop
     cors: tuple[str, ...] = field(default=())  # origins whose pages may ask
     forward_traces: bool = False  # hand `traceparent` on to Triton
+    on_demand: OnDemand | None = None  # None: the models that Triton has loaded

@@ -27,6 +27,8 @@ OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 2000),  # not two minutes: a server that was restarted is there again
 )
+LOAD_TIMEOUT_S = 600.0
+HOLDING = ("READY", "LOADING", "UNLOADING")
 QUEUE_FULL = ("wait already", "Exceeds maximum queue size")
 OUT_OF_TIME = ("time was over", "Request timeout expired")
 AWAY = ("is not ready", "shutting down", "Stub process", "no version is available")
@@ -65,6 +67,30 @@ class Triton:
             request = service_pb2.ModelConfigRequest(name=name, version=version)
             answer = await self.stub.ModelConfig(request, timeout=10)
         return answer.config
+
+    async def load(self, name: str) -> None:
+        """Load a model as its config.pbtxt says; the version that answered before does so until then."""
+        with self._translated():
+            request = service_pb2.RepositoryModelLoadRequest(model_name=name)
+            await self.stub.RepositoryModelLoad(request, timeout=LOAD_TIMEOUT_S)
+
+    async def unload(self, name: str) -> None:
+        """Have a model answer nothing new; its memory comes back when its last request is answered."""
+        with self._translated():
+            request = service_pb2.RepositoryModelUnloadRequest(model_name=name)
+            await self.stub.RepositoryModelUnload(request, timeout=LOAD_TIMEOUT_S)
+
+    async def serves(self, name: str, version: str) -> bool:
+        """Whether a version of a model is loaded."""
+        with self._translated():
+            request = service_pb2.ModelReadyRequest(name=name, version=version)
+            return bool((await self.stub.ModelReady(request, timeout=10)).ready)
+
+    async def held(self) -> set[str]:
+        """The models that take memory: those that are loaded, and those that are about to be or to go."""
+        with self._translated():
+            answer = await self.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=10)
+        return {model.name for model in answer.models if model.state in HOLDING}
 
     async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> Outputs:
         """The answer of a model that has one. A caller that is cancelled cancels the call."""

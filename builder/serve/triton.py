@@ -21,7 +21,7 @@ import threading
 import time
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,6 +81,7 @@ class Server:
     log: list[str]
     controlled: bool
     repository: Path | None = None
+    on_demand: bool = False  # somebody else loads and unloads the models
 
     @property
     def url(self) -> str:
@@ -121,6 +122,7 @@ def running(
     strict: bool = True,
     insecure_bind: bool = False,
     verify_key: Path | None = None,
+    on_demand: bool = False,
 ) -> Iterator[Server]:
     """Start Triton on `repository`, wait until its models are loaded, stop it at the end.
 
@@ -128,10 +130,13 @@ def running(
     `echo` is called with each line of the server's log. `backends`: a folder NAME/ for each backend beside Python's,
     with its libtriton_NAME.so or its model.py. `insecure_bind`: `host` may be another address than a loopback one.
     `verify_key`: what every model must have been signed with, as builder/triton/signatures.py takes it.
+    `on_demand`: no model is loaded, for a gateway does that.
     Raises ServeError when it cannot start, with the reason and what to do.
     """
     if not insecure_bind:
         _refuse_others(host)
+    if on_demand and not _is_loopback(host):
+        raise ServeError(f"models are loaded on demand by model control, which nobody has on {host}: use 127.0.0.1")
     ports = ports or free_ports(host)
     recover(repository)
     _check(repository, host, ports, backends, strict)
@@ -140,7 +145,7 @@ def running(
     with tempfile.TemporaryDirectory(prefix="triton-") as place:
         command, environment, region = _command(repository, host, ports, Path(place), backends)
         controlled = _is_loopback(host)  # whoever reaches the ports may use model control
-        command += _loading(strict, controlled)
+        command += _loading(strict, controlled, () if on_demand else ("--load-model=*",))
         process = subprocess.Popen(
             command,
             env=environment,
@@ -151,12 +156,12 @@ def running(
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
-        server = Server(host, ports, process, [], controlled, repository)
+        server = Server(host, ports, process, [], controlled, repository, on_demand)
         reader = threading.Thread(target=_read, args=(server, echo), daemon=True)
         reader.start()
         try:
             _wait_until_ready(server, timeout_s)
-            if not strict and not any(model.state == "READY" for model in server.models()):
+            if not strict and not on_demand and not any(model.state == "READY" for model in server.models()):
                 raise ServeError(why(server.log))
             yield server
         finally:
@@ -286,10 +291,10 @@ def _command(
     return command, environment, region
 
 
-def _loading(strict: bool, controlled: bool) -> list[str]:
-    """Load all models; under model control each can be loaded again."""
+def _loading(strict: bool, controlled: bool, models: Sequence[str]) -> list[str]:
+    """Load `models`, by options; under model control each can be loaded again."""
     options = [f"--exit-on-error={str(strict).lower()}", f"--strict-readiness={str(strict).lower()}"]
-    return [*options, "--model-control-mode=explicit", "--load-model=*"] if controlled else options
+    return [*options, "--model-control-mode=explicit", *models] if controlled else options
 
 
 def _refuse_others(host: str) -> None:

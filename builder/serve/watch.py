@@ -64,9 +64,10 @@ class Watcher:
     _loaded: dict[str, float] = field(default_factory=dict)
 
     def watch(self) -> int:
-        """Look once a second until the server ends. Returns its exit status."""
+        """Look once a second until the server ends; not at models that somebody else loads. Returns its exit status."""
         while (status := self.server.process.poll()) is None:
-            self.look()
+            if not self.server.on_demand:
+                self.look()
             time.sleep(POLL_S)
         return status
 

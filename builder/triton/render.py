@@ -5,14 +5,18 @@ Knows Jinja and ModelConfig; knows nothing about how the values came about.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import jinja2
 from google.protobuf import text_encoding, text_format
 from tritonclient.grpc import model_config_pb2
 
 from builder.errors import RepositoryError
-from builder.triton.layout import Config
+
+if TYPE_CHECKING:
+    from builder.triton.layout import Config
 
 
 def templates() -> Path:
@@ -34,7 +38,7 @@ def render(config: Config) -> str:
     environment.filters["pbtxt"] = quote
     try:
         text = environment.get_template("config.pbtxt.j2").render(
-            {name: getattr(config, name) for name in Config.__dataclass_fields__}
+            {field.name: getattr(config, field.name) for field in fields(config)}
         )
     except jinja2.UndefinedError as error:
         raise RepositoryError(f"config.pbtxt.j2 needs a value nobody gave: {error}") from error

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from builder.errors import RepositoryError
 from builder.report.bom import BOM
@@ -52,13 +53,16 @@ def numbers(entry: Path) -> list[int]:
 def loaded(entry: Path) -> list[int]:
     """The versions that Triton loads by the model's version_policy. Raises RepositoryError for a config.pbtxt that is
     none."""
-    config, there = entry / CONFIG, numbers(entry)
-    if not config.is_file():
-        return []
-    policy = parse(config.read_text("utf-8"), entry.name).version_policy
+    config = entry / CONFIG
+    return chosen(parse(config.read_text("utf-8"), entry.name), numbers(entry)) if config.is_file() else []
+
+
+def chosen(config: ModelConfig, there: Sequence[int]) -> list[int]:
+    """Of the versions that are `there`, in order, those that the version_policy of `config` names."""
+    policy = config.version_policy
     if policy.HasField("specific"):
         return [number for number in there if number in policy.specific.versions]
-    return there if policy.HasField("all") else there[-max(1, policy.latest.num_versions) :]
+    return list(there) if policy.HasField("all") else list(there[-max(1, policy.latest.num_versions) :])
 
 
 def served(entry: Path) -> int | None:

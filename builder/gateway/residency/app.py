@@ -1,0 +1,30 @@
+"""The gateway, with models loaded when they are asked for."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TextIO
+
+from builder.gateway.app import make_app
+from builder.gateway.journal import Journal
+from builder.gateway.metrics import Metrics
+from builder.gateway.residency.backend import OnDemand
+from builder.gateway.residency.loading import TritonLoading
+from builder.gateway.residency.measures import Measures
+from builder.gateway.residency.offered import Offered
+from builder.gateway.residency.processes import Processes
+from builder.gateway.residency.residents import Residents
+from builder.gateway.settings import OnDemand as Options
+from builder.gateway.settings import Settings
+
+
+def make_on_demand(
+    settings: Settings, options: Options, triton: Any, log: TextIO | None = sys.stdout
+) -> tuple[Journal, OnDemand]:
+    """The application over `triton`, a gateway.triton.Triton or what answers like one, and what has to watch it."""
+    metrics, offered, processes = Metrics(), Offered(options.repository), Processes(settings.triton)
+    loading = TritonLoading(triton, offered, settings.triton, processes)
+    measures = Measures(metrics.registry)
+    residents = Residents(offered, loading, measures, options.memory, options.pins, settings.max_waiting)
+    backend = OnDemand(triton, residents, processes)
+    return make_app(settings, backend, log, models=offered, metrics=metrics), backend

@@ -1,0 +1,64 @@
+"""Models that do not load, or that die: when they are tried again, and what is said until then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from builder.gateway.errors import ApiError
+from builder.gateway.residency.offered import Stamp
+
+LONGEST_S = 60.0
+STEADY_S = 60.0  # after so long without a failure, those before are forgotten
+
+
+@dataclass(frozen=True)
+class Failure:
+    """`times` in a row, the last of them for `reason`; not tried again before `until`, unless the model changes."""
+
+    stamp: Stamp
+    times: int
+    until: float
+    reason: str
+
+
+class Backoff:
+    """1, 2, 4 seconds and so on after failures to load; one less after deaths, so that the first is mended at once."""
+
+    def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
+        self.now = now
+        self.failures: dict[str, Failure] = {}
+
+    def waits(self, name: str, stamp: Stamp) -> bool:
+        """Whether a model is not to be tried yet."""
+        return self._left(name, stamp) > 0
+
+    def refuse(self, name: str, stamp: Stamp) -> None:
+        """Raise ApiError 503, with the reason, for a model that is not to be tried yet."""
+        left = self._left(name, stamp)
+        if left > 0:
+            raise failed(name, self.failures[name].reason, left)
+
+    def _left(self, name: str, stamp: Stamp) -> float:
+        known = self.failures.get(name)
+        return known.until - self.now() if known is not None and known.stamp == stamp else 0.0
+
+    def note(self, name: str, stamp: Stamp, reason: str, *, died: bool = False) -> float:
+        """One more failure. Returns seconds until the next attempt."""
+        known = self.failures.get(name)
+        in_a_row = known is not None and known.stamp == stamp and self.now() - known.until < STEADY_S
+        times = known.times + 1 if known is not None and in_a_row else 1
+        delay = min(LONGEST_S, 2.0 ** (times - 1) - died)
+        self.failures[name] = Failure(stamp, times, self.now() + delay, reason)
+        return delay
+
+
+def failed(name: str, reason: str, retry_s: float) -> ApiError:
+    """What a client is told of a model that does not load."""
+    return ApiError(
+        503,
+        f"{name} does not load: {reason.strip()}; it is tried again in {max(1, round(retry_s))} s",
+        code="model_failed",
+        retry_after=retry_s,
+    )

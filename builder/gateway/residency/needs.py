@@ -1,0 +1,50 @@
+"""What a model takes before anybody has measured it: its processes, its files, and what its build says it reserves."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from builder.plan.process import PROCESS
+from builder.triton.render import parse
+from builder.triton.versions import CONFIG, REPORT, entries
+
+
+@dataclass(frozen=True)
+class Needs:
+    """`size`: bytes of memory; `engines`: the Triton models that it calls, which are loaded and unloaded with it."""
+
+    size: int
+    engines: tuple[str, ...]
+
+
+def needs_of(repository: Path, name: str, number: int) -> Needs:
+    """Of version `number` of a front and its engine. Raises RepositoryError or OSError for what cannot be read.
+
+    An estimate: every instance is a process with weights of its own. What was loaded once is measured instead.
+    """
+    front, *engines = entries(repository, name, number)
+    models = [repository / model for model in (front, *engines)]
+    size = sum(_instances(model) * (PROCESS + _files(model / str(number))) for model in models)
+    return Needs(size + _reserved(repository / name, number), tuple(engines))
+
+
+def _instances(entry: Path) -> int:
+    groups = parse((entry / CONFIG).read_text("utf-8"), entry.name).instance_group
+    return max(1, sum(max(1, group.count) for group in groups))
+
+
+def _files(folder: Path) -> int:
+    """Bytes of the graphs, weights and tokenisers of a version."""
+    return sum(entry.stat().st_size for entry in os.scandir(folder) if entry.is_file())
+
+
+def _reserved(entry: Path, number: int) -> int:
+    """What the build of a generating model says its cache takes."""
+    for place in (entry / str(number) / REPORT, entry / REPORT):
+        if place.is_file():
+            memory = json.loads(place.read_text("utf-8")).get("memory") or {}
+            return int(memory.get("cache", 0))
+    return 0

@@ -1,0 +1,148 @@
+"""The processes of a Triton on this machine, and the memory that each takes, by /proc (Linux).
+
+Each instance of a Python model is a child of tritonserver, whose first argument is the file of its model. Memory is the
+proportional set size: pages that several processes share, such as those of libraries, count once for all of them
+together (Linux, Documentation/filesystems/proc.rst).
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PROC = Path("/proc")
+STUB = b"triton_python_backend_stub"
+LISTENING = "0A"  # a state of /proc/net/tcp
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Bytes: of the server itself, and of the processes of each model."""
+
+    server: int = 0
+    models: dict[str, int] = field(default_factory=dict)
+
+
+class Processes:
+    """Those of the server that listens on the gRPC address `url`; none where it is not on this machine.
+
+    Every method reads files, some of them hundreds: call it in a thread. Nothing is known before `find`.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.server: int | None = None
+        self._models: dict[int, str] = {}  # by process, those that were looked at
+
+    def find(self) -> bool:
+        """Whether the server is on this machine, and may be looked at."""
+        if self.server is None or not (PROC / str(self.server)).is_dir():
+            self.server, self._models = _listener(self.url), {}
+        return self.server is not None
+
+    def of(self, names: Iterable[str]) -> list[int]:
+        """The processes of these models."""
+        wanted = set(names)
+        return [process for process, name in self._children().items() if name in wanted]
+
+    def usage(self) -> Usage:
+        """What each model takes now."""
+        models: dict[str, int] = {}
+        for process, name in self._children().items():
+            models[name] = models.get(name, 0) + size_of(process)
+        return Usage(size_of(self.server) if self.server is not None else 0, models)
+
+    def _children(self) -> dict[int, str]:
+        """The server's children that run a model; only processes that are new are looked into."""
+        if self.server is None:
+            return {}
+        alive = {int(entry) for entry in os.listdir(PROC) if entry.isdecimal()}
+        for process in alive - self._models.keys():
+            model = _model(process, self.server)
+            if model is not None:
+                self._models[process] = model
+        for process in self._models.keys() - alive:
+            del self._models[process]
+        return {process: name for process, name in self._models.items() if name}
+
+
+def alive(processes: Iterable[int]) -> list[int]:
+    """Those that have not ended."""
+    return [process for process in processes if _stat(process)[0] not in ("", "Z")]
+
+
+def size_of(process: int) -> int:
+    """Bytes of a process; 0 where it has ended, or may not be looked at."""
+    try:
+        lines = (PROC / str(process) / "smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+
+
+def _model(process: int, server: int | None) -> str | None:
+    """The model that a child of the server runs; "" for another process, None for a child that does not say yet."""
+    if _stat(process)[1] != str(server):
+        return ""
+    try:
+        arguments = (PROC / str(process) / "cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return ""
+    if len(arguments) < 2 or not arguments[0].endswith(STUB):
+        return None
+    return Path(arguments[1].decode(errors="replace")).parent.parent.name
+
+
+def _stat(process: int) -> tuple[str, str]:
+    """The state and the parent of a process; nothing where it has ended."""
+    try:
+        state, parent = (PROC / str(process) / "stat").read_text().rsplit(")", 1)[1].split()[:2]
+    except (OSError, IndexError):
+        return "", ""
+    return state, parent
+
+
+def _listener(url: str) -> int | None:
+    """The process that listens on a port of this machine; None where the address is another's."""
+    host, _, port = url.rpartition(":")
+    if not _is_here(host):
+        return None
+    sockets = {f"socket:[{inode}]" for inode in _listening(int(port))}
+    if not sockets:
+        return None
+    for folder in PROC.glob("[0-9]*"):
+        try:
+            if any(os.readlink(folder / "fd" / entry) in sockets for entry in os.listdir(folder / "fd")):
+                return int(folder.name)
+        except OSError:
+            continue  # ended, or another user's
+    return None
+
+
+def _is_here(host: str) -> bool:
+    """Whether an address is one of this machine: whether one may listen on it."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host.strip("[]"), 0, type=socket.SOCK_STREAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.bind(address)
+    except OSError:
+        return False
+    return True
+
+
+def _listening(port: int) -> set[str]:
+    """Inodes of the sockets that listen on a port."""
+    found = set()
+    for table in ("tcp", "tcp6"):
+        try:
+            lines = (PROC / "net" / table).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
+                found.add(fields[9])
+    return found

@@ -1,0 +1,139 @@
+"""A stand-in for a Triton with explicit model control, as strict as the real one about what is loaded.
+
+A request for a model that is not loaded fails; an unload is answered at once, after it new requests fail, those that
+run are finished, and the model holds its memory until then; to load a model that is loaded does nothing unless its
+configuration has changed (core, model_lifecycle.cc: GetModel, AsyncUnload, AsyncLoad; model_repository_manager.cc).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+from tritonclient.grpc import service_pb2
+
+from builder.gateway.errors import ApiError
+from builder.gateway.tensors import Output
+from builder.gateway.triton import Metadata
+from builder.triton.versions import served
+from tests.gateway.fake_triton import FakeTriton
+
+SIZE = 1000  # bytes of the files of a model
+
+
+def make_models(repository: Path, *names: str, versions: int = 1, engine: bool = False) -> None:
+    """Models of a kind of fake_triton.MODELS, which is their name up to a dash; the last version is served."""
+    for name in names:
+        for number in range(1, versions + 1):
+            (repository / name / str(number)).mkdir(parents=True)
+            (repository / name / str(number) / "model.onnx").write_bytes(b"x" * SIZE)
+        serve(repository, name, versions)
+        if engine:
+            make_models(repository, f"{name}_model", versions=versions)
+            files = f'{{"name": "{name}", "files": {{"{name}": {{}}, "{name}_model": {{}}}}}}'
+            (repository / name / "build.json").write_text(files)
+
+
+def serve(repository: Path, name: str, number: int) -> None:
+    """Have a version served, in one rename, as a rollback does."""
+    config = asyncio.run(FakeTriton().config(kind(name), "1"))
+    config.name = name
+    config.version_policy.specific.versions.append(number)
+    made = repository / f"{name}.new"
+    made.write_text(text_format.MessageToString(config))
+    made.replace(repository / name / "config.pbtxt")
+
+
+def kind(name: str) -> str:
+    """Its kind of model; an engine is of none."""
+    return name if name.endswith("_model") else name.split("-")[0]
+
+
+class FakeServer(FakeTriton):
+    """`tried`, `loads`, `unloads`: in their order. `broken`: what does not load, and why; `dead`: without process."""
+
+    def __init__(self, repository: Path, load_s: float = 0.0, step_s: float = 0.0, infer_s: float = 0.0) -> None:
+        super().__init__(step_s=step_s, infer_s=infer_s)
+        self.repository, self.load_s = repository, load_s
+        self.loaded: dict[str, str] = {}
+        self.tried: list[str] = []
+        self.loads: list[str] = []
+        self.unloads: list[str] = []
+        self.broken: dict[str, str] = {}
+        self.dead: set[str] = set()
+        self.at_once = self.most_at_once = 0
+        self.in_use: Counter[str] = Counter()
+        self.unloaded_in_use: list[str] = []
+        self.answered: list[tuple[str, str]] = []
+
+    async def load(self, name: str) -> None:
+        self.tried.append(name)
+        self.at_once += 1
+        self.most_at_once = max(self.most_at_once, self.at_once)
+        try:
+            await asyncio.sleep(self.load_s)
+        finally:
+            self.at_once -= 1
+        version = str(served(self.repository / name))
+        if name in self.broken:
+            state = f"version {version} is at UNAVAILABLE state: Internal: {self.broken[name]}"
+            raise ApiError(400, f"load failed for model '{name}': {state};")
+        if self.loaded.get(name) == version:
+            return
+        self.loads.append(name)
+        self.dead.discard(name)
+        self.loaded[name] = version
+
+    async def unload(self, name: str) -> None:
+        if self.in_use[name] and name not in self.dead:
+            self.unloaded_in_use.append(name)
+        self.loaded.pop(name, None)
+        self.unloads.append(name)
+
+    async def serves(self, name: str, version: str) -> bool:
+        return self.loaded.get(name) == version
+
+    async def held(self) -> set[str]:
+        return set(self.loaded) | set(+self.in_use)
+
+    async def index(self) -> list[tuple[str, str]]:
+        return sorted(self.loaded.items())
+
+    async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> dict[str, Output]:
+        with self._using(request.model_name):
+            return await super().infer(_of_kind(request), metadata)
+
+    async def stream(
+        self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()
+    ) -> AsyncGenerator[dict[str, Output], None]:
+        with self._using(request.model_name):
+            async for outputs in super().stream(_of_kind(request), metadata):
+                yield outputs
+
+    @contextmanager
+    def _using(self, name: str) -> Iterator[None]:
+        if name not in self.loaded:
+            raise ApiError(404, f"Request for unknown model: '{name}' has no available versions")
+        if name in self.dead:
+            raise ApiError(503, f"Stub process '{name}_0_0' is not healthy.", code="unavailable")
+        for engine in (f"{name}_model",):
+            if (self.repository / engine).is_dir() and self.loaded.get(engine) != self.loaded[name]:
+                raise ApiError(500, f"this request failed inside the model: Request for unknown model: '{engine}'")
+        self.answered.append((name, self.loaded[name]))
+        self.in_use[name] += 1
+        try:
+            yield
+        finally:
+            self.in_use[name] -= 1
+
+
+def _of_kind(request: service_pb2.ModelInferRequest) -> Any:
+    copy = service_pb2.ModelInferRequest()
+    copy.CopyFrom(request)
+    copy.model_name = kind(request.model_name)
+    return copy

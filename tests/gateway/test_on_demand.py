@@ -1,0 +1,371 @@
+"""Loading on demand over a stand-in for Triton: what is loaded when, what goes, who waits, and what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from builder.errors import SpecError
+from builder.gateway.errors import ApiError
+from builder.gateway.journal import Journal
+from builder.gateway.residency import residents as residents_module
+from builder.gateway.residency.app import make_on_demand
+from builder.gateway.residency.backend import OnDemand
+from builder.gateway.residency.measures import Measures
+from builder.gateway.residency.needs import Needs
+from builder.gateway.residency.offered import Offered
+from builder.gateway.residency.residents import SERVER, Resident, Residents
+from builder.gateway.settings import OnDemand as Options
+from builder.gateway.settings import Settings
+from builder.plan.process import PROCESS
+from tests.gateway.asgi import Answer, ask
+from tests.gateway.fake_control import SIZE, FakeServer, make_models, serve
+
+ONE = PROCESS + SIZE
+NOWHERE = "127.0.0.1:1"  # no process listens there: what models take is estimated
+
+Ask = Callable[..., Awaitable[Answer]]
+
+
+class Case:
+    """A gateway over a FakeServer with room for so many models."""
+
+    def __init__(self, repository: Path, room: float = 3, pins: tuple[str, ...] = (), **settings: Any) -> None:
+        server = {name: settings.pop(name) for name in ("load_s", "step_s", "infer_s") if name in settings}
+        self.triton = FakeServer(repository, **server)
+        options = Options(repository, SERVER + int(room * ONE), pins)
+        made = make_on_demand(Settings(triton=NOWHERE, **settings), options, self.triton, None)
+        self.app: Journal = made[0]
+        self.backend: OnDemand = made[1]
+
+    async def embed(self, name: str, text: str = "text", **options: Any) -> Answer:
+        return await ask(self.app, "/v1/embeddings", {"model": name, "input": text}, **options)
+
+    async def write(self, name: str, tokens: int = 3, **options: Any) -> Answer:
+        body = {"model": name, "prompt": "Once", "max_tokens": tokens, "stream": True}
+        return await ask(self.app, "/v1/completions", body, **options)
+
+    @property
+    def leases(self) -> int:
+        return sum(resident.leases for resident in self.backend.residents.models.values())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(10):
+        while not condition():
+            await asyncio.sleep(0.001)
+
+
+def test_models_that_are_not_loaded_are_listed_and_answer(tmp_path: Path) -> None:
+    make_models(tmp_path, "embeds-a", "writes", engine=True)
+    case = Case(tmp_path, room=4)
+
+    async def run() -> None:
+        models = (await ask(case.app, "/v1/models")).json["data"]
+        assert [model["id"] for model in models] == ["embeds-a", "writes"], "and no engine"
+        assert not case.triton.loads
+        assert (await case.embed("embeds-a")).status == 200
+        assert case.triton.loads == ["embeds-a_model", "embeds-a"], "the engine before the front that calls it"
+        for wrong in ("embeds-a_model", "other", "../embeds-a", "embeds-a/1", ""):
+            assert (await case.embed(wrong)).status == 404, wrong
+        assert case.leases == 0
+
+    asyncio.run(run())
+
+
+def test_one_load_for_all_who_ask_and_no_wait_for_that_of_another(tmp_path: Path) -> None:
+    make_models(tmp_path, "embeds-a", "embeds-b")
+    case = Case(tmp_path, load_s=0.05)
+
+    async def run() -> None:
+        answers = await asyncio.gather(*(case.embed(name) for name in ("embeds-a", "embeds-b") * 20))
+        assert {answer.status for answer in answers} == {200}
+        assert sorted(case.triton.loads) == ["embeds-a", "embeds-b"]
+        assert case.triton.most_at_once == 2
+        text = (await ask(case.app, "/metrics")).pieces[0].decode()
+        assert "build_repo_gateway_model_loads_total 2.0" in text
+        assert "build_repo_gateway_cold_requests_total 40.0" in text
+        assert "build_repo_gateway_model_load_seconds_count 2.0" in text
+        assert "build_repo_gateway_resident_models 2.0" in text
+
+    asyncio.run(run())
+
+
+def test_what_was_not_asked_for_longest_goes_and_what_is_pinned_does_not(tmp_path: Path) -> None:
+    names = [f"embeds-{letter}" for letter in "abcd"]
+    make_models(tmp_path, *names)
+    case = Case(tmp_path, pins=("embeds-a",))
+
+    async def run() -> None:
+        for name in ("embeds-a", "embeds-b", "embeds-c", "embeds-b", "embeds-d", "embeds-c"):
+            assert (await case.embed(name)).status == 200
+        assert case.triton.unloads == ["embeds-c", "embeds-b"]
+        assert sorted(case.triton.loaded) == ["embeds-a", "embeds-c", "embeds-d"]
+
+    asyncio.run(run())
+
+
+def test_a_front_and_its_engine_go_together(tmp_path: Path) -> None:
+    make_models(tmp_path, "embeds-a", "embeds-b", engine=True)
+    case = Case(tmp_path, room=2)
+
+    async def run() -> None:
+        for name in ("embeds-a", "embeds-b"):
+            assert (await case.embed(name)).status == 200
+        assert sorted(case.triton.loaded) == ["embeds-b", "embeds-b_model"]
+        assert case.triton.unloads == ["embeds-a", "embeds-a_model"], "the front first"
+
+    asyncio.run(run())
+
+
+def test_a_model_stays_until_its_streams_have_ended(tmp_path: Path) -> None:
+    make_models(tmp_path, "writes-a", "embeds-b")
+    case = Case(tmp_path, room=1, step_s=0.005)
+
+    async def run() -> None:
+        stream = asyncio.ensure_future(case.write("writes-a", 40))
+        await until(lambda: case.triton.in_use["writes-a"] == 1)
+        assert (await case.embed("embeds-b")).status == 200
+        assert stream.done()
+        assert len((await stream).events) == 41
+        assert case.triton.unloads == ["writes-a"]
+        assert not case.triton.unloaded_in_use
+
+    asyncio.run(run())
+
+
+def test_no_room_is_said_after_a_while_and_what_never_fits_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(residents_module, "ROOM_S", 0.02)
+    make_models(tmp_path, "writes-a", "embeds-b", "embeds-large")
+    (tmp_path / "embeds-large" / "1" / "weights").write_bytes(b"x" * 3 * 10**6)
+    case = Case(tmp_path, room=1, step_s=0.005)
+
+    async def run() -> None:
+        stream = asyncio.ensure_future(case.write("writes-a", 40))
+        await until(lambda: case.triton.in_use["writes-a"] == 1)
+        refused = await case.embed("embeds-b")
+        assert (refused.status, refused.error["code"]) == (503, "no_room")
+        assert "retry-after" in refused.headers
+        large = await case.embed("embeds-large")
+        assert (large.status, large.error["code"]) == (507, "model_too_large")
+        assert "embeds-large needs 87 MB and at most 84 MB can be free" in large.error["message"]
+        assert (await stream).status == 200
+        assert case.leases == 0
+
+    asyncio.run(run())
+
+
+def test_a_model_that_does_not_load_is_left_alone_for_a_while(tmp_path: Path) -> None:
+    make_models(tmp_path, "embeds-a", "embeds-b", versions=2)
+    case = Case(tmp_path)
+    clock = [0.0]
+    case.backend.residents.backoff.now = lambda: clock[0]
+    case.triton.broken["embeds-a"] = "no file model.onnx"
+
+    async def run() -> None:
+        for _ in range(2):
+            refused = await case.embed("embeds-a")
+            assert (refused.status, refused.error["code"], refused.headers["retry-after"]) == (503, "model_failed", "1")
+            assert "no file model.onnx" in refused.error["message"]
+        assert case.triton.tried == ["embeds-a"], "the second request asked nothing of Triton"
+        assert (await case.embed("embeds-b")).status == 200
+        clock[0] = 1.5
+        assert (await case.embed("embeds-a")).headers["retry-after"] == "2"
+        case.triton.broken.clear()
+        assert (await case.embed("embeds-a")).status == 503
+        await asyncio.to_thread(serve, tmp_path, "embeds-a", 1)
+        assert (await case.embed("embeds-a")).status == 200, "what has changed is tried at once"
+
+    asyncio.run(run())
+
+
+def test_only_so_many_wait_for_a_model_to_be_loaded(tmp_path: Path) -> None:
+    make_models(tmp_path, "writes-a")
+    case = Case(tmp_path, load_s=0.05, max_waiting=2)
+
+    async def run() -> None:
+        answers = await asyncio.gather(*(case.write("writes-a") for _ in range(5)))
+        assert sorted(answer.status for answer in answers) == [200, 200, 429, 429, 429]
+        assert {answer.headers.get("retry-after") for answer in answers} == {None, "2"}
+
+    asyncio.run(run())
+
+
+def test_who_leaves_while_a_model_is_loaded_ends_nothing_for_the_others(tmp_path: Path) -> None:
+    make_models(tmp_path, "embeds-a", "embeds-b")
+    case = Case(tmp_path, load_s=0.05)
+
+    async def run() -> None:
+        left, stays = await asyncio.gather(case.embed("embeds-a", leave_after=0), case.embed("embeds-a"))
+        assert (left.status, stays.status) == (0, 200)
+        assert (await case.embed("embeds-b", leave_after=0)).status == 0
+        await until(lambda: "embeds-b" in case.triton.loaded)
+        assert case.leases == 0
+        assert case.triton.loads == ["embeds-a", "embeds-b"]
+
+    asyncio.run(run())
+
+
+def test_a_version_that_was_gone_back_to_answers_the_next_request(tmp_path: Path) -> None:
+    make_models(tmp_path, "writes-a", versions=2)
+    case = Case(tmp_path, step_s=0.005)
+
+    async def run() -> None:
+        stream = asyncio.ensure_future(case.write("writes-a", 40))
+        await until(lambda: case.triton.in_use["writes-a"] == 1)
+        await asyncio.to_thread(serve, tmp_path, "writes-a", 1)
+        assert (await case.write("writes-a")).status == 200
+        assert case.triton.answered == [("writes-a", "2"), ("writes-a", "1")]
+        assert not stream.done(), "what runs is finished by the version that it began with"
+        assert (await stream).status == 200
+        assert case.triton.unloads == []
+        models = (await ask(case.app, "/v1/models/writes-a")).json
+        assert models["version"] == "1"
+
+    asyncio.run(run())
+
+
+def test_a_version_that_does_not_load_takes_the_place_of_none(tmp_path: Path) -> None:
+    make_models(tmp_path, "embeds-a", versions=2)
+    case = Case(tmp_path)
+
+    async def run() -> None:
+        assert (await case.embed("embeds-a")).status == 200
+        case.triton.broken["embeds-a"] = "no file model.onnx"
+        await asyncio.to_thread(serve, tmp_path, "embeds-a", 1)
+        assert [(await case.embed("embeds-a")).status for _ in range(2)] == [200, 200]
+        assert case.triton.answered == [("embeds-a", "2")] * 3
+        assert case.triton.unloads == []
+
+    asyncio.run(run())
+
+
+def test_a_model_whose_process_died_is_loaded_again_for_those_who_asked(tmp_path: Path) -> None:
+    make_models(tmp_path, "embeds-a", "writes-b")
+    case = Case(tmp_path)
+
+    async def run() -> None:
+        asks: list[Ask] = [partial(case.embed, "embeds-a"), partial(case.write, "writes-b")]
+        for asked in asks:
+            assert (await asked()).status == 200
+            case.triton.dead.update(case.triton.loaded)
+            answers = await asyncio.gather(*(asked() for _ in range(3)))
+            assert {answer.status for answer in answers} == {200}
+        assert case.triton.loads.count("embeds-a") == 2
+        assert case.leases == 0
+        case.triton.dead.add("embeds-a")
+        refused = await case.embed("embeds-a")
+        assert (refused.status, refused.error["code"]) == (503, "model_failed"), "twice within a minute"
+
+    asyncio.run(run())
+
+
+def test_what_others_load_and_unload_is_noticed(tmp_path: Path) -> None:
+    make_models(tmp_path, "embeds-a", "embeds-b", "embeds-c", versions=2)
+    case = Case(tmp_path, pins=("embeds-c",))
+
+    async def run() -> None:
+        case.triton.loaded.update({"embeds-a": "2", "embeds-b": "1"})
+        watching = asyncio.ensure_future(case.backend.watch())
+        await until(lambda: "embeds-c" in case.triton.loaded)
+        watching.cancel()
+        assert sorted(case.backend.residents.models) == ["embeds-a", "embeds-b", "embeds-c"]
+        assert (await case.embed("embeds-a")).status == 200
+        assert case.triton.loads == ["embeds-c"]
+        assert (await case.embed("embeds-b")).status == 200
+        assert case.triton.answered[-1] == ("embeds-b", "2"), "which is the one that the repository serves"
+        del case.triton.loaded["embeds-a"]
+        assert (await case.embed("embeds-a")).status == 200
+
+    asyncio.run(run())
+
+
+class Slow:
+    """A Loading whose loads take five seconds on a clock of its own."""
+
+    def __init__(self) -> None:
+        self.clock = 0.0
+        self.unloads: list[str] = []
+
+    async def needs(self, name: str, version: str) -> Needs:
+        return Needs(ONE, ())
+
+    async def load(self, resident: Resident, *, instead: bool) -> int | None:
+        self.clock += 5
+        return None
+
+    async def unload(self, name: str) -> None:
+        self.unloads.append(name)
+
+
+def test_a_model_stays_as_long_as_its_load_took(tmp_path: Path) -> None:
+    make_models(tmp_path, "embeds-a", "embeds-b")
+    loading = Slow()
+
+    async def run() -> None:
+        measures = Measures(CollectorRegistry())
+        residents = Residents(Offered(tmp_path), loading, measures, SERVER + ONE, now=lambda: loading.clock)
+        residents.release(await residents.lease("embeds-a"))
+        waits = asyncio.ensure_future(residents.lease("embeds-b"))
+        await until(lambda: bool(residents.seekers))
+        residents.measured(SERVER, {})
+        assert not loading.unloads
+        loading.clock += 5
+        residents.measured(SERVER, {})
+        await waits
+        assert loading.unloads == ["embeds-a"]
+
+    asyncio.run(run())
+
+
+def test_models_that_grew_go_until_what_is_left_fits(tmp_path: Path) -> None:
+    make_models(tmp_path, "embeds-a", "embeds-b", "embeds-c")
+    case = Case(tmp_path, room=3)
+
+    async def run() -> None:
+        for name in ("embeds-a", "embeds-b", "embeds-c"):
+            assert (await case.embed(name)).status == 200
+        case.backend.residents.measured(SERVER, {"embeds-c": 2 * ONE})
+        await until(lambda: bool(case.triton.unloads))
+        assert case.triton.unloads == ["embeds-a"]
+        assert case.backend.residents.used() <= case.backend.residents.budget
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--memory-gb", "1"], "--load-on-demand"),
+        (["--load-on-demand", "--repository", "{here}", "--pin", "other"], "has no other"),
+        (["--load-on-demand", "--repository", "{here}/none"], "has no models"),
+        (["--load-on-demand", "--repository", "{here}", "--memory-gb", "0"], "above 0"),
+    ],
+)
+def test_options_that_cannot_be_meant(options: list[str], says: str, tmp_path: Path) -> None:
+    from builder.commands import gateway
+
+    given = gateway.parser().parse_args([option.format(here=tmp_path) for option in options])
+    with pytest.raises(SpecError, match=says):
+        gateway.run(given)
+
+
+def test_a_request_that_quotes_what_triton_says_unloads_nothing(tmp_path: Path) -> None:
+    make_models(tmp_path, "embeds-a")
+    case = Case(tmp_path)
+    error = ApiError(400, "text_input is 'Request for unknown model: x is not healthy'")
+
+    async def run() -> None:
+        resident = await case.backend.residents.lease("embeds-a")
+        assert not case.backend._gone(resident, error)
+        assert case.triton.unloads == []
+
+    asyncio.run(run())
