@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +25,13 @@ from transformers import (
 from builder.cache.digests import digest_of
 from builder.checkpoint.card import read_card
 from builder.checkpoint.fetch import fetch
+from builder.checkpoint.packed import packed_format, refuse_packed, unpack, without_quantisation
 from builder.checkpoint.patterns import refuse_endless_patterns
 from builder.checkpoint.sentence_transformers import SentenceModules, read_modules
 from builder.checkpoint.slow_tokenizers import as_fast
 from builder.checkpoint.untrusted import refuse_untrusted
 from builder.errors import CheckpointError
+from builder.optimise.grids import Grids
 from builder.runtime.panics import survived
 from builder.spec import BuildSpec
 from builder.tasks import Task, find_task, infer_task
@@ -70,11 +72,13 @@ class Checkpoint(CheckpointFiles):
     """A checkpoint with its model, in fp32: all that exporting it needs.
 
     `pooling`: how the user wants token vectors to become one, where the checkpoint's own way is not meant.
+    `grids`: what its matrices lie on, where they are stored in 4 or 8 bits.
     """
 
     model: PreTrainedModel
     max_length: int
     pooling: str | None = None
+    grids: Grids | None = None
 
 
 def locate(spec: BuildSpec, weights: bool = True) -> CheckpointFiles:
@@ -105,9 +109,11 @@ def locate(spec: BuildSpec, weights: bool = True) -> CheckpointFiles:
 def resolve(spec: BuildSpec) -> Checkpoint:
     """Find, check and load the checkpoint of `spec`. Raises CheckpointError."""
     files = locate(spec)
-    model = load_model(files.folder, files.task, files.config)
+    model, grids = load_model(files)
+    if grids is not None:
+        refuse_packed(spec, grids)
     _drop_inputs(files.tokenizer, model)
-    return _checkpoint(spec, files, model)
+    return replace(_checkpoint(spec, files, model), grids=grids)
 
 
 def describe(spec: BuildSpec) -> Checkpoint:
@@ -115,9 +121,8 @@ def describe(spec: BuildSpec) -> Checkpoint:
     files = locate(spec, weights=False)
     try:
         with torch.device("meta"):
-            model = files.task.auto_class().from_config(files.config)
-        if (files.folder / "generation_config.json").is_file():
-            model.generation_config = GenerationConfig.from_pretrained(files.folder)
+            model = files.task.auto_class().from_config(without_quantisation(files.config))
+        _read_generation_config(model, files.folder)
     except Exception as error:  # whatever a broken checkpoint makes transformers raise
         raise CheckpointError(
             f"{spec.model} is not a checkpoint for {files.task.name}: {_first_line(error)}"
@@ -139,12 +144,26 @@ def _drop_inputs(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> 
         tokenizer.model_input_names = [name for name in tokenizer.model_input_names if name in taken]
 
 
-def load_model(folder: Path, task: Task, config: PreTrainedConfig) -> PreTrainedModel:
-    """Load the task's model class in fp32, every weight of it from the checkpoint. Raises CheckpointError."""
+def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:
+    """Load the task's model class in fp32, every weight of it from the checkpoint, and what its matrices lie on.
+
+    Raises CheckpointError.
+    """
+    task, config = files.task, files.config
+    packed = packed_format(config, files.source)
+    grids = None
     try:
-        model, info = task.auto_class().from_pretrained(
-            folder, config=config, dtype=torch.float32, use_safetensors=True, output_loading_info=True
-        )
+        if packed is None:
+            model, info = task.auto_class().from_pretrained(files.folder, **_loading(config), use_safetensors=True)
+        else:
+            config = without_quantisation(config)
+            with torch.device("meta"):
+                shapes = task.auto_class().from_config(config)
+            weights, grids = unpack(packed, files.weights, shapes)
+            model, info = shapes.__class__.from_pretrained(None, **_loading(config), state_dict=weights)
+            _read_generation_config(model, files.folder)
+    except CheckpointError:
+        raise
     except Exception as error:  # whatever a broken checkpoint makes transformers raise
         raise CheckpointError(
             f"the checkpoint does not load for {task.name}: {_first_line(error)[:300]}. Its weights, its config.json "
@@ -158,7 +177,16 @@ def load_model(folder: Path, task: Task, config: PreTrainedConfig) -> PreTrained
             f"the checkpoint ({have}) has no head for {task.name}: {len(missing) + len(mismatched)} weights would "
             f"be random, such as {(missing + mismatched)[0]}. Choose a task it was trained for with --task"
         )
-    return model.eval()
+    return model.eval(), grids
+
+
+def _loading(config: PreTrainedConfig) -> dict[str, Any]:
+    return {"config": config, "dtype": torch.float32, "output_loading_info": True}
+
+
+def _read_generation_config(model: PreTrainedModel, folder: Path) -> None:
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
 
 
 def _weights(folder: Path, model: str) -> list[Path]:

@@ -19,6 +19,7 @@ import numpy as np
 from builder.errors import SpecError
 from builder.memory import Memory
 from builder.onnx.graph import Graph
+from builder.optimise.grids import Grids
 from builder.optimise.quantised import Quantised
 from builder.optimise.weights import quantise_weights
 from builder.runtime.contract import CacheType, LayerShape, Session
@@ -84,9 +85,12 @@ class DecodingEngine(ABC):
         """What a rung of the ladder in `precision` is called."""
         return precision
 
-    def lower(self, fused: Graph, precision: str, folder: Path) -> Lowered:
-        """`fused` in another precision than fp32. Raises SpecError and VerificationError."""
-        quantised = quantise_weights(fused, precision, self.spec.weight_options, folder)
+    def lower(self, fused: Graph, precision: str, folder: Path, grids: Grids | None) -> Lowered:
+        """`fused` in another precision than fp32. Raises SpecError and VerificationError.
+
+        `grids`: those that the checkpoint has its matrices on.
+        """
+        quantised = quantise_weights(fused, precision, self.spec.weight_options, folder, grids)
         return Lowered(quantised.graph, quantised.graph, quantised=(quantised,))
 
     def shrink_cache(self, graph: Graph, largest: Callable[[], Mapping[str, np.ndarray]], folder: Path) -> Graph:

@@ -23,6 +23,7 @@ from builder.families import UNTIMED, Family
 from builder.families.generating import (
     exact_bound,
     kept_bounds,
+    larger_than_stored,
     precisions,
     pytorch_rung,
     quantised_parts,
@@ -135,13 +136,14 @@ class Decoder:
 
     def climb(self, exact: Exact, stage: Stage) -> Chosen:
         """The precision as asked, or the fastest that keeps the quality; then the cache; then the release's form."""
-        metric, first = self.checkpoint.task.metric, Lowered(exact.fused.graph, exact.fused.graph)
+        checkpoint = self.checkpoint
+        metric, first = checkpoint.task.metric, Lowered(exact.fused.graph, exact.fused.graph)
         rungs = PrecisionRungs(
             exact.pytorch.rung,
             (exact.rung, first),
             self._required,
             metric,
-            make=lambda precision: self.engine.lower(exact.fused.graph, precision, self.folder),
+            make=lambda precision: self.engine.lower(exact.fused.graph, precision, self.folder, checkpoint.grids),
             timed=lambda precision, lowered: self._timed(self.engine.rung(precision), exact.fused, lowered),
             judged=lambda rung, lowered: self._judged(rung, exact.fused, exact.pytorch, lowered)[0],
         )
@@ -227,7 +229,7 @@ class Decoder:
             warnings=(
                 *(() if self.engine.timed else (UNTIMED,)),
                 *unreached(checkpoint.model.config, checkpoint.max_length),
-                *filter(None, [cost_of_experts(checkpoint.model)]),
+                *filter(None, [cost_of_experts(checkpoint.model), larger_than_stored(self.spec, checkpoint)]),
                 *(f"{name} runs as separate operators, which is right but slower" for name in exported.rotary_left),
             ),
             choice=climbed.choice,

@@ -98,6 +98,16 @@ def pytorch_rung(memory: Memory, latency: Latencies, perplexity: float) -> Rung:
     return Rung("PyTorch fp32", memory.weights, latency, 0.0, 1.0, 1.0, 1.0, perplexity)
 
 
+def larger_than_stored(spec: BuildSpec, checkpoint: Checkpoint) -> str | None:
+    """What is said of a checkpoint of 4 or 8 bits that is served in more."""
+    grids = checkpoint.grids
+    if grids is None or grids.scattered or spec.precision != "fp32":
+        return None
+    return (
+        f"the checkpoint's weights have {grids.bits} bits: --precision int{grids.bits}-weights serves them as they are"
+    )
+
+
 def exact_bound(exact: Rung) -> Bound:
     """Of the graph in fp32, before anything is quantised."""
     error = math.inf if exact.error is None else exact.error

@@ -24,36 +24,47 @@ from builder.errors import VerificationError
 from builder.export.projections import spell_out_gemms
 from builder.onnx.cleanup import drop_unused
 from builder.onnx.graph import Graph, save_graph
-from builder.onnx.nodes import constant_products, eight_bit_lookup, replace_nodes
+from builder.onnx.nodes import add_constant, constant_products, eight_bit_lookup, replace_nodes
+from builder.optimise.grids import Blocks, Grids
 from builder.optimise.quantised import Quantised
 from builder.spec import WeightOptions
 
 BITS = {"int8-weights": 8, "int4-weights": 4}
 ACCURACY_INT8 = 4  # MatMulNBits: 8-bit activations
+SYMMETRIC = {4: 0x88, 8: 0x80}  # bytes of zero points in the middle, by bits
 
 
-def quantise_weights(graph: Graph, precision: str, options: WeightOptions, folder: Path) -> Quantised:
-    """Write `graph` at `precision` into `folder`. Raises VerificationError where a product was missed."""
+def quantise_weights(
+    graph: Graph, precision: str, options: WeightOptions, folder: Path, grids: Grids | None = None
+) -> Quantised:
+    """Write `graph` at `precision` into `folder`. Raises VerificationError where a product was missed.
+
+    `grids`: those that a checkpoint of as many bits has its matrices on. Such a matrix is stored as it is, and what the
+    checkpoint leaves real, as a rule its output matrix, in 8 bits.
+    """
     model = onnx.load(str(graph.path))
     spell_out_gemms(model.graph)  # ONNX Runtime's optimiser makes some of MatMul and Add again
     heads = {node.output[0] for node in tied_heads(model.graph)}
     products = {node.output[0] for node in constant_products(model.graph)}
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
     small = eight_bit_products(graph.engine, model.graph)
+    stored = grids if grids is not None and not grids.scattered and BITS.get(precision) == grids.bits else None
     nodes: list[onnx.NodeProto] = []
     embeddings = 0
     for node in model.graph.node:
         if node.output[0] in heads:
             nodes.extend(small.by_rows(node, numpy_helper.to_array(tensors[node.input[1]])))
-        elif node.output[0] in products and precision not in BITS:
-            nodes.extend(small.by_columns(node, numpy_helper.to_array(tensors[node.input[1]])))
+        elif node.output[0] in products and (stored is not None or precision not in BITS):
+            matrix = numpy_helper.to_array(tensors[node.input[1]])
+            blocks = stored.blocks(matrix) if stored is not None else None
+            nodes.extend(small.by_columns(node, matrix) if blocks is None else [in_blocks(model.graph, node, blocks)])
         elif node.op_type == "Gather" and node.input[1] == "input_ids" and node.input[0] in tensors:
             nodes.extend(eight_bit_lookup(model.graph, node, numpy_helper.to_array(tensors[node.input[0]])))
             embeddings += 1
         else:
             nodes.append(node)
     replace_nodes(model.graph, nodes)
-    if precision in BITS:
+    if precision in BITS and stored is None:
         model = blockwise(model, BITS[precision], options)
     drop_unused(model.graph)
     if not any(entry.domain == "com.microsoft" for entry in model.opset_import):
@@ -110,6 +121,29 @@ def blockwise(model: onnx.ModelProto, bits: int, options: WeightOptions) -> onnx
     quantiser.process()
     result: onnx.ModelProto = quantiser.model.model
     return result
+
+
+def in_blocks(graph: onnx.GraphProto, node: onnx.NodeProto, blocks: Blocks) -> onnx.NodeProto:
+    """MatMulNBits for `node`, whose matrix is `blocks`; `graph` gains its constants."""
+    bits, name = blocks.bits, node.input[1]
+    parts = {"codes": blocks.codes, "scales": blocks.scales, "zeros": blocks.zeros}
+    if (blocks.zeros == SYMMETRIC[bits]).all():  # what is meant without a zero point
+        del parts["zeros"]
+    for part, values in parts.items():
+        if all(tensor.name != f"{name}.{part}" for tensor in graph.initializer):
+            add_constant(graph, f"{name}.{part}", values)
+    return helper.make_node(
+        "MatMulNBits",
+        [node.input[0], *(f"{name}.{part}" for part in parts)],
+        list(node.output),
+        node.name,
+        domain="com.microsoft",
+        K=blocks.inputs,
+        N=len(blocks.codes),
+        bits=bits,
+        block_size=blocks.size,
+        accuracy_level=ACCURACY_INT8,
+    )
 
 
 @contextmanager

@@ -38,7 +38,7 @@ def _equal_up_to(graph: Graph, module: TaskGraph, rows: Rows, checkpoint: Checkp
     task, infer = encoder_task(checkpoint.task), infer_with(graph, threads)
 
     def equal(length: int) -> bool:
-        model = load_model(checkpoint.folder, checkpoint.task, checkpoint.config)
+        model, _ = load_model(checkpoint)
         fresh = task.graph(Checkpoint(**{**vars(checkpoint), "model": model}), module.inputs)
         try:
             return error_at(infer, graph, reference(fresh, rows, [length]), task.per_token) <= TOLERANCE

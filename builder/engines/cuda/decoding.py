@@ -19,6 +19,7 @@ from builder.export.slots import FILE as COPIER
 from builder.export.slots import choose_rows, slot_copier
 from builder.memory import Memory, cache_bytes
 from builder.onnx.graph import Graph
+from builder.optimise.grids import Grids
 from builder.optimise.half_precision import HALVES
 from builder.runtime.contract import CacheType, LayerShape, Session
 from builder.runtime.generation.executors.cuda import BYTES, ELEMENTS
@@ -67,7 +68,7 @@ class Decoding(OnnxRuntime):
     def rung(self, precision: str) -> str:
         return f"{precision} CUDA"
 
-    def lower(self, fused: Graph, precision: str, folder: Path) -> Lowered:
+    def lower(self, fused: Graph, precision: str, folder: Path, grids: Grids | None) -> Lowered:
         refuse_windows(self.spec.gpu.card, fused)
         half, judged = decoder_for_cuda(fused, precision, self.spec.triton, folder)
         return Lowered(half, judged, "float32" if half.arithmetic == "bf16" else "float16")

@@ -278,7 +278,8 @@ class Seq2Seq:
 
     def _quantised(self, graphs: Graphs, precision: str) -> tuple[Quantised, ...]:
         both, options = (graphs.encoder, graphs.decoder), self.spec.weight_options
-        return tuple(quantise_weights(graph, precision, options, self.folder) for graph in both)
+        grids = self.checkpoint.grids
+        return tuple(quantise_weights(graph, precision, options, self.folder, grids) for graph in both)
 
     def _case(self, chosen: Chosen) -> Case:
         """What the graphs say in this build's engine, to be said on another version of it."""

@@ -1,0 +1,108 @@
+"""Matrices packed as GPTQ and AWQ store them, written from the packing code of those projects, and whole checkpoints.
+
+`pack` of AutoGPTQ's qlinear_cuda_old.py (commit 179776b) and the order of AutoAWQ's packing_utils.py (commit 7ee2873).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import load_file, save_file
+
+AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # the output that is in each place of a word
+
+
+@dataclass(frozen=True)
+class Codes:
+    """What a quantiser makes of a matrix (outputs, inputs): codes, and scales and zeros by group."""
+
+    codes: np.ndarray
+    scales: np.ndarray
+    zeros: np.ndarray
+    groups: np.ndarray
+
+    @property
+    def weights(self) -> np.ndarray:
+        """(outputs, inputs), exact in float32."""
+        steps = self.codes.astype(np.int64) - self.zeros[:, self.groups]
+        return steps.astype(np.float32) * self.scales.astype(np.float32)[:, self.groups]
+
+
+def rounded(weights: np.ndarray, bits: int, size: int, symmetric: bool, shuffled: bool = False) -> Codes:
+    """`weights` (outputs, inputs) rounded in groups of `size` inputs, at random ones where `shuffled`."""
+    inputs = weights.shape[1]
+    groups = np.arange(inputs) // size
+    if shuffled:
+        groups = np.random.default_rng(0).permutation(groups)
+    levels = 2**bits - 1
+    scales, zeros = [], []
+    for group in range(groups.max() + 1):
+        part = weights[:, groups == group]
+        if symmetric:
+            scale = 2 * np.abs(part).max(1) / levels
+            zero = np.full(len(part), (levels + 1) // 2)
+        else:
+            low, high = np.minimum(part.min(1), 0), np.maximum(part.max(1), 0)
+            scale = (high - low) / levels
+            zero = np.rint(-low / scale)
+        scales.append(scale)
+        zeros.append(zero)
+    steps = np.stack(scales, 1).astype(np.float16)
+    offsets = np.stack(zeros, 1).astype(np.int64)
+    codes = np.rint(weights / steps.astype(np.float32)[:, groups]) + offsets[:, groups]
+    return Codes(np.clip(codes, 0, levels).astype(np.uint32), steps, offsets, groups)
+
+
+def _words(values: np.ndarray, bits: int, order: tuple[int, ...]) -> np.ndarray:
+    """Along the first axis: the value order[place] of each run goes to that place of a word."""
+    per_word = 32 // bits
+    runs = values.astype(np.uint32).reshape(-1, per_word, values.shape[1])
+    words = np.zeros((len(runs), values.shape[1]), np.uint32)
+    for place, which in enumerate(order):
+        words |= runs[:, which] << np.uint32(bits * place)
+    return words.view(np.int32)
+
+
+def gptq(made: Codes, bits: int, version: int) -> dict[str, np.ndarray]:
+    """The parts of a module. Version 1 stores zero points less one."""
+    plain = tuple(range(32 // bits))
+    return {
+        "qweight": _words(made.codes.T, bits, plain),
+        "qzeros": np.ascontiguousarray(_words(made.zeros - (version == 1), bits, plain).T),
+        "scales": np.ascontiguousarray(made.scales.T),
+        "g_idx": made.groups.astype(np.int32),
+    }
+
+
+def awq(made: Codes) -> dict[str, np.ndarray]:
+    """The parts of a module of 4 bits."""
+    return {
+        "qweight": np.ascontiguousarray(_words(made.codes, 4, AWQ_ORDER).T),
+        "qzeros": np.ascontiguousarray(_words(made.zeros, 4, AWQ_ORDER).T),
+        "scales": np.ascontiguousarray(made.scales.T),
+    }
+
+
+def pack_checkpoint(
+    folder: Path, method: str, bits: int, size: int, symmetric: bool = True, version: int = 1, shuffled: bool = False
+) -> dict[str, Codes]:
+    """Pack the linear layers of the decoder in `folder`, in place; what was made of each, by its name."""
+    path = folder / "model.safetensors"
+    tensors, made = load_file(path), {}
+    for name in [name for name in tensors if name.endswith("_proj.weight")]:
+        module = name.removesuffix(".weight")
+        made[module] = codes = rounded(tensors.pop(name), bits, size, symmetric, shuffled)
+        parts = gptq(codes, bits, version) if method == "gptq" else awq(codes)
+        tensors.update({f"{module}.{part}": values for part, values in parts.items()})
+    save_file(tensors, path, metadata={"format": "pt"})
+    stated = {"quant_method": method, "bits": bits, "group_size": size}
+    if method == "gptq":
+        stated |= {"desc_act": shuffled, "sym": symmetric, "checkpoint_format": "gptq" if version == 1 else "gptq_v2"}
+    else:
+        stated |= {"zero_point": not symmetric, "version": "gemm"}
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": stated}))
+    return made
