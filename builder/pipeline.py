@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from builder.cache.keys import build_key
+from builder.cache.stages import keeping
 from builder.checkpoint.resolve import Checkpoint, CheckpointFiles, locate, resolve
 from builder.engines.gpu import refuse_card
 from builder.errors import RepositoryError
@@ -49,7 +50,8 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
             _refuse_another_checkpoint(spec, checkpoint, store)
         refuse_card(spec)
         if isinstance(checkpoint, Checkpoint):
-            outcome: Verified | Unverified = verified(spec, key, begin(spec, checkpoint, Path(folder), stage), stage)
+            family = keeping(spec, checkpoint, Path(folder), begin(spec, checkpoint, Path(folder), stage))
+            outcome: Verified | Unverified = verified(spec, key, family, stage)
         else:  # files alone: vLLM and TensorRT-LLM run the checkpoint as it is, so that there is no graph to compare
             with stage("lay out"):
                 made = hand_over(spec, checkpoint)

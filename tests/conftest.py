@@ -30,6 +30,7 @@ from tests.sharing import Sharing
 settings.register_profile("here", deadline=None, derandomize=True, database=None)  # the same on every machine
 settings.load_profile("here")
 
+os.environ["BUILD_REPO_CACHE"] = "off"  # what a test asks is done; commands that tests start inherit it
 torch.set_num_threads(1)  # each worker is a process of its own
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so are the commands that tests start
 gc.set_threshold(50_000, 20, 20)  # exports make objects by the million, nearly all of which stay

@@ -6,11 +6,12 @@ import os
 from pathlib import Path
 
 VARIABLE = "BUILD_REPO_CACHE"
+OFF = "off"  # instead of a folder: stages are not kept
 
 
 def cache_home() -> Path:
     """The folder that BUILD_REPO_CACHE names; build-repo in the user's cache folder where it names none."""
     stated = os.environ.get(VARIABLE)
-    if stated:
+    if stated and stated != OFF:
         return Path(stated).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "build-repo"

@@ -151,6 +151,7 @@ class Encoder:
 
     def climb(self, exact: Exact, stage: Stage) -> Chosen:
         """From PyTorch and the exact graph to the fastest variant that keeps the quality asked for."""
+        exact = self._as_served(exact)
         spec, evaluator, fused = self.spec, exact.evaluator, exact.fused
         graph, pruned = fused.compacted, None
         if spec.prune is not None:
@@ -185,7 +186,7 @@ class Encoder:
 
     def lay_out(self, chosen: Chosen, stage: Stage) -> tuple[RepositoryEntry, ...]:
         """The front model with its engine inside or beside it, or the recipe from which a GPU compiles that."""
-        evaluator, graph = chosen.exact.evaluator, chosen.graph
+        evaluator, graph = self._as_served(chosen.exact).evaluator, chosen.graph
         if graph.engine == tensorrt.BACKEND:
             with stage("recipe"):
                 files = recipe_files(self.spec, graph, evaluator.serving, evaluator.feeds, self.folder)
@@ -194,6 +195,10 @@ class Encoder:
         return lay_out(
             self.spec, evaluator.serving, evaluator.tokenizer, graph, files, evaluator.fields, evaluator.warm_up_rows()
         )
+
+    def _as_served(self, exact: Exact) -> Exact:
+        """With the front of this specification, where an earlier one's verified the graph."""
+        return replace(exact, evaluator=exact.evaluator.serving_as(self.spec, exact.fused.graph))
 
     def comparison(self, chosen: Chosen) -> Comparison:
         """The fused graph number by number and as it is served; then the variant by its quality."""

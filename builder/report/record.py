@@ -123,6 +123,8 @@ class BuildReport:
     """Version of the model in its repository."""
     build_key: str | None = None
     """Hash of all that the build depended on; None where a build-repo made it that had none."""
+    kept: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Stages that an earlier build did with the same key: the key of each, and when it was made (UTC)."""
     tuned_for: tuple[str, ...] = ()
     """Instruction sets of the processor that the choice rests on; a machine that serves should have one of them."""
 

@@ -12,13 +12,14 @@ from pathlib import Path
 
 import numpy as np
 
+from builder.cache.digests import write_whole
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.engines import infer_with
 from builder.errors import CheckpointError, SpecError
 from builder.export.rows import Rows, padding_id, rows_of
 from builder.onnx.graph import Graph
 from builder.report.record import Rung
-from builder.runtime.contract import FILE, EncoderServing, dump
+from builder.runtime.contract import FILE, Alike, EncoderServing, dump
 from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.fields import Field, InputError
 from builder.samples import load_samples, with_mask
@@ -148,6 +149,13 @@ class Evaluator:
             scores=dict(quality.scores),
         )
 
+    def serving_as(self, spec: BuildSpec, graph: Graph) -> Evaluator:
+        """The same for a front of `spec`, which may wait and batch otherwise than the one that it was made with."""
+        serving = _serving(spec, self.checkpoint, graph, self.serving.batching.alike)
+        if serving != self.serving:
+            write_whole(self.front / FILE, dump(serving).encode())
+        return replace(self, spec=spec, serving=serving)
+
     def warm_up_rows(self) -> list[dict[str, list[int]]]:
         """The tokens of a short and of a long text of the samples, without padding."""
         sources = self.serving.inputs
@@ -166,10 +174,7 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
     """
     task = encoder_task(checkpoint.task)
     parameters = task.parameters(checkpoint)
-    pad = {"input_ids": padding_id(checkpoint)}
-    needed = alike(module, rows_of(checkpoint), checkpoint.max_length)
-    side = checkpoint.tokenizer.truncation_side
-    serving = serving_document(spec, task.module, graph, checkpoint.max_length, pad, parameters, needed, side)
+    serving = _serving(spec, checkpoint, graph, alike(module, rows_of(checkpoint), checkpoint.max_length))
     tokenizer = tokenizer_json(checkpoint.tokenizer)
     front = folder / "front"
     front.mkdir()
@@ -193,6 +198,12 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
     feeds = _engine_feeds(front, fields, fitted)
     expected = tuple(task.reference(checkpoint, sample) for sample in judged)
     return Evaluator(spec, checkpoint, module, front, serving, tokenizer, fields, judged, labels, expected, feeds)
+
+
+def _serving(spec: BuildSpec, checkpoint: Checkpoint, graph: Graph, needed: Alike) -> EncoderServing:
+    task, side = encoder_task(checkpoint.task), checkpoint.tokenizer.truncation_side
+    pad, parameters = {"input_ids": padding_id(checkpoint)}, task.parameters(checkpoint)
+    return serving_document(spec, task.module, graph, checkpoint.max_length, pad, parameters, needed, side)
 
 
 def _split(samples: tuple[Sample, ...]) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:

@@ -1,0 +1,159 @@
+"""What a stage made, on disk: a document and files, each by its content; whole, or not there.
+
+stages/KEY.json   names the document and the files of one stage by their SHA-256
+blobs/SHA256      a document or a file, once for all stages that made the same
+
+Builders share a folder without asking each other: everything is written beside its place and renamed there, and what
+is read is hashed. What is damaged is as good as not there, and so is what another process has just removed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from builder.cache.digests import CHUNK, write_whole
+from builder.cache.links import link
+
+SPARED = 0.05  # of the disk: what is left to others
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What is known of one stage without reading it. `made`: seconds since 1970; `took`: seconds; `size`: bytes."""
+
+    stage: str
+    key: str
+    model: str
+    made: float
+    took: float
+    size: int
+    document: str
+    files: Mapping[str, str]
+
+    @property
+    def blobs(self) -> set[str]:
+        return {self.document, *self.files.values()}
+
+
+class Entries:
+    """The entries in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.stages, self.blobs = folder / "stages", folder / "blobs"
+
+    def all(self) -> Iterator[tuple[Entry, float]]:
+        """Each entry that can be read, with the time at which it was last used."""
+        for path in sorted(self.stages.glob("*.json")):
+            entry = self.find(path.stem)
+            if entry is not None:
+                with suppress(FileNotFoundError):
+                    yield entry, path.stat().st_mtime
+
+    def find(self, key: str) -> Entry | None:
+        """The entry of `key`, where there is one."""
+        try:
+            return Entry(**json.loads(self._path(key).read_text("utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+    def read(self, entry: Entry, folder: Path) -> bytes | None:
+        """The document of `entry`, its files put into `folder`; None, and no entry any more, where it is damaged."""
+        try:
+            document = (self.blobs / entry.document).read_bytes()
+            whole = hashlib.sha256(document).hexdigest() == entry.document
+            if whole and all(_hash(self.blobs / digest) == digest for digest in entry.files.values()):
+                for name, digest in entry.files.items():
+                    target = folder / name
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.unlink(missing_ok=True)
+                    link(self.blobs / digest, target)
+                os.utime(self._path(entry.key))
+                return document
+        except OSError:
+            pass
+        self.remove(entry)
+        return None
+
+    def write(
+        self, stage: str, key: str, model: str, took: float, document: bytes, folder: Path, names: list[str]
+    ) -> None:
+        """Keep `document` and the files `names` of `folder`, where the disk has room for them. Raises OSError."""
+        size = len(document) + sum((folder / name).stat().st_size for name in names)
+        self.blobs.mkdir(parents=True, exist_ok=True)
+        disk = shutil.disk_usage(self.blobs)
+        if disk.free - size < SPARED * disk.total:
+            return
+        files = {name: self._keep(folder / name) for name in names}
+        digest = hashlib.sha256(document).hexdigest()
+        write_whole(self.blobs / digest, document)
+        entry = Entry(stage, key, model, time.time(), took, size, digest, files)
+        write_whole(self._path(key), json.dumps(asdict(entry)).encode())
+
+    def _keep(self, file: Path) -> str:
+        digest = _hash(file)
+        beside = self.blobs / f".{digest}.{os.getpid()}.{time.monotonic_ns()}"
+        link(file, beside)
+        beside.replace(self.blobs / digest)
+        beside.unlink(missing_ok=True)  # to rename one of two links to the other does nothing
+        return digest
+
+    def remove(self, entry: Entry) -> None:
+        """Forget one entry, and the blobs that no other has, the damaged ones too."""
+        self._path(entry.key).unlink(missing_ok=True)
+        used = {digest for other, _ in self.all() for digest in other.blobs}
+        for digest in entry.blobs - used:
+            (self.blobs / digest).unlink(missing_ok=True)
+        for digest in entry.blobs & used:
+            with suppress(OSError):
+                if _hash(self.blobs / digest) != digest:
+                    (self.blobs / digest).unlink(missing_ok=True)
+
+    def prune(self, most: int) -> list[Entry]:
+        """Forget the entries that were not used for longest, until the rest takes `most` bytes at most; and blobs that
+        belong to none. Returns what is gone."""
+        newest_first = sorted(self.all(), key=lambda pair: pair[1], reverse=True)
+        kept: dict[str, int] = {}
+        gone: list[Entry] = []
+        for entry, _ in newest_first:
+            more = {digest: self._size(digest) for digest in entry.blobs - set(kept)}
+            if gone or sum(kept.values()) + sum(more.values()) > most:
+                gone.append(entry)
+                self._path(entry.key).unlink(missing_ok=True)
+            else:
+                kept |= more
+        theirs = {digest for entry in gone for digest in entry.blobs}
+        for blob in self.blobs.glob("*"):
+            if blob.name not in kept and (blob.name in theirs or not _written_now(blob)):
+                blob.unlink(missing_ok=True)
+        return gone
+
+    def _size(self, digest: str) -> int:
+        with suppress(OSError):
+            return (self.blobs / digest).stat().st_size
+        return 0
+
+    def _path(self, key: str) -> Path:
+        return self.stages / f"{key}.json"
+
+
+def _written_now(blob: Path) -> bool:
+    """Whether it may belong to an entry that another process is writing."""
+    with suppress(OSError):
+        return time.time() - blob.stat().st_ctime < 60
+    return True
+
+
+def _hash(file: Path) -> str:
+    with file.open("rb") as stream:
+        digest = hashlib.sha256()
+        while block := stream.read(CHUNK):
+            digest.update(block)
+    return digest.hexdigest()

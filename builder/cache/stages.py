@@ -1,0 +1,248 @@
+"""A family whose stages are done once: what an earlier build made of the same is taken instead.
+
+The key of a stage is made of the checkpoint, the options that matter to it and what made it. Stages are asked for from
+the last one back: where the ladder is kept, neither the export nor PyTorch's answers are read. What is kept was
+verified with the same key, and its numbers are compared with their bounds again; the report says which stages were.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from transformers import PreTrainedModel
+
+from builder.cache.entries import Entries
+from builder.cache.folder import OFF, VARIABLE, cache_home
+from builder.cache.keys import checkpoint_facts, key_of, options_of, own_files, surroundings
+from builder.checkpoint.resolve import Checkpoint
+from builder.export.encoder import task_graph
+from builder.families import Family
+from builder.progress import Stage
+from builder.report.record import BuildReport, EngineCheck
+from builder.spec import BuildSpec
+from builder.tasks.base import TaskGraph
+from builder.triton.layout import RepositoryEntry
+from builder.verify.runtimes import Replay
+from builder.verify.verdict import Comparison
+
+Value = TypeVar("Value")
+Exported = TypeVar("Exported")
+Reference = TypeVar("Reference")
+Fused = TypeVar("Fused")
+Exact = TypeVar("Exact")
+Chosen = TypeVar("Chosen")
+
+EXPORT = ("task", "max_length", "pooling", "beams", "max_answer")
+REFERENCE = (*EXPORT, "target", "engine", "instances", "threads", "machine", "serving")
+EXACT = (*REFERENCE, "level", "triton", "executor", "gpu", "truncate")
+# What stages before the layout do not read: how requests wait for one another, and what Triton is told of the front.
+LAID_OUT = ("name", "max_batch_size", "max_queue_delay_us")
+SERVING_LAID_OUT = (
+    "preferred_batch_sizes",
+    "queue",
+    "priority_levels",
+    "default_priority",
+    "front_instances",
+    "warm_up",
+    "response_cache",
+    "rate_limiter",
+    "rate_limiter_priority",
+    "optimization_level",
+    "prefill_tokens",
+    "prefix_cache",
+    "tool_parser",
+    "batch_dimension",
+    "metadata",
+)
+READABLE = ("builder.", "numpy", "collections", "pathlib")  # modules whose classes a document may name
+
+
+def stage_keys(spec: BuildSpec) -> dict[str, str]:
+    """The key of each stage of `spec`. Raises CheckpointError and SpecError."""
+    options = options_of(spec)
+    options["serving"] = {name: v for name, v in options["serving"].items() if name not in SERVING_LAID_OUT}
+    around, files = surroundings(), own_files(spec)
+    made = {**checkpoint_facts(spec), "code": around["code"], "libraries": around["libraries"]}
+    measured = {**made, **around, "samples": files["samples"]}
+    exact = {**measured, "options": _some(options, EXACT), "fits": spec.fits}
+    every = {name: value for name, value in options.items() if name not in LAID_OUT}
+    facts = {
+        "export": {**made, "options": _some(options, EXPORT)},
+        "reference": {**measured, "options": _some(options, REFERENCE)},
+        "fuse": exact,
+        "verify": exact,
+        "climb": {**measured, "options": every, "graph": files["graph"]},
+    }
+    return {stage: key_of({"stage": stage, **facts[stage]}) for stage in facts}
+
+
+def _some(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
+    return {name: options[name] for name in names}
+
+
+def keeping(
+    spec: BuildSpec,
+    checkpoint: Checkpoint,
+    folder: Path,
+    family: Family[Exported, Reference, Fused, Exact, Chosen],
+) -> Family[Any, Any, Any, Any, Any]:
+    """`family` over the user's cache; as it is, where BUILD_REPO_CACHE is off."""
+    if os.environ.get(VARIABLE) == OFF:
+        return family
+    return Keeping(family, Shelf(Entries(cache_home()), stage_keys(spec), Context(spec, checkpoint, folder)))
+
+
+class Once(Generic[Value]):
+    """The value of a stage, when it is asked for."""
+
+    def __init__(self, make: Callable[[], Value]) -> None:
+        self.make = make
+        self.made: list[Value] = []
+
+    def get(self) -> Value:
+        if not self.made:
+            self.made.append(self.make())
+        return self.made[0]
+
+
+@dataclass(frozen=True)
+class Context:
+    """What a build has at hand, so that no document holds it; `folder` is where its files are."""
+
+    spec: BuildSpec
+    checkpoint: Checkpoint
+    folder: Path
+
+    def find(self, name: str) -> Any:
+        """What a document calls by `name`."""
+        if name.startswith("file:"):
+            return self.folder / name.removeprefix("file:")
+        if name == "module":
+            return task_graph(self.checkpoint)
+        return {"spec": self.spec, "checkpoint": self.checkpoint, "model": self.checkpoint.model}[name]
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """The stages of one build in the cache."""
+
+    entries: Entries
+    keys: Mapping[str, str]
+    context: Context
+    taken: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def has(self, *stages: str) -> bool:
+        """Whether one of `stages` is there, as far as can be seen without reading it."""
+        return any(self.entries.find(self.keys[stage]) is not None for stage in stages)
+
+    def get(self, stage: str, make: Callable[[], Value]) -> Value:
+        """The value of `stage`: what is kept, or what `make` makes, which is then kept."""
+        key = self.keys[stage]
+        entry = self.entries.find(key)
+        document = None if entry is None else self.entries.read(entry, self.context.folder)
+        if entry is not None and document is not None:
+            made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.made))
+            self.taken[stage] = {"key": key, "made": made}
+            value: Value = Reader(io.BytesIO(document), self.context).load()
+            return value
+        begun = time.perf_counter()
+        value = make()
+        took = time.perf_counter() - begun
+        with suppress(OSError):  # a full or read-only disk
+            stream = io.BytesIO()
+            writer = Writer(stream, self.context.folder)
+            writer.dump(value)
+            model = self.context.spec.entry_name
+            self.entries.write(stage, key, model, took, stream.getvalue(), self.context.folder, sorted(writer.files))
+        return value
+
+
+class Writer(pickle.Pickler):
+    """Writes a document that names what a Context has, and notes the `files` that belong to it."""
+
+    def __init__(self, stream: io.BytesIO, folder: Path) -> None:
+        super().__init__(stream, protocol=5)
+        self.folder = folder
+        self.files: set[str] = set()
+
+    def persistent_id(self, value: Any) -> str | None:
+        if isinstance(value, Path) and value.is_relative_to(self.folder):
+            self.files.update(str(file.relative_to(self.folder)) for file in _files(value))
+            return f"file:{value.relative_to(self.folder)}"
+        kinds = {BuildSpec: "spec", Checkpoint: "checkpoint", TaskGraph: "module", PreTrainedModel: "model"}
+        return next((name for kind, name in kinds.items() if isinstance(value, kind)), None)
+
+
+class Reader(pickle.Unpickler):
+    """Reads a document of this package: dataclasses, arrays and what Python itself has, and nothing that runs."""
+
+    def __init__(self, stream: io.BytesIO, context: Context) -> None:
+        super().__init__(stream)
+        self.context = context
+
+    def persistent_load(self, name: Any) -> Any:
+        return self.context.find(str(name))
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.startswith(READABLE) or (module, name) in (("builtins", "set"), ("builtins", "frozenset")):
+            return super().find_class(module, name)
+        raise pickle.UnpicklingError(f"a stage is not kept as {module}.{name}")
+
+
+def _files(path: Path) -> list[Path]:
+    """The files of a graph: its own and those of its weights; of a folder all."""
+    return (
+        [file for file in path.rglob("*") if file.is_file()]
+        if path.is_dir()
+        else list(path.parent.glob(f"{path.stem}.*"))
+    )
+
+
+@dataclass(frozen=True)
+class Keeping:
+    """The stages of `family`, each done where it is needed and not kept."""
+
+    family: Family[Any, Any, Any, Any, Any]
+    shelf: Shelf
+
+    def export(self) -> Once[Any]:
+        return self._stage("export", self.family.export, "fuse", "verify", "climb")
+
+    def reference(self, exported: Once[Any]) -> Once[Any]:
+        return self._stage("reference", lambda: self.family.reference(exported.get()), "verify", "climb")
+
+    def fuse(self, exported: Once[Any]) -> Once[Any]:
+        return self._stage("fuse", lambda: self.family.fuse(exported.get()), "verify", "climb")
+
+    def verify(self, fused: Once[Any], reference: Once[Any]) -> Once[Any]:
+        return self._stage("verify", lambda: self.family.verify(fused.get(), reference.get()), "climb")
+
+    def climb(self, exact: Once[Any], stage: Stage) -> Any:
+        return self._stage("climb", lambda: self.family.climb(exact.get(), stage)).get()
+
+    def _stage(self, name: str, make: Callable[[], Any], *beyond: str) -> Once[Any]:
+        """Done now, unless one of the stages `beyond`, which need it no more, is kept."""
+        once = Once(lambda: self.shelf.get(name, make))
+        if not self.shelf.has(*beyond):
+            once.get()
+        return once
+
+    def replay(self, chosen: Any) -> Replay:
+        return self.family.replay(chosen)
+
+    def lay_out(self, chosen: Any, stage: Stage) -> Sequence[RepositoryEntry]:
+        return self.family.lay_out(chosen, stage)
+
+    def comparison(self, chosen: Any) -> Comparison:
+        return self.family.comparison(chosen)
+
+    def report(self, chosen: Any, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]) -> BuildReport:
+        return replace(self.family.report(chosen, entries, checks), kept=dict(self.shelf.taken))

@@ -1,0 +1,111 @@
+"""Where a build's time and memory go, stage by stage: `scripts/bench building`.
+
+Each build is a process of its own, as a command is. MODELS: minilm (real weights), gpt2 and llama-1b (random ones).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from scripts.benchmarks.circumstances import circumstances, write_figures
+
+GENERATING = {"max_length": 512, "slots": 8, "quality": 0.0, "perplexity": 1e9}  # random weights have none to lose
+OPTIONS: dict[str, dict[str, Any]] = {"minilm": {}, "gpt2": GENERATING, "llama-1b": GENERATING}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench building")
+    parser.add_argument("--models", default="minilm,gpt2", help=f"of {', '.join(OPTIONS)}")
+    parser.add_argument("--precision", default="fp32,auto", help="one build each")
+    parser.add_argument("--checkpoints", type=Path, help="keep the checkpoints made here")
+    parser.add_argument("--output", type=Path, help="write all figures here, as JSON; those of other models stay")
+    parser.add_argument("--one", help=argparse.SUPPRESS)  # the build of this process: a specification as JSON
+    options = parser.parse_args()
+    if options.one:
+        print(json.dumps(one(json.loads(options.one))))
+        return
+    console, figures = Console(width=110), circumstances()
+    figures["models"] = {}
+    with tempfile.TemporaryDirectory() as place:
+        for name in options.models.split(","):
+            folder = checkpoint_of(name, options.checkpoints or Path(place))
+            size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+            found = {p: child(name, folder, Path(place), precision=p) for p in options.precision.split(",")}
+            figures["models"][name] = {"checkpoint_bytes": size, "builds": found}
+            console.print(table(name, size, found))
+            if options.output:
+                write_figures(options.output, figures)
+
+
+def checkpoint_of(name: str, place: Path) -> Path:
+    """The folder of a checkpoint, made in `place` where it is none of a package."""
+    if name == "minilm":
+        from tests.models import minilm
+
+        return minilm()
+    from scripts.benchmarks.generation import make_checkpoint
+
+    return make_checkpoint(name, place / name)
+
+
+def child(name: str, checkpoint: Path, place: Path, **options: Any) -> dict[str, Any]:
+    """The seconds of each stage and the peak of memory of one build, in a process of its own."""
+    spec = {"model": str(checkpoint), "name": name, "output": str(place / "repository"), **OPTIONS[name], **options}
+    command = [sys.executable, "-m", "scripts.benchmarks.building", "--one", json.dumps(spec)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def one(options: dict[str, Any]) -> dict[str, Any]:
+    """The figures of a build in this process."""
+    begun, stages = time.perf_counter(), dict[str, float]()
+    from builder.checkpoint.libraries import quiet_libraries
+    from builder.pipeline import build
+    from builder.spec import make_spec
+
+    stages["imports"] = time.perf_counter() - begun
+
+    @contextmanager
+    def stage(name: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        stages[name.split(", about")[0]] = time.perf_counter() - start
+
+    with quiet_libraries():
+        build(make_spec(**options), stage)
+    total = time.perf_counter() - begun
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return {"stages_s": stages, "total_s": total, "peak_bytes": peak}
+
+
+def table(name: str, size: int, found: dict[str, dict[str, Any]]) -> Table:
+    """One row a stage, one column a build."""
+    made = Table(title=f"{name}: checkpoint of {size / 1e6:.0f} MB; seconds", title_justify="left")
+    made.add_column("stage")
+    for precision in found:
+        made.add_column(precision, justify="right")
+    for stage in dict.fromkeys(stage for build in found.values() for stage in build["stages_s"]):
+        cells = (build["stages_s"].get(stage) for build in found.values())
+        made.add_row(stage, *("" if cell is None else f"{cell:.2f}" for cell in cells))
+    made.add_row("all", *(f"{build['total_s']:.2f}" for build in found.values()), style="bold")
+    peaks = (f"{build['peak_bytes'] / 1e6:.0f} ({build['peak_bytes'] / size:.1f}x)" for build in found.values())
+    made.add_row("peak memory, MB", *peaks)
+    return made
+
+
+if __name__ == "__main__":
+    main()

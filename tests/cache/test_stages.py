@@ -1,0 +1,215 @@
+"""A stage is done once for what it depends on, and again for anything else."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import pickle
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from builder.cache import keys, stages
+from builder.cache.entries import Entries
+from builder.cache.stages import EXACT, EXPORT, LAID_OUT, REFERENCE, SERVING_LAID_OUT, Reader
+from builder.checkpoint.resolve import resolve
+from builder.errors import VerificationError
+from builder.families import begin, encoder
+from builder.pipeline import build
+from builder.report.record import BuildReport
+from builder.spec import BuildSpec, Serving, make_spec
+
+STAGES = ("export", "reference", "fuse", "verify", "climb")
+Counted = Callable[..., tuple[BuildReport, list[str]]]
+
+
+@pytest.fixture(scope="module")
+def first(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The cache after one build of `topics`, and the repository beside it."""
+    place = tmp_path_factory.mktemp("first")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BUILD_REPO_CACHE", str(place / "cache"))
+        build(make_spec(model=str(checkpoint("topics")), name="topics", output=place / "repository"))
+    return place
+
+
+@pytest.fixture
+def again(first: Path, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Counted:
+    """Builds `topics` after that build; says which stages were done."""
+    shutil.copytree(first / "cache", tmp_path / "cache")
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
+    done: list[str] = []
+    for stage in STAGES:
+        monkeypatch.setattr(encoder.Encoder, stage, _noting(done, stage, getattr(encoder.Encoder, stage)))
+
+    def run(model: Path | None = None, **options: Any) -> tuple[BuildReport, list[str]]:
+        done.clear()
+        spec = make_spec(
+            model=str(model or checkpoint("topics")), **{"name": "topics", "output": tmp_path / "again", **options}
+        )
+        return build(spec), list(done)
+
+    return run
+
+
+def _noting(done: list[str], name: str, stage: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(*arguments: Any) -> Any:
+        done.append(name)
+        return stage(*arguments)
+
+    return noted
+
+
+def test_nothing_is_done_again_for_the_same(again: Counted, first: Path) -> None:
+    before = json.loads((first / "repository" / "topics" / "build.json").read_text())
+    report, done = again()
+    assert done == []
+    assert report.verified
+    assert list(report.kept) == ["climb"]
+    assert report.files["topics"]["1/model.onnx"] == before["files"]["topics"]["1/model.onnx"]
+    assert report.ladder == tuple(type(report.ladder[0])(**rung) for rung in before["ladder"]), "as it was measured"
+
+
+@pytest.mark.parametrize(
+    ("options", "redone"),
+    [
+        (
+            {"max_batch_size": 8, "max_queue_delay_us": 100, "serving": {"priority_levels": 2, "default_priority": 1}},
+            (),
+        ),
+        ({"name": "other"}, ()),
+        ({"precision": "int8"}, ("climb",)),
+        ({"level": "O1"}, ("fuse", "verify", "climb")),
+        ({"serving": {"token_budget": 512}}, ("reference", "fuse", "verify", "climb")),
+        ({"max_length": 32}, STAGES),
+    ],
+)
+def test_an_option_costs_what_depends_on_it(
+    again: Counted, tmp_path: Path, options: dict[str, Any], redone: tuple[str, ...]
+) -> None:
+    report, done = again(**options)
+    assert tuple(done) == redone
+    served = json.loads((tmp_path / "again" / report.name / "1" / "serving.json").read_text())
+    assert served["batching"]["max_rows"] == options.get("max_batch_size", 64)
+    assert again(**options)[1] == []
+
+
+def test_other_weights_are_another_checkpoint(
+    again: Counted, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    other = tmp_path / checkpoint("topics").name
+    shutil.copytree(checkpoint("topics"), other)
+    assert again(other)[1] == [], "a copy is the same"
+    weights = other / "model.safetensors"
+    before = weights.stat()
+    tensors = load_file(weights)
+    name = next(name for name in tensors if name.endswith("query.weight"))
+    save_file({**tensors, name: tensors[name] + torch.tensor(0.125)}, weights, metadata={"format": "pt"})
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert weights.stat().st_size == before.st_size
+    report, done = again(other)
+    assert tuple(done) == STAGES
+    assert report.kept == {}
+
+
+@pytest.mark.parametrize("changed", ["libraries", "code"])
+def test_other_libraries_or_code_make_everything_again(
+    again: Counted, monkeypatch: pytest.MonkeyPatch, changed: str
+) -> None:
+    monkeypatch.setattr(keys, changed, lambda: (("torch", "another"),) if changed == "libraries" else "another")
+    assert tuple(again()[1]) == STAGES
+
+
+def test_what_is_damaged_is_made_again(again: Counted, tmp_path: Path) -> None:
+    graph = max((tmp_path / "cache" / "blobs").iterdir(), key=lambda blob: blob.stat().st_size)
+    content = bytearray(graph.read_bytes())
+    content[len(content) // 2] ^= 1
+    graph.write_bytes(content)
+    report, done = again()
+    assert "climb" in done
+    assert report.files["topics"]["1/model.onnx"] == again(name="sound")[0].files["sound"]["1/model.onnx"]
+    for path in (tmp_path / "cache" / "stages").iterdir():
+        path.write_text("{")
+    assert tuple(again()[1]) == STAGES
+    assert again()[1] == []
+
+
+def test_what_is_kept_is_compared_again(again: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That an earlier build let it through is no reason to publish it."""
+    monkeypatch.setattr(encoder, "TOLERANCE", -1.0)
+    with pytest.raises(VerificationError, match="the error of the fused graph"):
+        again()
+
+
+def test_nothing_is_kept_where_the_user_says_so(again: Counted, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUILD_REPO_CACHE", "off")
+    report, done = again()
+    assert tuple(done) == STAGES
+    assert report.kept == {}
+
+
+def test_a_document_runs_nothing(tmp_path: Path) -> None:
+    with pytest.raises(pickle.UnpicklingError, match=r"not kept as posix\.system"):
+        Reader(io.BytesIO(pickle.dumps(os.system)), None).load()  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["topics", "writes", "sums"])
+def test_a_stage_reads_no_option_that_its_key_leaves_out(
+    checkpoint: Callable[[str], Path], tmp_path: Path, name: str
+) -> None:
+    read: set[str] = set()
+    given: dict[str, dict[str, Any]] = {"writes": {"max_length": 64}, "sums": {"task": "summarization"}}
+    spec = _recording(read)(model=str(checkpoint(name)), output=tmp_path, **given.get(name, {}))
+    family = begin(spec, resolve(spec), tmp_path, lambda stage: nullcontext())
+    laid_out = {*LAID_OUT, *(f"serving.{name}" for name in SERVING_LAID_OUT)}
+
+    def unseen(known: tuple[str, ...]) -> set[str]:
+        found = {option for option in read if option.split(".")[0] not in known or option in laid_out}
+        read.clear()
+        return found
+
+    read.clear()
+    exported = family.export()
+    assert unseen(EXPORT) == set()
+    reference = family.reference(exported)
+    assert unseen((*REFERENCE, "samples")) == set()
+    fused = family.fuse(exported)
+    assert unseen(EXACT) == set()
+    exact = family.verify(fused, reference)
+    fitted = {"precision", "prune"}  # of which the key has `fits`
+    assert unseen((*EXACT, "samples")) <= {*fitted, "max_batch_size", "name", "model"}
+    family.climb(exact, lambda stage: nullcontext())
+    assert unseen(tuple(BuildSpec.model_fields)) <= {"max_batch_size", "name"}
+
+
+def _recording(read: set[str]) -> type[BuildSpec]:
+    """A specification that notes which of its options are read."""
+
+    class RecordedServing(Serving):
+        def __getattribute__(self, name: str) -> Any:
+            if name in Serving.model_fields:
+                read.add(f"serving.{name}")
+            return super().__getattribute__(name)
+
+    class Recorded(BuildSpec):
+        def __getattribute__(self, name: str) -> Any:
+            if name in BuildSpec.model_fields and name != "serving":
+                read.add(name)
+            found = super().__getattribute__(name)
+            return RecordedServing(**dict(found)) if name == "serving" else found
+
+    return Recorded
+
+
+def test_entries_know_what_they_are(again: Counted, tmp_path: Path) -> None:
+    found = [entry for entry, _ in Entries(tmp_path / "cache").all()]
+    assert {entry.stage for entry in found} == set(STAGES)
+    assert {entry.model for entry in found} == {"topics"}
+    assert set(stages.stage_keys(make_spec(model=str(tmp_path)))) == set(STAGES)
