@@ -1,0 +1,58 @@
+"""The application, as Ray Serve imports it: import_path builder.ray.application:application, with Options as args."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ray import serve
+
+from builder.gateway.access import read_keys
+from builder.gateway.app import make_app
+from builder.gateway.journal import Journal
+from builder.gateway.residency.offered import Offered
+from builder.gateway.settings import Settings
+from builder.ray.options import Options, read_options
+from builder.ray.replica import limited
+from builder.ray.replicas import Replicas
+
+MOST_AT_ONCE = 1024  # requests that a gateway or a replica has taken: what waits for a model waits in its Triton
+STOP_S = 60.0  # for what runs when a replica is told to stop
+
+
+class Gateway:
+    """The gateway's application over `replicas`, a ray.serve DeploymentHandle."""
+
+    def __init__(self, options: Options, replicas: Any) -> None:
+        self.options, self.replicas = options, replicas
+
+    def __serve_build_asgi_app__(self) -> Journal:
+        file = self.options.keys_file
+        settings = Settings("the replicas", keys=read_keys(Path(file) if file else None, ""))
+        return make_app(settings, Replicas(self.replicas), models=Offered(Path(self.options.repository)))
+
+
+def application(arguments: dict[str, Any]) -> Any:
+    """The Serve application of `arguments`. Raises SpecError for what is none of Options."""
+    options = read_options(arguments)
+    replicas = serve.deployment(
+        limited(options.models_per_replica, serve.multiplexed),
+        name="Triton",
+        max_ongoing_requests=MOST_AT_ONCE,
+        graceful_shutdown_timeout_s=STOP_S,
+        autoscaling_config={
+            "min_replicas": options.min_replicas,
+            "max_replicas": options.max_replicas,
+            "target_ongoing_requests": options.busy,
+        },
+        ray_actor_options={"num_cpus": options.cores, **({"memory": options.memory} if options.memory else {})},
+    )
+    gateway = serve.deployment(
+        serve.ingress()(Gateway),
+        name="Gateway",
+        num_replicas=options.gateways,
+        max_ongoing_requests=MOST_AT_ONCE,
+        graceful_shutdown_timeout_s=STOP_S,
+        ray_actor_options={"num_cpus": 0},  # it waits, mostly
+    )
+    return gateway.bind(options, replicas.bind(options.repository))

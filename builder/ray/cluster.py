@@ -1,0 +1,64 @@
+"""Ray from here: a cluster of this machine alone, or one that runs; and the application on it, until the end."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from builder.errors import ServeError, SpecError
+from builder.machine import available_cores
+from builder.ray.options import Options
+
+NAME = "triton"
+OBJECTS = 128 << 20  # bytes of shared memory: requests and answers are small, and the least that Ray takes is 75 MB
+SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",  # Ray sends reports over the network unless it is told not to
+    "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "builder.ray.proxy.middlewares",
+}
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # of a cluster of one machine, as Ray does it there
+
+
+@contextmanager
+def connected(address: str | None) -> Iterator[Any]:
+    """The module ray, connected to the cluster at `address`, or to one of this machine that ends with this.
+
+    Raises SpecError where ray is not installed, ServeError where no cluster answers.
+    """
+    os.environ.update({**SETTINGS, **({} if address else LOOPBACK)})  # before ray is imported, for it and its children
+    try:
+        import ray
+    except ModuleNotFoundError as error:
+        raise SpecError("Ray is not installed: pip install 'triton-model-repository-builder[ray]'") from error
+    local = {"num_cpus": available_cores(), "object_store_memory": OBJECTS, "include_dashboard": False}
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+    try:
+        ray.init(address=address or "local", **quiet, **({} if address else local))
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ServeError(f"no Ray cluster at {address or 'this machine'}: {error}") from error
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def serving(options: Options, host: str, port: int) -> Iterator[None]:
+    """The application of `options` on the cluster that this process is connected to, at `host`:`port` of each node; of
+    the first node alone where that is a loopback address. Raises ServeError where it does not start.
+    """
+    from ray import serve
+
+    from builder.ray.application import application
+
+    alone = host in ("localhost", "::1") or host.startswith("127.")
+    serve.start(proxy_location="HeadOnly" if alone else "EveryNode", http_options={"host": host, "port": port})
+    try:
+        serve.run(application(options.model_dump()), name=NAME, route_prefix="/")
+        yield
+    except RuntimeError as error:
+        raise ServeError(f"Ray does not start the application: {error}") from error
+    finally:
+        serve.shutdown()

@@ -1,0 +1,43 @@
+"""What an application is told: the arguments of builder.ray.application, as serve.yaml has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from builder.errors import SpecError
+
+
+class Options(BaseModel):
+    """`repository`: the same folder on every node. A replica takes `cores` of its node's logical cores, and `memory`
+    bytes of it where that is not 0; Ray starts as many between `min_replicas` and `max_replicas` as keep `busy`
+    requests at once on each. `keys_file`: as of build-repo gateway, on the nodes of gateways.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    repository: str
+    min_replicas: int = Field(default=1, ge=1)
+    max_replicas: int = Field(default=1, ge=1)
+    models_per_replica: int = Field(default=8, ge=1)
+    busy: float = Field(default=16, gt=0)
+    cores: float = Field(default=1, ge=0)
+    memory: int = Field(default=0, ge=0)
+    gateways: int = Field(default=1, ge=1)
+    keys_file: str | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Options:
+        if self.max_replicas < self.min_replicas:
+            raise ValueError(f"max_replicas is {self.max_replicas}, less than min_replicas, {self.min_replicas}")
+        return self
+
+
+def read_options(given: dict[str, Any]) -> Options:
+    """`given`, as a Serve configuration has it. Raises SpecError, with the fields that are wrong."""
+    try:
+        return Options.model_validate(given)
+    except ValidationError as error:
+        wrong = "; ".join(f"{'.'.join(map(str, at['loc']))}: {at['msg']}" for at in error.errors())
+        raise SpecError(f"the arguments of builder.ray.application: {wrong}") from error

@@ -1,0 +1,86 @@
+"""The replicas as the gateway sees them: what answers like one gateway.triton.Triton.
+
+A request whose replica is gone, or whose Triton is, is asked again of another: inference changes nothing. A stream is
+asked again until its first answer was passed on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from typing import Any
+
+from ray.exceptions import RayError, RayTaskError
+from tritonclient.grpc import service_pb2
+
+from builder.gateway.errors import ApiError
+from builder.gateway.tensors import Outputs
+from builder.gateway.triton import Metadata
+from builder.ray.wire import outputs
+
+AGAIN_S = (0.0, 0.1, 0.3, 1.0, 3.0)  # before each time that a request is asked again
+READY_S = 5.0
+AWAY = "unavailable"  # the code of an ApiError of a Triton, or a model in it, that is not there
+
+
+class Replicas:
+    """`handle`: a ray.serve DeploymentHandle of the deployment that they are replicas of."""
+
+    def __init__(self, handle: Any) -> None:
+        self.handle = handle
+
+    async def ready(self) -> bool:
+        """Whether there is a replica whose Triton answers."""
+        try:
+            return bool(await asyncio.wait_for(_whole(self.handle.ready.remote()), READY_S))
+        except (RayError, TimeoutError):
+            return False
+
+    async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> Outputs:
+        """The answer of a replica. Raises ApiError."""
+        ask = self.handle.options(multiplexed_model_id=request.model_name).infer
+        data = request.SerializeToString()
+        for pause in (*AGAIN_S, None):
+            try:
+                return outputs(await _whole(ask.remote(data, metadata)))
+            except (RayError, ApiError) as error:
+                await _before_again(error, pause)
+        raise AssertionError("the last time returns or raises")
+
+    async def stream(
+        self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()
+    ) -> AsyncGenerator[Outputs, None]:
+        """The answers of a replica as they come. Raises ApiError; an iterator that is closed early ends the request."""
+        ask = self.handle.options(multiplexed_model_id=request.model_name, stream=True).stream
+        data = request.SerializeToString()
+        begun = False
+        for pause in (*AGAIN_S, None):
+            answers = ask.remote(data, metadata)
+            try:
+                async for answer in answers:
+                    yield outputs(answer)
+                    begun = True
+                return
+            except (RayError, ApiError) as error:
+                await _before_again(error, None if begun else pause)
+            finally:
+                answers.cancel()  # nothing, where it has ended
+
+
+async def _whole(response: Any) -> Any:
+    """What a call of a replica returns; a caller that is cancelled cancels it."""
+    try:
+        return await response
+    except asyncio.CancelledError:
+        response.cancel()
+        raise
+
+
+async def _before_again(error: RayError | ApiError, pause: float | None) -> None:
+    """Wait until a request may be asked again. Raises ApiError where it may not."""
+    if isinstance(error, RayTaskError) or (isinstance(error, ApiError) and error.code != AWAY):
+        raise error
+    if pause is None:
+        gone = f"the replica that had this request is gone: {str(error).strip().splitlines()[0]}"
+        raise ApiError(503, gone, code=AWAY, retry_after=2) from error
+    await asyncio.sleep(pause)

@@ -1,0 +1,80 @@
+"""The arguments of an application, and models that a replica has loaded."""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from contextlib import AbstractContextManager
+from pathlib import Path
+from types import TracebackType
+from typing import Any, cast
+
+import pytest
+
+from builder.errors import SpecError
+from builder.ray import replica
+from builder.ray.options import read_options
+from builder.ray.replica import Loaded
+from builder.serve.triton import Ports, Server
+
+
+@pytest.mark.parametrize(
+    ("given", "wrong"),
+    [
+        ({}, "repository: Field required"),
+        ({"repository": "r", "replicas": 2}, "replicas: Extra inputs"),
+        ({"repository": "r", "min_replicas": 3, "max_replicas": 2}, "max_replicas is 2, less than min_replicas, 3"),
+        ({"repository": "r", "busy": 0}, "busy: .* greater than 0"),
+    ],
+)
+def test_wrong_arguments_are_named(given: dict[str, Any], wrong: str) -> None:
+    with pytest.raises(SpecError, match=wrong):
+        read_options(given)
+
+
+class FakeControl(AbstractContextManager["FakeControl"]):
+    """serve.control.Control that only notes what it is told."""
+
+    told: list[tuple[str, str]]
+
+    def __init__(self, url: str, repository: Path) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+    def again(self, name: str) -> None:
+        self.told.append(("load", name))
+
+    def unload(self, name: str) -> None:
+        self.told.append(("unload", name))
+
+
+@pytest.fixture
+def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loaded:
+    """A model that is loaded on a server that runs."""
+    monkeypatch.setattr(FakeControl, "told", [], raising=False)
+    monkeypatch.setattr(replica, "Control", FakeControl)
+    process = cast("subprocess.Popen[str]", type("Running", (), {"poll": lambda self: None})())
+    return Loaded(Server("", Ports(), process, [], True, tmp_path), "topics")
+
+
+def test_a_model_is_unloaded_when_nobody_uses_it_any_more(loaded: Loaded) -> None:
+    lease = loaded.lease()
+    lease.__enter__()
+    deleting = threading.Thread(target=loaded.__del__)
+    deleting.start()
+    deleting.join(0.1)
+    assert deleting.is_alive()
+    assert FakeControl.told == [("load", "topics")]
+    lease.__exit__(None, None, None)
+    deleting.join(10)
+    assert FakeControl.told == [("load", "topics"), ("unload", "topics")]
+
+
+def test_a_model_is_unloaded_once(loaded: Loaded) -> None:
+    loaded.__del__()
+    loaded.__del__()
+    assert FakeControl.told == [("load", "topics"), ("unload", "topics")]
