@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from builder.gateway.settings import OnDemand
 
 KEYS_VARIABLE = "BUILD_REPO_GATEWAY_KEYS"
+ADMIN_KEY_VARIABLE = "BUILD_REPO_GATEWAY_ADMIN_KEY"
 DEFAULT_PORT = 9000
 MEMORY_SHARE = 0.8  # of this machine's memory, for Triton and its models
 
@@ -33,6 +34,13 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="FILE",
         help=f"who may ask: NAME:SECRET, one a line; the variable {KEYS_VARIABLE} has them separated by commas",
+    )
+    arguments.add_argument(
+        "--admin-key",
+        type=Path,
+        metavar="FILE",
+        help="the secret of who may give orders, as promote --canary does; or the variable "
+        f"{ADMIN_KEY_VARIABLE}. Without one, nobody may",
     )
     arguments.add_argument("--requests-per-minute", type=_count, metavar="N", help="of one key; no limit unless given")
     arguments.add_argument("--tokens-per-minute", type=_count, metavar="N", help="of one key; no limit unless given")
@@ -104,6 +112,7 @@ def run(options: argparse.Namespace) -> int:
     settings = Settings(
         triton=options.url,
         keys=read_keys(options.keys, os.environ.get(KEYS_VARIABLE, "")),
+        admin_key=admin_key(options.admin_key),
         requests_per_minute=options.requests_per_minute,
         tokens_per_minute=options.tokens_per_minute,
         max_body=options.max_body_mb << 20,
@@ -146,3 +155,16 @@ def _count(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"{value} is not at least 1")
     return value
+
+
+def admin_key(file: Path | None) -> str:
+    """The one word of `file`, or what the environment has; empty where neither is there. Raises SpecError."""
+    if file is None:
+        return os.environ.get(ADMIN_KEY_VARIABLE, "").strip()
+    try:
+        words = file.read_text("utf-8").split()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"the admin key in {file} cannot be read: {error}") from error
+    if len(words) != 1:
+        raise SpecError(f"{file} holds {len(words)} words; expected one, the secret of who may give orders")
+    return words[0]

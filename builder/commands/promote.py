@@ -6,21 +6,28 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from rich.markup import escape
+
 from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, REPOSITORY_HELP, URL_HELP, screen, screen_table
+from builder.commands.gateway import ADMIN_KEY_VARIABLE, DEFAULT_PORT, admin_key
 from builder.errors import ServeError
 
 if TYPE_CHECKING:
     from builder.report.record import BuildReport
+    from builder.serve.control import Control
     from builder.serve.promote import Agreement
 
 SLOWER = 1.5
+WATCH_S = 60.0
+GATEWAY = f"http://127.0.0.1:{DEFAULT_PORT}"
 
 
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="build-repo promote",
         description="Load the newest version of a model on a running server beside the one that answers, ask both the "
-        "same, and let the new one answer if it does so as well and as fast; no request fails meanwhile. The server "
+        "same, and let the new one answer if it does so as well and as fast; no request fails meanwhile. With --canary "
+        "it also has to do well with a share of the real requests, and is taken back by itself where not. The server "
         "has to run with --model-control-mode=explicit, as build-repo serve does, on this repository.",
     )
     arguments.add_argument("name", help="name of the model")
@@ -46,15 +53,38 @@ def parser() -> argparse.ArgumentParser:
         metavar="TIMES",
         help=f"longest median latency, as a multiple of that of the version that answers (default {SLOWER})",
     )
+    arguments.add_argument(
+        "--canary",
+        type=_share,
+        metavar="PERCENT",
+        help="then let it answer this share of the requests of a running gateway for a while, such as 10%%",
+    )
+    arguments.add_argument(
+        "--gateway", default=GATEWAY, metavar="URL", help=f"of --canary: where it answers (default {GATEWAY})"
+    )
+    arguments.add_argument(
+        "--admin-key",
+        type=Path,
+        metavar="FILE",
+        help=f"of --canary: the secret that the gateway was given; or the variable {ADMIN_KEY_VARIABLE}",
+    )
+    arguments.add_argument(
+        "--watch", type=float, default=WATCH_S, metavar="S", help=f"of --canary: seconds (default {WATCH_S:g})"
+    )
     return arguments
+
+
+def _share(text: str) -> float:
+    percent = float(text.removesuffix("%"))
+    if not 0 < percent <= 100:
+        raise argparse.ArgumentTypeError(f"{text} is not above 0% and at most 100%")
+    return percent / 100
 
 
 def run(options: argparse.Namespace) -> int:
     from builder.serve.control import Control
-    from builder.serve.promote import beside, compare
-    from builder.serve.samples import samples_for
     from builder.triton.transaction import recover
-    from builder.triton.versions import newest_first, rollback, served
+    from builder.triton.versions import newest_first, rollback
 
     name, repository = options.name, options.repository
     recover(repository)
@@ -67,30 +97,61 @@ def run(options: argparse.Namespace) -> int:
         if number not in versions or number == running:
             there = ", ".join(map(str, versions))
             raise ServeError(f"version {running} of {name} answers at {options.url}; {repository} has {there}")
-        agreement, least = _agreement(versions[number].report)
-        least = least if options.agreement is None else options.agreement
-        screen.print(f"{name}: version {number} is tried beside version {running}", highlight=False)
-        with beside(control, name, number, running) as candidate:
-            trial = compare(
-                options.url,
-                (name, candidate),
-                (running, number),
-                lambda client: samples_for(client, options.samples),
-                agreement,
-            )
-        screen_table(trial.table(name))
-        refusals = trial.refusals(least, options.slower)
+        try:
+            refusals = _refusals(options, control, (running, number), versions[number].report)
+        except BaseException:
+            _stay(repository, name, number, running)
+            raise
         if refusals:
             for refusal in refusals:
-                screen.print(f"[red]✗[/] {refusal}", highlight=False, soft_wrap=True)
-            if served(repository / name) == number and running in versions:
-                rollback(repository, name, running)
+                screen.print(f"[red]✗[/] {escape(refusal)}", highlight=False, soft_wrap=True)
+            _stay(repository, name, number, running)
             screen.print(f"version {running} goes on answering", highlight=False)
             return 1
         rollback(repository, name, number)
         control.switch(name)
     screen.print(f"[green]✓[/] version {number} of {name} answers at {options.url}", highlight=False)
     return 0
+
+
+def _refusals(
+    options: argparse.Namespace, control: Control, numbers: tuple[int, int], report: BuildReport
+) -> list[str]:
+    """Try the second of `numbers` beside the first, on samples and, where it is asked for, on real requests."""
+    from builder.serve.promote import beside, compare
+    from builder.serve.samples import samples_for
+
+    name, (running, number) = options.name, numbers
+    agreement, least = _agreement(report)
+    screen.print(f"{name}: version {number} is tried beside version {running}", highlight=False)
+    with beside(control, name, number, running) as candidate:
+        trial = compare(
+            options.url, (name, candidate), numbers, lambda client: samples_for(client, options.samples), agreement
+        )
+        screen_table(trial.table(name))
+        refusals = trial.refusals(least if options.agreement is None else options.agreement, options.slower)
+        if refusals or options.canary is None:
+            return refusals
+        return _watched(options, candidate, numbers)
+
+
+def _watched(options: argparse.Namespace, candidate: str, numbers: tuple[int, int]) -> list[str]:
+    from builder.serve.canary import Share, watch
+
+    key = admin_key(options.admin_key)
+    share = Share(options.gateway.rstrip("/"), key, options.name, candidate, numbers, options.canary)
+    screen.print(f"{options.canary:.0%} of the requests at {options.gateway} go to it", highlight=False)
+    figures, refusals = watch(share.order, options.canary, options.watch, options.slower)
+    screen_table(figures.table(options.name))
+    return refusals
+
+
+def _stay(repository: Path, name: str, number: int, running: int) -> None:
+    """Have the repository say what the server does, where it says that the version which was tried is served."""
+    from builder.triton.versions import numbers, rollback, served
+
+    if served(repository / name) == number and running in numbers(repository / name):
+        rollback(repository, name, running)
 
 
 def _agreement(report: BuildReport) -> tuple[Agreement, float]:

@@ -18,6 +18,7 @@ from builder.gateway.settings import Settings
 
 OPEN = ("/", "/health", "/health/ready")  # to everybody: whether it lives, and the page, which asks for a key itself
 NOBODY = "anonymous"
+ADMIN = "/admin/"  # what is below takes orders: a key of its own, always
 
 
 def read_keys(file: Path | None, environment: str) -> tuple[tuple[str, str], ...]:
@@ -100,6 +101,7 @@ class Access:
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app, self.keys = app, Keys(settings.keys)
+        self.admin = Keys([("admin", settings.admin_key)]) if settings.admin_key else None
         requests, tokens = settings.requests_per_minute, settings.tokens_per_minute
         self.requests = Allowance(requests, "requests") if requests else None
         self.tokens = Allowance(tokens, "tokens") if tokens else None
@@ -123,6 +125,11 @@ class Access:
 
     def _admit(self, scope: Scope, facts: Facts) -> None:
         given = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+        if scope["path"].startswith(ADMIN):
+            if self.admin is None:
+                raise ApiError(403, "this gateway takes no orders; start it with --admin-key FILE", code="no_admin_key")
+            facts.key = self.admin.name(given)
+            return
         facts.key = self.keys.name(given)
         for allowance in filter(None, (self.requests, self.tokens)):
             allowance.refuse(facts.key)

@@ -14,7 +14,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from builder.gateway import rerank, tasks, tei
+from builder.gateway import canary, rerank, tasks, tei
 from builder.gateway.access import Access
 from builder.gateway.bound import Bound
 from builder.gateway.call import FACTS, Call, Facts, Gateway
@@ -48,7 +48,8 @@ def make_app(
     """The gateway over `triton`: a gateway.triton.Triton, or what answers like one. `models`: those that it has loaded,
     unless others are given."""
     metrics = metrics or Metrics()
-    gateway = Gateway(settings, triton, models or Catalogue(triton), metrics, Bound(settings.max_waiting))
+    split = canary.Split(triton, metrics)
+    gateway = Gateway(settings, split, models or Catalogue(triton), metrics, Bound(settings.max_waiting))
     app: ASGIApp = Answering(Router(routes(gateway)))
     app = Access(app, settings)
     if settings.cors:
@@ -160,4 +161,5 @@ APIS = (
     _tei("/tokenize", tei.unsupported, tei.RawBody),
     _tei("/decode", tei.unsupported, tei.RawBody),
     Api("GET", "/info", tei.info, error=tei.tei_error),
+    Api("POST", "/admin/canary", canary.order, canary.Order, documented=False),
 )

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from tritonclient.grpc import service_pb2
 
+    from builder.gateway.canary import Split
     from builder.gateway.metrics import Metrics
 
 FACTS = "builder.gateway.facts"  # where a scope has them
@@ -43,7 +44,7 @@ class Gateway:
     """What all requests share."""
 
     settings: Settings
-    triton: Backend
+    triton: Split
     models: Models
     metrics: Metrics
     bound: Bound

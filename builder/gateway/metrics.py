@@ -37,6 +37,20 @@ class Metrics:
             "vllm:request_success", "Answers, by why they ended", (*model, "finished_reason"), registry=self.registry
         )
         self.running = Gauge("vllm:num_requests_running", "Requests that are being answered", registry=self.registry)
+        version = ("model_name", "version")
+        self.versions = Histogram(
+            "build_repo_gateway_canary_seconds",
+            "Time to the first answer of a version, while a canary runs",
+            version,
+            registry=self.registry,
+            buckets=SHORT,
+        )
+        self.failures = Counter(
+            "build_repo_gateway_canary_failures",
+            "Requests that a version failed at, while a canary runs",
+            version,
+            registry=self.registry,
+        )
         self.responses = Counter(
             "build_repo_gateway_responses",
             "Responses, by route and status",

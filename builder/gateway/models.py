@@ -16,6 +16,7 @@ from builder.runtime.fields import Field
 
 FRESH_S = 10.0  # after that long the next request has the list read anew, without waiting for it
 NAMED = 50  # models in a message, at most
+CANDIDATE_OF = "candidate_of"  # the parameter by which build-repo promote marks what it tries
 LEAST_S = 1.0  # between two readings for a name that is not in the list
 
 
@@ -99,6 +100,7 @@ class Catalogue:
     def __init__(self, server: Server) -> None:
         self.server = server
         self.models: dict[str, Model] = {}
+        self.candidates: dict[str, Model] = {}  # to take a model's place: no client asks for them
         self.read_at = -1e9
         self.refreshing: asyncio.Task[None] | None = None
 
@@ -121,6 +123,15 @@ class Catalogue:
             raise unknown(name, sorted(self.models))
         return model
 
+    async def candidate(self, name: str, of: str) -> None:
+        """Raise ApiError 404 unless `name` is to take the place of the model `of`, and both are there."""
+        await self.get(of)
+        if name not in self.candidates:
+            await asyncio.shield(self._refresh())
+        found = self.candidates.get(name)
+        if found is None or found.parameters[CANDIDATE_OF] != of:
+            raise ApiError(404, f"{name} is no candidate for the place of {of}", param="candidate")
+
     async def _look(self, old_s: float) -> None:
         if self.read_at + old_s < time.monotonic():
             await asyncio.shield(self._refresh())
@@ -134,7 +145,8 @@ class Catalogue:
     async def _read(self) -> None:
         ready = await self.server.index()
         configs = await asyncio.gather(*(self.server.config(*entry) for entry in ready), return_exceptions=True)
-        found = {}
+        found: dict[str, Model] = {}
+        candidates: dict[str, Model] = {}
         for (name, version), config in zip(ready, configs, strict=True):
             if isinstance(config, ApiError):  # unloaded since
                 continue
@@ -142,8 +154,8 @@ class Catalogue:
                 raise config
             model = read_model(config, version)
             if model is not None:
-                found[name] = model
-        self.models, self.read_at = found, time.monotonic()
+                (candidates if CANDIDATE_OF in model.parameters else found)[name] = model
+        self.models, self.candidates, self.read_at = found, candidates, time.monotonic()
 
 
 async def one_of(models: Models, what: str, fits: Callable[[Model], bool], name: str | None) -> Model:

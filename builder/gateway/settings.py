@@ -21,6 +21,7 @@ class Settings:
 
     triton: str = "127.0.0.1:8001"
     keys: tuple[tuple[str, str], ...] = ()  # (name, secret); anybody may ask where there is none
+    admin_key: str = ""  # whose bearer may give orders; nobody may where there is none
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
     max_body: int = 8 << 20

@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import argparse
 import json
+import threading
+import urllib.request
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from builder.cli import main
+from builder.serve import promote
 from builder.serve.client import Client
 from builder.serve.control import Control
+from builder.serve.gateway import gateway
 from builder.serve.promote import Match, Side, Trial, compare, same_tokens
 from builder.serve.samples import samples_for
-from builder.serve.triton import Server, running
+from builder.serve.triton import Server, free_ports, running
 from builder.triton import versions
 from builder.triton.publish import publish
 from scripts.benchmarks.publish import ENCODERS, measure, pair
+from tests.versions import copy_version
 
 
 @pytest.mark.slow
@@ -28,6 +34,78 @@ def test_no_request_fails_and_none_is_answered_by_half_a_model_while_versions_ch
     assert figures["changes"] == 12
     for name, model in figures["models"].items():
         assert min(model["of_each_build"]) > 0, f"{name} was answered by one version only"
+
+
+@pytest.mark.slow
+def test_a_canary_takes_back_what_fails_or_is_slow_and_no_request_fails(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Real requests through a gateway, while versions that fail, that are slow and that are good have half of them.
+
+    Nothing is held against them before: the samples are not asked.
+    """
+    monkeypatch.setattr(versions, "OVERLAP_S", 0)
+    monkeypatch.setattr(promote, "compare", lambda *arguments: Trial(Side(1, [1.0]), Side(2, [1.0]), []))
+    mine, secret, port = tmp_path / "model_repository", tmp_path / "secret", free_ports().http
+    secret.write_text("a-secret")
+    publish(mine, pair("inside", tmp_path, ENCODERS["inside"])[0])
+    changes = {2: "raise RuntimeError('no memory')", 3: "__import__('time').sleep(0.05)", 4: "pass"}
+    for number, does in changes.items():
+        copy_version(mine, "inside", 1, number)
+        file = mine / "inside" / str(number) / "model.py"
+        text = file.read_text()
+        file.unlink()
+        begins = "    def execute(self, requests: list[Any]) -> list[Any]:\n"
+        assert begins in text
+        file.write_text(text.replace(begins, f"{begins}        {does}\n"))
+    with (
+        running(mine) as server,
+        gateway(server.url, "127.0.0.1", port, "--admin-key", str(secret)),
+        Asking(f"http://127.0.0.1:{port}/v1/tasks/text-classification") as asking,
+        Control(server.url, mine) as control,
+    ):
+        where = ["--url", server.url, "--repository", str(mine), "--gateway", f"http://127.0.0.1:{port}"]
+        how = ["--canary", "50%", "--watch", "1.5", "--admin-key", str(secret), "--slower", "2.5"]
+        says = {2: "of its", 3: "times as long until the first answer", 4: "version 4 of inside answers"}
+        for number, expected in says.items():
+            assert main(["promote", "inside", str(number), *where, *how]) == (number != 4)
+            assert expected in capsys.readouterr().err
+            answering = {4 if number == 4 else 1}
+            assert control.versions("inside", ("READY",)) == answering
+            assert versions.loaded(mine / "inside") == sorted(answering)
+        assert [path.name for path in mine.iterdir()] == ["inside"]
+    assert asking.failures == []
+    assert asking.answers > 200
+
+
+class Asking(AbstractContextManager["Asking"]):
+    """Clients of a gateway, one request after the other."""
+
+    def __init__(self, url: str, clients: int = 4) -> None:
+        self.url, self.stopping = url, threading.Event()
+        self.answers, self.failures = 0, list[str]()
+        self.threads = [threading.Thread(target=self._ask) for _ in range(clients)]
+
+    def __enter__(self) -> Asking:
+        for thread in self.threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.stopping.set()
+        for thread in self.threads:
+            thread.join()
+
+    def _ask(self) -> None:
+        body = json.dumps({"model": "inside", "inputs": "The soup needs salt."}).encode()
+        while not self.stopping.is_set():
+            request = urllib.request.Request(self.url, body, {"content-type": "application/json"})
+            try:
+                with urllib.request.urlopen(request, timeout=30) as response:
+                    response.read()
+                self.answers += 1
+            except OSError as error:
+                self.failures.append(repr(error))
 
 
 @pytest.mark.slow

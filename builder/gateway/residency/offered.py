@@ -10,7 +10,7 @@ from pathlib import Path
 
 from builder.errors import RepositoryError
 from builder.gateway.errors import ApiError
-from builder.gateway.models import Model, read_model, unknown
+from builder.gateway.models import CANDIDATE_OF, Model, read_model, unknown
 from builder.triton.render import parse
 from builder.triton.versions import CONFIG, chosen, numbers
 
@@ -76,7 +76,8 @@ class Offered:
         except (RepositoryError, OSError, UnicodeDecodeError) as error:
             raise ApiError(503, f"{name} cannot be read: {error}", code="unavailable") from error
         served = max(chosen(config, numbers(self.repository / name)), default=None)
-        model = None if served is None or config.name not in ("", name) else read_model(config, str(served))
+        hidden = config.name not in ("", name) or CANDIDATE_OF in config.parameters
+        model = None if served is None or hidden else read_model(config, str(served))
         return Offer(stamp, model)
 
     def _read(self) -> None:

@@ -1,0 +1,126 @@
+"""A version under a share of the real requests, through a gateway: watched for a while, and ended when it does worse.
+
+Knows the gateway's order and what it counts (builder/gateway/canary.py); knows no models.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from builder.errors import ServeError
+
+LEAST = 50  # requests of the candidate to judge by
+MORE_FAILURES = 0.01  # of the requests, than of the version that answers
+POLL_S = 1.0
+TIMEOUT_S = 10.0
+TIMES = {"first_ms": "until the first answer", "between_ms": "between the answers of a stream"}
+
+
+@dataclass(frozen=True)
+class Figures:
+    """What a gateway counted of both versions: answers, failures, times in milliseconds."""
+
+    running: Mapping[str, Any]
+    candidate: Mapping[str, Any]
+
+    @property
+    def asked(self) -> int:
+        """Requests that the candidate was sent."""
+        return int(self.candidate["answers"] + self.candidate["failures"])
+
+    def worse(self, slower: float) -> list[str]:
+        """Why the candidate must not take the place: it fails more, or takes longer than allowed."""
+        found = []
+        failing = [side["failures"] / max(1, side["answers"] + side["failures"]) for side in self._sides]
+        if failing[1] > failing[0] + MORE_FAILURES:
+            found.append(
+                f"{self.candidate['failures']} of its {self.asked} requests failed ({failing[1]:.1%}; of version "
+                f"{self.running['version']} {failing[0]:.1%}): {self.candidate['failure']}"
+            )
+        for name, says in TIMES.items():
+            before, after = (side[name]["p50"] for side in self._sides)
+            if before and after and after > slower * before:
+                found.append(f"it takes {after / before:.2f} times as long {says}; at most {slower} is allowed")
+        return found
+
+    def table(self, name: str) -> Table:
+        table = Table(title=f"{name}: both versions under the gateway's requests", title_justify="left")
+        for column in ("version", "answers", "failures", "p50 ms", "p90 ms", "p99 ms", "between p50 ms"):
+            table.add_column(column, justify="right")
+        for side in self._sides:
+            times = [side["first_ms"][q] for q in ("p50", "p90", "p99")] + [side["between_ms"]["p50"]]
+            counts = (side["version"], side["answers"], side["failures"])
+            table.add_row(*map(str, counts), *("-" if ms is None else f"{ms:.1f}" for ms in times))
+        return table
+
+    @property
+    def _sides(self) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+        return self.running, self.candidate
+
+
+@dataclass(frozen=True)
+class Share:
+    """`share` of a model's requests at the gateway `url`, 0 to 1, for `candidate`. `versions`: of the two."""
+
+    url: str
+    key: str
+    model: str
+    candidate: str
+    versions: tuple[int, int]
+    share: float
+
+    def order(self, share: float) -> Figures:
+        """Have the gateway share the requests so for the next seconds. Raises ServeError."""
+        body = {"model": self.model, "candidate": self.candidate, "versions": self.versions, "share": share}
+        headers = {"content-type": "application/json", "authorization": f"Bearer {self.key}"}
+        request = urllib.request.Request(f"{self.url}/admin/canary", json.dumps(body).encode(), headers)
+        try:
+            with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
+                found = json.load(response)
+        except urllib.error.HTTPError as error:
+            raise ServeError(f"the gateway at {self.url} refuses the canary: {_reason(error)}") from error
+        except (OSError, ValueError) as error:
+            raise ServeError(
+                f"no gateway answers at {self.url} ({error}); start one: build-repo gateway --admin-key FILE"
+            ) from error
+        return Figures(found["running"], found["candidate"])
+
+
+def watch(
+    order: Callable[[float], Figures], share: float, seconds: float, slower: float, poll_s: float = POLL_S
+) -> tuple[Figures, list[str]]:
+    """Give a candidate its share for so many seconds, or until it does worse. Returns what came of it, and why not.
+
+    It has no share after. `order`: of a Share.
+    """
+    end = time.monotonic() + seconds
+    try:
+        while True:
+            figures = order(share)
+            worse = figures.worse(slower) if figures.asked >= LEAST else []
+            if worse or time.monotonic() >= end:
+                break
+            time.sleep(poll_s)
+    finally:
+        order(0.0)
+    if figures.asked < LEAST:
+        worse = [
+            f"{figures.asked} requests came to it in {seconds:g} s, and {LEAST} are needed to judge by: watch longer "
+            "(--watch), or with a larger share"
+        ]
+    return figures, worse
+
+
+def _reason(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.load(error)["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"{error.code} {error.reason}"
