@@ -74,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
         "--memory-gb",
         type=_positive,
         metavar="GB",
-        help=f"Memory that builds at once may take together, in 10^9 bytes. Default: {HEADROOM:.0%} of what is free.",
+        help=f"Memory that builds at once may take together, in 10^9 bytes. Default: {HEADROOM:.0%}% of what is free.",
     )
     arguments.add_argument("--json", action="store_true", help="Print the report as JSON on standard output.")
     arguments.add_argument(
