@@ -1,6 +1,6 @@
 """The executor of this machine: processes that keep torch loaded and take build after build.
 
-Each is `python -m builder.fleet.worker`, with a connection to this process. One that dies fails the model that it
+Each runs builder/fleet/worker.py, with a connection to this process. One that dies fails the model that it
 builds, and is replaced; when this process ends, however it does, they end too.
 """
 
@@ -24,6 +24,9 @@ from builder.fleet.executor import Job, Outcome, Progress
 from builder.fleet.memory import resident_memory
 from builder.machine import available_cores
 
+# The worker imports this very package: with -m it would be one of the folder that the user is in, if that has one.
+PROGRAM = "import sys; sys.path[:0] = {sys.argv[1]} - {*sys.path}; from builder.fleet.worker import main; main()"
+PACKAGES = str(Path(__file__).parent.parent.parent)
 LOADING = "loading torch"  # the stage before the first
 ERRORS = "errors.txt"  # of a worker's folder: what libraries print, which may say why it died
 LARGE = 1_500_000_000  # bytes of an idle worker that is replaced: each build leaves some, and torch alone has 500 MB
@@ -147,7 +150,7 @@ class Worker:
         self.folder = Path(tempfile.mkdtemp(prefix="build-repo-worker-"))
         with (self.folder / ERRORS).open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "builder.fleet.worker", str(theirs.fileno()), self.name],
+                [sys.executable, "-P", "-c", PROGRAM, PACKAGES, str(theirs.fileno()), self.name],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "TMPDIR": str(self.folder)},
                 stdin=subprocess.DEVNULL,

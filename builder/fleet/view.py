@@ -112,7 +112,7 @@ def plan_line(plan: Plan, workers: int, budget: int) -> str:
     how_long = f"about {duration(seconds)}" if seconds else "no build like these is known, so nobody knows how long"
     memory = sum(sorted(model.expected.memory for model in plan.builds)[-workers:])
     return (
-        f"{len(plan.models)} models: {counts}; {how_long} on {workers} workers, "
+        f"{len(plan.models)} models: {counts}; {how_long} on {workers} worker{'s' * (workers > 1)}, "
         f"{min(memory, budget) / 1e9:.1f} of {budget / 1e9:.1f} GB"
     )
 

@@ -1,4 +1,4 @@
-"""`python -m builder.fleet.worker CONNECTION NAME`: a process that builds what comes on a connection, one by one.
+"""A process that builds what comes on a connection, one by one. Its last two arguments: the connection, and its name.
 
 It ends when the connection does: when the process that started it has no more to build, or is no more.
 """
@@ -17,7 +17,7 @@ from builder.fleet.work import carry_out
 
 
 def main() -> None:
-    connection, name = Connection(int(sys.argv[1])), sys.argv[2]
+    connection, name = Connection(int(sys.argv[-2])), sys.argv[-1]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: whoever started this says what is to stop
     signal.signal(signal.SIGTERM, _leave)
     jobs: SimpleQueue[Job] = SimpleQueue()
@@ -37,7 +37,3 @@ def _receive(connection: Connection, jobs: SimpleQueue[Job]) -> None:
 def _leave(*_: object) -> None:
     """Undo what was begun on the way out."""
     sys.exit()
-
-
-if __name__ == "__main__":
-    main()

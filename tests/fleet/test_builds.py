@@ -146,15 +146,20 @@ def test_what_is_unchanged_is_not_built_again(ran: Ran, checkpoint: Callable[[st
     assert not (ran.output / "good" / "2").exists()
 
 
-def test_workers_end_with_the_process_that_started_them() -> None:
+def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:
+    """They are started from a folder of the user that has a package of the same name."""
+    (tmp_path / "builder").mkdir()
+    (tmp_path / "builder" / "__init__.py").write_text("raise ImportError('not the builder')")
     program = (
         "import time\nfrom builder.fleet.processes import Worker\nworker = Worker('orphan', False)\n"
         "worker._start()\nprint(worker.process.pid, flush=True)\ntime.sleep(60)"
     )
-    with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) as parent:
+    command = [sys.executable, "-P", "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=tmp_path) as parent:
         assert parent.stdout is not None
         worker = Path("/proc", parent.stdout.readline().strip())
-        assert worker.exists()
+        time.sleep(1.5)
+        assert _text(worker / "cmdline"), "it ended by itself"
         parent.kill()
     for _ in range(200):
         if not _text(worker / "cmdline"):

@@ -1,0 +1,155 @@
+"""Many builds: `scripts/bench fleet builds`.
+
+Tiny checkpoints, made by code and all different, encoders of five tasks and four architectures and GPT-2s, are built by
+`build-repo models.yaml` three times: cold, into an empty repository with an empty cache; warm, with nothing changed;
+and with one option changed that the exported graphs do not depend on. Each executor has a repository and a cache of its
+own. `process` is one worker, `workers` one for each core, `ray` a cluster on this machine. Seconds are of the whole
+command; memory is that of all its processes together, the most at any time, pages that they share once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+from rich.console import Console
+from rich.table import Table
+
+from builder.checkpoint.libraries import quiet_libraries
+from builder.machine import available_cores
+from scripts.benchmarks.circumstances import circumstances, write_figures
+from tests.checkpoints import make_checkpoint
+from tests.decoders import make_decoder_checkpoint
+
+THREE = {0: "sport", 1: "food", 2: "travel"}
+ENCODERS: dict[str, tuple[str, str, dict[int, str] | None]] = {  # architecture, task, labels
+    "topics": ("bert", "text-classification", THREE),
+    "tones": ("roberta", "text-classification", THREE),
+    "flags": ("electra", "text-classification", THREE),
+    "names": ("distilbert", "token-classification", {0: "O", 1: "B-PER", 2: "I-PER"}),
+    "answers": ("bert", "question-answering", None),
+    "masks": ("bert", "fill-mask", None),
+    "features": ("bert", "feature-extraction", None),
+}
+DECODERS = ("writes", "talks", "tells")  # of GPT-2
+FEED_FORWARD = {"distilbert": "hidden_dim"}  # the name of its width, where that is not intermediate_size
+EXECUTORS = {"process": "1", "workers": str(available_cores()), "ray": "ray"}  # what --workers says of each
+OPTIONS = {"max_length": 64}
+CHANGED = {"max_batch_size": 32}
+SAMPLE_S = 0.3
+BUILD_REPO = str(Path(sys.executable).with_name("build-repo"))
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench fleet builds")
+    parser.add_argument("--models", type=int, default=100, help="how many (default 100)")
+    parser.add_argument("--executors", default="process,workers", help=f"of {','.join(EXECUTORS)}, ray if installed")
+    parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
+    options = parser.parse_args(arguments)
+    executors = [name for name in options.executors.split(",") if name != "ray" or importlib.util.find_spec("ray")]
+    with tempfile.TemporaryDirectory() as place, quiet_libraries():
+        checkpoints = make_checkpoints(Path(place) / "checkpoints", options.models)
+        figures = {name: measure(Path(place) / name, name, checkpoints) for name in executors}
+    show(figures, options.models)
+    if options.output:
+        write_figures(options.output, {**circumstances(), "models": options.models, "builds": figures})
+
+
+def make_checkpoints(folder: Path, count: int) -> list[Path]:
+    """As many, no two of the same weights: the widths of their feed-forward layers differ."""
+    kinds = itertools.islice(itertools.cycle([*ENCODERS, *DECODERS]), count)
+    return [_make(folder / f"{kind}-{number}", kind, 64 + number) for number, kind in enumerate(kinds)]
+
+
+def _make(folder: Path, kind: str, width: int) -> Path:
+    if kind in DECODERS:
+        return make_decoder_checkpoint(folder, "gpt2", n_inner=width)
+    architecture, task, labels = ENCODERS[kind]
+    return make_checkpoint(
+        folder, architecture, task, labels, **{FEED_FORWARD.get(architecture, "intermediate_size"): width}
+    )
+
+
+def measure(place: Path, executor: str, checkpoints: Sequence[Path]) -> dict[str, Any]:
+    """Cold, warm, and with one option changed."""
+    cold = run(place, executor, checkpoints, OPTIONS, version=1)
+    warm = run(place, executor, checkpoints, OPTIONS, version=1)
+    changed = run(place, executor, checkpoints, {**OPTIONS, **CHANGED}, version=2)
+    return {"cold": cold, "warm": warm, "one option changed": changed}
+
+
+def run(
+    place: Path, executor: str, checkpoints: Sequence[Path], options: dict[str, Any], version: int
+) -> dict[str, float]:
+    """One `build-repo models.yaml`, after which each model has to be of `version`."""
+    place.mkdir(exist_ok=True)
+    models = place / "models.yaml"
+    slots = {name: {"slots": 2} for name in DECODERS}
+    entries = [{"model": str(path), **slots.get(path.name.split("-")[0], {})} for path in checkpoints]
+    defaults = {"output": str(place / "repository"), **options}
+    models.write_text(yaml.safe_dump({"defaults": defaults, "models": entries}), "utf-8")
+    command = [BUILD_REPO, str(models), "--workers", EXECUTORS[executor], "--json"]
+    environment = {**os.environ, "BUILD_REPO_CACHE": str(place / "cache"), "HF_HUB_OFFLINE": "1"}
+    begun = time.monotonic()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        memory: list[int] = [0]
+        threading.Thread(target=_watch, args=(process, memory), daemon=True).start()
+        printed = process.communicate()[0]
+    seconds = time.monotonic() - begun
+    assert process.returncode == 0, f"build-repo ended with {process.returncode}"
+    versions = [document["version"] for document in json.loads(printed)]
+    assert versions == [version] * len(checkpoints), versions
+    return {"seconds": round(seconds, 1), "memory_mb": round(memory[0] / 1e6)}
+
+
+def _watch(process: subprocess.Popen[str], memory: list[int]) -> None:
+    """Keep the most that it and all processes that it started have in memory at once."""
+    while process.poll() is None:
+        memory[0] = max(memory[0], sum(map(_resident, _family(process.pid))))
+        time.sleep(SAMPLE_S)
+
+
+def _family(pid: int) -> list[int]:
+    """A process and its descendants."""
+    parents = {}
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parents[int(status.parent.name)] = int(status.read_text().rsplit(")", 1)[1].split()[1])
+        except OSError:  # it has ended
+            continue
+    found = [pid]
+    for one in found:
+        found.extend(child for child, parent in parents.items() if parent == one)
+    return found
+
+
+def _resident(pid: int) -> int:
+    """Its own bytes, and its share of those that others have too."""
+    try:
+        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
+    except OSError:
+        return 0
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+
+
+def show(figures: dict[str, Any], models: int) -> None:
+    table = Table(title=f"{models} tiny models: seconds, and MB at most", title_justify="left")
+    table.add_column("executor")
+    phases = list(next(iter(figures.values())))
+    for phase in phases:
+        table.add_column(phase, justify="right")
+    for name, of in figures.items():
+        table.add_row(name, *(f"{of[phase]['seconds']:.1f} s, {of[phase]['memory_mb']} MB" for phase in phases))
+    Console().print(table)
