@@ -7,10 +7,10 @@ JSON out: {"checks": {what was done: "passed", or why not}}. They import nothing
 CLIENTS: dict[str, tuple[str, ...]] = {  # file of clients/ -> what it needs, the client itself first
     "openai": ("openai==3.4.0",),
     "cohere": ("cohere==7.3.0",),
-    "langchain": ("langchain-openai", "langchain-tests", "pytest-asyncio"),
+    "langchain": ("langchain-openai==1.7.3", "langchain-tests==1.1.9", "pytest-asyncio"),
     "llama_index": ("llama-index-llms-openai-like==0.8.1", "llama-index-embeddings-openai-like"),
     "litellm": ("litellm==1.106.2",),
     "lm_eval": ("lm-eval[api]==0.4.13", "transformers==5.23.0"),
     "aiperf": ("aiperf==0.13.0",),
-    "guidellm": ("guidellm==0.8.1",),
+    "guidellm": ("guidellm==0.8.1", "torch==2.13.0"),
 }

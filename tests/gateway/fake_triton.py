@@ -25,7 +25,7 @@ CALL = '{"name":"look_up","arguments":{"city":"Oslo"}}'
 SPOKEN = f"I look. <tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>"
 TEXT = Field("text_input", "TYPE_STRING")
 OPTIONS = (*COMMON, *PROMPT)
-NEWER = ("guide", "prompt_logprobs", "input_ids")
+NEWER = ("guide", "prompt_logprobs", "input_ids", "return_num_output_tokens")
 BEFORE_GUIDES = tuple(field for field in OPTIONS if field.name not in NEWER)
 ENCODED = (TRUNCATED, PROMPT_TOKENS)
 MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] = {
@@ -127,7 +127,8 @@ class FakeTriton(Backend, Server):
         elif "tools" in values:  # of its own accord
             texts = [SPOKEN[7 * step : 7 * step + 7] for step in range(length)]
         whole = not values.get("stream", [False])[0]
-        wanted: set[str] = {name for name in ("logprobs", "return_perf_metrics") if name in values}
+        asks = ("logprobs", "return_perf_metrics", "return_num_output_tokens")
+        wanted: set[str] = {name for name in asks if name in values}
         self.running += 1
         try:
             for step in range(length):
@@ -175,6 +176,9 @@ def _piece(
         if "return_perf_metrics" in wanted:
             outputs["cached_tokens"] = np.array([prompt // 2], np.int32)
             outputs["queue_seconds"] = np.array([0.003], np.float32)
+    if "return_num_output_tokens" in wanted:
+        outputs["num_input_tokens"] = np.array([prompt], np.uint32)
+        outputs["num_output_tokens"] = np.array([1] * len(texts), np.uint32)
     if "logprobs" in wanted:
         top = '{"token": 7, "text": "x", "logprob": null}'
         said = f'[{{"token": 3, "text": "a", "logprob": -0.5, "top": [{top}]}}]'
@@ -194,4 +198,4 @@ def _output(array: np.ndarray) -> Output:
     if array.dtype == np.object_:
         data = [text.encode() for text in array.ravel()]
         return Output("BYTES", array.shape, b"".join(LENGTH.pack(len(text)) + text for text in data))
-    return Output({"i": "INT32", "f": "FP32"}[array.dtype.kind], array.shape, array.tobytes())
+    return Output({"i": "INT32", "u": "UINT32", "f": "FP32"}[array.dtype.kind], array.shape, array.tobytes())

@@ -77,6 +77,28 @@ def test_a_chat_whole_and_in_chunks() -> None:
     assert all(chunk["usage"] is None for chunk in chunks)
 
 
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {**CHAT, "model": "guided"}),
+        (
+            "/v1/chat/completions",
+            {**CHAT, "model": "guided", "tools": [{"type": "function", "function": {"name": "f"}}]},
+        ),
+        ("/v1/completions", {"model": "guided", "prompt": "a", "max_tokens": 3}),
+    ],
+)
+def test_every_chunk_counts_where_that_is_asked_for(path: str, body: dict[str, Any]) -> None:
+    """vLLM's continuous_usage_stats, which guidellm asks for."""
+    body = {**body, "stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}
+    *chunks, usage, _done = asked(path, body).events
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks][-1] == usage["usage"]["completion_tokens"] == 3
+    assert chunks[0]["usage"]["completion_tokens"] == 1
+    assert {chunk["usage"]["prompt_tokens"] for chunk in chunks} == {usage["usage"]["prompt_tokens"]} != {0}
+    older = {"model": "writes", "prompt": "a", "stream": True, "stream_options": body["stream_options"]}
+    assert asked("/v1/completions", older).error["param"] == "stream_options"
+
+
 def test_options_become_inputs_of_the_model() -> None:
     triton = FakeTriton()
     options = {"seed": 5, "stop": "x", "logit_bias": {"42": -5}, "top_k": 3, "max_completion_tokens": 2, "user": "me"}
@@ -225,6 +247,7 @@ def test_what_asks_for_nothing_but_text_is_taken() -> None:
 
 
 SCHEMA = {"type": "object"}
+NAMED = {"type": "object", "properties": {"a": {"type": "string"}}}
 
 
 @pytest.mark.parametrize(
@@ -235,6 +258,15 @@ SCHEMA = {"type": "object"}
             {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SCHEMA}}},
             {"json_schema": SCHEMA},
         ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": NAMED}}},
+            {"json_schema": {**NAMED, "additionalProperties": False}},
+        ),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"schema": {**NAMED, "allOf": []}}}},
+            {"json_schema": {**NAMED, "allOf": []}},
+        ),
+        ({"guided_json": NAMED}, {"json_schema": NAMED}),
         ({"guided_json": '{"type": "object"}'}, {"json_schema": SCHEMA}),
         ({"guided_json": SCHEMA}, {"json_schema": SCHEMA}),
         ({"guided_regex": "a+"}, {"regex": "a+"}),
@@ -289,6 +321,7 @@ def test_a_call_that_is_demanded_is_guided_and_read() -> None:
     schema = json.loads(inputs["guide"][0])["json_schema"]
     assert schema["properties"]["name"] == {"const": "look_up"}
     assert schema["$defs"] == CITY["$defs"], "references begin at the root"
+    assert schema["properties"]["arguments"]["additionalProperties"] is False, "it has the arguments that it names"
     first, *chunks, done = asked("/v1/chat/completions", {**CALLS, "stream": True}).events
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
     (delta,) = [chunk["choices"][0]["delta"] for chunk in chunks]
@@ -302,7 +335,9 @@ def test_any_of_the_tools_may_be_demanded_and_a_call_may_be_cut() -> None:
     (choice,) = asked("/v1/chat/completions", body, gateway(triton)).json["choices"]
     assert choice["finish_reason"] == "length"
     assert "tool_calls" not in choice["message"]
-    assert len(json.loads(triton.asked[0]["guide"][0])["json_schema"]["anyOf"]) == 2
+    _look_up, stop = json.loads(triton.asked[0]["guide"][0])["json_schema"]["anyOf"]
+    nothing = {"type": "object", "properties": {}, "additionalProperties": False}
+    assert stop["properties"]["arguments"] == nothing, "what has no parameters takes none"
 
 
 @pytest.mark.parametrize(

@@ -113,6 +113,77 @@ def test_guides_of_vllm(written: Any) -> None:
         assert vllm(structured_outputs=written(asked)).guide == guide
 
 
+def test_what_nvidias_front_makes_of_a_chat_for_vllm() -> None:
+    """server r26.08 (b8040ad), python/openai/openai_frontend/engine/utils/triton.py, _create_vllm_generate_request."""
+    schema = {"type": "object"}
+    others = ("regex", "choice", "grammar", "json_object", "whitespace_pattern", "structural_tag", "_backend")
+    flags = ("disable_fallback", "disable_any_whitespace", "disable_additional_properties", "_backend_was_auto")
+    guide = {"json": json.dumps(schema), **dict.fromkeys(others), **dict.fromkeys(flags, False)}
+    own = {"frequency_penalty": 0, "n": 1, "presence_penalty": 0, "temperature": 0.7, "top_p": 1}
+    more = {"stop": ["x"], "seed": 3, "max_tokens": 16, "logprobs": 2, "structured_outputs": json.dumps(guide)}
+    options = read(
+        text_input="a",
+        stream=True,
+        exclude_input_in_output=True,
+        sampling_parameters=json.dumps({**own, **more}),
+        return_logprobs=True,
+        return_num_input_tokens=True,
+        return_num_output_tokens=True,
+    )
+    assert options == Options(
+        prompt="a",
+        stream=True,
+        temperature=0.7,
+        stop_words=("x",),
+        random_seed=3,
+        max_tokens=16,
+        logprobs=2,
+        return_logprobs=True,
+        guide={"json_schema": schema},
+        count_tokens=True,
+    )
+
+
+def test_what_nvidias_front_makes_of_a_chat_for_tensorrt_llm() -> None:
+    """The same file, _create_trtllm_generate_request: its way with every other backend than vLLM, so with this one."""
+    options = read(
+        text_input="a",
+        stream=False,
+        max_tokens=16,
+        stop_words=["x", "y"],
+        top_p=1.0,
+        frequency_penalty=0.0,
+        presence_penalty=0.0,
+        seed=3,
+        temperature=0.7,
+        exclude_input_in_output=True,
+        guided_decoding_guide_type="json_schema",
+        guided_decoding_guide='{"type": "object"}',
+        return_num_input_tokens=True,
+        return_num_output_tokens=True,
+    )
+    assert options == Options(
+        prompt="a",
+        max_tokens=16,
+        stop_words=("x", "y"),
+        random_seed=3,
+        temperature=pytest.approx(0.7),
+        guide={"json_schema": {"type": "object"}},
+        count_tokens=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("tensors", "guide"),
+    [
+        ({"guided_decoding_guide_type": "json"}, {"json_object": True}),
+        ({"guided_decoding_guide_type": "regex", "guided_decoding_guide": "a+"}, {"regex": "a+"}),
+    ],
+)
+def test_guides_of_tensorrt_llm(tensors: dict[str, Any], guide: dict[str, Any]) -> None:
+    assert read(text_input="a", **tensors).guide == guide
+
+
 @pytest.mark.parametrize(
     ("tensors", "message"),
     [
@@ -129,6 +200,10 @@ def test_guides_of_vllm(written: Any) -> None:
         ({"return_log_probs": True}, "return_log_probs asks for what this model does not answer"),
         ({"return_context_logits": True}, "return_context_logits asks for"),
         ({"length_penalty": 0.5, "beam_width": 1}, "length_penalty is of beam search only"),
+        ({"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": "x"}, "is 'ebnf_grammar'; expected"),
+        ({"guided_decoding_guide_type": "json_schema"}, "with a guided_decoding_guide"),
+        ({"guided_decoding_guide": "{}"}, "guided_decoding_guide_type is None"),
+        ({"guided_decoding_guide_type": "json_schema", "guided_decoding_guide": "{"}, "guided_decoding_guide is not"),
         ({"input_ids": [1, 2]}, "text_input and input_ids are both given"),
     ],
 )

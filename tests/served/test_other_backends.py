@@ -44,12 +44,13 @@ def texts(*given: str) -> np.ndarray:
 
 
 def vllm(text: str, stream: bool, **sampling: Any) -> dict[str, np.ndarray]:
-    """What NVIDIA's OpenAI front sends with --backend vllm."""
+    """What NVIDIA's OpenAI front sends with --backend vllm (server r26.08, _create_vllm_generate_request)."""
     return {
         "text_input": texts(text),
         "stream": np.array([stream]),
         "exclude_input_in_output": np.array([True]),
         "sampling_parameters": texts(json.dumps(sampling)),
+        "return_logprobs": np.array(["logprobs" in sampling]),
         "return_num_input_tokens": np.array([True]),
         "return_num_output_tokens": np.array([True]),
     }
@@ -64,7 +65,7 @@ def test_a_client_of_the_vllm_backend(server: Server, client: Connect, stream: b
     assert said.decode() == expected["text_output"][0]
     last = responses[-1]
     assert last.as_numpy("num_input_tokens").tolist() == [expected["prompt_tokens"]]
-    assert last.as_numpy("num_output_tokens").tolist() == [9]
+    assert sum(response.as_numpy("num_output_tokens").item() for response in responses) == 9, "of each response alone"
     assert last.as_numpy("num_output_tokens").dtype == np.uint32
     assert (len(responses) > 3) == stream
 
@@ -74,6 +75,47 @@ def test_a_guide_of_the_vllm_backend(server: Server) -> None:
     guide = json.dumps({"json": {**shape, "additionalProperties": False}})
     (response,) = streamed(server, "writes", vllm("The film", False, max_tokens=40, guided_decoding=guide))
     assert isinstance(json.loads(response.as_numpy("text_output")[0])["a"], bool)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_log_probabilities_of_the_vllm_backend(server: Server, client: Connect, stream: bool) -> None:
+    """As NVIDIA's front reads them: of each token an object by ids, from which the lowest rank is the token chosen."""
+    greedy = {"text_input": "The film", "max_tokens": 5, "temperature": 0.0, "ignore_eos": True, "logprobs": 2}
+    (expected,) = client("writes").ask(greedy)["logprobs_output"]
+    sampling = {"max_tokens": 5, "temperature": 0, "ignore_eos": True, "logprobs": 2}
+    responses = streamed(server, "writes", vllm("The film", stream, **sampling))
+    written = [response.as_numpy("logprobs") for response in responses if response.as_numpy("logprobs") is not None]
+    assert all(array.shape == (1,) for array in written)
+    found = [token for array in written for token in json.loads(array[0])]
+    own = json.loads(expected)
+    chosen = [min(token.items(), key=lambda entry: entry[1]["rank"]) for token in found]
+    assert [int(token) for token, _ in chosen] == [token["token"] for token in own]
+    assert [entry["logprob"] for _, entry in chosen] == pytest.approx([token["logprob"] for token in own], abs=1e-3)
+    assert [entry["decoded_token"] for _, entry in chosen] == [token["text"] for token in own]
+    assert [len(token) for token in found] == [2] * 5
+
+
+def test_a_tool_that_nvidias_front_requires(server: Server) -> None:
+    """Its way with any backend but vLLM's, and so with this one (server r26.08, _create_trtllm_generate_request)."""
+    shape = {"type": "object", "properties": {"a": {"type": "boolean"}}, "required": ["a"]}
+    tensors = {
+        "text_input": texts("The film")[None],
+        "stream": np.array([[False]]),
+        "max_tokens": np.array([[40]], np.int32),
+        "stop_words": texts("never said", "nor this")[None],
+        "top_p": np.array([[1.0]], np.float32),
+        "frequency_penalty": np.array([[0.0]], np.float32),
+        "presence_penalty": np.array([[0.0]], np.float32),
+        "seed": np.array([[3]], np.uint64),
+        "temperature": np.array([[0.7]], np.float32),
+        "guided_decoding_guide_type": texts("json_schema")[None],
+        "guided_decoding_guide": texts(json.dumps({**shape, "additionalProperties": False}))[None],
+        "return_num_input_tokens": np.array([[True]]),
+        "return_num_output_tokens": np.array([[True]]),
+    }
+    (response,) = streamed(server, "writes_one", tensors)
+    assert isinstance(json.loads(response.as_numpy("text_output")[0, 0])["a"], bool)
+    assert response.as_numpy("num_output_tokens").shape == (1, 1)
 
 
 def test_a_client_of_tensorrt_llm(server: Server, client: Connect) -> None:

@@ -17,6 +17,9 @@ from builder.gateway.errors import bad_field
 from builder.gateway.models import Model
 from builder.gateway.tool_calls import PARSERS, Found, ToolCall
 
+OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf")
+NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}  # what leaving `parameters` out means
+
 
 class Function(BaseModel):
     model_config = ConfigDict(extra="allow", strict=True)
@@ -42,6 +45,12 @@ def call_schema(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
     calls = [_call(tool.function, definitions) for tool in allowed]
     schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
     return {**schema, "$defs": definitions} if definitions else schema
+
+
+def closed(schema: dict[str, Any]) -> dict[str, Any]:
+    """An object has the properties that its schema names, and no others, unless the schema speaks of them."""
+    named = "properties" in schema and not any(word in schema for word in OPEN)
+    return {**schema, "additionalProperties": False} if named else schema
 
 
 class Reader(Protocol):
@@ -98,7 +107,7 @@ def _named(choice: Any) -> Any:
 
 def _call(function: Function, definitions: dict[str, Any]) -> dict[str, Any]:
     """The schema of one function's call; its definitions go to the root, which references begin at."""
-    parameters = dict(function.parameters or {"type": "object"})
+    parameters = closed(dict(function.parameters or NO_ARGUMENTS))
     for name, definition in dict(parameters.pop("$defs", {})).items():
         if definitions.setdefault(name, definition) != definition:
             raise bad_field("tools", f"two functions define {name} differently; rename one of them")

@@ -14,7 +14,7 @@ from builder.gateway.errors import bad_field
 from builder.gateway.models import Model
 from builder.gateway.openai import generation
 from builder.gateway.openai.calling import Answer, demands_reading
-from builder.gateway.openai.generation import IMPOSSIBLE, Piece, Usage, began, generate, option_inputs
+from builder.gateway.openai.generation import IMPOSSIBLE, Piece, Usage, began, generate, option_inputs, usage_member
 from builder.gateway.openai.guide import Calling
 from builder.gateway.openai.messages import MOST_MESSAGES, Message, as_template
 from builder.gateway.responses import DONE, Stream, dumps, event
@@ -100,12 +100,14 @@ async def _call_events(call: Call, model: Model, inputs: Mapping[str, Any], body
     head = _head(call, model, "chat.completion.chunk") | ({"usage": None} if body.usage_wanted else {})
     async with aclosing(generate(call, model, inputs)) as pieces:
         async for piece in pieces:
+            usage.add(piece)
+            if body.usage_of_each:
+                head["usage"] = usage.body
             if piece.index not in answers:
                 answers[piece.index] = Answer(model, body, call.facts.id, piece.index)
             for chunk in answers[piece.index].chunks(piece):
                 said = chunk["logprobs"]
                 yield event({**head, "choices": [{**chunk, "logprobs": None if said is None else _logprobs(said)}]})
-            usage.add(piece)
     call.facts.prompt_tokens = usage.prompt
     if body.usage_wanted:
         yield event({**head, "choices": [], "usage": usage.body})
@@ -115,19 +117,18 @@ async def _call_events(call: Call, model: Model, inputs: Mapping[str, Any], body
 async def _events(call: Call, model: Model, inputs: Mapping[str, Any], body: Body) -> AsyncGenerator[bytes, None]:
     """Chunks. What all of them share is written once: a stream has one for each token."""
     usage, begun = Usage(), set()
-    tail = ',"usage":null' if body.usage_wanted else ""
-    head = f"data: {dumps(_head(call, model, 'chat.completion.chunk'))[:-1]}{tail}," + '"choices":[{"index":'
+    head = f"data: {dumps(_head(call, model, 'chat.completion.chunk'))[:-1]}," + '"choices":[{"index":'
     async with aclosing(generate(call, model, inputs)) as pieces:
         async for piece in pieces:
             role = "" if piece.index in begun else '"role":"assistant",'
             begun.add(piece.index)
             logprobs = "null" if piece.logprobs is None else dumps(_logprobs(piece.logprobs))
             reason = f'"{piece.finish_reason}"' if piece.finish_reason else "null"
+            usage.add(piece)
             yield (
                 f'{head}{piece.index},"delta":{{{role}"content":{dumps(piece.text)}}},"logprobs":{logprobs},'
-                f'"finish_reason":{reason}}}]}}\n\n'
+                f'"finish_reason":{reason}}}]{usage_member(body, usage)}}}\n\n'
             ).encode()
-            usage.add(piece)
     call.facts.prompt_tokens = usage.prompt
     if body.usage_wanted:
         yield event({**_head(call, model, "chat.completion.chunk"), "choices": [], "usage": usage.body})

@@ -13,7 +13,16 @@ from builder.gateway.errors import bad_field
 from builder.gateway.models import Model
 from builder.gateway.openai import generation
 from builder.gateway.openai.chat import Choice
-from builder.gateway.openai.generation import IMPOSSIBLE, MOST_PROMPTS, Piece, Usage, began, option_inputs, together
+from builder.gateway.openai.generation import (
+    IMPOSSIBLE,
+    MOST_PROMPTS,
+    Piece,
+    Usage,
+    began,
+    option_inputs,
+    together,
+    usage_member,
+)
 from builder.gateway.responses import DONE, Stream, dumps, event
 
 Prompt = Mapping[str, Any]  # the input that it is
@@ -107,17 +116,17 @@ async def _events(
     call: Call, model: Model, prompts: Sequence[Prompt], inputs: Mapping[str, Any], body: Body
 ) -> AsyncGenerator[bytes, None]:
     usage, n = Usage(), body.n or 1
-    tail = ',"usage":null' if body.usage_wanted else ""
-    head = f"data: {dumps(_head(call, model))[:-1]}{tail}," + '"choices":[{"index":'
+    head = f"data: {dumps(_head(call, model))[:-1]}," + '"choices":[{"index":'
     async with aclosing(_pieces(call, model, prompts, inputs)) as pieces:
         async for number, piece in pieces:
             index = number * n + piece.index
             logprobs = "null" if piece.logprobs is None else dumps(_logprobs(piece.logprobs))
             reason = f'"{piece.finish_reason}"' if piece.finish_reason else "null"
-            yield (
-                f'{head}{index},"text":{dumps(piece.text)},"logprobs":{logprobs},"finish_reason":{reason}}}]}}\n\n'
-            ).encode()
             usage.add(piece, number)
+            yield (
+                f'{head}{index},"text":{dumps(piece.text)},"logprobs":{logprobs},"finish_reason":{reason}}}]'
+                f"{usage_member(body, usage)}}}\n\n"
+            ).encode()
     call.facts.prompt_tokens = usage.prompt
     if body.usage_wanted:
         yield event({**_head(call, model), "choices": [], "usage": usage.body})

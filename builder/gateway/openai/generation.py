@@ -39,6 +39,7 @@ MEANING: Mapping[str, str] = {  # OpenAI's field -> the model's input
 ABOUT_THE_CLIENT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 HARMLESS: Mapping[str, Any] = {"best_of": 1, "modalities": ["text"], "suffix": ""}
 ROUTED = {"model", "messages", "prompt", "stream", "stream_options", "logprobs", "top_logprobs", "echo", *GUIDING}
+COUNTS = ("return_num_input_tokens", "return_num_output_tokens")
 PERF = "return_perf_metrics"  # what usage and metrics have besides counts of tokens
 OF_THE_ROUTE = {  # inputs that no field sets under its own name
     "text_input",
@@ -48,10 +49,12 @@ OF_THE_ROUTE = {  # inputs that no field sets under its own name
     "stream",
     "logprobs",
     "prompt_logprobs",
+    "return_logprobs",
     "echo",
     "guide",
     "tools",
     "timeout_ms",
+    *COUNTS,
     PERF,
 }
 MOST_PROMPTS = 128  # of one request
@@ -62,6 +65,7 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's: with every chunk
 
 
 class Body(BaseModel):
@@ -86,10 +90,17 @@ class Body(BaseModel):
     def usage_wanted(self) -> bool:
         return self.stream_options is not None and self.stream_options.include_usage
 
+    @property
+    def usage_of_each(self) -> bool:
+        return self.usage_wanted and self.stream_options is not None and self.stream_options.continuous_usage_stats
+
 
 @dataclass(frozen=True)
 class Piece:
-    """What came of one sequence: text, its tokens' log-probabilities, and with the last piece why it ended."""
+    """What came of one sequence: text, its tokens' log-probabilities, and with the last piece why it ended.
+
+    Tokens are counted with the last piece, or with each where that was asked for.
+    """
 
     index: int
     text: str
@@ -109,15 +120,16 @@ class Usage:
     completion: int = 0
     cached: int = 0
     counted: set[int] = field(default_factory=set)  # prompts, by number
+    ended: set[int] = field(default_factory=set)
 
     def add(self, piece: Piece, prompt: int = 0) -> None:
-        """Count what the last piece of a sequence says: its tokens, and once those of its prompt."""
-        if piece.finish_reason is None:
-            return
+        """Count what a piece says: its tokens, and once those of its prompt."""
         self.completion += piece.completion_tokens
-        if prompt not in self.counted:
+        if piece.prompt_tokens and prompt not in self.counted:
             self.counted.add(prompt)
             self.prompt += piece.prompt_tokens
+        if piece.finish_reason is not None and prompt not in self.ended:
+            self.ended.add(prompt)
             self.cached += piece.cached_tokens
 
     @property
@@ -131,9 +143,16 @@ class Usage:
         }
 
 
+def usage_member(body: Body, usage: Usage) -> str:
+    """What a chunk says of usage, as JSON after its other members."""
+    if not body.usage_wanted:
+        return ""
+    return f',"usage":{dumps(usage.body)}' if body.usage_of_each else ',"usage":null'
+
+
 def option_inputs(model: Model, body: Body) -> dict[str, Any]:
     """The inputs that a request's options become. Raises ApiError for a field that the model cannot heed."""
-    inputs: dict[str, Any] = guide_inputs(model, body)
+    inputs: dict[str, Any] = {**guide_inputs(model, body), **_counting(model, body)}
     given = {name: value for name, value in body if value is not None and value != []}
     for name, value in given.items():
         if name in ROUTED or name in ABOUT_THE_CLIENT or (name in HARMLESS and value == HARMLESS[name]):
@@ -143,6 +162,17 @@ def option_inputs(model: Model, body: Body) -> dict[str, Any]:
             raise bad_field(name, f"{name} is not something that {model.name} can heed; leave it out")
         inputs[meant] = dumps(value) if name == "logit_bias" else value
     return inputs
+
+
+def _counting(model: Model, body: Body) -> dict[str, bool]:
+    """The inputs that have every response count its tokens."""
+    if not body.usage_of_each:
+        return {}
+    if not set(COUNTS) <= set(model.inputs):
+        raise bad_field(
+            "stream_options", f"{model.name} counts its tokens at the end; leave continuous_usage_stats out"
+        )
+    return dict.fromkeys(COUNTS, True)
 
 
 def began(call: Call) -> int:
@@ -167,10 +197,10 @@ async def generate(call: Call, model: Model, inputs: Mapping[str, Any]) -> Async
                     between.observe(now - last)
                 last = now
                 for piece in _pieces(outputs):
+                    facts.completion_tokens += piece.completion_tokens
                     if piece.finish_reason:
                         if piece.queue_s is not None and piece.index == 0:
                             metrics.queue.labels(model.name).observe(piece.queue_s)
-                        facts.completion_tokens += piece.completion_tokens
                         metrics.success.labels(model.name, piece.finish_reason).inc()
                     yield piece
         except ApiError as error:
@@ -245,8 +275,10 @@ def _pieces(outputs: Outputs) -> list[Piece]:
     logprobs = _logprobs(outputs, len(texts))
     ended = "finish_reason" in outputs
     reasons = outputs["finish_reason"].strings() if ended else [None] * len(texts)
-    counts = _whole(outputs, "completion_tokens") if ended else [0] * len(texts)
-    prompt = _whole(outputs, "prompt_tokens")[0] if ended else 0
+    of_each = "num_output_tokens" in outputs
+    counted = of_each or ended
+    counts = _whole(outputs, "num_output_tokens" if of_each else "completion_tokens") if counted else [0] * len(texts)
+    prompt = _whole(outputs, "num_input_tokens" if of_each else "prompt_tokens")[0] if counted else 0
     cached = _whole(outputs, "cached_tokens")[0] if "cached_tokens" in outputs else 0
     waited = float(outputs["queue_seconds"].array().item()) if "queue_seconds" in outputs else None
     return [

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field
 
 from builder.gateway.errors import bad_field
 from builder.gateway.models import Model
-from builder.gateway.openai.calls import Tool, call_schema, reader_of
+from builder.gateway.openai.calls import Tool, call_schema, closed, reader_of
 from builder.gateway.responses import dumps, loads
 
 GUIDE = "guide"
@@ -77,7 +77,9 @@ def _response_format(value: Any) -> dict[str, Any]:
     kind = value.get("type") if isinstance(value, dict) else None
     kinds: Mapping[str, Callable[[], dict[str, Any]]] = {
         "json_object": lambda: {"json_object": True},
-        "json_schema": lambda: {"json_schema": _schema("response_format", _member(value, "json_schema", "schema"))},
+        "json_schema": lambda: {
+            "json_schema": closed(_schema("response_format", _member(value, "json_schema", "schema")))
+        },
     }
     if not isinstance(kind, str) or kind not in kinds:
         raise bad_field("response_format", "the type of response_format is not text, json_object or json_schema")

@@ -1,7 +1,8 @@
 """What clients of Triton's vLLM and TensorRT-LLM backends send, as the options of this model.
 
 Sources: vllm_backend, src/utils/request.py, and vLLM's SamplingParams; TensorRT-LLM, triton_backend/all_models,
-inflight_batcher_llm/ensemble/config.pbtxt.
+inflight_batcher_llm/ensemble/config.pbtxt; and what NVIDIA's OpenAI front makes of a request for either:
+server r26.08 (b8040ad), python/openai/openai_frontend/engine/utils/triton.py.
 Knows names and values; knows no ranges.
 """
 
@@ -31,8 +32,14 @@ FOREIGN = (
     Field("end_id", WHOLE, optional=True),
     Field("pad_id", WHOLE, optional=True),
     Field("seed", "TYPE_UINT64", optional=True),
+    Field("guided_decoding_guide_type", TEXT, optional=True),
+    Field("guided_decoding_guide", TEXT, optional=True),
 )
-FOREIGN_OUTPUTS = (Field("num_input_tokens", "TYPE_UINT32", (1,)), Field("num_output_tokens", "TYPE_UINT32", (-1,)))
+FOREIGN_OUTPUTS = (
+    Field("num_input_tokens", "TYPE_UINT32", (1,)),
+    Field("num_output_tokens", "TYPE_UINT32", (-1,)),
+    Field("logprobs", TEXT, (-1,)),
+)
 RENAMED = {
     "beam_width": "num_beams",
     "num_return_sequences": "n",
@@ -40,7 +47,6 @@ RENAMED = {
     "stop": "stop_words",
 }
 NOT_GIVEN = (  # outputs that these backends have, and this model has not
-    "return_logprobs",
     "return_cumulative_logprob",
     "return_log_probs",
     "return_context_logits",
@@ -57,6 +63,7 @@ HARMLESS: "Mapping[str, Any]" = {  # of SamplingParams: what asks for nothing th
     "logprobs": False,
 }
 GUIDES = {"json": "json_schema", **{name: name for name in ("json_object", "regex", "grammar", "choice")}}
+GUIDE_TYPES = {"json": "json_object", "json_schema": "json_schema", "regex": "regex"}  # of TensorRT-LLM
 LARGEST_SEED = 2**63 - 1
 
 
@@ -71,6 +78,9 @@ def translated(given: "Mapping[str, list[Any]]") -> "dict[str, list[Any]]":
         if found.get(name) == [""]:  # TensorRT-LLM's way to send none
             del found[name]
     said = _sampling_parameters(foreign.pop("sampling_parameters", "{}"))
+    kind, guide = (foreign.pop(name, None) for name in ("guided_decoding_guide_type", "guided_decoding_guide"))
+    if kind is not None or guide is not None:
+        said["guide"] = _typed_guide(kind, guide)
     for name, value in {**said, **foreign}.items():
         for own, values in _translate(name, value).items():
             found.setdefault(own, values)
@@ -132,6 +142,25 @@ def _guide(name: str, value: Any) -> str:
     except (ValueError, AttributeError, RecursionError) as error:
         raise InputError(f"{name} does not name exactly one of {', '.join(GUIDES)}") from error
     return json.dumps({GUIDES[kind]: guide})
+
+
+def _typed_guide(kind: "str | None", guide: "str | None") -> str:
+    """TensorRT-LLM's guide as this model's. Its grammars are of another notation, and are refused."""
+    if kind not in GUIDE_TYPES or (guide is None and kind != "json"):
+        raise InputError(
+            f"guided_decoding_guide_type is {kind!r}; expected one of {', '.join(GUIDE_TYPES)}, the last two with "
+            "a guided_decoding_guide"
+        )
+    try:
+        return json.dumps({GUIDE_TYPES[kind]: _read_guide(kind, guide)})
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"guided_decoding_guide is not JSON: {error}") from error
+
+
+def _read_guide(kind: str, guide: "str | None") -> Any:
+    if guide is None or kind == "json":
+        return True
+    return json.loads(guide) if kind == "json_schema" else guide
 
 
 _FOREIGN_NAMES = frozenset(field.name for field in FOREIGN)

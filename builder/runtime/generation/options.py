@@ -61,6 +61,7 @@ class Options:
     skip_special_tokens: bool = True
     echo: bool = False
     count_tokens: bool = False  # also by the names of other backends
+    return_logprobs: bool = False  # also as vLLM's backend writes them
     return_perf_metrics: bool = False
     stream: bool = False
     priority: int = 0

@@ -209,7 +209,6 @@ class StreamedAnswer:
     ) -> None:
         self.service, self.respond = service, respond
         self.prompt, self.scores = prompt, scores
-        self.logprobs = options.logprobs >= 0
         self.prompt_tokens = prompt.length
         self.options = options
         self.left = options.n
@@ -218,10 +217,11 @@ class StreamedAnswer:
     def add(self, piece: Piece) -> None:
         self.left -= bool(piece.finish_reason)
         text = self.echo.pop(piece.index, "") + piece.text
-        logprobs = [_logprobs(piece.tokens, self.service)] if self.logprobs else None
-        tensors = _tensors([piece], [text], self.prompt_tokens, logprobs)
+        tensors = _tensors([piece], [text], self.prompt_tokens)
+        tensors |= _scored([piece.tokens], self.options, self.service)
+        tensors |= _counted([len(piece.tokens)], self.prompt_tokens, self.options)
         if piece.finish_reason:
-            tensors |= _asked([piece], tensors, self.options)
+            tensors |= _measured([piece], self.options)
         if self.scores is not None:
             tensors["prompt_logprobs_output"] = _prompt_logprobs(self.prompt, self.scores, self.service)
             self.scores = None
@@ -248,18 +248,17 @@ class WholeAnswer:
             self.last[piece.index] = piece
         if len(self.last) == self.options.n:
             pieces = [self.last[index] for index in range(self.options.n)]
-            wanted = self.options.logprobs >= 0
-            logprobs = [_logprobs(tokens, self.service) for tokens in self.tokens] if wanted else None
-            tensors = _tensors(pieces, self.texts, self.prompt_tokens, logprobs)
-            tensors |= _asked(pieces, tensors, self.options)
+            tensors = _tensors(pieces, self.texts, self.prompt_tokens)
+            tensors |= _scored(self.tokens, self.options, self.service)
+            counts = [piece.completion_tokens for piece in pieces]
+            tensors |= _counted(counts, self.prompt_tokens, self.options)
+            tensors |= _measured(pieces, self.options)
             if self.scores is not None:
                 tensors["prompt_logprobs_output"] = _prompt_logprobs(self.prompt, self.scores, self.service)
             self.respond(tensors, True)
 
 
-def _tensors(
-    pieces: "list[Piece]", texts: "list[str]", prompt_tokens: int, logprobs: "list[str] | None"
-) -> "dict[str, np.ndarray]":
+def _tensors(pieces: "list[Piece]", texts: "list[str]", prompt_tokens: int) -> "dict[str, np.ndarray]":
     """Output tensors; text always, counts and reasons with the last piece of a sequence."""
     tensors = {"text_output": np.array([text.encode("utf-8") for text in texts], np.object_)}
     if any(piece.index for piece in pieces) or len(pieces) > 1:
@@ -270,21 +269,40 @@ def _tensors(
         tensors["completion_tokens"] = np.array([piece.completion_tokens for piece in pieces], np.int32)
         if all(piece.score is not None for piece in pieces):
             tensors["scores"] = np.array([piece.score for piece in pieces], np.float32)
-    if logprobs is not None:
-        tensors["logprobs_output"] = np.array([text.encode("utf-8") for text in logprobs], np.object_)
     return tensors
 
 
-def _asked(pieces: "list[Piece]", tensors: "Mapping[str, np.ndarray]", options: Options) -> "dict[str, np.ndarray]":
-    """What an answer that has ended says where it is asked to: an answer to the same request is the same otherwise."""
-    found = {}
-    if options.count_tokens:
-        found["num_input_tokens"] = tensors["prompt_tokens"].astype(np.uint32)
-        found["num_output_tokens"] = tensors["completion_tokens"].astype(np.uint32)
-    if options.return_perf_metrics:
-        found["cached_tokens"] = np.array([pieces[0].cached_tokens], np.int32)
-        found["queue_seconds"] = np.array([pieces[0].queue_seconds], np.float32)
-    return found
+def _scored(tokens: "Sequence[Sequence[Choice]]", options: Options, service: Service) -> "dict[str, np.ndarray]":
+    """Log-probabilities of each sequence's tokens, where they are asked for; `logprobs` is as vLLM's backend has it."""
+    written: "dict[str, Callable[[Sequence[Choice], Service], str]]" = {}
+    if options.logprobs >= 0:
+        written["logprobs_output"] = _logprobs
+    if options.return_logprobs:
+        written["logprobs"] = _logprobs_by_id if options.logprobs >= 0 else lambda tokens, service: "null"
+    return {
+        name: np.array([write(each, service).encode("utf-8") for each in tokens], np.object_)
+        for name, write in written.items()
+    }
+
+
+def _counted(tokens: "list[int]", prompt_tokens: int, options: Options) -> "dict[str, np.ndarray]":
+    """As vLLM's backend counts, where it is asked to: the prompt's tokens, and those that came with this response."""
+    if not options.count_tokens:
+        return {}
+    return {
+        "num_input_tokens": np.array([prompt_tokens], np.uint32),
+        "num_output_tokens": np.array(tokens, np.uint32),
+    }
+
+
+def _measured(pieces: "list[Piece]", options: Options) -> "dict[str, np.ndarray]":
+    """What is measured of an answer that has ended, where it is asked for: it differs from time to time."""
+    if not options.return_perf_metrics:
+        return {}
+    return {
+        "cached_tokens": np.array([pieces[0].cached_tokens], np.int32),
+        "queue_seconds": np.array([pieces[0].queue_seconds], np.float32),
+    }
 
 
 def _prompt_logprobs(prompt: Prompt, scores: "list[Choice]", service: Service) -> np.ndarray:
@@ -292,7 +310,7 @@ def _prompt_logprobs(prompt: Prompt, scores: "list[Choice]", service: Service) -
     return np.array([_logprobs([Choice(prompt.tokens[0]), *scores], service).encode("utf-8")], np.object_)
 
 
-def _logprobs(tokens: "list[Choice] | tuple[Choice, ...]", service: Service) -> str:
+def _logprobs(tokens: "Sequence[Choice]", service: Service) -> str:
     """JSON: a list of {token, text, logprob, top: [{token, text, logprob}]}."""
 
     def entry(token: int, logprob: "float | None") -> "dict[str, Any]":
@@ -302,3 +320,25 @@ def _logprobs(tokens: "list[Choice] | tuple[Choice, ...]", service: Service) -> 
         [{**entry(c.token, c.logprob), "top": [entry(token, value) for token, value in c.top]} for c in tokens],
         ensure_ascii=False,
     )
+
+
+def _logprobs_by_id(tokens: "Sequence[Choice]", service: Service) -> str:
+    """JSON: of each token {id: {logprob, rank, decoded_token}}, the token itself and the most probable ones.
+
+    A token's rank is that among those listed. Source: vllm_backend (8de0c14), src/utils/request.py.
+    """
+    found = []
+    for choice in tokens:
+        listed = {choice.token: choice.logprob, **dict(choice.top)}
+        ranks = {token: rank for rank, (token, _) in enumerate(choice.top, 1)}
+        found.append(
+            {
+                str(token): {
+                    "logprob": logprob,
+                    "rank": ranks.get(token, len(ranks) + 1),
+                    "decoded_token": service.token_text(token),
+                }
+                for token, logprob in listed.items()
+            }
+        )
+    return json.dumps(found, ensure_ascii=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -10,13 +11,16 @@ from pathlib import Path
 
 from checking import WORK, check, report
 
+OFFLINE = "HF_HUB_OFFLINE"  # with it, a folder is no tokenizer to it; and nothing is asked of the hub for one
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name != OFFLINE}
+
 
 def profile(kind: str, model: str, *more: str) -> None:
     with tempfile.TemporaryDirectory() as place:
         command = [str(Path(sys.executable).parent / "aiperf"), "profile", "-m", model, "--endpoint-type", kind]
         command += ["--url", WORK["gateway"], "--tokenizer", WORK["tokenizer"], "--artifact-dir", place, "--ui", "none"]
         command += ["--concurrency", "2", "--request-count", "8", "--synthetic-input-tokens-mean", "32", *more]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
         print(done.stdout[-3000:], done.stderr[-3000:], file=sys.stderr)
         assert done.returncode == 0, (done.stderr.strip().splitlines() or done.stdout.strip().splitlines())[-1]
         (figures,) = Path(place).rglob("profile_export_aiperf.json")

@@ -12,19 +12,31 @@ from pathlib import Path
 from checking import WORK, check, report
 
 
-@check("benchmark, synthetic prompts")
-def _() -> None:
+def benchmark(route: str) -> None:
     with tempfile.TemporaryDirectory() as place:
         results = Path(place) / "benchmarks.json"
-        command = [str(Path(sys.executable).parent / "guidellm"), "benchmark", "--target", WORK["gateway"]]
-        command += ["--model", "writes", "--processor", WORK["tokenizer"], "--profile", "synchronous"]
-        command += ["--data", "prompt_tokens=32,output_tokens=8", "--max-requests", "6", "--output-path", str(results)]
+        command = [str(Path(sys.executable).parent / "guidellm"), "run", "--disable-console"]
+        command += ["--backend", f"kind=openai_http,target={WORK['gateway']},model=writes,request_format={route}"]
+        command += ["--tokenizer", f"kind=huggingface_auto,model={WORK['tokenizer']}", "--profile", "kind=synchronous"]
+        command += ["--data", "kind=synthetic_text,prompt_tokens=32,output_tokens=8"]
+        command += ["--constraint", "kind=max_requests,count=6", "--output", f"kind=json,path={results}"]
         environment = {**os.environ, "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         print(done.stdout[-3000:], done.stderr[-3000:], file=sys.stderr)
         assert done.returncode == 0, (done.stderr.strip().splitlines() or done.stdout.strip().splitlines())[-1]
-        (benchmark,) = json.loads(results.read_text())["benchmarks"]
-        assert len(benchmark["requests"]["successful"]) == 6
+        (found,) = json.loads(results.read_text())["benchmarks"]
+        requests = found["requests"]
+        assert len(requests["successful"]) == 6, str(requests["errored"][:1])
+
+
+@check("chat, streamed")
+def _() -> None:
+    benchmark("/v1/chat/completions")
+
+
+@check("completions, streamed")
+def _() -> None:
+    benchmark("/v1/completions")
 
 
 report()

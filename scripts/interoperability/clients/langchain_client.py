@@ -26,7 +26,9 @@ class TestChat(ChatModelIntegrationTests):
 
     @property
     def chat_model_params(self):
-        return {"model": "writes", "max_tokens": 100, "max_retries": 0, **URL}
+        # with random weights, the likeliest token is the same for ever
+        sampled = {"temperature": 1.0, "max_tokens": 2000, "seed": 1}
+        return {"model": "writes", "max_retries": 0, "stream_usage": True, **sampled, **URL}
 
     @property
     def supports_image_inputs(self):
@@ -47,12 +49,19 @@ class TestEmbeddings(EmbeddingsIntegrationTests):
         return {"model": "embeds", "check_embedding_ctx_length": False, **URL}
 """
 
+INI = """
+[pytest]
+asyncio_mode = auto
+asyncio_default_test_loop_scope = session
+asyncio_default_fixture_loop_scope = session
+"""  # langchain-openai keeps its connections for all loops
+
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         (folder / "test_standard.py").write_text(SUITE)
-        (folder / "pytest.ini").write_text("[pytest]\nasyncio_mode = auto\n")
+        (folder / "pytest.ini").write_text(INI)
         results = folder / "results.xml"
         command = [sys.executable, "-m", "pytest", "-q", f"--junitxml={results}", str(folder)]
         environment = {**os.environ, "GATEWAY": WORK["gateway"]}
