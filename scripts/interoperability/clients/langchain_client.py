@@ -13,9 +13,11 @@ from checking import CHECKS, WORK, report
 
 SUITE = """
 import os
+import pytest
 from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from langchain_tests.integration_tests import ChatModelIntegrationTests, EmbeddingsIntegrationTests
 
+SENSE = "the answer is one that a model with random weights does not find"
 URL = {"base_url": os.environ["GATEWAY"] + "/v1", "api_key": "none"}
 
 
@@ -33,6 +35,22 @@ class TestChat(ChatModelIntegrationTests):
     @property
     def supports_image_inputs(self):
         return False
+
+    @pytest.mark.xfail(reason=SENSE)
+    def test_tool_calling(self, model):
+        super().test_tool_calling(model)
+
+    @pytest.mark.xfail(reason=SENSE)
+    async def test_tool_calling_async(self, model):
+        await super().test_tool_calling_async(model)
+
+    @pytest.mark.xfail(reason=SENSE)
+    def test_agent_loop(self, model):
+        super().test_agent_loop(model)
+
+    @pytest.mark.xfail(reason=SENSE)
+    def test_unicode_tool_call_integration(self, model, **options):
+        super().test_unicode_tool_call_integration(model, **options)
 
     @property
     def enable_vcr_tests(self):
