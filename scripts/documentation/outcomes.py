@@ -113,8 +113,10 @@ def clients() -> str:
         checks = result["checks"]
         passed = [check for check, outcome in checks.items() if outcome == "passed"]
         listed = "; ".join(passed) if len(passed) <= MANY else f"{len(passed)} of {len(checks)}"
-        others = [f"{check} ({outcome})" for check, outcome in checks.items() if outcome != "passed"]
-        rows.append((name, result["version"], listed, "<br>".join(map(_plain, others))))
+        others = {outcome: [c for c in checks if checks[c] == outcome] for outcome in checks.values()}
+        others.pop("passed", None)
+        missed = [f"{'; '.join(found)} ({_plain(outcome)})" for outcome, found in others.items()]
+        rows.append((name, result["version"], listed, "<br>".join(missed)))
     rows += [(name, "", "", "not run yet") for name in CLIENTS if name not in document]
     return table(("client", "version", "passed", "did not"), rows)
 
