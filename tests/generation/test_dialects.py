@@ -167,7 +167,7 @@ def test_what_nvidias_front_makes_of_a_chat_for_tensorrt_llm() -> None:
         max_tokens=16,
         stop_words=("x", "y"),
         random_seed=3,
-        temperature=pytest.approx(0.7),
+        temperature=float(np.float32(0.7)),
         guide={"json_schema": {"type": "object"}},
         count_tokens=True,
     )
