@@ -46,7 +46,10 @@ def parser() -> argparse.ArgumentParser:
         help="deploy this model alone, NAME@N this version of it; may be repeated (default: the newest of all)",
     )
     arguments.add_argument(
-        "--plan", type=Path, metavar="models.yaml", help="size replicas for its `load:` and `machine:`, not as built"
+        "--plan",
+        type=Path,
+        metavar="FILE",
+        help="a models.yaml whose `load:` and `machine:` size replicas (default: as built)",
     )
     arguments.add_argument("--cores", type=_count, metavar="N", help="of a replica (default: as built, or planned)")
     arguments.add_argument("--replicas", type=_count, default=2, metavar="N", help="at first, and at least (default 2)")
@@ -78,7 +81,9 @@ def run(options: argparse.Namespace) -> int:
     target = find_target(options.to)
     _write(options.output, target.files(deployment))
     screen_table(_table(deployment))
-    screen.print(f"[green]✓[/] {options.output}; then: {target.then.format(output=options.output)}", highlight=False)
+    screen.print(f"[green]✓[/] {options.output} is written; then:", highlight=False)
+    for step in target.steps(deployment, options.output):
+        screen.print(f"  {step}", highlight=False, soft_wrap=True)
     return 0
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, STORE_HELP, VERIFY_KEY_HELP, screen
 from builder.spec.build_spec import KEEP
+from builder.stores.address import named_version
 from builder.stores.store import open_store
 
 
@@ -16,7 +17,7 @@ def parser() -> argparse.ArgumentParser:
         description="Bring a version of a model, with its engine, from an object store and have it served. What is "
         "here already is not fetched, and a pull that ended early is gone on with.",
     )
-    arguments.add_argument("name", nargs="+", help="a model of the store")
+    arguments.add_argument("name", nargs="+", help="a model of the store; NAME@N is its version N")
     arguments.add_argument("--from", dest="store", required=True, metavar="URL", help=STORE_HELP)
     arguments.add_argument("--version", type=int, metavar="N", help="default: the newest")
     arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
@@ -33,9 +34,9 @@ def run(options: argparse.Namespace) -> int:
     with screen.status("loading what checks a repository"):
         from builder.stores.pull import pull
     store = open_store(options.store)
-    for name in options.name:
+    for name, version in map(named_version, options.name):
         with screen.status(f"pulling {name}"):
-            pulled = pull(store, name, options.repository, options.version, options.keep, options.verify_key)
+            pulled = pull(store, name, options.repository, version or options.version, options.keep, options.verify_key)
         screen.print(
             f"[green]✓[/] version {pulled.manifest.version} of {name} is served in {options.repository}: "
             f"{pulled.fetched / 1e6:.1f} MB fetched",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
@@ -14,12 +13,12 @@ from builder.plan.built import plan_built
 from builder.plan.needs import served_version
 from builder.report.record import read_report
 from builder.runtime.contract import FILE, GenerationServing, load
+from builder.stores.address import named_version
 from builder.stores.store import Store, is_store, open_store
 from builder.triton.render import parse
 from builder.triton.versions import CONFIG, REPORT, entries, is_front
 
 OUTLINE = (CONFIG, REPORT, FILE)  # the files that say what a version is
-NAMED = re.compile(r"([A-Za-z0-9_.+-]+)(?:@([1-9]\d*))?")
 
 
 def contents(repository: str, wanted: Sequence[str] = ()) -> tuple[Model, ...]:
@@ -27,7 +26,7 @@ def contents(repository: str, wanted: Sequence[str] = ()) -> tuple[Model, ...]:
 
     Raises SpecError and RepositoryError.
     """
-    asked = dict(_named(text) for text in wanted)
+    asked = dict(named_version(text) for text in wanted)
     if not is_store(repository):
         return _of_folder(Path(repository), asked)
     with tempfile.TemporaryDirectory(prefix="outline-") as place:
@@ -89,10 +88,3 @@ def _request(entry: Path, generates: bool) -> str:
     config = parse((entry / CONFIG).read_text("utf-8"), entry.name)
     texts = {tensor.name: "a" for tensor in config.input if not tensor.optional}
     return json.dumps({**texts, "max_tokens": 1} if generates else texts)
-
-
-def _named(text: str) -> tuple[str, int | None]:
-    found = NAMED.fullmatch(text)
-    if found is None:
-        raise SpecError(f"{text!r} is not a model: expected NAME or NAME@VERSION")
-    return found[1], int(found[2]) if found[2] else None

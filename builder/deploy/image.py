@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import hashlib
 from importlib.resources import files
+from pathlib import Path
 
 from builder.deploy.deployment import Deployment
 from builder.triton.arguments import USER
 
 CPU, GPU = "requirements.txt", "requirements-gpu.txt"
-BUILD = "docker build --tag {image} {models}{output}/image"
 
 
 def tag(deployment: Deployment) -> str:
@@ -27,6 +27,12 @@ def image_files(deployment: Deployment) -> dict[str, str]:
     name = GPU if deployment.on_gpu else CPU
     requirements = files("builder.runtime").joinpath(name).read_text("utf-8")
     return {"image/Containerfile": containerfile(deployment), f"image/{name}": requirements}
+
+
+def build_command(deployment: Deployment, image: str, output: Path) -> str:
+    """What builds the image; any builder with BuildKit's options will do."""
+    models = "" if deployment.stored else f"--build-context models={deployment.repository} "
+    return f"docker build --tag {image} --file {output}/image/Containerfile {models}{output}/image"
 
 
 def containerfile(deployment: Deployment) -> str:

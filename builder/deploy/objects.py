@@ -19,7 +19,7 @@ def objects(deployment: Deployment) -> dict[str, Document]:
     found = {
         "deployment": workload(deployment),
         "service": _service(deployment),
-        "disruption-budget": _disruption_budget(deployment),
+        "disruption-budget": disruption_budget(deployment),
         "network-policy": _network_policy(deployment),
     }
     if deployment.monitored:
@@ -56,7 +56,8 @@ def _service(deployment: Deployment) -> Document:
     return document(deployment, "v1", "Service", {"selector": labels(deployment), "ports": [port]})
 
 
-def _disruption_budget(deployment: Deployment) -> Document:
+def disruption_budget(deployment: Deployment) -> Document:
+    """One replica at a time may be taken away by whoever drains a machine."""
     spec = {"maxUnavailable": 1, "selector": {"matchLabels": labels(deployment)}}
     return document(deployment, "policy/v1", "PodDisruptionBudget", spec)
 

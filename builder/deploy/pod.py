@@ -8,10 +8,11 @@ Sources: https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/ 
 from __future__ import annotations
 
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from builder.deploy.deployment import Deployment
-from builder.deploy.image import tag
+from builder.deploy.image import build_command, tag
 from builder.deploy.probes import ready_probe, request_probe
 from builder.errors import SpecError
 from builder.gateway.settings import Settings
@@ -92,6 +93,11 @@ def image(deployment: Deployment, kind: str) -> str:
     name = f"{deployment.name}-triton" if kind == "triton" else f"build-repo-{kind}"
     own = tag(deployment) if kind == "triton" else version("triton-model-repository-builder")
     return f"{deployment.registry.rstrip('/')}/{name}:{own}"
+
+
+def build_image(deployment: Deployment, output: Path) -> str:
+    """The command that builds Triton's image from what was written to `output`."""
+    return build_command(deployment, image(deployment, "triton"), output)
 
 
 def pulls(deployment: Deployment) -> list[Document]:

@@ -14,11 +14,14 @@ WINDOW = "1m"
 IDLE_S = 300  # of less load until replicas go: they take a while to come back
 
 
-def queries(deployment: Deployment) -> dict[str, str]:
+def queries(deployment: Deployment, pods: str, with_gateway: bool = True) -> dict[str, str]:
     """PromQL by the name of a trigger: mean milliseconds that a request waits for the model that is waited for most, in
     Triton's batcher and in the queues of decode loops. 0 where nothing is asked: clamp_min keeps that from being 0/0.
+
+    `pods`: what all their names begin with. A gateway knows how long each request waited; without one, as many wait as
+    arrive in the time that they wait (Little's law).
     """
-    of = f'namespace="{deployment.namespace}", pod=~"{deployment.name}-.*"'
+    of = f'namespace="{deployment.namespace}", pod=~"{pods}-.*"'
     batched = "|".join(re.escape(model.name) for model in deployment.models if not model.generates)
     found = {}
     if batched:  # of the fronts: their engines answer them alone
@@ -27,9 +30,20 @@ def queries(deployment: Deployment) -> dict[str, str]:
             "nv_inference_queue_duration_us", "nv_inference_request_success", of_fronts, "model", "/ 1000"
         )
     if any(model.generates for model in deployment.models):
-        queue = "vllm:request_queue_time_seconds"
-        found["decode-loop"] = _mean(f"{queue}_sum", f"{queue}_count", of, "model_name", "* 1000")
+        found["decode-loop"] = _of_the_gateway(of) if with_gateway else _of_the_loops(of)
     return found
+
+
+def _of_the_gateway(of: str) -> str:
+    queue = "vllm:request_queue_time_seconds"
+    return _mean(f"{queue}_sum", f"{queue}_count", of, "model_name", "* 1000")
+
+
+def _of_the_loops(of: str) -> str:
+    waiting = f"sum by (model) (avg_over_time(build_repo_waiting{{{of}}}[{WINDOW}]))"
+    return (
+        f"max({waiting} / clamp_min(sum by (model) (rate(build_repo_requests_total{{{of}}}[{WINDOW}])), 0.001)) * 1000"
+    )
 
 
 def scaled_object(deployment: Deployment, scaling: Scaling) -> dict[str, Any]:
@@ -51,7 +65,7 @@ def scaled_object(deployment: Deployment, scaling: Scaling) -> dict[str, Any]:
                     "threshold": str(scaling.queue_ms),
                 },
             }
-            for name, query in queries(deployment).items()
+            for name, query in queries(deployment, deployment.name).items()
         ],
     }
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tritonclient.grpc import model_config_pb2
+
 from builder.plan.lines import Line, Plan
 from builder.plan.needs import Needs, published, served_version
 from builder.plan.process import memory_line, shared_memory_line
@@ -24,13 +26,26 @@ def plan_built(repository: Path, name: str) -> Plan:
 
 
 def _encoder(repository: Path, name: str, needs: Needs, serving: EncoderServing) -> Plan:
-    config = parse((repository / name / "config.pbtxt").read_text("utf-8"), name)
+    config = _config(repository, serving.engine or name)
     instances = sum(group.count or 1 for group in config.instance_group) or 1
     memory, size = memory_line(instances, needs.weights)
-    limits = serving.limits
-    shm, shared = shared_memory_line(instances, max(1, config.max_batch_size), limits.request_bytes, needs.answer_bytes)
-    threads = 0 if serving.session is None else serving.session.threads
+    batch, limits = max(1, _config(repository, name).max_batch_size), serving.limits
+    shm, shared = shared_memory_line(instances, batch, limits.request_bytes, needs.answer_bytes)
+    threads = _threads_said(config, instances) if serving.session is None else serving.session.threads
     return Plan(name, (memory, shm, _threads(instances, threads)), {}, size, shared, float(instances * threads) or None)
+
+
+def _threads_said(config: model_config_pb2.ModelConfig, instances: int) -> int:
+    """Of an instance of an engine that is a Triton model; 0 where nothing is said. OpenVINO's are those of all."""
+    of_one, of_all = (
+        int(config.parameters[key].string_value or 0) if key in config.parameters else 0
+        for key in ("intra_op_thread_count", "INFERENCE_NUM_THREADS")
+    )
+    return of_one or of_all // instances
+
+
+def _config(repository: Path, name: str) -> model_config_pb2.ModelConfig:
+    return parse((repository / name / "config.pbtxt").read_text("utf-8"), name)
 
 
 def _generating(repository: Path, name: str, needs: Needs, serving: GenerationServing) -> Plan:

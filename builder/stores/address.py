@@ -5,8 +5,21 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from builder.errors import SpecError
+
 SCHEMES = ("s3", "gs", "az", "abfs", "file")
 ADDRESS = re.compile(rf"({'|'.join(SCHEMES)}):/+(.+)")
+
+
+NAMED = re.compile(r"([A-Za-z0-9_.+-]+)(?:@([1-9]\d*))?")
+
+
+def named_version(text: str) -> tuple[str, int | None]:
+    """A model as a command line says it, NAME or NAME@VERSION, as both. Raises SpecError."""
+    found = NAMED.fullmatch(text)
+    if found is None:
+        raise SpecError(f"{text!r} is not a model: expected NAME or NAME@VERSION")
+    return found[1], int(found[2]) if found[2] else None
 
 
 def store_address(output: str | Path) -> str | None:

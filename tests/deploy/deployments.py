@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from builder.deploy.deployment import Deployment, Model, Scaling, Secrets, Size
 from builder.plan.lines import Line, Plan
 
@@ -33,3 +35,10 @@ ALL = Deployment(
 )
 WITH_GPU = Deployment("cards", "s3://bucket/cards", True, (ON_GPU,), SIZE, registry="registry.example", pooled=True)
 DEPLOYMENTS = {"stored": STORED, "in the image": IN_IMAGE, "all": ALL, "on a GPU": WITH_GPU}
+ALL_FOR_KSERVE = replace(ALL, monitored=False, secrets=Secrets(store="store-credentials"))
+FOR_KSERVE = {
+    "stored": STORED,
+    "in the image": IN_IMAGE,
+    "all": ALL_FOR_KSERVE,
+    "on a GPU": replace(WITH_GPU, pooled=False),
+}

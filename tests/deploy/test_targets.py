@@ -9,29 +9,29 @@ from typing import Any
 
 import pytest
 import yaml
-from kubernetes_validate import ValidationError, validate
+from kubernetes_validate import ValidationError
 
-from builder.cli import main
 from builder.deploy.deployment import Deployment
 from builder.deploy.objects import objects
 from builder.deploy.pod import SINCE
-from builder.deploy.targets import find_target, names
-from tests.deploy.deployments import ALL, DEPLOYMENTS, STORED
+from builder.deploy.targets import Target, find_target, names
+from builder.errors import SpecError
+from tests.deploy.deployments import ALL, ALL_FOR_KSERVE, DEPLOYMENTS, FOR_KSERVE, STORED, WITH_GPU
+from tests.deploy.schemas import CUSTOM, refuse_invalid
 
-CUSTOM = {"PodMonitor", "ScaledObject", "InferencePool"}  # not Kubernetes' own
 VERSIONS = (SINCE, "1.33", "1.37")
 
 
-def documents(deployment: Deployment) -> dict[str, Any]:
-    """What the target kubernetes writes, read again."""
-    written = find_target("kubernetes").files(deployment)
+def documents(deployment: Deployment, target: str = "kubernetes") -> dict[str, Any]:
+    """What a target writes, read again."""
+    written = find_target(target).files(deployment)
     return {name: yaml.safe_load(text) for name, text in written.items() if name.endswith(".yaml")}
 
 
 def test_the_folder_is_the_registry() -> None:
-    assert {"helm", "kubernetes"} <= set(names())
+    assert {"helm", "kserve", "kubernetes"} <= set(names())
     for name in names():
-        assert "{output}" in find_target(name).then
+        assert isinstance(find_target(name), Target)
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS.values(), ids=DEPLOYMENTS)
@@ -41,15 +41,46 @@ def test_manifests_are_valid_against_the_schemas_of_kubernetes(version: str, dep
     index = found.pop("kustomization.yaml")
     assert index["resources"] == list(found)
     for document in found.values():
-        if document["kind"] not in CUSTOM:
-            validate(document, version, strict=True)
+        refuse_invalid(document, version)
+
+
+@pytest.mark.parametrize("deployment", FOR_KSERVE.values(), ids=FOR_KSERVE)
+def test_what_kserve_gets_is_valid_against_its_definitions(deployment: Deployment) -> None:
+    for document in documents(deployment, "kserve").values():
+        refuse_invalid(document, VERSIONS[-1])
 
 
 def test_the_schemas_can_say_no() -> None:
     service = documents(STORED)["service.yaml"]
     service["spec"]["portz"] = service["spec"].pop("ports")
     with pytest.raises(ValidationError, match="portz"):
-        validate(service, "1.37", strict=True)
+        refuse_invalid(service, VERSIONS[-1])
+    kinds = [*documents(ALL).values(), *documents(WITH_GPU).values(), *documents(STORED, "kserve").values()]
+    custom = {document["kind"]: document for document in kinds if document["kind"] in CUSTOM}
+    assert set(custom) == set(CUSTOM)
+    for document in custom.values():
+        document["spec"]["sellector"] = {}
+        with pytest.raises(AssertionError, match="sellector"):
+            refuse_invalid(document, VERSIONS[-1])
+
+
+def test_kserve_asks_triton_itself() -> None:
+    runtime, service = (
+        documents(ALL_FOR_KSERVE, "kserve")[f"{n}.yaml"] for n in ("serving-runtime", "inference-service")
+    )
+    (container,) = runtime["spec"]["containers"]
+    assert container["name"] == "kserve-container", "the name by which KServe finds it"
+    assert container["ports"][0]["containerPort"] == 8000, "KServe sends HTTP to the first port"
+    predictor = service["spec"]["predictor"]
+    assert predictor["model"]["runtime"] == runtime["metadata"]["name"]
+    assert predictor["model"]["modelFormat"]["name"] in {f["name"] for f in runtime["spec"]["supportedModelFormats"]}
+    assert [pull["name"] for pull in predictor["initContainers"]] == ["pull"]
+    (metric, _) = predictor["autoScaling"]["metrics"]
+    assert metric["external"]["metric"]["query"].endswith(
+        '* scalar(count(count by (pod) (nv_inference_request_success{namespace="text", pod=~"search-predictor-.*"})))'
+    )
+    with pytest.raises(SpecError, match="which the target kserve does not have"):
+        documents(ALL, "kserve")
 
 
 class Renderer:
@@ -96,12 +127,3 @@ def test_a_chart_takes_other_values_and_another_name() -> None:
     assert 'namespace="elsewhere", pod=~"other-.*"' in scaled["spec"]["triggers"][0]["metadata"]["query"]
     pod = yaml.safe_load(renderer.render(chart["templates/deployment.yaml"]))["spec"]["template"]["spec"]
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in pod["volumes"]
-
-
-def test_what_cannot_be_meant_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    command = ["deploy", "--to", "kubernetes", "--repository", str(tmp_path), "--output", str(tmp_path / "out")]
-    assert main([*command, "--max-replicas", "3"]) == 1
-    assert "--max-replicas and --prometheus go together" in capsys.readouterr().err
-    assert main(command) == 1
-    assert "has no model" in capsys.readouterr().err
-    assert not (tmp_path / "out").exists()

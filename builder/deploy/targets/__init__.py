@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from builder.deploy.deployment import Deployment
 
@@ -13,11 +14,11 @@ from builder.deploy.deployment import Deployment
 @dataclass(frozen=True)
 class Target:
     """`files`: what is written for a deployment, by its path in the output folder. It raises SpecError for what the
-    target cannot do. `then`: what a user does with the folder `{output}`.
+    target cannot do. `steps`: the commands that a user gives with that folder, one a line.
     """
 
     files: Callable[[Deployment], Mapping[str, str]]
-    then: str
+    steps: Callable[[Deployment, Path], Sequence[str]]
 
 
 def names() -> list[str]:

@@ -9,12 +9,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 from builder.deploy.deployment import Deployment
 from builder.deploy.image import image_files
 from builder.deploy.objects import objects
-from builder.deploy.pod import SINCE
+from builder.deploy.pod import SINCE, build_image
 from builder.deploy.targets import Target
 from builder.deploy.yamls import HEAD, text
 
@@ -100,4 +101,11 @@ def _schema(values: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-TARGET = Target(_files, "helm install {output} --generate-name")
+def _steps(deployment: Deployment, output: Path) -> list[str]:
+    return [
+        build_image(deployment, output),
+        f"helm install {deployment.name} {output} --namespace {deployment.namespace}",
+    ]
+
+
+TARGET = Target(_files, _steps)

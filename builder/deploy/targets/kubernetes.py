@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from builder.deploy.deployment import Deployment
 from builder.deploy.image import image_files
 from builder.deploy.objects import objects
+from builder.deploy.pod import build_image
 from builder.deploy.targets import Target
 from builder.deploy.yamls import text
 
@@ -21,4 +24,8 @@ def _files(deployment: Deployment) -> dict[str, str]:
     return {**written, **image_files(deployment)}
 
 
-TARGET = Target(_files, "kubectl apply -k {output}")
+def _steps(deployment: Deployment, output: Path) -> list[str]:
+    return [build_image(deployment, output), f"kubectl apply -k {output}"]
+
+
+TARGET = Target(_files, _steps)

@@ -1,0 +1,106 @@
+"""KServe: an InferenceService with the Open Inference Protocol (v2), and a ServingRuntime that is Triton as built here.
+
+In KServe's deployment mode Standard, whose pods may have volumes and init containers. Its own storage initializer reads
+folders, not the content-addressed store, so the pull is an init container here too. Clients reach Triton itself: there
+is no gateway. Source: https://github.com/kserve/kserve, v0.20.0.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from builder.deploy import pod
+from builder.deploy.deployment import Deployment, Scaling
+from builder.deploy.image import image_files
+from builder.deploy.objects import disruption_budget, document
+from builder.deploy.pod import Document, build_image
+from builder.deploy.scaling import behavior, queries
+from builder.deploy.targets import Target
+from builder.deploy.yamls import text
+from builder.errors import SpecError
+from builder.triton.arguments import EXIT_TIMEOUT_S, METRICS_PORT
+
+FORMAT = {"name": "build-repo", "version": "1"}
+PROTOCOLS = ["v2", "grpc-v2"]
+
+
+def _files(deployment: Deployment) -> dict[str, str]:
+    if deployment.secrets.keys or deployment.pooled or deployment.monitored:
+        raise SpecError(
+            "--keys-secret, --inference-pool and --monitor are of the gateway and of Prometheus' operator, which the "
+            "target kserve does not have: KServe's own pods carry the annotations of their metrics"
+        )
+    manifests = {
+        "serving-runtime.yaml": _runtime(deployment),
+        "inference-service.yaml": _service(deployment),
+        "disruption-budget.yaml": disruption_budget(deployment),
+    }
+    return {**{name: text(manifest) for name, manifest in manifests.items()}, **image_files(deployment)}
+
+
+def _runtime(deployment: Deployment) -> Document:
+    """Triton alone, as KServe's predictor container."""
+    leaving = {"preStop": {"sleep": {"seconds": pod.LEAVING_S}}}
+    container = {**pod.triton(deployment), "name": "kserve-container", "lifecycle": leaving}
+    spec = {
+        "annotations": {"prometheus.kserve.io/port": str(METRICS_PORT), "prometheus.kserve.io/path": "/metrics"},
+        "supportedModelFormats": [{**FORMAT, "autoSelect": False}],
+        "protocolVersions": PROTOCOLS,
+        "containers": [container],
+        "volumes": pod.volumes(deployment),
+    }
+    return document(deployment, "serving.kserve.io/v1alpha1", "ServingRuntime", spec)
+
+
+def _service(deployment: Deployment) -> Document:
+    predictor: Document = {
+        "labels": pod.labels(deployment),
+        "model": {"modelFormat": FORMAT, "runtime": deployment.name, "protocolVersion": "v2"},
+        "minReplicas": deployment.replicas,
+        "maxReplicas": deployment.replicas,
+        "automountServiceAccountToken": False,
+        "terminationGracePeriodSeconds": pod.LEAVING_S + EXIT_TIMEOUT_S + 10,
+        "securityContext": pod.pod_security(),
+        "topologySpreadConstraints": pod.spread(deployment),
+        "initContainers": pod.pulls(deployment),
+    }
+    if deployment.scaling is not None:
+        predictor |= _scaling(deployment, deployment.scaling)
+    service = document(deployment, "serving.kserve.io/v1beta1", "InferenceService", {"predictor": predictor})
+    annotations = {"serving.kserve.io/deploymentMode": "Standard"}
+    if deployment.scaling is not None:
+        annotations["serving.kserve.io/autoscalerClass"] = "keda"
+    service["metadata"]["annotations"] = annotations
+    return service
+
+
+def _scaling(deployment: Deployment, scaling: Scaling) -> Document:
+    """By KEDA, through KServe, which has it divide by the number of replicas (keda_reconciler.go names no metricType):
+    so that number is a factor here.
+    """
+    found = queries(deployment, f"{deployment.name}-predictor", with_gateway=False)
+    return {
+        "maxReplicas": scaling.most,
+        "autoScaling": {
+            "metrics": [_metric(scaling, f"{query} * {_replicas(deployment)}") for query in found.values()],
+            "behavior": behavior(),
+        },
+    }
+
+
+def _replicas(deployment: Deployment) -> str:
+    of = f'namespace="{deployment.namespace}", pod=~"{deployment.name}-predictor-.*"'
+    return f"scalar(count(count by (pod) (nv_inference_request_success{{{of}}})))"
+
+
+def _metric(scaling: Scaling, query: str) -> Document:
+    metric = {"backend": "prometheus", "serverAddress": scaling.prometheus, "query": query}
+    target = {"type": "Value", "value": str(scaling.queue_ms)}
+    return {"type": "External", "external": {"metric": metric, "target": target}}
+
+
+def _steps(deployment: Deployment, output: Path) -> list[str]:
+    return [build_image(deployment, output), f"kubectl apply -n {deployment.namespace} -f {output}"]
+
+
+TARGET = Target(_files, _steps)

@@ -1,0 +1,111 @@
+"""Write tests/deploy/definitions anew: what the operators beside Kubernetes take, by their own definitions.
+
+    python -m scripts.cluster_schemas FOLDER
+
+FOLDER holds a clone of each repository, as NAME or NAME.git or OWNER+NAME/repo. Descriptions are left out, and what of
+an InferenceService is not a predictor that a ServingRuntime of ours serves.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+DEFINITIONS = Path(__file__).parent.parent / "tests" / "deploy" / "definitions"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a definition is: `path` at `tag` of a repository of github.com. `kept`: of a part of it, these alone."""
+
+    repository: str
+    tag: str
+    path: str
+    version: str
+    part: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
+
+
+PREDICTOR = (
+    "annotations automountServiceAccountToken autoScaling deploymentStrategy enableServiceLinks initContainers labels "
+    "maxReplicas minReplicas model securityContext terminationGracePeriodSeconds topologySpreadConstraints volumes"
+)
+SOURCES = {
+    "PodMonitor": Source(
+        "prometheus-operator/prometheus-operator",
+        "v0.93.0",
+        "example/prometheus-operator-crd/monitoring.coreos.com_podmonitors.yaml",
+        "v1",
+    ),
+    "ScaledObject": Source("kedacore/keda", "v2.20.2", "config/crd/bases/keda.sh_scaledobjects.yaml", "v1alpha1"),
+    "InferencePool": Source(
+        "kubernetes-sigs/gateway-api-inference-extension",
+        "v1.6.0",
+        "config/crd/bases/inference.networking.k8s.io_inferencepools.yaml",
+        "v1",
+    ),
+    "InferenceService": Source(
+        "kserve/kserve",
+        "v0.20.0",
+        "config/crd/full/serving.kserve.io_inferenceservices.yaml",
+        "v1beta1",
+        ("properties", "spec", "properties", "predictor"),
+        tuple(PREDICTOR.split()),
+    ),
+    "ServingRuntime": Source(
+        "kserve/kserve", "v0.20.0", "config/crd/full/serving.kserve.io_servingruntimes.yaml", "v1alpha1"
+    ),
+}
+
+
+def schema(definition: dict[str, Any], source: Source) -> dict[str, Any]:
+    """The schema of a version of a custom resource, without descriptions and without what is not kept."""
+    (found,) = [entry for entry in definition["spec"]["versions"] if entry["name"] == source.version]
+    whole = _bare(found["schema"]["openAPIV3Schema"])
+    if source.part:
+        part = whole
+        for key in source.part:
+            part = part[key]
+        part["properties"] = {key: part["properties"][key] for key in source.kept}
+        spec = whole["properties"]["spec"]
+        spec["properties"] = {source.part[-1]: part}
+        del whole["properties"]["status"]
+    group = definition["spec"]["group"]
+    return {"apiVersion": f"{group}/{source.version}", "source": _address(source), "schema": whole}
+
+
+def _address(source: Source) -> str:
+    return f"https://github.com/{source.repository}/blob/{source.tag}/{source.path}"
+
+
+def _bare(node: Any) -> Any:
+    if isinstance(node, list):
+        return [_bare(entry) for entry in node]
+    if not isinstance(node, dict):
+        return node
+    return {key: _bare(value) for key, value in node.items() if not (key == "description" and isinstance(value, str))}
+
+
+def _clone(folder: Path, repository: str) -> Path:
+    owner, name = repository.split("/")
+    places = [folder / name, folder / f"{name}.git", folder / f"{owner}+{name}" / "repo"]
+    return next(place for place in places if place.exists())
+
+
+def main(folder: Path) -> None:
+    DEFINITIONS.mkdir(exist_ok=True)
+    for kind, source in SOURCES.items():
+        command = ["git", "-C", str(_clone(folder, source.repository)), "show", f"{source.tag}:{source.path}"]
+        text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        written = json.dumps(schema(yaml.load(text, yaml.CSafeLoader), source), separators=(",", ":"))
+        (DEFINITIONS / f"{kind}.json").write_text(written + "\n", "utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,48 @@
+"""What is valid: Kubernetes' own objects by the schemas that kubernetes-validate carries, those of its operators by the
+ones that scripts/cluster_schemas.py took from their repositories.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator
+from kubernetes_validate import validate
+
+DEFINITIONS = Path(__file__).parent / "definitions"
+CUSTOM = {path.stem: json.loads(path.read_text("utf-8")) for path in DEFINITIONS.glob("*.json")}
+
+
+def refuse_invalid(document: dict[str, Any], version: str) -> None:
+    """Raise an error that names what a cluster of `version` would refuse, or drop because it does not know it."""
+    custom = CUSTOM.get(document["kind"])
+    if custom is None:
+        validate(document, version, strict=True)
+        return
+    assert document["apiVersion"] == custom["apiVersion"]
+    problems = [problem.message for problem in Draft202012Validator(_strict(custom["schema"])).iter_errors(document)]
+    assert not problems, problems
+    assert not list(_unsaid(document)), "null is no value"
+
+
+def _strict(schema: Any) -> Any:
+    """No fields but those that are named: a cluster drops others, unless the schema says that there are some."""
+    if isinstance(schema, list):
+        return [_strict(entry) for entry in schema]
+    if not isinstance(schema, dict):
+        return schema
+    made = {key: _strict(value) for key, value in schema.items()}
+    named = isinstance(made.get("properties"), dict) and made.get("type") == "object"
+    if named and "additionalProperties" not in made and not made.get("x-kubernetes-preserve-unknown-fields"):
+        made["additionalProperties"] = False
+    return made
+
+
+def _unsaid(document: Any) -> Iterator[None]:
+    for value in document.values() if isinstance(document, dict) else document if isinstance(document, list) else ():
+        if value is None:
+            yield None
+        yield from _unsaid(value)

@@ -1,0 +1,136 @@
+"""The command, as a user gives it: what it reads of a repository, what it writes, and what it refuses."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from builder.cli import main
+from builder.deploy.contents import contents
+from builder.plan.process import PROCESS, SERVER
+from builder.triton.versions import numbers
+from tests.deploy.conftest import CACHE, WEIGHTS
+
+MIB = 1 << 20
+
+
+def deploy(*options: str, output: Path) -> dict[str, Any]:
+    """The files that are written, YAML read."""
+    assert main(["deploy", "--output", str(output), "--registry", "registry.example", *options]) == 0
+    files = {path.relative_to(output).as_posix(): path.read_text() for path in output.rglob("*") if path.is_file()}
+    return {name: yaml.safe_load(text) if name.endswith(".yaml") else text for name, text in files.items()}
+
+
+def _containers(written: dict[str, Any]) -> dict[str, Any]:
+    spec = written["deployment.yaml"]["spec"]["template"]["spec"]
+    return {container["name"]: container for container in (*spec["initContainers"], *spec["containers"])}
+
+
+def test_a_folder_and_a_store_hold_the_same(folder: Path, store: str) -> None:
+    assert contents(store) == contents(str(folder))
+    minilm, writes = contents(store)
+    assert (minilm.name, minilm.version, minilm.generates, minilm.request) == (
+        "minilm",
+        2,
+        False,
+        '{"text_input": "a"}',
+    )
+    assert (writes.generates, writes.request) == (True, '{"text_input": "a", "max_tokens": 1}')
+    assert (minilm.plan.cores, writes.plan.cores) == (6, 4)
+    assert minilm.plan.memory == 2 * (PROCESS + WEIGHTS)
+    assert writes.plan.memory == PROCESS + WEIGHTS + CACHE
+    assert writes.plan.shm >= (2 + 8) * MIB, "slots and queue, each with a request of 1 MiB"
+
+
+def test_replicas_pull_what_was_in_the_store(store: str, tmp_path: Path) -> None:
+    """The pull's own arguments, in another folder."""
+    written = deploy("--to", "kubernetes", "--repository", store, output=tmp_path / "out")
+    arguments = _containers(written)["pull"]["args"]
+    assert arguments == ["minilm@2", "writes@1", f"--from={store}", "--repository=/pulled/models"]
+    here = [argument.replace("/pulled", str(tmp_path / "pulled")) for argument in arguments]
+    assert main(["pull", *here]) == 0
+    assert numbers(tmp_path / "pulled" / "models" / "minilm") == [2]
+    assert numbers(tmp_path / "pulled" / "models" / "writes") == [1]
+    triton = _containers(written)["triton"]
+    assert triton["resources"]["requests"] == {"cpu": 6, "memory": SERVER + 3 * (PROCESS + WEIGHTS) + CACHE}
+    assert triton["image"] == "registry.example/models-triton:24.10"
+    assert "--grpc-max-response-pool-size=128" not in triton["args"], "24.10 does not know it"
+
+
+def test_some_models_and_an_earlier_version(folder: Path, store: str, tmp_path: Path) -> None:
+    assert main(["rollback", "minilm", "--repository", str(folder)]) == 0
+    assert main(["push", "minilm", "--to", store, "--repository", str(folder)]) == 0
+    options = ("--to", "kubernetes", "--repository", store, "--model", "minilm@1", "--cores", "2")
+    containers = _containers(deploy(*options, output=tmp_path / "out"))
+    assert containers["pull"]["args"][0] == "minilm@1"
+    assert containers["triton"]["resources"]["limits"]["cpu"] == 2
+
+
+def test_models_of_a_folder_are_in_the_image(folder: Path, tmp_path: Path) -> None:
+    written = deploy("--to", "kubernetes", "--repository", str(folder), output=tmp_path / "out")
+    image = written["image/Containerfile"]
+    for entry in ("minilm", "minilm_model", "writes", "writes_model"):
+        assert f"COPY --from=models {entry} /models/{entry}/\n" in image
+        assert (folder / entry / "config.pbtxt").is_file()
+    before = _containers(written)["triton"]["image"]
+    assert main(["rollback", "minilm", "--repository", str(folder)]) == 0
+    written = deploy("--to", "kubernetes", "--repository", str(folder), output=tmp_path / "out")
+    assert _containers(written)["triton"]["image"] != before, "another version, another image"
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--max-replicas", "3"], "--max-replicas and --prometheus go together"),
+        (["--max-replicas", "2", "--prometheus", "http://p:9090"], "--max-replicas 2 is not above --replicas 2"),
+        (["--max-replicas", "3", "--prometheus", "p:9090"], "--prometheus p:9090 is not the address of a server"),
+        (["--name", "My_Models"], "--name My_Models is no name there"),
+        (["--namespace", "a.b"], "--namespace a.b is no name there"),
+        (["--probe", "topics"], "--probe topics: it is not deployed; there are minilm, writes"),
+        (["--model", "topics"], "has no topics; it has minilm, writes"),
+        (["--model", "minilm@1"], "serves version 2 of minilm, not 1"),
+        (["--model", "mini lm"], "'mini lm' is not a model: expected NAME or NAME@VERSION"),
+        (["--inference-pool", "--keys-secret", "keys"], "an endpoint picker asks for metrics without a key"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str], problem: str
+) -> None:
+    command = ["deploy", "--to", "kubernetes", "--repository", str(folder), "--output", str(tmp_path / "out")]
+    assert main([*command, *options]) == 1
+    assert problem in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_registry_is_needed_and_a_folder_of_its_own(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["deploy", "--to", "helm", "--repository", str(folder), "--output", str(tmp_path / "out")]
+    assert main(command) == 1
+    assert "say where the cluster gets its images from: --registry HOST" in capsys.readouterr().err
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").touch()
+    assert main([*command, "--registry", "registry.example"]) == 1
+    assert "has notes.txt, which is not written now" in " ".join(capsys.readouterr().err.split())
+    assert [path.name for path in (tmp_path / "out").iterdir()] == ["notes.txt"]
+
+
+def test_an_empty_repository_and_models_of_two_releases_are_refused(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["deploy", "--to", "kubernetes", "--output", str(tmp_path / "out"), "--repository"]
+    assert main([*command, str(tmp_path / "nothing")]) == 1
+    assert "it has no model that was built" in " ".join(capsys.readouterr().err.split())
+    for path in folder.glob("writes/**/build.json"):
+        path.write_text(path.read_text().replace("24.10", "25.08"))
+    assert main([*command, str(folder)]) == 1
+    assert "models for Triton 24.10 and 25.08, and a server is of one release" in capsys.readouterr().err
+    shutil.rmtree(folder / "writes")
+    for path in folder.glob("minilm/*/serving.json"):
+        path.unlink()
+    assert main([*command, str(folder)]) == 1
+    assert "minilm: its engine runs in a container of its own" in capsys.readouterr().err

@@ -1,0 +1,171 @@
+"""A replica: what it may do, what it is given, how it is asked and how it stops, against those who know."""
+
+from __future__ import annotations
+
+import copy
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from builder.cli import parse
+from builder.deploy.deployment import Deployment
+from builder.deploy.objects import objects
+from builder.deploy.pod import GATEWAY_PORT, pod
+from builder.deploy.targets import find_target
+from builder.gateway.access import OPEN
+from builder.gateway.app import APIS
+from builder.gateway.settings import Settings
+from tests.deploy.deployments import ALL, ALL_FOR_KSERVE, DEPLOYMENTS, IN_IMAGE, SIZE, STORED, WITH_GPU
+from tests.deploy.restricted import violations
+from tests.deploy.test_targets import documents
+
+
+def _kserve(deployment: Deployment) -> dict[str, Any]:
+    """The pod that KServe makes of a runtime and a service."""
+    found = documents(deployment, "kserve")
+    runtime = found["serving-runtime.yaml"]["spec"]
+    predictor = found["inference-service.yaml"]["spec"]["predictor"]
+    return {**predictor, "containers": runtime["containers"], "volumes": runtime["volumes"]}
+
+
+PODS = {**{name: pod(deployment) for name, deployment in DEPLOYMENTS.items()}, "kserve": _kserve(ALL_FOR_KSERVE)}
+
+
+def _containers(spec: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {container["name"]: container for container in (*spec["initContainers"], *spec["containers"])}
+
+
+@pytest.mark.parametrize("spec", PODS.values(), ids=PODS)
+def test_a_pod_keeps_to_the_restricted_standard_and_writes_nowhere_else(spec: dict[str, Any]) -> None:
+    assert violations(spec) == []
+    assert spec["automountServiceAccountToken"] is False
+    for container in _containers(spec).values():
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert {"name": "tmp", "mountPath": "/tmp"} in container["volumeMounts"]
+        named = {mount["name"] for mount in container["volumeMounts"]}
+        assert named <= {volume["name"] for volume in spec["volumes"]}
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({"privileged": True}, "triton: privileged"),
+        ({"allowPrivilegeEscalation": None}, "triton: allowPrivilegeEscalation is not false"),
+        ({"runAsUser": 0}, "triton: root"),
+        ({"capabilities": {"drop": ["NET_RAW"]}}, "triton: capabilities are not dropped"),
+        ({"seccompProfile": {"type": "Unconfined"}}, "triton: no seccomp profile"),
+        ({"runAsNonRoot": False}, "triton: runAsNonRoot is not true"),
+    ],
+)
+def test_the_checker_of_the_standard_says_no(change: dict[str, Any], problem: str) -> None:
+    spec = copy.deepcopy(PODS["stored"])
+    _containers(spec)["triton"]["securityContext"].update(change)
+    assert violations(spec) == [problem]
+    spec = copy.deepcopy(PODS["stored"])
+    spec["volumes"].append({"name": "host", "hostPath": {"path": "/"}})
+    assert violations(spec) == ["the volume host is a hostPath"]
+
+
+def test_triton_has_the_numbers_of_the_plan() -> None:
+    triton = _containers(pod(STORED))["triton"]
+    assert triton["resources"]["requests"] == {"cpu": SIZE.cores, "memory": SIZE.memory}
+    assert triton["resources"]["limits"] == {"cpu": SIZE.cores, "memory": SIZE.memory + SIZE.shm}
+    assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SIZE.shm}} in pod(STORED)["volumes"]
+    assert {"name": "shm", "mountPath": "/dev/shm"} in triton["volumeMounts"]
+    assert f"--cache-config=local,size={SIZE.response_cache}" in triton["args"]
+    assert triton["startupProbe"]["failureThreshold"] * triton["startupProbe"]["periodSeconds"] == 300
+    card = _containers(pod(WITH_GPU))["triton"]
+    assert card["resources"]["limits"]["nvidia.com/gpu"] == 1
+    assert {"name": "engines", "mountPath": "/engines"} in card["volumeMounts"]
+    assert card["startupProbe"]["failureThreshold"] * card["startupProbe"]["periodSeconds"] == 1800, "as in compose"
+
+
+@pytest.mark.parametrize("spec", PODS.values(), ids=PODS)
+def test_probes_ask_at_ports_that_are_there(spec: dict[str, Any]) -> None:
+    for container in _containers(spec).values():
+        ports = {port["name"] for port in container.get("ports", ())}
+        probes = [container[key] for key in container if key.endswith("Probe")]
+        assert len(probes) == {"pull": 0, "gateway": 2}.get(container["name"], 3)
+        assert {probe["httpGet"]["port"] for probe in probes if "httpGet" in probe} <= ports
+
+
+def test_the_gateway_understands_its_arguments_and_its_probes() -> None:
+    gateway = _containers(pod(ALL))["gateway"]
+    _, options = parse(["gateway", *gateway["args"]])
+    assert (options.url, options.port) == ("127.0.0.1:8001", GATEWAY_PORT)
+    paths = {gateway[probe]["httpGet"]["path"] for probe in ("readinessProbe", "livenessProbe")}
+    assert paths <= set(OPEN), "asked without a key"
+    assert paths <= {api.path for api in APIS if api.method == "GET"}
+    monitor = objects(ALL)["pod-monitor"]["spec"]["podMetricsEndpoints"]
+    assert {end["path"] for end in monitor} == {"/metrics"}
+    assert {end["port"] for end in monitor} == {"metrics", "gateway"}
+
+
+def test_the_pull_understands_its_arguments_and_brings_one_version_of_each() -> None:
+    pull = _containers(pod(ALL))["pull"]
+    _, options = parse(["pull", *pull["args"]])
+    assert options.name == ["minilm@3", "writes@1"]
+    assert options.store == "s3://bucket/models"
+    (to,) = [mount["mountPath"] for mount in pull["volumeMounts"] if mount["name"] == "models"]
+    assert str(options.repository) == f"{to}/models", "a folder of the volume: the pull writes beside it"
+    served = [m for m in _containers(pod(ALL))["triton"]["volumeMounts"] if m["name"] == "models"]
+    assert served == [{"name": "models", "mountPath": "/models", "subPath": "models", "readOnly": True}]
+    assert "pull" not in _containers(pod(IN_IMAGE))
+
+
+def test_triton_outlives_the_gateway_and_both_have_their_time() -> None:
+    """A sidecar is stopped after the containers beside it: https://kubernetes.io/docs/concepts/workloads/pods/."""
+    spec = pod(STORED)
+    assert _containers(spec)["triton"]["restartPolicy"] == "Always", "which makes it a sidecar"
+    assert [container["name"] for container in spec["containers"]] == ["gateway"]
+    leaving = spec["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"]
+    assert spec["terminationGracePeriodSeconds"] >= leaving + Settings().drain_s + 30
+    kserve = PODS["kserve"]
+    assert (
+        kserve["terminationGracePeriodSeconds"]
+        >= kserve["containers"][0]["lifecycle"]["preStop"]["sleep"]["seconds"] + 30
+    )
+
+
+def test_secrets_are_named_and_never_written() -> None:
+    for target in ("kubernetes", "helm"):
+        written = "\n".join(find_target(target).files(ALL).values())
+        assert "kind: Secret" not in written
+    spec = pod(ALL)
+    (keys,) = _containers(spec)["gateway"]["env"]
+    assert keys["valueFrom"] == {"secretKeyRef": {"name": "gateway-keys", "key": "keys"}}
+    assert _containers(spec)["pull"]["envFrom"] == [{"secretRef": {"name": "store-credentials"}}]
+    (_, gateway) = objects(ALL)["pod-monitor"]["spec"]["podMetricsEndpoints"]
+    assert gateway["authorization"]["credentials"] == {"name": "gateway-keys", "key": "metrics"}
+    named = {variable["name"] for container in _containers(spec).values() for variable in container.get("env", ())}
+    assert {name for name in named if re.search("KEY|SECRET|TOKEN", name)} == {"BUILD_REPO_GATEWAY_KEYS"}
+
+
+def test_who_may_talk_to_a_replica_and_to_whom_it_may() -> None:
+    policy = objects(ALL)["network-policy"]["spec"]
+    assert policy["policyTypes"] == ["Ingress", "Egress"]
+    clients, prometheus = policy["ingress"]
+    assert [port["port"] for port in clients["ports"]] == [GATEWAY_PORT]
+    assert [port["port"] for port in prometheus["ports"]] == [8002, GATEWAY_PORT]
+    assert [port["port"] for rule in policy["egress"] for port in rule["ports"]] == [53, 53, 9000], (
+        "names, and the store"
+    )
+    for endpoint, port in ((None, 443), ("https://store", 443), ("http://store", 80)):
+        (_, store) = objects(replace(ALL, endpoint=endpoint))["network-policy"]["spec"]["egress"]
+        assert store["ports"] == [{"protocol": "TCP", "port": port}]
+    assert objects(IN_IMAGE)["network-policy"]["spec"]["egress"] == []
+
+
+def test_whoever_selects_a_replica_finds_it() -> None:
+    found = objects(replace(ALL, secrets=STORED.secrets, pooled=True))
+    labels = found["deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert found["service"]["spec"]["selector"] == labels
+    for name in ("deployment", "disruption-budget", "pod-monitor", "inference-pool"):
+        assert found[name]["spec"]["selector"]["matchLabels"] == labels, name
+    assert found["network-policy"]["spec"]["podSelector"]["matchLabels"] == labels
+    assert "replicas" not in found["deployment"]["spec"], "they are for the autoscaler to say"
+    assert objects(STORED)["deployment"]["spec"]["replicas"] == 2
+    (port,) = found["service"]["spec"]["ports"]
+    assert port["targetPort"] in {p["name"] for p in _containers(pod(ALL))["gateway"]["ports"]}
