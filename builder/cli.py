@@ -17,6 +17,7 @@ build-repo versions NAME          the versions of a model
 build-repo promote NAME           try the newest version on a running server, then let it answer
 build-repo rollback NAME          serve the version before
 build-repo remove NAME            take a model out of the repository
+build-repo share MODELS --name N  one front, in one process, for many encoders
 build-repo push NAME --to URL     a version of a model to an object store
 build-repo pull NAME --from URL   a version of a model from an object store
 build-repo deploy --to kubernetes  a repository as the manifests of an orchestrator
@@ -55,6 +56,7 @@ VERBS = (
     "promote",
     "rollback",
     "remove",
+    "share",
     "push",
     "pull",
     "gateway",

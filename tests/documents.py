@@ -32,6 +32,7 @@ from builder.gateway.endpoint import Endpoint, checked
 from builder.gateway.settings import Settings
 from builder.spec import load_specs, make_spec
 from builder.tasks import all_tasks
+from builder.triton.hosting import NAMES_THE_MODEL
 from scripts.documentation.code import PARAMETERS
 
 ROOT = Path(__file__).parent.parent
@@ -126,8 +127,8 @@ def _build_repo(arguments: list[str]) -> None:
 
 @cache
 def request_fields() -> set[str]:
-    """Every input of every task."""
-    return {field.name for task in all_tasks().values() for field in task.fields(PARAMETERS)[0]}
+    """Every input of every task, and the one of shared fronts."""
+    return {field.name for task in all_tasks().values() for field in task.fields(PARAMETERS)[0]} | {NAMES_THE_MODEL}
 
 
 def _script(program: str, arguments: list[str]) -> None:

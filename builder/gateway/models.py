@@ -6,7 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ from builder.runtime.fields import Field
 FRESH_S = 10.0  # after that long the next request has the list read anew, without waiting for it
 NAMED = 50  # models in a message, at most
 CANDIDATE_OF = "candidate_of"  # the parameter by which build-repo promote marks what it tries
+NAME = Field("model", "TYPE_STRING")  # the input by which a shared front is told whose request it is
 LEAST_S = 1.0  # between two readings for a name that is not in the list
 
 
@@ -32,6 +33,7 @@ class Model:
     batch: int
     streams: bool
     parameters: Mapping[str, str]
+    front: str | None = None  # the shared front that answers for it, where Triton does not know it by itself
 
     @property
     def max_input_length(self) -> int | None:
@@ -93,6 +95,10 @@ class Server(Protocol):
         """The ModelConfig of a model."""
         ...
 
+    async def hosted(self, front: str) -> str:
+        """hosted.json of a shared front, which says what models it answers for."""
+        ...
+
 
 class Catalogue:
     """The front models that Triton has ready: those that name their task."""
@@ -101,6 +107,7 @@ class Catalogue:
         self.server = server
         self.models: dict[str, Model] = {}
         self.candidates: dict[str, Model] = {}  # to take a model's place: no client asks for them
+        self.hosted: dict[str, tuple[tuple[Model, str], dict[str, Model]]] = {}
         self.read_at = -1e9
         self.refreshing: asyncio.Task[None] | None = None
 
@@ -155,7 +162,21 @@ class Catalogue:
             model = read_model(config, version)
             if model is not None:
                 (candidates if CANDIDATE_OF in model.parameters else found)[name] = model
+        fronts = [found.pop(name) for name in list(found) if found[name].parameters.get("shared") == "true"]
+        for front in fronts:
+            found = {**await self._hosted(front), **found}
         self.models, self.candidates, self.read_at = found, candidates, time.monotonic()
+
+    async def _hosted(self, front: Model) -> dict[str, Model]:
+        """The models of a shared front; those of before where it said the same, none where it is gone."""
+        try:
+            text = await self.server.hosted(front.name)
+        except ApiError:
+            return self.hosted[front.name][1] if front.name in self.hosted else {}
+        before = self.hosted.get(front.name)
+        if before is None or before[0] != (front, text):
+            self.hosted[front.name] = (front, text), hosted_models(front, text)
+        return self.hosted[front.name][1]
 
 
 async def one_of(models: Models, what: str, fits: Callable[[Model], bool], name: str | None) -> Model:
@@ -209,6 +230,24 @@ def read_model(config: Any, version: str) -> Model | None:
         bool(config.model_transaction_policy.decoupled),
         parameters,
     )
+
+
+def hosted_models(front: Model, text: str) -> dict[str, Model]:
+    """The models that hosted.json says `front` answers for, by name; their tensors are of the front's types."""
+    return {
+        name: Model(
+            name,
+            str(entry["version"]),
+            front.task,
+            {key: replace(front.inputs[key], optional=optional) for key, optional in entry["inputs"].items()},
+            {key: replace(front.outputs[key], dims=tuple(dims)) for key, dims in entry["outputs"].items()},
+            entry["max_batch_size"],
+            front.streams,
+            entry["parameters"],
+            front.name,
+        )
+        for name, entry in json.loads(text)["models"].items()
+    }
 
 
 def _fields(entries: Any, are_inputs: bool) -> dict[str, Field]:

@@ -11,7 +11,7 @@ from tritonclient.grpc import service_pb2
 
 from builder.gateway.call import Call
 from builder.gateway.errors import ApiError
-from builder.gateway.models import Model
+from builder.gateway.models import NAME, Model
 from builder.gateway.tensors import Outputs, add_tensor, refuse_count
 from builder.runtime.fields import Field
 
@@ -70,7 +70,9 @@ def _shape(row: Row) -> list[tuple[str, int]]:
 
 
 def _request(call: Call, model: Model, rows: Sequence[Row], options: Mapping[str, Any]) -> Any:
-    request = service_pb2.ModelInferRequest(model_name=model.name, id=call.facts.id)
+    request = service_pb2.ModelInferRequest(model_name=model.front or model.name, id=call.facts.id)
+    if model.front is not None:
+        add_tensor(request, NAME, [model.name] * len(rows), (len(rows), 1))
     for name in rows[0]:
         refuse_count(model.inputs[name], rows[0][name])
         values = [value for row in rows for value in row[name]]

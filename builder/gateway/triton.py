@@ -18,7 +18,8 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from builder.gateway.errors import ApiError
-from builder.gateway.tensors import Outputs, read_outputs
+from builder.gateway.models import NAME
+from builder.gateway.tensors import Outputs, add_tensor, read_outputs
 
 OPTIONS = (
     ("grpc.max_send_message_length", -1),
@@ -33,6 +34,7 @@ QUEUE_FULL = ("wait already", "Exceeds maximum queue size")
 OUT_OF_TIME = ("time was over", "Request timeout expired")
 AWAY = ("is not ready", "shutting down", "Stub process", "no version is available")
 FAULTS = ("failed inside the model", "Failed to process the request", "Internal")
+ALL, LIST = "*", "models"  # what a shared front is asked for the models that it hosts, and the output that says so
 Metadata = Sequence[tuple[str, str]]
 
 
@@ -91,6 +93,16 @@ class Triton:
         with self._translated():
             answer = await self.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=10)
         return {model.name for model in answer.models if model.state in HOLDING}
+
+    async def hosted(self, front: str) -> str:
+        """hosted.json of a shared front, which says what models it answers for."""
+        request = service_pb2.ModelInferRequest(model_name=front)
+        add_tensor(request, NAME, [ALL], (1, 1))
+        request.outputs.add().name = LIST
+        with self._translated():
+            answer = await self.stub.ModelInfer(request, timeout=10)
+        (text,) = read_outputs(answer)[LIST].strings()
+        return text
 
     async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> Outputs:
         """The answer of a model that has one. A caller that is cancelled cancels the call."""

@@ -6,11 +6,14 @@ asks for the errors alone, before anything is published.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from builder.lint.findings import Finding
 from builder.lint.repository import Repository
 from builder.lint.rule import all_rules
+from builder.triton.hosting import hosted_repositories
 
 
 def lint(repository: Path, triton: str | None = None, verify_key: Path | None = None) -> list[Finding]:
@@ -21,4 +24,14 @@ def lint(repository: Path, triton: str | None = None, verify_key: Path | None = 
     """
     looked_at = Repository(repository, triton, verify_key)
     found = [finding for rule in all_rules() for finding in rule.findings(looked_at)]
+    for hosted in hosted_repositories(repository):
+        found += _of_hosted(hosted, triton)
     return sorted(dict.fromkeys(found), key=lambda finding: finding.model)
+
+
+def _of_hosted(repository: Path, triton: str | None) -> Iterator[Finding]:
+    """What was found of the models of a shared front, one by one: no server loads all of them."""
+    place = f"{repository.parent.name}/{repository.name}"
+    for rule in all_rules():
+        for finding in rule.findings(Repository(repository, triton)) if rule.scope is not Repository else ():
+            yield replace(finding, model=f"{place}/{finding.model}", file=f"{place}/{finding.file}")

@@ -1,5 +1,7 @@
 """serving.json: what a build tells the Python that it emits. Written and read here and nowhere else.
 
+Beside it hosted.json: which models a shared front hosts.
+
 Standard library only, Python 3.10: the build imports this module, and a copy of it is emitted with every model.
 """
 
@@ -9,12 +11,13 @@ import dataclasses
 import json
 import types
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union
 
 FILE = "serving.json"
+HOSTED = "hosted.json"
 # What the rows of one call must have in common: nothing, their length, or how often they have a token, by its id.
 Alike = Union[Literal["length"], int, None]
 CacheType = Literal["float32", "float16", "bfloat16", "int8", "uint8"]  # of keys and values
@@ -203,11 +206,37 @@ class GenerationServing:
     limits: RequestLimits = RequestLimits()
 
 
+@dataclass(frozen=True)
+class SharedServing:
+    """A front that answers for many encoders of one task, in one process."""
+
+    task: str  # of all of them, as config.pbtxt says it
+    repository: str  # folder of their versions and of hosted.json, beside the version folders
+    memory_mb: int  # of the process, at most, in 2^20 bytes: models that were not asked for longest make room
+
+
+@dataclass(frozen=True)
+class HostedModel:
+    """What a shared front knows of a model before it loads it."""
+
+    version: int  # that answers
+    build: str  # of that version: another build of the same number has another one
+    inputs: Mapping[str, bool]  # its tensors, and whether each may be left out
+    outputs: Mapping[str, Sequence[int]]  # its tensors, and their dimensions without that of the batch
+    parameters: Mapping[str, str]  # of its config.pbtxt
+    max_batch_size: int
+
+
 Serving = Union[EncoderServing, GenerationServing]
-KINDS: Mapping[str, type[Any]] = {"encoder": EncoderServing, "generation": GenerationServing}
+Document = Union[Serving, SharedServing]
+KINDS: Mapping[str, type[Any]] = {
+    "encoder": EncoderServing,
+    "generation": GenerationServing,
+    "shared": SharedServing,
+}
 
 
-def dump(serving: Serving) -> str:
+def dump(serving: Document) -> str:
     """`serving` as the text of serving.json."""
     kind = next(name for name, kind in KINDS.items() if isinstance(serving, kind))
     document = {"schema": SCHEMA, "kind": kind, **dataclasses.asdict(serving)}
@@ -230,24 +259,76 @@ def load_generation(folder: Path) -> GenerationServing:
     return serving
 
 
+def load_shared(folder: Path) -> SharedServing:
+    """Read serving.json of a shared front. Raises ContractError."""
+    serving = read(folder)
+    if not isinstance(serving, SharedServing):
+        raise ContractError(f"{folder / FILE} is of a model of its own; expected one of a shared front")
+    return serving
+
+
 def load(folder: Path) -> Serving:
+    """Read serving.json of a model of its own. Raises ContractError."""
+    serving = read(folder)
+    if isinstance(serving, SharedServing):
+        raise ContractError(f"{folder / FILE} is of a shared front, which hosts models; expected one of a model")
+    return serving
+
+
+def read(folder: Path) -> Document:
     """Read serving.json in `folder`. Raises ContractError where another version wrote it, or it is damaged."""
     path = folder / FILE
+    document = _document(path)
+    kind = document.pop("kind", None)
+    if kind not in KINDS:
+        raise ContractError(f"{path} is of the kind {kind!r}; known are {', '.join(KINDS)}. Build the model again")
+    serving: Document = _read(KINDS[kind], document, path.name)
+    return serving
+
+
+def dump_hosted(entries: Mapping[str, Any]) -> str:
+    """hosted.json of these models, a line each. `entries`: by name a HostedModel, or what `Hosted.entries` has."""
+    plain = {n: dataclasses.asdict(e) if isinstance(e, HostedModel) else e for n, e in entries.items()}
+    lines = [f"{json.dumps(name)}: {json.dumps(plain[name])}" for name in sorted(plain)]
+    return f'{{"schema": {SCHEMA}, "models": {{\n' + ",\n".join(lines) + "\n}}\n"
+
+
+class Hosted(Mapping[str, HostedModel]):
+    """hosted.json of the repository `folder`: thousands of entries, each looked at when somebody asks for it.
+
+    Raises ContractError where another version wrote it, or it is damaged.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        entries = _document(folder / HOSTED, "Share its models again: build-repo share").get("models")
+        if not isinstance(entries, dict):
+            raise ContractError(f"{folder / HOSTED} has no models. Share them again: build-repo share")
+        self.entries = entries
+
+    def __getitem__(self, name: str) -> HostedModel:
+        found: HostedModel = _read(HostedModel, self.entries[name], f"{HOSTED}.{name}")
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+
+def _document(path: Path, instead: str = "Build the model again") -> dict[str, Any]:
+    """A JSON object of this schema, but for that."""
     try:
         document = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
-        raise ContractError(f"{path} cannot be read: {error}. Build the model again") from error
+        raise ContractError(f"{path} cannot be read: {error}. {instead}") from error
     found = document.pop("schema", 1) if isinstance(document, dict) else None
     if found != SCHEMA:
         raise ContractError(
             f"{path} has schema {found} and the code beside it reads schema {SCHEMA}: they come from different "
-            "versions of build-repo. Build the model again"
+            f"versions of build-repo. {instead}"
         )
-    kind = document.pop("kind", None)
-    if kind not in KINDS:
-        raise ContractError(f"{path} is of the kind {kind!r}; known are {', '.join(KINDS)}. Build the model again")
-    serving: Serving = _read(KINDS[kind], document, path.name)
-    return serving
+    return document
 
 
 def _read(kind: Any, value: Any, where: str) -> Any:

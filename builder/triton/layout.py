@@ -55,6 +55,11 @@ GENERATING = {
     "model.py": "generation_model.py",
     **{name: name for name in GENERATION},
 }
+SHARED = {
+    **{name: name for name in ("contract.py", "fields.py", "tensors_check.py")},
+    "model.py": "shared_model.py",
+    **{name: name for name in sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "shared").rglob("*.py"))},
+}
 RUNTIME_FILES: Mapping[
     str, Mapping[str, str]
 ] = {  # kind of model -> file in the version folder -> file in builder/runtime
@@ -64,6 +69,7 @@ RUNTIME_FILES: Mapping[
         for executor, files in EXECUTOR_FILES.items()
     },
     "generating": GENERATING,
+    "shared": SHARED,
     "tensorrt-llm": {"model.py": "tensorrt_llm_model.py"},
 }
 SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
@@ -202,7 +208,7 @@ def lay_out(
         serving = in_process(spec, serving, graph, warm_up_rows if options.warm_up else ())
     else:
         serving = replace(serving, not_on_cpus_with=engine(graph.engine).wrong_cpus(graph))
-    files = _runtime_files(f"encoder, {serving.executor}")
+    files = runtime_files(f"encoder, {serving.executor}")
     files.update({f"1/{TASKS}/{name}": RUNTIME / TASKS / name for name in task_files(serving.task)})
     files[f"1/{FILE}"] = dump(serving).encode()
     files["1/tokenizer.json"] = tokenizer.encode()
@@ -255,7 +261,7 @@ def lay_out_generating(
         decoupled=True,
         parameters={**_generating_parameters(serving), **dict(sorted(spec.serving.metadata.items()))},
     )
-    files = _runtime_files("generating")
+    files = runtime_files("generating")
     files[f"1/{FILE}"] = dump(serving).encode()
     files["1/tokenizer.json"] = tokenizer.encode()
     if spec.executor == "in-process":
@@ -283,7 +289,8 @@ def _present(past: Field) -> Field:
     return Field(past.name.replace("past_", "present_"), past.data_type, past.dims)
 
 
-def _runtime_files(kind: str) -> dict[str, bytes | Path]:
+def runtime_files(kind: str) -> dict[str, bytes | Path]:
+    """The emitted Python of a kind of model, in version 1."""
     return {f"1/{target}": RUNTIME / source for target, source in RUNTIME_FILES[kind].items()}
 
 

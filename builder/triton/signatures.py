@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from builder.errors import RepositoryError, SpecError
+from builder.runtime.contract import HOSTED, ContractError
+from builder.triton.hosting import MODELS, hosted_repositories, read_hosted, refuse_other
 from builder.triton.render import parse
 from builder.triton.versions import CONFIG, REPORT, numbers
 
@@ -54,6 +56,9 @@ def sign(repository: Path, signer: Signer, names: Sequence[str] = ()) -> list[st
             raise RepositoryError(f"{called} cannot be signed: {error}") from error
         os.replace(unfinished, version / SIGNATURE)
         signed.append(called)
+    for hosted in hosted_repositories(repository):
+        if hosted.parent.name in wanted and read_hosted(hosted):
+            signed += [f"{hosted.parent.name}/{MODELS}/{called}" for called in sign(hosted, signer)]
     return signed
 
 
@@ -68,7 +73,20 @@ def unsigned(repository: Path, trusted: Path) -> list[str]:
         f"{name}: {found}"
         for name, folder in _folders(repository).items()
         for found in [*_unsigned_versions(folder, configuration, trusted), *_beside(folder)]
-    ]
+    ] + [sentence for hosted in hosted_repositories(repository) for sentence in _unsigned_hosted(hosted, trusted)]
+
+
+def _unsigned_hosted(repository: Path, trusted: Path) -> Iterator[str]:
+    """The same of the models of a shared front; hosted.json must say what they say."""
+    place = f"{repository.parent.name}/{repository.name}"
+    hosted = read_hosted(repository)
+    if hosted:
+        yield from (f"{place}/{sentence}" for sentence in unsigned(repository, trusted))
+    for name in hosted:
+        try:
+            refuse_other(hosted, name, repository)
+        except (RepositoryError, ContractError) as error:
+            yield f"{place}/{name}: {error}"
 
 
 def _unsigned_versions(folder: Path, configuration: Any, trusted: Path) -> Iterator[str]:
@@ -110,7 +128,7 @@ def _beside(folder: Path) -> Iterator[str]:
     versions = {str(number): folder / str(number) for number in numbers(folder)}
     for path in sorted(path for path in folder.rglob("*") if path.is_file() or path.is_symlink()):
         name = path.relative_to(folder)
-        if name.parts[0] in versions:
+        if name.parts[0] in versions or (name.parts[0] == MODELS and (folder / MODELS / HOSTED).is_file()):
             continue
         if path.is_symlink() or not any(_is_of(name, path, version) for version in versions.values()):
             yield f"{name} is not what a version of it says"

@@ -24,6 +24,7 @@ from builder.report.bom import BOM
 from builder.report.page import PAGE
 from builder.report.record import BuildReport, read_report
 from builder.runtime.contract import FILE
+from builder.triton.hosting import note
 from builder.triton.render import parse
 from builder.triton.transaction import Change, changing, sync
 
@@ -145,6 +146,7 @@ def activate(change: Change, repository: Path, names: Sequence[str], number: int
         time.sleep(OVERLAP_S)
     for engine in both:
         _put_beside(change, engine, number, [number])
+    note(change, repository, front.name, number)
 
 
 def _put_beside(change: Change, entry: Path, number: int, versions: Sequence[int]) -> None:
@@ -233,6 +235,7 @@ def remove(repository: Path, name: str) -> list[str]:
         gone = [name, *(mate for mate in sorted(engines) if not callers(repository, mate, name))]
         for entry in gone:
             change.move(repository / entry, change.staging / entry)
+        note(change, repository, name, None)
     return gone
 
 

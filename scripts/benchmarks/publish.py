@@ -121,21 +121,23 @@ def measure(place: Path, options: argparse.Namespace) -> dict[str, Any]:
 
 def pair(name: str, place: Path, options: Mapping[str, Any]) -> tuple[Verified, Verified]:
     """Two builds that can be published under one name."""
-    made = []
-    for turn in range(2):
-        folder = place / f"{name}-{turn}"
-        if name == STREAM:
-            checkpoint = make_decoder_checkpoint(folder / "checkpoint", "llama", intermediate_size=SIZES[turn])
-            extra: dict[str, Any] = {"slots": 4, "max_length": 128}
-        else:
-            shape: dict[str, Any] = {"labels": LABELS[turn], "intermediate_size": SIZES[turn]}
-            checkpoint = make_checkpoint(folder / "checkpoint", "bert", "text-classification", **shape)
-            extra = {"max_batch_size": 8}
-        spec = make_spec(model=str(checkpoint), name=name, output=place / "repository", threads=1, **extra, **options)
-        (folder / "graphs").mkdir()
-        family = begin(spec, resolve(spec), folder / "graphs", lambda stage: nullcontext())
-        made.append(verified(spec, build_key(spec), family, lambda stage: nullcontext()))
-    return made[0], made[1]
+    return one_build(name, place, options, 0), one_build(name, place, options, 1)
+
+
+def one_build(name: str, place: Path, options: Mapping[str, Any], turn: int) -> Verified:
+    """The first or the second of a pair."""
+    folder = place / f"{name}-{turn}"
+    if name == STREAM:
+        checkpoint = make_decoder_checkpoint(folder / "checkpoint", "llama", intermediate_size=SIZES[turn])
+        extra: dict[str, Any] = {"slots": 4, "max_length": 128}
+    else:
+        shape: dict[str, Any] = {"labels": LABELS[turn], "intermediate_size": SIZES[turn]}
+        checkpoint = make_checkpoint(folder / "checkpoint", "bert", "text-classification", **shape)
+        extra = {"max_batch_size": 8}
+    spec = make_spec(model=str(checkpoint), name=name, output=place / "repository", threads=1, **extra, **options)
+    (folder / "graphs").mkdir()
+    family = begin(spec, resolve(spec), folder / "graphs", lambda stage: nullcontext())
+    return verified(spec, build_key(spec), family, lambda stage: nullcontext())
 
 
 def answers(url: str, repository: Path, name: str) -> list[Sequence[Any]]:

@@ -92,6 +92,9 @@ class FakeTriton(Backend, Server):
             config.parameters[key].string_value = value
         return config
 
+    async def hosted(self, front: str) -> str:
+        raise ApiError(404, f"{front} is no shared front")
+
     async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> dict[str, Output]:
         values = self._read(request, metadata)
         await asyncio.sleep(self.infer_s)

@@ -10,13 +10,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from builder.engines import openvino
+from builder.errors import RepositoryError
 from builder.lint.calls import CLASS, Source, read_source
 from builder.lint.findings import Problem
 from builder.lint.repository import Model, Version, is_paged
 from builder.lint.rule import ERROR, WARNING, rule
-from builder.runtime.contract import FILE, ContractError, GenerationServing, Session, load
+from builder.runtime.contract import FILE, HOSTED, ContractError, GenerationServing, Session, read
 from builder.runtime.generation.chat import ChatTemplate
 from builder.runtime.generation.executors.openvino import compile_paged
+from builder.triton.hosting import MODELS, config_of, read_hosted, refuse_misfit, refuse_other
 from builder.triton.releases import RELEASES
 
 OLDEST = "3.10"  # of the containers
@@ -65,7 +67,7 @@ def has_a_serving_document_that_its_code_reads(version: Version) -> Iterator[Pro
     if not (version.path / FILE).is_file():
         return
     try:
-        load(version.path)
+        read(version.path)
     except ContractError as error:
         yield Problem(str(error), file=f"{version.number}/{FILE}")
 
@@ -213,3 +215,31 @@ def has_its_environment(model: Model) -> Iterator[Problem]:
     inside = path.removeprefix(OWN_FOLDER).lstrip("/")
     if path.startswith(OWN_FOLDER) and not (model.path / inside).exists():
         yield Problem(f"its environment {inside} is not in its folder", "add it", f"parameters[{ENVIRONMENT}]")
+
+
+@rule(
+    "TR709",
+    ERROR,
+    wrong="""encoders/models/hosted.json   # says that version 3 of minilm answers
+encoders/models/minilm/2/     # and there is no 3""",
+    right="build-repo rollback minilm 2 --repository model_repository/encoders/models",
+)
+def hosts_models_that_are_there(model: Model) -> Iterator[Problem]:
+    """What hosted.json says of the models of a shared front is what their files say, and the front has their tensors.
+
+    The front loads a model when it is asked for: one that is not there, or does not fit, fails then.
+    """
+    models = model.path / MODELS
+    if not (models / HOSTED).is_file():
+        return
+    try:
+        hosted = read_hosted(models)
+    except RepositoryError as error:
+        yield Problem(str(error), file=f"{MODELS}/{HOSTED}")
+        return
+    for name in hosted:
+        try:
+            refuse_other(hosted, name, models)
+            refuse_misfit(model.config, config_of(models / name, hosted[name].version))
+        except (RepositoryError, ContractError) as error:
+            yield Problem(str(error), "build it again into the same folder", file=f"{MODELS}/{HOSTED}")

@@ -1,0 +1,20 @@
+"""A whole front, without Triton: the pipeline of one model over the executor that its serving.json names."""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+
+from ..contract import load_encoder
+from .cpu_check import refuse_cpu
+from .pipeline import Pipeline
+
+
+def open_front(folder: Path) -> Pipeline:
+    """Open the version in `folder` and make its first calls. Raises ContractError, RuntimeError on the wrong CPU."""
+    serving = load_encoder(folder)
+    refuse_cpu(serving.not_on_cpus_with)
+    executor = importlib.import_module(f".executors.{serving.executor}", __package__).Executor(folder, serving)
+    pipeline = Pipeline(folder, executor.infer, executor.map_calls)
+    pipeline.warm_up()
+    return pipeline

@@ -1,0 +1,45 @@
+"""Which models are hosted, and in which version: hosted.json, read again when another one was put in its place."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from ..contract import HOSTED, Hosted, HostedModel
+from ..fields import InputError
+
+SHOWN = 10  # names in an error
+
+
+class Listing:
+    """The models of the repository `folder`. Raises ContractError where hosted.json is none."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.read_of = self._file()
+        self.models = Hosted(folder)
+
+    def refresh(self) -> None:
+        """Read hosted.json again if it was replaced. Raises ContractError; the models are then those of before."""
+        now = self._file()
+        if now != self.read_of:
+            self.read_of = now
+            self.models = Hosted(self.folder)
+
+    def get(self, name: str) -> HostedModel:
+        """The model of that name. Raises InputError."""
+        try:
+            return self.models[name]
+        except KeyError:
+            pass
+        known = sorted(self.models)
+        shown = ", ".join(known[:SHOWN]) + (f" and {len(known) - SHOWN} more" if len(known) > SHOWN else "")
+        raise InputError(f"no model {name!r} is hosted here; there are: {shown or 'none'}")
+
+    def text(self) -> str:
+        """hosted.json as it is."""
+        return (self.folder / HOSTED).read_text("utf-8")
+
+    def _file(self) -> tuple[int, int]:
+        found = os.stat(self.folder / HOSTED)
+        return found.st_ino, found.st_mtime_ns

@@ -1,0 +1,248 @@
+"""A shared front's table of models, on a memory that counts: what is loaded, what makes room, what is refused."""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.runtime.contract import HOSTED, SCHEMA, ContractError, Hosted, HostedModel, dump_hosted
+from builder.runtime.fields import InputError
+from builder.runtime.shared import host as host_module
+from builder.runtime.shared import memory
+from builder.runtime.shared.emitted import Front, package_of
+from builder.runtime.shared.host import Host, Loaded, NoRoom
+from builder.runtime.shared.listing import Listing
+from builder.runtime.shared.loader import Loader, NotReady
+
+BASE = 100  # bytes of a process without models
+
+
+class CountedMemory:
+    """A process of `BASE` bytes and those of the models in it. A model is as large as the file in its folder."""
+
+    def __init__(self) -> None:
+        self.bytes = BASE
+        self.opened: list[str] = []
+
+    def open(self, folder: Path) -> Front:
+        self.opened.append(folder.parent.name)
+        if (folder / "damaged").exists():
+            raise ValueError("not a graph")
+        return Front(_Weights(self, (folder / "weights").stat().st_size).answer, str, None)
+
+    def resident(self) -> int:
+        return self.bytes
+
+    def give_back(self) -> None:
+        pass
+
+
+class _Weights:
+    def __init__(self, memory: CountedMemory, size: int) -> None:
+        self.memory, self.size = memory, size
+        memory.bytes += size
+
+    def answer(self, asked: Sequence[Any]) -> list[Any]:
+        return list(asked)
+
+    def __del__(self) -> None:
+        self.memory.bytes -= self.size
+
+
+def _entry(version: int = 1, build: str = "a") -> HostedModel:
+    return HostedModel(version, build, {"text_input": False}, {"embedding": (4,)}, {}, 8)
+
+
+def _repository(folder: Path, **sizes: int) -> Listing:
+    for name, size in sizes.items():
+        (folder / name / "1").mkdir(parents=True)
+        (folder / name / "1" / "weights").write_bytes(b"w" * size)
+    (folder / HOSTED).write_text(dump_hosted(dict.fromkeys(sizes, _entry())))
+    return Listing(folder)
+
+
+@pytest.fixture
+def counted() -> CountedMemory:
+    return CountedMemory()
+
+
+def _host(listing: Listing, counted: CountedMemory, limit: int) -> Host:
+    return Host(listing, limit, counted.open, counted.resident, counted.give_back)
+
+
+def _ask(host: Host, name: str) -> None:
+    """One request: loaded where it is not there, and done."""
+    host.leave(host.take(name) or host.load(name))
+
+
+def test_the_model_not_asked_for_longest_makes_room(tmp_path: Path, counted: CountedMemory) -> None:
+    host = _host(_repository(tmp_path, a=50, b=50, c=50), counted, limit=BASE + 150)
+    for name in "abac":
+        _ask(host, name)
+        assert counted.bytes <= host.limit
+    assert sorted(host.loaded) == ["a", "c"], "100 bytes are set aside for c, which is known by its file alone"
+    assert counted.opened == ["a", "b", "c"]
+    _ask(host, "b")
+    assert sorted(host.loaded) == ["a", "b", "c"], "now it is known that each takes 50"
+    assert (host.tally.loads, host.tally.evictions) == (4, 1)
+
+
+def test_a_model_in_use_stays(tmp_path: Path, counted: CountedMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_module, "ROOM_S", 0.0)
+    host = _host(_repository(tmp_path, a=50, b=50), counted, limit=BASE + 100)
+    used = host.load("a")
+    with pytest.raises(NoRoom, match=r"b needs about 0 MB; .* --memory-mb"):
+        host.load("b")
+    assert list(host.loaded) == ["a"]
+    host.leave(used)
+    del used
+    host.load("b")
+    assert list(host.loaded) == ["b"]
+
+
+def test_a_model_waits_for_room_that_another_is_using(tmp_path: Path, counted: CountedMemory) -> None:
+    host = _host(_repository(tmp_path, a=50, b=50), counted, limit=BASE + 100)
+    users = [host.load("a")]
+    timer = threading.Timer(0.1, lambda: host.leave(users.pop()))
+    timer.start()
+    _ask(host, "b")
+    timer.join()
+    assert "b" in host.loaded
+
+
+def test_another_version_takes_the_place_of_one_that_still_answers(tmp_path: Path, counted: CountedMemory) -> None:
+    listing = _repository(tmp_path, a=50)
+    host = _host(listing, counted, limit=10_000)
+    old = host.load("a")
+    (tmp_path / "a" / "2").mkdir()
+    (tmp_path / "a" / "2" / "weights").write_bytes(b"w" * 70)
+    (tmp_path / "written").write_text(dump_hosted({"a": _entry(2, "b")}))
+    os.replace(tmp_path / "written", tmp_path / HOSTED)
+    listing.refresh()
+    new = host.load("a")
+    assert counted.bytes == BASE + 120, "the old one has a request to answer"
+    assert host.take("a") is new
+    host.leave(old)
+    del old
+    assert counted.bytes == BASE + 70
+
+
+def test_a_name_that_is_not_hosted_is_refused_with_those_that_are(tmp_path: Path) -> None:
+    listing = _repository(tmp_path, **{f"m{number:02}": 1 for number in range(12)})
+    with pytest.raises(InputError, match=r"no model 'x' is hosted here; there are: m00, .*, m09 and 2 more"):
+        listing.get("x")
+
+
+def test_what_is_no_list_of_models_is_refused_and_the_one_before_stays(tmp_path: Path) -> None:
+    listing = _repository(tmp_path, a=1)
+    (tmp_path / "written").write_text("{")
+    os.replace(tmp_path / "written", tmp_path / HOSTED)
+    with pytest.raises(ContractError, match=r"hosted\.json cannot be read"):
+        listing.refresh()
+    assert listing.get("a") == _entry()
+    for text in ('{"schema": 1, "models": {}}', f'{{"schema": {SCHEMA}}}'):
+        (tmp_path / HOSTED).write_text(text)
+        with pytest.raises(ContractError, match="build-repo share"):
+            Hosted(tmp_path)
+
+
+class Waiting:
+    """A loader over `host`, and what came of the requests that it was asked for."""
+
+    def __init__(self, host: Host) -> None:
+        self.came: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.loader = Loader(host, self._answer, self._fail, lambda: None)
+
+    def _answer(self, model: Loaded, jobs: Sequence[Any]) -> None:
+        self.came.put((model.name, list(jobs)))
+
+    def _fail(self, jobs: Sequence[Any], error: Exception) -> None:
+        self.came.put((error, list(jobs)))
+
+    def next(self) -> Any:
+        return self.came.get(timeout=20)
+
+
+def test_others_are_answered_while_a_model_loads(tmp_path: Path, counted: CountedMemory) -> None:
+    host = _host(_repository(tmp_path, hot=1, cold=1), counted, limit=10_000)
+    _ask(host, "hot")
+    begun, go_on, opened = threading.Event(), threading.Event(), host.opened
+
+    def slow(folder: Path) -> Front:
+        begun.set()
+        assert go_on.wait(20)
+        return opened(folder)
+
+    host.opened = slow
+    waiting = Waiting(host)
+    waiting.loader.ask("cold", "a", ["first"])
+    assert begun.wait(20)
+    _ask(host, "hot")
+    assert host.take("cold") is None
+    waiting.loader.ask("cold", "a", ["second"])
+    go_on.set()
+    assert waiting.next() == ("cold", ["first", "second"]), "one load for all that wait"
+    waiting.loader.stop()
+    assert counted.opened == ["hot", "cold"]
+
+
+def test_a_model_that_cannot_be_loaded_is_named_and_not_tried_again_at_once(
+    tmp_path: Path, counted: CountedMemory
+) -> None:
+    listing = _repository(tmp_path, bad=1, good=1)
+    (tmp_path / "bad" / "1" / "damaged").touch()
+    waiting = Waiting(_host(listing, counted, limit=10_000))
+    waiting.loader.ask("bad", "a", ["one"])
+    error, jobs = waiting.next()
+    assert (str(error), jobs) == (
+        "the model bad is not ready, it cannot be loaded: ValueError: not a graph",
+        ["one"],
+    )
+    with pytest.raises(NotReady, match=r"the model bad is not ready, .*; it is tried again after 10 s"):
+        waiting.loader.ask("bad", "a", ["two"])
+    waiting.loader.ask("good", "a", ["three"])
+    assert waiting.next() == ("good", ["three"])
+    (tmp_path / "bad" / "1" / "damaged").unlink()
+    waiting.loader.ask("bad", "another build", ["four"])
+    assert waiting.next() == ("bad", ["four"])
+    waiting.loader.stop()
+    assert counted.opened == ["bad", "good", "bad"]
+
+
+def test_what_waits_when_the_server_stops_is_refused(tmp_path: Path, counted: CountedMemory) -> None:
+    host = _host(_repository(tmp_path, a=1, b=1), counted, limit=10_000)
+    go_on, opened = threading.Event(), host.opened
+    host.opened = lambda folder: opened(folder) if go_on.wait(20) else pytest.fail("never told to go on")
+    waiting = Waiting(host)
+    waiting.loader.ask("a", "a", ["one"])
+    waiting.loader.names.put(None)
+    waiting.loader.ask("b", "a", ["two"])
+    go_on.set()
+    waiting.loader.stop()
+    assert waiting.next() == ("a", ["one"])
+    error, jobs = waiting.next()
+    assert (str(error), jobs) == ("the server is stopping", ["two"])
+
+
+def test_python_that_is_the_same_is_imported_once(tmp_path: Path) -> None:
+    write: Callable[[str, str], Any] = lambda name, text: (tmp_path / name / "sub" / "a.py").write_text(text)  # noqa: E731
+    for name in ("one", "two", "other"):
+        (tmp_path / name / "sub").mkdir(parents=True)
+        write(name, "VALUE = 1" if name != "other" else "VALUE = 2")
+    packages = [package_of(tmp_path / name) for name in ("one", "two", "other")]
+    assert packages[0] == packages[1] != packages[2]
+
+
+def test_memory_of_this_process_is_counted() -> None:
+    before = memory.resident()
+    block = b"1" * (64 << 20)
+    assert memory.resident() - before > 60 << 20
+    del block
+    memory.give_back()
+    assert memory.resident() - before < 10 << 20

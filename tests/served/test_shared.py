@@ -1,0 +1,358 @@
+"""A shared front on a real Triton: it answers as each model's own front did, to the bit."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+import tritonclient.grpc as grpc
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from tritonclient.utils import InferenceServerException
+
+from builder.cli import main
+from builder.errors import RepositoryError, ServeError
+from builder.lint import lint
+from builder.lint.findings import Finding, Severity
+from builder.runtime.contract import FILE, HOSTED, dump_hosted
+from builder.samples import TEXTS
+from builder.serve.client import Client
+from builder.serve.gateway import gateway
+from builder.serve.triton import free_ports, running
+from builder.triton.hosting import hosted_model, read_hosted
+from builder.triton.publish import publish
+from builder.triton.share import share
+from builder.triton.signatures import Signer, sign, unsigned
+from builder.triton.versions import remove, rollback
+from builder.verify.verdict import Verified
+from scripts.benchmarks.publish import LABELS, one_build
+
+NAMES = ("one", "two")
+TOGETHER_US = 60_000  # for which a batch waits here, so that what is sent at once is one
+Tensors = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Shared:
+    """A server of the shared front `encoders`. `own`: what each model answered to TEXTS by a front of its own, and
+    `both` to two of them at once.
+    """
+
+    url: str
+    models: Path
+    own: Mapping[str, Sequence[Tensors]]
+    both: Mapping[str, Tensors]
+    newer: Verified
+
+
+@pytest.fixture(scope="module")
+def hosting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
+    place = tmp_path_factory.mktemp("shared")
+    repository = place / "repository"
+    for turn, name in enumerate(NAMES):
+        publish(repository, one_build(name, place, {}, turn))
+    newer = one_build("one", place, {}, 1)
+    with running(repository) as server:
+        own = {name: [_asked(server.url, name, [text]) for text in TEXTS[:6]] for name in NAMES}
+        both = {name: _asked(server.url, name, TEXTS[:2]) for name in NAMES}
+    shutil.copytree(repository, place / "untouched")
+    assert main(["share", *NAMES, "--name", "encoders", "--memory-mb", "700", "--repository", str(repository)]) == 0
+    assert [path.name for path in repository.iterdir()] == ["encoders"]
+    assert [finding for finding in lint(repository) if finding.severity is Severity.ERROR] == []
+    _wait_for_mates(repository / "encoders")
+    models = repository / "encoders" / "models"
+    _add_damaged(models)
+    with running(repository) as server:
+        yield Shared(server.url, models, own, both, newer)
+
+
+def _wait_for_mates(front: Path) -> None:
+    config = front / "config.pbtxt"
+    delay = "max_queue_delay_microseconds: "
+    config.write_text(config.read_text().replace(f"{delay}0", f"{delay}{TOGETHER_US}"))
+
+
+def _add_damaged(models: Path) -> None:
+    """A model without its graph, which nobody would have published."""
+    shutil.copytree(models / "two", models / "damaged")
+    (models / "damaged" / "1" / "model.onnx").unlink()
+    entries = read_hosted(models).entries
+    (models / HOSTED).write_text(dump_hosted({**entries, "damaged": {**entries["two"], "max_batch_size": 1}}))
+
+
+def _inputs(texts: Sequence[str], model: str | None) -> list[Any]:
+    given = {
+        "text_input": np.array([[text.encode()] for text in texts], np.object_),
+        "top_k": np.full((len(texts), 1), 3, np.int32),
+    }
+    if model is not None:
+        given["model"] = np.array([[model.encode()]] * len(texts), np.object_)
+    kinds = {"top_k": "INT32"}
+    return [
+        grpc.InferInput(name, array.shape, kinds.get(name, "BYTES")).set_data_from_numpy(array)
+        for name, array in given.items()
+    ]
+
+
+def _asked(url: str, name: str, texts: Sequence[str], model: str | None = None) -> Tensors:
+    with grpc.InferenceServerClient(url) as client:
+        result = client.infer(name, _inputs(texts, model))
+        return {output: result.as_numpy(output) for output in ("label", "score", "truncated", "prompt_tokens")}
+
+
+def _at_once(url: str, requests: Sequence[tuple[str, Sequence[str]]]) -> list[Any]:
+    """The answers to requests of (model, texts) that are sent together, or their errors."""
+    came: queue.SimpleQueue[tuple[int, Any, Any]] = queue.SimpleQueue()
+    with grpc.InferenceServerClient(url) as client:
+        for number, (model, texts) in enumerate(requests):
+            client.async_infer(
+                "encoders",
+                _inputs(texts, model),
+                lambda result, error, number=number: came.put((number, result, error)),
+            )
+        found = sorted((came.get(timeout=60) for _ in requests), key=lambda answer: answer[0])
+    return [str(error) if error is not None else result for _, result, error in found]
+
+
+def _assert_same(found: Any, expected: Tensors) -> None:
+    for name, array in expected.items():
+        got = found[name] if isinstance(found, dict) else found.as_numpy(name)
+        np.testing.assert_array_equal(got, array, strict=True)
+
+
+def test_models_batched_together_answer_to_the_bit_as_by_fronts_of_their_own(hosting: Shared) -> None:
+    for name in NAMES:
+        _assert_same(_asked(hosting.url, "encoders", TEXTS[:2], name), hosting.both[name])
+    with Client(hosting.url, "encoders") as client:
+        before = client.statistics()
+        for number in range(6):
+            found = _at_once(hosting.url, [(name, TEXTS[number : number + 1]) for name in NAMES])
+            for name, answer in zip(NAMES, found, strict=True):
+                _assert_same(answer, hosting.own[name][number])
+        found = _at_once(hosting.url, [(name, [text]) for name in NAMES for text in TEXTS[:2]])
+        for index, name in enumerate(NAMES):  # two requests of a model in a batch are one call, as in its own front
+            rows = [found[2 * index + row].as_numpy("score") for row in range(2)]
+            np.testing.assert_array_equal(np.concatenate(rows), hosting.both[name]["score"])
+        time.sleep(0.3)  # Triton counts a request a little after it has answered it
+        after = client.statistics()
+    asked, batches = (int(after[f"{n}_count"]) - int(before[f"{n}_count"]) for n in ("inference", "execution"))
+    assert (asked, batches) == (16, 7)
+
+
+def test_each_request_of_a_batch_has_an_error_of_its_own(hosting: Shared) -> None:
+    found = _at_once(
+        hosting.url,
+        [
+            ("one", TEXTS[:1]),
+            ("three", TEXTS[:1]),
+            ("one", [" "]),
+            ("damaged", TEXTS[:1]),
+            ("two", ["word " * 600]),
+            ("two", TEXTS[:1]),
+        ],
+    )
+    _assert_same(found[0], hosting.own["one"][0])
+    _assert_same(found[5], hosting.own["two"][0])
+    for answer, words in zip(
+        found[1:5],
+        (
+            "no model 'three' is hosted here; there are: damaged, one, two",
+            "text_input, row 0, is empty",
+            "the model damaged is not ready, it cannot be loaded",
+            "the limit of this model is 512",
+        ),
+        strict=True,
+    ):
+        assert words in answer
+    again = _at_once(hosting.url, [("damaged", TEXTS[:1])])
+    assert "model damaged is not ready" in again[0]
+    assert "it is tried again after 10 s" in again[0]
+
+
+def test_what_triton_refuses_for_a_front_of_its_own_is_refused_here(hosting: Shared) -> None:
+    with Client(hosting.url, "encoders") as client:
+        with pytest.raises(ServeError, match="text_input is missing; one does not answer without it"):
+            client.ask({"model": "one"})
+        mixed = {"text_input": np.array([[b"a"], [b"b"]], object), "model": np.array([[b"one"], [b"two"]], object)}
+        with pytest.raises(ServeError, match="model differs between the rows"):
+            client.ask_tensors(mixed)
+    with pytest.raises(InferenceServerException, match="model is missing: say whose request it is"):
+        _asked(hosting.url, "encoders", TEXTS[:1])
+    (refused,) = _at_once(hosting.url, [("damaged", TEXTS[:2])])
+    assert "the request has 2 rows; damaged takes at most 1 at once" in refused
+
+
+def test_a_model_that_is_built_again_or_rolled_back_answers_without_a_restart(hosting: Shared) -> None:
+    publish(hosting.models, hosting.newer)
+    _until(hosting, "one", LABELS[1])
+    assert sorted(read_hosted(hosting.models)) == ["damaged", "one", "two"]
+    assert main(["rollback", "one", "1", "--repository", str(hosting.models)]) == 0
+    _until(hosting, "one", LABELS[0])
+    _assert_same(_asked(hosting.url, "encoders", TEXTS[:1], "one"), hosting.own["one"][0])
+
+
+def _until(hosting: Shared, name: str, labels: Mapping[int, str]) -> None:
+    """Ask until it answers with `labels`; each answer on the way is that of one version."""
+    end = time.monotonic() + 20
+    sets = [{text.encode() for text in of.values()} for of in LABELS]
+    while time.monotonic() < end:
+        found = set(_asked(hosting.url, "encoders", TEXTS[:1], name)["label"][0])
+        assert found in sets
+        if found == {text.encode() for text in labels.values()}:
+            return
+    raise AssertionError("the version did not change")
+
+
+def test_clients_of_the_gateway_find_each_model_by_its_name(hosting: Shared) -> None:
+    port = free_ports().http
+    with gateway(hosting.url, "127.0.0.1", port), httpx.Client(base_url=f"http://127.0.0.1:{port}") as http:
+        models = {model["id"]: model for model in http.get("/v1/models").json()["data"]}
+        assert sorted(models) == ["damaged", "one", "two"]
+        assert (models["two"]["labels"], models["two"]["max_model_len"]) == (["red", "green", "blue"], 512)
+        assert "model" not in [field["name"] for field in models["two"]["inputs"]]
+
+        def ask(name: str, text: str) -> Any:
+            body = {"model": name, "inputs": text, "parameters": {"top_k": 3}}
+            return http.post("/v1/tasks/text-classification", json=body).json()
+
+        with ThreadPoolExecutor(4) as pool:
+            answers = list(pool.map(lambda name: ask(name, TEXTS[0]), NAMES * 2))
+        for name, answer in zip(NAMES * 2, answers, strict=True):
+            expected = hosting.own[name][0]
+            assert answer["results"]["label"] == [label.decode() for label in expected["label"][0]]
+            np.testing.assert_allclose(answer["results"]["score"], expected["score"][0], rtol=1e-5)
+        refused = http.post("/v1/tasks/text-classification", json={"model": "damaged", "inputs": "a"})
+        assert (refused.status_code, "damaged is not ready" in refused.text) == (503, True)
+        missing = http.post("/v1/tasks/text-classification", json={"model": "encoders", "inputs": "a"})
+        assert missing.status_code == 404, "the shared front is no model of its own"
+
+
+@pytest.fixture
+def own_fronts(hosting: Shared, tmp_path: Path) -> Path:
+    """The two models with fronts of their own."""
+    return Path(shutil.copytree(hosting.models.parents[2] / "untouched", tmp_path / "repository"))
+
+
+def test_what_a_shared_front_cannot_host_is_refused_and_nothing_is_changed(own_fronts: Path) -> None:
+    config = own_fronts / "two" / "1" / "config.pbtxt"
+    before = config.read_text()
+    serving = own_fronts / "two" / "1" / FILE
+    document = serving.read_text()
+    for text, wrong, message in (
+        (
+            config,
+            before.replace("text-classification", "text-ranking"),
+            "two is for text-ranking, and the shared .* another --name",
+        ),
+        (
+            config,
+            before.replace("data_type: TYPE_FP32", "data_type: TYPE_FP64"),
+            r"two has the output score FP64\[-1\]",
+        ),
+        (
+            config,
+            before.replace('name: "score"', 'name: "scores"'),
+            "two has the output scores .* has none of that name",
+        ),
+        (serving, document.replace('"executor": "onnxruntime"', '"executor": "bls"'), "--executor in-process"),
+    ):
+        kept = text.read_text()
+        text.write_text(wrong)
+        with pytest.raises(RepositoryError, match=message):
+            share(own_fronts, "encoders", NAMES)
+        text.write_text(kept)
+        assert sorted(path.name for path in own_fronts.iterdir()) == ["one", "two"]
+    (own_fronts / "two" / "1" / "encoder" / "front.py").unlink()
+    with pytest.raises(RepositoryError, match=r"of an earlier build-repo.*: build it again"):
+        hosted_model(own_fronts / "two", 1)
+    for name, message in (("gone", "has no model gone"), ("one", "one is no shared front")):
+        with pytest.raises(RepositoryError, match=message):
+            share(own_fronts, "one", [name])
+
+
+def test_models_join_leave_and_keep_what_is_said_of_their_front(own_fronts: Path) -> None:
+    assert share(own_fronts, "encoders", ["one"], memory_mb=300) == ["one"]
+    assert share(own_fronts, "encoders", ["two"]) == ["one", "two"], "no new version of the front"
+    front = own_fronts / "encoders"
+    assert sorted(path.name for path in front.iterdir()) == ["1", "config.pbtxt", "models"]
+    assert '"memory_mb": 300' in (front / "1" / FILE).read_text()
+    share(own_fronts, "encoders", [], memory_mb=400)
+    assert '"memory_mb": 400' in (front / "2" / FILE).read_text()
+    assert "versions: [ 2 ]" in (front / "config.pbtxt").read_text()
+    remove(front / "models", "one")
+    assert list(read_hosted(front / "models")) == ["two"]
+    shutil.copytree(front / "models" / "two", own_fronts / "two")
+    with pytest.raises(RepositoryError, match="encoders hosts two already; build its next version there"):
+        share(own_fronts, "encoders", ["two"])
+
+
+def test_a_build_that_its_shared_front_cannot_host_is_not_published(own_fronts: Path, hosting: Shared) -> None:
+    share(own_fronts, "encoders", ["two"])
+    front = own_fronts / "encoders"
+    config = (front / "config.pbtxt").read_text()
+    (front / "config.pbtxt").write_text(config.replace("text-classification", "text-ranking"))
+    with pytest.raises(RepositoryError, match="one is for text-classification, and the shared front encoders"):
+        publish(front / "models", hosting.newer)
+    assert sorted(path.name for path in (front / "models").iterdir()) == [HOSTED, "two"]
+    (front / "config.pbtxt").write_text(config)
+    publish(front / "models", hosting.newer)
+    assert read_hosted(front / "models")["one"].version == 1
+    publish(front / "models", hosting.newer)
+    assert rollback(front / "models", "one") == 1
+    assert read_hosted(front / "models")["one"].version == 1
+
+
+def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["share", "--name", "encoders", "--repository", str(tmp_path)]) == 1
+    assert "encoders has no models yet: name those" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["share", "one"])
+
+
+def test_check_finds_what_a_shared_front_would_fail_on_later(own_fronts: Path) -> None:
+    share(own_fronts, "encoders", NAMES)
+    models = own_fronts / "encoders" / "models"
+    hosted = (models / HOSTED).read_text()
+    assert _errors(own_fronts) == []
+    for said, instead, words in (
+        ('"version": 1', '"version": 3', "hosted.json names version 3 of one, which is not there"),
+        ('"max_batch_size": 8', '"max_batch_size": 9', "hosted.json says of one what its files do not"),
+        ('"schema"', '"scheme"', "hosted.json has schema 1"),
+        ('"version": 1', '"version": "x"', "hosted.json.one.version is 'x'"),
+    ):
+        (models / HOSTED).write_text(hosted.replace(said, instead, 1))
+        (error,) = _errors(own_fronts)
+        assert (error.code, words in error.found) == ("TR709", True), error
+    (models / HOSTED).write_text(hosted)
+    (models / "two" / "1" / "tokenizer.json").write_text("{}")
+    (error,) = _errors(own_fronts)
+    assert (error.code, error.file) == ("TR802", "encoders/models/two/1/tokenizer.json")
+
+
+def _errors(repository: Path) -> list[Finding]:
+    return [finding for finding in lint(repository) if finding.severity is Severity.ERROR]
+
+
+def test_signatures_hold_for_the_models_of_a_shared_front(own_fronts: Path, tmp_path: Path) -> None:
+    share(own_fronts, "encoders", NAMES)
+    key = ec.generate_private_key(ec.SECP256R1())
+    secret, public = tmp_path / "key.pem", tmp_path / "key.pub"
+    secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    assert "encoders/models/two: version 1 is not signed" in " ".join(unsigned(own_fronts, public))
+    assert sign(own_fronts, Signer(secret)) == ["encoders/1", "encoders/models/one/1", "encoders/models/two/1"]
+    assert unsigned(own_fronts, public) == []
+    hosted = own_fronts / "encoders" / "models" / HOSTED
+    hosted.write_text(hosted.read_text().replace('"version": 1', '"version": 2'))
+    assert len(unsigned(own_fronts, public)) == 2
+    (own_fronts / "encoders" / "models" / "one" / "1" / "encoder" / "text.py").write_text("import os")
+    assert any("encoders/models/one: 1/encoder/text.py was changed" in found for found in unsigned(own_fronts, public))
