@@ -10,11 +10,12 @@ import pytest
 from builder.runtime.generation.beams import BeamSearch, largest, log_sum_exp, reorder
 from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.errors import DeadlineExceeded
+from builder.runtime.generation.executors.base import Executor
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.sequences import Beams, Piece, Request
-from tests.generation.executors import VOCABULARY, SumExecutor, expected
+from tests.generation.executors import VOCABULARY, PagedSumExecutor, SumExecutor, expected
 from tests.generation.test_engine import Asked, Letters, engine_of
 
 
@@ -128,6 +129,52 @@ def test_a_search_waits_for_all_its_slots_and_is_not_overtaken() -> None:
     engine.run_until_idle()
     assert later.tokens == expected([3], 1)
     assert wide.answers == [best_answers([2], 3, 2)[0][1]]
+
+
+def steps(engine: Engine, count: int, streams: list[Asked]) -> None:
+    """Steps, each of which gives each of these one token."""
+    for _ in range(count):
+        before = [len(stream.tokens) for stream in streams]
+        engine.step()
+        assert [len(stream.tokens) for stream in streams] == [said + 1 for said in before]
+
+
+@pytest.mark.parametrize("executor", [SumExecutor(20, max_length=64), PagedSumExecutor(20, 64, blocks=80)])
+def test_a_stream_has_a_token_of_every_step_beside_sixteen_beams(executor: Executor) -> None:
+    """Whichever came first, while the other's prompt is read and while it searches."""
+    engine = Engine(executor, Limits(100, 4))
+    before, wide, after = Asked([1], 30), Searched(list(range(12)), 12, beams=16), Asked([2, 3], 12)
+    engine.submit(before.sequences)
+    engine.step()
+    engine.submit([wide.beams])
+    steps(engine, 4, [before])
+    engine.submit(after.sequences)
+    engine.step()
+    assert after.tokens
+    steps(engine, 4, [before, after])
+    assert not wide.pieces, "the search runs meanwhile"
+    engine.run_until_idle()
+    assert before.tokens == expected([1], 30)
+    assert after.tokens == expected([2, 3], 12)
+
+
+def test_streams_have_the_slots_that_a_waiting_search_leaves_and_do_not_delay_it() -> None:
+    engine = engine_of(SumExecutor(slots=20, max_length=64), prefill=100)
+    running, waiting = Searched([1], 6, beams=16), Searched([2], 6, beams=16)
+    engine.submit([running.beams])
+    engine.submit([waiting.beams])
+    streams = [Asked([3, number], 40) for number in range(8)]
+    for stream in streams:
+        engine.submit(stream.sequences)
+    engine.step()
+    assert [bool(stream.tokens) for stream in streams] == [True] * 4 + [False] * 4, "twenty slots but sixteen"
+    while not running.pieces:
+        engine.step()
+    engine.step()
+    assert waiting.beams.generated, "it begins when the search before it has ended, though streams wait too"
+    engine.run_until_idle()
+    assert [stream.tokens for stream in streams] == [expected([3, number], 40) for number in range(8)]
+    assert waiting.answers == [best_answers([2], 16, 6)[0][1]]
 
 
 def test_a_search_that_fails_or_runs_out_of_time_takes_nobody_with_it() -> None:

@@ -145,24 +145,35 @@ class Scheduler:
                 )
 
     def _admit(self) -> None:
-        """Give free slots to the sequences that wait, in order; the first of a request prefills for its siblings."""
+        """Give free slots to the sequences that wait, in order; the first of a request prefills for its siblings.
+
+        Where the next needs more slots than are free, as a search does, those after it may only have what it leaves.
+        """
         with self.changed:
-            skipped, free = [], self.cache.free
-            while self.waiting and self.cache.free:
+            skipped, free, spare = [], self.cache.free, len(self.cache.taken)
+            while self.waiting and self.cache.free and spare:
                 entry = heapq.heappop(self.waiting)
                 sequence = entry[2]
-                room = self.cache.admits(sequence.tokens, sequence.width)
-                if sequence.width > self.cache.free or not room:  # it is the next: what comes free is kept for it
+                if sequence.width > min(self.cache.free, spare):
                     skipped.append(entry)
+                    spare = min(spare, self._left_by(sequence))
+                elif not self.cache.admits(sequence.tokens, sequence.width):
+                    skipped.append(entry)  # it is the next: what comes free is kept for it
                     break
-                if self._ready(sequence) and not self._sibling_prefills(sequence):
+                elif self._ready(sequence) and not self._sibling_prefills(sequence):
                     self._start(sequence)
+                    spare -= sequence.width if skipped else 0
                 else:
                     skipped.append(entry)
             for entry in skipped:
                 heapq.heappush(self.waiting, entry)
             if self.reader is not None and self.cache.free < free:
                 self.changed.notify_all()  # the encoder may read on
+
+    def _left_by(self, waiting: Running) -> int:
+        """Slots that later sequences may have, so that it begins when those before it have ended."""
+        later = sum(running.width for running in self.running if _turn(running) > _turn(waiting))
+        return max(0, len(self.cache.taken) - waiting.width - later)
 
     def _sibling_prefills(self, sequence: Running) -> bool:
         return any(other.request is sequence.request for other in self._active(SequenceStatus.PREFILLING))
