@@ -19,6 +19,7 @@ from builder.machine import available_cores, available_memory
 from builder.plan.needs import served_version
 from builder.spec import load_specs
 from builder.spec.build_spec import HEADROOM
+from builder.triton.derive import publish_settings
 from builder.triton.settings import read_settings
 from builder.tune.search import Finding, optuna, search
 from builder.tune.space import choices, space_of
@@ -31,7 +32,8 @@ def parser() -> argparse.ArgumentParser:
         prog="build-repo tune",
         description="Search the settings of a model that need no build (batching, delay, instances x threads, token "
         "budget; slots, prefill) for the most throughput within a limit of p99, by load tests on the embedded server. "
-        "What wins more than noise, repeated by turns, is written into a models.yaml, for the next build.",
+        "What wins more than noise, repeated by turns, is published as the next version of the model, and written into "
+        "a models.yaml for the next build.",
     )
     arguments.add_argument("name", help="name of a model in the repository")
     arguments.add_argument(
@@ -91,7 +93,8 @@ def _keep(options: argparse.Namespace, found: Finding, cores: int) -> None:
     today = datetime.now(UTC).date().isoformat()
     reason = f"build-repo tune, {today}, {cores} cores of {cpu()['model']}: {found.reason}"
     console.print(f"{options.name}: {found.reason}", highlight=False, soft_wrap=True)
-    console.print(f"models.yaml: {_yaml(found)}", highlight=False, soft_wrap=True)
+    number = publish_settings(options.repository, options.name, found.settings, reason)
+    console.print(f"version {number} of {options.name} has {_yaml(found)}", highlight=False, soft_wrap=True)
     if options.models is not None:
         write_settings(options.models, options.name, found.settings, reason)
         console.print(f"written into {options.models}", highlight=False)

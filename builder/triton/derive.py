@@ -1,0 +1,104 @@
+"""A version made from the files of another: what can be changed without a build is the next version, at once.
+
+The files that are the same are hard links. What was measured of the build stays true; its report says what was changed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from builder.errors import RepositoryError
+from builder.report.bom import BOM, bom
+from builder.report.page import PAGE, page
+from builder.report.record import BuildReport, read_report
+from builder.runtime.contract import FILE
+from builder.spec.build_spec import KEEP
+from builder.triton.check import check
+from builder.triton.layout import numbered
+from builder.triton.publish import move_in, tidy
+from builder.triton.settings import Settings, read_settings, with_settings
+from builder.triton.signatures import SIGNATURE
+from builder.triton.transaction import changing, sync
+from builder.triton.versions import BESIDE, CONFIG, REPORT, activate, adopt, known, numbers, served
+
+POLICY = re.compile(r"^(  specific { versions: \[ )\d+( \] })$", re.MULTILINE)  # as builder/triton/render writes it
+
+
+def publish_settings(repository: Path, name: str, settings: Settings, reason: str, keep: int = KEEP) -> int:
+    """The served version of a model with other settings, as its next version, which is served; returns its number.
+
+    `reason`: for its report; `keep`: versions that remain. Raises SpecError for settings that need a build, and
+    RepositoryError; the repository is then as before.
+    """
+    known(repository, name)
+    entry = repository / name
+    with changing(repository, name) as change:
+        adopt(change, entry)
+        now, number = served(entry), max(numbers(entry)) + 1
+        if now is None:
+            raise RepositoryError(
+                f"{name} has no version that is served; build-repo versions {name} shows those it has"
+            )
+        changed = with_settings(entry / str(now), settings)
+        report = _report(read_report(entry, str(now)), changed, settings, reason, (now, number))
+        if report.memory is not None and "slots" in settings:
+            slots = read_settings(entry / str(now))["slots"]
+            cache = report.memory["cache"] // slots * settings["slots"]
+            report = replace(report, memory={**report.memory, "cache": cache})
+        made = change.staging / "new" / name
+        _write(made, entry, changed, report, now)
+        problems = check(made.parent)
+        if problems:
+            raise RepositoryError(
+                f"the model would not load with {dict(settings)}: {problems[0]}. Nothing was published"
+            )
+        move_in(change, made, entry, number)
+        activate(change, repository, [name], number)
+        change.commit()
+        tidy(repository, name, change.staging / "removed", keep, [number, now])
+    return number
+
+
+def _report(
+    report: BuildReport, changed: Mapping[str, bytes], settings: Settings, reason: str, of: tuple[int, int]
+) -> BuildReport:
+    before, number = of
+    serving = f"{before}/{FILE}"
+    files = {**report.files[report.name], serving: hashlib.sha256(changed[serving]).hexdigest()}
+    own = {numbered(path, number, of=before): digest for path, digest in files.items()}
+    said = f"{', '.join(f'{key} {value}' for key, value in settings.items())}, of version {before}: {reason}"
+    return replace(report, version=number, files={**report.files, report.name: own}, settings=said)
+
+
+def _write(made: Path, entry: Path, changed: Mapping[str, bytes], report: BuildReport, now: int) -> None:
+    """The entry with its new version alone, whose configuration lies beside it too."""
+    folder = made / str(report.version)
+    shutil.copytree(entry / str(now), folder, copy_function=os.link, ignore=shutil.ignore_patterns(SIGNATURE))
+    own = {
+        FILE: changed[f"{now}/{FILE}"],
+        CONFIG: _with_version(changed[CONFIG].decode(), report.version).encode(),
+        REPORT: json.dumps(report.document(), indent=1, ensure_ascii=False).encode(),
+        PAGE: page(report).encode(),
+        BOM: bom(report).encode(),
+    }
+    for name, content in own.items():
+        (folder / name).unlink(missing_ok=True)  # a link: what it names is not to change
+        (folder / name).write_bytes(content)
+        sync(folder / name)
+    for name in BESIDE:
+        shutil.copyfile(folder / name, made / name)
+    sync(folder)
+
+
+def _with_version(config: str, number: int) -> str:
+    text, found = POLICY.subn(rf"\g<1>{number}\g<2>", config)
+    if found != 1:
+        raise RepositoryError(f"{CONFIG} has {found} version policies, not the one that build-repo writes")
+    return text
