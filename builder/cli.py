@@ -18,6 +18,7 @@ build-repo promote NAME           try the newest version on a running server, th
 build-repo rollback NAME          serve the version before
 build-repo remove NAME            take a model out of the repository
 build-repo share MODELS --name N  one front, in one process, for many encoders
+build-repo cache [prune]          what builds keep between runs, and how it is made smaller
 build-repo push NAME --to URL     a version of a model to an object store
 build-repo pull NAME --from URL   a version of a model from an object store
 build-repo deploy --to kubernetes  a repository as the manifests of an orchestrator
@@ -57,6 +58,7 @@ VERBS = (
     "rollback",
     "remove",
     "share",
+    "cache",
     "push",
     "pull",
     "gateway",

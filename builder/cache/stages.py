@@ -8,7 +8,6 @@ verified with the same key, and its numbers are compared with their bounds again
 from __future__ import annotations
 
 import io
-import os
 import pickle
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,7 +19,7 @@ from typing import Any, Generic, TypeVar
 from transformers import PreTrainedModel
 
 from builder.cache.entries import Entries
-from builder.cache.folder import OFF, VARIABLE, cache_home
+from builder.cache.folder import cache_home, is_off
 from builder.cache.keys import checkpoint_facts, key_of, options_of, own_files, surroundings
 from builder.checkpoint.resolve import Checkpoint
 from builder.export.encoder import task_graph
@@ -95,7 +94,7 @@ def keeping(
     family: Family[Exported, Reference, Fused, Exact, Chosen],
 ) -> Family[Any, Any, Any, Any, Any]:
     """`family` over the user's cache; as it is, where BUILD_REPO_CACHE is off."""
-    if os.environ.get(VARIABLE) == OFF:
+    if is_off():
         return family
     return Keeping(family, Shelf(Entries(cache_home()), stage_keys(spec), Context(spec, checkpoint, folder)))
 

@@ -8,7 +8,8 @@ NAME/warmup/N/  requests that warm an engine up, where there are some: Triton lo
 NAME/config.pbtxt, build.json, report.html, bom.cdx.json
                 copies of those of the version that is served (builder/triton/versions.py)
 
-Files that are the same in two versions are hard links: nothing in a version is written again, only replaced.
+Files that are the same in two versions, of one model or of two, are hard links: nothing in a version is written again,
+only replaced.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import filecmp
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from builder.cache.links import clone
+from builder.cache.published import Published
 from builder.errors import RepositoryError
 from builder.report.bom import BOM, bom
 from builder.report.page import PAGE, page
@@ -51,8 +53,9 @@ def publish(repository: Path, made: Verified | Unverified, keep: int = KEEP, fir
     with changing(repository, names[0]) as change:
         number = max([first, *(1 + n for name in names for n in numbers(repository / name))])
         entries, report = _as_version(made, number)
+        published = Published(repository)
         for entry in entries:
-            _write(change.staging / "new" / entry.name, entry, report, repository / entry.name)
+            _write(change.staging / "new" / entry.name, entry, report, repository / entry.name, published)
         problems = check(change.staging / "new")
         if problems:
             raise RepositoryError(f"the new model would not load: {problems[0]}. Nothing was published")
@@ -62,8 +65,16 @@ def publish(repository: Path, made: Verified | Unverified, keep: int = KEEP, fir
         if before is None or not _waits(entries[-1]):
             activate(change, repository, names, number)
         change.commit()
+        _note(repository, report, published)
         tidy(repository, names[0], change.staging / "removed", keep, [number, before])
     return report
+
+
+def _note(repository: Path, report: BuildReport, published: Published) -> None:
+    """Remember where the files of a version are, for whoever publishes the same."""
+    for name, files in report.files.items():
+        for path, digest in files.items():
+            published.note(digest, repository / name / path)
 
 
 def tidy(repository: Path, name: str, place: Path, keep: int, also: Sequence[int | None]) -> None:
@@ -120,9 +131,10 @@ def _waits(engine: RepositoryEntry) -> bool:
     return any(path.split("/")[1] == RECIPE for path in engine.files)
 
 
-def _write(folder: Path, entry: RepositoryEntry, report: BuildReport, there: Path) -> None:
-    """One entry, as it is without other versions. `there`: the one with earlier versions, to whose files it links."""
-    version = entry.config.version
+def _write(folder: Path, entry: RepositoryEntry, report: BuildReport, there: Path, published: Published) -> None:
+    """One entry, as it is without other versions, linked to what is the same in earlier ones, which are in `there`,
+    and in other models."""
+    version, digests = entry.config.version, report.files[entry.name]
     own: dict[str, bytes | Path] = {
         **entry.files,
         f"{version}/{CONFIG}": render(entry.config).encode(),
@@ -133,8 +145,11 @@ def _write(folder: Path, entry: RepositoryEntry, report: BuildReport, there: Pat
     for name, content in own.items():
         target = folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        if not _linked(target, content, [there / numbered(name, n, of=version) for n in reversed(numbers(there))]):
+        earlier = [there / numbered(name, n, of=version) for n in reversed(numbers(there))]
+        digest = digests.get(name, "")
+        if not _linked(target, content, [*earlier, *published.find(digest)]):
             _copy(content, target)
+        published.fresh[digest] = target
     for name in BESIDE:
         if f"{version}/{name}" in own:
             _copy(folder / str(version) / name, folder / name)
@@ -146,7 +161,7 @@ def _copy(content: bytes | Path, target: Path) -> None:
     if isinstance(content, bytes):
         target.write_bytes(content)
     else:
-        shutil.copyfile(content, target)
+        clone(content, target)
     sync(target)
 
 

@@ -1,0 +1,52 @@
+"""Where in a repository a content was published last, so that another model with the same is linked to it.
+
+One symbolic link a content in the user's cache, named by its SHA-256: the repository itself has nothing but models, and
+what is gone from it leaves a link that leads nowhere. Whoever links compares the contents first.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from builder.cache.folder import cache_home, is_off
+
+FOLDER = "published"
+
+
+class Published:
+    """The contents of one repository, and `fresh`: those of the version that is being written."""
+
+    def __init__(self, repository: Path) -> None:
+        where = hashlib.sha256(str(repository.resolve()).encode()).hexdigest()[:32]
+        self.folder = None if is_off() else cache_home() / FOLDER / where
+        self.fresh: dict[str, Path] = {}
+
+    def find(self, digest: str) -> Iterator[Path]:
+        """The files that had the content `digest` when they were written."""
+        if digest in self.fresh:
+            yield self.fresh[digest]
+        if self.folder is not None:
+            with suppress(OSError):
+                yield Path(os.readlink(self.folder / digest))
+
+    def note(self, digest: str, file: Path) -> None:
+        """`file` has the content `digest`. Nothing is said where it cannot be noted: it costs space, nothing else."""
+        if self.folder is None:
+            return
+        with suppress(OSError):
+            self.folder.mkdir(parents=True, exist_ok=True)
+            beside = self.folder / f".{digest}.{os.getpid()}.{time.monotonic_ns()}"
+            beside.symlink_to(file.resolve())
+            beside.replace(self.folder / digest)
+
+
+def forget_removed() -> None:
+    """Take away what leads to files that are no more."""
+    for known in (cache_home() / FOLDER).glob("*/*"):
+        if not known.exists():
+            known.unlink(missing_ok=True)

@@ -1,0 +1,157 @@
+"""What is kept is whole or not there, whoever writes, reads and removes at the same time."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from builder.cache.entries import Entries
+from builder.cache.links import link
+from builder.cli import main
+
+GRAPH = b"graph" * 1000
+
+
+def _write(entries: Entries, key: str, graph: bytes, place: Path, stage: str = "export") -> None:
+    (place / "exported").mkdir(parents=True, exist_ok=True)
+    (place / "exported" / "model.onnx").unlink(missing_ok=True)
+    (place / "exported" / "model.onnx").write_bytes(graph)
+    entries.write(stage, key, "model", 1.5, f"document of {key}".encode(), place, ["exported/model.onnx"])
+
+
+def _read(entries: Entries, key: str, place: Path) -> bytes | None:
+    entry = entries.find(key)
+    return None if entry is None else entries.read(entry, place)
+
+
+def test_a_stage_comes_back_as_it_was(tmp_path: Path) -> None:
+    entries = Entries(tmp_path / "cache")
+    _write(entries, "one", GRAPH, tmp_path / "made")
+    _write(entries, "two", GRAPH, tmp_path / "made")
+    assert len(list(entries.blobs.iterdir())) == 3, "the graph once"
+    assert _read(entries, "one", tmp_path / "again") == b"document of one"
+    assert (tmp_path / "again" / "exported" / "model.onnx").read_bytes() == GRAPH
+    assert _read(entries, "three", tmp_path) is None
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
+@pytest.mark.parametrize("which", ["document", "file"])
+def test_a_damaged_stage_is_as_good_as_none(tmp_path: Path, damage: str, which: str) -> None:
+    entries = Entries(tmp_path / "cache")
+    _write(entries, "one", GRAPH, tmp_path / "made")
+    entry = entries.find("one")
+    assert entry is not None
+    blob = entries.blobs / (entry.document if which == "document" else entry.files["exported/model.onnx"])
+    content = blob.read_bytes()
+    blob.unlink()
+    if damage != "gone":
+        blob.write_bytes(content[:-1] + (b"?" if damage == "changed" else b""))
+    assert entries.read(entry, tmp_path / "again") is None
+    assert entries.find("one") is None
+    _write(entries, "one", GRAPH, tmp_path / "made")
+    assert _read(entries, "one", tmp_path / "again") == b"document of one"
+
+
+def test_the_least_recently_used_go_first(tmp_path: Path) -> None:
+    entries = Entries(tmp_path / "cache")
+    for number, key in enumerate(("old", "used", "new")):
+        _write(entries, key, key.encode() * 1000, tmp_path / "made")
+        os.utime(entries.stages / f"{key}.json", (number, number))
+    assert _read(entries, "used", tmp_path / "again") is not None
+    assert [entry.key for entry in entries.prune(8000)] == ["old"]
+    assert [entry.key for entry in entries.prune(4500)] == ["new"]
+    assert len(list(entries.blobs.iterdir())) == 2
+    assert [entry.key for entry in entries.prune(0)] == ["used"]
+    assert list(entries.blobs.iterdir()) == []
+
+
+def test_what_another_process_is_writing_is_not_pruned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = Entries(tmp_path / "cache")
+    _write(entries, "one", GRAPH, tmp_path / "made")
+    (entries.stages / "one.json").unlink()
+    entries.prune(10**9)
+    assert len(list(entries.blobs.iterdir())) == 2
+    monkeypatch.setattr(time, "time", lambda: 2e9 + 1e9)
+    entries.prune(10**9)
+    assert list(entries.blobs.iterdir()) == []
+
+
+def test_nothing_is_kept_on_a_disk_that_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = Entries(tmp_path / "cache")
+    monkeypatch.setattr("builder.cache.entries.SPARED", 1.0)
+    _write(entries, "one", GRAPH, tmp_path / "made")
+    assert entries.find("one") is None
+
+
+def test_processes_share_it_while_it_is_pruned(tmp_path: Path) -> None:
+    """Each reads what it wrote, or nothing; never half of it, and never somebody else's."""
+    program = """
+import sys
+from pathlib import Path
+from builder.cache.entries import Entries
+entries, place, own = Entries(Path(sys.argv[1])), Path(sys.argv[2]), sys.argv[3]
+whole = 0
+for turn in range(60):
+    graph = f"graph {turn % 3}".encode() * 2000
+    (place / "model.onnx").unlink(missing_ok=True)
+    (place / "model.onnx").write_bytes(graph)
+    entries.write("export", f"key{turn % 3}", own, 0.1, graph, place, ["model.onnx"])
+    entry = entries.find(f"key{turn % 3}")
+    read = None if entry is None else entries.read(entry, place)
+    if read is not None:
+        assert read == graph == (place / "model.onnx").read_bytes()
+        whole += 1
+    if own == "a" and turn % 5 == 0:
+        entries.prune(0)
+print(whole)
+"""
+    running = []
+    for own in "abc":
+        (tmp_path / own).mkdir()
+        command = [sys.executable, "-c", program, str(tmp_path / "cache"), str(tmp_path / own), own]
+        running.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
+    for process in running:
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 0, err
+        assert int(out) > 10
+    entries = Entries(tmp_path / "cache")
+    for number in range(3):
+        read = _read(entries, f"key{number}", tmp_path / "last")
+        assert read in (None, f"graph {number}".encode() * 2000)
+
+
+def test_where_links_cannot_be_the_content_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a").write_bytes(GRAPH)
+    assert link(tmp_path / "a", tmp_path / "b") == "link"
+    assert (tmp_path / "a").samefile(tmp_path / "b")
+
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert link(tmp_path / "a", tmp_path / "c") in ("reflink", "copy")
+    (tmp_path / "c").write_bytes(b"other")
+    assert (tmp_path / "a").read_bytes() == GRAPH
+    with pytest.raises(FileExistsError):
+        link(tmp_path / "a", tmp_path / "c")
+
+
+def test_the_command_shows_and_prunes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
+    _write(Entries(tmp_path / "cache"), "one", GRAPH, tmp_path / "made")
+    assert main(["cache"]) == 0
+    assert "export" in capsys.readouterr().out
+    assert main(["cache", "prune"]) == 1
+    assert "--max-gb" in capsys.readouterr().err
+    assert main(["cache", "--max-gb", "1"]) == 1
+    capsys.readouterr()
+    assert main(["cache", "prune", "--max-gb", "0"]) == 0
+    assert "1 stages are gone, of 1 models" in capsys.readouterr().err
+    assert list((tmp_path / "cache" / "blobs").iterdir()) == []
