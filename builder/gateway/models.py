@@ -67,6 +67,11 @@ class Model:
         output = self.outputs.get("embedding")
         return output is not None and len(output.dims) == 1
 
+    @property
+    def is_shared_front(self) -> bool:
+        """Whether it only answers for others, which clients name."""
+        return self.parameters.get("shared") == "true"
+
     def _number(self, name: str) -> int | None:
         value = self.parameters.get(name)
         return int(value) if value is not None else None
@@ -162,7 +167,7 @@ class Catalogue:
             model = read_model(config, version)
             if model is not None:
                 (candidates if CANDIDATE_OF in model.parameters else found)[name] = model
-        fronts = [found.pop(name) for name in list(found) if found[name].parameters.get("shared") == "true"]
+        fronts = [found.pop(name) for name in list(found) if found[name].is_shared_front]
         for front in fronts:
             found = {**await self._hosted(front), **found}
         self.models, self.candidates, self.read_at = found, candidates, time.monotonic()

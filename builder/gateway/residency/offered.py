@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from builder.errors import RepositoryError
 from builder.gateway.errors import ApiError
-from builder.gateway.models import CANDIDATE_OF, Model, read_model, unknown
+from builder.gateway.models import CANDIDATE_OF, Model, hosted_models, read_model, unknown
+from builder.runtime.contract import HOSTED
+from builder.triton.hosting import MODELS, hosted_repositories
 from builder.triton.render import parse
 from builder.triton.versions import CONFIG, chosen, numbers
 
@@ -27,18 +30,32 @@ class Offer:
     model: Model | None
 
 
+@dataclass(frozen=True)
+class Hosting:
+    """The models of a shared front, as its hosted.json of `stamp` says."""
+
+    stamp: Stamp
+    models: Mapping[str, Model]
+
+
+NOTHING = Hosting((0, 0, 0), {})
+
+
 class Offered:
     """The front models of `repository`. A file is read again when it has changed: each request looks."""
 
     def __init__(self, repository: Path) -> None:
         self.repository = repository
         self.offers: dict[str, Offer] = {}
+        self.hosting: dict[str, Hosting] = {}  # by shared front
         self.reading: asyncio.Task[None] | None = None
 
     async def get(self, name: str) -> Model:
         """The model of that name. Raises ApiError 404, or 503 where its configuration cannot be read."""
+        if self.stamp(name) is None:
+            return self._hosted(name)
         model = self.offer(name).model
-        if model is None:
+        if model is None or model.is_shared_front:
             raise self._unknown(name)
         return model
 
@@ -47,8 +64,39 @@ class Offered:
         if self.reading is None or self.reading.done():
             self.reading = asyncio.ensure_future(asyncio.to_thread(self._read))
         await asyncio.shield(self.reading)
-        offers = sorted(self.offers.items())
-        return [offer.model for _, offer in offers if offer.model is not None]
+        found = {front: self.hosting[front].models for front in self.hosting}
+        models = {name: model for hosted in found.values() for name, model in hosted.items()} | self._own()
+        return [models[name] for name in sorted(models)]
+
+    def _own(self) -> dict[str, Model]:
+        """Those with a front of their own, as far as they were read."""
+        models = {name: offer.model for name, offer in self.offers.items()}
+        return {name: model for name, model in models.items() if model is not None and not model.is_shared_front}
+
+    def _hosted(self, name: str) -> Model:
+        """A model that a shared front answers for. Raises ApiError 404."""
+        for look_anew in (False, True):
+            if look_anew:
+                self.hosting.update(dict.fromkeys(map(_front_of, hosted_repositories(self.repository)), NOTHING))
+            for front in list(self.hosting):
+                found = self._read_hosting(front).get(name)
+                if found is not None:
+                    return found
+        raise self._unknown(name)
+
+    def _read_hosting(self, front: str) -> Mapping[str, Model]:
+        """The models of a shared front; read again where hosted.json has changed."""
+        path = self.repository / front / MODELS / HOSTED
+        try:
+            stamp, model = _stamp(path), self.offer(front).model
+            if model is None:
+                return {}
+            if self.hosting[front].stamp != stamp:
+                self.hosting[front] = Hosting(stamp, hosted_models(model, path.read_text("utf-8")))
+        except (ApiError, OSError, ValueError, KeyError):  # check says why
+            self.hosting.pop(front, None)
+            return {}
+        return self.hosting[front].models
 
     def offer(self, name: str) -> Offer:
         """A model, read again where its configuration has changed. Raises ApiError."""
@@ -65,10 +113,9 @@ class Offered:
         if not NAME.fullmatch(name):
             return None
         try:
-            found = os.stat(f"{self.repository}/{name}/{CONFIG}")
+            return _stamp(f"{self.repository}/{name}/{CONFIG}")
         except OSError:
             return None
-        return found.st_mtime_ns, found.st_ino, found.st_size
 
     def _parsed(self, name: str, stamp: Stamp) -> Offer:
         try:
@@ -88,10 +135,22 @@ class Offered:
                 continue  # its own request says why
         for gone in set(self.offers) - set(self._names()):
             self.offers.pop(gone, None)
+        for repository in hosted_repositories(self.repository):
+            self.hosting.setdefault(_front_of(repository), NOTHING)
+        for front in list(self.hosting):
+            self._read_hosting(front)
 
     def _names(self) -> list[str]:
         return sorted(entry.name for entry in os.scandir(self.repository) if entry.is_dir())
 
     def _unknown(self, name: str) -> ApiError:
-        known = [name for name, offer in sorted(self.offers.items()) if offer.model is not None]
-        return unknown(name, known or self._names())
+        return unknown(name, sorted(self._own()) or self._names())
+
+
+def _front_of(repository: Path) -> str:
+    return repository.parent.name
+
+
+def _stamp(path: Path | str) -> Stamp:
+    found = os.stat(path)
+    return found.st_mtime_ns, found.st_ino, found.st_size
