@@ -1,0 +1,89 @@
+"""Thousands of models made of one: copies of a built model under other names, whose answers say which copy they are of.
+
+Files are hard links; only what holds the name and the labels is written anew. Each copy has two versions, so that it
+can be rolled back, and the labels say the version too.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from google.protobuf import text_format
+
+from builder.pipeline import build
+from builder.spec import make_spec
+from builder.triton.render import parse
+from builder.triton.versions import BESIDE, CONFIG, REPORT
+from tests.checkpoints import make_checkpoint
+
+LABELS = 3
+TINY: dict[str, Any] = {"num_hidden_layers": 1}
+MINILM: dict[str, Any] = {  # its shape; random weights
+    "hidden_size": 384,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 12,
+    "intermediate_size": 1536,
+    "vocab_size": 30522,
+    "initializer_range": 0.05,
+}
+VERSIONS = (1, 2)
+
+
+def build_one(folder: Path, shape: dict[str, Any]) -> Path:
+    """A classifier of that shape, built by the product. Returns its entry."""
+    with tempfile.TemporaryDirectory() as place:
+        labels = {index: f"label{index}" for index in range(LABELS)}
+        made = make_checkpoint(Path(place) / "checkpoint", "bert", "text-classification", labels, **shape)
+        spec = make_spec(
+            model=str(made),
+            name="one",
+            output=folder,
+            precision="int8",
+            threads=1,
+            quality=0.0,
+            max_batch_size=16,
+            max_length=128,
+        )
+        build(spec)
+    return folder / "one"
+
+
+def copy(entry: Path, repository: Path, name: str) -> None:
+    """The model of `entry` as `name`: version 2 is served, version 1 can be gone back to."""
+    for number in VERSIONS:
+        folder = repository / name / str(number)
+        for source in sorted((entry / "1").rglob("*")):
+            target = folder / source.relative_to(entry / "1")
+            if source.is_dir():
+                target.mkdir(parents=True, exist_ok=True)
+            elif source.name not in (*BESIDE, "serving.json"):
+                target.parent.mkdir(parents=True, exist_ok=True)
+                os.link(source, target)
+        _write(entry, folder, name, number)
+    for file in (CONFIG, REPORT):
+        (repository / name / file).write_bytes((folder / file).read_bytes())
+
+
+def label(name: str, number: int, index: int) -> str:
+    """What version `number` of a copy calls its class `index`."""
+    return f"{name}/{number}/{index}"
+
+
+def _write(entry: Path, folder: Path, name: str, number: int) -> None:
+    labels = [label(name, number, index) for index in range(LABELS)]
+    serving = json.loads((entry / "1" / "serving.json").read_text("utf-8"))
+    serving["parameters"]["labels"] = labels
+    (folder / "serving.json").write_text(json.dumps(serving), "utf-8")
+    config = parse((entry / CONFIG).read_text("utf-8"), name)
+    config.name = name
+    del config.version_policy.specific.versions[:]
+    config.version_policy.specific.versions.append(number)
+    config.parameters["labels"].string_value = json.dumps(labels)
+    (folder / CONFIG).write_text(text_format.MessageToString(config), "utf-8")
+    report = json.loads((entry / REPORT).read_text("utf-8"))
+    report |= {"name": name, "version": number, "files": {name: {}}}
+    (folder / REPORT).write_text(json.dumps(report), "utf-8")

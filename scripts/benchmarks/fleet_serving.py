@@ -1,0 +1,300 @@
+"""Thousands of models from one machine: `scripts/bench fleet serving`.
+
+Copies of a tiny classifier and of one of MiniLM's size, on one embedded Triton whose gateway loads on demand, within a
+budget of a tenth of what all of them would take together. Clients ask by Zipf's law; meanwhile models are rolled back,
+and processes of models are killed. The labels of an answer say which model, and which version of it, has answered: an
+answer of another one is wrong, and so is one of the version before a rollback that was over when the request began.
+
+A request is cold where it waited for a load: as many as the gateway counted, the slowest.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+import re
+import signal
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+
+from builder.checkpoint.libraries import quiet_libraries
+from builder.gateway.residency.processes import Processes, Usage
+from builder.gateway.server import allow_connections
+from builder.samples import TEXTS
+from builder.serve.gateway import gateway
+from builder.serve.triton import Server, free_ports, running
+from builder.triton.versions import rollback
+from scripts.benchmarks.circumstances import circumstances, write_figures
+from scripts.benchmarks.fleet_copies import MINILM, TINY, VERSIONS, build_one, copy
+from scripts.benchmarks.gateway import Through
+
+TASK = "/v1/tasks/text-classification"
+SHORT = TEXTS[:20]  # that the larger model takes whole
+SAMPLE_S = 0.5
+ONE_BY_ONE = 400  # requests of one client, to one model and to several
+COUNTED = re.compile(r"^build_repo_gateway_(\w+?)(?:_total)? (\S+)$", re.MULTILINE)
+
+
+def main(arguments: Sequence[str]) -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench fleet serving")
+    parser.add_argument("--models", type=int, default=5000, help="tiny models (default 5000)")
+    parser.add_argument("--large", type=int, default=50, help="models of MiniLM's size (default 50)")
+    parser.add_argument("--clients", type=int, default=64, help="at once (default 64)")
+    parser.add_argument("--seconds", type=float, default=120, help="of traffic (default 120)")
+    parser.add_argument("--zipf", type=float, default=1.1, help="exponent of the law of popularity (default 1.1)")
+    parser.add_argument("--budget-gb", type=float, help="default: a tenth of what all would take")
+    parser.add_argument("--every", type=float, default=5, help="seconds from a rollback, or a kill, to the next")
+    parser.add_argument("--repository", type=Path, help="keep the models here; made there where they are not")
+    parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
+    options = parser.parse_args(arguments)
+    allow_connections()
+    with tempfile.TemporaryDirectory() as place, quiet_libraries():
+        repository = options.repository or Path(place) / "repository"
+        names = make_fleet(repository, options.models, options.large)
+        figures = measure(repository, names, options)
+    Console().print_json(json.dumps(figures))
+    if options.output:
+        write_figures(options.output, {**circumstances(), "fleet": figures})
+    assert not figures["failed"], figures["failures"]
+    assert not figures["wrong"], figures["failures"]
+    assert figures["most_mb"] <= figures["budget_mb"], "more memory than the budget"
+
+
+def make_fleet(repository: Path, tiny: int, large: int) -> list[str]:
+    """The models of the fleet; those that are not there yet are made."""
+    wanted = {"tiny": (tiny, TINY), "large": (large, MINILM)}
+    for kind, (count, shape) in wanted.items():
+        names = [f"{kind}{index:04}" for index in range(count)]
+        missing = [name for name in names if not (repository / name).exists()]
+        if missing:
+            folder = repository.parent / f"{repository.name}-{kind}"
+            entry = folder / "one" if (folder / "one").exists() else build_one(folder, shape)
+            for name in missing:
+                copy(entry, repository, name)
+    return [f"{kind}{index:04}" for kind, (count, _) in wanted.items() for index in range(count)]
+
+
+@dataclass
+class Seen:
+    """What came of the requests. `ms`: of each that was answered."""
+
+    ms: list[float] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+    wrong: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Fleet:
+    """Which version of each model is served, and since when; what was done to it, and the memory it took."""
+
+    repository: Path
+    names: Sequence[str]
+    served: dict[str, tuple[int, float]]
+    processes: Processes
+    rollbacks: int = 0
+    kills: int = 0
+    sampled: list[tuple[float, float, int]] = field(default_factory=list)  # MB: shared pages once, and as often as held
+    trouble: list[str] = field(default_factory=list)
+    over: threading.Event = field(default_factory=threading.Event)
+
+    def sample(self) -> None:
+        """Measure until it is over."""
+        while not self.over.wait(SAMPLE_S):
+            usage = self.processes.usage()
+            held = sum(map(rss, [*self.processes.of(usage.models), self.processes.server or 0]))
+            self.sampled.append((total(usage) / 1e6, held / 1e6, len(usage.models)))
+
+    def disturb(self, every: float, dice: random.Random) -> None:
+        """Roll a model back, kill a process, and so on until it is over."""
+        try:
+            while not self.over.wait(every):
+                alive = self.processes.usage().models
+                if alive:
+                    self._roll_back(dice.choice(sorted(alive)))
+                if not self.over.wait(every) and (alive := self.processes.usage().models):
+                    self._kill(dice.choice(sorted(alive)))
+        except Exception as error:  # of a thread: whoever started it says so
+            self.trouble.append(repr(error))
+
+    def _roll_back(self, name: str) -> None:
+        number = VERSIONS[0] + VERSIONS[1] - self.served[name][0]
+        rollback(self.repository, name, number)
+        self.served[name] = (number, time.monotonic())
+        self.rollbacks += 1
+
+    def _kill(self, name: str) -> None:
+        for process in self.processes.of([name])[:1]:
+            os.kill(process, signal.SIGKILL)
+            self.kills += 1
+
+
+def rss(process: int) -> int:
+    """Resident bytes, pages that are shared with others included."""
+    try:
+        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def total(usage: Usage) -> int:
+    """Bytes of the server and all models."""
+    return usage.server + sum(usage.models.values())
+
+
+def measure(repository: Path, names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
+    with running(repository, on_demand=True) as server:
+        processes = Processes(server.url)
+        assert processes.find(), "the server is on this machine"
+        sizes = asyncio.run(sizes_of(server, repository, names, processes))
+        whole = sum(sizes[name.rstrip("0123456789")] for name in names)
+        budget = options.budget_gb * 1e9 if options.budget_gb else sizes["server"] + whole / 10
+        port = free_ports().http
+        more = ["--load-on-demand", "--repository", str(repository), "--memory-gb", str(budget / 1e9)]
+        with gateway(server.url, "127.0.0.1", port, *more):
+            through = Through(port)
+            figures = {
+                "models": len(names),
+                "clients": options.clients,
+                "one_takes_mb": {kind: round(size / 1e6, 1) for kind, size in sizes.items()},
+                "all_would_take_mb": round(whole / 1e6),
+                "budget_mb": round(budget / 1e6),
+            }
+            figures["one_client_ms"] = asyncio.run(one_by_one(through, names))
+            through.idle.clear()
+            fleet = Fleet(repository, names, dict.fromkeys(names, (VERSIONS[1], 0.0)), processes)
+            return figures | traffic(through, fleet, options)
+
+
+async def sizes_of(server: Server, repository: Path, names: Sequence[str], processes: Processes) -> dict[str, int]:
+    """Bytes of the server, and of a model of each kind that has answered."""
+    port, found = free_ports().http, {}
+    kinds = {name.rstrip("0123456789"): name for name in reversed(names)}
+    options = ["--load-on-demand", "--repository", str(repository), "--memory-gb", "4"]
+    with gateway(server.url, "127.0.0.1", port, *options):
+        for kind, name in kinds.items():
+            for text in SHORT[:10]:
+                await ask(Through(port), name, text)
+            usage = processes.usage()
+            found[kind] = usage.models[name]
+    return {**found, "server": processes.usage().server}
+
+
+async def ask(through: Through, name: str, text: str) -> tuple[int, str]:
+    """The status, and the label or the error."""
+    body = json.dumps({"model": name, "inputs": text, "parameters": {"top_k": 1}}).encode()
+    status, content = await through.post(TASK, body)
+    return status, json.loads(content)["results"]["label"][0] if status == 200 else content.decode()
+
+
+async def one_by_one(through: Through, names: Sequence[str]) -> dict[str, Any]:
+    """Milliseconds of one client that asks one model, and ten by turns, all of them loaded; by turns."""
+    tiny = [name for name in names if name.startswith("tiny")][-10:]
+    for name in tiny:
+        assert (await ask(through, name, SHORT[0]))[0] == 200
+    times: dict[str, list[float]] = {"one model": [], "ten models": []}
+    for turn in range(ONE_BY_ONE):
+        for kind, name in (("one model", tiny[0]), ("ten models", tiny[turn % len(tiny)])):
+            begun = time.perf_counter()
+            assert (await ask(through, name, SHORT[turn % 10]))[0] == 200
+            times[kind].append(1000 * (time.perf_counter() - begun))
+    return {kind: quantiles(found) for kind, found in times.items()}
+
+
+def traffic(through: Through, fleet: Fleet, options: argparse.Namespace) -> dict[str, Any]:
+    threads = [
+        threading.Thread(target=fleet.sample),
+        threading.Thread(target=fleet.disturb, args=(options.every, random.Random(1))),
+    ]
+    for thread in threads:
+        thread.start()
+    before = asyncio.run(counted(through))
+    through.idle.clear()
+    try:
+        seen, after = asyncio.run(ask_all(through, fleet, options))
+    finally:
+        fleet.over.set()
+        for thread in threads:
+            thread.join()
+    return figures_of(fleet, seen, {name: after[name] - before.get(name, 0) for name in after}, options)
+
+
+async def ask_all(through: Through, fleet: Fleet, options: argparse.Namespace) -> tuple[Seen, dict[str, float]]:
+    seen, end = Seen(), time.monotonic() + options.seconds
+    order = random.Random(2).sample(list(fleet.names), len(fleet.names))
+    weights = np.cumsum(1 / np.arange(1, len(order) + 1) ** options.zipf)
+
+    async def client(number: int) -> None:
+        dice = random.Random(number)
+        while time.monotonic() < end:
+            name = order[int(np.searchsorted(weights, dice.random() * weights[-1]))]
+            await one(through, fleet, name, dice.choice(SHORT), seen)
+
+    await asyncio.gather(*(client(number) for number in range(options.clients)))
+    return seen, await counted(through)
+
+
+async def one(through: Through, fleet: Fleet, name: str, text: str, seen: Seen) -> None:
+    before, begun = fleet.served[name], time.monotonic()
+    try:
+        status, says = await ask(through, name, text)
+    except Exception as error:
+        seen.failures.append(f"{name}: {error!r}")
+        return
+    seen.ms.append(1000 * (time.monotonic() - begun))
+    right = {before[0]} if fleet.served[name] == before and begun - before[1] > SAMPLE_S else set(VERSIONS)
+    if status != 200:
+        seen.failures.append(f"{name}: {status} {says[:300]}")
+    elif not any(says.startswith(f"{name}/{number}/") for number in right):
+        seen.wrong.append(f"{name}, of which {right} answers, said {says}")
+
+
+async def counted(through: Through) -> dict[str, float]:
+    """The gateway's own counts."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", through.port)
+    writer.write(b"GET /metrics HTTP/1.1\r\nhost: a\r\nconnection: close\r\n\r\n")
+    text = (await reader.read()).decode()
+    writer.close()
+    return {name: float(value) for name, value in COUNTED.findall(text)}
+
+
+def figures_of(fleet: Fleet, seen: Seen, counts: dict[str, float], options: argparse.Namespace) -> dict[str, Any]:
+    times = sorted(seen.ms)
+    cold = min(len(times), int(counts.get("cold_requests", 0)))
+    shared, held, models = zip(*fleet.sampled, strict=True)
+    return {
+        "seconds": options.seconds,
+        "requests": len(times),
+        "failed": len(seen.failures),
+        "wrong": len(seen.wrong),
+        "failures": [*seen.failures[:5], *seen.wrong[:5], *fleet.trouble],
+        "requests_per_s": round(len(times) / options.seconds, 1),
+        "cold_share": round(cold / max(1, len(times)), 4),
+        "hit_ms": quantiles(times[: len(times) - cold]),
+        "cold_ms": quantiles(times[len(times) - cold :]),
+        "loads": int(counts["model_loads"]),
+        "evictions": int(counts["model_evictions"]),
+        "deaths": int(counts["model_deaths"]),
+        "mean_load_s": round(counts["model_load_seconds_sum"] / max(1, counts["model_load_seconds_count"]), 2),
+        "rollbacks": fleet.rollbacks,
+        "kills": fleet.kills,
+        "most_models": max(models),
+        "most_mb": round(max(shared)),
+        "mean_mb": round(float(np.mean(shared))),
+        "most_rss_mb": round(max(held)),
+    }
+
+
+def quantiles(values: Sequence[float]) -> dict[str, float]:
+    shares = {"p50": 0.5, "p99": 0.99, "most": 1.0}
+    return {name: round(float(np.quantile(values, share)), 1) if len(values) else 0.0 for name, share in shares.items()}

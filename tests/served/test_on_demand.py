@@ -1,0 +1,60 @@
+"""Loading on demand on a real Triton: copies of one model whose labels say which copy, and which version, answered."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from builder.gateway.residency.app import make_on_demand
+from builder.gateway.residency.processes import size_of
+from builder.gateway.settings import OnDemand, Settings
+from builder.gateway.triton import Triton
+from builder.serve.triton import Server, running
+from builder.triton.versions import rollback
+from scripts.benchmarks.fleet_copies import copy
+from tests.gateway.asgi import ask
+
+NAMES = ("a", "b", "c")
+BUDGET = 300_000_000  # a server, and two of these models, one of which may be about to be loaded
+
+
+def test_models_come_when_they_are_asked_for_and_go_when_others_need_the_room(
+    small_repository: Path, tmp_path: Path
+) -> None:
+    repository = tmp_path / "model_repository"
+    for name in NAMES:
+        copy(small_repository / "topics", repository, name)
+    with running(repository, on_demand=True) as server:
+        assert {model.state for model in server.models()} == {"-"}, "nothing is loaded yet"
+        asyncio.run(tried(server, repository))
+
+
+async def tried(server: Server, repository: Path) -> None:
+    triton = Triton(server.url)
+    app, backend = make_on_demand(Settings(triton=server.url), OnDemand(repository, BUDGET), triton, None)
+    watching = asyncio.ensure_future(backend.watch())
+    residents, processes = backend.residents, backend.processes
+
+    async def label(name: str) -> str:
+        answer = await ask(app, "/v1/tasks/text-classification", {"model": name, "inputs": "The soup needs salt."})
+        assert answer.status == 200, answer.json
+        return str(answer.json["results"]["label"][0])
+
+    for name in (*NAMES, *NAMES):
+        assert (await label(name)).startswith(f"{name}/2/")
+        assert residents.used() <= BUDGET
+    assert len(residents.models) < len(NAMES)
+    rollback(repository, "c", 1)
+    answers = await asyncio.gather(*(label("c") for _ in range(4)))
+    assert all(answer.startswith("c/1/") for answer in answers)
+
+    (process,) = processes.of(["c"])
+    assert size_of(process) > 10_000_000
+    os.kill(process, signal.SIGKILL)
+    answers = await asyncio.gather(*(label("c") for _ in range(4)))
+    assert all(answer.startswith("c/1/") for answer in answers)
+    assert process not in processes.of(["c"])
+    watching.cancel()
+    await triton.close()
