@@ -72,6 +72,13 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="with --load-on-demand: the model repository that Triton reads",
     )
+    arguments.add_argument(
+        "--token-ids",
+        type=Path,
+        metavar="FILE",
+        help="take token ids in place of texts for embeddings, as LangChain sends them: the vocabulary that clients "
+        "made them with, in tiktoken's format (cl100k_base.tiktoken). Refused without",
+    )
     arguments.add_argument("--forward-traces", action="store_true", help="hand the header traceparent on to Triton")
     return arguments
 
@@ -103,6 +110,7 @@ def run(options: argparse.Namespace) -> int:
         from builder.gateway.access import read_keys
         from builder.gateway.server import serve
         from builder.gateway.settings import Settings
+        from builder.gateway.token_ids import read_vocabulary
     except ModuleNotFoundError as error:
         raise SpecError(
             f"the gateway needs {error.name}: pip install 'triton-model-repository-builder[gateway]'"
@@ -122,6 +130,7 @@ def run(options: argparse.Namespace) -> int:
         cors=tuple(options.cors),
         forward_traces=options.forward_traces,
         on_demand=_on_demand(options),
+        token_ids=None if options.token_ids is None else read_vocabulary(options.token_ids),
     )
     scheme = "http" if options.tls_certificate is None else "https"
     screen.print(f"gateway on {scheme}://{options.host}:{options.port} over Triton at {options.url}", highlight=False)

@@ -14,15 +14,15 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from builder.gateway import canary, rerank, tasks, tei
+from builder.gateway import canary, rerank, tasks, tei, tokenize
 from builder.gateway.access import Access
 from builder.gateway.bound import Bound
-from builder.gateway.call import FACTS, Call, Facts, Gateway
+from builder.gateway.call import FACTS, Backend, Call, Facts, Gateway
 from builder.gateway.endpoint import Endpoint, Handler, checked
 from builder.gateway.errors import ApiError
 from builder.gateway.journal import Journal
 from builder.gateway.metrics import Metrics
-from builder.gateway.models import Catalogue, Models
+from builder.gateway.models import Models
 from builder.gateway.openai import chat, completions, embeddings
 from builder.gateway.openai.models import list_models, show_model
 from builder.gateway.openapi import Api, document
@@ -39,17 +39,16 @@ PAGE_HEADERS = {
 
 def make_app(
     settings: Settings,
-    triton: Any,
+    triton: Backend,
     log: TextIO | None = sys.stdout,
     *,
-    models: Models | None = None,
+    models: Models,
     metrics: Metrics | None = None,
 ) -> Journal:
-    """The gateway over `triton`: a gateway.triton.Triton, or what answers like one. `models`: those that it has loaded,
-    unless others are given."""
+    """The gateway over `triton`: a gateway.triton.Triton, or what answers like one. `models`: those that it names."""
     metrics = metrics or Metrics()
     split = canary.Split(triton, metrics)
-    gateway = Gateway(settings, split, models or Catalogue(triton), metrics, Bound(settings.max_waiting))
+    gateway = Gateway(settings, split, models, metrics, Bound(settings.max_waiting))
     app: ASGIApp = Answering(Router(routes(gateway)))
     app = Access(app, settings)
     if settings.cors:
@@ -158,8 +157,9 @@ APIS = (
     _tei("/embed_all", tei.embed_tokens, tei.EmbedBody),
     _tei("/embed_sparse", tei.unsupported, tei.RawBody),
     _tei("/predict", tei.predict, tei.PredictBody),
-    _tei("/tokenize", tei.unsupported, tei.RawBody),
-    _tei("/decode", tei.unsupported, tei.RawBody),
+    Api("POST", "/tokenize", tokenize.tokenize, tei.RawBody, bodies=(tokenize.TeiBody, tokenize.Body)),
+    Api("POST", "/detokenize", tokenize.detokenize, tokenize.DetokenizeBody),
+    _tei("/decode", tokenize.decode, tokenize.DecodeBody),
     Api("GET", "/info", tei.info, error=tei.tei_error),
     Api("POST", "/admin/canary", canary.order, canary.Order, documented=False),
 )

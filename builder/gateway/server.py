@@ -16,6 +16,7 @@ import uvloop
 from builder.errors import ServeError
 from builder.gateway.app import make_app
 from builder.gateway.journal import Journal
+from builder.gateway.models import Catalogue
 from builder.gateway.residency.app import make_on_demand
 from builder.gateway.settings import Settings
 from builder.gateway.triton import Triton
@@ -60,7 +61,7 @@ def allow_connections() -> None:
 async def _serve(settings: Settings, listener: socket.socket, certificate: Path | None, key: Path | None) -> None:
     triton = Triton(settings.triton)
     if settings.on_demand is None:
-        journal, watching = make_app(settings, triton), None
+        journal, watching = make_app(settings, triton, models=Catalogue(triton)), None
     else:
         journal, backend = make_on_demand(settings, settings.on_demand, triton)
         watching = asyncio.ensure_future(backend.watch())

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from builder.gateway.token_ids import Vocabulary
+
 
 @dataclass(frozen=True)
 class OnDemand:
@@ -31,4 +33,5 @@ class Settings:
     drain_s: float = 60.0  # what runs may take when the gateway is told to stop
     cors: tuple[str, ...] = field(default=())  # origins whose pages may ask
     forward_traces: bool = False  # hand `traceparent` on to Triton
+    token_ids: Vocabulary | None = None  # what ids in place of texts for embeddings are of; refused without
     on_demand: OnDemand | None = None  # None: the models that Triton has loaded

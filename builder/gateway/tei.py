@@ -150,8 +150,8 @@ async def info(call: Call) -> dict[str, Any]:
 
 
 async def unsupported(call: Call) -> Any:
-    """What the models here cannot do: they answer no token ids, and have no sparse heads."""
-    raise ApiError(501, "the models here take texts and answer their tasks; they give no tokens and no sparse vectors")
+    """What the models here cannot do: they have no sparse heads."""
+    raise ApiError(501, "the models here give no sparse vectors")
 
 
 def _kind(model: Model) -> dict[str, Any] | None:

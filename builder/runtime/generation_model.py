@@ -113,6 +113,8 @@ class TritonPythonModel:
         prepared = self.service.prepare(
             tensors, parameters, lambda answer, last: self.outbox.put((sender, answer, last))
         )
+        if not prepared:  # it is answered
+            return
         with self.lock:  # before it starts: the first answer must not come before the request is known
             self.open[sender] = prepared[0].request
         self.service.start(prepared)

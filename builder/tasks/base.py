@@ -22,6 +22,7 @@ from builder.runtime.encoder.task import PROMPT_TOKENS, TRUNCATE, TRUNCATED
 from builder.runtime.encoder.task import Task as RuntimeTask
 from builder.runtime.fields import Field
 from builder.runtime.generation.options import COMMON, LANGUAGES, OUTPUTS, SOURCE
+from builder.runtime.tokens import TOKENIZE, TOKENS
 from builder.samples import TEXTS
 
 if TYPE_CHECKING:
@@ -133,7 +134,13 @@ class EncoderTask(Task):
 
     def fields(self, parameters: Mapping[str, Any]) -> tuple[tuple[Field, ...], tuple[Field, ...]]:
         runtime = self.runtime
-        return (*runtime.inputs(parameters), TRUNCATE), (*runtime.outputs(parameters), TRUNCATED, PROMPT_TOKENS)
+        inputs, outputs = (
+            (*runtime.inputs(parameters), TRUNCATE),
+            (*runtime.outputs(parameters), TRUNCATED, PROMPT_TOKENS),
+        )
+        if [field.name for field in inputs if not field.optional] != ["text_input"]:
+            return inputs, outputs
+        return (*inputs, TOKENIZE), (*outputs, TOKENS)  # a row is one text, whose tokens can be asked for
 
 
 @dataclass(frozen=True)

@@ -38,7 +38,7 @@ RUNTIME = Path(__file__).parent.parent / "runtime"
 TASKS = "encoder/tasks"
 # Engines that a front can run itself, by `Graph.engine`.
 IN_PROCESS: Mapping[str, Literal["onnxruntime", "openvino"]] = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
-SHARED_FILES = ("contract.py", "fields.py", "panics.py", "tensors_check.py")
+SHARED_FILES = ("contract.py", "fields.py", "panics.py", "tensors_check.py", "tokens.py")
 EXECUTOR_FILES = {  # by EncoderServing.executor
     "bls": ("encoder/executors/bls.py",),
     **{name: engine(name).EMITTED_FILES for name in IN_PROCESS},

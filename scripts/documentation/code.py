@@ -57,6 +57,7 @@ MEANINGS = {  # of each request option of a generating model
     "tools": "what the model may call, as a JSON list, for a chat template that knows tools",
     "echo": "repeat the prompt in the answer",
     "guide": "what the answer must be, as JSON: see [guided answers](#guided-answers)",
+    "tokenize": "answer the prompt's tokens in `tokens`, and generate nothing",
     "prompt_logprobs": "report log-probabilities of the prompt's own tokens, and of so many others at each",
     "stream": "send text as it is generated instead of one answer at the end",
     "priority": "requests with a lower number start first",

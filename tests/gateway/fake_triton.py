@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from builder.gateway.triton import Metadata
 from builder.runtime.encoder.task import PROMPT_TOKENS, TRUNCATE, TRUNCATED
 from builder.runtime.fields import Field
 from builder.runtime.generation.options import COMMON, OUTPUTS, PROMPT, PROMPT_OUTPUTS
+from builder.runtime.tokens import TOKENIZE, TOKENS
 
 LONGEST = 64
 SIZE = 4
@@ -25,7 +27,7 @@ CALL = '{"name":"look_up","arguments":{"city":"Oslo"}}'
 SPOKEN = f"I look. <tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>"
 TEXT = Field("text_input", "TYPE_STRING")
 OPTIONS = (*COMMON, *PROMPT)
-NEWER = ("guide", "prompt_logprobs", "input_ids", "return_num_output_tokens")
+NEWER = ("guide", "prompt_logprobs", "input_ids", "return_num_output_tokens", "tokenize")
 BEFORE_GUIDES = tuple(field for field in OPTIONS if field.name not in NEWER)
 ENCODED = (TRUNCATED, PROMPT_TOKENS)
 MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] = {
@@ -33,8 +35,8 @@ MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] 
     "guided": ("text-generation", OPTIONS, (*OUTPUTS, *PROMPT_OUTPUTS), {"chat": "true", "tool_parser": "hermes"}),
     "embeds": (
         "sentence-similarity",
-        (TEXT, TRUNCATE),
-        (Field("embedding", "TYPE_FP32", (SIZE,)), *ENCODED),
+        (TEXT, TRUNCATE, TOKENIZE),
+        (Field("embedding", "TYPE_FP32", (SIZE,)), *ENCODED, TOKENS),
         {"max_input_length": "64"},
     ),
     "ranks": (
@@ -105,6 +107,8 @@ class FakeTriton(Backend, Server):
         texts = [row[0] for row in values["text_input"]]
         if any(not text.strip() for text in texts):
             raise ApiError(400, "text_input, row 0, is empty; send at least one character that is not a space")
+        if "tokenize" in values:
+            return _outputs(tokens=np.array([[_tokens([1, *map(ord, text)])] for text in texts], np.object_))
         counted = {"prompt_tokens": np.array([[len(text)] for text in texts], np.int32)}
         if request.model_name == "topics":
             labels = np.array([["a", "b"]] * len(texts), np.object_)
@@ -118,6 +122,9 @@ class FakeTriton(Backend, Server):
         self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()
     ) -> AsyncGenerator[dict[str, Output], None]:
         values = self._read(request, metadata)
+        if "tokenize" in values:
+            yield _told(values)
+            return
         length, n = int(values.get("max_tokens", [8])[0]), int(values.get("n", [1])[0])
         prompt = str(values.get("text_input", values.get("messages", values.get("input_ids", [""])))[0])
         if not prompt or not 1 <= length <= LONGEST:
@@ -164,6 +171,24 @@ class FakeTriton(Backend, Server):
         self.asked.append(values)
         self.metadata.append(metadata)
         return values
+
+
+def _told(values: dict[str, Any]) -> dict[str, Output]:
+    """The text and the tokens of a prompt: characters after a special token of number 1."""
+    prompt = values.get("text_input", values.get("messages", [""]))[0]
+    ids = values.get("input_ids") or [1, *map(ord, prompt)]
+    if not all(0 <= token < 128 for token in ids):
+        raise ApiError(400, f"{ids[0]} is not a token id; this model has 0 to 127")
+    shown = ids if not values.get("skip_special_tokens", [True])[0] else ids[ids[0] == 1 :]
+    text = "".join("<s>" if one == 1 else chr(one) for one in shown)
+    return _outputs(text_output=np.array([text], np.object_), tokens=np.array([_tokens(ids)], np.object_))
+
+
+def _tokens(ids: Sequence[int]) -> str:
+    begin = {"id": 1, "text": "<s>", "special": True, "start": None, "stop": None}
+    letters = [one for one in ids if one != 1]
+    told = [{"id": c, "text": chr(c), "special": False, "start": i, "stop": i + 1} for i, c in enumerate(letters)]
+    return json.dumps([*[begin] * (ids[0] == 1), *told])
 
 
 def _piece(

@@ -20,6 +20,7 @@ from builder.gateway.access import Allowance, read_keys
 from builder.gateway.app import make_app
 from builder.gateway.errors import ApiError
 from builder.gateway.journal import Journal
+from builder.gateway.models import Catalogue
 from builder.gateway.settings import Settings
 from builder.gateway.triton import stream_error
 from tests.gateway.asgi import Answer, ask
@@ -29,7 +30,8 @@ CHAT: dict[str, Any] = {"model": "writes", "messages": [{"role": "user", "conten
 
 
 def gateway(triton: FakeTriton | None = None, log: TextIO | None = None, **settings: Any) -> Journal:
-    return make_app(Settings(**settings), triton or FakeTriton(), log)
+    triton = triton or FakeTriton()
+    return make_app(Settings(**settings), triton, log, models=Catalogue(triton))
 
 
 def asked(path: str, body: Any = None, app: Journal | None = None, **options: Any) -> Answer:
@@ -446,7 +448,41 @@ def test_tei() -> None:
     refused = asked("/embed", {"inputs": ""})
     assert refused.status == 400
     assert refused.json["error_type"] == "Validation"
-    assert asked("/tokenize", {"inputs": "a"}).status == 501
+    assert asked("/embed_sparse", {"inputs": "a"}).status == 501
+
+
+def test_tokens_as_teis_and_vllms_clients_ask_for_them() -> None:
+    begin = {"id": 1, "text": "<s>", "special": True, "start": None, "stop": None}
+    letter = {"id": 97, "text": "a", "special": False, "start": 0, "stop": 1}
+    assert asked("/tokenize", {"model": "embeds", "inputs": "a"}).json == [[begin, letter]]
+    bare = {"model": "guided", "inputs": ["a", "b"], "add_special_tokens": False}
+    assert asked("/tokenize", bare).json == [[letter], [{**letter, "id": 98, "text": "b"}]]
+    counted = asked("/tokenize", {"model": "embeds", "prompt": "a", "return_token_strs": True}).json
+    assert counted == {"count": 2, "max_model_len": 64, "tokens": [1, 97], "token_strs": ["<s>", "a"]}
+    chat = asked("/tokenize", {"model": "guided", "messages": CHAT["messages"]}).json
+    assert chat["count"] == len(chat["tokens"]) > 2
+    assert asked("/detokenize", {"model": "guided", "tokens": [1, 97]}).json == {"prompt": "<s>a"}
+    assert asked("/decode", {"model": "guided", "ids": [[1, 97], [98]]}).json == ["a", "b"]
+    assert asked("/decode", {"ids": [97]}).json == ["a"], "the only model that can"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/tokenize", {"model": "writes", "inputs": "a"}, "model"),
+        ("/tokenize", {"model": "ranks", "prompt": "a"}, "model"),
+        ("/tokenize", {"model": "embeds", "messages": [{"role": "user", "content": "a"}]}, "messages"),
+        ("/tokenize", {"model": "guided"}, "prompt"),
+        ("/tokenize", {"model": "guided", "prompt": "a", "messages": []}, "messages"),
+        ("/tokenize", {"model": "embeds", "inputs": "a", "prompt_name": "query"}, "prompt_name"),
+        ("/tokenize", {"prompt": "a"}, "model"),
+        ("/detokenize", {"model": "embeds", "tokens": [1]}, "model"),
+        ("/detokenize", {"model": "guided", "tokens": ["a"]}, "tokens"),
+    ],
+)
+def test_tokens_that_no_model_tells_are_refused_by_the_field(path: str, body: dict[str, Any], param: str) -> None:
+    refused = asked(path, body)
+    assert (refused.status, refused.error["param"]) == (400, param), refused.error
 
 
 def test_tasks_by_their_own_inputs() -> None:
@@ -505,7 +541,7 @@ def test_the_document_describes_the_routes_that_exist() -> None:
     found = asked("/openapi.json").json
     paths = found["paths"]
     assert {"/v1/chat/completions", "/v1/tasks/{task}", "/rerank", "/openapi.json"} <= set(paths)
-    assert "/tokenize" not in paths, "what is always refused is no use to a client"
+    assert "/embed_sparse" not in paths, "what is always refused is no use to a client"
     chat = paths["/v1/chat/completions"]["post"]
     assert chat["summary"] == "A completion, or a stream of its chunks."
     schema = chat["requestBody"]["content"]["application/json"]["schema"]

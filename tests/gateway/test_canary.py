@@ -17,6 +17,7 @@ from builder.gateway import canary
 from builder.gateway.app import make_app
 from builder.gateway.errors import ApiError
 from builder.gateway.journal import Journal
+from builder.gateway.models import Catalogue
 from builder.gateway.settings import Settings
 from builder.gateway.tensors import Output
 from builder.gateway.triton import Metadata
@@ -74,7 +75,7 @@ class WithCandidates(FakeTriton):
 
 
 def gateway(triton: FakeTriton, **settings: Any) -> Journal:
-    return make_app(Settings(**{"admin_key": "secret", **settings}), triton, None)
+    return make_app(Settings(**{"admin_key": "secret", **settings}), triton, None, models=Catalogue(triton))
 
 
 def asked(app: Journal, path: str, body: Any = None, **options: Any) -> Answer:
@@ -148,7 +149,7 @@ def test_a_stream_that_breaks_off_is_counted_and_told() -> None:
 def test_a_canary_ends_when_whoever_ordered_it_is_gone() -> None:
     now = 0.0
     triton = WithCandidates()
-    split = canary.Split(triton, make_app(Settings(), triton, None).metrics, lambda: now)
+    split = canary.Split(triton, make_app(Settings(), triton, None, models=Catalogue(triton)).metrics, lambda: now)
     split.order(canary.Order(model="embeds", candidate="embeds-candidate", versions=(1, 2), share=1.0))
     assert split._canary("embeds") is not None
     now = canary.LEASE_S

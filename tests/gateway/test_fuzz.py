@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builder.gateway.app import APIS, make_app
+from builder.gateway.models import Catalogue
 from builder.gateway.openapi import document
 from builder.gateway.settings import Settings
 from tests.gateway.asgi import Answer, ask
@@ -26,7 +27,7 @@ REQUESTS = requests(document(APIS), sorted(MODELS), TASKS)
 @given(st.lists(REQUESTS, min_size=8, max_size=8), st.integers(0, 3))
 def test_nonsense_is_refused_and_leaves_nothing_behind(sent: list[Sent], leaves: int) -> None:
     triton = FakeTriton(slots=100)
-    app = make_app(Settings(), triton, None)
+    app = make_app(Settings(), triton, None, models=Catalogue(triton))
 
     async def run() -> list[Answer]:
         calls = [ask(app, s.path, s.body, leave_after=0 if at < leaves else None) for at, s in enumerate(sent)]

@@ -10,6 +10,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import cohere
@@ -23,6 +24,7 @@ from openai.types.chat import (
     ChatCompletionStreamOptionsParam,
 )
 from pydantic import BaseModel
+from transformers import AutoTokenizer
 
 from builder.serve.client import Client
 from builder.serve.gateway import gateway
@@ -167,6 +169,34 @@ def test_a_model_whose_tensors_have_a_batch_dimension(api: openai.OpenAI, client
     assert whole.choices[0].text == expected["text_output"][0]
     chunks = api.completions.create(**options, stream=True)
     assert "".join(chunk.choices[0].text for chunk in chunks) == whole.choices[0].text
+
+
+@pytest.mark.parametrize("name", ["topics", "names_bpe", "writes"])
+def test_tokens_are_those_of_the_checkpoints_tokeniser(url: str, checkpoint: Callable[[str], Path], name: str) -> None:
+    tokenizer = AutoTokenizer.from_pretrained(checkpoint(name))
+    texts = ["The museum opens on Friday.", "Zürich, 12 é"]
+    told = httpx.post(f"{url}/tokenize", json={"model": name, "inputs": texts}).json()
+    assert [[token["id"] for token in tokens] for tokens in told] == tokenizer(texts)["input_ids"]
+    bare = {"model": name, "prompt": texts[1], "add_special_tokens": False, "return_token_strs": True}
+    without = httpx.post(f"{url}/tokenize", json=bare).json()
+    assert without["tokens"] == tokenizer(texts[1], add_special_tokens=False)["input_ids"]
+    for text, tokens in zip(texts, told, strict=True):
+        for token in tokens:
+            assert token["special"] == (token["start"] is None)
+            assert token["special"] or token["text"] == text[token["start"] : token["stop"]]
+
+
+def test_tokens_of_a_chat_and_the_text_of_tokens(url: str, api: openai.OpenAI) -> None:
+    told = httpx.post(f"{url}/tokenize", json={"model": "writes", "messages": CHAT}).json()
+    answer = api.chat.completions.create(model="writes", messages=CHAT, max_tokens=1)
+    assert answer.usage is not None
+    assert (told["count"], told["max_model_len"]) == (answer.usage.prompt_tokens, 128)
+    text = httpx.post(f"{url}/detokenize", json={"model": "writes", "tokens": told["tokens"]}).json()["prompt"]
+    assert str(CHAT[0]["content"]) in text
+    long = httpx.post(f"{url}/tokenize", json={"model": "writes", "prompt": "and so on " * 200}).json()
+    assert long["count"] > 128, "how long a text is can be asked of one that is too long"
+    decoded = httpx.post(f"{url}/decode", json={"model": "writes", "ids": long["tokens"][:9]}).json()
+    assert decoded[0].startswith("and so")
 
 
 def test_many_asynchronous_streams_get_what_each_gets_alone(url: str) -> None:

@@ -12,6 +12,7 @@ from builder.gateway.call import Call
 from builder.gateway.errors import bad_field
 from builder.gateway.models import Model
 from builder.gateway.rows import ask_rows
+from builder.gateway.token_ids import Vocabulary
 
 MOST_TEXTS = 2048  # OpenAI's own limit
 
@@ -32,7 +33,8 @@ async def embeddings(call: Call) -> dict[str, Any]:
     """The vectors of all texts, in their order."""
     body: Body = call.body
     model = await call.model(body.model)
-    vectors = await embed(call, model, _texts(body.input), prompt_name=body.prompt_name, truncate=body.truncate)
+    texts = _texts(body.input, call.gateway.settings.token_ids)
+    vectors = await embed(call, model, texts, prompt_name=body.prompt_name, truncate=body.truncate)
     if body.dimensions is not None:
         vectors = shortened(vectors, body.dimensions)
     values = [_base64(vector) for vector in vectors] if body.encoding_format == "base64" else vectors
@@ -70,14 +72,27 @@ def unit(vector: np.ndarray) -> np.ndarray:
     return vector / np.float32(max(float(np.linalg.norm(vector)), 1e-12))
 
 
-def _texts(given: Any) -> list[str]:
-    texts = [given] if isinstance(given, str) else given
-    for number, text in enumerate(texts):
-        if isinstance(text, (int, list)):
-            raise bad_field("input", "input holds token ids; the models here have tokenisers of their own: send texts")
-        if not isinstance(text, str):
-            raise bad_field("input", f"input[{number}] is not a text")
-    return texts
+def _texts(given: Any, vocabulary: Vocabulary | None) -> list[str]:
+    """The texts of an input: one or several, or the ids of the tokens of one or several."""
+    single = isinstance(given, str) or isinstance(given[0], int)
+    return [_text(number, one, vocabulary) for number, one in enumerate([given] if single else given)]
+
+
+def _text(number: int, given: Any, vocabulary: Vocabulary | None) -> str:
+    if isinstance(given, str):
+        return given
+    if not isinstance(given, list) or not given or not all(type(token) is int for token in given):
+        raise bad_field("input", f"input[{number}] is neither a text nor a list of token ids")
+    if vocabulary is None:
+        raise bad_field(
+            "input",
+            "input holds token ids, and the models here have tokenisers of their own: send texts (LangChain: "
+            "check_embedding_ctx_length=False), or start the gateway with --token-ids and the vocabulary they are of",
+        )
+    try:
+        return vocabulary.text(given)
+    except KeyError as error:
+        raise bad_field("input", f"input[{number}] holds {error.args[0]}, which {vocabulary.name} has not") from error
 
 
 def _base64(vector: np.ndarray) -> str:

@@ -185,7 +185,7 @@ async def generate(call: Call, model: Model, inputs: Mapping[str, Any]) -> Async
     facts, metrics = call.facts, call.gateway.metrics
     between = metrics.between.labels(model.name)
     streaming, last = inputs.get("stream", False), 0.0
-    async with aclosing(call.gateway.triton.stream(_request(call, model, inputs), call.metadata)) as answers:
+    async with aclosing(call.gateway.triton.stream(make_request(call, model, inputs), call.metadata)) as answers:
         try:
             async for outputs in answers:
                 now = time.perf_counter()
@@ -252,7 +252,8 @@ def refuse_other_models(model: Model) -> None:
         raise bad_field("model", f"{model.name} is a model for {model.task}; it does not generate text")
 
 
-def _request(call: Call, model: Model, inputs: Mapping[str, Any]) -> Any:
+def make_request(call: Call, model: Model, inputs: Mapping[str, Any]) -> Any:
+    """The request of one prompt. Raises ApiError for a value that an input does not take."""
     request = service_pb2.ModelInferRequest(model_name=model.name, id=call.facts.id)
     if PERF in model.inputs:
         inputs = {**inputs, PERF: True}

@@ -16,7 +16,8 @@ import numpy as np
 from tokenizers import Encoding
 
 from ..contract import load_encoder
-from ..fields import InputError, Tensors, refuse_large
+from ..fields import InputError, Tensors, as_bytes, option, refuse_large
+from ..tokens import TOKENIZE, TOKENS
 from .cutting import cut, fitting
 from .task import PROMPT_TOKENS, TRUNCATED, Job, Row, Task
 from .text import TextEncoder
@@ -64,7 +65,11 @@ class Pipeline:
         for index, tensors in enumerate(requests):
             try:
                 refuse_large(tensors, self.serving.limits)
-                jobs[index] = self.task.read(tensors)
+                job = self.task.read(tensors)
+                if option(tensors, TOKENIZE.name, False):
+                    answers[index] = {TOKENS.name: as_bytes([[one] for one in self.text.tokens(job.texts)])}
+                else:
+                    jobs[index] = job
             except Exception as error:
                 answers[index] = error
         encodings = self._encode(jobs)

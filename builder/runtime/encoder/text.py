@@ -13,6 +13,7 @@ from typing import Union
 from tokenizers import Encoding, Tokenizer
 
 from ..panics import survived
+from ..tokens import tokens_of
 
 Text = Union[str, tuple[str, str]]
 
@@ -58,6 +59,10 @@ class TextEncoder:
     def _encoded(self, texts: Sequence[Text]) -> list[Encoding]:
         found: list[Encoding] = survived(self._encode_batch, list(texts))
         return found
+
+    def tokens(self, texts: Sequence[Text]) -> list[str]:
+        """The tokens of each text, of any length, as JSON."""
+        return tokens_of(self.tokenizer, texts)
 
     def to_string(self, tokens: list[str]) -> str:
         """Join tokens into text, as `convert_tokens_to_string` of a fast tokeniser does."""

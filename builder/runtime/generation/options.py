@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from ..fields import Field, InputError, Tensors
+from ..tokens import TOKENIZE, TOKENS
 from .dialects import FOREIGN, FOREIGN_OUTPUTS, translated
 
 UNSET_SEED = -1
@@ -63,6 +64,7 @@ class Options:
     count_tokens: bool = False  # also by the names of other backends
     return_logprobs: bool = False  # also as vLLM's backend writes them
     return_perf_metrics: bool = False
+    tokenize: bool = False
     stream: bool = False
     priority: int = 0
     timeout_ms: int = 0
@@ -106,6 +108,7 @@ PROMPT = (  # of a decoder, which goes on with what it is given
     Field("tools", TEXT, optional=True),
     Field("echo", FLAG, optional=True),
     Field("prompt_logprobs", WHOLE, optional=True),
+    TOKENIZE,
     *FOREIGN,
 )
 SOURCE = (Field("encoder_no_repeat_ngram_size", WHOLE, optional=True),)
@@ -121,7 +124,7 @@ OUTPUTS = (
     Field("logprobs_output", TEXT, (-1,)),
     Field("scores", REAL, (-1,)),
 )
-PROMPT_OUTPUTS = (Field("prompt_logprobs_output", TEXT, (1,)), *FOREIGN_OUTPUTS)
+PROMPT_OUTPUTS = (Field("prompt_logprobs_output", TEXT, (1,)), TOKENS, *FOREIGN_OUTPUTS)
 LISTS = tuple(f.name for f in COMMON if f.dims == (-1,))  # each of bounded length
 COUNT = Field("count_tokens", FLAG, optional=True)  # as `dialects` calls it
 GUIDES: "dict[str, type]" = {"json_schema": dict, "json_object": bool, "regex": str, "grammar": str, "choice": list}

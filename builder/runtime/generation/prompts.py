@@ -13,6 +13,7 @@ from tokenizers import Tokenizer
 from ..contract import Chat, Language, Source
 from ..fields import InputError
 from ..panics import survived
+from ..tokens import tokens_of, tokens_of_ids
 from .chat import ChatTemplate
 from .options import Options, refuse_half_characters
 
@@ -49,24 +50,33 @@ class DecoderPrompts:
 
     def __call__(self, options: Options) -> Prompt:
         """Raises InputError for a prompt that leaves no room for an answer, or a chat without a template."""
-        if options.input_ids:
-            return self._fitting(self._text(options), options.input_ids)
-        if options.messages is None:
-            text, special = options.prompt, True
-        elif self.chat is None:
-            raise InputError("this checkpoint has no chat template; send the prompt as text_input")
-        elif options.tools and not (self.chat.takes_tools or self.chat.problem):
-            raise InputError("this checkpoint's chat template does not know tools; describe them in a message")
-        else:
-            text, special = self.chat(options.messages, options.tools), False
-            refuse_half_characters("messages", text)
+        if options.input_ids:  # their text is wanted where it is repeated
+            return self._fitting(self._decoded(options, False) if options.echo else "", options.input_ids)
+        text, special = self._text(options)
         return self._fitting(text, token_ids(self.tokenizer, [text], special)[0])
 
-    def _text(self, options: Options) -> str:
-        """The text of a prompt of tokens, which is wanted where it is repeated."""
-        if not options.echo:
-            return ""
-        text: str = survived(self.tokenizer.decode, list(options.input_ids), skip_special_tokens=False)
+    def tokens(self, options: Options) -> "tuple[str, str]":
+        """The text of a prompt of any length, and its tokens as JSON. Raises InputError where a template is missing."""
+        if options.input_ids:
+            text = self._decoded(options, options.skip_special_tokens)
+            return text, tokens_of_ids(self.tokenizer, options.input_ids)
+        text, special = self._text(options)
+        return text, tokens_of(self.tokenizer, [text], special)[0]
+
+    def _text(self, options: Options) -> "tuple[str, bool]":
+        """The text of a prompt, and whether the tokeniser puts its own tokens around it: a chat has them."""
+        if options.messages is None:
+            return options.prompt, True
+        if self.chat is None:
+            raise InputError("this checkpoint has no chat template; send the prompt as text_input")
+        if options.tools and not (self.chat.takes_tools or self.chat.problem):
+            raise InputError("this checkpoint's chat template does not know tools; describe them in a message")
+        text = self.chat(options.messages, options.tools)
+        refuse_half_characters("messages", text)
+        return text, False
+
+    def _decoded(self, options: Options, skip_special: bool) -> str:
+        text: str = survived(self.tokenizer.decode, list(options.input_ids), skip_special_tokens=skip_special)
         return text
 
     def _fitting(self, text: str, tokens: "Sequence[int]") -> Prompt:

@@ -72,6 +72,7 @@ class Service:
     def prepare(self, tensors: Tensors, parameters: "Mapping[str, Any]", respond: Respond) -> "list[Running]":
         """Read one request, all that takes long of it. Raises InputError for one that cannot be answered.
 
+        Nothing is left to run of one that asks for tokens: it is answered at once.
         `respond` is called from the loop's thread, with `True` exactly once, last.
         """
         limits = self.serving.limits
@@ -80,6 +81,10 @@ class Service:
         for name in (*LISTS, "logit_bias"):
             refuse_long(name, len(getattr(options, name)), limits)
         self._refuse_strange(options)
+        if options.tokenize and isinstance(self.prompt, DecoderPrompts):
+            answer = dict(zip(("text_output", "tokens"), self.prompt.tokens(options)))
+            respond({name: np.array([text.encode("utf-8")], np.object_) for name, text in answer.items()}, True)
+            return []
         prompt = self.prompt(options)
         maximum = self._max_tokens(options, prompt)
         scores: "list[Choice] | None" = [] if options.prompt_logprobs >= 0 else None

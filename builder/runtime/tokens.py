@@ -1,0 +1,49 @@
+"""The tokens of a text as a client is told them, where a request asks for them instead of an answer.
+
+Knows the tokenizers library; knows no task. Positions are characters of the text, as in Text Embeddings Inference.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from tokenizers import Encoding, Tokenizer
+
+from .fields import Field
+from .panics import survived
+
+TOKENIZE = Field("tokenize", "TYPE_BOOL", optional=True)
+TOKENS = Field("tokens", "TYPE_STRING")
+
+
+def tokens_of(tokenizer: Tokenizer, texts: "Sequence[Any]", special: bool = True) -> "list[str]":
+    """Of each text, or pair of texts, a JSON list of {id, text, special, start, stop}.
+
+    `special`: whether those that the tokeniser puts around a text are among them; they have no positions.
+    """
+    encodings = survived(tokenizer.encode_batch, list(texts), add_special_tokens=special)
+    return [json.dumps(_listed(text, encoding), ensure_ascii=False) for text, encoding in zip(texts, encodings)]
+
+
+def _listed(text: Any, encoding: Encoding) -> "list[dict[str, Any]]":
+    parts = (text,) if isinstance(text, str) else text
+    found = []
+    for place, token in enumerate(encoding.ids):
+        entry = {"id": token, "text": encoding.tokens[place], "special": True, "start": None, "stop": None}
+        if not encoding.special_tokens_mask[place]:
+            start, stop = encoding.offsets[place]
+            part = parts[encoding.sequence_ids[place] or 0]
+            entry.update(text=part[start:stop], special=False, start=start, stop=stop)
+        found.append(entry)
+    return found
+
+
+def tokens_of_ids(tokenizer: Tokenizer, ids: "Sequence[int]") -> str:
+    """The same of token ids, of which there is no text to have a position in."""
+    texts = [survived(tokenizer.decode, [token], skip_special_tokens=False) for token in ids]
+    nowhere = {"start": None, "stop": None}
+    special = {token for token, added in survived(tokenizer.get_added_tokens_decoder).items() if added.special}
+    found = [{"id": token, "text": text, "special": token in special, **nowhere} for token, text in zip(ids, texts)]
+    return json.dumps(found, ensure_ascii=False)
