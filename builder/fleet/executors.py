@@ -8,19 +8,31 @@ from builder.fleet.executor import Executor
 from builder.fleet.processes import Processes
 from builder.machine import available_cores
 
+RAY = "ray"
 
-def count(text: str) -> int:
+
+def count(text: str) -> int | str:
     """A value of --workers. Raises ArgumentTypeError."""
+    if text == RAY:
+        return RAY
     if not text.isdecimal() or int(text) < 1:
-        raise ArgumentTypeError(f"{text!r} is not a number of processes, from 1 on")
+        raise ArgumentTypeError(f"{text!r} is neither a number of processes, from 1 on, nor {RAY}")
     return int(text)
 
 
-def workers(asked: int | None, builds: int) -> int:
-    """Builds at once: as many as were asked for, a core each where nobody asked, and no more than there are."""
-    return max(1, min(available_cores() if asked is None else asked, builds))
+def workers(asked: int | str | None, builds: int) -> int:
+    """Builds at once: as many as were asked for, a core each where nobody asked, and no more than there are.
+
+    On Ray the cluster decides; this is then what a machine like this one would have.
+    """
+    return max(1, min(asked if isinstance(asked, int) else available_cores(), builds))
 
 
-def executor(asked: int | None, workers: int, memory: int, verbose: bool) -> Executor:
-    """Of `workers` builds that take `memory` bytes together."""
+def executor(asked: int | str | None, workers: int, memory: int, verbose: bool) -> Executor:
+    """Of `workers` builds that take `memory` bytes together; on Ray, of as many as its nodes have room for."""
+    if asked == RAY:
+        from builder.fleet.ray import OnRay
+        from builder.ray.cluster import cluster_address
+
+        return OnRay(cluster_address())
     return Processes(workers, memory, verbose=verbose)

@@ -18,7 +18,13 @@ SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # Ray sends reports over the network unless it is told not to
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "builder.ray.proxy.middlewares",
 }
-LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # of a cluster of one machine, as Ray does it there
+LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # a cluster of one machine keeps to it, as it does there
+ADDRESS = "RAY_ADDRESS"  # where a cluster is, as Ray's own programs take it; KubeRay sets it for a RayJob
+
+
+def cluster_address() -> str | None:
+    """Of the cluster that the environment names; None for one of this machine alone."""
+    return os.environ.get(ADDRESS) or None
 
 
 @contextmanager
@@ -27,11 +33,14 @@ def connected(address: str | None) -> Iterator[Any]:
 
     Raises SpecError where ray is not installed, ServeError where no cluster answers.
     """
-    os.environ.update({**SETTINGS, **({} if address else LOOPBACK)})  # before ray is imported, for it and its children
+    os.environ.update({**SETTINGS, **({} if _is_elsewhere(address) else LOOPBACK)})  # for ray, and for its children
     try:
         import ray
     except ModuleNotFoundError as error:
         raise SpecError("Ray is not installed: pip install 'triton-model-repository-builder[ray]'") from error
+    if ray.is_initialized():  # by whoever calls this
+        yield ray
+        return
     local = {"num_cpus": available_cores(), "object_store_memory": OBJECTS, "include_dashboard": False}
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     try:
@@ -42,6 +51,10 @@ def connected(address: str | None) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _is_elsewhere(address: str | None) -> bool:
+    return address is not None and not address.startswith("127.")
 
 
 @contextmanager

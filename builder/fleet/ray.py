@@ -1,0 +1,163 @@
+"""The executor of a Ray cluster: each build is a task, on a node that has the cores and the memory for it.
+
+A build whose worker or node dies is begun again, on a node that is there. Checkpoints and results go through folders
+that all nodes have at the same place, or through an object store (`output: s3://...`) and the Hub.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any
+
+from builder.cache.keys import build_key
+from builder.errors import ServeError
+from builder.fleet.executor import Job, Outcome, Progress
+from builder.fleet.processes import LOADING
+from builder.fleet.published import newest
+from builder.fleet.work import carry_out
+from builder.ray.cluster import connected
+
+TIMES = 3  # that a build is begun before it has failed
+CARRIED = ("HF_HUB_", "HF_HOME", "TRANSFORMERS_", "BUILD_REPO_")  # variables that a build depends on; no secret of them
+
+
+@dataclass(frozen=True)
+class Place:
+    """What a task finds as it is here: the working `folder`, and the environment's `variables`."""
+
+    folder: str
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """A build that runs. `time`: the how manieth; `before`: the newest version when the first began, 0 for none."""
+
+    job: Job
+    time: int
+    before: int
+    begun: float
+    worker: str = "no node yet"
+    stage: str = "waiting for a node"
+
+
+@dataclass(frozen=True)
+class OnRay:
+    """An Executor on the cluster at `address`, or on one of this machine alone where that is None."""
+
+    address: str | None
+
+    def run(self, jobs: Sequence[Job]) -> Generator[Progress | Outcome, None, None]:
+        """See Executor."""
+        here = Place(os.getcwd(), {name: value for name, value in os.environ.items() if name.startswith(CARRIED)})
+        with connected(self.address) as ray:
+            cluster = Cluster(ray, here)
+            running = {cluster.begin(job, 1): Attempt(job, 1, _published(job), time.perf_counter()) for job in jobs}
+            try:
+                while running:
+                    yield from _news(cluster, running)
+            finally:
+                for task in running:
+                    ray.cancel(task, force=True)
+
+
+class Cluster:
+    """What tasks run on. Raises ServeError for a cluster without a core to build on."""
+
+    def __init__(self, ray: Any, here: Place) -> None:
+        self.ray, self.here = ray, here
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU", 0) >= 1]
+        if not nodes:
+            raise ServeError("no node of the Ray cluster has a core: start one, ray start --num-cpus N")
+        self.cores = max(int(node["CPU"]) for node in nodes)
+        self.memory = max(int(node.get("memory", 0)) for node in nodes)
+        self.build = ray.remote(num_returns="streaming", max_retries=0, scheduling_strategy="SPREAD")(build_there)
+
+    def begin(self, job: Job, time: int, before: int = 0) -> Any:
+        """A task; a build that needs more than any node has gets all of one."""
+        needs = {"num_cpus": min(job.cores, self.cores), "memory": min(job.memory, self.memory)}
+        return self.build.options(**needs).remote(job, self.here, None if time == 1 else before)
+
+    def ready(self, tasks: Sequence[Any]) -> list[Any]:
+        """Those that have something to say, as soon as one has."""
+        return self.ray.wait(list(tasks), num_returns=1, fetch_local=False)[0]
+
+    def hear(self, task: Any) -> Progress | Outcome:
+        """What a task says next. Raises RayError for one that died."""
+        return self.ray.get(next(task))
+
+
+def _news(cluster: Cluster, running: dict[Any, Attempt]) -> Iterator[Progress | Outcome]:
+    """Wait until tasks have something to say, say it, and begin again what has died."""
+    for task in cluster.ready(list(running)):
+        attempt = running.pop(task)
+        try:
+            said = cluster.hear(task)
+        except cluster.ray.exceptions.RayError as error:
+            if isinstance(error, cluster.ray.exceptions.RayTaskError) or attempt.time == TIMES:
+                yield _failed(attempt, error)
+                continue
+            again = replace(attempt, time=attempt.time + 1, worker="no node yet", stage="waiting for a node")
+            running[cluster.begin(attempt.job, again.time, attempt.before)] = again
+            yield Progress(attempt.job.name, attempt.worker, f"its worker died: begun again, {again.time} of {TIMES}")
+            continue
+        if isinstance(said, Progress):
+            running[task] = replace(attempt, worker=said.worker, stage=said.stage)
+        yield said
+
+
+def _failed(attempt: Attempt, error: Exception) -> Outcome:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    times = f", {TIMES} times" if attempt.time == TIMES else ""
+    text = f"its worker died in the stage {attempt.stage!r}{times}: {lines[-1].strip()[:300]}"
+    return Outcome(
+        attempt.job.name, attempt.worker, time.perf_counter() - attempt.begun, error=text, details=str(error)
+    )
+
+
+def build_there(job: Job, here: Place, before: int | None) -> Iterator[Progress | Outcome]:
+    """A task. `before`: the version that was the newest before an attempt that died; None for a first one."""
+    worker = f"{_node()}:{os.getpid()}"
+    if not Path(here.folder).is_dir():
+        yield Outcome(job.name, worker, 0, error=f"{_node()} has no {here.folder}: all nodes need that folder, shared")
+        return
+    os.chdir(here.folder)
+    os.environ.update(here.variables)
+    yield Progress(job.name, worker, LOADING)
+    done = None if before is None else _done_before(job, before, worker)
+    if done is not None:
+        yield done
+        return
+    said: SimpleQueue[Progress | Outcome] = SimpleQueue()
+    Thread(target=lambda: said.put(carry_out(job, worker, said.put)), daemon=True).start()
+    while True:
+        yield (news := said.get())
+        if isinstance(news, Outcome):
+            return
+
+
+def _done_before(job: Job, before: int, worker: str) -> Outcome | None:
+    """How an attempt ended that published, and died before it could say so."""
+    report = newest(job.spec)
+    if report is None or report.version <= before or report.build_key != build_key(job.spec):
+        return None
+    return Outcome(job.name, worker, 0, report=report)
+
+
+def _published(job: Job) -> int:
+    """The newest version; 0 where there is none."""
+    report = newest(job.spec)
+    return 0 if report is None else report.version
+
+
+def _node() -> str:
+    """A short name of the node that this is."""
+    import ray
+
+    return f"node {ray.get_runtime_context().get_node_id()[:6]}"
