@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +15,7 @@ from builder.spec import BuildSpec
 
 FILE = "builds.jsonl"
 KEPT = 20_000  # lines that are read, the newest
-ALIKE = 2.0  # times as large, or as small: weights of a build that says how long another takes
+RECENT = 50  # builds of a kind and size that say how long another takes
 BASE = 700_000_000  # bytes of a process with torch, transformers and ONNX Runtime that builds a tiny model
 TIMES = 4  # the weights' bytes: PyTorch's, the export's, the graph that is verified, and what serialises it
 
@@ -44,36 +44,44 @@ class History:
 
     def __init__(self) -> None:
         self.path = cache_home() / FILE
-        self.builds: list[Past] = []
+        self.own: dict[tuple[str, str, int], Past] = {}
+        self.alike: defaultdict[tuple[str, int], list[Past]] = defaultdict(list)
         with suppress(OSError, ValueError, TypeError):  # a damaged file is as good as none
             lines = self.path.read_text("utf-8").splitlines()[-KEPT:]
-            self.builds = [Past(**json.loads(line)) for line in lines]
+            for past in [Past(**json.loads(line)) for line in lines]:
+                self._add(past)
 
     def remember(self, spec: BuildSpec, outcome: Outcome) -> None:
-        """What the build of `spec` took."""
+        """What the build of `spec` took; nothing of one that found stages in the cache, for the next may not."""
+        if outcome.report is not None and outcome.report.kept:
+            return
         past = Past(spec.entry_name, kind(spec), weights_of(spec), round(outcome.seconds, 3), outcome.memory)
-        self.builds.append(past)
+        self._add(past)
         with suppress(OSError):  # a full or read-only disk
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(asdict(past)) + "\n")
 
     def expected(self, spec: BuildSpec) -> Expected:
-        """By its own last build, else by those of its kind with weights of about that size, else by its size alone."""
+        """By its own last build, else by those of its kind with weights of that size, else by its size alone."""
         weights = weights_of(spec)
-        alike = [past for past in self.builds if past.kind == kind(spec) and _alike(past.weights, weights)]
-        own = [past for past in alike if past.name == spec.entry_name]
-        return _of(own[-1:] or alike) or Expected(None, BASE + TIMES * weights)
+        own = self.own.get((spec.entry_name, kind(spec), _size(weights)))
+        builds = self.alike[kind(spec), _size(weights)] if own is None else [own]
+        if not builds:
+            return Expected(None, BASE + TIMES * weights)
+        seconds, memory = [past.seconds for past in builds], [past.memory for past in builds]
+        return Expected(statistics.median(seconds), max(memory))
+
+    def _add(self, past: Past) -> None:
+        self.own[past.name, past.kind, _size(past.weights)] = past
+        alike = self.alike[past.kind, _size(past.weights)]
+        alike.append(past)
+        del alike[:-RECENT]
 
 
-def _of(builds: Sequence[Past]) -> Expected | None:
-    if not builds:
-        return None
-    return Expected(statistics.median(past.seconds for past in builds), max(past.memory for past in builds))
-
-
-def _alike(one: int, other: int) -> bool:
-    return one <= ALIKE * other and other <= ALIKE * one
+def _size(weights: int) -> int:
+    """The same of weights of which the larger are less than twice the smaller, mostly."""
+    return weights.bit_length()
 
 
 def kind(spec: BuildSpec) -> str:

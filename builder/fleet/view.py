@@ -98,9 +98,10 @@ class Screen(View):
 def _end_of(outcome: Outcome) -> str:
     if outcome.report is None:
         return f"✗ {outcome.name}: {outcome.error}"
+    kept = ", with what the cache had" * bool(outcome.report.kept)
     warnings = f", {len(outcome.report.warnings)} warnings" * bool(outcome.report.warnings)
     size = f", {outcome.memory / 1e6:.0f} MB" * bool(outcome.memory)
-    return f"✓ {outcome.name}: version {outcome.report.version} in {duration(outcome.seconds)}{size}{warnings}"
+    return f"✓ {outcome.name}: version {outcome.report.version} in {duration(outcome.seconds)}{size}{kept}{warnings}"
 
 
 def plan_line(plan: Plan, workers: int, budget: int) -> str:

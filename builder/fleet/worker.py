@@ -22,8 +22,11 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _leave)
     jobs: SimpleQueue[Job] = SimpleQueue()
     threading.Thread(target=_receive, args=(connection, jobs), daemon=True).start()
-    while True:
-        connection.send(carry_out(jobs.get(), name, connection.send))
+    try:
+        while True:
+            connection.send(carry_out(jobs.get(), name, connection.send))
+    except SystemExit:  # what a build had begun is undone; torch takes seconds to be taken down
+        os._exit(0)
 
 
 def _receive(connection: Connection, jobs: SimpleQueue[Job]) -> None:

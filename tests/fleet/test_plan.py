@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from builder.cache.keys import build_key
-from builder.fleet.executor import Outcome
+from builder.fleet.executor import Outcome, Progress
 from builder.fleet.history import History
 from builder.fleet.plan import Plan, plan_builds
 from builder.fleet.processes import Claim, fits
-from builder.fleet.view import duration, plan_document, plan_line, summary
+from builder.fleet.view import Screen, duration, plan_document, plan_line, summary, view
 from builder.report.record import read_report
 from builder.spec import BuildSpec, make_spec
 
@@ -114,7 +116,7 @@ def test_what_builds_took_says_what_others_will_take(tmp_path: Path) -> None:
 def test_a_damaged_history_is_none(tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache" / "builds.jsonl").write_text('{"name": 1}\n')
-    assert History().builds == []
+    assert History().own == {}
 
 
 def test_the_order_of_builds_and_their_cores(tmp_path: Path) -> None:
@@ -149,3 +151,25 @@ def test_a_summary_names_what_failed_and_why(make: Make) -> None:
     assert failed[1:] == ["✗ other: no good"]
     assert numbers == "0 built, 1 unchanged, 2 failed in 1 min 15 s; the largest build took 900 MB"
     assert (duration(3.21), duration(7800)) == ("3.2 s", "2 h 10 min")
+
+
+def test_the_screen_has_a_line_for_each_worker_and_a_bar_for_all(make: Make) -> None:
+    plan = _plan(make(name="one"), make(name="two"), make(name="three"))
+    console = Console(file=StringIO(), force_terminal=True, width=120)
+    with view(console, plan, 2) as shown:
+        assert isinstance(shown, Screen)
+        shown.say(Progress("one", "worker 1", "export"))
+        shown.say(Progress("two", "worker 2", "loading torch"))
+        assert _text(shown) == ["worker 1 one export 0 s", "worker 2 two loading torch 0 s", "0/3"]
+        shown.say(Outcome("two", "worker 2", 1.5, error="no good"))
+        shown.say(Progress("three", "worker 2", "resolve"))
+        assert _text(shown) == ["worker 1 one export 0 s", "worker 2 three resolve 0 s", "1/3"]
+    assert "✗ two: no good" in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+def _text(shown: Screen) -> list[str]:
+    """The lines of the live part; of the bar only how many builds have ended."""
+    console = Console(width=120, record=True, file=StringIO())
+    console.print(shown._render())
+    lines = [" ".join(line.split()) for line in console.export_text().splitlines()]
+    return [next((word for word in line.split() if "/" in word), line) for line in lines]
