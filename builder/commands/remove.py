@@ -15,14 +15,28 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument("name", help="name of the model")
     arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
+    arguments.add_argument(
+        "--url",
+        metavar="HOST:PORT",
+        help="gRPC address of a running server that is to unload it, when its last request is answered; it has to run "
+        "with --model-control-mode=explicit, as build-repo serve does, on this repository",
+    )
     return arguments
 
 
 def run(options: argparse.Namespace) -> int:
+    from builder.serve.control import Control
     from builder.triton.transaction import recover
     from builder.triton.versions import remove
 
     recover(options.repository)
-    gone = remove(options.repository, options.name)
-    screen.print(f"removed {' and '.join(gone)} from {options.repository}", highlight=False)
+    if options.url is None:
+        gone, where = remove(options.repository, options.name), f"{options.repository}"
+    else:
+        with Control(options.url, options.repository) as control:
+            control.versions(options.name)  # where nobody answers, nothing is gone
+            gone, where = remove(options.repository, options.name), f"{options.repository} and {options.url}"
+            for model in gone:
+                control.unload(model)
+    screen.print(f"removed {' and '.join(gone)} from {where}", highlight=False)
     return 0

@@ -161,7 +161,13 @@ def _drive(command: list[str], environment: dict[str, str], client: Client, plac
         lines = [line for line in (finished.stdout + finished.stderr).splitlines() if line.strip()]
         raise ServeError(f"perf_analyzer measured nothing: {lines[-1] if lines else 'it said nothing'}")
     if client.signature.streams:
-        return from_export(json.loads(export.read_text("utf-8", errors="replace")))
+        try:
+            return from_export(json.loads(export.read_text("utf-8", errors="replace")))
+        except (OSError, ValueError) as error:
+            raise ServeError(
+                f"perf_analyzer ended, with status {finished.returncode}, while it wrote what it saw ({error}); "
+                f"measure {client.name} again"
+            ) from error
     return from_csv(report.read_text("utf-8"))
 
 

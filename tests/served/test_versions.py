@@ -137,6 +137,10 @@ def test_a_version_takes_the_place_of_another_only_if_it_answers_as_well(
         assert main(["rollback", "beside", "1", *where]) == 0
         assert control.versions("beside") == control.versions("beside_model") == {1}
 
+        assert main(["remove", "beside", *where]) == 0
+        assert control.versions("beside") == control.versions("beside_model") == set()
+        assert list(mine.iterdir()) == []
+
 
 def test_a_trial_says_why_a_version_must_not_take_the_place() -> None:
     answering, candidate = Side(1, [10.0] * 4), Side(2, [16.0] * 4)

@@ -205,6 +205,17 @@ def test_remove_takes_an_engine_unless_another_front_calls_it(tmp_path: Path) ->
     assert [path.name for path in tmp_path.iterdir()] == ["model_repository"]
 
 
+def test_nothing_is_removed_where_the_server_that_is_named_does_not_answer(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    repository = tmp_path / "model_repository"
+    _publish(repository, b"one")
+    before = _tree(repository)
+    assert main(["remove", "front", "--repository", str(repository), "--url", "127.0.0.1:1"]) == 1
+    assert "no Triton answers at 127.0.0.1:1" in capsys.readouterr().err
+    assert _tree(repository) == before
+
+
 def test_a_model_that_an_ensemble_has_a_step_of_is_not_removed(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
