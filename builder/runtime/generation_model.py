@@ -46,6 +46,7 @@ FAMILIES = (
     ("waiting", "GAUGE", "Sequences in the queue"),
     ("slots", "GAUGE", "Slots of the cache"),
     ("healthy", "GAUGE", "1 while the decode loop runs, 0 once it failed"),
+    ("loaded_timestamp_seconds", "GAUGE", "When the model was loaded, in seconds since 1970"),
 )
 
 

@@ -9,6 +9,7 @@ import urllib.request
 from collections.abc import Callable
 
 import numpy as np
+import pytest
 
 from builder.gateway.metrics import Metrics
 from builder.samples import TEXTS
@@ -39,6 +40,17 @@ def test_tokens_padding_and_calls_are_counted(server: Server, client: Callable[[
     assert grown["tokens"] > 500
     assert 0 < grown["padding_tokens"] < 0.1 * grown["tokens"]
     assert 2 <= grown["engine_calls"] < 20
+
+
+@pytest.mark.parametrize("name", ["pooled", "writes"])
+def test_when_a_model_was_loaded_is_said(name: str, server: Server, client: Callable[[str], Client]) -> None:
+    """So that loads are counted: changes(build_repo_loaded_timestamp_seconds[1h])."""
+    client(name)
+    url = f"http://{server.host}:{server.ports.metrics}/metrics"
+    text = urllib.request.urlopen(url, timeout=10).read().decode()
+    said = re.search(rf'build_repo_loaded_timestamp_seconds{{model="{name}",version="1"}} (\S+)', text)
+    assert said is not None
+    assert 0 < time.time() - float(said[1]) < 86_400
 
 
 def test_every_metric_of_the_dashboard_is_triton_s_or_the_gateway_s(

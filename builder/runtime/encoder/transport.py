@@ -53,6 +53,13 @@ class Metrics:
         # of this version alone: a metric of another process with the same labels goes when the first of them ends
         labels = {"model": model, "version": version}
         self.counters = {name: family.Metric(labels=labels) for name, family in self.families.items()}
+        self.loaded = pb_utils.MetricFamily(
+            name="build_repo_loaded_timestamp_seconds",
+            description="When the model was loaded, in seconds since 1970",
+            kind=pb_utils.MetricFamily.GAUGE,
+        )
+        self.loaded_at = self.loaded.Metric(labels=labels)
+        self.loaded_at.set(time.time())
         self.sent = Counts()
         self.sent_at = 0.0
 

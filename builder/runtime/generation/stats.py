@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -29,3 +30,4 @@ class Stats:
     waiting: int = 0
     slots: int = 0
     healthy: int = 1
+    loaded_timestamp_seconds: float = field(default_factory=time.time)
