@@ -1,6 +1,8 @@
 """Minutes of mixed traffic on a generating model: streams, whole answers, cancellations, disconnects, bad requests.
 
-Every answer that survives must be the one its prompt gets alone, no slot may be lost, and memory must stay flat.
+Prompts of 1 to 60 words, answers of 2 to 90 tokens, beams and log-probabilities among them. With `--kills`, `--floods`
+and `--publishes` its process is killed, it is flooded, and its versions change meanwhile. Every answer that survives
+must be the one its prompt gets alone, no slot may be lost, and memory must stay flat.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import threading
 import time
 import urllib.request
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -26,16 +29,20 @@ from builder.serve.client import Client
 from builder.serve.triton import Server, running
 from builder.spec import make_spec
 from scripts.benchmarks.circumstances import circumstances
+from scripts.benchmarks.disturbances import AT_ONCE, RECOVERY_S, Disturbances, watched
 from tests.decoders import make_decoder_checkpoint
 
 PROMPTS = 48
+EXTRAS: tuple[dict[str, int], ...] = ({}, {}, {"logprobs": 3}, {}, {"num_beams": 3}, {}, {})
 BAD = (
     {"text_input": ""},
     {"text_input": "x", "temperature": -1.0},
     {"text_input": "x", "max_tokens": 10**6},
     {"messages": "{"},
     {"text_input": "word " * 400},
+    {"text_input": "word " * 40_000},
 )
+TIMEOUT_S = 20.0  # of a request: of streams that ran in a process which was killed Triton says nothing
 
 
 @quiet_libraries()
@@ -44,6 +51,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--clients", type=int, default=12)
     parser.add_argument("--precision", default="fp32")
+    for kind, says in (
+        ("kills", "of the model's process"),
+        ("floods", f"of {AT_ONCE} requests at once"),
+        ("publishes", "of a new version"),
+    ):
+        parser.add_argument(f"--{kind}", type=int, default=0, metavar="N", help=f"so many {says} (default 0)")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place:
@@ -60,7 +73,8 @@ def main() -> None:
         )
         build(spec)
         with running(spec.output) as server:
-            report = {**circumstances(), **_soak(server, options.minutes, options.clients)}
+            kinds = {"kill": options.kills, "flood": options.floods, "publish": options.publishes}
+            report = {**circumstances(), **_soak(server, options.minutes, options.clients, kinds)}
     print(json.dumps(report, indent=1))
     if options.output:
         options.output.write_text(json.dumps(report, indent=1) + "\n")
@@ -68,29 +82,35 @@ def main() -> None:
     assert report["running_at_the_end"] == report["waiting_at_the_end"] == 0, "a slot was lost"
 
 
-def _soak(server: Server, minutes: float, clients: int) -> dict[str, object]:
+def _soak(server: Server, minutes: float, clients: int, kinds: Mapping[str, int]) -> dict[str, object]:
     generator = np.random.default_rng(0)
     with Client(server.url, "model") as client:
         samples, alone = [], []
         for index in range(PROMPTS):
             words = TEXTS[index % len(TEXTS)].split()
-            prompt = " ".join(words[: int(generator.integers(1, 14))])
-            samples.append({"text_input": prompt, "max_tokens": int(generator.integers(2, 90)), "ignore_eos": True})
+            prompt = " ".join(words[: int(generator.integers(1, 60 if index % 4 == 0 else 14))])
+            sample = {"text_input": prompt, "max_tokens": int(generator.integers(2, 90)), "ignore_eos": True}
+            samples.append({**sample, **EXTRAS[index % len(EXTRAS)]})
             alone.append("".join(client.ask(samples[-1])["text_output"]))
     counts: Counter[str] = Counter()
     wrong: list[str] = []
+    ended = threading.Event()
+    watcher = watched(server, ended)
+    disturbed = Disturbances(server, "model", samples, alone, wrong)
     end = time.monotonic() + 60 * minutes
     threads = [
-        threading.Thread(target=_client, args=(server.url, seed, end, samples, alone, counts, wrong))
+        threading.Thread(target=_client, args=(server.url, seed, end, samples, alone, counts, wrong, disturbed))
         for seed in range(clients)
     ]
+    threads.append(threading.Thread(target=disturbed.run, args=(60 * minutes - RECOVERY_S / 2, kinds)))
     for thread in threads:
         thread.start()
     memory = []
     while any(thread.is_alive() for thread in threads):
-        memory.append(resident_megabytes(server))
+        memory.append(megabytes(server))
         time.sleep(5)
     time.sleep(3)
+    ended.set()
     metrics = _metrics(server)
     settled = memory[len(memory) // 5 :] or memory
     return {
@@ -102,19 +122,32 @@ def _soak(server: Server, minutes: float, clients: int) -> dict[str, object]:
         "reused_prompt_tokens": metrics["reused_tokens_total"],
         "running_at_the_end": metrics["running"],
         "waiting_at_the_end": metrics["waiting"],
-        "megabytes_after_a_fifth": round(settled[0], 1),
-        "megabytes_at_the_end": round(settled[-1], 1),
+        "megabytes_after_a_fifth": round(sum(settled[0]), 1),
+        "megabytes_at_the_end": round(sum(settled[-1]), 1),
+        "megabytes_of_triton_by_minute": [round(both[0], 1) for both in memory[::12]],
+        "megabytes_of_the_model_by_minute": [round(both[1], 1) for both in memory[::12]],
+        **disturbed.counts,
+        "loaded_again": watcher.reloads.get("model", 0),
+        "back_after_s": [round(seconds, 1) for seconds in disturbed.recovered_s],
     }
 
 
 def _client(
-    url: str, seed: int, end: float, samples: list[dict], alone: list[str], counts: Counter[str], wrong: list[str]
+    url: str,
+    seed: int,
+    end: float,
+    samples: list[dict],
+    alone: list[str],
+    counts: Counter[str],
+    wrong: list[str],
+    disturbed: Disturbances,
 ) -> None:
     chance = random.Random(seed)
-    with Client(url, "model") as client:
+    with Client(url, "model", TIMEOUT_S) as client:
         while time.monotonic() < end:
             index = chance.randrange(len(samples))
             kind = chance.choices(("streamed", "whole", "left", "bad"), (60, 15, 20, 5))[0]
+            begun = time.monotonic()
             try:
                 if kind == "bad":
                     client.ask(chance.choice(BAD))
@@ -131,7 +164,9 @@ def _client(
                     answers.close()  # type: ignore[attr-defined]
                     _compare(text, alone[index][: len(text)] if kind == "left" else alone[index], wrong)
             except ServeError as error:
-                if kind != "bad":
+                if kind != "bad" and disturbed.explains(begun, time.monotonic()):
+                    kind = "cut_by_a_kill_or_a_flood"
+                elif kind != "bad":
                     wrong.append(str(error))
             counts[kind] += 1
 
@@ -143,16 +178,23 @@ def _compare(text: str, expected: str, wrong: list[str]) -> None:
 
 def resident_megabytes(server: Server) -> float:
     """Of Triton and its children."""
-    total = 0
+    return sum(megabytes(server))
+
+
+def megabytes(server: Server) -> tuple[float, float]:
+    """What is resident of Triton, and of its children, the processes of models."""
+    own = children = 0
     for status in Path("/proc").glob("[0-9]*/status"):
         try:
             text = status.read_text()
         except OSError:
             continue
         fields = dict(re.findall(r"^(PPid|Pid|VmRSS):\s+(\d+)", text, re.MULTILINE))
-        if str(server.process.pid) in (fields.get("Pid"), fields.get("PPid")):
-            total += int(fields.get("VmRSS", 0))
-    return total / 1024
+        if fields.get("Pid") == str(server.process.pid):
+            own += int(fields.get("VmRSS", 0))
+        elif fields.get("PPid") == str(server.process.pid):
+            children += int(fields.get("VmRSS", 0))
+    return own / 1024, children / 1024
 
 
 def _metrics(server: Server) -> dict[str, float]:

@@ -1,0 +1,131 @@
+"""What happens to a server while it is under load: its model's process is killed, it is flooded, its versions change.
+
+Each takes its turn, evenly spread. It says when, so that a request that met one is told from one that failed by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from tritonclient.grpc import service_pb2
+
+from builder.gateway.errors import ApiError
+from builder.gateway.tensors import add_tensor
+from builder.gateway.triton import Triton
+from builder.runtime.fields import Field
+from builder.serve.control import Control
+from builder.serve.triton import Server
+from builder.serve.watch import Watcher, children
+from builder.triton.derive import publish_settings
+
+AT_ONCE = 800  # requests of a flood, more than a queue takes
+PREFILLS = (24, 32, 48)  # of the versions that take turns: the answers are the same
+REFUSALS = (429, 503, 504)
+RECOVERY_S = 60.0
+TYPES = {str: "TYPE_STRING", bool: "TYPE_BOOL", int: "TYPE_INT32", float: "TYPE_FP32"}
+
+
+@dataclass
+class Disturbances:
+    """`samples` and what each is answered `alone`; `wrong`: what should not have come."""
+
+    server: Server
+    name: str
+    samples: Sequence[Mapping[str, Any]]
+    alone: Sequence[str]
+    wrong: list[str]
+    counts: Counter[str] = field(default_factory=Counter)
+    windows: list[tuple[float, float]] = field(default_factory=list)  # of kills and floods
+    recovered_s: list[float] = field(default_factory=list)
+
+    def run(self, seconds: float, kinds: Mapping[str, int]) -> None:
+        """So many of each kind in so many seconds."""
+        order = [kind for kind, count in kinds.items() for _ in range(count)]
+        random.Random(0).shuffle(order)
+        begun = time.monotonic()
+        for place, kind in enumerate(order, 1):
+            time.sleep(max(0.0, begun + place * seconds / (len(order) + 1) - time.monotonic()))
+            try:
+                getattr(self, f"_{kind}")(place)
+            except Exception as error:  # of a thread: whoever reads `wrong` says so
+                self.wrong.append(f"{kind}: {error!r}")
+            self.counts[kind] += 1
+
+    def explains(self, begun: float, ended: float) -> bool:
+        """Whether a request of that time may have failed because of a kill or a flood."""
+        return any(begin <= ended and begun <= end for begin, end in tuple(self.windows))
+
+    def _kill(self, turn: int) -> None:
+        (process,) = (pid for pid, (dead, name) in children(self.server.process.pid).items() if name == self.name)
+        begun = time.monotonic()
+        self.windows.append((begun, begun + RECOVERY_S))
+        os.kill(process, signal.SIGKILL)
+        while time.monotonic() < begun + RECOVERY_S:
+            time.sleep(0.2)
+            now = {pid: name for pid, (dead, name) in children(self.server.process.pid).items() if not dead}
+            if self.name in now.values() and asyncio.run(self._answers()):
+                self.recovered_s.append(time.monotonic() - begun)
+                self.windows[-1] = (begun, time.monotonic())
+                return
+        self.wrong.append(f"the model did not come back within {RECOVERY_S:g} s")
+
+    async def _answers(self) -> bool:
+        triton = Triton(self.server.url)
+        try:
+            return await asyncio.wait_for(self._one(triton, 0), 5) == self.alone[0]
+        except (ApiError, TimeoutError):
+            return False
+        finally:
+            await triton.close()
+
+    def _flood(self, turn: int) -> None:
+        begun = time.monotonic()
+        self.windows.append((begun, float("inf")))
+        asyncio.run(self._all_at_once())
+        self.windows[-1] = (begun, time.monotonic())
+
+    async def _all_at_once(self) -> None:
+        triton = Triton(self.server.url)
+        asked = [turn % len(self.samples) for turn in range(AT_ONCE)]
+        found = await asyncio.gather(*(self._one(triton, index) for index in asked), return_exceptions=True)
+        await triton.close()
+        for index, answer in zip(asked, found, strict=True):
+            if isinstance(answer, ApiError) and answer.status in REFUSALS:
+                self.counts["refused_in_a_flood"] += 1
+            elif answer != self.alone[index]:
+                self.wrong.append(f"in a flood: {answer!r} instead of {self.alone[index]!r}")
+
+    async def _one(self, triton: Triton, index: int) -> str:
+        request = service_pb2.ModelInferRequest(model_name=self.name)
+        for name, value in {**self.samples[index], "stream": True}.items():
+            add_tensor(request, Field(name, TYPES[type(value)]), [value], (1,))
+        return "".join([text async for out in triton.stream(request) for text in out["text_output"].strings()])
+
+    def _publish(self, turn: int) -> None:
+        """The same files with another setting, as a new version that takes the place while requests run."""
+        assert self.server.repository is not None
+        settings = {"serving.prefill_tokens": PREFILLS[turn % len(PREFILLS)]}
+        publish_settings(self.server.repository, self.name, settings, "a soak")
+        with Control(self.server.url, self.server.repository) as control:
+            control.switch(self.name)
+
+
+def watched(server: Server, ended: threading.Event) -> Watcher:
+    """What `build-repo serve` does for a server, until `ended`."""
+    watcher = Watcher(server, lambda text: print(f"serve: {text}", flush=True))
+
+    def look() -> None:
+        while not ended.wait(1.0):
+            watcher.look()
+
+    threading.Thread(target=look, daemon=True).start()
+    return watcher
