@@ -31,7 +31,7 @@ from builder.triton.layout import bucketed, serving_document
 from builder.variants.latency import engine_latencies
 from builder.variants.traffic import Rates, measure
 from builder.verify.mates import alike
-from builder.verify.parity import Reference, error_at, graph_error
+from builder.verify.parity import Reference, error_at, usual_references
 from builder.verify.quality import Quality, served_quality
 
 FEWEST = 16  # samples, of which half are fitted to
@@ -69,6 +69,11 @@ class Evaluator:
     def rows(self) -> Rows:
         """What rows of tokens are made of here."""
         return rows_of(self.checkpoint)
+
+    @cached_property
+    def usual(self) -> tuple[Reference, ...]:
+        """PyTorch's answers that every graph is compared with."""
+        return usual_references(self.module, self.rows, self.checkpoint.max_length)
 
     def kept(self, rung: Rung) -> float:
         """The quality of a rung, as `metric` says."""
@@ -125,8 +130,7 @@ class Evaluator:
 
     def error(self, graph: Graph) -> float:
         """The largest relative error of `graph` against PyTorch."""
-        checkpoint, per_token = self.checkpoint, encoder_task(self.checkpoint.task).per_token
-        return graph_error(graph, self.module, self.rows, checkpoint.max_length, self.spec.build_threads, per_token)
+        return self.error_on(graph, self.usual)
 
     def error_on(self, graph: Graph, references: Sequence[Reference]) -> float:
         """The largest relative error of `graph` on what PyTorch answered before."""

@@ -18,6 +18,8 @@ from builder.errors import ExportError, VerificationError
 from builder.progress import Stage
 from builder.report.record import Rung
 from builder.speed import Latencies
+from builder.variants import contention
+from builder.variants.contention import Waiting
 from builder.variants.traffic import BUSY, Rates
 
 Option = TypeVar("Option")
@@ -111,6 +113,7 @@ class _Climb(Generic[Option]):
         self.queue: list[tuple[float, int, Candidate[Option]]] = []  # the fastest first
         self.judged: list[Candidate[Option]] = []
         self.impossible: dict[str, str] = {}
+        self.waited = 0.0  # of the time in which options were timed
 
     def run(self, options: Sequence[Option]) -> Climbed[Option]:
         self._time_all(options)
@@ -127,7 +130,7 @@ class _Climb(Generic[Option]):
         return Climbed(chosen, tuple(tried), choice)
 
     def _time_all(self, options: Sequence[Option]) -> None:
-        begun = time.perf_counter()
+        begun, waiting = time.perf_counter(), Waiting()
         for number, option in enumerate(options, 1):
             left_s = (time.perf_counter() - begun) / max(number - 1, 1) * (len(options) - number + 1)
             progress = f", {number} of {len(options)}" + (f", about {left_s:.0f} s left" if number > 1 else "")
@@ -139,6 +142,7 @@ class _Climb(Generic[Option]):
                     if len(options) == 1:
                         raise
                     self.impossible[name] = str(error)
+        self.waited = waiting.share
 
     def _push(self, option: Option, left_alone: int, order: int) -> None:
         rung = self.rungs.time(option, left_alone)
@@ -204,6 +208,11 @@ class _Climb(Generic[Option]):
         if self.impossible:
             words += "; not possible: "
             words += ", ".join(f"{name} ({reason})" for name, reason in self.impossible.items())
+        if self.waited > contention.BUSY:
+            words += (
+                f"; other programs had the cores: threads waited for one {self.waited:.0%} of the time, so that times "
+                "near each other say nothing; build again while nothing else runs"
+            )
         return words
 
     def _times(self, rung: Rung) -> str:

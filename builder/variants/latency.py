@@ -17,7 +17,7 @@ from builder.export.rows import Rows
 from builder.onnx.graph import Graph
 from builder.speed import Latencies
 from builder.tasks.base import TaskGraph
-from builder.variants.timing import median_ms, pytorch_with
+from builder.variants.timing import about_ms, median_ms, pytorch_with
 
 BATCHES = (1, 8)
 LENGTHS = (16, 64, 128)
@@ -26,17 +26,24 @@ LENGTHS = (16, 64, 128)
 def pytorch_latencies(module: TaskGraph, rows: Rows, max_length: int, threads: int) -> Latencies:
     """The module as transformers runs it, with its own attention."""
     with pytorch_with(threads):
-        return _grid(module.inputs, rows, max_length, lambda feeds: module(*map(torch.from_numpy, feeds.values())))
+        return _grid(
+            module.inputs, rows, max_length, lambda feeds: module(*map(torch.from_numpy, feeds.values())), about_ms
+        )
 
 
 def engine_latencies(graph: Graph, rows: Rows, max_length: int, threads: int, spinning: bool) -> Latencies:
     """The graph in its engine, with the threads and spinning it will be served with."""
-    return _grid(graph.inputs, rows, max_length, infer_with(graph, threads, spinning))
+    engine = infer_with(graph, threads, spinning)
+    return _grid(graph.inputs, rows, max_length, engine, partial(median_ms, most=10))
 
 
 def _grid(
-    names: tuple[str, ...], rows: Rows, max_length: int, run: Callable[[dict[str, np.ndarray]], object]
+    names: tuple[str, ...],
+    rows: Rows,
+    max_length: int,
+    run: Callable[[dict[str, np.ndarray]], object],
+    timed: Callable[[Callable[[], object]], float],
 ) -> Latencies:
     lengths = sorted({min(length, max_length) for length in LENGTHS})
     feeds = {f"{b}x{n}": rows.feeds(names, [n] * b) for b, n in product(BATCHES, lengths)}
-    return {shape: median_ms(partial(run, feed), most=10) for shape, feed in feeds.items()}
+    return {shape: timed(partial(run, feed)) for shape, feed in feeds.items()}

@@ -14,7 +14,7 @@ from builder.onnx.graph import Graph
 from builder.runtime.contract import CacheType, LayerShape
 from builder.runtime.generation.executors.base import Executor
 from builder.speed import Latencies
-from builder.variants.timing import median_ms, pytorch_with
+from builder.variants.timing import about_ms, median_ms, pytorch_with
 from builder.verify.generation import geometry_of
 from builder.verify.seq2seq import Graphs
 
@@ -30,7 +30,7 @@ def pytorch_decoder(model: PreTrainedModel, threads: int) -> Latencies:
             past = model(input_ids=torch.ones((rows, CONTEXT), dtype=torch.long), use_cache=True).past_key_values
             times[f"token, {rows} rows"] = _pytorch_step(model, rows, past_key_values=past)
         prompt = torch.ones((1, 2 * CONTEXT), dtype=torch.long)
-        times["prompt of 128"] = median_ms(lambda: model(input_ids=prompt, use_cache=True, logits_to_keep=1))
+        times["prompt of 128"] = about_ms(lambda: model(input_ids=prompt, use_cache=True, logits_to_keep=1))
         return times
 
 
@@ -38,7 +38,7 @@ def pytorch_seq2seq(model: PreTrainedModel, threads: int) -> Latencies:
     """A text of 128 tokens through the encoder, and the same tokens, as transformers runs them."""
     with pytorch_with(threads):
         ids = torch.ones((1, 2 * CONTEXT), dtype=torch.long)
-        times = {"text of 128": median_ms(lambda: model.get_encoder()(input_ids=ids))}
+        times = {"text of 128": about_ms(lambda: model.get_encoder()(input_ids=ids))}
         for rows in ROWS:
             hidden = model.get_encoder()(input_ids=ids.repeat(rows, 1))
             begun = torch.ones((rows, CONTEXT), dtype=torch.long)
@@ -50,7 +50,7 @@ def pytorch_seq2seq(model: PreTrainedModel, threads: int) -> Latencies:
 def _pytorch_step(model: PreTrainedModel, rows: int, **state: Any) -> float:
     name = "decoder_input_ids" if "encoder_outputs" in state else "input_ids"
     inputs = {**state, name: torch.ones((rows, 1), dtype=torch.long)}
-    return median_ms(lambda: model(**inputs, use_cache=True))
+    return about_ms(lambda: model(**inputs, use_cache=True))
 
 
 def decoder(graph: Graph, caches: Sequence[LayerShape], vocabulary: int, threads: int, cache: CacheType) -> Latencies:

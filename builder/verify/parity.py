@@ -62,17 +62,21 @@ def _answered(module: TaskGraph, rows: Rows, length: int) -> Reference:
         ) from error
 
 
-def graph_error(graph: Graph, module: TaskGraph, rows: Rows, max_length: int, threads: int, per_token: bool) -> float:
-    """The largest relative error of `graph` against `module` over single rows, mixed batches and their reverse.
-
-    Rows of a batch are padded on the right; only positions of tokens count. Raises VerificationError for NaN.
-    """
-    infer = infer_with(graph, threads)
+def usual_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[Reference, ...]:
+    """PyTorch's answers to single rows, mixed batches and their reverse, padded on the right."""
     longest = min(max_length, USUAL)
     mixed = [min(length, longest) for length in (5, 17, 64, longest)]
     batches = ([min(5, longest)], [longest], mixed, mixed[::-1])
-    references = (reference(module, rows, lengths, seed) for seed, lengths in enumerate(batches))
-    return max(error_at(infer, graph, asked, per_token) for asked in references)
+    return tuple(reference(module, rows, lengths, seed) for seed, lengths in enumerate(batches))
+
+
+def graph_error(graph: Graph, module: TaskGraph, rows: Rows, max_length: int, threads: int, per_token: bool) -> float:
+    """The largest relative error of `graph` against `module` on those; only positions of tokens count.
+
+    Raises VerificationError for NaN.
+    """
+    infer = infer_with(graph, threads)
+    return max(error_at(infer, graph, asked, per_token) for asked in usual_references(module, rows, max_length))
 
 
 def error_at(infer: Infer, graph: Graph, asked: Reference, per_token: bool) -> float:

@@ -160,7 +160,7 @@ def test_a_document_runs_nothing(tmp_path: Path) -> None:
         Reader(io.BytesIO(pickle.dumps(os.system)), None).load()  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("name", ["topics", "writes", "sums"])
+@pytest.mark.parametrize("name", ["topics", "writes", pytest.param("sums", marks=pytest.mark.slow)])
 def test_a_stage_reads_no_option_that_its_key_leaves_out(
     checkpoint: Callable[[str], Path], tmp_path: Path, name: str
 ) -> None:

@@ -17,6 +17,7 @@ from builder.optimise.quantised import Quantised
 from builder.report.record import Rung
 from builder.spec import make_spec
 from builder.speed import Latencies
+from builder.variants import contention
 from builder.variants.candidates import Variant, VariantMaker
 from builder.variants.encoder import EncoderRungs
 from builder.variants.evaluator import Evaluator
@@ -253,3 +254,27 @@ def test_a_precision_that_loses_too_much_is_refused_with_both_measures() -> None
     rungs = precisions({"int8": (0.85, 1.2)}, [])
     with pytest.raises(VerificationError, match=r"int8 has a agreement of 0\.8500 .* perplexity is 1\.2000 of PyTorch"):
         climb(rungs, ("int8",), lambda name: nullcontext())
+
+
+@pytest.mark.parametrize(("waited", "said"), [(9, "threads waited for one 90% of the time"), (0, None)])
+def test_a_choice_says_where_other_programs_had_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited: int, said: str | None
+) -> None:
+    (tmp_path / "1").mkdir()
+    counted = tmp_path / "1" / "schedstat"
+    counted.write_text("100 100 7\n")
+    monkeypatch.setattr(contention, "TASKS", tmp_path)
+
+    class Slowed(FakeEvaluator):
+        def latency(self, graph: Graph) -> Latencies:
+            counted.write_text(f"{100 + len(self.timed) + 1} {100 + waited * (len(self.timed) + 1)} 8\n")
+            return super().latency(graph)
+
+    choice = search(Slowed({}), (SLOW, FAST)).choice
+    assert choice is not None
+    assert (said in choice) if said else ("other programs" not in choice)
+
+
+def test_where_nothing_is_counted_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contention, "TASKS", tmp_path / "none")
+    assert contention.Waiting().share == 0.0
