@@ -9,15 +9,19 @@ from __future__ import annotations
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from google.protobuf import text_format
 
 from builder.pipeline import build
+from builder.runtime.contract import HOSTED, dump_hosted
 from builder.spec import make_spec
+from builder.triton.hosting import MODELS, hosted_model
 from builder.triton.render import parse
-from builder.triton.versions import BESIDE, CONFIG, REPORT
+from builder.triton.share import share
+from builder.triton.versions import BESIDE, CONFIG, REPORT, served
 from tests.checkpoints import make_checkpoint
 
 LABELS = 3
@@ -66,6 +70,20 @@ def copy(entry: Path, repository: Path, name: str) -> None:
         _write(entry, folder, name, number)
     for file in (CONFIG, REPORT):
         (repository / name / file).write_bytes((folder / file).read_bytes())
+
+
+def host(entry: Path, repository: Path, front: str, names: Sequence[str], memory_mb: int | None = None) -> None:
+    """Copies of `entry` under `names`, all of them answered for by the shared front `front`."""
+    models = repository / front / MODELS
+    if not models.exists():
+        copy(entry, repository, names[0])
+        share(repository, front, names[:1], memory_mb)
+    for name in names:
+        if not (models / name).exists():
+            copy(entry, models, name)
+    hosted = {name: hosted_model(models / name, served(models / name) or 1) for name in names}
+    (models / HOSTED).write_text(dump_hosted(hosted), "utf-8")
+    share(repository, front, (), memory_mb)
 
 
 def label(name: str, number: int, index: int) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import math
 import os
 import random
 import re
@@ -20,7 +21,8 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,14 +36,19 @@ from builder.gateway.server import allow_connections
 from builder.samples import TEXTS
 from builder.serve.gateway import gateway
 from builder.serve.triton import Server, free_ports, running
-from builder.triton.versions import rollback
+from builder.triton.hosting import MODELS
+from builder.triton.share import share
+from builder.triton.versions import rollback, served
 from scripts.benchmarks.circumstances import circumstances, write_figures
-from scripts.benchmarks.fleet_copies import MINILM, TINY, VERSIONS, build_one, copy
+from scripts.benchmarks.fleet_copies import MINILM, TINY, VERSIONS, build_one, copy, host
 from scripts.benchmarks.gateway import Through
 
 TASK = "/v1/tasks/text-classification"
 SHORT = TEXTS[:20]  # that the larger model takes whole
 SAMPLE_S = 0.5
+SHARED = "encoders"  # the shared front
+SOME = 41  # models of a shared front, to measure what one takes
+POPULAR = 50  # models that are rolled back
 ONE_BY_ONE = 400  # requests of one client, to one model and to several
 COUNTED = re.compile(r"^build_repo_gateway_(\w+?)(?:_total)? (\S+)$", re.MULTILINE)
 
@@ -54,6 +61,9 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seconds", type=float, default=120, help="of traffic (default 120)")
     parser.add_argument("--zipf", type=float, default=1.1, help="exponent of the law of popularity (default 1.1)")
     parser.add_argument("--budget-gb", type=float, help="default: a tenth of what all would take")
+    parser.add_argument(
+        "--shared", action="store_true", help="tiny models in one shared front, whose memory is a tenth of theirs"
+    )
     parser.add_argument("--every", type=float, default=5, help="seconds from a rollback, or a kill, to the next")
     parser.add_argument("--repository", type=Path, help="keep the models here; made there where they are not")
     parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
@@ -61,7 +71,7 @@ def main(arguments: Sequence[str]) -> None:
     allow_connections()
     with tempfile.TemporaryDirectory() as place, quiet_libraries():
         repository = options.repository or Path(place) / "repository"
-        names = make_fleet(repository, options.models, options.large)
+        names = make_fleet(repository, options.models, options.large, options.shared)
         figures = measure(repository, names, options)
     Console().print_json(json.dumps(figures))
     if options.output:
@@ -71,18 +81,20 @@ def main(arguments: Sequence[str]) -> None:
     assert figures["most_mb"] <= figures["budget_mb"], "more memory than the budget"
 
 
-def make_fleet(repository: Path, tiny: int, large: int) -> list[str]:
+def make_fleet(repository: Path, tiny: int, large: int, shared: bool) -> list[str]:
     """The models of the fleet; those that are not there yet are made."""
-    wanted = {"tiny": (tiny, TINY), "large": (large, MINILM)}
-    for kind, (count, shape) in wanted.items():
-        names = [f"{kind}{index:04}" for index in range(count)]
-        missing = [name for name in names if not (repository / name).exists()]
-        if missing:
-            folder = repository.parent / f"{repository.name}-{kind}"
-            entry = folder / "one" if (folder / "one").exists() else build_one(folder, shape)
-            for name in missing:
+    wanted = {kind: shape for kind, count, shape in (("tiny", tiny, TINY), ("large", large, MINILM)) if count}
+    names = {kind: [f"{kind}{index:04}" for index in range({"tiny": tiny, "large": large}[kind])] for kind in wanted}
+    for kind, shape in wanted.items():
+        folder = repository.parent / f"{repository.name}-{kind}"
+        entry = folder / "one" if (folder / "one").exists() else build_one(folder, shape)
+        if shared and kind == "tiny":
+            host(entry, repository, SHARED, names[kind])
+            continue
+        for name in names[kind]:
+            if not (repository / name).exists():
                 copy(entry, repository, name)
-    return [f"{kind}{index:04}" for kind, (count, _) in wanted.items() for index in range(count)]
+    return [name for kind in wanted for name in names[kind]]
 
 
 @dataclass
@@ -98,8 +110,8 @@ class Seen:
 class Fleet:
     """Which version of each model is served, and since when; what was done to it, and the memory it took."""
 
-    repository: Path
-    names: Sequence[str]
+    order: Sequence[str]  # the model that is asked for most first
+    hosts: Mapping[str, Path]  # the repository that each is in
     served: dict[str, tuple[int, float]]
     processes: Processes
     rollbacks: int = 0
@@ -116,12 +128,10 @@ class Fleet:
             self.sampled.append((total(usage) / 1e6, held / 1e6, len(usage.models)))
 
     def disturb(self, every: float, dice: random.Random) -> None:
-        """Roll a model back, kill a process, and so on until it is over."""
+        """Roll back a model that is asked for often, kill a process, and so on until it is over."""
         try:
             while not self.over.wait(every):
-                alive = self.processes.usage().models
-                if alive:
-                    self._roll_back(dice.choice(sorted(alive)))
+                self._roll_back(dice.choice(self.order[:POPULAR]))
                 if not self.over.wait(every) and (alive := self.processes.usage().models):
                     self._kill(dice.choice(sorted(alive)))
         except Exception as error:  # of a thread: whoever started it says so
@@ -129,7 +139,8 @@ class Fleet:
 
     def _roll_back(self, name: str) -> None:
         number = VERSIONS[0] + VERSIONS[1] - self.served[name][0]
-        rollback(self.repository, name, number)
+        self.served[name] = (self.served[name][0], math.inf)  # until it is over either may answer
+        rollback(self.hosts[name], name, number)
         self.served[name] = (number, time.monotonic())
         self.rollbacks += 1
 
@@ -154,40 +165,65 @@ def total(usage: Usage) -> int:
 
 def measure(repository: Path, names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:
     with running(repository, on_demand=True) as server:
+        sizes = asyncio.run(sizes_of(server, repository, names, options.shared))
+    whole = {kind: sizes[kind] * sum(name.startswith(kind) for name in names) for kind in sizes}
+    budget = options.budget_gb * 1e9 if options.budget_gb else sizes["server"] + sum(whole.values()) / 10
+    if options.shared:
+        memory = int(sizes["shared"] + whole["tiny"] / 10) >> 20
+        share(repository, SHARED, (), memory)
+        budget += 0 if options.budget_gb else sizes["shared"]
+    port = free_ports().http
+    with running(repository, on_demand=True) as server, on_demand(server, repository, port, budget):
         processes = Processes(server.url)
         assert processes.find(), "the server is on this machine"
-        sizes = asyncio.run(sizes_of(server, repository, names, processes))
-        whole = sum(sizes[name.rstrip("0123456789")] for name in names)
-        budget = options.budget_gb * 1e9 if options.budget_gb else sizes["server"] + whole / 10
-        port = free_ports().http
-        more = ["--load-on-demand", "--repository", str(repository), "--memory-gb", str(budget / 1e9)]
-        with gateway(server.url, "127.0.0.1", port, *more):
-            through = Through(port)
-            figures = {
-                "models": len(names),
-                "clients": options.clients,
-                "one_takes_mb": {kind: round(size / 1e6, 1) for kind, size in sizes.items()},
-                "all_would_take_mb": round(whole / 1e6),
-                "budget_mb": round(budget / 1e6),
-            }
-            figures["one_client_ms"] = asyncio.run(one_by_one(through, names))
-            through.idle.clear()
-            fleet = Fleet(repository, names, dict.fromkeys(names, (VERSIONS[1], 0.0)), processes)
-            return figures | traffic(through, fleet, options)
+        through = Through(port)
+        figures: dict[str, Any] = {
+            "models": len(names),
+            "clients": options.clients,
+            "one_takes_mb": {kind: round(size / 1e6, 2) for kind, size in sizes.items()},
+            "all_would_take_mb": round(sum(whole.values()) / 1e6),
+            "budget_mb": round(budget / 1e6),
+        }
+        figures["one_client_ms"] = asyncio.run(one_by_one(through, names))
+        through.idle.clear()
+        tiny = repository / SHARED / MODELS if options.shared else repository
+        hosts = {name: tiny if name.startswith("tiny") else repository for name in names}
+        order = random.Random(2).sample(list(names), len(names))
+        begun = {name: (served(hosts[name] / name) or 0, 0.0) for name in names}
+        return figures | traffic(through, Fleet(order, hosts, begun, processes), options)
 
 
-async def sizes_of(server: Server, repository: Path, names: Sequence[str], processes: Processes) -> dict[str, int]:
-    """Bytes of the server, and of a model of each kind that has answered."""
-    port, found = free_ports().http, {}
-    kinds = {name.rstrip("0123456789"): name for name in reversed(names)}
-    options = ["--load-on-demand", "--repository", str(repository), "--memory-gb", "4"]
-    with gateway(server.url, "127.0.0.1", port, *options):
-        for kind, name in kinds.items():
+def on_demand(server: Server, repository: Path, port: int, budget: float) -> AbstractContextManager[Any]:
+    """A gateway that loads on demand."""
+    more = ["--load-on-demand", "--repository", str(repository), "--memory-gb", str(budget / 1e9)]
+    return gateway(server.url, "127.0.0.1", port, *more)
+
+
+async def sizes_of(server: Server, repository: Path, names: Sequence[str], shared: bool) -> dict[str, int]:
+    """Bytes of the server, of a shared front without models, and of a model of each kind that has answered."""
+    port, found, processes = free_ports().http, {}, Processes(server.url)
+    processes.find()
+    tiny, large = ([name for name in names if name.startswith(kind)] for kind in ("tiny", "large"))
+    with on_demand(server, repository, port, 4e9):
+        through = Through(port)
+        for name in [*tiny[:SOME], *large[:1]] if shared else [*tiny[:1], *large[:1]]:
             for text in SHORT[:10]:
-                await ask(Through(port), name, text)
+                assert (await ask(through, name, text))[0] == 200
             usage = processes.usage()
-            found[kind] = usage.models[name]
-    return {**found, "server": processes.usage().server}
+            if shared and name in (tiny[0], tiny[SOME - 1]):
+                found[name] = usage.models[SHARED]
+            elif name in usage.models:
+                found[kind_of(name)] = usage.models[name]
+        through.idle.clear()
+    if shared:
+        first, last = found.pop(tiny[0]), found.pop(tiny[SOME - 1])
+        found["tiny"] = (last - first) // (SOME - 1)
+        found["shared"] = first - found["tiny"]
+    return {**found, "server": usage.server}
+
+
+def kind_of(name: str) -> str:
+    return name.rstrip("0123456789")
 
 
 async def ask(through: Through, name: str, text: str) -> tuple[int, str]:
@@ -231,13 +267,12 @@ def traffic(through: Through, fleet: Fleet, options: argparse.Namespace) -> dict
 
 async def ask_all(through: Through, fleet: Fleet, options: argparse.Namespace) -> tuple[Seen, dict[str, float]]:
     seen, end = Seen(), time.monotonic() + options.seconds
-    order = random.Random(2).sample(list(fleet.names), len(fleet.names))
-    weights = np.cumsum(1 / np.arange(1, len(order) + 1) ** options.zipf)
+    weights = np.cumsum(1 / np.arange(1, len(fleet.order) + 1) ** options.zipf)
 
     async def client(number: int) -> None:
         dice = random.Random(number)
         while time.monotonic() < end:
-            name = order[int(np.searchsorted(weights, dice.random() * weights[-1]))]
+            name = fleet.order[int(np.searchsorted(weights, dice.random() * weights[-1]))]
             await one(through, fleet, name, dice.choice(SHORT), seen)
 
     await asyncio.gather(*(client(number) for number in range(options.clients)))

@@ -66,6 +66,7 @@ class FakeServer(FakeTriton):
         self.unloads: list[str] = []
         self.broken: dict[str, str] = {}
         self.dead: set[str] = set()
+        self.killed: set[str] = set()  # while they are loaded, once
         self.at_once = self.most_at_once = 0
         self.in_use: Counter[str] = Counter()
         self.unloaded_in_use: list[str] = []
@@ -83,6 +84,9 @@ class FakeServer(FakeTriton):
         if name in self.broken:
             state = f"version {version} is at UNAVAILABLE state: Internal: {self.broken[name]}"
             raise ApiError(400, f"load failed for model '{name}': {state};")
+        if name in self.killed:
+            self.killed.discard(name)
+            raise ApiError(400, f"load failed for model '{name}': Internal: Stub process '{name}_0_0' is not healthy.;")
         if self.loaded.get(name) == version:
             return
         self.loads.append(name)

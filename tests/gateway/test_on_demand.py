@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 from prometheus_client import CollectorRegistry
 
 from builder.errors import SpecError
@@ -261,6 +262,10 @@ def test_a_model_whose_process_died_is_loaded_again_for_those_who_asked(tmp_path
             assert {answer.status for answer in answers} == {200}
         assert case.triton.loads.count("embeds-a") == 2
         assert case.leases == 0
+        case.backend.residents.backoff.failures.clear()
+        case.triton.killed.add("embeds-a")
+        case.triton.loaded.clear()
+        assert (await case.embed("embeds-a")).status == 200, "killed while it was loaded"
         case.triton.dead.add("embeds-a")
         refused = await case.embed("embeds-a")
         assert (refused.status, refused.error["code"]) == (503, "model_failed"), "twice within a minute"
@@ -323,7 +328,8 @@ def test_a_model_stays_as_long_as_its_load_took(tmp_path: Path) -> None:
         await waits
         assert loading.unloads == ["embeds-a"]
 
-    asyncio.run(run())
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as the gateway's process does
+        runner.run(run())
 
 
 def test_models_that_grew_go_until_what_is_left_fits(tmp_path: Path) -> None:

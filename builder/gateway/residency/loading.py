@@ -24,6 +24,7 @@ PROCESS_POLL_S = 0.02
 INDEX_POLL_S = 0.5
 GONE_S = 120.0
 AWAY = ("unavailable", "timeout")  # codes: it is Triton that does not answer, not the model that does not load
+KILLED = "is not healthy"
 MODE = "explicit model load / unload is not allowed"
 
 
@@ -84,8 +85,17 @@ class TritonLoading:
     async def _load(self, resident: Resident) -> None:
         for engine in resident.engines:
             if not await self.triton.serves(engine, resident.version):
-                await self.triton.load(engine)
-        await self.triton.load(resident.name)
+                await self._load_one(engine)
+        await self._load_one(resident.name)
+
+    async def _load_one(self, name: str) -> None:
+        """Load a model; once more where its process was killed meanwhile."""
+        try:
+            await self.triton.load(name)
+        except ApiError as error:
+            if KILLED not in error.message:
+                raise
+            await self.triton.load(name)
 
     def _size(self, resident: Resident) -> int | None:
         processes = self.processes.of((resident.name, *resident.engines))

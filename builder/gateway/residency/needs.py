@@ -8,16 +8,20 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from builder.plan.process import PROCESS
+from builder.runtime.contract import ContractError, load_shared
 from builder.triton.render import parse
 from builder.triton.versions import CONFIG, REPORT, entries
 
 
 @dataclass(frozen=True)
 class Needs:
-    """`size`: bytes of memory; `engines`: the Triton models that it calls, which are loaded and unloaded with it."""
+    """`size`: bytes of memory; `engines`: the Triton models that it calls, which are loaded and unloaded with it;
+    `reserved`: bytes that it may come to take, however many it takes now.
+    """
 
     size: int
-    engines: tuple[str, ...]
+    engines: tuple[str, ...] = ()
+    reserved: int = 0
 
 
 def needs_of(repository: Path, name: str, number: int) -> Needs:
@@ -28,7 +32,8 @@ def needs_of(repository: Path, name: str, number: int) -> Needs:
     front, *engines = entries(repository, name, number)
     models = [repository / model for model in (front, *engines)]
     size = sum(_instances(model) * (PROCESS + _files(model / str(number))) for model in models)
-    return Needs(size + _reserved(repository / name, number), tuple(engines))
+    reserved = _shared(repository / name / str(number))
+    return Needs(max(reserved, size + _cache(repository / name, number)), tuple(engines), reserved)
 
 
 def _instances(entry: Path) -> int:
@@ -41,7 +46,15 @@ def _files(folder: Path) -> int:
     return sum(entry.stat().st_size for entry in os.scandir(folder) if entry.is_file())
 
 
-def _reserved(entry: Path, number: int) -> int:
+def _shared(folder: Path) -> int:
+    """What a shared front may take, with all models that it hosts; 0 of another front."""
+    try:
+        return load_shared(folder).memory_mb << 20
+    except ContractError:
+        return 0
+
+
+def _cache(entry: Path, number: int) -> int:
     """What the build of a generating model says its cache takes."""
     for place in (entry / str(number) / REPORT, entry / REPORT):
         if place.is_file():

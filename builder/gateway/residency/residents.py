@@ -13,7 +13,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Protocol
 
@@ -38,13 +38,16 @@ class State(Enum):
 
 @dataclass(eq=False)
 class Resident:
-    """A model that is loaded, or is about to be. `size`: bytes; `stays_until`: it is not unloaded for others before."""
+    """A model that is loaded, or is about to be. `size`: bytes, at least those `reserved`; `stays_until`: it is not
+    unloaded for others before.
+    """
 
     name: str
     stamp: Stamp | None  # of the configuration that it was loaded with; None where nobody knows
     version: str
     state: State = State.LOADING
     size: int = 0
+    reserved: int = 0
     engines: tuple[str, ...] = ()
     leases: int = 0
     waiting: int = 0
@@ -103,7 +106,7 @@ class Residents:
         self.leaving: set[Resident] = set()
         self.seekers: list[Seeker] = []
         self.known: dict[str, tuple[str, int]] = {}  # (version, bytes) of what was measured
-        self.timer: asyncio.TimerHandle | None = None
+        self.looks_at = -1.0  # by the loop's clock: when room is made again
         measures.budget.set(budget)
 
     async def lease(self, name: str) -> Resident:
@@ -216,7 +219,7 @@ class Residents:
         try:
             await self._gone({resident.name})
             needs = await self._needs(resident)
-            resident.engines = needs.engines
+            resident.engines, resident.reserved = needs.engines, needs.reserved
             await self._gone(set(needs.engines))
             await self._room(resident, needs.size)
             started = self.now()
@@ -226,7 +229,8 @@ class Residents:
             raise
         resident.state, resident.since = State.READY, self.now()
         resident.stays_until = resident.since + (resident.since - started)  # as long as its load took, at least
-        resident.size = needs.size if size is None else max(self._known(resident), int(GROWS * size))
+        grown = needs.size if size is None else max(self._known(resident), int(GROWS * size))
+        resident.size = max(grown, needs.reserved)
         self.measures.loads.inc()
         self.measures.load_s.observe(self.now() - begun)
         if before is not None:
@@ -237,7 +241,7 @@ class Residents:
 
     async def _needs(self, resident: Resident) -> Needs:
         needs = await self.loading.needs(resident.name, resident.version)
-        return Needs(self._known(resident) or needs.size, needs.engines)
+        return replace(needs, size=max(self._known(resident) or needs.size, needs.reserved))
 
     def _known(self, resident: Resident) -> int:
         """Bytes that this version took when it was looked at; 0 where it never was."""
@@ -346,10 +350,11 @@ class Residents:
     def _look_again(self, delay: float) -> None:
         """Make room in `delay` seconds, or earlier."""
         loop = asyncio.get_running_loop()
-        if self.timer is None or self.timer.cancelled() or not loop.time() <= self.timer.when() <= loop.time() + delay:
-            if self.timer is not None:
-                self.timer.cancel()
-            self.timer = loop.call_later(delay, self._make_room)
+        now = loop.time()
+        if now <= self.looks_at <= now + delay:
+            return
+        self.looks_at = now + delay
+        loop.call_later(delay, self._make_room)
 
     def _evict(self, resident: Resident) -> None:
         self.measures.evictions.inc()
@@ -386,7 +391,7 @@ class Residents:
                 await asyncio.wait({other.task})
 
     def _weigh(self, resident: Resident, size: int) -> None:
-        resident.size = size
+        resident.size = max(size, resident.reserved)
         self.known[resident.name] = (resident.version, size)
 
     def _count(self) -> None:
