@@ -20,7 +20,7 @@ from transformers import PreTrainedModel
 
 from builder.cache.entries import Entries
 from builder.cache.folder import cache_home, is_off
-from builder.cache.keys import checkpoint_facts, key_of, options_of, own_files, surroundings
+from builder.cache.stage_keys import stage_keys
 from builder.checkpoint.resolve import Checkpoint
 from builder.export.encoder import task_graph
 from builder.families import Family
@@ -39,52 +39,7 @@ Fused = TypeVar("Fused")
 Exact = TypeVar("Exact")
 Chosen = TypeVar("Chosen")
 
-EXPORT = ("task", "max_length", "pooling", "beams", "max_answer")
-REFERENCE = (*EXPORT, "target", "engine", "instances", "threads", "machine", "serving")
-EXACT = (*REFERENCE, "level", "triton", "executor", "gpu", "truncate")
-# What stages before the layout do not read: how requests wait for one another, and what Triton is told of the front.
-LAID_OUT = ("name", "max_batch_size", "max_queue_delay_us")
-SERVING_LAID_OUT = (
-    "preferred_batch_sizes",
-    "queue",
-    "priority_levels",
-    "default_priority",
-    "front_instances",
-    "warm_up",
-    "response_cache",
-    "rate_limiter",
-    "rate_limiter_priority",
-    "optimization_level",
-    "prefill_tokens",
-    "prefix_cache",
-    "tool_parser",
-    "batch_dimension",
-    "metadata",
-)
 READABLE = ("builder.", "numpy", "collections", "pathlib")  # modules whose classes a document may name
-
-
-def stage_keys(spec: BuildSpec) -> dict[str, str]:
-    """The key of each stage of `spec`. Raises CheckpointError and SpecError."""
-    options = options_of(spec)
-    options["serving"] = {name: v for name, v in options["serving"].items() if name not in SERVING_LAID_OUT}
-    around, files = surroundings(), own_files(spec)
-    made = {**checkpoint_facts(spec), "code": around["code"], "libraries": around["libraries"]}
-    measured = {**made, **around, "samples": files["samples"]}
-    exact = {**measured, "options": _some(options, EXACT), "fits": spec.fits}
-    every = {name: value for name, value in options.items() if name not in LAID_OUT}
-    facts = {
-        "export": {**made, "options": _some(options, EXPORT)},
-        "reference": {**measured, "options": _some(options, REFERENCE)},
-        "fuse": exact,
-        "verify": exact,
-        "climb": {**measured, "options": every, "graph": files["graph"]},
-    }
-    return {stage: key_of({"stage": stage, **facts[stage]}) for stage in facts}
-
-
-def _some(options: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    return {name: options[name] for name in names}
 
 
 def keeping(

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from builder.cache.keys import build_key
 from builder.commands import screen, screen_table
 from builder.engines.gpu import CARDS
 from builder.errors import SpecError
@@ -106,7 +105,7 @@ def _kind(annotation: Any) -> tuple[Any, list[Any] | None]:
 def run(options: argparse.Namespace) -> int:
     specs = _specs(options)
     with screen.status("looking at checkpoints and at what is published"):
-        plan = plan_builds(specs, build_key, History(), options.rebuild)
+        plan = plan_builds(specs, History(), options.rebuild)
     if options.dry_run or options.workers is not None or len(specs) > 1:
         return _many(plan, options)
     (model,) = plan.models

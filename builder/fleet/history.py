@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from builder.cache.folder import cache_home
+from builder.cache.stage_keys import ORDER
 from builder.fleet.executor import Outcome
 from builder.spec import BuildSpec
 
@@ -22,13 +23,17 @@ TIMES = 4  # the weights' bytes: PyTorch's, the export's, the graph that is veri
 
 @dataclass(frozen=True)
 class Past:
-    """One build that was: `weights` and `memory` in bytes; `kind`: the options that decide how much there is to do."""
+    """One build that was: `weights` and `memory` in bytes; `kind`: what decides how much there is to do."""
 
     name: str
     kind: str
     weights: int
     seconds: float
     memory: int
+
+    @property
+    def size(self) -> int:
+        return _size(self.weights)
 
 
 @dataclass(frozen=True)
@@ -52,29 +57,34 @@ class History:
                 self._add(past)
 
     def remember(self, spec: BuildSpec, outcome: Outcome) -> None:
-        """What the build of `spec` took; nothing of one that found stages in the cache, for the next may not."""
-        if outcome.report is not None and outcome.report.kept:
-            return
-        past = Past(spec.entry_name, kind(spec), weights_of(spec), round(outcome.seconds, 3), outcome.memory)
+        """What the build of `spec` took."""
+        kept = {} if outcome.report is None else outcome.report.kept
+        furthest = next((stage for stage in reversed(ORDER) if stage in kept), None)
+        past = Past(spec.entry_name, kind(spec, furthest), weights_of(spec), round(outcome.seconds, 3), outcome.memory)
         self._add(past)
         with suppress(OSError):  # a full or read-only disk
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(asdict(past)) + "\n")
 
-    def expected(self, spec: BuildSpec) -> Expected:
-        """By its own last build, else by those of its kind with weights of that size, else by its size alone."""
+    def expected(self, spec: BuildSpec, kept: str | None = None) -> Expected:
+        """By its own last build, else by those of its kind with weights of that size, else by its size alone.
+
+        `kept`: the stage after which it begins, because the cache has what that made. Where no such build is known, one
+        that begins with the first says how long it takes at most.
+        """
         weights = weights_of(spec)
-        own = self.own.get((spec.entry_name, kind(spec), _size(weights)))
-        builds = self.alike[kind(spec), _size(weights)] if own is None else [own]
-        if not builds:
-            return Expected(None, BASE + TIMES * weights)
-        seconds, memory = [past.seconds for past in builds], [past.memory for past in builds]
-        return Expected(statistics.median(seconds), max(memory))
+        for of_kind in dict.fromkeys((kind(spec, kept), kind(spec, None))):
+            own = self.own.get((spec.entry_name, of_kind, _size(weights)))
+            builds = self.alike[of_kind, _size(weights)] if own is None else [own]
+            if builds:
+                seconds, memory = [past.seconds for past in builds], [past.memory for past in builds]
+                return Expected(statistics.median(seconds), max(memory))
+        return Expected(None, BASE + TIMES * weights)
 
     def _add(self, past: Past) -> None:
-        self.own[past.name, past.kind, _size(past.weights)] = past
-        alike = self.alike[past.kind, _size(past.weights)]
+        self.own[past.name, past.kind, past.size] = past
+        alike = self.alike[past.kind, past.size]
         alike.append(past)
         del alike[:-RECENT]
 
@@ -84,9 +94,10 @@ def _size(weights: int) -> int:
     return weights.bit_length()
 
 
-def kind(spec: BuildSpec) -> str:
-    """The options that decide how much there is to do."""
-    return " ".join(map(str, (spec.target, spec.precision, spec.engine, spec.level, spec.prune is not None)))
+def kind(spec: BuildSpec, kept: str | None) -> str:
+    """The options that decide how much there is to do, and the stage after which it begins."""
+    pruned = "pruned" if spec.prune is not None else "whole"
+    return " ".join(map(str, (spec.target, spec.precision, spec.engine, spec.level, pruned, f"after {kept}")))
 
 
 def weights_of(spec: BuildSpec) -> int:

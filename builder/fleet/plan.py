@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import count
 from typing import Literal
 
-from builder.errors import BuilderError, RepositoryError
+from builder.cache.keys import build_key
+from builder.cache.stage_keys import furthest_kept
+from builder.errors import CheckpointError, RepositoryError, SpecError
 from builder.fleet.executor import Job
 from builder.fleet.history import Expected, History
 from builder.fleet.published import newest
@@ -18,17 +20,20 @@ from builder.report.record import BuildReport
 from builder.spec import BuildSpec
 
 Status = Literal["new", "changed", "unchanged", "refused"]
+NOTHING = Expected(0.0, 0)
 
 
 @dataclass(frozen=True)
 class Planned:
-    """One model. `why`: what is known of its status, in words; `report`: of the version that is published already."""
+    """One model. `why`: what is known of its status, in words; `report`: of the version that is published already;
+    `kept`: the last stage that the cache has, so that a build begins after it."""
 
     spec: BuildSpec
     status: Status
-    expected: Expected
+    expected: Expected = NOTHING
     why: str = ""
     report: BuildReport | None = None
+    kept: str | None = None
 
     @property
     def name(self) -> str:
@@ -85,28 +90,31 @@ class Plan:
         return [Job(m.spec, m.expected.memory, cores if m.spec.chooses_by_time else share) for m in self.builds]
 
 
-def plan_builds(
-    specs: Sequence[BuildSpec], key: Callable[[BuildSpec], str], history: History, rebuild: bool = False
-) -> Plan:
-    """Look at each checkpoint and at what is published of it. `rebuild`: have all built, changed or not.
-
-    `key`: what a build depends on (builder/cache/keys.py).
-    """
-    return Plan(tuple(_planned(spec, key, history, rebuild) for spec in specs))
+def plan_builds(specs: Sequence[BuildSpec], history: History, rebuild: bool = False) -> Plan:
+    """Look at each checkpoint and at what is published of it. `rebuild`: have all built, changed or not."""
+    return Plan(tuple(_planned(spec, history, rebuild) for spec in specs))
 
 
-def _planned(spec: BuildSpec, key: Callable[[BuildSpec], str], history: History, rebuild: bool) -> Planned:
-    expected = history.expected(spec)
+def _planned(spec: BuildSpec, history: History, rebuild: bool) -> Planned:
     try:
-        wanted = key(spec)
-    except BuilderError as error:
-        return Planned(spec, "refused", expected, str(error))
+        found = _published(spec, rebuild)
+        if not found.is_built:
+            return found
+        kept = furthest_kept(spec)
+    except (CheckpointError, SpecError) as error:
+        return Planned(spec, "refused", why=str(error))
+    return replace(found, kept=kept, expected=history.expected(spec, kept))
+
+
+def _published(spec: BuildSpec, rebuild: bool) -> Planned:
+    """What is published of it. Raises CheckpointError and SpecError."""
+    wanted = build_key(spec)
     try:
         report = newest(spec)
     except RepositoryError as error:
-        return Planned(spec, "changed", expected, str(error))
+        return Planned(spec, "changed", why=str(error))
     if report is None:
-        return Planned(spec, "new", expected)
+        return Planned(spec, "new")
     if rebuild or report.build_key != wanted:
-        return Planned(spec, "changed", expected, "--rebuild" if rebuild else "", report)
-    return Planned(spec, "unchanged", expected, f"version {report.version}", report)
+        return Planned(spec, "changed", why="--rebuild" if rebuild else "", report=report)
+    return Planned(spec, "unchanged", why=f"version {report.version}", report=report)

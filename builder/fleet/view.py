@@ -107,6 +107,8 @@ def _end_of(outcome: Outcome) -> str:
 def plan_line(plan: Plan, workers: int, budget: int) -> str:
     """The plan in a line."""
     counts = ", ".join(f"{number} {status}" for status, number in plan.counts.items())
+    cached = sum(model.kept is not None for model in plan.builds)
+    counts += f" ({cached} with stages in the cache)" * bool(cached)
     if not plan.builds:
         return f"{len(plan.models)} models: {counts}"
     seconds = plan.seconds(workers)
@@ -122,11 +124,12 @@ def plan_table(plan: Plan) -> Table:
     """What is to be done of each model that is not unchanged, the first of them one by one."""
     listed = [model for model in plan.models if model.status != "unchanged"]
     table = Table(title_justify="left", caption_justify="left")
-    for title in ("model", "", "seconds", "MB"):
+    for title in ("model", "", "kept in the cache", "seconds", "MB"):
         table.add_column(title, justify="right" if title in ("seconds", "MB") else "left")
     for model in listed[:ROWS]:
         status = f"{model.status}: {model.why}" if model.why else model.status
-        table.add_row(model.name, escape(status), _seconds(model), f"{model.expected.memory / 1e6:.0f}")
+        kept = f"up to {model.kept}" if model.kept else ""
+        table.add_row(model.name, escape(status), kept, _seconds(model), f"{model.expected.memory / 1e6:.0f}")
     table.caption = f"and {len(listed) - ROWS} more" if len(listed) > ROWS else None
     return table
 
@@ -134,7 +137,7 @@ def plan_table(plan: Plan) -> Table:
 def plan_document(plan: Plan, workers: int, budget: int) -> dict[str, Any]:
     """The plan as JSON: bytes and seconds."""
     models = [
-        {"name": m.name, "model": m.spec.model, "status": m.status, "why": m.why, **asdict(m.expected)}
+        {"name": m.name, "model": m.spec.model, "status": m.status, "why": m.why, "kept": m.kept, **asdict(m.expected)}
         for m in plan.models
     ]
     return {"models": models, "workers": workers, "memory": budget, "seconds": plan.seconds(workers) if models else 0}

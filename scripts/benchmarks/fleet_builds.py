@@ -61,10 +61,12 @@ def main(arguments: Sequence[str]) -> None:
     executors = [name for name in options.executors.split(",") if name != "ray" or importlib.util.find_spec("ray")]
     with tempfile.TemporaryDirectory() as place, quiet_libraries():
         checkpoints = make_checkpoints(Path(place) / "checkpoints", options.models)
-        figures = {name: measure(Path(place) / name, name, checkpoints) for name in executors}
-    show(figures, options.models)
-    if options.output:
-        write_figures(options.output, {**circumstances(), "models": options.models, "builds": figures})
+        figures = {}
+        for name in executors:
+            figures[name] = measure(Path(place) / name, name, checkpoints)
+            show(figures, options.models)
+            if options.output:
+                write_figures(options.output, {**circumstances(), "models": options.models, "builds": figures})
 
 
 def make_checkpoints(folder: Path, count: int) -> list[Path]:

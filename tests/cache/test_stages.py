@@ -16,9 +16,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from builder.cache import keys, stages
+from builder.cache import keys
 from builder.cache.entries import Entries
-from builder.cache.stages import EXACT, EXPORT, LAID_OUT, REFERENCE, SERVING_LAID_OUT, Reader
+from builder.cache.stage_keys import EXACT, EXPORT, LAID_OUT, REFERENCE, SERVING_LAID_OUT, stage_keys
+from builder.cache.stages import Reader
 from builder.checkpoint.resolve import resolve
 from builder.errors import VerificationError
 from builder.families import begin, encoder
@@ -212,4 +213,4 @@ def test_entries_know_what_they_are(again: Counted, tmp_path: Path) -> None:
     found = [entry for entry, _ in Entries(tmp_path / "cache").all()]
     assert {entry.stage for entry in found} == set(STAGES)
     assert {entry.model for entry in found} == {"topics"}
-    assert set(stages.stage_keys(make_spec(model=str(tmp_path)))) == set(STAGES)
+    assert set(stage_keys(make_spec(model=str(tmp_path)))) == set(STAGES)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from builder.cache.keys import build_key
 from builder.fleet.executor import Outcome, Progress
 from builder.fleet.history import History
 from builder.fleet.plan import Plan, plan_builds
@@ -42,7 +41,7 @@ def make(small_repository: Path, checkpoint: Callable[[str], Path]) -> Make:
 
 
 def _plan(*specs: BuildSpec, rebuild: bool = False) -> Plan:
-    return plan_builds(specs, build_key, History(), rebuild)
+    return plan_builds(specs, History(), rebuild)
 
 
 def test_what_is_new_changed_unchanged_or_refused(make: Make, tmp_path: Path) -> None:
@@ -106,7 +105,7 @@ def test_what_builds_took_says_what_others_will_take(tmp_path: Path) -> None:
     assert large.memory > 1_000_000_000
     other_kind = make_spec(model=specs["first"].model, precision="int8", output=tmp_path / "out")
     assert again.expected(other_kind).seconds is None
-    plan = plan_builds(list(specs.values()), build_key, again)
+    plan = plan_builds(list(specs.values()), again)
     assert plan.seconds(1) == pytest.approx(6 + 5 + 5.5)
     assert plan.seconds(2) == pytest.approx((6 + 5 + 5.5) / 2)
     assert "about 8.2 s on 2 workers, 2.0 of 10.0 GB" in plan_line(plan, 2, 10**10)
@@ -130,7 +129,7 @@ def test_the_order_of_builds_and_their_cores(tmp_path: Path) -> None:
     ]
     history.remember(specs[3], Outcome("c", "worker 1", 60.0, 10**9))
     history.remember(specs[0], Outcome("a", "worker 1", 2.0, 10**9))
-    plan = plan_builds(specs, build_key, history)
+    plan = plan_builds(specs, history)
     jobs = plan.jobs(cores=8, workers=3)
     assert [(job.name, job.cores) for job in jobs] == [("c", 2), ("a", 2), ("b", 2), ("timed", 8)]
 
