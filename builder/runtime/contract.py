@@ -8,6 +8,7 @@ Standard library only, Python 3.10: the build imports this module, and a copy of
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import types
 import typing
@@ -351,6 +352,12 @@ def _read(kind: Any, value: Any, where: str) -> Any:
     raise ContractError(f"{where} is {value!r}; expected {getattr(kind, '__name__', kind)}. Build the model again")
 
 
+@functools.lru_cache(maxsize=None)
+def _hints(kind: Any) -> Mapping[str, Any]:
+    """The types of a dataclass's fields; to evaluate them takes longer than to read what has them."""
+    return typing.get_type_hints(kind)
+
+
 def _read_union(kinds: Sequence[Any], value: Any, where: str) -> Any:
     if value is None and type(None) in kinds:
         return None
@@ -370,7 +377,7 @@ def _is_subclass(origin: Any, base: type) -> bool:
 def _read_fields(kind: Any, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise ContractError(f"{where} is {value!r}; expected a mapping. Build the model again")
-    hints = typing.get_type_hints(kind)
+    hints = _hints(kind)
     known = {entry.name for entry in dataclasses.fields(kind)}
     required = {
         entry.name

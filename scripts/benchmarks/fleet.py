@@ -1,11 +1,11 @@
-"""Many models: how they are built (`scripts/bench fleet builds`) and served (`scripts/bench fleet serving`)."""
+"""Many models: `scripts/bench fleet builds`, how they are built, `serving`, on demand, and `shared`, by one front."""
 
 from __future__ import annotations
 
 import importlib
 import sys
 
-PARTS = ("builds", "serving")
+PARTS = ("builds", "serving", "shared")
 
 
 def main() -> None:
