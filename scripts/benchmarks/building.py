@@ -1,12 +1,14 @@
 """Where a build's time and memory go, stage by stage: `scripts/bench building`.
 
-Each build is a process of its own, as a command is. MODELS: minilm (real weights), gpt2 and llama-1b (random ones).
+Each build is a process of its own, as a command is: once without the cache of stages in each precision that is asked
+for or, with --again, over one cache: cold, the same again, and with one option changed.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -20,16 +22,24 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from builder.cache.folder import OFF, VARIABLE
 from scripts.benchmarks.circumstances import circumstances, write_figures
 
 GENERATING = {"max_length": 512, "slots": 8, "quality": 0.0, "perplexity": 1e9}  # random weights have none to lose
 OPTIONS: dict[str, dict[str, Any]] = {"minilm": {}, "gpt2": GENERATING, "llama-1b": GENERATING}
+AGAIN: dict[str, dict[str, Any]] = {
+    "cold": {},
+    "the same": {},
+    "max_batch_size": {"max_batch_size": 8},
+    "precision": {"precision": "int8"},
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench building")
     parser.add_argument("--models", default="minilm,gpt2", help=f"of {', '.join(OPTIONS)}")
-    parser.add_argument("--precision", default="fp32,auto", help="one build each")
+    parser.add_argument("--precision", default="fp32,auto", help="one build each, without --again")
+    parser.add_argument("--again", action="store_true", help="over one cache, with one option changed")
     parser.add_argument("--checkpoints", type=Path, help="keep the checkpoints made here")
     parser.add_argument("--output", type=Path, help="write all figures here, as JSON; those of other models stay")
     parser.add_argument("--one", help=argparse.SUPPRESS)  # the build of this process: a specification as JSON
@@ -43,7 +53,9 @@ def main() -> None:
         for name in options.models.split(","):
             folder = checkpoint_of(name, options.checkpoints or Path(place))
             size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-            found = {p: child(name, folder, Path(place), precision=p) for p in options.precision.split(",")}
+            cache = f"{place}/cache-{name}" if options.again else OFF
+            builds = AGAIN if options.again else {p: {"precision": p} for p in options.precision.split(",")}
+            found = {title: child(name, folder, Path(place), cache, **more) for title, more in builds.items()}
             figures["models"][name] = {"checkpoint_bytes": size, "builds": found}
             console.print(table(name, size, found))
             if options.output:
@@ -61,11 +73,11 @@ def checkpoint_of(name: str, place: Path) -> Path:
     return make_checkpoint(name, place / name)
 
 
-def child(name: str, checkpoint: Path, place: Path, **options: Any) -> dict[str, Any]:
+def child(name: str, checkpoint: Path, place: Path, cache: str, **options: Any) -> dict[str, Any]:
     """The seconds of each stage and the peak of memory of one build, in a process of its own."""
     spec = {"model": str(checkpoint), "name": name, "output": str(place / "repository"), **OPTIONS[name], **options}
     command = [sys.executable, "-m", "scripts.benchmarks.building", "--one", json.dumps(spec)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, VARIABLE: cache})
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
