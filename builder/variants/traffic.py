@@ -62,13 +62,25 @@ def measure(fronts: Mapping[str, Pipeline], requests: Sequence[Tensors]) -> dict
         front(requests[:REQUESTS])
     begun = time.perf_counter()
     for number in range(MOST_ROUNDS):
-        if number >= LEAST_ROUNDS and time.perf_counter() - begun > ENOUGH_S:
+        if number >= LEAST_ROUNDS and (time.perf_counter() - begun > ENOUGH_S or settled(list(_rates(found).values()))):
             break
         for clients in CLIENTS:
             drawn = np.random.default_rng([number, clients]).integers(len(requests), size=REQUESTS)
             batches = [[requests[i] for i in drawn[at : at + clients]] for at in range(0, REQUESTS, clients)]
             for name, front in fronts.items():
                 found[name][clients].append(REQUESTS / _seconds(front, batches))
+    return _rates(found)
+
+
+def settled(rates: Sequence[Rates]) -> bool:
+    """Whether one is faster than all others by more than noise takes, and in every round: no further round will tell
+    more."""
+    fastest = max(rates, key=lambda one: one.typical)
+    others = [one for one in rates if one is not fastest]
+    return all(one.typical < NEAR * fastest.typical and bool((fastest.rounds > one.rounds).all()) for one in others)
+
+
+def _rates(found: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[str, Rates]:
     return {name: Rates({clients: tuple(rates) for clients, rates in by.items()}) for name, by in found.items()}
 
 

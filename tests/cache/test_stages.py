@@ -26,6 +26,7 @@ from builder.families import begin, encoder
 from builder.pipeline import build
 from builder.report.record import BuildReport
 from builder.spec import BuildSpec, Serving, make_spec
+from tests.models import GENERATORS, READERS
 
 STAGES = ("export", "reference", "fuse", "verify", "climb")
 Counted = Callable[..., tuple[BuildReport, list[str]]]
@@ -207,6 +208,31 @@ def _recording(read: set[str]) -> type[BuildSpec]:
             return RecordedServing(**dict(found)) if name == "serving" else found
 
     return Recorded
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("writes", GENERATORS["writes"][1]),
+        pytest.param("writes_openvino", GENERATORS["writes_openvino"][1], marks=pytest.mark.slow),
+        pytest.param("sums", READERS["sums"][2], marks=pytest.mark.slow),
+    ],
+)
+def test_models_that_generate_are_kept_too(
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    options: dict[str, Any],
+) -> None:
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
+    spec = {"model": str(checkpoint(name)), "name": name, **options}
+    first = build(make_spec(**spec, output=tmp_path / "first"))
+    again = build(make_spec(**spec, output=tmp_path / "again"))
+    assert list(again.kept) == ["climb"]
+    assert again.files == first.files
+    smaller = {"precision": "int8", "quality": 0.0, "perplexity": 1e9}
+    assert list(build(make_spec(**spec, **smaller, output=tmp_path / "int8")).kept) == ["verify"]
 
 
 def test_entries_know_what_they_are(again: Counted, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from builder.runtime.encoder.pipeline import Answer, Pipeline
 from builder.runtime.fields import Tensors
-from builder.variants.traffic import CLIENTS, LEAST_ROUNDS, REQUESTS, Rates, measure
+from builder.variants.traffic import CLIENTS, LEAST_ROUNDS, REQUESTS, Rates, measure, settled
 
 
 def test_engines_take_turns_over_the_same_batches(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,6 +36,13 @@ def test_engines_take_turns_over_the_same_batches(monkeypatch: pytest.MonkeyPatc
     turns = [who for who, _ in seen[2:]]
     assert turns[0] == "one"
     assert turns[REQUESTS] == "two"
+
+
+def test_rounds_end_where_one_is_faster_by_more_than_noise() -> None:
+    slow, fast = Rates({1: (10.0, 10.5, 10.0)}), Rates({1: (12.0, 12.5, 12.0)})
+    assert settled([slow, fast])
+    assert not settled([slow, fast, Rates({1: (11.0, 11.5, 11.0)})]), "near the fastest"
+    assert not settled([slow, Rates({1: (12.0, 10.4, 12.0)})]), "not in every round"
 
 
 def test_what_the_figures_say() -> None:
