@@ -22,7 +22,8 @@ DEFINITIONS = Path(__file__).parent.parent / "tests" / "deploy" / "definitions"
 
 @dataclass(frozen=True)
 class Source:
-    """Where a definition is: `path` at `tag` of a repository of github.com. `kept`: of a part of it, these alone."""
+    """Where a definition is: `path` at `tag` of a repository of github.com. `kept`: of a part of it, these alone;
+    `opaque`: fields, of any depth, of which nothing is said here."""
 
     repository: str
     tag: str
@@ -30,12 +31,15 @@ class Source:
     version: str
     part: tuple[str, ...] = ()
     kept: tuple[str, ...] = ()
+    opaque: tuple[str, ...] = ()
 
 
 PREDICTOR = (
     "annotations automountServiceAccountToken autoScaling deploymentStrategy enableServiceLinks initContainers labels "
     "maxReplicas minReplicas model securityContext terminationGracePeriodSeconds topologySpreadConstraints volumes"
 )
+OF_KUBERNETES = ("template", "headService", "autoscalerOptions")
+UNSAID = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
 SOURCES = {
     "PodMonitor": Source(
         "prometheus-operator/prometheus-operator",
@@ -58,6 +62,24 @@ SOURCES = {
         ("properties", "spec", "properties", "predictor"),
         tuple(PREDICTOR.split()),
     ),
+    "RayService": Source(
+        "ray-project/kuberay",
+        "v1.7.0",
+        "ray-operator/config/crd/bases/ray.io_rayservices.yaml",
+        "v1",
+        ("properties", "spec"),
+        ("serveConfigV2", "rayClusterConfig", "serviceUnhealthySecondThreshold", "upgradeStrategy"),
+        opaque=OF_KUBERNETES,
+    ),
+    "RayJob": Source(
+        "ray-project/kuberay",
+        "v1.7.0",
+        "ray-operator/config/crd/bases/ray.io_rayjobs.yaml",
+        "v1",
+        ("properties", "spec"),
+        ("entrypoint", "shutdownAfterJobFinishes", "ttlSecondsAfterFinished", "rayClusterSpec", "submissionMode"),
+        opaque=OF_KUBERNETES,
+    ),
     "ServingRuntime": Source(
         "kserve/kserve", "v0.20.0", "config/crd/full/serving.kserve.io_servingruntimes.yaml", "v1alpha1"
     ),
@@ -67,14 +89,14 @@ SOURCES = {
 def schema(definition: dict[str, Any], source: Source) -> dict[str, Any]:
     """The schema of a version of a custom resource, without descriptions and without what is not kept."""
     (found,) = [entry for entry in definition["spec"]["versions"] if entry["name"] == source.version]
-    whole = _bare(found["schema"]["openAPIV3Schema"])
+    whole = _bare(found["schema"]["openAPIV3Schema"], source.opaque)
     if source.part:
         part = whole
         for key in source.part:
             part = part[key]
         part["properties"] = {key: part["properties"][key] for key in source.kept}
-        spec = whole["properties"]["spec"]
-        spec["properties"] = {source.part[-1]: part}
+        if source.part[-1] != "spec":
+            whole["properties"]["spec"]["properties"] = {source.part[-1]: part}
         del whole["properties"]["status"]
     group = definition["spec"]["group"]
     return {"apiVersion": f"{group}/{source.version}", "source": _address(source), "schema": whole}
@@ -84,12 +106,13 @@ def _address(source: Source) -> str:
     return f"https://github.com/{source.repository}/blob/{source.tag}/{source.path}"
 
 
-def _bare(node: Any) -> Any:
+def _bare(node: Any, opaque: tuple[str, ...]) -> Any:
     if isinstance(node, list):
-        return [_bare(entry) for entry in node]
+        return [_bare(entry, opaque) for entry in node]
     if not isinstance(node, dict):
         return node
-    return {key: _bare(value) for key, value in node.items() if not (key == "description" and isinstance(value, str))}
+    said = {key: value for key, value in node.items() if not (key == "description" and isinstance(value, str))}
+    return {key: UNSAID if key in opaque else _bare(value, opaque) for key, value in said.items()}
 
 
 def _clone(folder: Path, repository: str) -> Path:

@@ -36,7 +36,12 @@ from builder.triton.hosting import NAMES_THE_MODEL
 from scripts.documentation.code import PARAMETERS
 
 ROOT = Path(__file__).parent.parent
-CLUSTER = {"kubectl": ("apply", "create", "get", "port-forward", "rollout"), "helm": ("install", "lint", "upgrade")}
+CLUSTER = {
+    "kubectl": ("apply", "create", "get", "port-forward", "rollout"),
+    "helm": ("install", "lint", "upgrade"),
+    "ray": ("start",),
+    "serve": ("deploy", "status"),
+}
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text("utf-8"))
 BLOCK = re.compile(r"^```(?P<language>\w*)(?P<rest>[^\n]*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"(?<!`)`([^`\n]+(?:\n[^`\n]+)?)`(?!`)")

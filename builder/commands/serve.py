@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -43,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
         help="start a gateway there too, with the APIs of OpenAI, Cohere and TEI: build-repo help gateway",
     )
     add_on_demand(arguments)
+    _add_ray(arguments)
     arguments.add_argument(
         "--verify-key", type=Path, metavar="FILE", help=f"serve only what was signed: {VERIFY_KEY_HELP}"
     )
@@ -51,7 +53,31 @@ def parser() -> argparse.ArgumentParser:
     return arguments
 
 
+def _add_ray(arguments: argparse.ArgumentParser) -> None:
+    arguments.add_argument(
+        "--ray",
+        action="store_true",
+        help="replicas on a Ray cluster, behind --openai-port: the cluster of the variable RAY_ADDRESS, or one of "
+        "this machine alone; needs the extra ray",
+    )
+    arguments.add_argument(
+        "--replicas", type=_range, metavar="N[:M]", help="on Ray: at least N and at most M, by load (default 1)"
+    )
+    arguments.add_argument(
+        "--models-per-replica", type=int, metavar="N", help="on Ray: loaded at once; the last used stay (default 8)"
+    )
+
+
+def _range(text: str) -> tuple[int, int]:
+    least, _, most = text.partition(":")
+    return int(least), int(most or least)
+
+
 def run(options: argparse.Namespace) -> int:
+    if options.ray:
+        return _run_on_ray(options)
+    if options.replicas or options.models_per_replica:
+        raise SpecError("--replicas and --models-per-replica are of --ray; give that too")
     if options.load_on_demand and options.openai_port is None:
         raise SpecError("--load-on-demand needs the gateway, which loads the models: --openai-port PORT")
     if not options.load_on_demand and (options.memory_gb is not None or options.pin):
@@ -62,6 +88,32 @@ def run(options: argparse.Namespace) -> int:
     start = partial(_start, options, ports, echo)
     with contextlib.suppress(KeyboardInterrupt):
         keep_running(start, partial(_show, console, options), partial(_say, console))
+    console.print("stopped")
+    return 0
+
+
+def _run_on_ray(options: argparse.Namespace) -> int:
+    """Until Ctrl-C. Raises BuilderError."""
+    from builder.ray.cluster import cluster_address, connected, serving
+    from builder.ray.options import read_options
+
+    if options.openai_port is None or options.load_on_demand or options.strict or options.verify_key:
+        raise SpecError(
+            "--ray needs --openai-port, where clients ask, and loads models as they are asked for: leave out "
+            "--load-on-demand, --strict and --verify-key (verify first: build-repo verify)"
+        )
+    least, most = options.replicas or (1, 1)
+    given = {"repository": str(options.repository.resolve()), "min_replicas": least, "max_replicas": most}
+    if options.models_per_replica:
+        given["models_per_replica"] = options.models_per_replica
+    console, address = Console(), cluster_address()
+    with contextlib.suppress(KeyboardInterrupt), connected(address):
+        signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # Ray takes it for itself
+        with serving(read_options(given), options.host, options.openai_port):
+            _say(console, f"{least} to {most} replicas on {address or 'this machine'}")
+            console.print(f"{'OpenAI':>8}  http://{options.host}:{options.openai_port}/v1", highlight=False)
+            console.print("ready; stop with Ctrl-C", highlight=False)
+            signal.pause()
     console.print("stopped")
     return 0
 

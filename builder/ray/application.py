@@ -16,7 +16,8 @@ from builder.ray.options import Options, read_options
 from builder.ray.replica import limited
 from builder.ray.replicas import Replicas
 
-MOST_AT_ONCE = 1024  # requests that a gateway or a replica has taken: what waits for a model waits in its Triton
+MOST_AT_ONCE = 1024  # requests that a gateway has taken
+FULL = 2  # times `busy`: a replica that has so many takes no more, and its models are loaded elsewhere too
 STOP_S = 60.0  # for what runs when a replica is told to stop
 
 
@@ -38,7 +39,7 @@ def application(arguments: dict[str, Any]) -> Any:
     replicas = serve.deployment(
         limited(options.models_per_replica, serve.multiplexed),
         name="Triton",
-        max_ongoing_requests=MOST_AT_ONCE,
+        max_ongoing_requests=max(1, round(FULL * options.busy)),
         graceful_shutdown_timeout_s=STOP_S,
         autoscaling_config={
             "min_replicas": options.min_replicas,

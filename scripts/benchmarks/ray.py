@@ -1,0 +1,132 @@
+"""What Ray costs: `scripts/bench ray`.
+
+Embeddings of all-MiniLM-L6-v2 in int8, asked by clients that each wait for their answer: through the gateway over one
+Triton, and through Ray Serve with 1, 2 and 4 replicas of a Triton each, by turns. On a machine whose cores one Triton
+keeps busy this shows the overhead and how fair it is to the clients, and not how it scales.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from builder.pipeline import build
+from builder.ray.cluster import connected, serving
+from builder.ray.options import Options
+from builder.serve.gateway import gateway
+from builder.serve.triton import free_ports, running
+from builder.spec import make_spec
+from scripts.benchmarks.circumstances import circumstances, write_figures
+from scripts.benchmarks.gateway import Through
+from tests.models import minilm
+
+REPLICAS = (1, 2, 4)
+BUSY = 4  # requests at once that a replica is to have
+ROUNDS = 2
+
+
+@dataclass(frozen=True)
+class Turn:
+    """What came of one side for a while: requests of each client, and the milliseconds of each request."""
+
+    counts: list[int]
+    ms: list[float]
+    seconds: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="scripts/bench ray")
+    parser.add_argument("--repository", type=Path, help="keep the model here; built there where it is not")
+    parser.add_argument("--seconds", type=float, default=5, help="of each turn (default 5)")
+    parser.add_argument("--clients", type=int, default=32, help="that ask at once (default 32)")
+    parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        folder = options.repository or Path(place) / "repository"
+        if not (folder / "minilm").exists():
+            build(make_spec(model=str(minilm()), name="minilm", output=folder, precision="int8"))
+        port = free_ports().http
+        with running(folder) as server, gateway(server.url, "127.0.0.1", port), connected(None):
+            rows = [row for replicas in REPLICAS for row in measure(folder, replicas, port, options)]
+    show(rows)
+    if options.output:
+        write_figures(options.output, {**circumstances(), "clients": options.clients, "ray": rows})
+
+
+def measure(folder: Path, replicas: int, port: int, options: argparse.Namespace) -> list[dict[str, Any]]:
+    """The gateway and `replicas`, by turns."""
+    asked = Options(
+        repository=str(folder.resolve()), min_replicas=replicas, max_replicas=replicas, busy=BUSY, cores=0.25
+    )
+    ray_port = free_ports().http
+    with serving(asked, "127.0.0.1", ray_port):
+        sides = {"gateway": port, f"Ray, {replicas}": ray_port}
+        for side in sides.values():
+            asyncio.run(turn(side, options.clients, 3))  # every replica has loaded the model then
+        turns: dict[str, list[Turn]] = {name: [] for name in sides}
+        for _ in range(ROUNDS):
+            for name, side in sides.items():
+                turns[name].append(asyncio.run(turn(side, options.clients, options.seconds)))
+        alone = {name: asyncio.run(turn(side, 1, 2)) for name, side in sides.items()}
+    return [_row(name, replicas, turns[name], alone[name]) for name in sides]
+
+
+async def turn(port: int, clients: int, seconds: float) -> Turn:
+    """Clients that ask one request after the other."""
+    side, ms, begun = Through(port), list[float](), time.perf_counter()
+
+    async def client() -> int:
+        count = 0
+        while time.perf_counter() - begun < seconds:
+            ms.append(await side.embed())
+            count += 1
+        return count
+
+    counts = await asyncio.gather(*(client() for _ in range(clients)))
+    for _, writer in side.idle:
+        writer.close()
+    return Turn(list(counts), ms, time.perf_counter() - begun)
+
+
+def fairness(counts: list[int]) -> float:
+    """Jain's index: 1 where all clients had the same, 1/n where one had all (R. Jain et al., DEC-TR-301, 1984)."""
+    return sum(counts) ** 2 / (len(counts) * sum(count**2 for count in counts))
+
+
+def _row(name: str, replicas: int, turns: list[Turn], alone: Turn) -> dict[str, Any]:
+    ms = [value for turn in turns for value in turn.ms]
+    return {
+        "side": name,
+        "replicas": replicas,
+        "requests_s": [round(sum(turn.counts) / turn.seconds, 1) for turn in turns],
+        "p50_ms": round(float(np.percentile(ms, 50)), 1),
+        "p99_ms": round(float(np.percentile(ms, 99)), 1),
+        "fairness": round(min(fairness(turn.counts) for turn in turns), 3),
+        "alone_p50_ms": round(float(np.percentile(alone.ms, 50)), 1),
+    }
+
+
+def show(rows: list[dict[str, Any]]) -> None:
+    table = Table(title="embeddings, by turns", title_justify="left")
+    for column in ("side", "beside", "requests/s", "p50, ms", "p99, ms", "fairness", "one client, ms"):
+        table.add_column(column, justify="left" if column == "side" else "right")
+    for row in rows:
+        rates = " ".join(f"{rate:.0f}" for rate in row["requests_s"])
+        values = [row["p50_ms"], row["p99_ms"], row["fairness"], row["alone_p50_ms"]]
+        table.add_row(row["side"], str(row["replicas"]), rates, *map(str, values))
+    Console(width=110).print(table)
+    print(json.dumps(rows))
+
+
+if __name__ == "__main__":
+    main()
