@@ -5,7 +5,8 @@ budget of a tenth of what all of them would take together. Clients ask by Zipf's
 and processes of models are killed. The labels of an answer say which model, and which version of it, has answered: an
 answer of another one is wrong, and so is one of the version before a rollback that was over when the request began.
 
-A request is cold where it waited for a load: as many as the gateway counted, the slowest.
+A request is cold where it waited for a load: as many as the gateway counted, the slowest; of a shared front, as many as
+it loaded models.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import signal
 import tempfile
 import threading
 import time
+import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
@@ -31,7 +33,7 @@ import numpy as np
 from rich.console import Console
 
 from builder.checkpoint.libraries import quiet_libraries
-from builder.gateway.residency.processes import Processes, Usage
+from builder.gateway.residency.processes import Processes, Usage, alive
 from builder.gateway.server import allow_connections
 from builder.samples import TEXTS
 from builder.serve.gateway import gateway
@@ -50,6 +52,7 @@ SHARED = "encoders"  # the shared front
 SOME = 41  # models of a shared front, to measure what one takes
 POPULAR = 50  # models that are rolled back
 ONE_BY_ONE = 400  # requests of one client, to one model and to several
+HOSTED_LOADS = re.compile(r"^build_repo_shared_loads_total\S* (\S+)$", re.MULTILINE)
 COUNTED = re.compile(r"^build_repo_gateway_(\w+?)(?:_total)? (\S+)$", re.MULTILINE)
 
 
@@ -114,6 +117,8 @@ class Fleet:
     hosts: Mapping[str, Path]  # the repository that each is in
     served: dict[str, tuple[int, float]]
     processes: Processes
+    metrics: str = ""  # Triton's, by address
+    hosted_loads: int = 0  # of the shared front, over all its processes
     rollbacks: int = 0
     kills: int = 0
     sampled: list[tuple[float, float, int]] = field(default_factory=list)  # MB: shared pages once, and as often as held
@@ -122,18 +127,29 @@ class Fleet:
 
     def sample(self) -> None:
         """Measure until it is over."""
+        before = self._hosted()
         while not self.over.wait(SAMPLE_S):
+            now = self._hosted()
+            self.hosted_loads += now - before if now >= before else now
+            before = now
             usage = self.processes.usage()
             held = sum(map(rss, [*self.processes.of(usage.models), self.processes.server or 0]))
             self.sampled.append((total(usage) / 1e6, held / 1e6, len(usage.models)))
+
+    def _hosted(self) -> int:
+        """Models that the shared front has loaded since it began."""
+        with urllib.request.urlopen(self.metrics, timeout=10) as response:
+            found = HOSTED_LOADS.search(response.read().decode())
+        return int(float(found[1])) if found else 0
 
     def disturb(self, every: float, dice: random.Random) -> None:
         """Roll back a model that is asked for often, kill a process, and so on until it is over."""
         try:
             while not self.over.wait(every):
                 self._roll_back(dice.choice(self.order[:POPULAR]))
-                if not self.over.wait(every) and (alive := self.processes.usage().models):
-                    self._kill(dice.choice(sorted(alive)))
+                before = self.processes.usage().models
+                if not self.over.wait(every):
+                    self._kill(dice.choice(sorted(before.keys() & self.processes.usage().models)))
         except Exception as error:  # of a thread: whoever started it says so
             self.trouble.append(repr(error))
 
@@ -145,7 +161,7 @@ class Fleet:
         self.rollbacks += 1
 
     def _kill(self, name: str) -> None:
-        for process in self.processes.of([name])[:1]:
+        for process in alive(self.processes.of([name]))[:1]:
             os.kill(process, signal.SIGKILL)
             self.kills += 1
 
@@ -187,10 +203,11 @@ def measure(repository: Path, names: Sequence[str], options: argparse.Namespace)
         figures["one_client_ms"] = asyncio.run(one_by_one(through, names))
         through.idle.clear()
         tiny = repository / SHARED / MODELS if options.shared else repository
+        metrics = f"http://{server.host}:{server.ports.metrics}/metrics"
         hosts = {name: tiny if name.startswith("tiny") else repository for name in names}
         order = random.Random(2).sample(list(names), len(names))
         begun = {name: (served(hosts[name] / name) or 0, 0.0) for name in names}
-        return figures | traffic(through, Fleet(order, hosts, begun, processes), options)
+        return figures | traffic(through, Fleet(order, hosts, begun, processes, metrics), options)
 
 
 def on_demand(server: Server, repository: Path, port: int, budget: float) -> AbstractContextManager[Any]:
@@ -305,7 +322,7 @@ async def counted(through: Through) -> dict[str, float]:
 
 def figures_of(fleet: Fleet, seen: Seen, counts: dict[str, float], options: argparse.Namespace) -> dict[str, Any]:
     times = sorted(seen.ms)
-    cold = min(len(times), int(counts.get("cold_requests", 0)))
+    cold = min(len(times), int(counts.get("cold_requests", 0)) + fleet.hosted_loads)
     shared, held, models = zip(*fleet.sampled, strict=True)
     return {
         "seconds": options.seconds,
@@ -318,6 +335,7 @@ def figures_of(fleet: Fleet, seen: Seen, counts: dict[str, float], options: argp
         "hit_ms": quantiles(times[: len(times) - cold]),
         "cold_ms": quantiles(times[len(times) - cold :]),
         "loads": int(counts["model_loads"]),
+        "loads_of_the_shared_front": fleet.hosted_loads,
         "evictions": int(counts["model_evictions"]),
         "deaths": int(counts["model_deaths"]),
         "mean_load_s": round(counts["model_load_seconds_sum"] / max(1, counts["model_load_seconds_count"]), 2),

@@ -66,6 +66,7 @@ class FakeServer(FakeTriton):
         self.unloads: list[str] = []
         self.broken: dict[str, str] = {}
         self.dead: set[str] = set()
+        self.hung: set[str] = set()  # their process died, and who asked it already is never answered
         self.killed: set[str] = set()  # while they are loaded, once
         self.at_once = self.most_at_once = 0
         self.in_use: Counter[str] = Counter()
@@ -91,6 +92,7 @@ class FakeServer(FakeTriton):
             return
         self.loads.append(name)
         self.dead.discard(name)
+        self.hung.discard(name)
         self.loaded[name] = version
 
     async def unload(self, name: str) -> None:
@@ -110,6 +112,8 @@ class FakeServer(FakeTriton):
 
     async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> dict[str, Output]:
         with self._using(request.model_name):
+            if request.model_name in self.hung:
+                await asyncio.Event().wait()
             return await super().infer(_of_kind(request), metadata)
 
     async def stream(

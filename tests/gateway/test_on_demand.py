@@ -273,6 +273,30 @@ def test_a_model_whose_process_died_is_loaded_again_for_those_who_asked(tmp_path
     asyncio.run(run())
 
 
+def test_requests_that_a_dead_process_never_answers_are_asked_again(tmp_path: Path) -> None:
+    make_models(tmp_path, "embeds-a", "embeds-b")
+    case = Case(tmp_path)
+
+    async def run() -> None:
+        assert (await case.embed("embeds-a")).status == 200
+        case.triton.hung.add("embeds-a")
+        asked = [asyncio.ensure_future(case.embed("embeds-a")) for _ in range(3)]
+        await until(lambda: case.triton.in_use["embeds-a"] == 3)
+        assert (await case.embed("embeds-b")).status == 200
+        case.backend.residents.ended("embeds-a")
+        assert [(await answer).status for answer in asked] == [200, 200, 200]
+        assert case.triton.loads.count("embeds-a") == 2
+        assert case.leases == 0
+        case.triton.load_s = 10**6
+        case.triton.loaded.pop("embeds-b")
+        stuck = asyncio.ensure_future(case.embed("embeds-b"))
+        await until(lambda: case.triton.at_once == 1)
+        case.backend.residents.ended("embeds-b")
+        assert (await stuck).error["code"] == "model_failed"
+
+    asyncio.run(run())
+
+
 def test_what_others_load_and_unload_is_noticed(tmp_path: Path) -> None:
     make_models(tmp_path, "embeds-a", "embeds-b", "embeds-c", versions=2)
     case = Case(tmp_path, pins=("embeds-c",))

@@ -5,21 +5,23 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Awaitable
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeVar
 
 from tritonclient.grpc import service_pb2
 
 from builder.gateway.errors import ApiError
 from builder.gateway.residency.processes import Processes
-from builder.gateway.residency.residents import Resident, Residents, State
+from builder.gateway.residency.residents import ENDED, Resident, Residents, State
 from builder.gateway.tensors import Outputs
 from builder.gateway.triton import Metadata
 
 ATTEMPTS = 3  # of one request, where its model is gone when it comes
-LOOK_S = 5.0
-GONE = ("Request for unknown model: ", "is not at ready state", "is not healthy")  # of Triton, and of its processes
+DEATH_S = 1.0  # from one look for dead processes to the next
+LOOKS = 5  # of these, to a look at all that is loaded
+GONE = ("Request for unknown model: ", "is not at ready state", "is not healthy", ENDED)  # Triton's, and ours
+T = TypeVar("T")
 STATUSES = (404, 500, 503)  # not those of a request that quotes one of the texts
 
 
@@ -40,7 +42,7 @@ class OnDemand:
             attempt += 1
             resident = await self.residents.lease(request.model_name)
             try:
-                answer: Outputs = await self.triton.infer(request, metadata)
+                answer: Outputs = await _asked(resident, self.triton.infer(request, metadata))
                 return answer
             except ApiError as error:
                 if not self._gone(resident, error) or attempt == ATTEMPTS:
@@ -58,7 +60,7 @@ class OnDemand:
             resident = await self.residents.lease(request.model_name)
             try:
                 async with aclosing(self.triton.stream(request, metadata)) as answers:
-                    async for outputs in answers:
+                    while (outputs := await _asked(resident, anext(answers, None))) is not None:
                         begun = True
                         yield outputs
                 return
@@ -76,7 +78,10 @@ class OnDemand:
             except ApiError as error:
                 logging.getLogger(__name__).warning("what is loaded is not known: %s", error.message)
             await asyncio.gather(*map(self._pin, self.residents.pins))
-            await asyncio.sleep(LOOK_S)
+            for _ in range(LOOKS):
+                await asyncio.sleep(DEATH_S)
+                for name in await asyncio.to_thread(self.processes.died):
+                    self.residents.ended(name)
 
     async def _look(self) -> None:
         begun = time.monotonic()
@@ -103,3 +108,11 @@ class OnDemand:
             return False
         self.residents.died(resident, error.message)
         return True
+
+
+async def _asked(resident: Resident, call: Awaitable[T]) -> T:
+    """What a call gives. Raises ApiError where the model dies meanwhile."""
+    try:
+        return await resident.unless_dead(call)
+    except TimeoutError as error:
+        raise ApiError(503, f"{resident.name}: {ENDED}", code="unavailable", retry_after=1) from error

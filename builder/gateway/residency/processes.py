@@ -36,6 +36,7 @@ class Processes:
         self.url = url
         self.server: int | None = None
         self._models: dict[int, str] = {}  # by process, those that were looked at
+        self._dead: dict[int, int] = {}  # how often each was seen dead
 
     def find(self) -> bool:
         """Whether the server is on this machine, and may be looked at."""
@@ -47,6 +48,12 @@ class Processes:
         """The processes of these models."""
         wanted = set(names)
         return [process for process, name in self._children().items() if name in wanted]
+
+    def died(self) -> list[str]:
+        """The models of which a process is dead and stays, each once: those that Triton ended it takes leave of."""
+        gone = [(process, name) for process, name in self._models.items() if name and _stat(process)[0] == "Z"]
+        self._dead = {process: self._dead.get(process, 0) + 1 for process, _ in gone}
+        return [name for process, name in gone if self._dead[process] == 2]
 
     def usage(self) -> Usage:
         """What each model takes now."""

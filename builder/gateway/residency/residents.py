@@ -11,11 +11,11 @@ import asyncio
 import logging
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from builder.gateway.errors import ApiError
 from builder.gateway.residency.backoff import Backoff, failed
@@ -25,9 +25,13 @@ from builder.gateway.residency.offered import Offered, Stamp
 
 MOST_LOADS = 4  # at once: more of them would only wait for one another's cores
 ROOM_S = 60.0  # that a load waits for others to go
+ENDED = "its process died"
 SERVER = 100 << 20  # bytes of the server itself, until it was measured
 GROWS = 1.15  # a process that has answered, by the one that was just loaded: 42 and 37 MB, until the next look
 AHEAD = 0.1  # of the budget, at most, is kept free for the next load: a process takes a second or more to end
+
+
+T = TypeVar("T")
 
 
 class State(Enum):
@@ -55,6 +59,22 @@ class Resident:
     since: float = 0.0
     stays_until: float = 0.0
     task: asyncio.Task[None] | None = field(default=None, repr=False)
+    calls: set[asyncio.Timeout] = field(default_factory=set, repr=False)
+
+    async def unless_dead(self, call: Awaitable[T]) -> T:
+        """What `call` gives, asked of this model. Raises TimeoutError when it dies: Triton then may never say so."""
+        scope = asyncio.timeout(None)
+        self.calls.add(scope)
+        try:
+            async with scope:
+                return await call
+        finally:
+            self.calls.discard(scope)
+
+    def break_off(self) -> None:
+        """End what is asked of this model."""
+        for scope in self.calls:
+            scope.reschedule(asyncio.get_running_loop().time())
 
 
 @dataclass(eq=False)
@@ -136,6 +156,13 @@ class Residents:
         if resident.stamp is not None:
             self.backoff.note(resident.name, resident.stamp, reason, died=True)
         self._leave(resident)
+
+    def ended(self, name: str) -> None:
+        """A process of a model was found dead."""
+        resident = self.models.get(name)
+        if resident is not None:
+            resident.break_off()
+            self.died(resident, ENDED)
 
     def adopt(self, name: str, version: str) -> None:
         """A model that somebody else has loaded."""
@@ -223,7 +250,7 @@ class Residents:
             await self._gone(set(needs.engines))
             await self._room(resident, needs.size)
             started = self.now()
-            size = await self.loading.load(resident, instead=before is not None)
+            size = await self._loaded(resident, instead=before is not None)
         except BaseException as error:
             self._failed(resident, before, error)
             raise
@@ -238,6 +265,13 @@ class Residents:
                 await self._unload_engines(before)
         self._make_room()
         self._count()
+
+    async def _loaded(self, resident: Resident, *, instead: bool) -> int | None:
+        try:
+            return await resident.unless_dead(self.loading.load(resident, instead=instead))
+        except TimeoutError as error:
+            why = f"{ENDED} while it was loaded; where that goes on, Triton waits for it until it is started again"
+            raise ApiError(503, why, code="model_failed") from error
 
     async def _needs(self, resident: Resident) -> Needs:
         needs = await self.loading.needs(resident.name, resident.version)
