@@ -81,6 +81,7 @@ def main(arguments: Sequence[str]) -> None:
         write_figures(options.output, {**circumstances(), "fleet": figures})
     assert not figures["failed"], figures["failures"]
     assert not figures["wrong"], figures["failures"]
+    assert not figures["trouble"], figures["trouble"]
     assert figures["most_mb"] <= figures["budget_mb"], "more memory than the budget"
 
 
@@ -148,8 +149,11 @@ class Fleet:
             while not self.over.wait(every):
                 self._roll_back(dice.choice(self.order[:POPULAR]))
                 before = self.processes.usage().models
-                if not self.over.wait(every):
-                    self._kill(dice.choice(sorted(before.keys() & self.processes.usage().models)))
+                if self.over.wait(every):
+                    return
+                victims = sorted(before.keys() & self.processes.usage().models)
+                if victims:
+                    self._kill(dice.choice(victims))
         except Exception as error:  # of a thread: whoever started it says so
             self.trouble.append(repr(error))
 
@@ -329,7 +333,8 @@ def figures_of(fleet: Fleet, seen: Seen, counts: dict[str, float], options: argp
         "requests": len(times),
         "failed": len(seen.failures),
         "wrong": len(seen.wrong),
-        "failures": [*seen.failures[:5], *seen.wrong[:5], *fleet.trouble],
+        "failures": [*seen.failures[:5], *seen.wrong[:5]],
+        "trouble": fleet.trouble,
         "requests_per_s": round(len(times) / options.seconds, 1),
         "cold_share": round(cold / max(1, len(times)), 4),
         "hit_ms": quantiles(times[: len(times) - cold]),
