@@ -100,7 +100,7 @@ def _deployment(options: argparse.Namespace) -> Deployment:
     if options.plan is None:
         size = as_built(models, options.cores)
     else:
-        models, size = as_planned(models, options.plan, options.cores)
+        models, size = as_planned(models, options.plan, options.replicas, options.cores)
     most = options.max_replicas
     return check(
         Deployment(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,7 +13,9 @@ from rich.table import Table
 
 from builder.commands import screen
 from builder.errors import RepositoryError
-from builder.spec import load_specs
+from builder.plan.lines import Plan, megabytes
+from builder.plan.pods import Pod, PodSize, divided, pods_needed, shared
+from builder.spec import BuildSpec, load_specs
 
 
 def parser() -> argparse.ArgumentParser:
@@ -29,6 +32,13 @@ def parser() -> argparse.ArgumentParser:
         "--compose", type=Path, metavar="FILE", help="write a file for docker compose with the numbers"
     )
     arguments.add_argument("--service", default="triton", help="the service of docker-compose.yml (default triton)")
+    arguments.add_argument(
+        "--pods",
+        type=_count,
+        default=1,
+        metavar="N",
+        help="pods, each a `machine:`, that share the requests (default 1)",
+    )
     arguments.add_argument("--json", action="store_true", help="print the plan as JSON on standard output")
     return arguments
 
@@ -36,7 +46,8 @@ def parser() -> argparse.ArgumentParser:
 def run(options: argparse.Namespace) -> int:
     from builder.plan.machine import plan  # loads torch
 
-    plans, machine = plan(load_specs(options.models))
+    specs = load_specs(options.models)
+    plans, machine = plan(shared(specs, options.pods))
     if options.compose is not None:
         try:
             options.compose.write_text(machine.compose(options.service), "utf-8")
@@ -53,10 +64,53 @@ def run(options: argparse.Namespace) -> int:
             settings = ", ".join(f"{key}: {value}" for key, value in one.settings.items())
             console.print(f"  models.yaml: {settings}", highlight=False)
         console.print(_table("all models", machine.lines))
+        if options.pods > 1:
+            _show_pods(console, specs, options.pods, plans)
     lacking = [f"{one.name}: {text}" for one in plans for text in one.lacking] + list(machine.lacking)
     for text in lacking:
         screen.print(f"[yellow]does not hold:[/] {text}", highlight=False, soft_wrap=True)
     return 1 if lacking else 0
+
+
+def _show_pods(console: Console, specs: Sequence[BuildSpec], pods: int, plans: Sequence[Plan]) -> None:
+    """What each of the pods holds; where one has no room for all models, how they could be divided."""
+    first = next(spec for spec in specs if spec.load is not None)
+    shm = first.machine.shm_mb
+    size = PodSize(first.serving_cores, first.usable_memory, None if shm is None else shm << 20)
+    if Pod(tuple(plans)).fits(size):
+        console.print(
+            _pods_table(f"{pods} pods, with all models and 1/{pods} of the requests each", [Pod(tuple(plans))])
+        )
+        return
+    from builder.plan.machine import plan  # loads torch
+
+    whole = plan(specs)[0]
+    made, left = divided(whole, pods, size)
+    console.print(_pods_table(f"{pods} pods that divide the models, with all requests for them", made))
+    needed = pods_needed(whole, size)
+    if left:
+        names = ", ".join(one.name for one in left)
+        more = f"{needed} pods would hold all" if needed else "a larger pod is needed"
+        console.print(f"  no room for {names}: {more}", highlight=False)
+
+
+def _pods_table(title: str, pods: Sequence[Pod]) -> Table:
+    table = Table(title=title, title_justify="left")
+    for column in ("pod", "memory", "/dev/shm", "busy cores"):
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("models")
+    for number, pod in enumerate(pods, 1):
+        names = ", ".join(plan.name for plan in pod.plans) or "none"
+        each = "each" if len(pods) == 1 else str(number)
+        table.add_row(each, megabytes(pod.memory), f"{pod.shm >> 20} MiB", f"{pod.cores:.3g}", names)
+    return table
+
+
+def _count(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
+    return value
 
 
 def _table(title: str, lines: tuple) -> Table:

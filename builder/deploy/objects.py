@@ -44,11 +44,19 @@ def workload(deployment: Deployment) -> Document:
         "replicas": deployment.replicas,
         "selector": {"matchLabels": labels(deployment)},
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
-        "template": {"metadata": {"labels": labels(deployment)}, "spec": pod(deployment)},
+        "template": {
+            "metadata": {"labels": {**labels(deployment), **engine_label(deployment)}},
+            "spec": pod(deployment),
+        },
     }
     if deployment.scaling is not None:
         del spec["replicas"]  # KEDA's to say; whoever applies this again would undo it
     return document(deployment, "apps/v1", "Deployment", spec)
+
+
+def engine_label(deployment: Deployment) -> Document:
+    """By which an endpoint picker knows whose metrics these are (core-metrics-extractor of the inference extension)."""
+    return {"inference.networking.k8s.io/engine-type": "build-repo"} if deployment.pooled else {}
 
 
 def _service(deployment: Deployment) -> Document:

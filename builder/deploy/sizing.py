@@ -19,22 +19,26 @@ def as_built(models: Sequence[Model], cores: int | None) -> Size:
     return Size(cores or _cores(plans), all_memory(plans), all_shared_memory(plans), RESPONSE_CACHE)
 
 
-def as_planned(models: Sequence[Model], file: Path, cores: int | None) -> tuple[tuple[Model, ...], Size]:
-    """The numbers of `build-repo plan`, for the `load:` and `machine:` of a models.yaml, and the models with them.
+def as_planned(models: Sequence[Model], file: Path, replicas: int, cores: int | None) -> tuple[tuple[Model, ...], Size]:
+    """The numbers of `build-repo plan --pods`, for the `load:` and `machine:` of a models.yaml, and the models with
+    them: each of the `replicas` gets as many of the requests as the others.
 
     Raises SpecError where a model that is deployed has no load there, or the load cannot be held.
     """
     from builder.plan.machine import plan  # loads torch
+    from builder.plan.pods import shared
     from builder.spec import load_specs
 
-    plans, machine = plan(load_specs(file))
+    plans, machine = plan(shared(load_specs(file), replicas))
     by_name = {one.name: one for one in plans}
     missing = [model.name for model in models if model.name not in by_name]
     if missing:
         raise SpecError(f"{file} states no load for {missing[0]}, which is deployed; it does for {', '.join(by_name)}")
     lacking = [f"{one.name}: {text}" for one in plans for text in one.lacking] + list(machine.lacking)
     if lacking:
-        raise SpecError(f"{file}: the load cannot be held ({lacking[0]}); see all: build-repo plan {file}")
+        raise SpecError(
+            f"{file}: the load cannot be held ({lacking[0]}); see all: build-repo plan {file} --pods {replicas}"
+        )
     size = Size(cores or machine.cores, machine.memory, machine.shm, machine.response_cache or RESPONSE_CACHE)
     return tuple(replace(model, plan=by_name[model.name]) for model in models), size
 

@@ -37,6 +37,11 @@ class Metrics:
             "vllm:request_success", "Answers, by why they ended", (*model, "finished_reason"), registry=self.registry
         )
         self.running = Gauge("vllm:num_requests_running", "Requests that are being answered", registry=self.registry)
+        self.unanswered = Gauge(
+            "build_repo_gateway_unanswered",
+            "Requests to models that generate which have had no part of their answer yet",
+            registry=self.registry,
+        )
         version = ("model_name", "version")
         self.versions = Histogram(
             "build_repo_gateway_canary_seconds",

@@ -161,6 +161,7 @@ def test_who_may_talk_to_a_replica_and_to_whom_it_may() -> None:
 def test_whoever_selects_a_replica_finds_it() -> None:
     found = objects(replace(ALL, secrets=STORED.secrets, pooled=True))
     labels = found["deployment"]["spec"]["template"]["metadata"]["labels"]
+    assert labels.pop("inference.networking.k8s.io/engine-type") == "build-repo"
     assert found["service"]["spec"]["selector"] == labels
     for name in ("deployment", "disruption-budget", "pod-monitor", "inference-pool"):
         assert found[name]["spec"]["selector"]["matchLabels"] == labels, name

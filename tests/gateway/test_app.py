@@ -9,6 +9,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -697,9 +698,28 @@ def test_metrics_have_the_names_that_dashboards_know() -> None:
         'vllm:generation_tokens_total{model_name="writes"} 3.0',
         'vllm:request_success_total{finished_reason="length",model_name="writes"} 1.0',
         'te_request_duration_count{model_name="embeds"} 1.0',
+        "build_repo_gateway_unanswered 0.0",
         'build_repo_gateway_responses_total{route="/v1/embeddings",status="200"} 1.0',
     ):
         assert line in text
+
+
+def test_a_request_is_unanswered_until_its_first_token() -> None:
+    seen: list[float | None] = []
+
+    class Noting(FakeTriton):
+        async def stream(self, *arguments: Any) -> AsyncGenerator[dict[str, Any], None]:
+            seen.append(app.metrics.registry.get_sample_value("build_repo_gateway_unanswered"))
+            async for outputs in super().stream(*arguments):
+                yield outputs
+                seen.append(app.metrics.registry.get_sample_value("build_repo_gateway_unanswered"))
+
+    app = gateway(Noting())
+    asked("/v1/chat/completions", {**CHAT, "stream": True}, app)
+    assert seen[0] == 1
+    assert set(seen[1:]) == {0}
+    assert asked("/v1/chat/completions", {**CHAT, "temperature": -1}, app).status == 400
+    assert app.metrics.registry.get_sample_value("build_repo_gateway_unanswered") == 0
 
 
 def test_traces_go_on_to_triton_where_that_is_asked_for() -> None:

@@ -82,13 +82,14 @@ def _scaling(deployment: Deployment, scaling: Scaling) -> Document:
     return {
         "maxReplicas": scaling.most,
         "autoScaling": {
-            "metrics": [_metric(scaling, f"{query} * {_replicas(deployment)}") for query in found.values()],
+            "metrics": [_metric(scaling, f"{query} * {replicas_query(deployment)}") for query in found.values()],
             "behavior": behavior(),
         },
     }
 
 
-def _replicas(deployment: Deployment) -> str:
+def replicas_query(deployment: Deployment) -> str:
+    """PromQL: how many there are."""
     of = f'namespace="{deployment.namespace}", pod=~"{deployment.name}-predictor-.*"'
     return f"scalar(count(count by (pod) (nv_inference_request_success{{{of}}})))"
 

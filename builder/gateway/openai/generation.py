@@ -10,7 +10,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -185,9 +185,12 @@ async def generate(call: Call, model: Model, inputs: Mapping[str, Any]) -> Async
     facts, metrics = call.facts, call.gateway.metrics
     between = metrics.between.labels(model.name)
     streaming, last = inputs.get("stream", False), 0.0
-    async with aclosing(call.gateway.triton.stream(make_request(call, model, inputs), call.metadata)) as answers:
+    stream, unanswered = call.gateway.triton.stream(make_request(call, model, inputs), call.metadata), ExitStack()
+    async with aclosing(stream) as answers:
+        unanswered.enter_context(metrics.unanswered.track_inprogress())
         try:
             async for outputs in answers:
+                unanswered.close()
                 now = time.perf_counter()
                 if facts.first_token_s is None:
                     facts.first_token_s = now - facts.started
@@ -207,6 +210,8 @@ async def generate(call: Call, model: Model, inputs: Mapping[str, Any]) -> Async
             if error.status == 400:  # the model's refusals begin with the name of the input
                 error.param = error.param or _openai_name(model, error.message.split(" ", 1)[0].rstrip(":"))
             raise
+        finally:
+            unanswered.close()
 
 
 async def together(

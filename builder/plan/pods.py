@@ -1,0 +1,74 @@
+"""What N pods hold: all models in each and the requests divided, or the models where one has no room for all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from builder.plan.lines import Plan
+from builder.plan.process import all_memory, all_shared_memory
+from builder.spec import BuildSpec
+
+
+@dataclass(frozen=True)
+class PodSize:
+    """What Triton may take in a pod. `memory`, `shm`: bytes; `shm`: None where /dev/shm is made as large as needed."""
+
+    cores: float
+    memory: float
+    shm: int | None = None
+
+
+@dataclass(frozen=True)
+class Pod:
+    """What is in one of the pods."""
+
+    plans: tuple[Plan, ...] = ()
+
+    @property
+    def memory(self) -> int:
+        return all_memory(self.plans)
+
+    @property
+    def shm(self) -> int:
+        return all_shared_memory(self.plans)
+
+    @property
+    def cores(self) -> float:
+        """That the texts and tokens alone keep busy, of the models whose speed is known."""
+        return sum(plan.cores or 0.0 for plan in self.plans)
+
+    def fits(self, size: PodSize) -> bool:
+        return self.memory <= size.memory and (size.shm is None or self.shm <= size.shm) and self.cores <= size.cores
+
+
+def shared(specs: Sequence[BuildSpec], pods: int) -> list[BuildSpec]:
+    """The same models in one of `pods` pods that all have them: each gets as many of the requests as the others."""
+    return [
+        spec
+        if spec.load is None
+        else spec.model_copy(
+            update={"load": spec.load.model_copy(update={"requests_per_s": spec.load.requests_per_s / pods})}
+        )
+        for spec in specs
+    ]
+
+
+def divided(plans: Sequence[Plan], pods: int, size: PodSize) -> tuple[tuple[Pod, ...], tuple[Plan, ...]]:
+    """Each model in one of `pods` pods, the largest first, in the first that has room; and those that no pod has room
+    for (first-fit decreasing: Johnson, Near-optimal bin packing algorithms, 1973).
+    """
+    made, left = [Pod()] * pods, []
+    for plan in sorted(plans, key=lambda plan: plan.memory, reverse=True):
+        with_it = [replace(pod, plans=(*pod.plans, plan)) for pod in made]
+        place = next((index for index, pod in enumerate(with_it) if pod.fits(size)), None)
+        if place is None:
+            left.append(plan)
+        else:
+            made[place] = with_it[place]
+    return tuple(made), tuple(left)
+
+
+def pods_needed(plans: Sequence[Plan], size: PodSize) -> int | None:
+    """The fewest pods among which all models can be divided so; None where one of them has no room in any."""
+    return next((n for n in range(1, len(plans) + 1) if not divided(plans, n, size)[1]), None)

@@ -1,0 +1,85 @@
+"""The images of the gateway and the pull have what these import, and no more of the project's own requirements."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tomllib
+from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parent.parent.parent
+# By the image: its requirements, and what is imported when its command runs.
+IMAGES = {
+    "gateway": ("gateway", "builder.cli, builder.commands.gateway, builder.gateway.access, builder.gateway.server"),
+    "pull": ("stores", "builder.cli, builder.commands.pull, builder.stores.pull, builder.triton.publish"),
+}
+# Says which packages the project's own modules import; those import others where they find them.
+PROGRAM = """
+import builtins, json
+found, load = set(), builtins.__import__
+def noting(name, globals=None, locals=None, fromlist=(), level=0):
+    if not level and str((globals or {{}}).get("__name__")).startswith("builder"):
+        found.add(name.split(".")[0])
+    return load(name, globals, locals, fromlist, level)
+builtins.__import__ = noting
+import {}
+print(json.dumps(sorted(found)))
+"""
+
+
+def _requirements(image: str) -> list[str]:
+    text = (ROOT / "builder" / IMAGES[image][0] / "requirements.txt").read_text()
+    return [line for line in text.splitlines() if not line.startswith("#")]
+
+
+def _closure(lines: list[str]) -> set[str]:
+    """The distributions that an installation of these brings, as far as they are here."""
+    found: set[str] = set()
+    waiting = [Requirement(line) for line in lines]
+    while waiting:
+        requirement = waiting.pop()
+        key = f"{canonicalize_name(requirement.name)}[{','.join(sorted(requirement.extras))}]"
+        if key in found:
+            continue
+        found |= {key, canonicalize_name(requirement.name)}
+        try:
+            needed = [Requirement(text) for text in distribution(requirement.name).requires or ()]
+        except PackageNotFoundError:
+            continue  # of an object store that is not tested here
+        extras = requirement.extras or {""}
+        waiting += [r for r in needed if r.marker is None or any(r.marker.evaluate({"extra": e}) for e in extras)]
+    return found
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_an_image_has_all_that_its_command_imports(image: str) -> None:
+    command = [sys.executable, "-c", PROGRAM.format(IMAGES[image][1])]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
+    imported = {name for name in json.loads(done.stdout) if name not in sys.stdlib_module_names}
+    owners = packages_distributions()
+    there = _closure(_requirements(image))
+    for name in sorted(imported - {"builder"}):
+        brought = {canonicalize_name(owner) for owner in owners.get(name, ())}
+        assert not brought or brought & there, f"{image} imports {name}, which its image does not have"
+    assert "torch" not in imported
+
+
+def test_the_image_of_the_pull_has_the_versions_of_the_project() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    lines = [
+        *project["dependencies"],
+        *(line for e in ("s3", "gcs", "azure") for line in project["optional-dependencies"][e]),
+    ]
+    assert set(_requirements("pull")) <= set(lines)
+    dockerfile = (ROOT / "Dockerfile.pull").read_text()
+    for source in re.findall(r"^COPY (.*) \S+$", dockerfile, re.MULTILINE):
+        assert all((ROOT / name).exists() for name in source.split())
+    assert 'ENTRYPOINT ["build-repo", "pull"]' in dockerfile
+    assert "USER 1000:1000" in dockerfile
