@@ -20,6 +20,7 @@ from builder.errors import RepositoryError
 from builder.families import Family, begin, hand_over
 from builder.progress import Stage
 from builder.report.record import BuildReport
+from builder.report.summary import told
 from builder.spec import BuildSpec
 from builder.stores.publish import publish_to, source_in
 from builder.stores.store import Store, open_store
@@ -79,7 +80,7 @@ def verified(
     checks = verify_where_it_runs(spec.triton, family.replay(chosen), stage) if on_cpu else ()
     entries = family.lay_out(chosen, stage)
     report = replace(family.report(chosen, entries, checks), build_key=key)
-    return Verified.after(family.comparison(chosen), entries, report)
+    return Verified.after(family.comparison(chosen), told(entries, report), report)
 
 
 def _refuse_another_checkpoint(spec: BuildSpec, checkpoint: CheckpointFiles, store: Store | None) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -18,11 +20,14 @@ from builder.lint.rules import provenance
 from builder.pipeline import build
 from builder.report import charts
 from builder.report.page import page
-from builder.report.record import read_report
-from builder.spec import make_spec
+from builder.report.record import Rung, read_report
+from builder.report.summary import summary, told
+from builder.spec import Serving, make_spec
 from builder.triton.check import check, verdicts
+from builder.triton.layout import Config, RepositoryEntry
 from builder.variants.candidates import requested_variants
 from tests.pages import stands_alone
+from tests.reports import REPORT
 from tests.trained import token_classification
 
 
@@ -138,3 +143,23 @@ def test_axes_have_round_numbers_and_labels_are_escaped() -> None:
     assert charts.bars({"none": 0.0}, "{:.1f}", None).count("<rect") == 1
     flat = charts.lines({"one": {16.0: 2.0, 64.0: 2.0}}, ("tokens", "ms"), None)
     assert "nan" not in flat.lower()
+
+
+def test_what_a_front_tells_of_its_build_is_small_and_of_the_variant_that_is_served() -> None:
+    pytorch = Rung("PyTorch fp32", 80, {"1x16": 8.0, "8x64": 80.0, "8x128": 160.0})
+    int8 = Rung("int8", 20, {"1x16": 2.04321, "8x64": 20.0, "8x128": 40.0}, quality=0.997)
+    report = replace(REPORT, ladder=(pytorch, int8), chosen="int8", samples=32, memory={"weights": 20, "cache": 5})
+    told_of = summary(report, date(2026, 11, 22))
+    assert told_of["variant"] == "int8"
+    assert told_of["speed_up"] == pytest.approx(4, abs=0.05)
+    assert told_of["latency_ms"] == {"1x16": 2.04, "8x128": 40.0}
+    assert (told_of["quality"], told_of["memory"], told_of["measured"]) == (0.997, 25, "2026-11-22")
+    untimed = summary(replace(report, ladder=(replace(int8, latency_ms={}),)), date(2026, 11, 22))
+    assert (untimed["latency_ms"], "speed_up" in untimed) == ({}, False), "a GPU is to serve it"
+    config = Config("front", "python", 8, [], [], (), Serving(), True, parameters={"task": "fill-mask"})
+    entries = [RepositoryEntry("front", config, {}), RepositoryEntry("front_model", replace(config, name="e"), {})]
+    front, engine = told(entries, report)
+    assert front.config.parameters["task"] == "fill-mask"
+    assert json.loads(front.config.parameters["report"])["cpu"] == "a CPU"
+    assert len(front.config.parameters["report"]) < 500
+    assert engine is entries[1]

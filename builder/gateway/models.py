@@ -56,6 +56,15 @@ class Model:
         """The languages of a translator; none where it takes none."""
         return [str(code) for code in json.loads(self.parameters.get("languages", "[]"))]
 
+    @cached_property
+    def report(self) -> dict[str, Any] | None:
+        """What its build measured (builder/report/summary.py); None of a model that does not say it."""
+        try:
+            found = json.loads(self.parameters["report"])
+        except (KeyError, ValueError, RecursionError):
+            return None
+        return found if isinstance(found, dict) else None
+
     @property
     def chats(self) -> bool:
         """Whether it has a chat template."""

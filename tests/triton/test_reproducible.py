@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -27,6 +28,10 @@ def test_two_builds_give_the_same_files(checkpoint: Callable[[str], Path], tmp_p
         for name in ("report.html", "build.json"):
             assert tree.pop(f"flags/{name}") == tree[f"flags/1/{name}"]
         del tree["flags/1/report.html"]
+    for tree in trees:  # what was measured is told there too
+        for name in ("flags/config.pbtxt", "flags/1/config.pbtxt"):
+            tree[name], told = re.subn(rb'\nparameters \{ key: "report" .*', b"", tree[name])
+            assert told == 1
     reports = [json.loads(tree.pop("flags/1/build.json")) for tree in trees]
     assert trees[0] == trees[1]
     assert reports[0]["files"] == reports[1]["files"]

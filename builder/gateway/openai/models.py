@@ -34,6 +34,7 @@ def describe(model: Model) -> dict[str, Any]:
         "embeds": model.embeds,
         "labels": model.labels,
         "languages": model.languages,
+        "report": model.report,
         "mask_token": model.parameters.get("mask_token"),
         "inputs": [
             {"name": f.name, "type": f.data_type, "dims": list(f.dims), "optional": f.optional}

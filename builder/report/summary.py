@@ -1,0 +1,49 @@
+"""What a build measured, in a few hundred bytes: the parameter `report` of the front's configuration.
+
+build.json says all of it, but lies in the repository; whoever speaks to Triton alone reads this.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import date
+from typing import Any
+
+from builder.report.record import BuildReport
+from builder.speed import speed_up
+from builder.triton.layout import RepositoryEntry
+
+REPORT = "report"
+
+
+def summary(report: BuildReport, day: date) -> dict[str, Any]:
+    """The variant that is served beside PyTorch. Times are medians in milliseconds by shape, sizes in bytes."""
+    pytorch, served = report.ladder[0], next(rung for rung in report.ladder if rung.name == report.chosen)
+    cells = list(served.latency_ms)
+    shown = dict.fromkeys([*cells[:1], *cells[-1:]])
+    timed = {"speed_up": round(speed_up(served.latency_ms, pytorch.latency_ms), 2)} if cells else {}
+    return {
+        "variant": served.name,
+        "engine": report.engine,
+        "target": report.target,
+        "triton": report.triton,
+        "size": served.size,
+        **({} if report.memory is None else {"memory": sum(report.memory.values())}),
+        **timed,
+        "latency_ms": {cell: float(f"{served.latency_ms[cell]:.3g}") for cell in shown},
+        "metric": report.metric,
+        "quality": served.quality,
+        "samples": report.samples,
+        "cpu": report.cpu["model"],
+        "measured": day.isoformat(),
+    }
+
+
+def told(entries: Sequence[RepositoryEntry], report: BuildReport) -> tuple[RepositoryEntry, ...]:
+    """`entries`, the front model first, whose configuration tells its report."""
+    front, *others = entries
+    said = json.dumps(summary(report, date.today()), ensure_ascii=False, separators=(",", ":"))
+    config = replace(front.config, parameters={**front.config.parameters, REPORT: said})
+    return replace(front, config=config), *others
