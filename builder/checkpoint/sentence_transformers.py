@@ -27,6 +27,7 @@ POOLING_KEYS = {  # in the order in which sentence-transformers concatenates the
     "pooling_mode_lasttoken": "lasttoken",
 }
 POOLING_NAMES = {"mean_sqrt_len_tokens": "mean_sqrt_len"}  # a newer config.json's names that are not ours
+MODULE_NAMES = ("Transformer", "Pooling", "Dense", "Normalize", "MLMTransformer", "SpladePooling")
 SETTINGS = (  # the file of a Transformer module's settings, in the order in which sentence-transformers looks
     "sentence_bert_config.json",
     "sentence_roberta_config.json",
@@ -38,10 +39,11 @@ SETTINGS = (  # the file of a Transformer module's settings, in the order in whi
 )
 NOT_HONOURED = ("query_length", "document_length", "query_expansion", "processing_kwargs")  # of those settings
 ACTIVATIONS = {"Tanh": torch.nn.Tanh, "Identity": torch.nn.Identity, "ReLU": torch.nn.ReLU, "GELU": torch.nn.GELU}
-EMBEDDER, CROSS_ENCODER = "SentenceTransformer", "CrossEncoder"
+EMBEDDER, CROSS_ENCODER, SPARSE_ENCODER = "SentenceTransformer", "CrossEncoder", "SparseEncoder"
 CHAINS = {
     EMBEDDER: re.compile("Transformer Pooling( Dense)*( Normalize)*"),
     CROSS_ENCODER: re.compile("Transformer"),
+    SPARSE_ENCODER: re.compile("(MLM)?Transformer SpladePooling"),
 }
 
 
@@ -75,9 +77,12 @@ def read_modules(root: Path) -> SentenceModules | None:
     if kind not in CHAINS or not CHAINS[kind].fullmatch(" ".join(name for name, _ in chain)):
         raise CheckpointError(
             f"{root.name} is a {kind} of {', '.join(name for name, _ in chain)}; known are a {EMBEDDER} of "
-            f"Transformer, Pooling, then perhaps Dense and Normalize, and a {CROSS_ENCODER} of a Transformer alone"
+            f"Transformer, Pooling, then perhaps Dense and Normalize, a {CROSS_ENCODER} of a Transformer alone, and a "
+            f"{SPARSE_ENCODER} of MLMTransformer and SpladePooling"
         )
     (_, transformer), *after = chain
+    if kind == SPARSE_ENCODER:
+        _refuse_splade(_json(after[0][1] / "config.json"), root)
     settings = _settings(transformer, root)
     prompts, default = _prompts(general, root)
     if kind == CROSS_ENCODER and default:
@@ -116,10 +121,10 @@ def _module_name(module: dict[str, Any], root: Path) -> str:
     """Pooling of sentence_transformers.models.Pooling. Raises CheckpointError for code that comes with a checkpoint."""
     kind: str = module["type"]
     name = kind.rsplit(".", 1)[-1]
-    if not kind.startswith(MODULES) or name not in ("Transformer", "Pooling", "Dense", "Normalize"):
+    if not kind.startswith(MODULES) or name not in MODULE_NAMES:
         raise CheckpointError(
             f"{root.name} has a module {kind} at place {module.get('idx')}; known, in this order, are "
-            "Transformer, Pooling, Dense and Normalize of sentence_transformers"
+            "Transformer, Pooling, Dense and Normalize of sentence_transformers, or MLMTransformer and SpladePooling"
         )
     return name
 
@@ -166,6 +171,14 @@ def _pooling(config: dict[str, Any], root: Path) -> tuple[str, ...]:
     if mode := config.get("pooling_mode"):
         return tuple(POOLING_NAMES.get(name, name) for name in ([mode] if isinstance(mode, str) else mode))
     return tuple(mode for key, mode in POOLING_KEYS.items() if config.get(key)) or ("mean",)
+
+
+def _refuse_splade(config: dict[str, Any], root: Path) -> None:
+    """Raise CheckpointError for another pooling of logits than the largest log(1 + relu) of each token."""
+    found = {"pooling_strategy": "max", "activation_function": "relu", **config}
+    for name, wanted in (("pooling_strategy", "max"), ("activation_function", "relu")):
+        if found[name] != wanted:
+            raise CheckpointError(f"{root.name} has a {name} {found[name]!r} of its SpladePooling; known is {wanted}")
 
 
 def _json(path: Path, default: Any = None, kind: type = dict) -> Any:

@@ -135,7 +135,7 @@ async def openapi(call: Call) -> dict[str, Any]:
 
 
 def _tei(path: str, handler: Handler, schema: type[BaseModel]) -> Api:
-    return Api("POST", path, handler, schema, tei.tei_error, documented=handler is not tei.unsupported)
+    return Api("POST", path, handler, schema, tei.tei_error)
 
 
 APIS = (
@@ -155,7 +155,7 @@ APIS = (
     Api("POST", "/rerank", either_rerank, tei.RawBody, bodies=(rerank.Body, tei.RerankBody)),
     _tei("/embed", tei.embed_texts, tei.EmbedBody),
     _tei("/embed_all", tei.embed_tokens, tei.EmbedBody),
-    _tei("/embed_sparse", tei.unsupported, tei.RawBody),
+    _tei("/embed_sparse", tei.embed_sparse, tei.SparseBody),
     _tei("/predict", tei.predict, tei.PredictBody),
     Api("POST", "/tokenize", tokenize.tokenize, tei.RawBody, bodies=(tokenize.TeiBody, tokenize.Body)),
     Api("POST", "/detokenize", tokenize.detokenize, tokenize.DetokenizeBody),

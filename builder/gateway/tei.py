@@ -1,4 +1,4 @@
-"""Routes of Text Embeddings Inference, for its clients: /embed, /embed_all, /predict, /rerank, /info.
+"""Routes of Text Embeddings Inference, for its clients: /embed, /embed_all, /embed_sparse, /predict, /rerank, /info.
 
 They name no model, so there must be one of the kind, or the body says which in `model`.
 Source: https://huggingface.github.io/text-embeddings-inference
@@ -58,6 +58,11 @@ class EmbedBody(Options):
     prompt_name: str | None = None
 
 
+class SparseBody(Options):
+    inputs: str | Texts
+    prompt_name: str | None = None
+
+
 class PredictBody(Options):
     inputs: str | Annotated[list[str | list[str]], Field(min_length=1, max_length=4096)]
     raw_scores: bool = False
@@ -99,6 +104,27 @@ async def embed_tokens(call: Call) -> list[np.ndarray]:
     for text in texts:  # texts of unequal length have no common shape
         found += await ask_rows(call, model, [{"text_input": [text]}], options)
     return [row["embedding"] for row in found]
+
+
+async def embed_sparse(call: Call) -> list[list[dict[str, Any]]]:
+    """POST /embed_sparse: of each text the tokens that matter, with their weights, of a model that tells them."""
+    body: SparseBody = call.body
+    body.check()
+    model = await call.model_for("for sparse embeddings", _sparse, body.model)
+    texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
+    options = {name: value for name, value in (("prompt_name", body.prompt_name), ("truncate", body.truncate)) if value}
+    for name in options:
+        if name not in model.inputs:
+            raise bad_field(name, f"{name} is not something that {model.name} takes")
+    rows = await ask_rows(call, model, [{"text_input": [text]} for text in texts], options)
+    return [
+        [
+            {"index": int(index), "value": float(value)}
+            for index, value in zip(row["indices"], row["values"], strict=True)
+            if index >= 0  # a row of a request may have fewer than another
+        ]
+        for row in rows
+    ]
 
 
 async def predict(call: Call) -> list[Any]:
@@ -149,15 +175,10 @@ async def info(call: Call) -> dict[str, Any]:
     }
 
 
-async def unsupported(call: Call) -> Any:
-    """What the models here cannot do: they have no sparse heads."""
-    raise ApiError(501, "the models here give no sparse vectors")
-
-
 def _kind(model: Model) -> dict[str, Any] | None:
     labels = {"id2label": dict(enumerate(model.labels)), "label2id": {name: i for i, name in enumerate(model.labels)}}
-    if model.embeds:
-        return {"embedding": {"pooling": "model"}}
+    if model.embeds or _sparse(model):
+        return {"embedding": {"pooling": "model" if model.embeds else "splade"}}
     if rerank.ranks(model):
         return {"reranker": labels}
     return {"classifier": labels} if _classifies(model) else None
@@ -170,6 +191,10 @@ def _classifies(model: Model) -> bool:
 def _per_token(model: Model) -> bool:
     output = model.outputs.get("embedding")
     return output is not None and len(output.dims) == 2
+
+
+def _sparse(model: Model) -> bool:
+    return {"indices", "values"} <= set(model.outputs)
 
 
 def _pair(number: int, given: str | list[str]) -> dict[str, list[str]]:

@@ -24,6 +24,7 @@ from builder.runtime.fields import Field
 from builder.runtime.generation.options import COMMON, LANGUAGES, OUTPUTS, SOURCE
 from builder.runtime.tokens import TOKENIZE, TOKENS
 from builder.samples import TEXTS
+from builder.verify.answers import difference
 
 if TYPE_CHECKING:
     from builder.checkpoint.resolve import Checkpoint
@@ -124,6 +125,10 @@ class EncoderTask(Task):
     @abstractmethod
     def agreement(self, expected: Answer, actual: Answer) -> float:
         """How much two answers to one sample agree: 1 is equal, as `metric` measures it."""
+
+    def difference(self, expected: Answer, actual: Answer) -> tuple[float, str]:
+        """The largest difference of a number and where it is; infinite where anything else differs."""
+        return difference(expected, actual)
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """Measures of `answers` to `samples` that have labels, by name, from 0 to 1; the most telling first.

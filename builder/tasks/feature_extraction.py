@@ -65,13 +65,7 @@ class FeatureExtraction(EncoderTask):
 
     def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
         """The pipeline's features of each token, then sentence-transformers' pooling where there is one."""
-        text = sample["text_input"]
-        sentence = checkpoint.sentence
-        if sentence is not None:
-            name = sample.get("prompt_name", sentence.default_prompt)
-            text = (sentence.prompts[name] if name else "") + text
-            text = text.lower() if sentence.lower_case else text
-        features = pipeline_of(checkpoint, "feature-extraction")(text, return_tensors=True)
+        features = pipeline_of(checkpoint, "feature-extraction")(prompted(checkpoint, sample), return_tensors=True)
         pooler = self.pooler(checkpoint)
         if pooler is None:
             return {"embedding": features[0].tolist()}
@@ -91,6 +85,16 @@ class FeatureExtraction(EncoderTask):
             raise ValueError("two texts with the same `pair`, of at least two pairs")
         cosines = [cosine(answers[a]["embedding"], answers[b]["embedding"]) for a, b in whole]
         return similarity([float(samples[a]["similarity"]) for a, _ in whole], cosines)
+
+
+def prompted(checkpoint: Checkpoint, sample: Sample) -> str:
+    """The text of a sample as sentence-transformers hands it to the tokeniser."""
+    text, sentence = str(sample["text_input"]), checkpoint.sentence
+    if sentence is None:
+        return text
+    name = sample.get("prompt_name", sentence.default_prompt)
+    text = (sentence.prompts[name] if name else "") + text
+    return text.lower() if sentence.lower_case else text
 
 
 TASK = FeatureExtraction()

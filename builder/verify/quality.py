@@ -19,7 +19,6 @@ from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.fields import Field
 from builder.tasks.base import Answer, EncoderTask, Sample
 from builder.tensors import to_tensors, to_values
-from builder.verify.answers import difference
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ def served_quality(
     tokens, padded = pipeline.counts.tokens - before[0], pipeline.counts.padded_tokens - before[1]
     reversed_order = _answers(pipeline, requests[::-1], fields[1])[::-1]
     agreements = [task.agreement(e, a) for e, a in zip(expected, together, strict=True)]
-    differences = [difference(e, a) for e, a in zip(expected, together, strict=True)]
+    differences = [task.difference(e, a) for e, a in zip(expected, together, strict=True)]
     error, where = max(differences)
     mates = [task.agreement(a, b) for batch in (together, reversed_order) for a, b in zip(alone, batch, strict=True)]
     return Quality(

@@ -30,6 +30,11 @@ OPTIONS = (*COMMON, *PROMPT)
 NEWER = ("guide", "prompt_logprobs", "input_ids", "return_num_output_tokens", "tokenize")
 BEFORE_GUIDES = tuple(field for field in OPTIONS if field.name not in NEWER)
 ENCODED = (TRUNCATED, PROMPT_TOKENS)
+REPORT = (
+    '{"variant":"int8","engine":"onnxruntime","target":"cpu","triton":"26.08","size":24300000,"speed_up":3.12,'
+    '"latency_ms":{"1x16":1.9,"8x128":41.2},"metric":"cosine","quality":0.99614,"samples":32,"cpu":"A CPU","measured":'
+    '"2026-11-22"}'
+)
 MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] = {
     "writes": ("text-generation", BEFORE_GUIDES, OUTPUTS, {"chat": "true", "max_total_tokens": "64"}),
     "guided": ("text-generation", OPTIONS, (*OUTPUTS, *PROMPT_OUTPUTS), {"chat": "true", "tool_parser": "hermes"}),
@@ -37,12 +42,18 @@ MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] 
         "sentence-similarity",
         (TEXT, TRUNCATE, TOKENIZE),
         (Field("embedding", "TYPE_FP32", (SIZE,)), *ENCODED, TOKENS),
-        {"max_input_length": "64"},
+        {"max_input_length": "64", "report": REPORT},
     ),
     "ranks": (
         "text-ranking",
         (Field("query", "TYPE_STRING"), Field("documents", "TYPE_STRING", (-1,)), TRUNCATE),
         (Field("score", "TYPE_FP32", (-1,)), *ENCODED),
+        {},
+    ),
+    "sparse": (
+        "sparse-embedding",
+        (TEXT, TRUNCATE),
+        (Field("indices", "TYPE_INT32", (-1,)), Field("values", "TYPE_FP32", (-1,)), *ENCODED),
         {},
     ),
     "topics": (
@@ -110,6 +121,11 @@ class FakeTriton(Backend, Server):
         if "tokenize" in values:
             return _outputs(tokens=np.array([[_tokens([1, *map(ord, text)])] for text in texts], np.object_))
         counted = {"prompt_tokens": np.array([[len(text)] for text in texts], np.int32)}
+        if request.model_name == "sparse":
+            longest = max(map(len, texts))
+            indices = [[*map(ord, text), *[-1] * (longest - len(text))] for text in texts]
+            values = np.where(np.array(indices) < 0, 0, 0.5).astype(np.float32)
+            return _outputs(indices=np.array(indices, np.int32), values=values, **counted)
         if request.model_name == "topics":
             labels = np.array([["a", "b"]] * len(texts), np.object_)
             return _outputs(label=labels, score=np.array([[0.75, 0.25]] * len(texts), np.float32), **counted)

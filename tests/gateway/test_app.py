@@ -49,12 +49,14 @@ def test_the_process_knows_nothing_of_pytorch() -> None:
 
 def test_models_are_those_that_name_a_task() -> None:
     models = asked("/v1/models").json["data"]
-    assert [model["id"] for model in models] == ["embeds", "guided", "ranks", "topics", "writes"]
+    assert [model["id"] for model in models] == ["embeds", "guided", "ranks", "sparse", "topics", "writes"]
     shown = asked("/v1/models/writes").json
     assert (shown["task"], shown["max_model_len"], shown["chat"]) == ("text-generation", 64, True)
+    assert shown["report"] is None
+    assert asked("/v1/models/embeds").json["report"]["speed_up"] == 3.12
     missing = asked("/v1/models/other")
     assert missing.status == 404
-    assert "there are: embeds, guided, ranks, topics, writes" in missing.error["message"]
+    assert "there are: embeds, guided, ranks, sparse, topics, writes" in missing.error["message"]
 
 
 def test_a_chat_whole_and_in_chunks() -> None:
@@ -449,7 +451,10 @@ def test_tei() -> None:
     refused = asked("/embed", {"inputs": ""})
     assert refused.status == 400
     assert refused.json["error_type"] == "Validation"
-    assert asked("/embed_sparse", {"inputs": "a"}).status == 501
+    sparse = asked("/embed_sparse", {"inputs": ["ab", "c"]}).json
+    assert sparse == [[{"index": 97, "value": 0.5}, {"index": 98, "value": 0.5}], [{"index": 99, "value": 0.5}]]
+    assert asked("/embed_sparse", {"inputs": "ab", "model": "embeds"}).status == 400
+    assert asked("/embed_sparse", {"inputs": "ab", "prompt_name": "query"}).status == 400
 
 
 def test_tokens_as_teis_and_vllms_clients_ask_for_them() -> None:
@@ -542,7 +547,7 @@ def test_the_document_describes_the_routes_that_exist() -> None:
     found = asked("/openapi.json").json
     paths = found["paths"]
     assert {"/v1/chat/completions", "/v1/tasks/{task}", "/rerank", "/openapi.json"} <= set(paths)
-    assert "/embed_sparse" not in paths, "what is always refused is no use to a client"
+    assert "/embed_sparse" in paths
     chat = paths["/v1/chat/completions"]["post"]
     assert chat["summary"] == "A completion, or a stream of its chunks."
     schema = chat["requestBody"]["content"]["application/json"]["schema"]

@@ -176,7 +176,7 @@ def test_only_a_candidate_gets_a_share_and_no_client_meets_one() -> None:
     assert ordered(app, 0.1, "absent").status == 404
     assert ordered(app, 1.5).status == 400
     models = [model["id"] for model in asked(app, "/v1/models").json["data"]]
-    assert models == ["embeds", "guided", "ranks", "topics", "writes"]
+    assert models == ["embeds", "guided", "ranks", "sparse", "topics", "writes"]
     assert asked(app, "/embed", {"inputs": "Hello"}).status == 200, "the only model for vectors is still the only one"
 
 

@@ -1,0 +1,29 @@
+"""Sparse embeddings: of each text the tokens of the vocabulary that matter to it, with their weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ...fields import Field
+from .. import task
+from .feature_extraction import Task as FeatureExtraction
+
+NONE = -1  # in place of a token, where a row of a request has fewer than another
+
+
+class Task(FeatureExtraction):
+    @staticmethod
+    def outputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
+        return (Field("indices", "TYPE_INT32", (-1,)), Field("values", "TYPE_FP32", (-1,)))
+
+    def answer(self, job: task.Job, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]) -> dict[str, np.ndarray]:
+        """Indices in ascending order, then -1 with the value 0 in rows that have fewer than the longest."""
+        found = [np.flatnonzero(output["weights"] > 0) for output in outputs]
+        shape = len(found), max(1, *map(len, found))
+        indices, values = np.full(shape, NONE, np.int32), np.zeros(shape, np.float32)
+        for row, (tokens, output) in enumerate(zip(found, outputs)):
+            indices[row, : len(tokens)], values[row, : len(tokens)] = tokens, output["weights"][tokens]
+        return {"indices": indices, "values": values}

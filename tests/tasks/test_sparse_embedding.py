@@ -1,0 +1,66 @@
+"""Sparse embeddings: what sentence-transformers' SparseEncoder answers, built, and refused where they are not meant."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from builder.checkpoint.resolve import resolve
+from builder.errors import CheckpointError
+from builder.pipeline import build
+from builder.runtime.encoder.front import open_front
+from builder.spec import make_spec
+from builder.tasks.base import encoder_task
+from tests.checkpoints import make_checkpoint
+
+SPARSE = "sentence_transformers.sparse_encoder.models."
+TEXTS = ["How do I renew my passport?", "The soup needs salt.", "soup"]
+
+
+@pytest.fixture(scope="module")
+def splade(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_checkpoint(tmp_path_factory.mktemp("splade") / "splade", "bert", "fill-mask")
+    (folder / "1_SpladePooling").mkdir()
+    parts = (("", "MLMTransformer"), ("1_SpladePooling", "SpladePooling"))
+    modules = [{"idx": i, "name": str(i), "path": path, "type": SPARSE + kind} for i, (path, kind) in enumerate(parts)]
+    (folder / "modules.json").write_text(json.dumps(modules))
+    (folder / "config_sentence_transformers.json").write_text(json.dumps({"model_type": "SparseEncoder"}))
+    pooling(folder, {"pooling_strategy": "max", "activation_function": "relu"})
+    return folder
+
+
+def pooling(folder: Path, config: dict[str, str]) -> None:
+    (folder / "1_SpladePooling" / "config.json").write_text(json.dumps(config))
+
+
+def test_a_built_model_tells_the_tokens_that_sentence_transformers_tells(splade: Path, tmp_path: Path) -> None:
+    report = build(make_spec(model=str(splade), name="sparse", output=tmp_path / "models"))
+    assert (report.task, report.verified) == ("sparse-embedding", True)
+    front = open_front(tmp_path / "models" / "sparse" / "1")
+    texts = np.array([[text.encode()] for text in TEXTS], np.object_)
+    (answer,) = front([{"text_input": texts}])
+    assert isinstance(answer, dict), answer
+    indices, values = answer["indices"], answer["values"]
+    assert indices.shape == values.shape
+    assert ((indices < 0) == (values == 0)).all(), "what is not there has no weight"
+    library = pytest.importorskip("sentence_transformers", reason="comes with the demo's model")
+    theirs = library.SparseEncoder(str(splade), device="cpu").encode(TEXTS, convert_to_sparse_tensor=False)
+    for row, expected in enumerate(theirs.numpy()):
+        found = np.zeros_like(expected)
+        found[indices[row][indices[row] >= 0]] = values[row][indices[row] >= 0]
+        np.testing.assert_allclose(found, expected, atol=1e-4)
+
+
+def test_another_pooling_and_a_pooling_of_vectors_are_refused(splade: Path) -> None:
+    found = resolve(make_spec(model=str(splade), pooling="cls"))
+    with pytest.raises(CheckpointError, match="--pooling is for dense embeddings"):
+        encoder_task(found.task).parameters(found)
+    try:
+        pooling(splade, {"pooling_strategy": "sum"})
+        with pytest.raises(CheckpointError, match="has a pooling_strategy 'sum' of its SpladePooling; known is max"):
+            resolve(make_spec(model=str(splade)))
+    finally:
+        pooling(splade, {})
