@@ -124,8 +124,8 @@ class FakeTriton(Backend, Server):
         if request.model_name == "sparse":
             longest = max(map(len, texts))
             indices = [[*map(ord, text), *[-1] * (longest - len(text))] for text in texts]
-            values = np.where(np.array(indices) < 0, 0, 0.5).astype(np.float32)
-            return _outputs(indices=np.array(indices, np.int32), values=values, **counted)
+            weights = np.where(np.array(indices) < 0, 0, 0.5).astype(np.float32)
+            return _outputs(indices=np.array(indices, np.int32), values=weights, **counted)
         if request.model_name == "topics":
             labels = np.array([["a", "b"]] * len(texts), np.object_)
             return _outputs(label=labels, score=np.array([[0.75, 0.25]] * len(texts), np.float32), **counted)
