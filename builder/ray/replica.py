@@ -125,6 +125,7 @@ class Replica:
             time.sleep(POLL_S)
         if not self.stopping:
             _say(f"Triton ended by itself, with status {status}: this replica ends too")
+            self.stack.close()  # its models' processes, and their shared memory, outlive a server that is killed
             os._exit(TRITON_ENDED)
 
     def __del__(self) -> None:
