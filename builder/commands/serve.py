@@ -106,10 +106,11 @@ def _run_on_ray(options: argparse.Namespace) -> int:
     given = {"repository": str(options.repository.resolve()), "min_replicas": least, "max_replicas": most}
     if options.models_per_replica:
         given["models_per_replica"] = options.models_per_replica
+    asked = read_options(given)
     console, address = Console(), cluster_address()
     with contextlib.suppress(KeyboardInterrupt), connected(address):
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGINT))  # Ray takes it for itself
-        with serving(read_options(given), options.host, options.openai_port):
+        with serving(asked, options.host, options.openai_port):
             _say(console, f"{least} to {most} replicas on {address or 'this machine'}")
             console.print(f"{'OpenAI':>8}  http://{options.host}:{options.openai_port}/v1", highlight=False)
             console.print("ready; stop with Ctrl-C", highlight=False)

@@ -64,14 +64,21 @@ def serving(options: Options, host: str, port: int) -> Iterator[None]:
     """
     from ray import serve
 
-    from builder.ray.application import application
-
     alone = host in ("localhost", "::1") or host.startswith("127.")
     serve.start(proxy_location="HeadOnly" if alone else "EveryNode", http_options={"host": host, "port": port})
     try:
-        serve.run(application(options.model_dump()), name=NAME, route_prefix="/")
+        _deploy(options)
         yield
-    except RuntimeError as error:
-        raise ServeError(f"Ray does not start the application: {error}") from error
     finally:
         serve.shutdown()
+
+
+def _deploy(options: Options) -> None:
+    from ray import serve
+
+    from builder.ray.application import application
+
+    try:
+        serve.run(application(options.model_dump()), name=NAME, route_prefix="/")
+    except RuntimeError as error:
+        raise ServeError(f"Ray does not start the application: {error}") from error

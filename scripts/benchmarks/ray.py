@@ -47,6 +47,7 @@ class Turn:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench ray")
     parser.add_argument("--repository", type=Path, help="keep the model here; built there where it is not")
+    parser.add_argument("--replicas", type=int, nargs="+", default=REPLICAS, help="one run each (default 1 2 4)")
     parser.add_argument("--seconds", type=float, default=5, help="of each turn (default 5)")
     parser.add_argument("--clients", type=int, default=32, help="that ask at once (default 32)")
     parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
@@ -57,7 +58,7 @@ def main() -> None:
             build(make_spec(model=str(minilm()), name="minilm", output=folder, precision="int8"))
         port = free_ports().http
         with running(folder) as server, gateway(server.url, "127.0.0.1", port), connected(None):
-            rows = [row for replicas in REPLICAS for row in measure(folder, replicas, port, options)]
+            rows = [row for replicas in options.replicas for row in measure(folder, replicas, port, options)]
     show(rows)
     if options.output:
         write_figures(options.output, {**circumstances(), "clients": options.clients, "ray": rows})

@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import pytest
 
+from builder.commands import serve
 from builder.errors import SpecError
 from builder.ray import replica
 from builder.ray.options import read_options
@@ -30,6 +31,20 @@ from builder.serve.triton import Ports, Server
 def test_wrong_arguments_are_named(given: dict[str, Any], wrong: str) -> None:
     with pytest.raises(SpecError, match=wrong):
         read_options(given)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--ray"], "--ray needs --openai-port"),
+        (["--ray", "--openai-port", "9000", "--strict"], "leave out --load-on-demand, --strict"),
+        (["--replicas", "2"], "--replicas and --models-per-replica are of --ray"),
+        (["--ray", "--openai-port", "9000", "--replicas", "3:2"], "max_replicas is 2, less than min_replicas, 3"),
+    ],
+)
+def test_options_of_serve_that_do_not_go_together(arguments: list[str], why: str) -> None:
+    with pytest.raises(SpecError, match=why):
+        serve.run(serve.parser().parse_args(arguments))
 
 
 class FakeControl(AbstractContextManager["FakeControl"]):
