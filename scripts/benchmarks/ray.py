@@ -79,7 +79,9 @@ def measure(folder: Path, replicas: int, port: int, options: argparse.Namespace)
             for name, side in sides.items():
                 turns[name].append(asyncio.run(turn(side, options.clients, options.seconds)))
         alone = {name: asyncio.run(turn(side, 1, 2)) for name, side in sides.items()}
-    return [_row(name, replicas, turns[name], alone[name]) for name in sides]
+    rows = [_row(name, replicas, turns[name], alone[name]) for name in sides]
+    print(json.dumps(rows), flush=True)
+    return rows
 
 
 async def turn(port: int, clients: int, seconds: float) -> Turn:
@@ -126,7 +128,6 @@ def show(rows: list[dict[str, Any]]) -> None:
         values = [row["p50_ms"], row["p99_ms"], row["fairness"], row["alone_p50_ms"]]
         table.add_row(row["side"], str(row["replicas"]), rates, *map(str, values))
     Console(width=110).print(table)
-    print(json.dumps(rows))
 
 
 if __name__ == "__main__":
