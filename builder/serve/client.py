@@ -65,7 +65,7 @@ class Client:
         with grpc.InferenceServerClient(self.url) as connection:
             connection.start_stream(lambda result, error: arrived.put((result, error)))
             try:
-                connection.async_stream_infer(self.name, inputs, enable_empty_final_response=True)
+                self._begin(connection, inputs)
                 while True:
                     result, error = self._next(arrived)
                     if error is not None:
@@ -84,6 +84,12 @@ class Client:
             finally:
                 # to cancel what has ended would leave the request, and its model, with the server for ever
                 connection.stop_stream(cancel_requests=not finished)
+
+    def _begin(self, connection: grpc.InferenceServerClient, inputs: list[Any]) -> None:
+        try:
+            connection.async_stream_infer(self.name, inputs, enable_empty_final_response=True)
+        except InferenceServerException as error:  # the connection was gone before the request was on its way
+            raise ServeError(f"{self.name}: the server at {self.url} does not answer: {error.message()}") from error
 
     def _next(self, arrived: queue.SimpleQueue[Any]) -> Any:
         try:

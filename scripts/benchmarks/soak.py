@@ -26,7 +26,7 @@ from builder.errors import ServeError
 from builder.pipeline import build
 from builder.samples import TEXTS
 from builder.serve.client import Client
-from builder.serve.triton import Server, running
+from builder.serve.triton import Server, last_error, running
 from builder.spec import make_spec
 from scripts.benchmarks.circumstances import circumstances
 from scripts.benchmarks.disturbances import AT_ONCE, RECOVERY_S, Disturbances, watched
@@ -109,6 +109,7 @@ def _soak(server: Server, minutes: float, clients: int, kinds: Mapping[str, int]
     while any(thread.is_alive() for thread in threads):
         memory.append(megabytes(server))
         time.sleep(5)
+        assert server.process.poll() is None, f"Triton ended: {server.process.poll()}, {last_error(server.log)}"
     time.sleep(3)
     ended.set()
     metrics = _metrics(server)
