@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
 from .contract import ContractError, HostedModel, load_shared
+from .cores import cores
 from .fields import InputError, option, readable
 from .shared import memory
 from .shared.emitted import open_emitted
@@ -37,6 +39,7 @@ class TritonPythonModel:
         self.inputs = [field["name"] for field in json.loads(args["model_config"])["input"]]
         self.listing = Listing(folder.parent / serving.repository)
         self.host = Host(self.listing, serving.memory_mb << 20, open_emitted, memory.resident, memory.give_back)
+        self.pool = ThreadPoolExecutor(cores())  # models of one batch are answered side by side
         self.metrics = Metrics(args["model_name"], args["model_version"])
         self.loader = Loader(self.host, _answer, _fail, lambda: self.metrics.publish(self.host))
 
@@ -56,13 +59,17 @@ class TritonPythonModel:
                 groups.setdefault(name, []).append(index)
             except InputError as error:
                 responses[index] = _refusal(error, pb_utils.TritonError.INVALID_ARG)
-        for name, members in groups.items():
-            for index, response in zip(members, self._answers(name, members, requests, tensors)):
+        answered = (self.pool.map if len(groups) > 1 else map)(
+            lambda name: self._answers(name, groups[name], requests, tensors), groups
+        )
+        for members, found in zip(groups.values(), answered):
+            for index, response in zip(members, found):
                 responses[index] = response
         return responses
 
     def finalize(self) -> None:
         self.loader.stop()
+        self.pool.shutdown()
 
     def _refresh(self) -> None:
         try:

@@ -56,7 +56,7 @@ GENERATING = {
     **{name: name for name in GENERATION},
 }
 SHARED = {
-    **{name: name for name in ("contract.py", "fields.py", "tensors_check.py")},
+    **{name: name for name in ("contract.py", "cores.py", "fields.py", "tensors_check.py")},
     "model.py": "shared_model.py",
     **{name: name for name in sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "shared").rglob("*.py"))},
 }
