@@ -150,7 +150,7 @@ class Worker:
         self.folder = Path(tempfile.mkdtemp(prefix="build-repo-worker-"))
         with (self.folder / ERRORS).open("wb") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-P", "-c", PROGRAM, PACKAGES, str(theirs.fileno()), self.name],
+                [sys.executable, "-P", "-c", PROGRAM, PACKAGES, str(self.folder), str(theirs.fileno()), self.name],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, "TMPDIR": str(self.folder)},
                 stdin=subprocess.DEVNULL,

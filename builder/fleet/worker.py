@@ -1,4 +1,6 @@
-"""A process that builds what comes on a connection, one by one. Its last two arguments: the connection, and its name.
+"""A process that builds what comes on a connection, one by one.
+
+Its last three arguments: its folder for temporary files, the connection's number, and its name.
 
 It ends when the connection does: when the process that started it has no more to build, or is no more.
 """
@@ -6,6 +8,7 @@ It ends when the connection does: when the process that started it has no more t
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -17,7 +20,7 @@ from builder.fleet.work import carry_out
 
 
 def main() -> None:
-    connection, name = Connection(int(sys.argv[-2])), sys.argv[-1]
+    folder, connection, name = sys.argv[-3], Connection(int(sys.argv[-2])), sys.argv[-1]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: whoever started this says what is to stop
     signal.signal(signal.SIGTERM, _leave)
     jobs: SimpleQueue[Job] = SimpleQueue()
@@ -25,8 +28,9 @@ def main() -> None:
     try:
         while True:
             connection.send(carry_out(jobs.get(), name, connection.send))
-    except SystemExit:  # what a build had begun is undone; torch takes seconds to be taken down
-        os._exit(0)
+    except SystemExit:  # what a build had begun is undone
+        shutil.rmtree(folder, ignore_errors=True)
+        os._exit(0)  # torch takes seconds to be taken down
 
 
 def _receive(connection: Connection, jobs: SimpleQueue[Job]) -> None:

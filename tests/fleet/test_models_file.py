@@ -9,6 +9,7 @@ import pytest
 
 from builder.errors import SpecError
 from builder.spec import load_entries, load_specs
+from builder.tune.winner import write_settings
 
 
 @pytest.fixture
@@ -123,3 +124,14 @@ def test_many_errors_are_said_at_once(folder: Path) -> None:
     lines = str(error.value).splitlines()
     assert [line.split(": ")[1] for line in lines[:-1]] == [f"a/m{number}" for number in range(5)]
     assert lines[-1] == "and 3 more"
+
+
+def test_settings_are_written_into_an_entry_of_one_model_alone(folder: Path) -> None:
+    _write(folder, "models: [{model: a/included}]", "other.yaml")
+    text = "include: other.yaml\nmodels:\n  - {model: a/b, matrix: {precision: [fp32, int8]}}\n  - model: a/alone\n"
+    path = _write(folder, text)
+    for name, place in (("b-int8", "models.yaml:3"), ("included", "other.yaml:1")):
+        with pytest.raises(SpecError, match=rf"{name} is made of .*{place}.*give it an entry of its own"):
+            write_settings(path, name, {"instances": 2}, "because")
+    write_settings(path, "alone", {"instances": 1}, "because")
+    assert [spec.entry_name for spec in load_specs(path)] == ["b-fp32", "b-int8", "alone", "included"]

@@ -108,7 +108,7 @@ def test_what_builds_took_says_what_others_will_take(tmp_path: Path) -> None:
     plan = plan_builds(list(specs.values()), again)
     assert plan.seconds(1) == pytest.approx(6 + 5 + 5.5)
     assert plan.seconds(2) == pytest.approx((6 + 5 + 5.5) / 2)
-    assert "about 8.2 s on 2 workers, 2.0 of 10.0 GB" in plan_line(plan, 2, 10**10)
+    assert "about 8.2 s on 2 workers, 2.1 of 10.0 GB" in plan_line(plan, 2, 10**10)
     assert plan_document(plan, 2, 10**10)["models"][0]["seconds"] == 6.0
 
 
