@@ -100,8 +100,9 @@ def one(options: dict[str, Any]) -> dict[str, Any]:
     with quiet_libraries():
         build(make_spec(**options), stage)
     total = time.perf_counter() - begun
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    return {"stages_s": stages, "total_s": total, "peak_bytes": peak}
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    processor = used.ru_utime + used.ru_stime
+    return {"stages_s": stages, "total_s": total, "processor_s": processor, "peak_bytes": used.ru_maxrss * 1024}
 
 
 def table(name: str, size: int, found: dict[str, dict[str, Any]]) -> Table:
@@ -114,6 +115,7 @@ def table(name: str, size: int, found: dict[str, dict[str, Any]]) -> Table:
         cells = (build["stages_s"].get(stage) for build in found.values())
         made.add_row(stage, *("" if cell is None else f"{cell:.2f}" for cell in cells))
     made.add_row("all", *(f"{build['total_s']:.2f}" for build in found.values()), style="bold")
+    made.add_row("processor time", *(f"{build['processor_s']:.2f}" for build in found.values()))
     peaks = (f"{build['peak_bytes'] / 1e6:.0f} ({build['peak_bytes'] / size:.1f}x)" for build in found.values())
     made.add_row("peak memory, MB", *peaks)
     return made
