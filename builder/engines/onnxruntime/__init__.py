@@ -47,6 +47,7 @@ def save_optimised(model: Path, written: Path, extended: bool, approximate_gelu:
     weights = f"{written.name}.data"
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights)
     options.add_session_config_entry("optimization.enable_gelu_approximation", "1" if approximate_gelu else "0")
+    options.add_session_config_entry("session.disable_prepacking", "1")  # nothing is run: no second copy of the weights
     _session(model, options)
 
 
