@@ -179,23 +179,6 @@ def soak() -> str:
     )
 
 
-def fleet_builds() -> str:
-    """Many builds: cold, warm and with one option changed, by executor."""
-    f = _figures("fleet")
-    names = {"process": "one process", "workers": "a worker for each core", "ray": "Ray, on this machine"}
-    phases = list(next(iter(f["builds"].values())))
-    rows = [
-        (names[name], *(f"{of[phase]['seconds']:.1f} s, {of[phase]['memory_mb']:,} MB" for phase in phases))
-        for name, of in f["builds"].items()
-    ]
-    command = f"scripts/bench fleet builds --models {f['models']} --output docs/fleet.json"
-    return (
-        f"Recorded by `{command}` on {f['date']} on {f['cores']} cores of an {f['cpu']} ([figures](fleet.json)): "
-        f"{f['models']} tiny models, the whole command, and the memory of all its processes.\n\n"
-        + table(("", *phases), rows)
-    )
-
-
 def post(key: str) -> str:
     """One table of `scripts/bench posts`."""
     figures = _figures("posts")
