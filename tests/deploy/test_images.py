@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from builder.verify.runtimes import cache_folder
 
 ROOT = Path(__file__).parent.parent.parent
 # By the image: its requirements, and what is imported when its command runs.
@@ -83,3 +86,28 @@ def test_the_image_of_the_pull_has_the_versions_of_the_project() -> None:
         assert all((ROOT / name).exists() for name in source.split())
     assert 'ENTRYPOINT ["build-repo", "pull"]' in dockerfile
     assert "USER 1000:1000" in dockerfile
+
+
+def _image(kind: str) -> tuple[Path, dict[str, str]]:
+    """The Python of an image's environment, and a place for the project in it."""
+    python = cache_folder() / f"image-{kind}" / "bin" / "python"
+    if not python.exists():
+        pytest.skip("scripts/pythons makes the environments of the images, where Python 3.12 is installed")
+    return python, {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}
+
+
+@pytest.mark.slow
+def test_a_pull_runs_with_what_its_image_has(store: str, tmp_path: Path) -> None:
+    python, environment = _image("stores")
+    program = "import sys; from builder.cli import main; sys.exit(main())"
+    target = tmp_path / "pulled" / "models"
+    pull = [str(python), "-c", program, "pull", "minilm@2", "writes", f"--from={store}", f"--repository={target}"]
+    subprocess.run(pull, check=True, env=environment, capture_output=True)
+    assert (target / "minilm" / "2" / "model.py").is_file()
+    assert (target / "writes" / "1" / "model.py").is_file()
+
+
+@pytest.mark.slow
+def test_a_gateway_imports_with_what_its_image_has() -> None:
+    python, environment = _image("gateway")
+    subprocess.run([python, "-c", f"import {IMAGES['gateway'][1]}"], check=True, env=environment, capture_output=True)
