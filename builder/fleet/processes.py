@@ -52,6 +52,8 @@ class Processes:
                 yield from _news(pool)
         finally:
             for worker in pool:
+                worker.dismiss()
+            for worker in pool:
                 worker.stop()
 
     def _begin(self, waiting: list[Job], pool: Sequence[Worker]) -> Iterator[Progress]:
@@ -131,12 +133,17 @@ class Worker:
         cores, memory = (self.job.cores, self.job.memory) if self.job else (0, 0)
         return Claim(cores, max(memory, self.resident()))
 
+    def dismiss(self) -> None:
+        """Have the process undo what it has begun, and end."""
+        if self.process is not None:
+            self.connection.close()
+            self.process.terminate()
+
     def stop(self) -> None:
-        """End the process, and remove what it has left in its folder."""
+        """See the process end, and remove what it has left in its folder."""
         if self.process is None:
             return
-        self.connection.close()
-        self.process.terminate()
+        self.dismiss()
         try:
             self.process.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:
