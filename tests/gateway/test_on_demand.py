@@ -44,6 +44,7 @@ class Case:
         made = make_on_demand(Settings(triton=NOWHERE, **settings), options, self.triton, None)
         self.app: Journal = made[0]
         self.backend: OnDemand = made[1]
+        self.backend.residents.now = lambda: 0.0  # loads take no time, and a model may go as soon as it has answered
 
     async def embed(self, name: str, text: str = "text", **options: Any) -> Answer:
         return await ask(self.app, "/v1/embeddings", {"model": name, "input": text}, **options)
@@ -283,7 +284,11 @@ def test_requests_that_a_dead_process_never_answers_are_asked_again(tmp_path: Pa
         asked = [asyncio.ensure_future(case.embed("embeds-a")) for _ in range(3)]
         await until(lambda: case.triton.in_use["embeds-a"] == 3)
         assert (await case.embed("embeds-b")).status == 200
-        case.backend.residents.ended("embeds-a")
+        case.backend.residents.models["embeds-a"].earlier = frozenset({7})
+        case.backend.residents.ended("embeds-a", 7)
+        assert not any(answer.done() for answer in asked), "a process of an earlier load"
+        case.triton.dead.add("embeds-a")
+        assert (await case.embed("embeds-a")).status == 200
         assert [(await answer).status for answer in asked] == [200, 200, 200]
         assert case.triton.loads.count("embeds-a") == 2
         assert case.leases == 0
@@ -291,7 +296,7 @@ def test_requests_that_a_dead_process_never_answers_are_asked_again(tmp_path: Pa
         case.triton.loaded.pop("embeds-b")
         stuck = asyncio.ensure_future(case.embed("embeds-b"))
         await until(lambda: case.triton.at_once == 1)
-        case.backend.residents.ended("embeds-b")
+        case.backend.residents.ended("embeds-b", 8)
         assert (await stuck).error["code"] == "model_failed"
 
     asyncio.run(run())

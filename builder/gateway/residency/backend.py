@@ -13,14 +13,14 @@ from tritonclient.grpc import service_pb2
 
 from builder.gateway.errors import ApiError
 from builder.gateway.residency.processes import Processes
-from builder.gateway.residency.residents import ENDED, Resident, Residents, State
+from builder.gateway.residency.residents import ENDED, UNLOADED, Resident, Residents, State
 from builder.gateway.tensors import Outputs
 from builder.gateway.triton import Metadata
 
 ATTEMPTS = 3  # of one request, where its model is gone when it comes
 DEATH_S = 1.0  # from one look for dead processes to the next
 LOOKS = 5  # of these, to a look at all that is loaded
-GONE = ("Request for unknown model: ", "is not at ready state", "is not healthy", ENDED)  # Triton's, and ours
+GONE = (UNLOADED, "is not at ready state", "is not healthy", ENDED)  # Triton's, and ours
 T = TypeVar("T")
 STATUSES = (404, 500, 503)  # not those of a request that quotes one of the texts
 
@@ -80,8 +80,8 @@ class OnDemand:
             await asyncio.gather(*map(self._pin, self.residents.pins))
             for _ in range(LOOKS):
                 await asyncio.sleep(DEATH_S)
-                for name in await asyncio.to_thread(self.processes.died):
-                    self.residents.ended(name)
+                for name, process in await asyncio.to_thread(self.processes.died):
+                    self.residents.ended(name, process)
 
     async def _look(self) -> None:
         begun = time.monotonic()

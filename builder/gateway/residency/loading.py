@@ -56,6 +56,7 @@ class TritonLoading:
     async def load(self, resident: Resident, *, instead: bool) -> int | None:
         """See residents.Loading. Raises ApiError."""
         name, version = resident.name, resident.version
+        resident.earlier = frozenset(await asyncio.to_thread(self.processes.of, [name, *resident.engines]))
         try:
             if instead and resident.engines:
                 await asyncio.to_thread(_switch, self.url, self.offered.repository, name)

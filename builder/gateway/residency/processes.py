@@ -49,11 +49,11 @@ class Processes:
         wanted = set(names)
         return [process for process, name in self._children().items() if name in wanted]
 
-    def died(self) -> list[str]:
-        """The models of which a process is dead and stays, each once: those that Triton ended it takes leave of."""
+    def died(self) -> list[tuple[str, int]]:
+        """(model, process) of what is dead and stays, each once: the processes that Triton ended it takes leave of."""
         gone = [(process, name) for process, name in self._models.items() if name and _stat(process)[0] == "Z"]
         self._dead = {process: self._dead.get(process, 0) + 1 for process, _ in gone}
-        return [name for process, name in gone if self._dead[process] == 2]
+        return [(name, process) for process, name in gone if self._dead[process] == 2]
 
     def usage(self) -> Usage:
         """What each model takes now."""

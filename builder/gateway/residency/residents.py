@@ -26,6 +26,7 @@ from builder.gateway.residency.offered import Offered, Stamp
 MOST_LOADS = 4  # at once: more of them would only wait for one another's cores
 ROOM_S = 60.0  # that a load waits for others to go
 ENDED = "its process died"
+UNLOADED = "Request for unknown model: "  # somebody else has unloaded it, and what runs is answered
 SERVER = 100 << 20  # bytes of the server itself, until it was measured
 GROWS = 1.15  # a process that has answered, by the one that was just loaded: 42 and 37 MB, until the next look
 AHEAD = 0.1  # of the budget, at most, is kept free for the next load: a process takes a second or more to end
@@ -59,6 +60,7 @@ class Resident:
     since: float = 0.0
     stays_until: float = 0.0
     task: asyncio.Task[None] | None = field(default=None, repr=False)
+    earlier: frozenset[int] = frozenset()  # processes under its name that are not its own
     calls: set[asyncio.Timeout] = field(default_factory=set, repr=False)
 
     async def unless_dead(self, call: Awaitable[T]) -> T:
@@ -152,15 +154,17 @@ class Residents:
         """A model does not answer any more: it is unloaded, and loaded again when somebody asks for it."""
         if self.models.get(resident.name) is not resident or resident.state is not State.READY:
             return
+        if UNLOADED not in reason:
+            resident.break_off()
         self.measures.deaths.inc()
         if resident.stamp is not None:
             self.backoff.note(resident.name, resident.stamp, reason, died=True)
         self._leave(resident)
 
-    def ended(self, name: str) -> None:
+    def ended(self, name: str, process: int) -> None:
         """A process of a model was found dead."""
         resident = self.models.get(name)
-        if resident is not None:
+        if resident is not None and process not in resident.earlier:
             resident.break_off()
             self.died(resident, ENDED)
 
