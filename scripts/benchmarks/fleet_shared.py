@@ -56,6 +56,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--repository", type=Path, help="keep the models here; built there where they are not")
     parser.add_argument("--models", type=int, default=6, help="names of the encoder on either side (default 6)")
     parser.add_argument("--tiny", action="store_true", help="a tiny encoder with random weights instead of MiniLM int8")
+    parser.add_argument("--threads", type=int, help="of a model's engine (default: all cores)")
     parser.add_argument("--seconds", type=float, default=2.5, help="of each side and number of clients (default 2.5)")
     parser.add_argument("--rounds", type=int, default=2, help="turns of each (default 2)")
     parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str]) -> None:
         if not repository.exists():
             make_models(repository, Path(place), options)
         figures = measure(repository, options)
-    kind = "tiny" if options.tiny else "minilm_int8"
+    kind = ("tiny" if options.tiny else "minilm_int8") + (f", threads {options.threads}" if options.threads else "")
     show(figures)
     if options.output:
         write_figures(options.output, {**circumstances(), kind: figures})
@@ -78,7 +79,7 @@ def make_models(repository: Path, place: Path, options: argparse.Namespace) -> N
         if options.tiny
         else (minilm(), {"precision": "int8"})
     )
-    build(make_spec(model=str(checkpoint), name=BASE, output=repository, **chosen))
+    build(make_spec(model=str(checkpoint), name=BASE, output=repository, threads=options.threads, **chosen))
     names = [f"{side}-{number}" for side in ("own", "hosted") for number in range(options.models)]
     for name in names:
         copy_model(repository / BASE, repository / name)
