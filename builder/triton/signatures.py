@@ -95,6 +95,7 @@ def _unsigned_versions(folder: Path, configuration: Any, trusted: Path) -> Itera
         yield f"it has no version that was signed; whoever published it can sign it: {HOW}"
     for number in there:
         yield from _problems(folder / str(number), configuration, trusted)
+        yield from _mixed(folder / str(number))
 
 
 def _problems(version: Path, configuration: Any, trusted: Path) -> Iterator[str]:
@@ -113,6 +114,24 @@ def _problems(version: Path, configuration: Any, trusted: Path) -> Iterator[str]
         yield _not_held(version, error, trusted)
         return
     yield from _moved(version)
+
+
+def _mixed(version: Path) -> Iterator[str]:
+    """Whether a front and its engine of one number are of two builds: the report of each says the files of both."""
+    own = _files(version)
+    for mate in own if version.parent.name in own else ():
+        other = version.parent.parent / mate / version.name
+        if mate != version.parent.name and other.is_dir() and _files(other).get(mate) != own[mate]:
+            yield f"version {version.name} of {mate} beside it is of another build"
+
+
+def _files(version: Path) -> dict[str, Any]:
+    """What the report of a version says of the files of its build, by model; nothing where it has none."""
+    try:
+        found = json.loads((version / REPORT).read_text("utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def _moved(version: Path) -> Iterator[str]:

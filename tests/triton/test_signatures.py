@@ -55,8 +55,8 @@ def _write_version(entry: Path, number: int, built: tuple[str, ...] = ()) -> Non
     version.mkdir(parents=True)
     warm_up.parent.mkdir(parents=True)
     warm_up.write_bytes(b"abc")
-    files: dict[str, dict[str, str]] = {name: {} for name in built}
-    files[entry.name] = {f"warmup/{number}/text": hashlib.sha256(b"abc").hexdigest()}
+    says = {f"warmup/{number}/text": hashlib.sha256(b"abc").hexdigest()}
+    files = dict.fromkeys((*built, entry.name), says)
     (version / "model.py").write_text(f"# {entry.name} {number}\n")
     config = f'name: "{entry.name}" backend: "python" version_policy {{ specific {{ versions: {number} }} }}'
     (version / "config.pbtxt").write_text(config)
@@ -215,6 +215,25 @@ def test_what_is_not_what_was_signed_is_named(
     assert all("\n" not in problem for problem in problems)
     with pytest.raises(ServeError, match=r"Nothing of .* is served"), running(repository, verify_key=public):
         pytest.fail("it started")
+
+
+def test_a_front_and_an_engine_of_two_builds_are_noticed(
+    repository: Path, keys: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Each is signed, and of the same number."""
+    private, public = keys
+    another = tmp_path / "another" / "model_repository"
+    shutil.copytree(repository, another)
+    report = another / "front_model" / "1" / "build.json"
+    document = json.loads(report.read_text())
+    document["files"]["front_model"]["1/model.onnx"] = hashlib.sha256(b"other weights").hexdigest()
+    report.write_text(json.dumps(document))
+    shutil.copyfile(report, another / "front_model" / "build.json")
+    sign(repository, Signer(private))
+    sign(another, Signer(private))
+    shutil.rmtree(repository / "front_model")
+    shutil.copytree(another / "front_model", repository / "front_model")
+    assert unsigned(repository, public) == ["front: version 1 of front_model beside it is of another build"]
 
 
 def test_a_version_without_a_configuration_of_its_own_cannot_be_signed(
