@@ -50,6 +50,7 @@ PLACEHOLDER = re.compile(r"[A-Z_:]+")
 URL = re.compile(r"localhost:8000/v2/(models/[\w.-]+(?P<action>/infer|/generate|/generate_stream)?|health/ready)")
 # Options of other programs that pages mention by themselves: Docker's and tritonserver's.
 FOREIGN_OPTIONS = {
+    "--backend",  # of NVIDIA's OpenAI front
     "--build-arg",
     "--cache-config",
     "--shm-size",

@@ -61,7 +61,10 @@ def _add_ray(arguments: argparse.ArgumentParser) -> None:
         "this machine alone; needs the extra ray",
     )
     arguments.add_argument(
-        "--replicas", type=_range, metavar="N[:M]", help="on Ray: at least N and at most M, by load (default 1)"
+        "--replicas",
+        type=_range,
+        metavar="N:M",
+        help="on Ray: at least N and at most M, by load, or N alone (default 1)",
     )
     arguments.add_argument(
         "--models-per-replica", type=int, metavar="N", help="on Ray: loaded at once; the last used stay (default 8)"
