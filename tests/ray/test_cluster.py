@@ -1,0 +1,193 @@
+"""Serving and building on a Ray cluster of several nodes, replicas and nodes killed in the midst of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.fleet.executor import Job, Outcome, Progress
+from builder.fleet.ray import OnRay
+from builder.pipeline import build
+from builder.ray.cluster import NAME, connected, serving
+from builder.ray.options import Options
+from builder.serve.triton import free_ports
+from builder.spec import make_spec
+from tests.models import GENERATORS, SERVED
+from tests.ray.cluster import Nodes, kill, ray_nodes, stop, stubs
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+TEXT = "The museum opens late on Fridays"
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[Nodes]:
+    """A cluster without cores: each test says how many nodes it needs."""
+    with ray_nodes() as nodes:
+        yield nodes
+
+
+@pytest.fixture(scope="module")
+def models(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A repository of a classifier, one with an engine beside it, and a model that generates."""
+    folder = tmp_path_factory.mktemp("on-ray") / "repository"
+    for name in ("topics", "flags"):
+        made = SERVED[name]
+        build(make_spec(model=str(checkpoint(name)), name=name, task=made.task, output=folder, **made.spec))
+    build(make_spec(model=str(checkpoint("writes")), name="writes", output=folder, **GENERATORS["writes"][1]))
+    return folder
+
+
+@dataclass
+class Site:
+    """The application, for clients. `nodes`: those that it runs on; `models`: its repository."""
+
+    port: int
+    nodes: Nodes
+    models: Path
+    failures: list[Any] = field(default_factory=list)
+
+    def open(self, path: str, body: Any) -> Any:
+        """The response, to be read."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode(), {"content-type": "application/json"}
+        )
+        return urllib.request.urlopen(request, timeout=60)
+
+    def classify(self, name: str) -> Any:
+        """What a classifier answers."""
+        with self.open("/v1/tasks/text-classification", {"model": name, "inputs": [TEXT]}) as response:
+            return json.loads(response.read())["results"][0]["label"]
+
+    def stubs(self, model: str) -> dict[int, int]:
+        """The processes of a model, and the Triton of each."""
+        return stubs(self.models / model)
+
+    def whole(self) -> Site:
+        """As it was in the beginning: two replicas, on two nodes."""
+        from ray import serve
+
+        self.nodes.at_least(2)
+        _wait_for(lambda: serve.status().applications[NAME].deployments["Triton"].replica_states == {"RUNNING": 2})
+        return self
+
+    def ask_until(self, done: threading.Event, counts: list[int]) -> None:
+        """A client that asks and asks; what fails is noted."""
+        while not done.is_set():
+            try:
+                self.classify("topics")
+                counts.append(1)
+            except (urllib.error.URLError, OSError, KeyError) as error:
+                self.failures.append(error)
+
+
+@pytest.fixture(scope="module")
+def site(nodes: Nodes, models: Path) -> Iterator[Site]:
+    """Two replicas, each with room for two models, on nodes of their own."""
+    nodes.at_least(2)
+    options = Options(repository=str(models), min_replicas=2, max_replicas=2, models_per_replica=1)
+    port = free_ports().http
+    with connected(nodes.address), serving(options, "127.0.0.1", port):
+        yield Site(port, nodes, models)
+
+
+def test_requests_go_where_their_model_is_loaded(site: Site) -> None:
+    """Two models, and room for one in each replica: none is loaded twice."""
+    site.whole()
+    first = {name: site.classify(name) for name in ("topics", "flags")}
+    loaded = site.stubs("topics"), site.stubs("flags"), site.stubs("flags_model")
+    assert [len(processes) for processes in loaded] == [1, 1, 1]
+    for _ in range(10):
+        assert {name: site.classify(name) for name in ("topics", "flags")} == first
+    assert (site.stubs("topics"), site.stubs("flags"), site.stubs("flags_model")) == loaded
+
+
+def test_a_model_that_does_not_exist(site: Site) -> None:
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        site.classify("nosuch")
+    with refused.value as response:
+        assert (response.status, json.load(response)["error"]["code"]) == (404, "model_not_found")
+
+
+def test_a_node_that_is_killed_loses_no_request(site: Site) -> None:
+    site.whole().classify("topics")
+    process = next(iter(site.stubs("topics")))
+    done, counts = threading.Event(), list[int]()
+    clients = [threading.Thread(target=site.ask_until, args=(done, counts)) for _ in range(4)]
+    for client in clients:
+        client.start()
+    _wait_for(lambda: len(counts) > 20)
+    site.nodes.kill(site.nodes.of(process))
+    before = len(counts)
+    _wait_for(lambda: len(counts) > before + 50 and process not in site.stubs("topics"))
+    done.set()
+    for client in clients:
+        client.join()
+    assert site.failures == []
+
+
+def test_a_stream_that_has_begun_ends_with_an_error(site: Site) -> None:
+    events = _broken_stream(site)
+    assert "choices" in events[0]
+    assert events[-1]["error"]["type"] == "service_unavailable_error"
+    assert site.open("/v1/completions", {"model": "writes", "prompt": "a", "max_tokens": 2}).status == 200
+
+
+def _broken_stream(site: Site) -> list[Any]:
+    """The events of a stream whose Triton is killed after the first of them."""
+    body = {"model": "writes", "prompt": "a", "max_tokens": 120, "ignore_eos": True}
+    site.open("/v1/completions", {**body, "max_tokens": 1}).close()
+    ((process, triton),) = site.stubs("writes").items()
+    with site.open("/v1/completions", {**body, "stream": True}) as response:
+        lines = [response.readline()]
+        stop(process)
+        kill(triton)
+        kill(process)
+        lines += response.readlines()
+    return [json.loads(line.removeprefix(b"data: ")) for line in lines if line.strip()]
+
+
+def _wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def test_a_build_goes_on_elsewhere_when_its_node_is_killed(
+    nodes: Nodes, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
+    nodes.at_least(2)
+    output = tmp_path / "repository"
+    good, bad = (
+        make_spec(model=model, name=name, output=output, max_length=64)
+        for name, model in (("good", str(checkpoint("topics"))), ("bad", str(tmp_path / "nowhere")))
+    )
+    said: list[Progress | Outcome] = []
+    for news in OnRay(nodes.address).run([Job(good, 500_000_000), Job(bad, 500_000_000)]):
+        said.append(news)
+        if isinstance(news, Progress) and (news.name, news.stage) == ("good", "export") and _deaths(said) == 0:
+            nodes.kill(news.worker.split()[1].split(":")[0])
+    outcomes = {news.name: news for news in said if isinstance(news, Outcome)}
+    assert outcomes["bad"].error is not None
+    assert "neither a folder nor a Hub id" in outcomes["bad"].error
+    report = outcomes["good"].report
+    assert report is not None
+    assert report.version == 1
+    assert _deaths(said) == 1
+    assert {path.name for path in output.iterdir()} == {"good"}
+
+
+def _deaths(said: list[Progress | Outcome]) -> int:
+    """How often the worker of the model `good` died; that of the other may have been on the same node."""
+    stages = [news.stage for news in said if isinstance(news, Progress) and news.name == "good"]
+    return sum("its worker died" in stage for stage in stages)
