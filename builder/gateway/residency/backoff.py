@@ -10,6 +10,7 @@ from builder.gateway.errors import ApiError
 from builder.gateway.residency.offered import Stamp
 
 LONGEST_S = 60.0
+PATIENCE_S = 2.0  # that requests wait for the next attempt at a model that died
 STEADY_S = 60.0  # after so long without a failure, those before are forgotten
 
 
@@ -21,6 +22,7 @@ class Failure:
     times: int
     until: float
     reason: str
+    died: bool
 
 
 class Backoff:
@@ -34,11 +36,18 @@ class Backoff:
         """Whether a model is not to be tried yet."""
         return self._left(name, stamp) > 0
 
-    def refuse(self, name: str, stamp: Stamp) -> None:
-        """Raise ApiError 503, with the reason, for a model that is not to be tried yet."""
+    def pause(self, name: str, stamp: Stamp) -> float:
+        """Seconds to wait before the next attempt at a model.
+
+        Raises ApiError 503, with the reason, where one that died has longer to wait, or one does not load.
+        """
         left = self._left(name, stamp)
-        if left > 0:
-            raise failed(name, self.failures[name].reason, left)
+        if left <= 0:
+            return 0.0
+        known = self.failures[name]
+        if not known.died or left > PATIENCE_S:
+            raise failed(name, known.reason, left)
+        return left
 
     def _left(self, name: str, stamp: Stamp) -> float:
         known = self.failures.get(name)
@@ -50,7 +59,7 @@ class Backoff:
         in_a_row = known is not None and known.stamp == stamp and self.now() - known.until < STEADY_S
         times = known.times + 1 if known is not None and in_a_row else 1
         delay = min(LONGEST_S, 2.0 ** (times - 1) - died)
-        self.failures[name] = Failure(stamp, times, self.now() + delay, reason)
+        self.failures[name] = Failure(stamp, times, self.now() + delay, reason, died)
         return delay
 
 

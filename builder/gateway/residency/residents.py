@@ -237,17 +237,18 @@ class Residents:
         offer = self.offered.offer(name)
         if offer.model is None:
             raise ApiError(404, f"{name} is not a model for clients", param="model", code="model_not_found")
-        self.backoff.refuse(name, offer.stamp)
+        pause = self.backoff.pause(name, offer.stamp)
         resident = self.models[name] = Resident(name, offer.stamp, offer.model.version)
         self.models.move_to_end(name)
         resident.size = before.size if before is not None else 0
-        resident.task = asyncio.ensure_future(self._load(resident, before))
+        resident.task = asyncio.ensure_future(self._load(resident, before, pause))
         resident.task.add_done_callback(_noticed)
         return resident
 
-    async def _load(self, resident: Resident, before: Resident | None) -> None:
+    async def _load(self, resident: Resident, before: Resident | None, pause: float) -> None:
         begun = started = self.now()
         try:
+            await asyncio.sleep(pause)
             await self._gone({resident.name})
             needs = await self._needs(resident)
             resident.engines, resident.reserved = needs.engines, needs.reserved
