@@ -19,6 +19,7 @@ from xdist.remote import Producer
 
 from builder.engines.gpu import gpus
 from builder.pipeline import build
+from builder.ray.cluster import LOOPBACK
 from builder.serve.client import Client
 from builder.serve.triton import Server, running
 from builder.spec import make_spec
@@ -31,6 +32,7 @@ settings.register_profile("here", deadline=None, derandomize=True, database=None
 settings.load_profile("here")
 
 os.environ["BUILD_REPO_CACHE"] = "off"  # what a test asks is done; commands that tests start inherit it
+os.environ.update(LOOPBACK)  # Ray reads it as it is imported, and some test modules import Ray
 torch.set_num_threads(1)  # each worker is a process of its own
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so are the commands that tests start
 gc.set_threshold(50_000, 20, 20)  # exports make objects by the million, nearly all of which stay

@@ -246,7 +246,8 @@ class Decoder:
 
     def _rung(self, name: str, fused: Fused, reference: Measured, lowered: Lowered) -> tuple[Rung, Agreement]:
         """`lowered` measured in every way."""
-        return self._judged(self._timed(name, fused, lowered), fused, reference, lowered)
+        judged, agreement = self._judged(Rung(name, lowered.graph.size, {}), fused, reference, lowered)
+        return replace(judged, latency_ms=self._timed(name, fused, lowered).latency_ms), agreement
 
     def _timed(self, name: str, fused: Fused, lowered: Lowered) -> Rung:
         """Its size, and the time of a token and of a prompt."""

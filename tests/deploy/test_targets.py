@@ -57,7 +57,7 @@ def test_the_schemas_can_say_no() -> None:
         refuse_invalid(service, VERSIONS[-1])
     kinds = [*documents(ALL).values(), *documents(WITH_GPU).values(), *documents(STORED, "kserve").values()]
     custom = {document["kind"]: document for document in kinds if document["kind"] in CUSTOM}
-    assert set(custom) == set(CUSTOM)
+    assert set(custom) == set(CUSTOM) - {"RayService", "RayJob"}, "which test_ray.py has"
     for document in custom.values():
         document["spec"]["sellector"] = {}
         with pytest.raises(AssertionError, match="sellector"):

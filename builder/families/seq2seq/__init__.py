@@ -253,7 +253,8 @@ class Seq2Seq:
 
     def _rung(self, name: str, graphs: Graphs, reference: Reference) -> tuple[Rung, Agreement]:
         """`graphs` measured in every way."""
-        return self._judged(self._timed(name, graphs), graphs, reference)
+        judged, agreement = self._judged(Rung(name, graphs.size, {}), graphs, reference)  # refuses what does not run
+        return replace(judged, latency_ms=self._timed(name, graphs).latency_ms), agreement
 
     def _timed(self, name: str, graphs: Graphs) -> Rung:
         """Their size, and the time of a text and of a token."""
