@@ -138,11 +138,13 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Sharing
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Say which tests need the served repository, and skip those for a GPU that is not here."""
+    """Say which tests need the served repository; skip those for a GPU, or a machine of their own, that is not here."""
     if "repository" in _fixtures(item):
         item.add_marker(pytest.mark.served)
     if item.get_closest_marker("gpu") and not gpus():
         item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
+    if item.get_closest_marker("alone") and not os.environ.get("ALONE"):
+        item.add_marker(pytest.mark.skip(reason="loads all cores: ALONE=1 scripts/test -n 0 -m alone"))
 
 
 def _fixtures(item: pytest.Item) -> dict[str, str]:

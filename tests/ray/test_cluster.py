@@ -24,7 +24,7 @@ from builder.spec import make_spec
 from tests.models import GENERATORS, SERVED
 from tests.ray.cluster import Nodes, kill, ray_nodes, stop, stubs
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.alone, pytest.mark.slow, pytest.mark.timeout(240)]
 TEXT = "The museum opens late on Fridays"
 
 
@@ -124,13 +124,15 @@ def test_a_node_that_is_killed_loses_no_request(site: Site) -> None:
     clients = [threading.Thread(target=site.ask_until, args=(done, counts)) for _ in range(4)]
     for client in clients:
         client.start()
-    _wait_for(lambda: len(counts) > 20)
-    site.nodes.kill(site.nodes.of(process))
-    before = len(counts)
-    _wait_for(lambda: len(counts) > before + 50 and process not in site.stubs("topics"))
-    done.set()
-    for client in clients:
-        client.join()
+    try:
+        _wait_for(lambda: len(counts) > 20)
+        site.nodes.kill(site.nodes.of(process))
+        before = len(counts)
+        _wait_for(lambda: len(counts) > before + 50 and process not in site.stubs("topics"))
+    finally:
+        done.set()
+        for client in clients:
+            client.join()
     assert site.failures == []
 
 

@@ -36,6 +36,7 @@ def test_no_request_fails_and_none_is_answered_by_half_a_model_while_versions_ch
         assert min(model["of_each_build"]) > 0, f"{name} was answered by one version only"
 
 
+@pytest.mark.alone
 @pytest.mark.slow
 def test_a_canary_takes_back_what_fails_or_is_slow_and_no_request_fails(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
