@@ -32,6 +32,11 @@ from builder.serve.perf_analyzer import find_perf_analyzer
 
 WINDOWS = 3  # perf_analyzer measures so many at least, one after the other
 SLOWEST = 20.0  # times what a measurement should take: then it hangs
+ATTEMPTS = 3  # perf_analyzer 2.51 breaks off now and then while it writes down a stream's requests
+
+
+class _BrokenOff(ServeError):
+    """perf_analyzer measured, and ended before it had written what it saw."""
 
 
 def load_test(
@@ -80,10 +85,17 @@ def _over(loads: Sequence[Load], level: Level, limit_ms: float) -> str | None:
 def measure(url: str, targets: Sequence[Target], level: Level, seconds: float, seed: int = 0) -> list[Load]:
     """All `targets` at once, once, for `seconds` after perf_analyzer's own warm-up; one Load a target.
 
-    `seed`: of the times at which the requests of a rate come.
+    `seed`: of the times at which the requests of a rate come. Measured anew where perf_analyzer breaks off.
 
     Raises ServeError when the load cannot run.
     """
+    for _ in range(ATTEMPTS - 1):
+        with contextlib.suppress(_BrokenOff):
+            return _measure(url, targets, level, seconds, seed)
+    return _measure(url, targets, level, seconds, seed)
+
+
+def _measure(url: str, targets: Sequence[Target], level: Level, seconds: float, seed: int) -> list[Load]:
     program, environment = find_perf_analyzer()
     with contextlib.ExitStack() as stack:
         place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -146,7 +158,7 @@ def _export(place: Path, name: str) -> Path:
 
 
 def _drive(command: list[str], environment: dict[str, str], client: Client, place: Path, limit_s: float) -> Seen:
-    """Run perf_analyzer and read what it wrote. Raises ServeError."""
+    """Run perf_analyzer and read what it wrote. Raises ServeError; _BrokenOff where measuring again may help."""
     try:
         finished = subprocess.run(
             command, env=environment, capture_output=True, text=True, check=False, timeout=limit_s
@@ -164,7 +176,7 @@ def _drive(command: list[str], environment: dict[str, str], client: Client, plac
         try:
             return from_export(json.loads(export.read_text("utf-8", errors="replace")))
         except (OSError, ValueError) as error:
-            raise ServeError(
+            raise _BrokenOff(
                 f"perf_analyzer ended, with status {finished.returncode}, while it wrote what it saw ({error}); "
                 f"measure {client.name} again"
             ) from error
