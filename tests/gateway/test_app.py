@@ -655,11 +655,12 @@ def test_an_answer_that_takes_too_long_is_broken_off() -> None:
 
 
 def test_one_that_stops_takes_nothing_new_and_finishes_what_runs() -> None:
-    app = gateway(FakeTriton(step_s=0.005))
+    app = gateway(FakeTriton(step_s=0.2))
 
     async def run() -> tuple[Answer, Answer, Answer]:
         running = asyncio.ensure_future(ask(app, "/v1/chat/completions", CHAT))
-        await asyncio.sleep(0.002)
+        while not app.active:
+            await asyncio.sleep(0.001)
         app.draining = True
         refused, alive = await ask(app, "/v1/models"), await ask(app, "/health")
         assert app.active == 1

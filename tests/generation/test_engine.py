@@ -199,16 +199,16 @@ def test_the_queue_is_bounded() -> None:
 
 
 def test_who_waits_too_long_is_refused_and_who_has_begun_is_not() -> None:
-    engine = engine_of(SumExecutor(slots=1), wait_s=0.05)
+    engine = engine_of(SumExecutor(slots=1), wait_s=0.4)
     running, waiting = Asked([1], 20, n=2, temperature=1.0), Asked([2], 20)
     engine.submit(running.sequences)  # the second of its two waits for the slot of the first
     engine.submit(waiting.sequences)
     engine.step()
     assert not waiting.errors
-    time.sleep(0.06)
+    time.sleep(0.5)
     engine.step()
     assert isinstance(waiting.errors[0], DeadlineExceeded)
-    assert str(waiting.errors[0]) == "the request waited 0.05 s and its turn did not come; send it again later"
+    assert str(waiting.errors[0]) == "the request waited 0.4 s and its turn did not come; send it again later"
     engine.run_until_idle()
     assert not running.errors
     assert [piece.finish_reason for piece in running.pieces].count("length") == 2
@@ -252,7 +252,7 @@ def test_a_loop_that_a_panic_ended_has_failed() -> None:
     one = Asked([1], 5)
     engine.submit(one.sequences)
     engine.start()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not one.errors and time.monotonic() < deadline:
         time.sleep(0.01)
     assert isinstance(one.errors[0], EngineFailed)
@@ -265,7 +265,7 @@ def test_a_failing_step_is_told_to_everybody_and_to_whoever_comes_later() -> Non
     engine.submit(running.sequences)
     engine.submit(waiting.sequences)
     engine.start()
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while not (running.errors and waiting.errors) and time.monotonic() < deadline:
         time.sleep(0.01)
     assert "ZeroDivisionError" in str(running.errors[0])

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 import pytest
@@ -14,21 +12,11 @@ from builder.errors import ServeError
 from builder.samples import TEXTS
 from builder.serve.client import Client
 from builder.verify.answers import difference
+from tests.served.statistics import settled
 
 
 def _rows(texts: list[str]) -> dict[str, np.ndarray]:
     return {"text_input": np.array([[text.encode()] for text in texts], dtype=object)}
-
-
-def _settled(served: Client) -> dict[str, Any]:
-    """Triton's counts once they no longer change: it counts a request a little after it has answered it."""
-    last = served.statistics()
-    while True:
-        time.sleep(0.1)
-        now = served.statistics()
-        if now == last:
-            return now
-        last = now
 
 
 @pytest.mark.parametrize("name", ["minilm_fp32", "topics", "pooled", "names"])
@@ -55,11 +43,11 @@ def test_batch_mates_change_an_int8_answer_only_a_little(client: Callable[[str],
 def test_concurrent_requests_of_unequal_length_share_executions(client: Callable[[str], Client]) -> None:
     served = client("minilm_fp32")
     alone = {text: served.ask({"text_input": text})["embedding"] for text in TEXTS}
-    before = _settled(served)
+    before = settled(served)
     texts = list(TEXTS) * 6
     with ThreadPoolExecutor(24) as pool:
         answers = list(pool.map(lambda text: served.ask({"text_input": text})["embedding"], texts))
-    after = _settled(served)
+    after = settled(served)
     inferences, executions = (int(after[f"{n}_count"]) - int(before[f"{n}_count"]) for n in ("inference", "execution"))
     assert inferences == len(texts)
     assert executions < inferences / 2
@@ -78,10 +66,10 @@ def test_requests_with_other_label_counts_and_options_share_executions(client: C
         for i in range(48)
     ]
     alone = [served.ask(sample) for sample in samples]
-    before = _settled(served)
+    before = settled(served)
     with ThreadPoolExecutor(24) as pool:
         answers = list(pool.map(served.ask, samples))
-    after = _settled(served)
+    after = settled(served)
     assert int(after["execution_count"]) - int(before["execution_count"]) < len(samples) * 3 / 4
     error, where = difference(alone, answers)
     assert error < 1e-5, where

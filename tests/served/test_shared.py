@@ -35,9 +35,10 @@ from builder.triton.signatures import Signer, sign, unsigned
 from builder.triton.versions import remove, rollback
 from builder.verify.verdict import Verified
 from scripts.benchmarks.publish import LABELS, one_build
+from tests.served.statistics import settled
 
 NAMES = ("one", "two")
-TOGETHER_US = 60_000  # for which a batch waits here, so that what is sent at once is one
+TOGETHER_US = 150_000  # for which a batch waits here, so that what is sent at once is one
 Tensors = Mapping[str, np.ndarray]
 
 
@@ -133,7 +134,7 @@ def test_models_batched_together_answer_to_the_bit_as_by_fronts_of_their_own(hos
     for name in NAMES:
         _assert_same(_asked(hosting.url, "encoders", TEXTS[:2], name), hosting.both[name])
     with Client(hosting.url, "encoders") as client:
-        before = client.statistics()
+        before = settled(client)
         for number in range(6):
             found = _at_once(hosting.url, [(name, TEXTS[number : number + 1]) for name in NAMES])
             for name, answer in zip(NAMES, found, strict=True):
@@ -142,8 +143,7 @@ def test_models_batched_together_answer_to_the_bit_as_by_fronts_of_their_own(hos
         for index, name in enumerate(NAMES):  # two requests of a model in a batch are one call, as in its own front
             rows = [found[2 * index + row].as_numpy("score") for row in range(2)]
             np.testing.assert_array_equal(np.concatenate(rows), hosting.both[name]["score"])
-        time.sleep(0.3)  # Triton counts a request a little after it has answered it
-        after = client.statistics()
+        after = settled(client)
     asked, batches = (int(after[f"{n}_count"]) - int(before[f"{n}_count"]) for n in ("inference", "execution"))
     assert (asked, batches) == (16, 7)
 
