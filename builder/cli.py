@@ -58,6 +58,7 @@ VERBS = (
     "rollback",
     "remove",
     "share",
+    "unshare",
     "cache",
     "push",
     "pull",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ from builder.machine import available_cores, available_memory, working_cores
 from builder.spec.calibration import Calibration
 from builder.spec.gpu import Gpu, TensorRT
 from builder.spec.load import Load
+from builder.spec.names import misnamed
 from builder.spec.options import Options
 from builder.spec.serving import Machine, Serving
 from builder.spec.weights import WeightOptions
@@ -21,7 +21,6 @@ from builder.triton.releases import NEWEST, RELEASES
 
 HEADROOM = 0.9  # of the memory that is free: what a model may be planned to take
 KEEP = 2  # versions: what is served, and what a rollback goes back to
-NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 class BuildSpec(Options):
@@ -168,11 +167,9 @@ class BuildSpec(Options):
 
     @model_validator(mode="after")
     def _consistent(self) -> BuildSpec:
-        if not NAME.fullmatch(self.entry_name):
-            raise ValueError(
-                f"the name {self.entry_name!r} is not a model name: use letters, digits, '.', '_' and '-', "
-                "without a path (--name)"
-            )
+        wrong = misnamed(self.entry_name)
+        if wrong is not None:
+            raise ValueError(wrong)
         too_big = [size for size in self.serving.preferred_batch_sizes if size > self.max_batch_size]
         if too_big:
             raise ValueError(f"preferred batch size {too_big[0]} exceeds max_batch_size {self.max_batch_size}")

@@ -1,4 +1,5 @@
-"""Sharing a front: built encoders move from fronts of their own into the process of one that answers for all of them.
+"""Sharing a front: built encoders move from fronts of their own into the process of one that answers for all of them,
+and back.
 
 NAME/            the shared front, all that Triton sees
   config.pbtxt   the tensors of its task, and `model`, which says whose request it is
@@ -8,7 +9,8 @@ NAME/            the shared front, all that Triton sees
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,7 @@ from builder.runtime.contract import (
 )
 from builder.runtime.fields import Field
 from builder.spec import Serving
+from builder.spec.names import misnamed
 from builder.triton.check import check
 from builder.triton.hosting import (
     CONFIG,
@@ -45,7 +48,7 @@ from builder.triton.placement import InstanceGroup
 from builder.triton.publish import move_in
 from builder.triton.releases import version_tuple
 from builder.triton.render import parse, render
-from builder.triton.transaction import Change, changing, sync
+from builder.triton.transaction import Change, alone, changing, sync
 from builder.triton.versions import activate, callers, known, numbers, served
 
 MEMORY_MB = 2048
@@ -58,10 +61,15 @@ def share(repository: Path, name: str, models: Sequence[str], memory_mb: int | N
     `memory_mb`: of its process, at most, in 2^20 bytes; where nothing is said, what it had, or MEMORY_MB.
     Raises RepositoryError; the repository is then as before.
     """
+    wrong = misnamed(name)
+    if wrong is not None:
+        raise RepositoryError(wrong)
+    if memory_mb is not None and memory_mb < 1:
+        raise RepositoryError(f"{memory_mb} MB is not memory for a process: give at least 1 (--memory-mb)")
     front = repository / name
     hosted = {model: _wanted(repository, name, model) for model in dict.fromkeys(models)}
     entry = _entry(front, [config_of(repository / model, hosted[model].version) for model in hosted], memory_mb)
-    with changing(repository) as change:
+    with _alone(front), changing(repository) as change:
         _put(change, repository, entry)
         entries = dict(read_hosted(front / MODELS).entries)
         for model in hosted:
@@ -69,6 +77,35 @@ def share(repository: Path, name: str, models: Sequence[str], memory_mb: int | N
         entries.update(hosted)
         change.write(dump_hosted(entries).encode(), front / MODELS / HOSTED)
     return sorted(entries)
+
+
+def unshare(repository: Path, name: str, models: Sequence[str]) -> list[str]:
+    """Take `models` from the shared front `name` and give each a front of its own again. Returns those that stay.
+
+    Raises RepositoryError; the repository is then as before.
+    """
+    front = repository / name
+    if not (front / MODELS / HOSTED).is_file():
+        raise RepositoryError(f"{name} is no shared front of {repository}")
+    with _alone(front), changing(repository) as change:
+        entries = dict(read_hosted(front / MODELS).entries)
+        for model in dict.fromkeys(models):
+            if model not in entries:
+                raise RepositoryError(f"{name} does not host {model}; it hosts {', '.join(entries) or 'none'}")
+            if (repository / model).exists():
+                raise RepositoryError(f"{repository} has a model {model} already: remove or rename it first")
+            del entries[model]
+        change.write(dump_hosted(entries).encode(), front / MODELS / HOSTED)  # first: nobody opens what moves
+        for model in dict.fromkeys(models):
+            change.move(front / MODELS / model, repository / model)
+    return sorted(entries)
+
+
+@contextlib.contextmanager
+def _alone(front: Path) -> Iterator[None]:
+    """Nobody else changes what a shared front hosts. Of a new one there is nothing that could be changed."""
+    with alone(front / MODELS) if (front / MODELS).is_dir() else contextlib.nullcontext():
+        yield
 
 
 def _wanted(repository: Path, front: str, name: str) -> HostedModel:

@@ -24,7 +24,7 @@ from builder.report.bom import BOM
 from builder.report.page import PAGE
 from builder.report.record import BuildReport, read_report
 from builder.runtime.contract import FILE
-from builder.triton.hosting import note
+from builder.triton.hosting import hosted_repositories, note
 from builder.triton.render import parse
 from builder.triton.transaction import Change, changing, sync
 
@@ -101,6 +101,11 @@ def known(repository: Path, name: str) -> None:
     for front in fronts:
         if name in _files(repository / front, served(repository / front) or 0):
             raise RepositoryError(f"{name} is the engine of {front}, and changes with it: name {front}")
+    for hosting in hosted_repositories(repository):
+        if (hosting / name).is_dir():
+            raise RepositoryError(
+                f"{repository} has no model {name}; {hosting.parent.name} hosts it: --repository {hosting}"
+            )
     raise RepositoryError(f"{repository} has no model {name}; it has {', '.join(fronts) or 'none'} (--repository)")
 
 

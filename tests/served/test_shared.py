@@ -30,9 +30,9 @@ from builder.serve.gateway import gateway
 from builder.serve.triton import free_ports, running
 from builder.triton.hosting import hosted_model, read_hosted
 from builder.triton.publish import publish
-from builder.triton.share import share
+from builder.triton.share import share, unshare
 from builder.triton.signatures import Signer, sign, unsigned
-from builder.triton.versions import remove, rollback
+from builder.triton.versions import remove, rollback, served
 from builder.verify.verdict import Verified
 from scripts.benchmarks.publish import LABELS, one_build
 from tests.served.statistics import settled
@@ -295,6 +295,56 @@ def test_models_join_leave_and_keep_what_is_said_of_their_front(own_fronts: Path
         share(own_fronts, "encoders", ["two"])
 
 
+@pytest.mark.parametrize(
+    ("name", "memory_mb", "message"),
+    [
+        ("../elsewhere", None, r"'\.\./elsewhere' is not a model name: use letters, digits"),
+        (".hidden", None, "'.hidden' is not a model name"),
+        ("encoders", 0, "0 MB is not memory for a process: give at least 1"),
+        ("encoders", -4, "-4 MB is not memory for a process"),
+    ],
+)
+def test_a_shared_front_has_a_name_and_memory(own_fronts: Path, name: str, memory_mb: int | None, message: str) -> None:
+    with pytest.raises(RepositoryError, match=message):
+        share(own_fronts, name, NAMES, memory_mb)
+    assert sorted(path.name for path in own_fronts.iterdir()) == ["one", "two"]
+
+
+def test_models_go_back_to_fronts_of_their_own(own_fronts: Path, hosting: Shared) -> None:
+    before = _content(own_fronts / "one")
+    share(own_fronts, "encoders", NAMES)
+    with pytest.raises(RepositoryError, match=r"no model one; encoders hosts it: --repository .*/encoders/models$"):
+        rollback(own_fronts, "one")
+    models = own_fronts / "encoders" / "models"
+    publish(models, hosting.newer)
+    assert unshare(own_fronts, "encoders", ["one"]) == ["two"]
+    assert list(read_hosted(models)) == ["two"]
+    assert served(own_fronts / "one") == 2
+    assert rollback(own_fronts, "one") == 1
+    after = _content(own_fronts / "one")
+    assert before == {path: after.get(path) for path in before}
+    assert [finding for finding in lint(own_fronts) if finding.severity is Severity.ERROR] == []
+
+
+def test_a_model_that_cannot_go_back_stays(own_fronts: Path) -> None:
+    share(own_fronts, "encoders", ["one"])
+    for front, name, message in (
+        ("encoders", "gone", "encoders does not host gone; it hosts one"),
+        ("two", "one", "two is no shared front"),
+        ("nowhere", "one", "nowhere is no shared front"),
+    ):
+        with pytest.raises(RepositoryError, match=message):
+            unshare(own_fronts, front, [name])
+    shutil.copytree(own_fronts / "two", own_fronts / "one")
+    with pytest.raises(RepositoryError, match="has a model one already: remove or rename it first"):
+        unshare(own_fronts, "encoders", ["one"])
+    assert list(read_hosted(own_fronts / "encoders" / "models")) == ["one"]
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def test_a_build_that_its_shared_front_cannot_host_is_not_published(own_fronts: Path, hosting: Shared) -> None:
     share(own_fronts, "encoders", ["two"])
     front = own_fronts / "encoders"
@@ -314,6 +364,8 @@ def test_a_build_that_its_shared_front_cannot_host_is_not_published(own_fronts: 
 def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["share", "--name", "encoders", "--repository", str(tmp_path)]) == 1
     assert "encoders has no models yet: name those" in capsys.readouterr().err
+    assert main(["unshare", "one", "--name", "encoders", "--repository", str(tmp_path)]) == 1
+    assert "encoders is no shared front" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["share", "one"])
 
