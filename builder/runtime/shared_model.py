@@ -84,27 +84,22 @@ class TritonPythonModel:
     def _answers(
         self, name: str, members: Sequence[int], requests: list[Any], tensors: list[dict[str, np.ndarray]]
     ) -> list[Any]:
-        """The responses of a model to its requests of this batch, or None for each where it has to be loaded first."""
+        """The responses of a model to its requests of this batch, or None for each where what is to answer has to be
+        loaded first; the version before answers only where that one does not load.
+        """
         model, build = self.host.take(name), self.listing.get(name).build
         try:
-            if model is None:
-                self.loader.ask(name, build, [_kept(requests[index], tensors[index]) for index in members])
-                return [None] * len(members)
-            if model.build != build:
-                self._replace(name, build)
-            return _answered(model, [tensors[index] for index in members])
+            if model is not None and model.build == build:
+                return _answered(model, [tensors[index] for index in members])
+            self.loader.ask(name, build, [_kept(requests[index], tensors[index]) for index in members])
+            return [None] * len(members)
         except NotReady as error:
+            if model is not None:
+                return _answered(model, [tensors[index] for index in members])
             return [_refusal(error, pb_utils.TritonError.UNAVAILABLE) for _ in members]
         finally:
             if model is not None:
                 self.host.leave(model)
-
-    def _replace(self, name: str, build: str) -> None:
-        """Have another version loaded, while the one before answers."""
-        try:
-            self.loader.ask(name, build, ())
-        except NotReady as error:
-            pb_utils.Logger.log_verbose(f"{error}; the version of before answers")
 
     def _list(self) -> Any:
         text = np.array([[self.listing.text().encode("utf-8")]], dtype=np.object_)

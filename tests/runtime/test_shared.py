@@ -215,6 +215,26 @@ def test_a_model_that_cannot_be_loaded_is_named_and_not_tried_again_at_once(
     assert counted.opened == ["bad", "good", "bad"]
 
 
+def test_a_version_that_cannot_be_loaded_takes_the_place_of_none_that_answers(
+    tmp_path: Path, counted: CountedMemory
+) -> None:
+    listing = _repository(tmp_path, a=1)
+    host = _host(listing, counted, limit=10_000)
+    _ask(host, "a")
+    (tmp_path / "a" / "2").mkdir()
+    (tmp_path / "a" / "2" / "damaged").touch()
+    (tmp_path / "written").write_text(dump_hosted({"a": _entry(2, "b")}))
+    os.replace(tmp_path / "written", tmp_path / HOSTED)
+    listing.refresh()
+    waiting = Waiting(host)
+    waiting.loader.ask("a", "b", ["one"])
+    assert waiting.next() == ("a", ["one"])
+    with pytest.raises(NotReady):
+        waiting.loader.ask("a", "b", ["two"])
+    waiting.loader.stop()
+    assert (host.loaded["a"].build, host.loaded["a"].users) == ("a", 0)
+
+
 def test_what_waits_when_the_server_stops_is_refused(tmp_path: Path, counted: CountedMemory) -> None:
     host = _host(_repository(tmp_path, a=1, b=1), counted, limit=10_000)
     go_on, opened = threading.Event(), host.opened

@@ -1,6 +1,7 @@
 """Loading while others are answered: requests for a model that is not in memory wait here, one thread loads.
 
-A model that could not be loaded is not tried again for a while: its requests are refused with the reason at once.
+A model that could not be loaded is not tried again for a while: its requests are refused with the reason at once. A
+version that could not be loaded takes the place of none that answers.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class Loader:
         except BaseException as error:  # a panic of the tokenizers library is no Exception
             reason = NotReady(f"the model {name} is not ready, it cannot be loaded: {type(error).__name__}: {error}")
             self._note(name, str(reason))
-            self.fail(self._waiting(name, last=True), reason)
+            self._do_without(name, reason)
             return
         self.failed.pop(name, None)
         try:
@@ -87,6 +88,17 @@ class Loader:
                 self._answer(model, jobs)
         finally:
             self.host.leave(model)
+
+    def _do_without(self, name: str, reason: NotReady) -> None:
+        """What waits is answered by the version before, where one is in memory, and refused otherwise."""
+        before, jobs = self.host.take(name), self._waiting(name, last=True)
+        if before is None:
+            self.fail(jobs, reason)
+            return
+        try:
+            self._answer(before, jobs)
+        finally:
+            self.host.leave(before)
 
     def _answer(self, model: Loaded, jobs: Sequence[Any]) -> None:
         try:
