@@ -19,6 +19,7 @@ from builder.gateway.journal import Journal
 from builder.gateway.residency import residents as residents_module
 from builder.gateway.residency.app import make_on_demand
 from builder.gateway.residency.backend import OnDemand
+from builder.gateway.residency.backoff import ANSWERED_S
 from builder.gateway.residency.measures import Measures
 from builder.gateway.residency.needs import Needs
 from builder.gateway.residency.offered import Offered
@@ -275,6 +276,23 @@ def test_a_model_whose_process_died_is_loaded_again_for_those_who_asked(tmp_path
         case.triton.dead.add("embeds-a")
         refused = await case.embed("embeds-a")
         assert (refused.status, refused.error["code"], refused.headers["retry-after"]) == (503, "model_failed", "3")
+
+    asyncio.run(run())
+
+
+def test_a_model_that_had_answered_for_a_while_before_it_died_is_mended_at_once(tmp_path: Path) -> None:
+    make_models(tmp_path, "embeds-a")
+    case, clock = Case(tmp_path), [0.0]
+    for known in (case.backend.residents, case.backend.residents.backoff):
+        known.now = lambda: clock[0]
+
+    async def run() -> None:
+        assert (await case.embed("embeds-a")).status == 200
+        for _ in range(5):
+            clock[0] += ANSWERED_S
+            case.triton.dead.add("embeds-a")
+            assert (await case.embed("embeds-a")).status == 200
+        assert case.triton.loads.count("embeds-a") == 6
 
     asyncio.run(run())
 

@@ -12,6 +12,7 @@ from builder.gateway.residency.offered import Stamp
 LONGEST_S = 60.0
 PATIENCE_S = 2.0  # that requests wait for the next attempt at a model that died
 STEADY_S = 60.0  # after so long without a failure, those before are forgotten
+ANSWERED_S = 10.0  # a model that answered for so long does not die of being loaded: it is mended at once
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,12 @@ class Backoff:
     def _left(self, name: str, stamp: Stamp) -> float:
         known = self.failures.get(name)
         return known.until - self.now() if known is not None and known.stamp == stamp else 0.0
+
+    def note_death(self, name: str, stamp: Stamp, reason: str, answered_s: float) -> None:
+        """A model died that had answered for `answered_s` seconds."""
+        if answered_s >= ANSWERED_S:
+            self.failures.pop(name, None)
+        self.note(name, stamp, reason, died=True)
 
     def note(self, name: str, stamp: Stamp, reason: str, *, died: bool = False) -> float:
         """One more failure. Returns seconds until the next attempt."""

@@ -158,7 +158,7 @@ class Residents:
             resident.break_off()
         self.measures.deaths.inc()
         if resident.stamp is not None:
-            self.backoff.note(resident.name, resident.stamp, reason, died=True)
+            self.backoff.note_death(resident.name, resident.stamp, reason, self.now() - resident.since)
         self._leave(resident)
 
     def ended(self, name: str, process: int) -> None:
