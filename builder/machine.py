@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
+
+from builder.proc import counted
 
 _share: int | None = None  # of the cores, where other builds run beside this process
 
@@ -42,8 +43,5 @@ def total_memory() -> int:
 
 
 def _memory(field: str) -> int:
-    info = Path("/proc/meminfo")
-    if not info.is_file():
-        return 1 << 62
-    fields = dict(line.split(":", 1) for line in info.read_text().splitlines())
-    return int(fields[field].split()[0]) * 1024
+    found = counted("meminfo", field)
+    return 1 << 62 if found is None else found

@@ -11,24 +11,24 @@ from contextlib import suppress
 from pathlib import Path
 
 from builder.cache.folder import cache_home
+from builder.hashing import sha256_of
 
 SMALL = 1 << 20  # bytes that are read faster than what is remembered of them
 SETTLED_S = 2.0  # since a file's last change: a later one within the clock's own steps would not show
-CHUNK = 1 << 22  # bytes
 
 
 def digest_of(files: Sequence[Path]) -> str:
     """SHA-256 of the contents of `files`, one after the other, in hexadecimal. Raises OSError."""
     stats = [file.stat() for file in files]
     if sum(stat.st_size for stat in stats) < SMALL:
-        return _read(files)
+        return sha256_of(*files)
     known = cache_home() / "digests" / f"{_named([str(file.resolve()) for file in files])}.json"
     now = [[stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_dev] for stat in stats]
     with suppress(OSError, ValueError, KeyError, TypeError):  # a damaged file is as good as none
         remembered = json.loads(known.read_text("utf-8"))
         if remembered["files"] == now:
             return str(remembered["sha256"])
-    digest = _read(files)
+    digest = sha256_of(*files)
     if time.time() - max(max(stat.st_mtime, stat.st_ctime) for stat in stats) > SETTLED_S:
         with suppress(OSError):  # a full or read-only disk
             write_whole(known, json.dumps({"files": now, "sha256": digest}).encode())
@@ -44,15 +44,6 @@ def write_whole(path: Path, content: bytes) -> None:
         beside.replace(path)
     finally:
         beside.unlink(missing_ok=True)
-
-
-def _read(files: Sequence[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as stream:
-            while block := stream.read(CHUNK):
-                digest.update(block)
-    return digest.hexdigest()
 
 
 def _named(facts: Sequence[str]) -> str:

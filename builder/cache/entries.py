@@ -19,8 +19,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from builder.cache.digests import CHUNK, write_whole
+from builder.cache.digests import write_whole
 from builder.cache.links import link
+from builder.hashing import sha256_of
 
 SPARED = 0.05  # of the disk: what is left to others
 
@@ -69,7 +70,7 @@ class Entries:
         try:
             document = (self.blobs / entry.document).read_bytes()
             whole = hashlib.sha256(document).hexdigest() == entry.document
-            if whole and all(_hash(self.blobs / digest) == digest for digest in entry.files.values()):
+            if whole and all(sha256_of(self.blobs / digest) == digest for digest in entry.files.values()):
                 for name, digest in entry.files.items():
                     target = folder / name
                     target.parent.mkdir(parents=True, exist_ok=True)
@@ -98,7 +99,7 @@ class Entries:
         write_whole(self._path(key), json.dumps(asdict(entry)).encode())
 
     def _keep(self, file: Path) -> str:
-        digest = _hash(file)
+        digest = sha256_of(file)
         beside = self.blobs / f".{digest}.{os.getpid()}.{time.monotonic_ns()}"
         link(file, beside)
         beside.replace(self.blobs / digest)
@@ -113,7 +114,7 @@ class Entries:
             (self.blobs / digest).unlink(missing_ok=True)
         for digest in entry.blobs & used:
             with suppress(OSError):
-                if _hash(self.blobs / digest) != digest:
+                if sha256_of(self.blobs / digest) != digest:
                     (self.blobs / digest).unlink(missing_ok=True)
 
     def prune(self, most: int) -> list[Entry]:
@@ -149,11 +150,3 @@ def _written_now(blob: Path) -> bool:
     with suppress(OSError):
         return time.time() - blob.stat().st_ctime < 60
     return True
-
-
-def _hash(file: Path) -> str:
-    with file.open("rb") as stream:
-        digest = hashlib.sha256()
-        while block := stream.read(CHUNK):
-            digest.update(block)
-    return digest.hexdigest()

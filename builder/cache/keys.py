@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from builder.cache.digests import digest_of
 from builder.engines.cpu import cpu
 from builder.errors import CheckpointError, SpecError
 from builder.machine import available_cores, total_memory
-from builder.report.provenance import PACKAGES, samples_file
+from builder.report.provenance import PACKAGES, samples_file, versions
 from builder.spec import BuildSpec
 
 PACKAGE = Path(__file__).parent.parent
@@ -79,14 +78,7 @@ def code() -> str:
 def libraries() -> tuple[tuple[str, str], ...]:
     """The libraries that make and judge graphs, and Python, with their versions."""
     python = ".".join(map(str, sys.version_info[:3]))
-    return ("python", python), *((name, _version(name)) for name in LIBRARIES)
-
-
-def _version(name: str) -> str:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return "none"
+    return ("python", python), *versions(LIBRARIES).items()
 
 
 def checkpoint_facts(spec: BuildSpec) -> dict[str, Any]:

@@ -5,6 +5,7 @@ Knows the screen; what the verbs do is in the rest of the package.
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from pathlib import Path
 
 from rich.console import Console
@@ -17,6 +18,14 @@ URL_HELP = f"gRPC address of the server (default {DEFAULT_URL})"
 STORE_HELP = "the object store: s3://, gs://, az:// or file://, and a path"
 VERIFY_KEY_HELP = "public key, or certificates that the signer's must lead to (PEM)"
 screen = Console(stderr=True)
+
+
+def count(text: str) -> int:
+    """The number of an option that is at least 1."""
+    value = int(text)
+    if value < 1:
+        raise ArgumentTypeError(f"{value} is not at least 1")
+    return value
 
 
 def screen_table(table: Table) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from builder.commands import DEFAULT_REPOSITORY, screen, screen_table
+from builder.commands import DEFAULT_REPOSITORY, count, screen, screen_table
 from builder.deploy.targets import find_target, names
 from builder.errors import RepositoryError, SpecError
 
@@ -51,12 +51,12 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="a models.yaml whose `load:` and `machine:` size replicas (default: as built)",
     )
-    arguments.add_argument("--cores", type=_count, metavar="N", help="of a replica (default: as built, or planned)")
-    arguments.add_argument("--replicas", type=_count, default=2, metavar="N", help="at first, and at least (default 2)")
-    arguments.add_argument("--max-replicas", type=_count, metavar="N", help="at most, by the time that requests wait")
+    arguments.add_argument("--cores", type=count, metavar="N", help="of a replica (default: as built, or planned)")
+    arguments.add_argument("--replicas", type=count, default=2, metavar="N", help="at first, and at least (default 2)")
+    arguments.add_argument("--max-replicas", type=count, metavar="N", help="at most, by the time that requests wait")
     arguments.add_argument("--prometheus", metavar="URL", help="which knows that time; needed with --max-replicas")
     arguments.add_argument(
-        "--queue-ms", type=_count, default=50, metavar="MS", help="of waiting from which more are wanted (default 50)"
+        "--queue-ms", type=count, default=50, metavar="MS", help="of waiting from which more are wanted (default 50)"
     )
     arguments.add_argument("--registry", metavar="HOST", help="where the cluster gets its images from")
     arguments.add_argument("--namespace", default="default", help="of the cluster (default default)")
@@ -151,10 +151,3 @@ def _table(deployment: Deployment) -> Table:
     size = deployment.size
     table.add_row("Triton", "", f"{size.memory / 1e6:.0f}", f"{size.shm >> 20}", str(size.cores), style="bold")
     return table
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value

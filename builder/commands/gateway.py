@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, URL_HELP, screen
+from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, URL_HELP, count, screen
 from builder.errors import SpecError
 from builder.machine import total_memory
 
@@ -42,19 +42,19 @@ def parser() -> argparse.ArgumentParser:
         help="the secret of who may give orders, as promote --canary does; or the variable "
         f"{ADMIN_KEY_VARIABLE}. Without one, nobody may",
     )
-    arguments.add_argument("--requests-per-minute", type=_count, metavar="N", help="of one key; no limit unless given")
-    arguments.add_argument("--tokens-per-minute", type=_count, metavar="N", help="of one key; no limit unless given")
-    arguments.add_argument("--max-body-mb", type=_count, default=8, metavar="N", help="of one request (default 8)")
+    arguments.add_argument("--requests-per-minute", type=count, metavar="N", help="of one key; no limit unless given")
+    arguments.add_argument("--tokens-per-minute", type=count, metavar="N", help="of one key; no limit unless given")
+    arguments.add_argument("--max-body-mb", type=count, default=8, metavar="N", help="of one request (default 8)")
     arguments.add_argument(
         "--max-waiting",
-        type=_count,
+        type=count,
         default=256,
         metavar="N",
         help="requests of one encoder at once; further ones get 429 (default 256)",
     )
-    arguments.add_argument("--timeout", type=_count, default=600, metavar="S", help="of one request (default 600)")
+    arguments.add_argument("--timeout", type=count, default=600, metavar="S", help="of one request (default 600)")
     arguments.add_argument(
-        "--drain", type=_count, default=60, metavar="S", help="to finish what runs when stopped (default 60)"
+        "--drain", type=count, default=60, metavar="S", help="to finish what runs when stopped (default 60)"
     )
     arguments.add_argument(
         "--cors",
@@ -157,13 +157,6 @@ def _on_demand(options: argparse.Namespace) -> OnDemand | None:
     if share <= 0:
         raise SpecError(f"--memory-gb is {options.memory_gb:g}; expected a number above 0")
     return OnDemand(repository, share, tuple(dict.fromkeys(options.pin)))
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
 
 
 def admin_key(file: Path | None) -> str:

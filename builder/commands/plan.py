@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from builder.commands import screen
+from builder.commands import count, screen
 from builder.errors import RepositoryError
 from builder.plan.lines import Plan, megabytes
 from builder.plan.pods import Pod, PodSize, divided, pods_needed, shared
@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--service", default="triton", help="the service of docker-compose.yml (default triton)")
     arguments.add_argument(
         "--pods",
-        type=_count,
+        type=count,
         default=1,
         metavar="N",
         help="pods, each a `machine:`, that share the requests (default 1)",
@@ -104,13 +104,6 @@ def _pods_table(title: str, pods: Sequence[Pod]) -> Table:
         each = "each" if len(pods) == 1 else str(number)
         table.add_row(each, megabytes(pod.memory), f"{pod.shm >> 20} MiB", f"{pod.cores:.3g}", names)
     return table
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{value} is not at least 1")
-    return value
 
 
 def _table(title: str, lines: tuple) -> Table:

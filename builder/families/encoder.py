@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -18,6 +17,7 @@ from builder.export.encoder import Export, export, task_graph
 from builder.export.experts import cost_of_experts
 from builder.export.rows import rows_of
 from builder.families import UNTIMED, Family, built_from
+from builder.hashing import sha256_of
 from builder.onnx.graph import Graph
 from builder.optimise.compaction import Removed, compact
 from builder.optimise.fusion import fuse
@@ -250,7 +250,7 @@ def _facts(evaluator: Evaluator) -> dict[str, object]:
         "spec": evaluator.spec.model_dump(
             mode="json", exclude={"name", "output", "store", "precision", "engine", "quality", "load"}
         ),
-        "graph": None if graph is None else hashlib.sha256(graph.read_bytes()).hexdigest(),
+        "graph": None if graph is None else sha256_of(graph),
         "samples": [evaluator.samples, evaluator.labels],
         "feeds": [{name: values.tolist() for name, values in feed.items()} for feed in evaluator.feeds],
         "versions": versions(),

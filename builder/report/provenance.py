@@ -8,27 +8,29 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from builder.hashing import sha256_of
+
 if TYPE_CHECKING:
     from builder.triton.layout import RepositoryEntry
 
 PACKAGES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "openvino", "optimum", "numpy")
 
 
-def versions() -> dict[str, str]:
-    """The packages that made the graph."""
-    return {package: version(package) for package in PACKAGES}
+def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
+    """The packages that made the graph, as they are installed."""
+    return {package: version(package) for package in packages}
 
 
 def samples_file(path: Path | None) -> dict[str, str] | None:
     """The file of the user's own samples, by its name and hash. None where the builder's were taken."""
-    return None if path is None else {"name": path.name, "sha256": hashlib.sha256(path.read_bytes()).hexdigest()}
+    return None if path is None else {"name": path.name, "sha256": sha256_of(path)}
 
 
 def file_hashes(entries: Sequence[RepositoryEntry]) -> dict[str, dict[str, str]]:
     """SHA-256 of each file of each entry."""
     return {
         entry.name: {
-            name: hashlib.sha256(content if isinstance(content, bytes) else content.read_bytes()).hexdigest()
+            name: hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else sha256_of(content)
             for name, content in sorted(entry.files.items())
         }
         for entry in entries

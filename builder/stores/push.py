@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from builder.errors import RepositoryError
+from builder.hashing import sha256_of
 from builder.stores.manifest import Blob, Manifest
 from builder.stores.store import Store
 from builder.triton.versions import REPORT, entries, known, numbers, served
@@ -56,8 +56,7 @@ PARTS = (".", "warmup")  # where a version has files: see builder/triton/publish
 
 def blob_of(file: Path) -> Blob:
     """What a file holds."""
-    with file.open("rb") as stream:
-        return Blob(hashlib.file_digest(stream, "sha256").hexdigest(), file.stat().st_size)
+    return Blob(sha256_of(file), file.stat().st_size)
 
 
 def _sender(store: Store) -> Callable[[Path, Blob], int]:

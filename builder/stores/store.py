@@ -16,6 +16,7 @@ from typing import Any
 import fsspec
 
 from builder.errors import RepositoryError, SpecError
+from builder.hashing import sha256_of
 from builder.stores.manifest import Blob, Manifest, dump, load
 
 URL = re.compile(r"(s3|gs|az|abfs|file)://.+")
@@ -110,12 +111,11 @@ class Store:
         with unfinished.open("ab") as stream:
             while stream.tell() < blob.size:
                 stream.write(self._chunk(path, stream.tell(), blob.size))
-        with unfinished.open("rb") as stream:
-            if hashlib.file_digest(stream, "sha256").hexdigest() != blob.sha256:
-                unfinished.unlink()
-                raise RepositoryError(
-                    f"{self.url}: the blob {path} is not what its name says; remove it there and push the version again"
-                )
+        if sha256_of(unfinished) != blob.sha256:
+            unfinished.unlink()
+            raise RepositoryError(
+                f"{self.url}: the blob {path} is not what its name says; remove it there and push the version again"
+            )
         os.replace(unfinished, target)
 
     def _chunk(self, path: str, begin: int, size: int) -> bytes:

@@ -8,7 +8,6 @@ folders must be a copy of what a signed version holds, or in the list of its sig
 from __future__ import annotations
 
 import base64
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.errors import RepositoryError, SpecError
+from builder.hashing import sha256_of
 from builder.runtime.contract import HOSTED, ContractError
 from builder.triton.hosting import MODELS, hosted_repositories, read_hosted, refuse_other
 from builder.triton.render import parse
@@ -162,7 +162,7 @@ def _is_of(name: Path, path: Path, version: Path) -> bool:
         return own.read_bytes() == path.read_bytes()
     try:
         listed = json.loads((version / REPORT).read_text("utf-8"))["files"][version.parent.name]
-        return bool(listed[name.as_posix()] == _sha256(path))
+        return bool(listed[name.as_posix()] == sha256_of(path))
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
@@ -190,7 +190,7 @@ def _changes(folder: Path) -> Iterator[str]:
     yield from (f"{name} was added after it was signed" for name in here if name not in signed)
     yield from (f"{name} was removed after it was signed" for name in signed if name not in here)
     for name in signed:
-        if name in here and _sha256(here[name]) != signed[name]:
+        if name in here and sha256_of(here[name]) != signed[name]:
             yield f"{name} was changed after it was signed"
 
 
@@ -262,11 +262,6 @@ def _package() -> Any:
     except ModuleNotFoundError as error:
         raise SpecError(f"signatures need {error.name}: pip install 'triton-model-repository-builder[sign]'") from error
     return model_signing
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _first_line(error: Exception) -> str:

@@ -29,6 +29,7 @@ from rich.table import Table
 
 from builder.checkpoint.libraries import quiet_libraries
 from builder.machine import available_cores
+from builder.proc import counted
 from scripts.benchmarks.circumstances import circumstances, write_figures
 from tests.checkpoints import make_checkpoint
 from tests.decoders import make_decoder_checkpoint
@@ -139,11 +140,7 @@ def _family(pid: int) -> list[int]:
 
 def _resident(pid: int) -> int:
     """Its own bytes, and its share of those that others have too."""
-    try:
-        lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
+    return counted(f"{pid}/smaps_rollup", "Pss") or 0
 
 
 def show(figures: dict[str, Any], models: int) -> None:

@@ -29,6 +29,7 @@ from builder.gateway.server import allow_connections
 from builder.gateway.tensors import add_tensor
 from builder.machine import available_cores
 from builder.pipeline import build
+from builder.proc import counted
 from builder.runtime.fields import Field
 from builder.serve.gateway import gateway
 from builder.serve.triton import Server, free_ports, running
@@ -241,8 +242,7 @@ async def crowd(through: Through, pid: int) -> dict[str, Any]:
 
 
 def _memory_mb(pid: int) -> float:
-    (line,) = [line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("VmRSS")]
-    return int(line.split()[1]) / 1024
+    return (counted(f"{pid}/status", "VmRSS") or 0) / 2**20
 
 
 def show(console: Console, figures: dict[str, Any]) -> None:

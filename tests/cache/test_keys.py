@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,6 +14,7 @@ from builder.cache import digests, keys
 from builder.cache.digests import digest_of
 from builder.cache.keys import build_key
 from builder.errors import CheckpointError, SpecError
+from builder.hashing import sha256_of
 from builder.spec import BuildSpec, make_spec
 
 
@@ -86,13 +87,12 @@ def _unchanged_for_long(file: Path) -> None:
 
 def test_weights_are_read_once_until_they_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    reading = digests._read
 
-    def counted(files: Sequence[Path]) -> str:
+    def counted(*files: Path) -> str:
         read.extend(file.name for file in files)
-        return reading(files)
+        return sha256_of(*files)
 
-    monkeypatch.setattr(digests, "_read", counted)
+    monkeypatch.setattr(digests, "sha256_of", counted)
     monkeypatch.setattr(digests, "SETTLED_S", -1.0)
     weights = folder / "model.safetensors"
     _unchanged_for_long(weights)

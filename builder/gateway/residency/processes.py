@@ -13,7 +13,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-PROC = Path("/proc")
+from builder.proc import PROC, counted
+
 STUB = b"triton_python_backend_stub"
 LISTENING = "0A"  # a state of /proc/net/tcp
 
@@ -83,11 +84,7 @@ def alive(processes: Iterable[int]) -> list[int]:
 
 def size_of(process: int) -> int:
     """Bytes of a process; 0 where it has ended, or may not be looked at."""
-    try:
-        lines = (PROC / str(process) / "smaps_rollup").read_text().splitlines()
-    except OSError:
-        return 0
-    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:")), 0)
+    return counted(f"{process}/smaps_rollup", "Pss") or 0
 
 
 def _model(process: int, server: int | None) -> str | None:

@@ -5,11 +5,11 @@ Whether a model is what was built, on what it was measured, and what its release
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterator, Mapping
 
 from builder.engines.cpu import cpu
+from builder.hashing import sha256_of
 from builder.lint.findings import Problem
 from builder.lint.repository import Model, Repository
 from builder.lint.rule import ERROR, WARNING, rule
@@ -57,7 +57,7 @@ def is_what_was_built(model: Model) -> Iterator[Problem]:
         path = model.path / name
         if not path.is_file():
             yield Problem(f"{name} is missing", file=name)
-        elif hashlib.sha256(path.read_bytes()).hexdigest() != digest:
+        elif sha256_of(path) != digest:
             yield Problem(f"{name} is not the file that was built", "build it again", file=name)
 
 

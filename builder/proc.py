@@ -1,0 +1,19 @@
+"""What Linux counts in the files of /proc that say a name, a number and kB in each line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+PROC = Path("/proc")
+
+
+def counted(file: str, field: str) -> int | None:
+    """Bytes that `file` below /proc says of `field`: proc_meminfo(5), proc_pid_status(5), proc_pid_smaps(5).
+
+    None where the process has ended or may not be looked at, or where there is no /proc.
+    """
+    try:
+        lines = (PROC / file).read_text().splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{field}:")), None)
