@@ -14,7 +14,7 @@ import builder
 from builder.runtime.encoder.task import Task as RuntimeTask
 from builder.tasks import all_tasks
 from builder.tasks.base import EncoderTask
-from builder.triton.layout import RUNTIME, RUNTIME_FILES, TASKS, task_files
+from builder.triton.emitted import RUNTIME, RUNTIME_FILES, TASKS, task_files
 from tests.checkpoints import ARCHITECTURES
 from tests.decoders import DECODERS
 from tests.seq2seqs import SEQ2SEQS
@@ -89,12 +89,12 @@ def test_an_installed_wheel_finds_its_templates_outside_the_checkout(tmp_path: P
 import sys
 sys.path = [sys.argv[1], *(p for p in sys.path if p not in ("", sys.argv[2]))]
 from builder import build
-from builder.triton import layout, render
+from builder.triton import emitted, entries, render
 from builder.spec import Serving
-config = layout.Config("m", "python", 1, [], [], [], Serving(), dynamic_batching=True)
+config = entries.Config("m", "python", 1, [], [], [], Serving(), dynamic_batching=True)
 assert str(render.templates()).startswith(sys.argv[1]), render.templates()
 assert render.parse(render.render(config), "m").name == "m"
-assert all((layout.RUNTIME / name).is_file() for files in layout.RUNTIME_FILES.values() for name in files.values())
+assert all((emitted.RUNTIME / name).is_file() for files in emitted.RUNTIME_FILES.values() for name in files.values())
 print("found", build.__name__)
 """
     arguments = [sys.executable, "-c", program, str(installed), str(ROOT)]

@@ -24,7 +24,7 @@ from builder.report.record import Rung, read_report
 from builder.report.summary import summary, told
 from builder.spec import Serving, make_spec
 from builder.triton.check import check, verdicts
-from builder.triton.layout import Config, RepositoryEntry
+from builder.triton.entries import Config, RepositoryEntry
 from builder.variants.candidates import requested_variants
 from tests.pages import stands_alone
 from tests.reports import REPORT

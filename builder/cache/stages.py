@@ -28,7 +28,7 @@ from builder.progress import Stage
 from builder.report.record import BuildReport, EngineCheck
 from builder.spec import BuildSpec
 from builder.tasks.base import TaskGraph
-from builder.triton.layout import RepositoryEntry
+from builder.triton.entries import RepositoryEntry
 from builder.verify.runtimes import Replay
 from builder.verify.verdict import Comparison
 

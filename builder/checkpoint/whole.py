@@ -14,7 +14,7 @@ from builder.families import built_from
 from builder.report.provenance import file_hashes
 from builder.report.record import BuildReport, Rung
 from builder.spec import BuildSpec
-from builder.triton.layout import RepositoryEntry
+from builder.triton.entries import RepositoryEntry
 from builder.verify.verdict import Unverified
 
 TASK = "text-generation"

@@ -18,7 +18,7 @@ from builder.progress import Stage
 from builder.report.provenance import samples_file, versions
 from builder.report.record import BuildReport, EngineCheck
 from builder.spec import BuildSpec
-from builder.triton.layout import RepositoryEntry
+from builder.triton.entries import RepositoryEntry
 from builder.verify.runtimes import Replay
 from builder.verify.verdict import Comparison, Unverified
 

@@ -40,7 +40,8 @@ from builder.progress import Stage
 from builder.report.record import BuildReport, EngineCheck, Rung
 from builder.runtime.contract import Arena, Chat, GenerationServing, LayerShape
 from builder.spec import BuildSpec
-from builder.triton.layout import RepositoryEntry, lay_out_generating
+from builder.triton.entries import RepositoryEntry
+from builder.triton.layout_generating import lay_out_generating
 from builder.variants import steps
 from builder.variants.generating import PrecisionRungs, Required
 from builder.variants.ladder import Climbed, climb

@@ -27,7 +27,8 @@ from builder.progress import Stage
 from builder.report.provenance import file_hashes, versions
 from builder.report.record import BuildReport, EngineCheck, Rung
 from builder.spec import BuildSpec
-from builder.triton.layout import RepositoryEntry, lay_out, version_files
+from builder.triton.entries import RepositoryEntry, version_files
+from builder.triton.layout import lay_out
 from builder.triton.recipe import recipe_files
 from builder.variants.candidates import Variant, VariantMaker, requested_variants
 from builder.variants.encoder import ROUNDING, EncoderRungs

@@ -30,7 +30,8 @@ from builder.runtime.generation.executors.paged import OPERATOR as PAGED_ATTENTI
 from builder.samples import load_samples
 from builder.spec import BuildSpec
 from builder.speed import Latencies
-from builder.triton.layout import RepositoryEntry, request_limits
+from builder.triton.entries import RepositoryEntry
+from builder.triton.layout import request_limits
 from builder.triton.releases import has
 from builder.variants.generating import Required
 from builder.verify.generation import TOLERANCE

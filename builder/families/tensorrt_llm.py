@@ -8,7 +8,8 @@ from builder.checkpoint.resolve import CheckpointFiles
 from builder.checkpoint.whole import place_checkpoint, refuse_options, unverified
 from builder.engines.tensorrt_llm import DTYPES, INPUTS, MODEL_FILE, NAME, OUTPUTS, model_document
 from builder.spec import BuildSpec
-from builder.triton.layout import RUNTIME, RUNTIME_FILES, Config, RepositoryEntry
+from builder.triton.emitted import RUNTIME, RUNTIME_FILES
+from builder.triton.entries import Config, RepositoryEntry
 from builder.triton.placement import InstanceGroup
 from builder.verify.verdict import Unverified
 

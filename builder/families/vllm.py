@@ -8,7 +8,7 @@ from builder.checkpoint.resolve import CheckpointFiles
 from builder.checkpoint.whole import place_checkpoint, refuse_options, unverified
 from builder.engines.vllm import BACKEND, DTYPES, INPUTS, MODEL_FILE, OUTPUTS, engine_arguments
 from builder.spec import BuildSpec
-from builder.triton.layout import Config, RepositoryEntry
+from builder.triton.entries import Config, RepositoryEntry
 from builder.triton.placement import InstanceGroup
 from builder.verify.verdict import Unverified
 

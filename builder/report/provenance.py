@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from builder.hashing import sha256_of
 
 if TYPE_CHECKING:
-    from builder.triton.layout import RepositoryEntry
+    from builder.triton.entries import RepositoryEntry
 
 PACKAGES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "openvino", "optimum", "numpy")
 

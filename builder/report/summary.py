@@ -13,7 +13,7 @@ from typing import Any
 
 from builder.report.record import BuildReport
 from builder.speed import speed_up
-from builder.triton.layout import RepositoryEntry
+from builder.triton.entries import RepositoryEntry
 
 REPORT = "report"
 

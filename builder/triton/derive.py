@@ -21,7 +21,7 @@ from builder.report.record import BuildReport, read_report
 from builder.runtime.contract import FILE
 from builder.spec.build_spec import KEEP
 from builder.triton.check import check
-from builder.triton.layout import numbered
+from builder.triton.entries import numbered
 from builder.triton.publish import move_in, tidy
 from builder.triton.settings import Settings, read_settings, with_settings
 from builder.triton.signatures import SIGNATURE

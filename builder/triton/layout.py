@@ -1,138 +1,30 @@
-"""From a verified model to the entries of a repository. Pure: no file is read or written here.
+"""From a verified encoder to the entries of a repository. Pure: no file is read or written here.
 
 NAME/        python: tokenise, run the engine, post-process; dynamic batching on texts
 NAME_model/  the engine, where it is a Triton model of its own
-
-Everything is laid out as version 1; `RepositoryEntry.at` makes another version of it.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 
 from builder.engines import engine
-from builder.engines.onnxruntime import BACKEND, MODEL_FILE
 from builder.onnx.graph import Graph
-from builder.runtime.contract import (
-    FILE,
-    Alike,
-    Batching,
-    EncoderServing,
-    GenerationServing,
-    RequestLimits,
-    dump,
-)
+from builder.runtime.contract import FILE, Alike, Batching, EncoderServing, RequestLimits, dump
 from builder.runtime.fields import Field
-from builder.spec import BuildSpec, Limits, Serving
-from builder.triton.placement import Accelerator, InstanceGroup, Shapes, graph_buckets, place
+from builder.spec import BuildSpec, Limits
+from builder.triton.emitted import IN_PROCESS, RUNTIME, TASKS, runtime_files, task_files
+from builder.triton.entries import Config, RepositoryEntry, WarmUp
+from builder.triton.placement import InstanceGroup, graph_buckets, place
 from builder.triton.profiles import Calls
 
-RUNTIME = Path(__file__).parent.parent / "runtime"
-TASKS = "encoder/tasks"
-# Engines that a front can run itself, by `Graph.engine`.
-IN_PROCESS: Mapping[str, Literal["onnxruntime", "openvino"]] = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
-SHARED_FILES = ("contract.py", "fields.py", "panics.py", "tensors_check.py", "tokens.py")
-EXECUTOR_FILES = {  # by EncoderServing.executor
-    "bls": ("encoder/executors/bls.py",),
-    **{name: engine(name).EMITTED_FILES for name in IN_PROCESS},
-}
-# of every encoder: all but the tasks and the executors, of which each has its own
-ENCODER = (
-    *sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "encoder").glob("*.py")),
-    "encoder/tasks/__init__.py",
-    "encoder/executors/__init__.py",
-)
-GENERATION = tuple(sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "generation").rglob("*.py")))
-GENERATING = {
-    **{name: name for name in (*SHARED_FILES, "sessions.py", "cores.py")},
-    "model.py": "generation_model.py",
-    **{name: name for name in GENERATION},
-}
-SHARED = {
-    **{name: name for name in ("contract.py", "cores.py", "fields.py", "tensors_check.py")},
-    "model.py": "shared_model.py",
-    **{name: name for name in sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "shared").rglob("*.py"))},
-}
-RUNTIME_FILES: Mapping[
-    str, Mapping[str, str]
-] = {  # kind of model -> file in the version folder -> file in builder/runtime
-    **{
-        f"encoder, {executor}": {"model.py": "encoder_model.py"}
-        | {name: name for name in (*SHARED_FILES, *ENCODER, *files)}
-        for executor, files in EXECUTOR_FILES.items()
-    },
-    "generating": GENERATING,
-    "shared": SHARED,
-    "tensorrt-llm": {"model.py": "tensorrt_llm_model.py"},
-}
 SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
-
-
-@dataclass(frozen=True)
-class WarmUp:
-    """One warm-up request of the engine: a row of real tokens, or of zeros, repeated `batch_size` times."""
-
-    name: str
-    batch_size: int
-    inputs: Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Config:
-    """What templates/config.pbtxt.j2 needs, all of it."""
-
-    name: str
-    backend: str
-    max_batch_size: int
-    inputs: Sequence[Field]
-    outputs: Sequence[Field]
-    groups: Sequence[InstanceGroup]
-    serving: Serving
-    dynamic_batching: bool
-    max_queue_delay_us: int = 0
-    default_model_filename: str = ""
-    platform: str = ""
-    rate_limited: bool = False
-    response_cache: bool = False
-    graph_level: int = 0
-    accelerators: Sequence[Accelerator] = ()
-    cuda_graphs: Sequence[Shapes] = ()
-    parameters: Mapping[str, str] = field(default_factory=dict)
-    warm_ups: Sequence[WarmUp] = ()
-    decoupled: bool = False
-    version: int = 1
-
-
-@dataclass(frozen=True)
-class RepositoryEntry:
-    """One model of the repository: its configuration and its files, as bytes or as a file to copy."""
-
-    name: str
-    config: Config
-    files: Mapping[str, bytes | Path]
-
-    def at(self, version: int) -> RepositoryEntry:
-        """The same as version `version`."""
-        files = {numbered(path, version): self._said(path, content, version) for path, content in self.files.items()}
-        return replace(self, config=replace(self.config, version=version), files=files)
-
-    def _said(self, path: str, content: bytes | Path, version: int) -> bytes | Path:
-        """The arguments of vLLM and TensorRT-LLM say where in the repository their checkpoint is."""
-        if path not in ("1/model.json", "1/model.yaml") or isinstance(content, Path):
-            return content
-        return content.replace(f"/{self.name}/1/".encode(), f"/{self.name}/{version}/".encode())
-
-
-def numbered(path: str, version: int, of: int = 1) -> str:
-    """The path that a file of version `of` has in version `version`."""
-    return re.sub(rf"^(warmup/)?{of}/", rf"\g<1>{version}/", path)
 
 
 def serving_document(
@@ -171,11 +63,6 @@ def serving_document(
 def request_limits(limits: Limits) -> RequestLimits:
     """What one request may bring, as serving.json states it."""
     return RequestLimits(**limits.model_dump())
-
-
-def version_files(graph: Graph) -> dict[str, bytes | Path]:
-    """The files of a graph that its engine opens as they are, in version 1."""
-    return {f"1/{file.name}": file for file in graph.files}
 
 
 def lay_out(
@@ -236,64 +123,6 @@ def in_process(
     return replace(serving, executor=IN_PROCESS[graph.engine], model=room.MODEL_FILE, session=session, warm_up=warm_up)
 
 
-def lay_out_generating(
-    spec: BuildSpec,
-    serving: GenerationServing,
-    tokenizer: str,
-    graphs: Sequence[Graph],
-    fields: tuple[Sequence[Field], Sequence[Field]],
-    step_inputs: Sequence[Field] = (),
-) -> tuple[RepositoryEntry, ...]:
-    """The generating model, with its graphs inside or, for BLS, its only one beside it.
-
-    `fields`: of the front model; `step_inputs`: of the graph that BLS calls, past included.
-    """
-    on_gpu = spec.target != "cpu" and spec.executor == "in-process"  # where the cache is
-    front = Config(
-        name=spec.entry_name,
-        backend="python",
-        max_batch_size=int(spec.serving.batch_dimension),  # the decode loop batches; a request is one prompt
-        inputs=fields[0],
-        outputs=fields[1],
-        groups=(InstanceGroup(1, "KIND_GPU", spec.gpu.devices) if on_gpu else InstanceGroup(1),),
-        serving=spec.serving,
-        dynamic_batching=False,
-        decoupled=True,
-        parameters={**_generating_parameters(serving), **dict(sorted(spec.serving.metadata.items()))},
-    )
-    files = runtime_files("generating")
-    files[f"1/{FILE}"] = dump(serving).encode()
-    files["1/tokenizer.json"] = tokenizer.encode()
-    if spec.executor == "in-process":
-        files.update({f"1/{file.name}": file for graph in graphs for file in graph.files})
-        return (RepositoryEntry(front.name, front, files),)
-    logits = Field("logits", "TYPE_FP32", (-1, serving.vocabulary))
-    placement = place(spec, graphs[0], spec.serving.prefill_tokens, serving.arena.length)
-    step = Config(
-        name=f"{spec.entry_name}_model",
-        backend=BACKEND,
-        max_batch_size=0,
-        inputs=step_inputs,
-        outputs=[logits, *(_present(field) for field in step_inputs if field.name.startswith("past_"))],
-        groups=placement.groups,
-        serving=spec.serving,
-        dynamic_batching=False,
-        default_model_filename=MODEL_FILE,
-        parameters=placement.parameters,
-    )
-    weights: dict[str, bytes | Path] = {f"1/{file.name}": file for graph in graphs for file in graph.files}
-    return RepositoryEntry(front.name, front, files), RepositoryEntry(step.name, step, weights)
-
-
-def _present(past: Field) -> Field:
-    return Field(past.name.replace("past_", "present_"), past.data_type, past.dims)
-
-
-def runtime_files(kind: str) -> dict[str, bytes | Path]:
-    """The emitted Python of a kind of model, in version 1."""
-    return {f"1/{target}": RUNTIME / source for target, source in RUNTIME_FILES[kind].items()}
-
-
 def _front_parameters(serving: EncoderServing) -> dict[str, str]:
     """What its configuration tells of a model: its task, limit, labels and mask."""
     parameters = {"task": serving.task.replace("_", "-"), "max_input_length": str(serving.max_length)}
@@ -302,31 +131,6 @@ def _front_parameters(serving: EncoderServing) -> dict[str, str]:
     if "mask" in serving.parameters:
         parameters["mask_token"] = serving.parameters["mask"]
     return parameters
-
-
-def _generating_parameters(serving: GenerationServing) -> dict[str, str]:
-    """The same of a model that generates: its task and limits in tokens, whether it chats, its languages."""
-    source, longest = serving.source, serving.arena.length
-    limits = {"max_total_tokens": longest} if source is None else {"max_output_length": longest - 1}
-    limits["max_input_length"] = longest - 1 if source is None else source.max_length
-    parameters = {"task": serving.task, **{name: str(value) for name, value in sorted(limits.items())}}
-    if serving.chat is not None:
-        parameters["chat"] = "true"
-        if serving.chat.tool_parser is not None:
-            parameters["tool_parser"] = serving.chat.tool_parser
-    if source is not None and (source.languages or source.pairs):
-        spoken = source.languages or {code for pair in source.pairs for code in pair.split(" to ")}
-        parameters["languages"] = json.dumps(sorted(spoken))
-    return parameters
-
-
-def task_files(module: str) -> tuple[str, ...]:
-    """The emitted task and the tasks it builds on, found by its own relative imports."""
-    found = [f"{module}.py"]
-    for line in (RUNTIME / TASKS / f"{module}.py").read_text("utf-8").splitlines():
-        if line.startswith("from .") and not line.startswith("from .."):
-            found.extend(task_files(line.split()[1][1:]))
-    return tuple(found)
 
 
 def _engine_entry(

@@ -31,7 +31,7 @@ from builder.report.record import BuildReport
 from builder.runtime.recipe.compile import FOLDER as RECIPE
 from builder.spec.build_spec import KEEP
 from builder.triton.check import check
-from builder.triton.layout import RepositoryEntry, numbered
+from builder.triton.entries import RepositoryEntry, numbered
 from builder.triton.render import render
 from builder.triton.transaction import Change, changing, sync, what_to_do
 from builder.triton.versions import BESIDE, CONFIG, REPORT, activate, adopt, numbers, prune, served

@@ -16,7 +16,7 @@ from tritonclient.grpc import model_config_pb2
 from builder.errors import RepositoryError
 
 if TYPE_CHECKING:
-    from builder.triton.layout import Config
+    from builder.triton.entries import Config
 
 
 def templates() -> Path:

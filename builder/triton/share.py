@@ -33,6 +33,8 @@ from builder.runtime.fields import Field
 from builder.spec import Serving
 from builder.spec.names import misnamed
 from builder.triton.check import check
+from builder.triton.emitted import runtime_files
+from builder.triton.entries import Config, RepositoryEntry
 from builder.triton.hosting import (
     CONFIG,
     LISTS,
@@ -43,7 +45,6 @@ from builder.triton.hosting import (
     read_hosted,
     refuse_misfit,
 )
-from builder.triton.layout import Config, RepositoryEntry, runtime_files
 from builder.triton.placement import InstanceGroup
 from builder.triton.publish import move_in
 from builder.triton.releases import version_tuple

@@ -11,7 +11,7 @@ from dataclasses import InitVar, dataclass, replace
 
 from builder.errors import VerificationError
 from builder.report.record import BuildReport
-from builder.triton.layout import RepositoryEntry
+from builder.triton.entries import RepositoryEntry
 
 _PASSED = object()  # held by `Verified.after` alone
 

@@ -13,7 +13,7 @@ from builder.lint.fixing import fix
 from builder.report.provenance import file_hashes
 from builder.spec import Serving
 from builder.triton import versions
-from builder.triton.layout import Config, RepositoryEntry
+from builder.triton.entries import Config, RepositoryEntry
 from builder.triton.publish import publish
 from builder.triton.versions import remove, rollback
 from builder.verify.verdict import Unverified

@@ -15,7 +15,7 @@ from builder.spec import Serving
 from builder.stores.push import push
 from builder.stores.store import open_store
 from builder.triton import versions
-from builder.triton.layout import Config, RepositoryEntry
+from builder.triton.entries import Config, RepositoryEntry
 from builder.triton.placement import InstanceGroup
 from builder.triton.publish import publish
 from builder.verify.verdict import Unverified

@@ -12,7 +12,8 @@ from typing import Any
 from builder.onnx.graph import Graph
 from builder.runtime.fields import Field
 from builder.spec import make_spec
-from builder.triton.layout import lay_out, serving_document, version_files
+from builder.triton.entries import version_files
+from builder.triton.layout import lay_out, serving_document
 from builder.triton.render import render
 
 FOLDER = Path(__file__).parent / "repositories"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from builder.report.provenance import file_hashes
 from builder.spec import Serving
-from builder.triton.layout import Config, RepositoryEntry
+from builder.triton.entries import Config, RepositoryEntry
 from builder.triton.publish import publish
 from builder.verify.verdict import Unverified
 from tests.reports import REPORT

@@ -27,7 +27,7 @@ from builder.triton import publish as publish_module
 from builder.triton import transaction
 from builder.triton import versions as versions_module
 from builder.triton.check import check, pending
-from builder.triton.layout import Config, RepositoryEntry
+from builder.triton.entries import Config, RepositoryEntry
 from builder.triton.publish import existing_source, publish
 from builder.triton.transaction import Change, Step, recover
 from builder.triton.versions import loaded, newest_first, numbers, remove, rollback, served

@@ -10,7 +10,7 @@ from builder.errors import RepositoryError
 from builder.runtime.fields import Field
 from builder.spec import QueuePolicy, RateLimiterResource, Serving
 from builder.triton import render as render_module
-from builder.triton.layout import Config, WarmUp
+from builder.triton.entries import Config, WarmUp
 from builder.triton.placement import InstanceGroup
 from builder.triton.render import parse, render
 

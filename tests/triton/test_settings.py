@@ -12,7 +12,8 @@ from builder.errors import RepositoryError, SpecError
 from builder.runtime.contract import Arena, Source, dump
 from builder.runtime.fields import Field
 from builder.spec import make_spec
-from builder.triton.layout import RepositoryEntry, lay_out, serving_document
+from builder.triton.entries import RepositoryEntry
+from builder.triton.layout import lay_out, serving_document
 from builder.triton.render import render
 from builder.triton.settings import CONFIG, read_settings, with_settings
 from tests.golden.repositories import graph

@@ -1,0 +1,82 @@
+"""What a repository is made of: models, each with a configuration and files. No file is read or written here.
+
+Everything is laid out as version 1; `RepositoryEntry.at` makes another version of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from builder.onnx.graph import Graph
+from builder.runtime.fields import Field
+from builder.spec import Serving
+from builder.triton.placement import Accelerator, InstanceGroup, Shapes
+
+
+@dataclass(frozen=True)
+class WarmUp:
+    """One warm-up request of the engine: a row of real tokens, or of zeros, repeated `batch_size` times."""
+
+    name: str
+    batch_size: int
+    inputs: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Config:
+    """What templates/config.pbtxt.j2 needs, all of it."""
+
+    name: str
+    backend: str
+    max_batch_size: int
+    inputs: Sequence[Field]
+    outputs: Sequence[Field]
+    groups: Sequence[InstanceGroup]
+    serving: Serving
+    dynamic_batching: bool
+    max_queue_delay_us: int = 0
+    default_model_filename: str = ""
+    platform: str = ""
+    rate_limited: bool = False
+    response_cache: bool = False
+    graph_level: int = 0
+    accelerators: Sequence[Accelerator] = ()
+    cuda_graphs: Sequence[Shapes] = ()
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    warm_ups: Sequence[WarmUp] = ()
+    decoupled: bool = False
+    version: int = 1
+
+
+@dataclass(frozen=True)
+class RepositoryEntry:
+    """One model of the repository: its configuration and its files, as bytes or as a file to copy."""
+
+    name: str
+    config: Config
+    files: Mapping[str, bytes | Path]
+
+    def at(self, version: int) -> RepositoryEntry:
+        """The same as version `version`."""
+        files = {numbered(path, version): self._said(path, content, version) for path, content in self.files.items()}
+        return replace(self, config=replace(self.config, version=version), files=files)
+
+    def _said(self, path: str, content: bytes | Path, version: int) -> bytes | Path:
+        """The arguments of vLLM and TensorRT-LLM say where in the repository their checkpoint is."""
+        if path not in ("1/model.json", "1/model.yaml") or isinstance(content, Path):
+            return content
+        return content.replace(f"/{self.name}/1/".encode(), f"/{self.name}/{version}/".encode())
+
+
+def numbered(path: str, version: int, of: int = 1) -> str:
+    """The path that a file of version `of` has in version `version`."""
+    return re.sub(rf"^(warmup/)?{of}/", rf"\g<1>{version}/", path)
+
+
+def version_files(graph: Graph) -> dict[str, bytes | Path]:
+    """The files of a graph that its engine opens as they are, in version 1."""
+    return {f"1/{file.name}": file for file in graph.files}

@@ -1,0 +1,88 @@
+"""From a verified model that generates to the entries of a repository. Pure: no file is read or written here.
+
+NAME/        python: the decode loop, decoupled, with its graphs where it runs them itself
+NAME_model/  its only graph, where the steps run through BLS
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from builder.engines.onnxruntime import BACKEND, MODEL_FILE
+from builder.onnx.graph import Graph
+from builder.runtime.contract import FILE, GenerationServing, dump
+from builder.runtime.fields import Field
+from builder.spec import BuildSpec
+from builder.triton.emitted import runtime_files
+from builder.triton.entries import Config, RepositoryEntry, version_files
+from builder.triton.placement import InstanceGroup, place
+
+
+def lay_out_generating(
+    spec: BuildSpec,
+    serving: GenerationServing,
+    tokenizer: str,
+    graphs: Sequence[Graph],
+    fields: tuple[Sequence[Field], Sequence[Field]],
+    step_inputs: Sequence[Field] = (),
+) -> tuple[RepositoryEntry, ...]:
+    """The generating model, with its graphs inside or, for BLS, its only one beside it.
+
+    `fields`: of the front model; `step_inputs`: of the graph that BLS calls, past included.
+    """
+    on_gpu = spec.target != "cpu" and spec.executor == "in-process"  # where the cache is
+    front = Config(
+        name=spec.entry_name,
+        backend="python",
+        max_batch_size=int(spec.serving.batch_dimension),  # the decode loop batches; a request is one prompt
+        inputs=fields[0],
+        outputs=fields[1],
+        groups=(InstanceGroup(1, "KIND_GPU", spec.gpu.devices) if on_gpu else InstanceGroup(1),),
+        serving=spec.serving,
+        dynamic_batching=False,
+        decoupled=True,
+        parameters={**_generating_parameters(serving), **dict(sorted(spec.serving.metadata.items()))},
+    )
+    files = runtime_files("generating")
+    files[f"1/{FILE}"] = dump(serving).encode()
+    files["1/tokenizer.json"] = tokenizer.encode()
+    if spec.executor == "in-process":
+        for graph in graphs:
+            files.update(version_files(graph))
+        return (RepositoryEntry(front.name, front, files),)
+    logits = Field("logits", "TYPE_FP32", (-1, serving.vocabulary))
+    placement = place(spec, graphs[0], spec.serving.prefill_tokens, serving.arena.length)
+    step = Config(
+        name=f"{spec.entry_name}_model",
+        backend=BACKEND,
+        max_batch_size=0,
+        inputs=step_inputs,
+        outputs=[logits, *(_present(field) for field in step_inputs if field.name.startswith("past_"))],
+        groups=placement.groups,
+        serving=spec.serving,
+        dynamic_batching=False,
+        default_model_filename=MODEL_FILE,
+        parameters=placement.parameters,
+    )
+    return RepositoryEntry(front.name, front, files), RepositoryEntry(step.name, step, version_files(graphs[0]))
+
+
+def _present(past: Field) -> Field:
+    return Field(past.name.replace("past_", "present_"), past.data_type, past.dims)
+
+
+def _generating_parameters(serving: GenerationServing) -> dict[str, str]:
+    """The same of a model that generates: its task and limits in tokens, whether it chats, its languages."""
+    source, longest = serving.source, serving.arena.length
+    limits = {"max_total_tokens": longest} if source is None else {"max_output_length": longest - 1}
+    limits["max_input_length"] = longest - 1 if source is None else source.max_length
+    parameters = {"task": serving.task, **{name: str(value) for name, value in sorted(limits.items())}}
+    if serving.chat is not None:
+        parameters["chat"] = "true"
+        if serving.chat.tool_parser is not None:
+            parameters["tool_parser"] = serving.chat.tool_parser
+    if source is not None and (source.languages or source.pairs):
+        spoken = source.languages or {code for pair in source.pairs for code in pair.split(" to ")}
+        parameters["languages"] = json.dumps(sorted(spoken))
+    return parameters
