@@ -15,7 +15,7 @@ import yaml
 from check_jsonschema.builtin_schemas import get_builtin_schema
 from jsonschema import Draft7Validator
 
-from builder.serve.triton import EMBEDDED
+from builder.serve.embedded import EMBEDDED
 from builder.spec import BuildSpec
 from builder.triton.releases import NEWEST, OPTIONS, RELEASES, version_tuple
 from tests.serve.embedded import embedded_options

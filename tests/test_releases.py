@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from builder.commands.build import older_than_fixes
-from builder.serve.triton import EMBEDDED
+from builder.serve.embedded import EMBEDDED
 from builder.spec import make_spec
 from builder.triton.releases import FIXES, NEWEST, RELEASES, lacking, version_tuple
 

@@ -18,8 +18,9 @@ from rich.table import Table
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, VERIFY_KEY_HELP
 from builder.commands.gateway import add_on_demand
 from builder.errors import SpecError
+from builder.serve.embedded import EMBEDDED
 from builder.serve.gateway import gateway
-from builder.serve.triton import EMBEDDED, Model, Ports, Server, running
+from builder.serve.triton import Model, Ports, Server, running
 from builder.serve.watch import keep_running
 
 

@@ -15,7 +15,7 @@ import zipfile
 from pathlib import Path
 
 from builder.errors import ServeError
-from builder.serve.triton import wheel_folder
+from builder.serve.embedded import wheel_folder
 
 WHEEL = "tritonclient==2.51.0"
 LIBRARIES = {"libcudart.so.12": "libcudart-*.so.12*", "libb64.so.0d": "libb64-*.so.0d"}

@@ -6,45 +6,30 @@ Knows processes, ports and logs; knows nothing about what the models do.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
 import os
 import re
-import shutil
 import signal
-import site
 import socket
 import subprocess
-import sys
-import sysconfig
 import tempfile
 import threading
 import time
 import urllib.request
-import uuid
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import tritonclient.grpc as grpc
-from tritonclient.grpc import model_config_pb2
 from tritonclient.utils import InferenceServerException
 
-from builder.engines import tensorrt_llm, vllm
-from builder.engines.gpu import gpus
-from builder.errors import RepositoryError, ServeError
-from builder.triton.arguments import EXIT_TIMEOUT_S, RESPONSE_CACHE, RESTRICTED
-from builder.triton.check import pending
-from builder.triton.render import parse
-from builder.triton.signatures import unsigned
+from builder.errors import ServeError
+from builder.serve.embedded import BACKENDS, Embedded, embedded
+from builder.serve.log import why
+from builder.serve.refusals import SHARED_MEMORY, is_loopback, refuse_host, refuse_repository, refuse_unsigned
+from builder.triton.arguments import EXIT_TIMEOUT_S
 from builder.triton.transaction import recover
 
-EMBEDDED = "24.10"  # the release whose server, 2.51, the nvidia-pytriton wheel carries
-BACKENDS = Path(__file__).parent / "backends"
-SHARED_MEMORY = Path("/dev/shm")
-SHARED_MEMORY_NEEDED = 256 << 20
-KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
 LOG_LINES = 10_000  # that are kept
 IDLE_REPORTS = 4  # of a stopping server, one a second; a model's Python takes one or two to end
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
@@ -56,6 +41,14 @@ class Ports:
     http: int = 8000
     grpc: int = 8001
     metrics: int = 8002
+
+    def options(self, host: str) -> list[str]:
+        """The options of tritonserver that have it listen on these ports of `host`."""
+        return [
+            f"--{kind}-{part}={value}"
+            for kind, port in vars(self).items()
+            for part, value in (("address", host), ("port", port))
+        ]
 
 
 @dataclass(frozen=True)
@@ -134,31 +127,23 @@ def running(
     Raises ServeError when it cannot start, with the reason and what to do.
     """
     if not insecure_bind:
-        _refuse_others(host)
-    if on_demand and not _is_loopback(host):
+        refuse_host(host)
+    if on_demand and not is_loopback(host):
         raise ServeError(f"models are loaded on demand by model control, which nobody has on {host}: use 127.0.0.1")
     ports = ports or free_ports(host)
     recover(repository)
-    _check(repository, host, ports, backends, strict)
+    refuse_repository(repository, backends, strict)
+    _refuse_taken(host, ports)
     if verify_key is not None:
-        _refuse_unsigned(repository, verify_key)
-    with tempfile.TemporaryDirectory(prefix="triton-") as place:
-        command, environment, region = _command(repository, host, ports, Path(place), backends)
-        controlled = _is_loopback(host)  # whoever reaches the ports may use model control
-        command += _loading(strict, controlled, () if on_demand else ("--load-model=*",))
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-            preexec_fn=die_with_parent,
-        )
-        server = Server(host, ports, process, [], controlled, repository, on_demand)
-        reader = threading.Thread(target=_read, args=(server, echo), daemon=True)
-        reader.start()
+        refuse_unsigned(repository, verify_key)
+    controlled = is_loopback(host)  # whoever reaches the ports may use model control
+    options = [*ports.options(host), *_loading(strict, controlled, () if on_demand else ("--load-model=*",))]
+    with (
+        tempfile.TemporaryDirectory(prefix="triton-") as place,
+        _started(embedded(repository, Path(place), backends), options) as process,
+        _read(process, echo) as log,
+    ):
+        server = Server(host, ports, process, log, controlled, repository, on_demand)
         try:
             _wait_until_ready(server, timeout_s)
             if not strict and not on_demand and not any(model.state == "READY" for model in server.models()):
@@ -166,129 +151,49 @@ def running(
             yield server
         finally:
             _stop(server)
-            reader.join(timeout=5)
-            if process.stdout is not None:
-                process.stdout.close()
-            for leftover in SHARED_MEMORY.glob(f"{region}*"):
-                leftover.unlink(missing_ok=True)
 
 
-def wheel_folder() -> Path:
-    """Where the nvidia-pytriton wheel keeps tritonserver. Raises ServeError where there is none."""
-    found = importlib.util.find_spec("pytriton")
-    folder = Path(found.origin).parent / "tritonserver" if found is not None and found.origin else None
-    if folder is None or not (folder / "bin" / "tritonserver").is_file():
-        raise ServeError(
-            f"no tritonserver for {sys.platform}: the nvidia-pytriton wheel, which carries it, exists for Linux x86-64 "
-            "and arm64. Use the container instead: docker compose --profile cpu up"
-        )
-    return folder
+@contextmanager
+def _started(program: Embedded, options: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
+    """A tritonserver, and at the end nothing of it left. Whoever starts it stops it before."""
+    process = subprocess.Popen(
+        [*program.command, *options],
+        env=program.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+        start_new_session=True,
+        preexec_fn=die_with_parent,
+    )
+    try:
+        yield process
+    finally:
+        if process.stdout is not None:
+            process.stdout.close()
+        for leftover in SHARED_MEMORY.glob(f"{program.region}*"):
+            leftover.unlink(missing_ok=True)
 
 
-def _check(repository: Path, host: str, ports: Ports, backends: Path, strict: bool) -> None:
-    if not repository.is_dir() or not any(repository.glob("*/config.pbtxt")):
-        raise ServeError(f"{repository} holds no model; build one first: build-repo MODEL --output {repository}")
-    refused = [*pending(repository).values(), *_not_here(repository, _names(backends), strict)]
-    if refused:
-        raise ServeError(refused[0])
-    if int(np.__version__.split(".")[0]) >= 2:
-        raise ServeError(f"numpy {np.__version__} corrupts tensors in this server's Python backend: install numpy<2")
-    for kind, port in (("http", ports.http), ("grpc", ports.grpc), ("metrics", ports.metrics)):
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                raise ServeError(
-                    f"port {port} on {host} cannot be used ({error.strerror}); choose another: --{kind}-port N"
-                ) from error
-    if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free < SHARED_MEMORY_NEEDED:
-        free = shutil.disk_usage(SHARED_MEMORY).free >> 20
-        raise ServeError(
-            f"{SHARED_MEMORY} has {free} MB free; the Python backend needs {SHARED_MEMORY_NEEDED >> 20} MB: enlarge it "
-            "(docker: --shm-size 1g) or remove what fills it"
-        )
+@contextmanager
+def _read(process: subprocess.Popen[str], echo: Callable[[str], None] | None) -> Iterator[list[str]]:
+    """The last lines of what a process writes, as it writes them."""
+    log: list[str] = []
+    reader = threading.Thread(target=_keep_lines, args=(process, log, echo), daemon=True)
+    reader.start()
+    try:
+        yield log
+    finally:
+        reader.join(timeout=5)
 
 
-def _names(backends: Path) -> set[str]:
-    """What `backends` holds. Raises ServeError where that is nothing."""
-    libraries = {path.parent.name for path in backends.glob("*/libtriton_*.so")}
-    found = libraries | {path.parent.name for path in backends.glob("*/model.py")}
-    if not found:
-        raise ServeError(f"{backends} holds no backend: expected NAME/libtriton_NAME.so in it")
-    return found
-
-
-def _not_here(repository: Path, backends: set[str], strict: bool) -> list[str]:
-    """The models that this machine, or the embedded Triton with `backends`, cannot run.
-
-    Raises RepositoryError for a configuration that cannot be read, where every model must load.
-    """
-    found = []
-    here = backends | {"python"}
-    for path in sorted(repository.glob("*/config.pbtxt")):
-        name = path.parent.name
-        try:
-            config = parse(path.read_text("utf-8", "replace"), name)
-        except RepositoryError:
-            if strict:
-                raise
-            continue  # Triton does not load it either
-        if config.backend and config.backend not in here:
-            profile = "vllm" if config.backend == vllm.BACKEND else "gpu"
-            found.append(
-                f"{name}: the embedded Triton has no {config.backend}; serve it in the container: "
-                f"docker compose --profile {profile} up"
-            )
-        elif any(path.parent.glob(f"*/{tensorrt_llm.MODEL_FILE}")):
-            found.append(
-                f"{name}: the embedded Triton has no TensorRT-LLM; serve it in the trtllm-python-py3 container"
-            )
-        elif any(group.kind == KIND_GPU for group in config.instance_group) and not gpus():
-            found.append(f"{name} runs on a GPU and none is here; serve it where there is one, or build it for the CPU")
-    return found
-
-
-def _command(
-    repository: Path, host: str, ports: Ports, place: Path, beside: Path
-) -> tuple[list[str], dict[str, str], str]:
-    """The command, its environment, and the prefix of its shared-memory regions."""
-    wheel = wheel_folder()
-    backends = place / "backends"
-    for source in [*(wheel / "backends" / "python").iterdir(), _stub(wheel)]:
-        if source.is_file():
-            _copy(source, backends / "python" / source.name)
-    for source in beside.glob("*/*"):
-        if source.is_file():
-            _copy(source, backends / source.parent.name / source.name)
-    region = f"build_repo_{uuid.uuid4().hex[:12]}_"
-    libraries = wheel.parent.parent / "nvidia_pytriton.libs"
-    environment = {
-        **os.environ,
-        "PATH": f"{_interpreter(place) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
-        "LD_LIBRARY_PATH": f"{libraries}{os.pathsep}{os.environ.get('LD_LIBRARY_PATH', '')}",
-        "TOKENIZERS_PARALLELISM": "true",
-    }
-    command = [
-        str(wheel / "bin" / "tritonserver"),
-        f"--model-repository={_plain_path(repository.resolve(), place)}",
-        f"--backend-directory={backends}",
-        f"--backend-config=python,shm-region-prefix-name={region}",
-        f"--cache-directory={wheel / 'caches'}",
-        f"--cache-config=local,size={RESPONSE_CACHE}",
-        f"--http-address={host}",
-        f"--http-port={ports.http}",
-        f"--grpc-address={host}",
-        f"--grpc-port={ports.grpc}",
-        f"--metrics-address={host}",
-        f"--metrics-port={ports.metrics}",
-        "--disable-auto-complete-config",
-        *(
-            f"--{option}={RESTRICTED}:key={uuid.uuid4()}"
-            for option in ("grpc-restricted-protocol", "http-restricted-api")
-        ),
-    ]
-    return command, environment, region
+def _keep_lines(process: subprocess.Popen[str], log: list[str], echo: Callable[[str], None] | None) -> None:
+    assert process.stdout is not None
+    for line in process.stdout:
+        log.append(line.rstrip())
+        del log[:-LOG_LINES]
+        if echo is not None:
+            echo(line.rstrip())
 
 
 def _loading(strict: bool, controlled: bool, models: Sequence[str]) -> list[str]:
@@ -297,77 +202,21 @@ def _loading(strict: bool, controlled: bool, models: Sequence[str]) -> list[str]
     return [*options, "--model-control-mode=explicit", *models] if controlled else options
 
 
-def _refuse_others(host: str) -> None:
-    if not _is_loopback(host):
-        raise ServeError(
-            f"the embedded Triton, {EMBEDDED}, does not listen on {host}: whoever reaches it can run code in it "
-            "(CVE-2025-23319, mended in 25.07). Put the gateway on that address, build-repo gateway --host, use the "
-            "container, or say that everybody there may: --insecure-bind"
-        )
-
-
-def _refuse_unsigned(repository: Path, key: Path) -> None:
-    problems = unsigned(repository, key)
-    if problems:
-        raise ServeError(f"{problems[0]}. Nothing of {repository} is served; see all: build-repo verify")
-
-
-def _is_loopback(host: str) -> bool:
-    return host == "localhost" or host == "::1" or host.startswith("127.")
-
-
-def _stub(wheel: Path) -> Path:
-    version = f"{sys.version_info.major}.{sys.version_info.minor}"
-    stub = wheel / "python_backend_stubs" / version / "triton_python_backend_stub"
-    if not stub.is_file():
-        raise ServeError(f"this Triton has no Python backend for Python {version}; use Python 3.11 or 3.12")
-    return stub
-
-
-def _interpreter(place: Path) -> Path:
-    """A virtual environment of this interpreter and its packages that writes no bytecode: a served repository stays
-    byte for byte as it was published.
-
-    The stub's Python reads no environment variable; it is configured by the first python3 on PATH (PEP 405).
-    """
-    folder = place / "python"
-    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
-    packages.mkdir(parents=True)
-    (folder / "bin").mkdir()
-    (folder / "bin" / "python3").symlink_to(os.path.realpath(sys.executable))
-    (folder / "pyvenv.cfg").write_text(f"home = {Path(sys.base_prefix) / 'bin'}\n", "utf-8")
-    lines = ["import sys; sys.dont_write_bytecode = True"]
-    lines += [f"import site; site.addsitedir({path!r})" for path in site.getsitepackages()]
-    (packages / "builder.pth").write_text("\n".join(lines), "utf-8")
-    return folder
-
-
-def _plain_path(repository: Path, place: Path) -> Path:
-    """The repository, by a link where its path has characters that Triton's launch of Python would trip over."""
-    if re.fullmatch(r"[\w./+=@~:-]+", str(repository)):
-        return repository
-    link = place / "model_repository"
-    link.symlink_to(repository)
-    return link
-
-
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copy(source, target)  # Triton refuses a library that is a link out of its folder
+def _refuse_taken(host: str, ports: Ports) -> None:
+    for kind, port in vars(ports).items():
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                raise ServeError(
+                    f"port {port} on {host} cannot be used ({error.strerror}); choose another: --{kind}-port N"
+                ) from error
 
 
 def die_with_parent() -> None:
     """In the child: be terminated when the parent dies, however it dies, so that no server is left behind."""
     ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
-
-
-def _read(server: Server, echo: Callable[[str], None] | None) -> None:
-    assert server.process.stdout is not None
-    for line in server.process.stdout:
-        server.log.append(line.rstrip())
-        del server.log[:-LOG_LINES]
-        if echo is not None:
-            echo(line.rstrip())
 
 
 def _wait_until_ready(server: Server, timeout_s: float) -> None:
@@ -391,23 +240,6 @@ def _answers(host: str, port: int) -> bool:
     with socket.socket() as probe:
         probe.settimeout(1)
         return probe.connect_ex((host, port)) == 0
-
-
-def why(log: list[str]) -> str:
-    """The reason in a log why the server did not start, in a line."""
-    failed = [line for line in log if re.search(r"failed to load '([^']+)'", line)]
-    if failed:
-        name = re.search(r"failed to load '([^']+)'", failed[0])
-        reason = failed[0].split("failed to load", 1)[1].split(": ", 1)[-1]
-        assert name is not None
-        return f"the model {name[1]} does not load: {reason[:300]}. Check the repository: build-repo check"
-    return f"Triton stopped: {last_error(log)}; -v shows its log"
-
-
-def last_error(log: list[str]) -> str:
-    """The last error in a log, in a line."""
-    errors = [line.split("] ", 1)[-1] for line in log if line.startswith("E") or "error" in line.lower()]
-    return errors[-1][:300] if errors else "it gave no reason"
 
 
 def _stop(server: Server) -> None:

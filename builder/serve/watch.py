@@ -20,7 +20,8 @@ from tritonclient.utils import InferenceServerException
 
 from builder.errors import BuilderError, ServeError
 from builder.serve.control import Control
-from builder.serve.triton import Server, last_error
+from builder.serve.log import last_error
+from builder.serve.triton import Server
 
 POLL_S = 1.0
 ATTEMPTS = 5  # in a row; what fails more often than that stays down

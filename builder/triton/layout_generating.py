@@ -47,10 +47,9 @@ def lay_out_generating(
     files = runtime_files("generating")
     files[f"1/{FILE}"] = dump(serving).encode()
     files["1/tokenizer.json"] = tokenizer.encode()
+    weights = {name: file for graph in graphs for name, file in version_files(graph).items()}
     if spec.executor == "in-process":
-        for graph in graphs:
-            files.update(version_files(graph))
-        return (RepositoryEntry(front.name, front, files),)
+        return (RepositoryEntry(front.name, front, {**files, **weights}),)
     logits = Field("logits", "TYPE_FP32", (-1, serving.vocabulary))
     placement = place(spec, graphs[0], spec.serving.prefill_tokens, serving.arena.length)
     step = Config(
@@ -65,7 +64,7 @@ def lay_out_generating(
         default_model_filename=MODEL_FILE,
         parameters=placement.parameters,
     )
-    return RepositoryEntry(front.name, front, files), RepositoryEntry(step.name, step, version_files(graphs[0]))
+    return RepositoryEntry(front.name, front, files), RepositoryEntry(step.name, step, weights)
 
 
 def _present(past: Field) -> Field:

@@ -26,7 +26,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from builder.checkpoint.libraries import quiet_libraries
 from builder.pipeline import build
 from builder.serve.client import Client
-from builder.serve.triton import Server, last_error, running
+from builder.serve.log import last_error
+from builder.serve.triton import Server, running
 from builder.spec import make_spec
 from scripts.benchmarks.soak import resident_megabytes
 from tests.checkpoints import make_checkpoint

@@ -26,7 +26,8 @@ from builder.errors import ServeError
 from builder.pipeline import build
 from builder.samples import TEXTS
 from builder.serve.client import Client
-from builder.serve.triton import Server, last_error, running
+from builder.serve.log import last_error
+from builder.serve.triton import Server, running
 from builder.spec import make_spec
 from scripts.benchmarks.circumstances import circumstances
 from scripts.benchmarks.disturbances import AT_ONCE, RECOVERY_S, Disturbances, watched

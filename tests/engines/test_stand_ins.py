@@ -25,7 +25,7 @@ from builder.engines import onnxruntime, openvino
 from builder.engines.cpu import cpu
 from builder.errors import ExportError
 from builder.onnx.graph import save_graph
-from builder.serve.triton import BACKENDS
+from builder.serve.embedded import BACKENDS
 from builder.triton.releases import NEWEST
 from builder.triton.render import parse
 from builder.triton.stock import PARAMETERS, Parameter

@@ -13,7 +13,8 @@ from pathlib import Path
 import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
-from builder.serve.triton import Ports, free_ports, wheel_folder
+from builder.serve.embedded import wheel_folder
+from builder.serve.triton import Ports, free_ports
 
 
 def embedded_options() -> set[str]:

@@ -10,7 +10,8 @@ import pytest
 import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
-from builder.serve.triton import Ports, wheel_folder
+from builder.serve.embedded import wheel_folder
+from builder.serve.triton import Ports
 from tests.serve.embedded import embedded_options, empty_server
 from tests.test_deployment import SERVICES
 

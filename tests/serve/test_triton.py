@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from builder.errors import RepositoryError, ServeError
-from builder.serve import perf_analyzer, triton
+from builder.serve import perf_analyzer, refusals
 from builder.serve.triton import running
 
 
@@ -35,7 +35,7 @@ def test_no_model(tmp_path: Path) -> None:
 
 
 def test_shared_memory_too_small(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton, "SHARED_MEMORY_NEEDED", 1 << 60)
+    monkeypatch.setattr(refusals, "SHARED_MEMORY_NEEDED", 1 << 60)
     _refused(repository, r"/dev/shm has \d+ MB free; the Python backend needs .* --shm-size")
 
 

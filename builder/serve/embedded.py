@@ -1,0 +1,124 @@
+"""The tritonserver that the nvidia-pytriton wheel carries: where it lies, and the command that starts it.
+
+What it needs around itself, backends and a Python, is put into a folder of its own. Knows files; starts nothing.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import site
+import sys
+import sysconfig
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from builder.errors import ServeError
+from builder.triton.arguments import RESPONSE_CACHE, RESTRICTED
+
+EMBEDDED = "24.10"  # the release whose server, 2.51, the nvidia-pytriton wheel carries
+BACKENDS = Path(__file__).parent / "backends"
+
+
+@dataclass(frozen=True)
+class Embedded:
+    """How the server is started, but for where it listens and what it loads. `region`: how the names of its regions of
+    shared memory begin.
+    """
+
+    command: Sequence[str]
+    environment: Mapping[str, str]
+    region: str
+
+
+def wheel_folder() -> Path:
+    """Where the nvidia-pytriton wheel keeps tritonserver. Raises ServeError where there is none."""
+    found = importlib.util.find_spec("pytriton")
+    folder = Path(found.origin).parent / "tritonserver" if found is not None and found.origin else None
+    if folder is None or not (folder / "bin" / "tritonserver").is_file():
+        raise ServeError(
+            f"no tritonserver for {sys.platform}: the nvidia-pytriton wheel, which carries it, exists for Linux x86-64 "
+            "and arm64. Use the container instead: docker compose --profile cpu up"
+        )
+    return folder
+
+
+def embedded(repository: Path, place: Path, beside: Path) -> Embedded:
+    """The server on `repository`, with the backends in `beside`; `place`: a folder for what it needs around itself.
+
+    Raises ServeError where there is none for this machine or this Python.
+    """
+    wheel = wheel_folder()
+    backends = place / "backends"
+    for source in [*(wheel / "backends" / "python").iterdir(), _stub(wheel)]:
+        if source.is_file():
+            _copy(source, backends / "python" / source.name)
+    for source in beside.glob("*/*"):
+        if source.is_file():
+            _copy(source, backends / source.parent.name / source.name)
+    region = f"build_repo_{uuid.uuid4().hex[:12]}_"
+    libraries = wheel.parent.parent / "nvidia_pytriton.libs"
+    environment = {
+        **os.environ,
+        "PATH": f"{_interpreter(place) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
+        "LD_LIBRARY_PATH": f"{libraries}{os.pathsep}{os.environ.get('LD_LIBRARY_PATH', '')}",
+        "TOKENIZERS_PARALLELISM": "true",
+    }
+    command = [
+        str(wheel / "bin" / "tritonserver"),
+        f"--model-repository={_plain_path(repository.resolve(), place)}",
+        f"--backend-directory={backends}",
+        f"--backend-config=python,shm-region-prefix-name={region}",
+        f"--cache-directory={wheel / 'caches'}",
+        f"--cache-config=local,size={RESPONSE_CACHE}",
+        "--disable-auto-complete-config",
+        *(
+            f"--{option}={RESTRICTED}:key={uuid.uuid4()}"
+            for option in ("grpc-restricted-protocol", "http-restricted-api")
+        ),
+    ]
+    return Embedded(command, environment, region)
+
+
+def _stub(wheel: Path) -> Path:
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
+    stub = wheel / "python_backend_stubs" / version / "triton_python_backend_stub"
+    if not stub.is_file():
+        raise ServeError(f"this Triton has no Python backend for Python {version}; use Python 3.11 or 3.12")
+    return stub
+
+
+def _interpreter(place: Path) -> Path:
+    """A virtual environment of this interpreter and its packages that writes no bytecode: a served repository stays
+    byte for byte as it was published.
+
+    The stub's Python reads no environment variable; it is configured by the first python3 on PATH (PEP 405).
+    """
+    folder = place / "python"
+    packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
+    packages.mkdir(parents=True)
+    (folder / "bin").mkdir()
+    (folder / "bin" / "python3").symlink_to(os.path.realpath(sys.executable))
+    (folder / "pyvenv.cfg").write_text(f"home = {Path(sys.base_prefix) / 'bin'}\n", "utf-8")
+    lines = ["import sys; sys.dont_write_bytecode = True"]
+    lines += [f"import site; site.addsitedir({path!r})" for path in site.getsitepackages()]
+    (packages / "builder.pth").write_text("\n".join(lines), "utf-8")
+    return folder
+
+
+def _plain_path(repository: Path, place: Path) -> Path:
+    """The repository, by a link where its path has characters that Triton's launch of Python would trip over."""
+    if re.fullmatch(r"[\w./+=@~:-]+", str(repository)):
+        return repository
+    link = place / "model_repository"
+    link.symlink_to(repository)
+    return link
+
+
+def _copy(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source, target)  # Triton refuses a library that is a link out of its folder

@@ -1,0 +1,102 @@
+"""What the embedded Triton is not started on, each with what to do instead."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+from tritonclient.grpc import model_config_pb2
+
+from builder.engines import tensorrt_llm, vllm
+from builder.engines.gpu import gpus
+from builder.errors import RepositoryError, ServeError
+from builder.serve.embedded import EMBEDDED
+from builder.triton.check import pending
+from builder.triton.render import parse
+from builder.triton.signatures import unsigned
+
+SHARED_MEMORY = Path("/dev/shm")
+SHARED_MEMORY_NEEDED = 256 << 20
+KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
+
+
+def refuse_host(host: str) -> None:
+    """Raises ServeError for an address that others than this machine reach."""
+    if not is_loopback(host):
+        raise ServeError(
+            f"the embedded Triton, {EMBEDDED}, does not listen on {host}: whoever reaches it can run code in it "
+            "(CVE-2025-23319, mended in 25.07). Put the gateway on that address, build-repo gateway --host, use the "
+            "container, or say that everybody there may: --insecure-bind"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    return host == "localhost" or host == "::1" or host.startswith("127.")
+
+
+def refuse_unsigned(repository: Path, key: Path) -> None:
+    """Raises ServeError where a model is not what was signed with `key`."""
+    problems = unsigned(repository, key)
+    if problems:
+        raise ServeError(f"{problems[0]}. Nothing of {repository} is served; see all: build-repo verify")
+
+
+def refuse_repository(repository: Path, backends: Path, strict: bool) -> None:
+    """Raises ServeError for a repository that this machine, or the server with `backends`, cannot run.
+
+    `strict`: every model must load; RepositoryError for a configuration that cannot be read.
+    """
+    if not repository.is_dir() or not any(repository.glob("*/config.pbtxt")):
+        raise ServeError(f"{repository} holds no model; build one first: build-repo MODEL --output {repository}")
+    refused = [*pending(repository).values(), *_not_here(repository, _names(backends), strict)]
+    if refused:
+        raise ServeError(refused[0])
+    if int(np.__version__.split(".")[0]) >= 2:
+        raise ServeError(f"numpy {np.__version__} corrupts tensors in this server's Python backend: install numpy<2")
+    if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free < SHARED_MEMORY_NEEDED:
+        free = shutil.disk_usage(SHARED_MEMORY).free >> 20
+        raise ServeError(
+            f"{SHARED_MEMORY} has {free} MB free; the Python backend needs {SHARED_MEMORY_NEEDED >> 20} MB: enlarge it "
+            "(docker: --shm-size 1g) or remove what fills it"
+        )
+
+
+def _names(backends: Path) -> set[str]:
+    """What `backends` holds. Raises ServeError where that is nothing."""
+    libraries = {path.parent.name for path in backends.glob("*/libtriton_*.so")}
+    found = libraries | {path.parent.name for path in backends.glob("*/model.py")}
+    if not found:
+        raise ServeError(f"{backends} holds no backend: expected NAME/libtriton_NAME.so in it")
+    return found
+
+
+def _not_here(repository: Path, backends: set[str], strict: bool) -> list[str]:
+    """The models that this machine, or the embedded Triton with `backends`, cannot run.
+
+    Raises RepositoryError for a configuration that cannot be read, where every model must load.
+    """
+    found = []
+    here = backends | {"python"}
+    for path in sorted(repository.glob("*/config.pbtxt")):
+        name = path.parent.name
+        try:
+            config = parse(path.read_text("utf-8", "replace"), name)
+        except RepositoryError:
+            if strict:
+                raise
+            continue  # Triton does not load it either
+        if config.backend and config.backend not in here:
+            profile = "vllm" if config.backend == vllm.BACKEND else "gpu"
+            found.append(
+                f"{name}: the embedded Triton has no {config.backend}; serve it in the container: "
+                f"docker compose --profile {profile} up"
+            )
+        elif any(path.parent.glob(f"*/{tensorrt_llm.MODEL_FILE}")):
+            found.append(
+                f"{name}: the embedded Triton has no TensorRT-LLM; serve it in the trtllm-python-py3 container"
+            )
+        elif any(group.kind == KIND_GPU for group in config.instance_group) and not gpus():
+            found.append(f"{name} runs on a GPU and none is here; serve it where there is one, or build it for the CPU")
+    return found
