@@ -16,14 +16,16 @@ from prometheus_client import CollectorRegistry
 from builder.errors import SpecError
 from builder.gateway.errors import ApiError
 from builder.gateway.journal import Journal
-from builder.gateway.residency import residents as residents_module
+from builder.gateway.residency import room
 from builder.gateway.residency.app import make_on_demand
 from builder.gateway.residency.backend import OnDemand
 from builder.gateway.residency.backoff import ANSWERED_S
 from builder.gateway.residency.measures import Measures
 from builder.gateway.residency.needs import Needs
 from builder.gateway.residency.offered import Offered
-from builder.gateway.residency.residents import SERVER, Resident, Residents
+from builder.gateway.residency.resident import Resident
+from builder.gateway.residency.residents import Residents
+from builder.gateway.residency.room import SERVER
 from builder.gateway.settings import OnDemand as Options
 from builder.gateway.settings import Settings
 from builder.plan.process import PROCESS
@@ -46,7 +48,8 @@ class Case:
         made = make_on_demand(Settings(triton=NOWHERE, **settings), options, self.triton, None)
         self.app: Journal = made[0]
         self.backend: OnDemand = made[1]
-        self.backend.residents.now = lambda: 0.0  # loads take no time, and a model may go as soon as it has answered
+        taken = self.backend.residents.room
+        taken.now = lambda: 0.0  # loads take no time, and a model may go as soon as it has answered
 
     async def embed(self, name: str, text: str = "text", **options: Any) -> Answer:
         return await ask(self.app, "/v1/embeddings", {"model": name, "input": text}, **options)
@@ -147,7 +150,7 @@ def test_a_model_stays_until_its_streams_have_ended(tmp_path: Path) -> None:
 def test_no_room_is_said_after_a_while_and_what_never_fits_at_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(residents_module, "ROOM_S", 0.02)
+    monkeypatch.setattr(room, "ROOM_S", 0.02)
     make_models(tmp_path, "writes-a", "embeds-b", "embeds-large")
     (tmp_path / "embeds-large" / "1" / "weights").write_bytes(b"x" * 3 * 10**6)
     case = Case(tmp_path, room=1, step_s=0.005)
@@ -283,7 +286,7 @@ def test_a_model_whose_process_died_is_loaded_again_for_those_who_asked(tmp_path
 def test_a_model_that_had_answered_for_a_while_before_it_died_is_mended_at_once(tmp_path: Path) -> None:
     make_models(tmp_path, "embeds-a")
     case, clock = Case(tmp_path), [0.0]
-    for known in (case.backend.residents, case.backend.residents.backoff):
+    for known in (case.backend.residents.room, case.backend.residents.backoff):
         known.now = lambda: clock[0]
 
     async def run() -> None:
@@ -372,7 +375,7 @@ def test_a_model_stays_as_long_as_its_load_took(tmp_path: Path) -> None:
         residents = Residents(Offered(tmp_path), loading, measures, SERVER + ONE, now=lambda: loading.clock)
         residents.release(await residents.lease("embeds-a"))
         waits = asyncio.ensure_future(residents.lease("embeds-b"))
-        await until(lambda: bool(residents.seekers))
+        await until(lambda: bool(residents.room.seekers))
         residents.measured(SERVER, {})
         assert not loading.unloads
         loading.clock += 5
@@ -394,7 +397,7 @@ def test_models_that_grew_go_until_what_is_left_fits(tmp_path: Path) -> None:
         case.backend.residents.measured(SERVER, {"embeds-c": 2 * ONE})
         await until(lambda: bool(case.triton.unloads))
         assert case.triton.unloads == ["embeds-a"]
-        assert case.backend.residents.used() <= case.backend.residents.budget
+        assert case.backend.residents.room.used() <= case.backend.residents.room.budget
 
     asyncio.run(run())
 

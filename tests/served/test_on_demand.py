@@ -43,12 +43,13 @@ async def tried(server: Server, repository: Path) -> None:
         return str(answer.json["results"]["label"][0])
 
     assert (await label("a")).startswith("a/2/")
-    expected = await residents.loading.needs("b", "2")
+    expected = await residents.lifecycle.loading.needs("b", "2")
     largest = max(expected.size, residents.models["a"].size)
-    residents.budget = residents.server + largest + residents.models["a"].size // 2  # the server, and one of them
+    room = residents.room
+    room.budget = room.server + largest + residents.models["a"].size // 2  # the server, and one of them
     for name in ("b", "c", "a"):
         assert (await label(name)).startswith(f"{name}/2/")
-        assert residents.used() <= residents.budget
+        assert room.used() <= room.budget
     metrics = (await ask(app, "/metrics")).pieces[0].decode()
     assert "build_repo_gateway_model_evictions_total 0.0" not in metrics
     rollback(repository, "c", 1)

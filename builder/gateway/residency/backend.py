@@ -13,7 +13,8 @@ from tritonclient.grpc import service_pb2
 
 from builder.gateway.errors import ApiError
 from builder.gateway.residency.processes import Processes
-from builder.gateway.residency.residents import ENDED, UNLOADED, Resident, Residents, State
+from builder.gateway.residency.resident import ENDED, Resident, State
+from builder.gateway.residency.residents import UNLOADED, Residents
 from builder.gateway.tensors import Outputs
 from builder.gateway.triton import Metadata
 
@@ -77,7 +78,7 @@ class OnDemand:
                 await self._look()
             except ApiError as error:
                 logging.getLogger(__name__).warning("what is loaded is not known: %s", error.message)
-            await asyncio.gather(*map(self._pin, self.residents.pins))
+            await asyncio.gather(*map(self._pin, self.residents.room.pins))
             for _ in range(LOOKS):
                 await asyncio.sleep(DEATH_S)
                 for name, process in await asyncio.to_thread(self.processes.died):

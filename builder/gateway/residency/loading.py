@@ -17,7 +17,7 @@ from builder.gateway.errors import ApiError
 from builder.gateway.residency.needs import Needs, needs_of
 from builder.gateway.residency.offered import Offered
 from builder.gateway.residency.processes import Processes, alive, size_of
-from builder.gateway.residency.residents import Resident
+from builder.gateway.residency.resident import Resident
 from builder.serve.control import Control
 
 PROCESS_POLL_S = 0.02
@@ -47,14 +47,14 @@ class TritonLoading:
         self.triton, self.offered, self.url, self.processes = triton, offered, url, processes
 
     async def needs(self, name: str, version: str) -> Needs:
-        """See residents.Loading. Raises ApiError."""
+        """See lifecycle.Loading. Raises ApiError."""
         try:
             return await asyncio.to_thread(needs_of, self.offered.repository, name, int(version))
         except (BuilderError, OSError, ValueError) as error:
             raise _failed(str(error)) from error
 
     async def load(self, resident: Resident, *, instead: bool) -> int | None:
-        """See residents.Loading. Raises ApiError."""
+        """See lifecycle.Loading. Raises ApiError."""
         name, version = resident.name, resident.version
         resident.earlier = frozenset(await asyncio.to_thread(self.processes.of, [name, *resident.engines]))
         try:
@@ -73,7 +73,7 @@ class TritonLoading:
         return await asyncio.to_thread(self._size, resident)
 
     async def unload(self, name: str) -> None:
-        """See residents.Loading. Raises ApiError."""
+        """See lifecycle.Loading. Raises ApiError."""
         processes = await asyncio.to_thread(self.processes.of, [name])
         await self.triton.unload(name)
         end = time.monotonic() + GONE_S

@@ -1,0 +1,177 @@
+"""Loads and unloads of models, each in the order that its engines and its earlier versions ask for."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Protocol
+
+from builder.gateway.errors import ApiError
+from builder.gateway.residency.backoff import Backoff, failed
+from builder.gateway.residency.measures import Measures
+from builder.gateway.residency.needs import Needs
+from builder.gateway.residency.offered import Offered
+from builder.gateway.residency.resident import ENDED, Resident, State
+from builder.gateway.residency.room import Room
+
+GROWS = 1.15  # a process that has answered, by the one that was just loaded: 42 and 37 MB, until the next look
+
+
+class Loading(Protocol):
+    """What is asked of Triton and of the machine."""
+
+    async def needs(self, name: str, version: str) -> Needs:
+        """What a version takes, by an estimate."""
+        ...
+
+    async def load(self, resident: Resident, *, instead: bool) -> int | None:
+        """Load a version; `instead`: of the one that answers, which does so until then.
+
+        Returns the bytes it was measured to take; None where that cannot be known. Raises ApiError.
+        """
+        ...
+
+    async def unload(self, name: str) -> None:
+        """Unload a front or an engine. Returns when its memory is back."""
+        ...
+
+
+class Lifecycle:
+    """The models in `room`, which they come into by `loading` and leave when it is wanted for others."""
+
+    def __init__(
+        self,
+        offered: Offered,
+        loading: Loading,
+        measures: Measures,
+        budget: int,
+        pins: Sequence[str],
+        now: Callable[[], float],
+    ) -> None:
+        self.offered, self.loading, self.measures = offered, loading, measures
+        self.room = Room(budget, pins, self._evict, now)
+        self.backoff = Backoff(now)
+        self.known: dict[str, tuple[str, int]] = {}  # (version, bytes) of what was measured
+        measures.budget.set(budget)
+
+    def begin(self, name: str, before: Resident | None) -> Resident:
+        """Begin to load a model; `before`: what answers by that name now. Raises ApiError."""
+        offer = self.offered.offer(name)
+        if offer.model is None:
+            raise ApiError(404, f"{name} is not a model for clients", param="model", code="model_not_found")
+        pause = self.backoff.pause(name, offer.stamp)
+        resident = self.room.models[name] = Resident(name, offer.stamp, offer.model.version)
+        self.room.models.move_to_end(name)
+        resident.size = before.size if before is not None else 0
+        resident.task = asyncio.ensure_future(self._load(resident, before, pause))
+        resident.task.add_done_callback(_noticed)
+        return resident
+
+    def leave(self, resident: Resident) -> None:
+        """Unload a model."""
+        del self.room.models[resident.name]
+        resident.state = State.LEAVING
+        self.room.leaving.add(resident)
+        resident.task = asyncio.ensure_future(self._unload(resident))
+        resident.task.add_done_callback(_noticed)
+
+    def weigh(self, resident: Resident, size: int) -> None:
+        """A model was measured to take `size` bytes."""
+        resident.size = max(size, resident.reserved)
+        self.known[resident.name] = (resident.version, size)
+
+    def count(self) -> None:
+        """Have /metrics say what is loaded."""
+        self.measures.models.set(sum(r.state is State.READY for r in self.room.models.values()))
+        self.measures.bytes.set(self.room.used())
+
+    async def _load(self, resident: Resident, before: Resident | None, pause: float) -> None:
+        begun = started = self.room.now()
+        try:
+            await asyncio.sleep(pause)
+            await self._gone({resident.name})
+            needs = await self._needs(resident)
+            resident.engines, resident.reserved = needs.engines, needs.reserved
+            await self._gone(set(needs.engines))
+            await self.room.wait_for(resident, needs.size)
+            started = self.room.now()
+            size = await self._loaded(resident, instead=before is not None)
+        except BaseException as error:
+            self._failed(resident, before, error)
+            raise
+        resident.state, resident.since = State.READY, self.room.now()
+        resident.stays_until = resident.since + (resident.since - started)  # as long as its load took, at least
+        grown = needs.size if size is None else max(self._known(resident), int(GROWS * size))
+        resident.size = max(grown, needs.reserved)
+        self.measures.loads.inc()
+        self.measures.load_s.observe(self.room.now() - begun)
+        if before is not None:
+            with suppress(ApiError):
+                await self._unload_engines(before)
+        self.room.make()
+        self.count()
+
+    async def _loaded(self, resident: Resident, *, instead: bool) -> int | None:
+        try:
+            return await resident.unless_dead(self.loading.load(resident, instead=instead))
+        except TimeoutError as error:
+            why = f"{ENDED} while it was loaded; where that goes on, Triton waits for it until it is started again"
+            raise ApiError(503, why, code="model_failed") from error
+
+    async def _needs(self, resident: Resident) -> Needs:
+        needs = await self.loading.needs(resident.name, resident.version)
+        return replace(needs, size=max(self._known(resident) or needs.size, needs.reserved))
+
+    def _known(self, resident: Resident) -> int:
+        """Bytes that this version took when it was looked at; 0 where it never was."""
+        version, size = self.known.get(resident.name, ("", 0))
+        return size if version == resident.version else 0
+
+    def _failed(self, resident: Resident, before: Resident | None, error: BaseException) -> None:
+        """A load came to nothing: what there is of the model goes, or what answered before goes on."""
+        if isinstance(error, ApiError) and error.code == "model_failed" and resident.stamp is not None:
+            self.measures.failures.inc()
+            delay = self.backoff.note(resident.name, resident.stamp, error.message)
+            error.message, error.retry_after = failed(resident.name, error.message, delay).message, delay
+        if before is not None:
+            self.room.models[resident.name] = before
+        elif resident.has_room and not isinstance(error, asyncio.CancelledError):
+            self.leave(resident)
+        else:
+            del self.room.models[resident.name]
+
+    def _evict(self, resident: Resident) -> None:
+        self.measures.evictions.inc()
+        self.leave(resident)
+
+    async def _unload(self, resident: Resident) -> None:
+        try:
+            await self.loading.unload(resident.name)
+            await self._unload_engines(resident)
+        except ApiError as error:
+            logging.getLogger(__name__).warning("%s is not unloaded: %s", resident.name, error.message)
+        finally:
+            self.room.leaving.discard(resident)
+            self.room.make()
+            self.count()
+
+    async def _unload_engines(self, resident: Resident) -> None:
+        """Unload the engines that a model called and no other does."""
+        for engine in resident.engines:
+            if not any(engine in other.engines for other in self.room.models.values()):
+                await self.loading.unload(engine)
+
+    async def _gone(self, names: set[str]) -> None:
+        """Wait until what was loaded under these names before has gone."""
+        for other in list(self.room.leaving):
+            if other.task is not None and names & {other.name, *other.engines}:
+                await asyncio.wait({other.task})
+
+
+def _noticed(task: asyncio.Task[None]) -> None:
+    """The failure of a load for which nobody waits any more."""
+    if not task.cancelled():
+        task.exception()

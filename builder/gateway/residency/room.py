@@ -1,0 +1,142 @@
+"""Memory for models: who gets it, in which order, and which models go for that. Knows no Triton and no repository."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from builder.gateway.errors import ApiError
+from builder.gateway.residency.resident import Resident, State
+
+MOST_LOADS = 4  # at once: more of them would only wait for one another's cores
+ROOM_S = 60.0  # that a load waits for others to go
+SERVER = 100 << 20  # bytes of the server itself, until it was measured
+AHEAD = 0.1  # of the budget, at most, is kept free for the next load: a process takes a second or more to end
+
+
+@dataclass(eq=False)
+class Seeker:
+    """A load that waits for room. `size`: bytes that it needs besides what it has."""
+
+    resident: Resident
+    size: int
+    room: asyncio.Future[None]
+
+
+class Room:
+    """`budget` bytes for the models that are loaded and the server. `pins` are never unloaded; `evict` unloads one."""
+
+    def __init__(
+        self, budget: int, pins: Sequence[str], evict: Callable[[Resident], None], now: Callable[[], float]
+    ) -> None:
+        self.budget, self.pins, self.evict, self.now = budget, frozenset(pins), evict, now
+        self.server = SERVER
+        self.models: OrderedDict[str, Resident] = OrderedDict()  # the one that was asked for longest ago first
+        self.leaving: set[Resident] = set()
+        self.seekers: list[Seeker] = []
+        self.looks_at = -1.0  # by the loop's clock: when room is made again
+
+    def used(self) -> int:
+        """Bytes that are taken, or promised to a load."""
+        return self.server + sum(r.size for r in self.models.values()) + sum(r.size for r in self.leaving)
+
+    async def wait_for(self, resident: Resident, size: int) -> None:
+        """Wait until there is room for `size` bytes. Raises ApiError 507 where there never is, 503 where none comes."""
+        most = self.budget - self.server - sum(self._pinned(resident))
+        if size > most:
+            raise ApiError(
+                507,
+                f"{resident.name} needs {_mb(size)} and at most {_mb(most)} can be free: of {_mb(self.budget)} in all "
+                f"(--memory-gb) the server has {_mb(self.server)} and pinned models the rest",
+                code="model_too_large",
+            )
+        seeker = Seeker(resident, size, asyncio.get_running_loop().create_future())
+        self.seekers.append(seeker)
+        self.make()
+        try:
+            async with asyncio.timeout(ROOM_S):
+                await seeker.room
+        except TimeoutError as error:
+            raise ApiError(
+                503,
+                f"no room for {resident.name} within {ROOM_S:.0f} s: what is loaded is in use; send this again later",
+                code="no_room",
+                retry_after=ROOM_S / 4,
+            ) from error
+        finally:
+            if seeker in self.seekers:
+                self.seekers.remove(seeker)
+
+    def make(self) -> None:
+        """Give room to those that wait for it, in their order, and have models go for those that have to wait on."""
+        free = self.budget - self.used()
+        coming = sum(r.size for r in self.leaving)
+        loads = sum(r.state is State.LOADING and r.has_room for r in self.models.values())
+        for seeker in list(self.seekers):
+            if loads >= MOST_LOADS:
+                return
+            if seeker.size <= free:
+                self.seekers.remove(seeker)
+                seeker.resident.size += seeker.size
+                seeker.resident.has_room = True
+                seeker.room.set_result(None)
+                free -= seeker.size
+                loads += 1
+                continue
+            going = self._victims(seeker.size - free - coming)
+            if going is None:
+                continue  # nothing would be gained yet; a smaller one may fit
+            coming += sum(victim.size for victim in going)
+            for victim in going:
+                self.evict(victim)
+            taken = min(max(0, free), seeker.size)
+            free, coming = free - taken, coming - (seeker.size - taken)
+        if not self.seekers:
+            self._go_ahead(free + coming)
+
+    def _go_ahead(self, free: int) -> None:
+        """Have models go where too much is taken, and small ones so that the next load need not wait for that."""
+        for victim in self._victims(-free) or ():
+            free += victim.size
+            self.evict(victim)
+        sizes = [r.size for r in self.models.values() if r.state is State.READY]
+        ahead = min(int(AHEAD * self.budget), sum(sizes) // max(1, len(sizes)))
+        for victim in self._victims(ahead - free, largest=ahead) or ():
+            self.evict(victim)
+
+    def _victims(self, size: int, largest: int | None = None) -> list[Resident] | None:
+        """Models to unload for `size` bytes, what was asked for longest ago first; None where there are not enough."""
+        found: list[Resident] = []
+        for resident in self.models.values():
+            if size <= 0:
+                break
+            if self._may_go(resident) and (largest is None or resident.size <= largest):
+                found.append(resident)
+                size -= resident.size
+        return found if size <= 0 else None
+
+    def _may_go(self, resident: Resident) -> bool:
+        if resident.state is not State.READY or resident.leases or resident.name in self.pins:
+            return False
+        early = resident.stays_until - self.now()
+        if early > 0 and self.seekers:
+            self._look_again(early)
+        return early <= 0
+
+    def _look_again(self, delay: float) -> None:
+        """Make room in `delay` seconds, or earlier."""
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        if now <= self.looks_at <= now + delay:
+            return
+        self.looks_at = now + delay
+        loop.call_later(delay, self.make)
+
+    def _pinned(self, apart_from: Resident) -> list[int]:
+        return [r.size for r in self.models.values() if r.name in self.pins and r is not apart_from]
+
+
+def _mb(size: int) -> str:
+    return f"{size / 1e6:.0f} MB"
