@@ -173,7 +173,7 @@ class Decoder:
         graphs = [graph, *self.engine.beside(graph, caches, self.folder)]
         tokenizer, fields = tokenizer_json(checkpoint.tokenizer), checkpoint.task.fields({})
         inputs = self.engine.step_fields(graph, caches)
-        return lay_out_generating(self.spec, self.serving(graph, caches), tokenizer, graphs, fields, inputs)
+        return lay_out_generating(self.spec.layout, self.serving(graph, caches), tokenizer, graphs, fields, inputs)
 
     def serving(self, graph: Graph, caches: Sequence[LayerShape]) -> GenerationServing:
         """What serving.json tells the emitted loop over `graph`."""

@@ -190,11 +190,17 @@ class Encoder:
         evaluator, graph = self._as_served(chosen.exact).evaluator, chosen.graph
         if graph.engine == tensorrt.BACKEND:
             with stage("recipe"):
-                files = recipe_files(self.spec, graph, evaluator.serving, evaluator.feeds, self.folder)
+                files = recipe_files(self.spec.layout, graph, evaluator.serving, evaluator.feeds, self.folder)
         else:
             files = version_files(graph)
         return lay_out(
-            self.spec, evaluator.serving, evaluator.tokenizer, graph, files, evaluator.fields, evaluator.warm_up_rows()
+            self.spec.layout,
+            evaluator.serving,
+            evaluator.tokenizer,
+            graph,
+            files,
+            evaluator.fields,
+            evaluator.warm_up_rows(),
         )
 
     def _as_served(self, exact: Exact) -> Exact:

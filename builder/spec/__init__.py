@@ -6,6 +6,7 @@ Knows options and their limits; knows nothing about checkpoints, graphs or Trito
 from builder.spec.build_spec import BuildSpec
 from builder.spec.calibration import Calibration
 from builder.spec.gpu import Gpu, Profile, TensorRT
+from builder.spec.layout import LayoutOptions
 from builder.spec.load import Load
 from builder.spec.reading import Entry, load_entries, load_specs, make_spec
 from builder.spec.serving import Limits, Machine, QueuePolicy, RateLimiterResource, Serving
@@ -18,6 +19,7 @@ __all__ = [
     "Calibration",
     "Entry",
     "Gpu",
+    "LayoutOptions",
     "Limits",
     "Load",
     "Machine",

@@ -10,6 +10,7 @@ from pydantic import Field, field_validator, model_validator
 from builder.machine import available_cores, available_memory, working_cores
 from builder.spec.calibration import Calibration
 from builder.spec.gpu import Gpu, TensorRT
+from builder.spec.layout import LayoutOptions
 from builder.spec.load import Load
 from builder.spec.names import misnamed
 from builder.spec.options import Options
@@ -240,7 +241,29 @@ class BuildSpec(Options):
     @property
     def in_process(self) -> bool:
         """Whether an encoder's graph runs in the front model's own process; on a GPU it never does."""
-        return self.executor == "in-process" and self.target == "cpu"
+        return self.layout.in_process
+
+    @property
+    def layout(self) -> LayoutOptions:
+        """What the layout of its repository needs of it."""
+        return LayoutOptions(
+            name=self.entry_name,
+            target=self.target,
+            precision=self.precision,
+            triton=self.triton,
+            executor=self.executor,
+            makes_plan=self.makes_plan,
+            instances=self.instances,
+            threads=self.threads_per_instance,
+            session_threads=self.session_threads,
+            build_threads=self.build_threads,
+            max_batch_size=self.max_batch_size,
+            max_queue_delay_us=self.max_queue_delay_us,
+            truncate=self.truncate,
+            serving=self.serving,
+            gpu=self.gpu,
+            tensorrt=self.tensorrt,
+        )
 
     @property
     def serving_cores(self) -> int:

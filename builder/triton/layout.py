@@ -18,7 +18,7 @@ from builder.engines import engine
 from builder.onnx.graph import Graph
 from builder.runtime.contract import FILE, Alike, Batching, EncoderServing, RequestLimits, dump
 from builder.runtime.fields import Field
-from builder.spec import BuildSpec, Limits
+from builder.spec import LayoutOptions, Limits
 from builder.triton.emitted import IN_PROCESS, RUNTIME, TASKS, runtime_files, task_files
 from builder.triton.entries import Config, RepositoryEntry, WarmUp
 from builder.triton.placement import InstanceGroup, graph_buckets, place
@@ -28,7 +28,7 @@ SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_i
 
 
 def serving_document(
-    spec: BuildSpec,
+    options: LayoutOptions,
     module: str,
     graph: Graph,
     max_length: int,
@@ -41,22 +41,22 @@ def serving_document(
 
     `alike`: what rows that share a call must have in common.
     """
-    token_budget = max(spec.serving.token_budget, max_length)
-    calls = Calls(spec.max_batch_size, max_length, token_budget)
-    buckets = [] if alike == "length" else graph_buckets(spec.gpu, graph, calls)  # they pad
+    token_budget = max(options.serving.token_budget, max_length)
+    calls = Calls(options.max_batch_size, max_length, token_budget)
+    buckets = [] if alike == "length" else graph_buckets(options.gpu, graph, calls)  # they pad
     return EncoderServing(
         task=module,
-        executor=IN_PROCESS[graph.engine] if spec.in_process else "bls",
-        engine=None if spec.in_process else f"{spec.entry_name}_model",
+        executor=IN_PROCESS[graph.engine] if options.in_process else "bls",
+        engine=None if options.in_process else options.engine_name,
         max_length=max_length,
-        truncate=spec.truncate,
+        truncate=options.truncate,
         truncation_side=truncation_side,
         inputs={name: SOURCES.get(name, "task") for name in graph.inputs},
         outputs=graph.outputs,
         pad=pad,
-        batching=Batching(token_budget, spec.max_batch_size, spec.serving.call_cost, buckets, alike),
+        batching=Batching(token_budget, options.max_batch_size, options.serving.call_cost, buckets, alike),
         parameters=parameters,
-        limits=request_limits(spec.serving.limits),
+        limits=request_limits(options.serving.limits),
     )
 
 
@@ -66,7 +66,7 @@ def request_limits(limits: Limits) -> RequestLimits:
 
 
 def lay_out(
-    spec: BuildSpec,
+    options: LayoutOptions,
     serving: EncoderServing,
     tokenizer: str,
     graph: Graph,
@@ -75,33 +75,32 @@ def lay_out(
     warm_up_rows: Sequence[Mapping[str, Sequence[int]]],
 ) -> tuple[RepositoryEntry, ...]:
     """The front model with the engine's own files inside or, for BLS, in an entry of their own beside it."""
-    options = spec.serving
     front = Config(
-        name=spec.entry_name,
+        name=options.name,
         backend="python",
-        max_batch_size=spec.max_batch_size,
+        max_batch_size=options.max_batch_size,
         inputs=fields[0],
         outputs=fields[1],
-        groups=(InstanceGroup(options.front_instances or spec.instances),),
-        serving=options,
+        groups=(InstanceGroup(options.serving.front_instances or options.instances),),
+        serving=options.serving,
         dynamic_batching=True,
-        max_queue_delay_us=spec.max_queue_delay_us,
-        response_cache=options.response_cache,
-        rate_limited=spec.in_process,
-        parameters={**_front_parameters(serving), **dict(sorted(options.metadata.items()))},
+        max_queue_delay_us=options.max_queue_delay_us,
+        response_cache=options.serving.response_cache,
+        rate_limited=options.in_process,
+        parameters={**_front_parameters(serving), **dict(sorted(options.serving.metadata.items()))},
     )
     serving = bucketed(serving, graph)
-    if spec.in_process:
-        serving = in_process(spec, serving, graph, warm_up_rows if options.warm_up else ())
+    if options.in_process:
+        serving = in_process(options, serving, graph, warm_up_rows if options.serving.warm_up else ())
     else:
         serving = replace(serving, not_on_cpus_with=engine(graph.engine).wrong_cpus(graph))
     files = runtime_files(f"encoder, {serving.executor}")
     files.update({f"1/{TASKS}/{name}": RUNTIME / TASKS / name for name in task_files(serving.task)})
     files[f"1/{FILE}"] = dump(serving).encode()
     files["1/tokenizer.json"] = tokenizer.encode()
-    if spec.in_process:
+    if options.in_process:
         return (RepositoryEntry(front.name, front, {**files, **graph_files}),)
-    return RepositoryEntry(front.name, front, files), _engine_entry(spec, serving, graph, graph_files, warm_up_rows)
+    return RepositoryEntry(front.name, front, files), _engine_entry(options, serving, graph, graph_files, warm_up_rows)
 
 
 def bucketed(serving: EncoderServing, graph: Graph) -> EncoderServing:
@@ -114,11 +113,11 @@ def bucketed(serving: EncoderServing, graph: Graph) -> EncoderServing:
 
 
 def in_process(
-    spec: BuildSpec, serving: EncoderServing, graph: Graph, rows: Sequence[Mapping[str, Sequence[int]]]
+    options: LayoutOptions, serving: EncoderServing, graph: Graph, rows: Sequence[Mapping[str, Sequence[int]]]
 ) -> EncoderServing:
     """`serving` of a front that runs `graph` itself, and `rows` of it before the first request."""
     room = engine(graph.engine)
-    session = room.session(graph, spec.session_threads, spec.serving.spinning)
+    session = room.session(graph, options.session_threads, options.serving.spinning)
     warm_up = [{name: row[name] for name in graph.inputs} for row in rows]
     return replace(serving, executor=IN_PROCESS[graph.engine], model=room.MODEL_FILE, session=session, warm_up=warm_up)
 
@@ -134,19 +133,18 @@ def _front_parameters(serving: EncoderServing) -> dict[str, str]:
 
 
 def _engine_entry(
-    spec: BuildSpec,
+    options: LayoutOptions,
     serving: EncoderServing,
     graph: Graph,
     graph_files: Mapping[str, bytes | Path],
     rows: Sequence[Mapping[str, Sequence[int]]],
 ) -> RepositoryEntry:
-    options = spec.serving
     files = dict(graph_files)
     any_rows = engine(graph.engine).ROWS_ARE_AN_AXIS
     rows_dim = (-1,) if any_rows else ()
-    placement = place(spec, graph, serving.batching.token_budget, serving.max_length)
+    placement = place(options, graph, serving.batching.token_budget, serving.max_length)
     warm_ups = []
-    for index, row in enumerate(rows if options.warm_up else ()):
+    for index, row in enumerate(rows if options.serving.warm_up else ()):
         inputs = {}
         for name in graph.inputs:
             file = f"text_{index}_{name}"
@@ -158,20 +156,20 @@ def _engine_entry(
         zeros = {name: {"length": shape[1], "file": ""} for name, shape in shapes.items()}
         warm_ups.append(WarmUp(f"profile_{index}", rows_of_it, zeros))
     config = Config(
-        name=f"{spec.entry_name}_model",
+        name=options.engine_name,
         backend=graph.engine,
         platform=placement.platform,
-        max_batch_size=0 if any_rows else spec.max_batch_size,
+        max_batch_size=0 if any_rows else options.max_batch_size,
         inputs=[Field(name, "TYPE_INT64", (*rows_dim, -1)) for name in graph.inputs],
         outputs=[
             Field(n, "TYPE_FP32", (*rows_dim, *dims)) for n, dims in zip(graph.outputs, graph.output_dims, strict=True)
         ],
         groups=placement.groups,
-        serving=options,
+        serving=options.serving,
         dynamic_batching=False,  # rows of one call have one length: the front model has batched them already
         default_model_filename=engine(graph.engine).MODEL_FILE,
         rate_limited=True,
-        graph_level=options.optimization_level,
+        graph_level=options.serving.optimization_level,
         accelerators=placement.accelerators,
         cuda_graphs=placement.cuda_graphs,
         parameters=placement.parameters,

@@ -13,14 +13,14 @@ from builder.engines.onnxruntime import BACKEND, MODEL_FILE
 from builder.onnx.graph import Graph
 from builder.runtime.contract import FILE, GenerationServing, dump
 from builder.runtime.fields import Field
-from builder.spec import BuildSpec
+from builder.spec import LayoutOptions
 from builder.triton.emitted import runtime_files
 from builder.triton.entries import Config, RepositoryEntry, version_files
 from builder.triton.placement import InstanceGroup, place
 
 
 def lay_out_generating(
-    spec: BuildSpec,
+    options: LayoutOptions,
     serving: GenerationServing,
     tokenizer: str,
     graphs: Sequence[Graph],
@@ -31,35 +31,35 @@ def lay_out_generating(
 
     `fields`: of the front model; `step_inputs`: of the graph that BLS calls, past included.
     """
-    on_gpu = spec.target != "cpu" and spec.executor == "in-process"  # where the cache is
+    on_gpu = options.target != "cpu" and options.executor == "in-process"  # where the cache is
     front = Config(
-        name=spec.entry_name,
+        name=options.name,
         backend="python",
-        max_batch_size=int(spec.serving.batch_dimension),  # the decode loop batches; a request is one prompt
+        max_batch_size=int(options.serving.batch_dimension),  # the decode loop batches; a request is one prompt
         inputs=fields[0],
         outputs=fields[1],
-        groups=(InstanceGroup(1, "KIND_GPU", spec.gpu.devices) if on_gpu else InstanceGroup(1),),
-        serving=spec.serving,
+        groups=(InstanceGroup(1, "KIND_GPU", options.gpu.devices) if on_gpu else InstanceGroup(1),),
+        serving=options.serving,
         dynamic_batching=False,
         decoupled=True,
-        parameters={**_generating_parameters(serving), **dict(sorted(spec.serving.metadata.items()))},
+        parameters={**_generating_parameters(serving), **dict(sorted(options.serving.metadata.items()))},
     )
     files = runtime_files("generating")
     files[f"1/{FILE}"] = dump(serving).encode()
     files["1/tokenizer.json"] = tokenizer.encode()
     weights = {name: file for graph in graphs for name, file in version_files(graph).items()}
-    if spec.executor == "in-process":
+    if options.executor == "in-process":
         return (RepositoryEntry(front.name, front, {**files, **weights}),)
     logits = Field("logits", "TYPE_FP32", (-1, serving.vocabulary))
-    placement = place(spec, graphs[0], spec.serving.prefill_tokens, serving.arena.length)
+    placement = place(options, graphs[0], options.serving.prefill_tokens, serving.arena.length)
     step = Config(
-        name=f"{spec.entry_name}_model",
+        name=options.engine_name,
         backend=BACKEND,
         max_batch_size=0,
         inputs=step_inputs,
         outputs=[logits, *(_present(field) for field in step_inputs if field.name.startswith("past_"))],
         groups=placement.groups,
-        serving=spec.serving,
+        serving=options.serving,
         dynamic_batching=False,
         default_model_filename=MODEL_FILE,
         parameters=placement.parameters,

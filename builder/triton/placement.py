@@ -14,7 +14,7 @@ from builder.engines.cuda import NUMBERS, attention_kernels, provider_options
 from builder.errors import SpecError
 from builder.onnx.graph import Graph
 from builder.runtime.recipe.compile import sha256
-from builder.spec import BuildSpec, Gpu, Profile
+from builder.spec import Gpu, LayoutOptions, Profile
 from builder.triton.profiles import Calls, buckets, covering_profile, default_profiles, input_shapes, uncovered
 from builder.triton.releases import version_tuple
 
@@ -57,34 +57,34 @@ class Placement:
     warm_ups: Sequence[Shapes] = ()
 
 
-def place(spec: BuildSpec, graph: Graph, token_budget: int, max_length: int) -> Placement:
-    """How `graph` is to run on `spec.target`. Raises SpecError for what it cannot be told."""
-    devices = tuple(spec.gpu.devices)
-    if spec.target == "cpu":
-        if not spec.serving.spinning:
+def place(options: LayoutOptions, graph: Graph, token_budget: int, max_length: int) -> Placement:
+    """How `graph` is to run on `options.target`. Raises SpecError for what it cannot be told."""
+    devices = tuple(options.gpu.devices)
+    if options.target == "cpu":
+        if not options.serving.spinning:
             raise SpecError(
                 "serving.spinning: false is for engines in process; Triton's own backends have no parameter for it: "
                 "leave --executor bls out, or use --threads 1, which has no thread that could spin"
             )
-        parameters = engine(graph.engine).parameters(graph, spec.threads_per_instance, spec.instances)
-        return Placement((InstanceGroup(spec.instances),), parameters)
-    on_gpu = (InstanceGroup(spec.instances, "KIND_GPU", devices),)
-    if spec.target == "cuda":
-        return Placement(on_gpu, _cuda_parameters(spec.gpu), accelerators=_cuda_accelerator(spec))
-    calls = Calls(spec.max_batch_size, max_length, token_budget)
-    profiles = profiles_of(spec.tensorrt.profiles, calls, spec.makes_plan)
+        parameters = engine(graph.engine).parameters(graph, options.threads, options.instances)
+        return Placement((InstanceGroup(options.instances),), parameters)
+    on_gpu = (InstanceGroup(options.instances, "KIND_GPU", devices),)
+    if options.target == "cuda":
+        return Placement(on_gpu, _cuda_parameters(options.gpu), accelerators=_cuda_accelerator(options))
+    calls = Calls(options.max_batch_size, max_length, token_budget)
+    profiles = profiles_of(options.tensorrt.profiles, calls, options.makes_plan)
     if graph.engine == onnxruntime.BACKEND:
         shapes = input_shapes(profiles[0], graph.inputs, OF_TOKENS)
-        accelerator = Accelerator("tensorrt", _accelerator_parameters(spec, graph, shapes))
+        accelerator = Accelerator("tensorrt", _accelerator_parameters(options, graph, shapes))
         tuned = {name: sides["opt"] for name, sides in shapes.items()}
-        accelerators = (accelerator, *_cuda_accelerator(spec))
-        return Placement(on_gpu, _cuda_parameters(spec.gpu), accelerators=accelerators, warm_ups=(tuned,))
+        accelerators = (accelerator, *_cuda_accelerator(options))
+        return Placement(on_gpu, _cuda_parameters(options.gpu), accelerators=accelerators, warm_ups=(tuned,))
     return Placement(
         # One group: Triton hands a call to any free instance, and picks the profile within it, the one whose optimum
         # is nearest (tensorrt_backend, GetMostOptimizedProfile). Groups of one profile each would defeat that.
-        (InstanceGroup(spec.instances, "KIND_GPU", devices, tuple(range(len(profiles)))),),
+        (InstanceGroup(options.instances, "KIND_GPU", devices, tuple(range(len(profiles)))),),
         platform=tensorrt.PLATFORM,
-        cuda_graphs=[dict.fromkeys(graph.inputs, shape) for shape in graph_buckets(spec.gpu, graph, calls)],
+        cuda_graphs=[dict.fromkeys(graph.inputs, shape) for shape in graph_buckets(options.gpu, graph, calls)],
     )
 
 
@@ -136,24 +136,24 @@ def _cuda_parameters(gpu: Gpu) -> dict[str, str]:
     return {**parameters, **passed}
 
 
-def _cuda_accelerator(spec: BuildSpec) -> tuple[Accelerator, ...]:
+def _cuda_accelerator(options: LayoutOptions) -> tuple[Accelerator, ...]:
     """Options of CUDA's own: fp32 is multiplied as fp32, which is what was compared, not as TF32. Raises SpecError.
 
     Triton's backend passes options of CUDA on since 24.06 (onnxruntime_backend, pull request 256).
     """
-    if version_tuple(spec.triton) >= version_tuple(CUDA_OPTIONS_SINCE):
-        kernels = attention_kernels(spec.gpu.card, spec.precision, spec.triton)
-        return (Accelerator("cuda", {"use_tf32": provider_options(spec.gpu)["use_tf32"], **kernels}),)
-    if spec.precision != "fp32":
+    if version_tuple(options.triton) >= version_tuple(CUDA_OPTIONS_SINCE):
+        kernels = attention_kernels(options.gpu.card, options.precision, options.triton)
+        return (Accelerator("cuda", {"use_tf32": provider_options(options.gpu)["use_tf32"], **kernels}),)
+    if options.precision != "fp32":
         return ()
     raise SpecError(
-        f"the ONNX Runtime backend of Triton {spec.triton} multiplies fp32 as TF32 on a GPU and takes no option "
+        f"the ONNX Runtime backend of Triton {options.triton} multiplies fp32 as TF32 on a GPU and takes no option "
         f"against it: use --precision fp16, or --triton {CUDA_OPTIONS_SINCE} or later"
     )
 
 
 def _accelerator_parameters(
-    spec: BuildSpec, graph: Graph, shapes: Mapping[str, Mapping[str, tuple[int, int]]]
+    options: LayoutOptions, graph: Graph, shapes: Mapping[str, Mapping[str, tuple[int, int]]]
 ) -> dict[str, str]:
     """ONNX Runtime's TensorRT: an explicit profile, and engines and timings kept between starts.
 
@@ -164,17 +164,17 @@ def _accelerator_parameters(
     def stated(side: str) -> str:
         return ",".join(f"{name}:{'x'.join(map(str, sides[side]))}" for name, sides in shapes.items())
 
-    folder = f"{spec.tensorrt.engine_folder.rstrip('/')}/{spec.entry_name}_model-{sha256(*graph.files)[:16]}"
+    folder = f"{options.tensorrt.engine_folder.rstrip('/')}/{options.engine_name}-{sha256(*graph.files)[:16]}"
     parameters = {
         "trt_engine_cache_enable": "1",
         "trt_engine_cache_path": folder,
         "trt_timing_cache_enable": "1",
         "trt_timing_cache_path": folder,
-        "trt_builder_optimization_level": str(spec.tensorrt.optimization_level),
+        "trt_builder_optimization_level": str(options.tensorrt.optimization_level),
         **{f"trt_profile_{side}_shapes": stated(side) for side in ("min", "opt", "max")},
     }
-    if spec.precision in PRECISION_MODES:
-        parameters["precision_mode"] = PRECISION_MODES[spec.precision]
-    if spec.tensorrt.workspace_mb is not None:
-        parameters["max_workspace_size_bytes"] = str(spec.tensorrt.workspace_mb << 20)
+    if options.precision in PRECISION_MODES:
+        parameters["precision_mode"] = PRECISION_MODES[options.precision]
+    if options.tensorrt.workspace_mb is not None:
+        parameters["max_workspace_size_bytes"] = str(options.tensorrt.workspace_mb << 20)
     return parameters

@@ -20,7 +20,7 @@ from builder.engines.tensorrt import infer
 from builder.onnx.graph import Graph
 from builder.runtime.contract import EncoderServing
 from builder.runtime.recipe import compile as program
-from builder.spec import BuildSpec
+from builder.spec import LayoutOptions
 from builder.triton.placement import OF_TOKENS, profiles_of
 from builder.triton.profiles import Calls, Shape, input_shapes, largest_calls
 from builder.triton.releases import RELEASES
@@ -31,16 +31,16 @@ TOLERANCE = {"fp32": 1e-3, "fp16": 2e-2, "bf16": 1e-1, "int8-static": 1e-1, "fp8
 
 
 def recipe_files(
-    spec: BuildSpec,
+    options: LayoutOptions,
     graph: Graph,
     serving: EncoderServing,
     feeds: Sequence[Mapping[str, np.ndarray]],
     folder: Path,
 ) -> dict[str, bytes | Path]:
     """The files of NAME_model/1/recipe. Raises SpecError for profiles that leave a call out."""
-    taken = Calls(spec.max_batch_size, serving.max_length, serving.batching.token_budget)
-    profiles = profiles_of(spec.tensorrt.profiles, taken, spec.makes_plan)
-    run = infer(graph, spec.build_threads)
+    taken = Calls(options.max_batch_size, serving.max_length, serving.batching.token_budget)
+    profiles = profiles_of(options.tensorrt.profiles, taken, options.makes_plan)
+    run = infer(graph, options.build_threads)
     step = max(1, len(feeds) // CALLS)
     shapes = [shape for p in profiles for shape in (p.opt, *largest_calls(p, taken))]
     calls = [{name: feed[name] for name in graph.inputs} for feed in feeds[::step]]
@@ -52,14 +52,14 @@ def recipe_files(
     recipe = {
         "onnx": onnxruntime.MODEL_FILE,
         "onnx_sha256": program.sha256(*program.graph_files(graph.path.parent, onnxruntime.MODEL_FILE)),
-        "triton": spec.triton,
-        "tensorrt": RELEASES[spec.triton].tensorrt,
-        "precision": spec.precision,
-        "least_capability": least_capability(spec.target, spec.precision, spec.triton)[0],
-        "tolerance": TOLERANCE[spec.precision],
+        "triton": options.triton,
+        "tensorrt": RELEASES[options.triton].tensorrt,
+        "precision": options.precision,
+        "least_capability": least_capability(options.target, options.precision, options.triton)[0],
+        "tolerance": TOLERANCE[options.precision],
         "profiles": [input_shapes(profile, graph.inputs, OF_TOKENS) for profile in profiles],
-        "workspace": None if spec.tensorrt.workspace_mb is None else spec.tensorrt.workspace_mb << 20,
-        "optimization_level": spec.tensorrt.optimization_level,
+        "workspace": None if options.tensorrt.workspace_mb is None else options.tensorrt.workspace_mb << 20,
+        "optimization_level": options.tensorrt.optimization_level,
     }
     return {
         **{f"1/{program.FOLDER}/{file.name}": file for file in graph.files},

@@ -58,7 +58,7 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Graph]:
 
 def _serving(graph: Graph) -> EncoderServing:
     spec = make_spec(model="org/m", threads=1, serving={"spinning": False})
-    return in_process(spec, encoder_serving(engine=None), graph, [{"input_ids": [5], "attention_mask": [1]}])
+    return in_process(spec.layout, encoder_serving(engine=None), graph, [{"input_ids": [5], "attention_mask": [1]}])
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])

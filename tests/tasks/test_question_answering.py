@@ -30,7 +30,9 @@ def test_golden_answers(model_type: str, tmp_path: Path) -> None:
     checkpoint = resolve(spec)
     graph = export(checkpoint, tmp_path).graph
     parameters = encoder_task(checkpoint.task).parameters(checkpoint)
-    serving = serving_document(spec, "question_answering", graph, checkpoint.max_length, {"input_ids": 0}, parameters)
+    serving = serving_document(
+        spec.layout, "question_answering", graph, checkpoint.max_length, {"input_ids": 0}, parameters
+    )
     (tmp_path / FILE).write_text(dump(serving))
     (tmp_path / "tokenizer.json").write_text(tokenizer_json(checkpoint.tokenizer))
     pipeline = Pipeline(tmp_path, run_with(open_session(graph.path, 1)))

@@ -184,7 +184,7 @@ class Seq2Seq:
         checkpoint, source, graphs = self.checkpoint, self.source, chosen.graphs
         fields = checkpoint.task.fields({"languages": bool(source.languages or source.pairs)})
         serving, tokenizer = self.serving(graphs, fields[0]), tokenizer_json(checkpoint.tokenizer)
-        return lay_out_generating(self.spec, serving, tokenizer, [graphs.decoder, graphs.encoder], fields)
+        return lay_out_generating(self.spec.layout, serving, tokenizer, [graphs.decoder, graphs.encoder], fields)
 
     def serving(self, graphs: Graphs, fields: Sequence[Field]) -> GenerationServing:
         """What serving.json tells the emitted loop over `graphs`, whose requests have `fields`."""

@@ -1,0 +1,42 @@
+"""What of a specification the layout of a repository needs: the options that Triton and the emitted code are told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from builder.spec.gpu import Gpu, TensorRT
+from builder.spec.serving import Serving
+
+
+@dataclass(frozen=True)
+class LayoutOptions:
+    """One model as its repository states it. `threads`: of each engine instance; `session_threads`: of an encoder's
+    session in process, 0 for all cores that it finds; `build_threads`: those to compare with on this machine.
+    """
+
+    name: str
+    target: str
+    precision: str
+    triton: str
+    executor: str
+    makes_plan: bool
+    instances: int
+    threads: int
+    session_threads: int
+    build_threads: int
+    max_batch_size: int
+    max_queue_delay_us: int
+    truncate: bool
+    serving: Serving
+    gpu: Gpu
+    tensorrt: TensorRT
+
+    @property
+    def in_process(self) -> bool:
+        """Whether an encoder's graph runs in the front model's own process; on a GPU it never does."""
+        return self.executor == "in-process" and self.target == "cpu"
+
+    @property
+    def engine_name(self) -> str:
+        """The name of the engine, where it is a Triton model of its own."""
+        return f"{self.name}_model"
