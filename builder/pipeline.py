@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from builder.cache.keys import build_key
 from builder.cache.stages import keeping
-from builder.checkpoint.resolve import Checkpoint, CheckpointFiles, locate, resolve
+from builder.checkpoint.resolve import Checkpoint, locate, resolve
 from builder.engines.gpu import refuse_card
 from builder.errors import RepositoryError
 from builder.families import Family, begin, hand_over
@@ -47,12 +47,13 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
     with tempfile.TemporaryDirectory(prefix="build-repo-") as folder:
         with stage("resolve"):
             key = build_key(spec)
-            checkpoint = locate(spec, weights=False) if spec.runs_checkpoint else resolve(spec)
-            _refuse_another_checkpoint(spec, checkpoint, store)
-        refuse_card(spec)
+            checkpoint = locate(spec.source, weights=False) if spec.runs_checkpoint else resolve(spec)
+            _refuse_another_checkpoint(store or spec.output, spec.entry_name, checkpoint.source)
+        refuse_card(spec.layout, spec.runs)
         if isinstance(checkpoint, Checkpoint):
             family = keeping(spec, checkpoint, Path(folder), begin(spec, checkpoint, Path(folder), stage))
-            outcome: Verified | Unverified = verified(spec, key, family, stage)
+            release = spec.triton if spec.target == "cpu" else None  # no GPU is here to make the calls again on
+            outcome: Verified | Unverified = verified(family, key, release, stage)
         else:  # files alone: vLLM and TensorRT-LLM run the checkpoint as it is, so that there is no graph to compare
             with stage("lay out"):
                 made = hand_over(spec, checkpoint)
@@ -64,9 +65,12 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
 
 
 def verified(
-    spec: BuildSpec, key: str, family: Family[Exported, Reference, Fused, Exact, Chosen], stage: Stage
+    family: Family[Exported, Reference, Fused, Exact, Chosen], key: str, release: str | None, stage: Stage
 ) -> Verified:
-    """The stages of a family of graphs, in order; `key`: of the whole build. Raises BuilderError."""
+    """The stages of a family of graphs, in order; `key`: of the whole build. Raises BuilderError.
+
+    `release`: the Triton whose engine makes the calls again; None where it cannot here.
+    """
     with stage("export"):
         exported = family.export()
     with stage("measure PyTorch"):
@@ -76,18 +80,18 @@ def verified(
     with stage("verify"):
         exact = family.verify(fused, reference)
     chosen = family.climb(exact, stage)
-    on_cpu = spec.target == "cpu"  # this machine has no GPU to make the calls again on
-    checks = verify_where_it_runs(spec.triton, family.replay(chosen), stage) if on_cpu else ()
+    checks = () if release is None else verify_where_it_runs(release, family.replay(chosen), stage)
     entries = family.lay_out(chosen, stage)
     report = replace(family.report(chosen, entries, checks), build_key=key)
     return Verified.after(family.comparison(chosen), told(entries, report), report)
 
 
-def _refuse_another_checkpoint(spec: BuildSpec, checkpoint: CheckpointFiles, store: Store | None) -> None:
-    for name in (spec.entry_name, f"{spec.entry_name}_model"):
-        source = existing_source(spec.output, name) if store is None else source_in(store, name)
-        if source is not None and source != checkpoint.source:
+def _refuse_another_checkpoint(place: Path | Store, model: str, source: str) -> None:
+    for name in (model, f"{model}_model"):
+        before = existing_source(place, name) if isinstance(place, Path) else source_in(place, name)
+        if before is not None and before != source:
+            where = place if isinstance(place, Path) else place.url
             raise RepositoryError(
-                f"{spec.store or spec.output} already has a model {name}, built from {source}; this one is built from "
-                f"{checkpoint.source}. Give it another name with --name, or remove that folder first"
+                f"{where} already has a model {name}, built from {before}; this one is built from "
+                f"{source}. Give it another name with --name, or remove that folder first"
             )

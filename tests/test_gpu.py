@@ -18,6 +18,11 @@ from builder.onnx.graph import Graph
 from builder.spec import Gpu, make_spec
 
 
+def _refuse(options: dict[str, Any]) -> None:
+    spec = make_spec(model="x", **options)
+    refuse_card(spec.layout, spec.runs)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
@@ -33,7 +38,7 @@ from builder.spec import Gpu, make_spec
 )
 def test_what_a_card_cannot_run_is_refused_with_its_source(options: dict[str, Any], said: str) -> None:
     with pytest.raises(SpecError, match=said):
-        refuse_card(make_spec(model="x", **options))
+        _refuse(options)
 
 
 @pytest.mark.parametrize(
@@ -47,7 +52,7 @@ def test_what_a_card_cannot_run_is_refused_with_its_source(options: dict[str, An
     ],
 )
 def test_what_a_card_can_run_or_no_card_is_not_refused(options: dict[str, Any]) -> None:
-    refuse_card(make_spec(model="x", **options))
+    _refuse(options)
 
 
 def test_a_card_is_an_option_of_the_command_line_and_of_the_file() -> None:

@@ -19,7 +19,7 @@ from builder.engines.cpu import cpu
 from builder.errors import CheckpointError, SpecError
 from builder.machine import available_cores, total_memory
 from builder.report.provenance import PACKAGES, samples_file, versions
-from builder.spec import BuildSpec
+from builder.spec import BuildSpec, Source
 
 PACKAGE = Path(__file__).parent.parent
 TEMPLATES = (PACKAGE.parent / "templates", PACKAGE / "templates")  # of a checkout, of an installed wheel
@@ -35,7 +35,14 @@ def build_key(spec: BuildSpec) -> str:
     Where it publishes to is no part of it. Raises CheckpointError where there is no such checkpoint, SpecError for
     --samples or --graph that cannot be read.
     """
-    return key_of({"options": options_of(spec), "files": own_files(spec), **surroundings(), **checkpoint_facts(spec)})
+    return key_of(
+        {
+            "options": options_of(spec),
+            "files": own_files(spec.samples, spec.graph),
+            **surroundings(),
+            **checkpoint_facts(spec.source),
+        }
+    )
 
 
 def key_of(facts: Mapping[str, Any]) -> str:
@@ -48,11 +55,11 @@ def options_of(spec: BuildSpec) -> dict[str, Any]:
     return {"name": spec.entry_name, **spec.model_dump(mode="json", exclude=ELSEWHERE)}
 
 
-def own_files(spec: BuildSpec) -> dict[str, Any]:
+def own_files(samples: Path | None, graph: Path | None) -> dict[str, Any]:
     """What the user's own samples and graph are. Raises SpecError."""
     try:
-        graph = None if spec.graph is None else digest_of(sorted(spec.graph.parent.glob(f"{spec.graph.stem}.*")))
-        return {"samples": samples_file(spec.samples), "graph": graph}
+        digest = None if graph is None else digest_of(sorted(graph.parent.glob(f"{graph.stem}.*")))
+        return {"samples": samples_file(samples), "graph": digest}
     except OSError as error:
         raise SpecError(f"{error.filename} cannot be read ({error.strerror})") from error
 
@@ -81,14 +88,14 @@ def libraries() -> tuple[tuple[str, str], ...]:
     return ("python", python), *versions(LIBRARIES).items()
 
 
-def checkpoint_facts(spec: BuildSpec) -> dict[str, Any]:
+def checkpoint_facts(source: Source) -> dict[str, Any]:
     """The commit of a Hub id, or all files of a folder that may be read. Raises CheckpointError."""
-    folder = Path(spec.model).expanduser()
+    folder = Path(source.model).expanduser()
     if not folder.is_dir():
         from builder.checkpoint.fetch import fetch  # loads huggingface_hub
 
-        _, commit = fetch(spec.model, spec.revision, weights=False)
-        return {"source": spec.model.rstrip("/"), "commit": commit}
+        _, commit = fetch(source.model, source.revision, weights=False)
+        return {"source": source.model.rstrip("/"), "commit": commit}
     try:
         return {"source": folder.resolve().name, "contents": dict(_contents(folder))}
     except OSError as error:

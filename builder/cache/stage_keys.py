@@ -39,8 +39,8 @@ def stage_keys(spec: BuildSpec) -> dict[str, str]:
     """The key of each stage of `spec`. Raises CheckpointError and SpecError."""
     options = options_of(spec)
     options["serving"] = {name: v for name, v in options["serving"].items() if name not in SERVING_LAID_OUT}
-    around, files = surroundings(), own_files(spec)
-    made = {**checkpoint_facts(spec), "code": around["code"], "libraries": around["libraries"]}
+    around, files = surroundings(), own_files(spec.samples, spec.graph)
+    made = {**checkpoint_facts(spec.source), "code": around["code"], "libraries": around["libraries"]}
     measured = {**made, **around, "samples": files["samples"]}
     exact = {**measured, "options": _some(options, EXACT), "fits": spec.fits}
     every = {name: value for name, value in options.items() if name not in LAID_OUT}

@@ -9,7 +9,7 @@ a zero point for each output and each group of inputs.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +23,6 @@ from transformers.pytorch_utils import Conv1D
 
 from builder.errors import CheckpointError, SpecError
 from builder.optimise.grids import Grids
-from builder.spec import BuildSpec
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where the outputs of a word of 32 bits are in it
 SUFFIXES = ("qweight", "qzeros", "scales", "g_idx")
@@ -77,17 +76,17 @@ def without_quantisation(config: PreTrainedConfig) -> PreTrainedConfig:
     return plain
 
 
-def refuse_packed(spec: BuildSpec, grids: Grids) -> None:
-    """Raise SpecError for options that a checkpoint on `grids` leaves no choice of."""
+def refuse_packed(precision: str, stated: Collection[str], grids: Grids) -> None:
+    """Raise SpecError for options, of those that were `stated`, that a checkpoint on `grids` leaves no choice of."""
     asked = {"--block-size": "block_size", "--asymmetric": "asymmetric"}
-    if spec.precision != f"int{grids.bits}-weights":
+    if precision != f"int{grids.bits}-weights":
         return
     for flag, name in asked.items():
-        if name in spec.model_fields_set:
+        if name in stated:
             raise SpecError(f"{flag}: the checkpoint's own blocks are served as they are; leave it out")
     if grids.scattered:
         raise SpecError(
-            f"--precision {spec.precision}: the checkpoint's groups are not of inputs side by side (desc_act), and no "
+            f"--precision {precision}: the checkpoint's groups are not of inputs side by side (desc_act), and no "
             "engine here multiplies by those; use --precision int8, or a checkpoint made without desc_act"
         )
 

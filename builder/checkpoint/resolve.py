@@ -33,7 +33,7 @@ from builder.checkpoint.untrusted import refuse_untrusted
 from builder.errors import CheckpointError
 from builder.optimise.grids import Grids
 from builder.runtime.panics import survived
-from builder.spec import BuildSpec
+from builder.spec import BuildSpec, Source
 from builder.tasks import Task, find_task, infer_task
 
 SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")  # by transformers' common names
@@ -81,26 +81,26 @@ class Checkpoint(CheckpointFiles):
     grids: Grids | None = None
 
 
-def locate(spec: BuildSpec, weights: bool = True) -> CheckpointFiles:
-    """Find and check the checkpoint of `spec`. Raises CheckpointError.
+def locate(asked: Source, weights: bool = True) -> CheckpointFiles:
+    """Find and check the checkpoint that is asked for. Raises CheckpointError.
 
     Without `weights`, those of a Hub id stay there.
     """
-    root, revision = fetch(spec.model, spec.revision, weights)
+    root, revision = fetch(asked.model, asked.revision, weights)
     sentence = read_modules(root)
     folder = sentence.transformer if sentence is not None else root
-    refuse_untrusted(root, folder, spec.model)
-    files = _weights(folder, spec.model) if weights or revision is None else []
-    config = _config(folder, spec.model)
+    refuse_untrusted(root, folder, asked.model)
+    files = _weights(folder, asked.model) if weights or revision is None else []
+    config = _config(folder, asked.model)
     return CheckpointFiles(
-        source=spec.model.rstrip("/") if revision else root.resolve().name,
+        source=asked.model.rstrip("/") if revision else root.resolve().name,
         revision=revision,
         folder=folder,
         weights=tuple(files),
         weights_sha256=digest_of(files) if files else None,
         config=config,
-        tokenizer=_tokenizer(folder, spec.model, config),
-        task=find_task(spec.task) if spec.task else infer_task(config, sentence.kind if sentence else None),
+        tokenizer=_tokenizer(folder, asked.model, config),
+        task=find_task(asked.task) if asked.task else infer_task(config, sentence.kind if sentence else None),
         sentence=sentence,
         card=read_card(root),
     )
@@ -108,33 +108,33 @@ def locate(spec: BuildSpec, weights: bool = True) -> CheckpointFiles:
 
 def resolve(spec: BuildSpec) -> Checkpoint:
     """Find, check and load the checkpoint of `spec`. Raises CheckpointError."""
-    files = locate(spec)
+    files = locate(spec.source)
     model, grids = load_model(files)
     if grids is not None:
-        refuse_packed(spec, grids)
+        refuse_packed(spec.precision, spec.model_fields_set, grids)
     _drop_inputs(files.tokenizer, model)
-    return replace(_checkpoint(spec, files, model), grids=grids)
+    return replace(_checkpoint(spec.source, files, model), grids=grids)
 
 
-def describe(spec: BuildSpec) -> Checkpoint:
+def describe(asked: Source) -> Checkpoint:
     """The same with a model whose tensors have shapes and no memory: no weight is read. Raises CheckpointError."""
-    files = locate(spec, weights=False)
+    files = locate(asked, weights=False)
     try:
         with torch.device("meta"):
             model = files.task.auto_class().from_config(without_quantisation(files.config))
         _read_generation_config(model, files.folder)
     except Exception as error:  # whatever a broken checkpoint makes transformers raise
         raise CheckpointError(
-            f"{spec.model} is not a checkpoint for {files.task.name}: {_first_line(error)}"
+            f"{asked.model} is not a checkpoint for {files.task.name}: {_first_line(error)}"
         ) from error
-    return _checkpoint(spec, files, model.eval())
+    return _checkpoint(asked, files, model.eval())
 
 
-def _checkpoint(spec: BuildSpec, files: CheckpointFiles, model: PreTrainedModel) -> Checkpoint:
-    longest = _max_length(spec.max_length, files.tokenizer, model, files.sentence, files.task.longest)
+def _checkpoint(asked: Source, files: CheckpointFiles, model: PreTrainedModel) -> Checkpoint:
+    longest = _max_length(asked.max_length, files.tokenizer, model, files.sentence, files.task.longest)
     if longest is None:
-        raise CheckpointError(f"{spec.model} does not say how long a text may be; say it with --max-length")
-    return Checkpoint(**vars(files), model=model, max_length=longest, pooling=spec.pooling)
+        raise CheckpointError(f"{asked.model} does not say how long a text may be; say it with --max-length")
+    return Checkpoint(**vars(files), model=model, max_length=longest, pooling=asked.pooling)
 
 
 def _drop_inputs(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> None:

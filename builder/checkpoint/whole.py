@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from builder.checkpoint.resolve import CheckpointFiles
 from builder.errors import SpecError
-from builder.families import built_from
 from builder.report.provenance import file_hashes
 from builder.report.record import BuildReport, Rung
 from builder.spec import BuildSpec
@@ -20,9 +20,7 @@ from builder.verify.verdict import Unverified
 TASK = "text-generation"
 
 
-def place_checkpoint(
-    spec: BuildSpec, models_folder: str, checkpoint: CheckpointFiles
-) -> tuple[str, dict[str, bytes | Path]]:
+def place_checkpoint(name: str, models_folder: str, checkpoint: CheckpointFiles) -> tuple[str, dict[str, bytes | Path]]:
     """How the engine finds the checkpoint, and the files copied for that: a folder of this machine lies beside it."""
     if checkpoint.revision is not None:  # a Hub id and its commit name the weights; a folder here names nothing
         return checkpoint.source, {}
@@ -30,7 +28,7 @@ def place_checkpoint(
     files: dict[str, bytes | Path] = {
         f"1/checkpoint/{file.name}": file for file in sorted(checkpoint.folder.iterdir()) if file.suffix in copied
     }
-    return f"{models_folder.rstrip('/')}/{spec.entry_name}/1/checkpoint", files
+    return f"{models_folder.rstrip('/')}/{name}/1/checkpoint", files
 
 
 def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, precisions: Mapping[str, str]) -> None:
@@ -64,11 +62,16 @@ def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, precisions: Map
         raise SpecError(f"{', '.join(unusable)}: not of {flag}, which runs the checkpoint as it is")
 
 
-def unverified(spec: BuildSpec, checkpoint: CheckpointFiles, name: str, entry: RepositoryEntry) -> Unverified:
-    """The entry with its report, which says that its answers were compared with nothing."""
+def unverified(
+    about: Mapping[str, Any], engine: str, checkpoint: CheckpointFiles, name: str, entry: RepositoryEntry
+) -> Unverified:
+    """The entry with its report, which says that its answers were compared with nothing.
+
+    `about`: what every report begins with.
+    """
     rung = Rung(name, sum(file.stat().st_size for file in checkpoint.weights), {})
     report = BuildReport(
-        **built_from(spec, checkpoint),
+        **about,
         attention={"fused": 0, "layers": 0},
         operators={},
         quantised=None,
@@ -77,11 +80,9 @@ def unverified(spec: BuildSpec, checkpoint: CheckpointFiles, name: str, entry: R
         threshold=0.0,
         samples=0,
         padding=0.0,
-        warnings=(
-            f"nothing was run: {spec.engine} serves the checkpoint as it is; its answers were compared with nothing",
-        ),
+        warnings=(f"nothing was run: {engine} serves the checkpoint as it is; its answers were compared with nothing",),
         files=file_hashes([entry]),
         chosen=rung.name,
-        engine=str(spec.engine),
+        engine=engine,
     )
     return Unverified((entry,), report)

@@ -13,7 +13,7 @@ from builder.errors import SpecError
 from builder.triton.releases import RELEASES, version_tuple
 
 if TYPE_CHECKING:
-    from builder.spec import BuildSpec, Gpu
+    from builder.spec import Gpu, LayoutOptions
 
 HEADROOM = 0.9  # of a card's memory: the rest is CUDA's own, and what a step needs
 QUERY = ("nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
@@ -65,21 +65,20 @@ def least_capability(runs: str, precision: str, triton: str) -> tuple[str, str]:
     return max(needs, key=lambda need: version_tuple(need[0]))
 
 
-def refuse_card(spec: BuildSpec) -> None:
-    """Raises SpecError where the card of --gpu cannot run what is asked for."""
-    if spec.gpu.card is None:
+def refuse_card(options: LayoutOptions, runs: str) -> None:
+    """Raises SpecError where the card of --gpu cannot run what is asked for; `runs`: the name of that in LEAST."""
+    if options.gpu.card is None:
         return
-    card = CARDS[spec.gpu.card]
-    runs = str(spec.engine) if spec.runs_checkpoint else spec.target
-    least, source = least_capability(runs, spec.precision, spec.triton)
+    card = CARDS[options.gpu.card]
+    least, source = least_capability(runs, options.precision, options.triton)
     if version_tuple(card.compute_capability) < version_tuple(least):
         fits = ", ".join(
             name for name, other in CARDS.items() if version_tuple(other.compute_capability) >= version_tuple(least)
         )
         raise SpecError(
-            f"--gpu {spec.gpu.card}: {spec.precision} on --target {spec.target}, Triton {spec.triton}, needs compute "
-            f"capability {least} ({source}), and this card has {card.compute_capability}; use --precision fp16, an "
-            f"older --triton, or one of {fits}"
+            f"--gpu {options.gpu.card}: {options.precision} on --target {options.target}, Triton {options.triton}, "
+            f"needs compute capability {least} ({source}), and this card has {card.compute_capability}; use "
+            f"--precision fp16, an older --triton, or one of {fits}"
         )
 
 

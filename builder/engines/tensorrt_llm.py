@@ -11,7 +11,7 @@ from typing import Any
 
 from builder.errors import SpecError
 from builder.runtime.fields import Field
-from builder.spec import BuildSpec
+from builder.spec import TensorRTLLM
 from builder.triton.releases import version_tuple
 
 NAME = "tensorrt-llm"
@@ -42,23 +42,30 @@ INPUTS = (
 OUTPUTS = (Field("text_output", "TYPE_STRING", (-1,)), *(Field(n, kind, (-1,)) for n, kind in _RETURNED.items()))
 
 
-def model_document(spec: BuildSpec, model: str, revision: str | None) -> dict[str, Any]:
+def model_document(
+    options: TensorRTLLM,
+    triton: str,
+    precision: str,
+    slots: int | None,
+    max_length: int | None,
+    model: str,
+    revision: str | None,
+) -> dict[str, Any]:
     """What model.yaml says: arguments of tensorrt_llm.LLM, and Triton's own. Raises SpecError for an older release."""
-    if version_tuple(spec.triton) < version_tuple(SINCE):
+    if version_tuple(triton) < version_tuple(SINCE):
         raise SpecError(
             f"--engine {NAME} needs --triton {SINCE} or later: before, TensorRT-LLM had no Triton model that takes a "
             "checkpoint as it is"
         )
-    options = spec.tensorrt_llm
     optional = {
         "revision": revision,
-        "max_seq_len": spec.max_length,
-        "max_batch_size": spec.slots if "slots" in spec.model_fields_set else None,
+        "max_seq_len": max_length,
+        "max_batch_size": slots,
     }
     return {
         "model": model,
         "backend": "pytorch",
-        "dtype": DTYPES[spec.precision],
+        "dtype": DTYPES[precision],
         "tensor_parallel_size": options.tensor_parallel_size,
         "pipeline_parallel_size": options.pipeline_parallel_size,
         "kv_cache_config": {"free_gpu_memory_fraction": options.free_gpu_memory_fraction},

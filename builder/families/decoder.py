@@ -19,7 +19,7 @@ from builder.engines.decoding import DecodingEngine, Lowered, engine_of, open_ex
 from builder.errors import CheckpointError, VerificationError
 from builder.export.decoder import DecoderExport, cache_shapes, export_decoder
 from builder.export.experts import cost_of_experts
-from builder.families import UNTIMED, Family
+from builder.families import UNTIMED, Family, built_from
 from builder.families.generating import (
     exact_bound,
     kept_bounds,
@@ -148,7 +148,7 @@ class Decoder:
             timed=lambda precision, lowered: self._timed(self.engine.rung(precision), exact.fused, lowered),
             judged=lambda rung, lowered: self._judged(rung, exact.fused, exact.pytorch, lowered)[0],
         )
-        climbed = climb(rungs, precisions(self.spec), stage)
+        climbed = climb(rungs, precisions(self.spec.layout), stage)
         rung, lowered = climbed.chosen.rung, rungs.made(climbed.chosen.option)
         graph = lowered.graph
         ladder = (exact.pytorch.rung, exact.rung, *(one for one in climbed.rungs if one is not exact.rung))
@@ -181,7 +181,7 @@ class Decoder:
         config, template = checkpoint.model.generation_config, chat_template(checkpoint.tokenizer)
         blocks = engine.blocks(caches, self.memory)
         return serving_document(
-            spec,
+            spec.serving,
             checkpoint,
             config,
             Arena(spec.slots, checkpoint.max_length, engine.cache_type, caches, blocks),
@@ -217,8 +217,9 @@ class Decoder:
         exported, checkpoint, operators = chosen.exact.fused.exported, self.checkpoint, chosen.graph.operators
         climbed = chosen.climbed
         return report_of(
-            self.spec,
-            checkpoint,
+            built_from(self.spec, checkpoint),
+            checkpoint.task,
+            self.spec.quality,
             replace(self.memory, weights=chosen.graph.size),
             operators,
             entries,
@@ -230,7 +231,7 @@ class Decoder:
             warnings=(
                 *(() if self.engine.timed else (UNTIMED,)),
                 *unreached(checkpoint.model.config, checkpoint.max_length),
-                *filter(None, [cost_of_experts(checkpoint.model), larger_than_stored(self.spec, checkpoint)]),
+                *filter(None, [cost_of_experts(checkpoint.model), larger_than_stored(self.spec.precision, checkpoint)]),
                 *(f"{name} runs as separate operators, which is right but slower" for name in exported.rotary_left),
             ),
             choice=climbed.choice,

@@ -26,7 +26,7 @@ from builder.optimise.quantised import Quantised
 from builder.progress import Stage
 from builder.report.provenance import file_hashes, versions
 from builder.report.record import BuildReport, EngineCheck, Rung
-from builder.spec import BuildSpec
+from builder.spec import BuildSpec, LayoutOptions
 from builder.triton.entries import RepositoryEntry, version_files
 from builder.triton.layout import lay_out
 from builder.triton.recipe import recipe_files
@@ -106,7 +106,7 @@ def begin(
     given = [name for name, value in generating.items() if value is not None]
     if given:
         raise SpecError(f"{given[0]} is for models that generate; {checkpoint.task.name} does not")
-    refuse_without_process(spec)
+    refuse_without_process(spec.layout, "executor" in spec.model_fields_set)
     _refuse_composed(checkpoint)
     return Encoder(spec, checkpoint, folder, tuple(requested_variants(spec, cpu()["flags"])))
 
@@ -281,18 +281,18 @@ def _error(rung: Rung) -> float:
     return rung.error if rung.error is not None else math.inf
 
 
-def refuse_without_process(spec: BuildSpec) -> None:
+def refuse_without_process(options: LayoutOptions, executor_stated: bool) -> None:
     """What an engine in the front's own process does not have. Raises SpecError."""
-    if not spec.in_process:
-        if spec.executor == "in-process" and "executor" in spec.model_fields_set:
+    if not options.in_process:
+        if options.executor == "in-process" and executor_stated:
             raise SpecError("on a GPU an encoder's engine is a Triton model of its own: leave --executor out")
         return
-    if spec.serving.front_instances not in (None, spec.instances):
+    if options.serving.front_instances not in (None, options.instances):
         raise SpecError(
             "serving.front_instances: in process each front has an engine of its own, so --instances sets both; "
             "leave it out, or use --executor bls"
         )
-    if spec.serving.optimization_level:
+    if options.serving.optimization_level:
         raise SpecError("serving.optimization_level is for Triton's own backends: leave it out, or use --executor bls")
 
 

@@ -19,7 +19,6 @@ from builder.checkpoint.resolve import Checkpoint
 from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import SpecError
 from builder.export.decoder import CACHED_ATTENTION
-from builder.families import built_from
 from builder.memory import Memory
 from builder.optimise.quantised import Quantised
 from builder.report.provenance import file_hashes
@@ -28,8 +27,9 @@ from builder.runtime.contract import Arena, GenerationServing, Session
 from builder.runtime.fields import Field
 from builder.runtime.generation.executors.paged import OPERATOR as PAGED_ATTENTION
 from builder.samples import load_samples
-from builder.spec import BuildSpec
+from builder.spec import BuildSpec, LayoutOptions, Serving
 from builder.speed import Latencies
+from builder.tasks.base import Task
 from builder.triton.entries import RepositoryEntry
 from builder.triton.layout import request_limits
 from builder.triton.releases import has
@@ -42,11 +42,11 @@ PRECISIONS = ("fp32", *AUTO, "auto")
 OPERATORS = (*FUSED_OPERATORS, CACHED_ATTENTION, PAGED_ATTENTION, "RotaryEmbedding", "SimplifiedLayerNormalization")
 
 
-def precisions(spec: BuildSpec) -> tuple[str, ...]:
+def precisions(options: LayoutOptions) -> tuple[str, ...]:
     """The precision of the weights, or those that are tried."""
-    if spec.precision != "auto":
-        return (spec.precision,)
-    eight_bits = has("MatMulNBits with 8 bits", spec.triton, spec.executor == "in-process")
+    if options.precision != "auto":
+        return (options.precision,)
+    eight_bits = has("MatMulNBits with 8 bits", options.triton, options.executor == "in-process")
     return ("fp32", *(precision for precision in AUTO if precision != "int8-weights" or eight_bits))
 
 
@@ -99,10 +99,10 @@ def pytorch_rung(memory: Memory, latency: Latencies, perplexity: float) -> Rung:
     return Rung("PyTorch fp32", memory.weights, latency, 0.0, 1.0, 1.0, 1.0, perplexity)
 
 
-def larger_than_stored(spec: BuildSpec, checkpoint: Checkpoint) -> str | None:
+def larger_than_stored(precision: str, checkpoint: Checkpoint) -> str | None:
     """What is said of a checkpoint of 4 or 8 bits that is served in more."""
     grids = checkpoint.grids
-    if grids is None or grids.scattered or spec.precision != "fp32":
+    if grids is None or grids.scattered or precision != "fp32":
         return None
     return (
         f"the checkpoint's weights have {grids.bits} bits: --precision int{grids.bits}-weights serves them as they are"
@@ -121,7 +121,7 @@ def kept_bounds(required: Required, exact: Rung, served: Rung, pytorch: Rung, me
 
 
 def serving_document(
-    spec: BuildSpec,
+    options: Serving,
     checkpoint: Checkpoint,
     config: GenerationConfig,
     arena: Arena,
@@ -141,9 +141,9 @@ def serving_document(
         arena=arena,
         session=session,
         vocabulary=vocabulary_of(checkpoint.model),
-        queue=spec.serving.queue.loop_size,
-        queue_timeout_ms=spec.serving.queue.loop_timeout_ms,
-        limits=request_limits(spec.serving.limits),
+        queue=options.queue.loop_size,
+        queue_timeout_ms=options.queue.loop_timeout_ms,
+        limits=request_limits(options.limits),
         beams=beams,
         max_tokens=max_tokens(config, start),
         end_ids=ends,
@@ -166,20 +166,21 @@ def quantised_parts(precision: str, parts: Sequence[Quantised]) -> dict[str, Any
 
 
 def report_of(
-    spec: BuildSpec,
-    checkpoint: Checkpoint,
+    about: Mapping[str, Any],
+    task: Task,
+    quality: float | None,
     memory: Memory,
     operators: Counter[str],
     entries: Sequence[RepositoryEntry],
     checks: tuple[EngineCheck, ...],
     **of_the_family: Any,
 ) -> BuildReport:
-    """The report of a generating model: what every one says, and the fields `of_the_family`."""
+    """The report of a generating model: what every one says, `about` the build, and the fields `of_the_family`."""
     return BuildReport(
-        **built_from(spec, checkpoint),
+        **about,
         operators={name: operators[name] for name in OPERATORS if operators[name]},
-        metric=checkpoint.task.metric,
-        threshold=checkpoint.task.required(spec.quality),
+        metric=task.metric,
+        threshold=task.required(quality),
         padding=0.0,
         files=file_hashes(entries),
         memory=asdict(memory),

@@ -7,6 +7,7 @@ import yaml
 from builder.checkpoint.resolve import CheckpointFiles
 from builder.checkpoint.whole import place_checkpoint, refuse_options, unverified
 from builder.engines.tensorrt_llm import DTYPES, INPUTS, MODEL_FILE, NAME, OUTPUTS, model_document
+from builder.families import built_from
 from builder.spec import BuildSpec
 from builder.triton.emitted import RUNTIME, RUNTIME_FILES
 from builder.triton.entries import Config, RepositoryEntry
@@ -17,8 +18,10 @@ from builder.verify.verdict import Unverified
 def hand_over(spec: BuildSpec, checkpoint: CheckpointFiles) -> Unverified:
     """The one entry that runs in the trtllm container. Raises SpecError."""
     refuse_options(spec, checkpoint, DTYPES)
-    model, files = place_checkpoint(spec, spec.tensorrt_llm.models_folder, checkpoint)
-    document = model_document(spec, model, checkpoint.revision)
+    model, files = place_checkpoint(spec.entry_name, spec.tensorrt_llm.models_folder, checkpoint)
+    document = model_document(
+        spec.tensorrt_llm, spec.triton, spec.precision, spec.stated_slots, spec.max_length, model, checkpoint.revision
+    )
     files[f"1/{MODEL_FILE}"] = yaml.safe_dump(document, sort_keys=False).encode()
     files["1/model.py"] = RUNTIME / RUNTIME_FILES[NAME]["model.py"]
     config = Config(
@@ -34,4 +37,5 @@ def hand_over(spec: BuildSpec, checkpoint: CheckpointFiles) -> Unverified:
         parameters=dict(sorted(spec.serving.metadata.items())),
     )
     entry = RepositoryEntry(spec.entry_name, config, files)
-    return unverified(spec, checkpoint, f"{DTYPES[spec.precision]} TensorRT-LLM", entry)
+    about, name = built_from(spec, checkpoint), f"{DTYPES[spec.precision]} TensorRT-LLM"
+    return unverified(about, str(spec.engine), checkpoint, name, entry)

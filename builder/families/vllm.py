@@ -7,6 +7,7 @@ import json
 from builder.checkpoint.resolve import CheckpointFiles
 from builder.checkpoint.whole import place_checkpoint, refuse_options, unverified
 from builder.engines.vllm import BACKEND, DTYPES, INPUTS, MODEL_FILE, OUTPUTS, engine_arguments
+from builder.families import built_from
 from builder.spec import BuildSpec
 from builder.triton.entries import Config, RepositoryEntry
 from builder.triton.placement import InstanceGroup
@@ -16,8 +17,10 @@ from builder.verify.verdict import Unverified
 def hand_over(spec: BuildSpec, checkpoint: CheckpointFiles) -> Unverified:
     """The one entry that Triton's vLLM backend takes. Raises SpecError."""
     refuse_options(spec, checkpoint, DTYPES)
-    model, files = place_checkpoint(spec, spec.vllm.models_folder, checkpoint)
-    arguments = engine_arguments(spec, model, checkpoint.revision)
+    model, files = place_checkpoint(spec.entry_name, spec.vllm.models_folder, checkpoint)
+    arguments = engine_arguments(
+        spec.vllm, spec.triton, spec.precision, spec.stated_slots, spec.max_length, model, checkpoint.revision
+    )
     files[f"1/{MODEL_FILE}"] = json.dumps(arguments, indent=1).encode()
     config = Config(
         name=spec.entry_name,
@@ -32,4 +35,5 @@ def hand_over(spec: BuildSpec, checkpoint: CheckpointFiles) -> Unverified:
         parameters=dict(sorted(spec.serving.metadata.items())),
     )
     entry = RepositoryEntry(spec.entry_name, config, files)
-    return unverified(spec, checkpoint, f"{DTYPES[spec.precision]} vLLM", entry)
+    about, name = built_from(spec, checkpoint), f"{DTYPES[spec.precision]} vLLM"
+    return unverified(about, str(spec.engine), checkpoint, name, entry)

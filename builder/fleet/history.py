@@ -60,7 +60,9 @@ class History:
         """What the build of `spec` took."""
         kept = {} if outcome.report is None else outcome.report.kept
         furthest = next((stage for stage in reversed(ORDER) if stage in kept), None)
-        past = Past(spec.entry_name, kind(spec, furthest), weights_of(spec), round(outcome.seconds, 3), outcome.memory)
+        past = Past(
+            spec.entry_name, kind(spec, furthest), weights_of(spec.model), round(outcome.seconds, 3), outcome.memory
+        )
         self._add(past)
         with suppress(OSError):  # a full or read-only disk
             self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -73,7 +75,7 @@ class History:
         `kept`: the stage after which it begins, because the cache has what that made. Where no such build is known, one
         that begins with the first says how long it takes at most.
         """
-        weights = weights_of(spec)
+        weights = weights_of(spec.model)
         for of_kind in dict.fromkeys((kind(spec, kept), kind(spec, None))):
             own = self.own.get((spec.entry_name, of_kind, _size(weights)))
             builds = self.alike[of_kind, _size(weights)] if own is None else [own]
@@ -100,16 +102,16 @@ def kind(spec: BuildSpec, kept: str | None) -> str:
     return " ".join(map(str, (spec.target, spec.precision, spec.engine, spec.level, pruned, f"after {kept}")))
 
 
-def weights_of(spec: BuildSpec) -> int:
+def weights_of(model: str) -> int:
     """Bytes of the checkpoint's weights; 0 where they are still on the Hub."""
-    folder = Path(spec.model).expanduser()
-    return sum(file.stat().st_size for file in _folder(folder, spec).rglob("*.safetensors"))
+    folder = Path(model).expanduser()
+    return sum(file.stat().st_size for file in _folder(folder, model).rglob("*.safetensors"))
 
 
-def _folder(folder: Path, spec: BuildSpec) -> Path:
+def _folder(folder: Path, model: str) -> Path:
     """Where the Hub's library keeps what it has of a Hub id, if that is no folder here."""
     if folder.is_dir():
         return folder
     from huggingface_hub.constants import HF_HUB_CACHE, REPO_ID_SEPARATOR
 
-    return Path(HF_HUB_CACHE) / REPO_ID_SEPARATOR.join(["models", *spec.model.split("/")]) / "snapshots"
+    return Path(HF_HUB_CACHE) / REPO_ID_SEPARATOR.join(["models", *model.split("/")]) / "snapshots"

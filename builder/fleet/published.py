@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from builder.errors import RepositoryError
 from builder.report.record import BuildReport, parse_report, read_report
 from builder.spec import BuildSpec
@@ -14,16 +16,18 @@ def newest(spec: BuildSpec) -> BuildReport | None:
 
     It is the newest that counts, whichever is served: a rollback is not undone by building the same again.
     """
-    return _in_store(spec.store, spec.entry_name) if spec.store is not None else _in_folder(spec)
+    if spec.store is not None:
+        return _in_store(spec.store, spec.entry_name)
+    return _in_folder(spec.output, spec.entry_name)
 
 
-def _in_folder(spec: BuildSpec) -> BuildReport | None:
-    entry = spec.output / spec.entry_name
-    there = numbers(entry)
+def _in_folder(output: Path, name: str) -> BuildReport | None:
+    folder = output / name
+    there = numbers(folder)
     if not there:
         return None
-    report = read_report(entry, str(there[-1]))
-    files = [spec.output / name / path for name in report.files for path in report.files[name]]
+    report = read_report(folder, str(there[-1]))
+    files = [output / entry / path for entry in report.files for path in report.files[entry]]
     missing = next((file for file in files if not file.is_file()), None)
     if missing is not None:
         raise RepositoryError(f"{missing} is missing")

@@ -12,7 +12,7 @@ from builder.plan.lines import Line, Plan, number, power_of_two
 from builder.plan.needs import Needs
 from builder.plan.process import memory_line, shared_memory_line
 from builder.plan.speeds import Cost, encoder_cost
-from builder.spec import BuildSpec, Load
+from builder.spec import Capacity, Load
 
 BUSY = 0.8  # of the time that an engine may be busy on average: above, queues grow fast with every hitch
 SIGMAS = 2.33  # standard deviations, of a normal distribution, that 99 of 100 stay below
@@ -21,22 +21,22 @@ TOKENS_STEP = 256
 CACHE_OVERHEAD = 2  # of an answer in the response cache: its key, its shape, the allocator's
 
 
-def plan_encoder(spec: BuildSpec, load: Load, needs: Needs) -> Plan:
+def plan_encoder(capacity: Capacity, load: Load, needs: Needs) -> Plan:
     """Instances, threads, batches, budget, cache and shared memory for `load`."""
     cost = encoder_cost(needs.latency or {})
-    cores, threads = spec.serving_cores, spec.threads_per_instance
-    lines = [Line("threads", f"{cores} cores / {spec.instances} instances", str(threads))]
-    settings: dict[str, object] = {"instances": spec.instances, "threads": threads, "max_queue_delay_us": 0}
+    cores, threads = capacity.cores, capacity.threads
+    lines = [Line("threads", f"{cores} cores / {capacity.instances} instances", str(threads))]
+    settings: dict[str, object] = {"instances": capacity.instances, "threads": threads, "max_queue_delay_us": 0}
     lacking: list[str] = []
     busy = None
-    batch = spec.max_batch_size
+    batch = capacity.max_batch_size
     if cost is not None:
-        speed, more, lacking, busy, batch = _speed(spec, load, needs, cost)
+        speed, more, lacking, busy, batch = _speed(capacity, load, needs, cost)
         lines += speed
         settings.update(more)
-    memory, size = memory_line(spec.instances, needs.weights)
+    memory, size = memory_line(capacity.instances, needs.weights)
     shm, shared = shared_memory_line(
-        spec.instances, batch, spec.serving.limits.request_bytes, load.texts * needs.answer_bytes
+        capacity.instances, batch, capacity.serving.limits.request_bytes, load.texts * needs.answer_bytes
     )
     lines += [memory, shm]
     cache = 0
@@ -46,7 +46,7 @@ def plan_encoder(spec: BuildSpec, load: Load, needs: Needs) -> Plan:
         lines.append(Line("response cache", formula, f"{cache} bytes"))
         settings["serving.response_cache"] = True
     return Plan(
-        spec.entry_name, tuple(lines), settings, size, shared, busy, cache, tuple(lacking), (needs.measured, QUEUE)
+        capacity.name, tuple(lines), settings, size, shared, busy, cache, tuple(lacking), (needs.measured, QUEUE)
     )
 
 
@@ -57,11 +57,11 @@ QUEUE = (
 
 
 def _speed(
-    spec: BuildSpec, load: Load, needs: Needs, cost: Cost
+    capacity: Capacity, load: Load, needs: Needs, cost: Cost
 ) -> tuple[list[Line], dict[str, object], list[str], float, int]:
     """What the measured speed says: lines, settings, what is lacking, busy cores, the largest batch."""
     rows_s, rows = load.requests_per_s * load.texts, load.texts
-    each = rows_s / spec.instances  # texts a second for one instance
+    each = rows_s / capacity.instances  # texts a second for one instance
     row_ms = cost.part * load.tokens
     lines = [
         Line(
@@ -69,8 +69,8 @@ def _speed(
         ),
         Line(
             "most texts/s",
-            f"{spec.instances} x 1000 / ({load.tokens} tokens x {number(1000 * cost.part)} us)",
-            number(spec.instances * 1000 / row_ms),
+            f"{capacity.instances} x 1000 / ({load.tokens} tokens x {number(1000 * cost.part)} us)",
+            number(capacity.instances * 1000 / row_ms),
         ),
     ]
     share = each * row_ms / 1000
@@ -78,14 +78,14 @@ def _speed(
         Line("busy with texts", f"{number(each)} texts/s x {number(row_ms)} ms", f"{share:.0%} of each instance")
     )
     if share > BUSY:
-        holds = BUSY * spec.instances * 1000 / row_ms / rows
-        cores = math.ceil(spec.serving_cores * share / BUSY)
-        return lines, {}, [_too_much(needs, holds, cores)], share * spec.serving_cores, spec.max_batch_size
+        holds = BUSY * capacity.instances * 1000 / row_ms / rows
+        cores = math.ceil(capacity.cores * share / BUSY)
+        return lines, {}, [_too_much(needs, holds, cores)], share * capacity.cores, capacity.max_batch_size
     forms = max(float(rows), each * cost.call / (1000 - each * row_ms))
     at_most = math.ceil(forms + SIGMAS * math.sqrt(forms))
     batch = min(MOST_BATCH, max(LEAST_BATCH, power_of_two(2 * at_most / rows)))
     p99 = 2 * cost.of(at_most * load.tokens)
-    budget, step = _token_budget(spec, load, needs, cost)
+    budget, step = _token_budget(capacity, load, needs, cost)
     lines += [
         Line(
             "texts that arrive during a batch",
@@ -99,12 +99,12 @@ def _speed(
     lacking = []
     if load.p99_ms is not None and p99 > load.p99_ms:
         lacking.append(_too_slow(load, needs, cost, p99))
-    return lines, {"max_batch_size": batch, "serving.token_budget": budget}, lacking, share * spec.serving_cores, batch
+    return lines, {"max_batch_size": batch, "serving.token_budget": budget}, lacking, share * capacity.cores, batch
 
 
-def _token_budget(spec: BuildSpec, load: Load, needs: Needs, cost: Cost) -> tuple[int, Line]:
+def _token_budget(capacity: Capacity, load: Load, needs: Needs, cost: Cost) -> tuple[int, Line]:
     """Tokens of a call that still leave room for a second one within p99; no less than one text."""
-    longest, asked = load.longest or needs.length, spec.serving.token_budget
+    longest, asked = load.longest or needs.length, capacity.serving.token_budget
     if load.p99_ms is None or cost.part == 0:
         return asked, Line("token_budget", "as asked: no p99_ms bounds a call", str(asked))
     room = (load.p99_ms / 2 - cost.call) / cost.part

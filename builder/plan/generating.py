@@ -17,26 +17,26 @@ from builder.plan.process import PROCESS, memory_line, shared_memory_line
 from builder.plan.speeds import Decoding, decoding_cost
 from builder.runtime.contract import LayerShape
 from builder.runtime.generation.executors.paged import BLOCK
-from builder.spec import BuildSpec, Load
+from builder.spec import Capacity, Load
 
 BUSY = 0.85
 SIGMAS = 2.33  # standard deviations, of a normal distribution, that 99 of 100 stay below
 LEAST_PREFILL, MOST_PREFILL = 32, 2048
 
 
-def plan_generating(spec: BuildSpec, load: Load, needs: Needs) -> Plan:
+def plan_generating(capacity: Capacity, load: Load, needs: Needs) -> Plan:
     """Slots, prefill, queue, cache and shared memory for `load`."""
     cost = decoding_cost(needs.latency or {})
-    lines = [Line("threads", "all cores: one loop", str(spec.serving_cores))]
-    settings: dict[str, object] = {"threads": spec.serving_cores}
-    slots, busy = spec.slots, None
+    lines = [Line("threads", "all cores: one loop", str(capacity.cores))]
+    settings: dict[str, object] = {"threads": capacity.cores}
+    slots, busy = capacity.slots, None
     lacking: list[str] = []
     if cost is not None:
-        speed, more, lacking, busy, slots = _speed(spec, load, needs, cost)
+        speed, more, lacking, busy, slots = _speed(capacity, load, needs, cost)
         lines += speed
         settings.update(more)
     length = _length(load, needs)
-    cache, cache_lines = (_shared_cache if needs.paged else _cache)(spec, load, needs, slots, length)
+    cache, cache_lines = (_shared_cache if needs.paged else _cache)(capacity, load, needs, slots, length)
     lines += cache_lines
     if needs.paged:
         settings["cache_gb"] = math.ceil(cache / 1e6) / 1e3
@@ -45,15 +45,15 @@ def plan_generating(spec: BuildSpec, load: Load, needs: Needs) -> Plan:
     settings["slots"] = slots
     memory, size = memory_line(1, needs.weights, cache)
     lines.append(memory)
-    if size > spec.usable_memory:
-        lacking = [*lacking, _too_large(spec, needs, length, cache)]
-    queue = spec.serving.queue.loop_size
-    shm, shared = shared_memory_line(1, slots + queue, spec.serving.limits.request_bytes, needs.answer_bytes)
-    return Plan(spec.entry_name, (*lines, shm), settings, size, shared, busy, 0, tuple(lacking), (needs.measured,))
+    if size > capacity.memory:
+        lacking = [*lacking, _too_large(capacity, needs, length, cache)]
+    queue = capacity.serving.queue.loop_size
+    shm, shared = shared_memory_line(1, slots + queue, capacity.serving.limits.request_bytes, needs.answer_bytes)
+    return Plan(capacity.name, (*lines, shm), settings, size, shared, busy, 0, tuple(lacking), (needs.measured,))
 
 
 def _speed(
-    spec: BuildSpec, load: Load, needs: Needs, cost: Decoding
+    capacity: Capacity, load: Load, needs: Needs, cost: Decoding
 ) -> tuple[list[Line], dict[str, object], list[str], float, int]:
     """What the measured speed says: lines, settings, what is lacking, busy cores, slots."""
     rate, step = load.requests_per_s, cost.step
@@ -75,12 +75,12 @@ def _speed(
             f"once; it holds {number(holds)} requests/s. What would: shorter prompts or answers, a lower precision, "
             "more cores, or a copy of the model on another machine"
         )
-        return lines, {}, [too_much], float(spec.serving_cores), spec.slots
+        return lines, {}, [too_much], float(capacity.cores), capacity.slots
     running = max(rate * load.answer_tokens * step.of(1) / 1000, tokens * step.call / room)
     slots = max(1, math.ceil(running + SIGMAS * math.sqrt(running)))
     between = step.of(running) / (1 - prompts / 1000)
     first = load.tokens * cost.prompt_ms + step.of(running)
-    prefill, chunk = _prefill(spec, load, cost, running)
+    prefill, chunk = _prefill(capacity, load, cost, running)
     lines += [
         Line(
             "answers at once",
@@ -107,18 +107,18 @@ def _speed(
                 "more cores"
             )
     shared = max(1.0, running)  # answers of a step: one that runs now and then has its steps for itself
-    busy = spec.serving_cores * min(1.0, (prompts + tokens * step.of(shared) / shared) / 1000)
-    wait = max(slots, math.ceil(rate * spec.serving.queue.loop_timeout_ms / 1000))
+    busy = capacity.cores * min(1.0, (prompts + tokens * step.of(shared) / shared) / 1000)
+    wait = max(slots, math.ceil(rate * capacity.serving.queue.loop_timeout_ms / 1000))
     lines.append(
-        Line("queue", f"{number(rate)}/s x {spec.serving.queue.loop_timeout_ms / 1000:g} s of waiting", str(wait))
+        Line("queue", f"{number(rate)}/s x {capacity.serving.queue.loop_timeout_ms / 1000:g} s of waiting", str(wait))
     )
     settings: dict[str, object] = {"serving.prefill_tokens": prefill, "serving.queue.max_size": wait}
     return lines, settings, lacking, busy, slots
 
 
-def _prefill(spec: BuildSpec, load: Load, cost: Decoding, running: float) -> tuple[int, Line]:
+def _prefill(capacity: Capacity, load: Load, cost: Decoding, running: float) -> tuple[int, Line]:
     """Prompt tokens between two steps: what running answers may wait for, beyond their own step."""
-    asked = spec.serving.prefill_tokens
+    asked = capacity.serving.prefill_tokens
     if load.between_tokens_ms is None:
         return asked, Line("prefill_tokens", "as asked: no between_tokens_ms bounds it", str(asked))
     room = (load.between_tokens_ms - cost.step.of(running)) / cost.prompt_ms
@@ -137,7 +137,7 @@ def _length(load: Load, needs: Needs) -> int:
     return min(needs.length, (load.longest or needs.length) + load.answer_tokens)
 
 
-def _cache(spec: BuildSpec, load: Load, needs: Needs, slots: int, length: int) -> tuple[int, list[Line]]:
+def _cache(capacity: Capacity, load: Load, needs: Needs, slots: int, length: int) -> tuple[int, list[Line]]:
     """Keys and values of slots of their own, as the build reserves them."""
     width = WIDTHS[needs.cache]
     of_slot = cache_bytes(needs.layers, 1, length, width)
@@ -148,10 +148,8 @@ def _cache(spec: BuildSpec, load: Load, needs: Needs, slots: int, length: int) -
         formula = f"{needs.source} tokens x {number(_values(needs.cross))} x {width} bytes"
         lines.append(Line("what a slot reads", formula, megabytes(read)))
         of_slot += read
-    most = max(0, int((spec.usable_memory - needs.weights - PROCESS) // of_slot))
-    free = (
-        f"({megabytes(spec.usable_memory)} - {megabytes(needs.weights + PROCESS)} of the rest) / {megabytes(of_slot)}"
-    )
+    most = max(0, int((capacity.memory - needs.weights - PROCESS) // of_slot))
+    free = f"({megabytes(capacity.memory)} - {megabytes(needs.weights + PROCESS)} of the rest) / {megabytes(of_slot)}"
     lines += [
         Line("cache", f"{slots} slots x {megabytes(of_slot)}", megabytes(slots * of_slot)),
         Line("most slots", free, number(most)),
@@ -163,7 +161,7 @@ def _values(layers: Sequence[LayerShape]) -> int:
     return cache_bytes(layers, 1, 1, 1)
 
 
-def _shared_cache(spec: BuildSpec, load: Load, needs: Needs, slots: int, length: int) -> tuple[int, list[Line]]:
+def _shared_cache(capacity: Capacity, load: Load, needs: Needs, slots: int, length: int) -> tuple[int, list[Line]]:
     """Blocks that all sequences share: what they hold on average, and one text of the longest besides."""
     block = block_bytes(needs.layers, needs.cache)
     average, longest = (-(-tokens // BLOCK) for tokens in (load.tokens + load.answer_tokens, length))
@@ -172,9 +170,9 @@ def _shared_cache(spec: BuildSpec, load: Load, needs: Needs, slots: int, length:
     return blocks * block, [Line("cache", formula, megabytes(blocks * block))]
 
 
-def _too_large(spec: BuildSpec, needs: Needs, length: int, cache: int) -> str:
+def _too_large(capacity: Capacity, needs: Needs, length: int, cache: int) -> str:
     return (
-        f"weights and cache exceed the {megabytes(spec.usable_memory)} that may be used, by "
-        f"{megabytes(needs.weights + cache - spec.usable_memory)}. What would: a max_length below {length}, "
+        f"weights and cache exceed the {megabytes(capacity.memory)} that may be used, by "
+        f"{megabytes(needs.weights + cache - capacity.memory)}. What would: a max_length below {length}, "
         "fewer slots, --cache int8, or --precision int8"
     )

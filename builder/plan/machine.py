@@ -15,7 +15,7 @@ from builder.plan.generating import plan_generating
 from builder.plan.lines import Line, Plan, megabytes, number
 from builder.plan.needs import needs_of
 from builder.plan.process import SHARED_MEMORY_STEP, all_memory, all_shared_memory
-from builder.spec import BuildSpec
+from builder.spec import BuildSpec, Capacity
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -47,17 +47,17 @@ def plan(specs: Sequence[BuildSpec]) -> tuple[tuple[Plan, ...], Machine]:
     if len(machines) > 1:
         raise SpecError("a plan is of one machine, and the models state several; put `machine:` into `defaults:`")
     plans = tuple(_plan(spec) for spec in loaded)
-    return plans, _machine(loaded[0], plans)
+    return plans, _machine(loaded[0].capacity, loaded[0].machine.shm_mb, plans)
 
 
 def _plan(spec: BuildSpec) -> Plan:
     needs = needs_of(spec)
     assert spec.load is not None
-    return (plan_encoder if needs.kind == "encoder" else plan_generating)(spec, spec.load, needs)
+    return (plan_encoder if needs.kind == "encoder" else plan_generating)(spec.capacity, spec.load, needs)
 
 
-def _machine(spec: BuildSpec, plans: Sequence[Plan]) -> Machine:
-    cores, usable = spec.serving_cores, spec.usable_memory
+def _machine(capacity: Capacity, shm_mb: int | None, plans: Sequence[Plan]) -> Machine:
+    cores, usable = capacity.cores, capacity.memory
     memory, shm = all_memory(plans), all_shared_memory(plans)
     known = [plan.cores for plan in plans if plan.cores is not None]
     lines = [
@@ -66,7 +66,7 @@ def _machine(spec: BuildSpec, plans: Sequence[Plan]) -> Machine:
             " + ".join(["server", *(plan.name for plan in plans)]),
             f"{megabytes(memory)} of {megabytes(usable)}",
         ),
-        Line("/dev/shm", f"to the next {SHARED_MEMORY_STEP >> 20} MiB", f"{shm >> 20} MiB of {_shared_memory(spec)}"),
+        Line("/dev/shm", f"to the next {SHARED_MEMORY_STEP >> 20} MiB", f"{shm >> 20} MiB of {_shared_memory(shm_mb)}"),
     ]
     lacking = []
     if known:
@@ -80,10 +80,9 @@ def _machine(spec: BuildSpec, plans: Sequence[Plan]) -> Machine:
         lacking.append(
             f"the models need {megabytes(memory)} and {megabytes(usable)} may be used. What would: fewer models"
         )
-    stated = spec.machine.shm_mb
-    if stated is not None and shm > stated << 20:
+    if shm_mb is not None and shm > shm_mb << 20:
         lacking.append(
-            f"/dev/shm needs {shm >> 20} MiB and has {stated}. What would: a larger one (docker: --shm-size), or lower "
+            f"/dev/shm needs {shm >> 20} MiB and has {shm_mb}. What would: a larger one (docker: --shm-size), or lower "
             "serving.limits.request_bytes"
         )
     cache = sum(plan.response_cache for plan in plans)
@@ -93,7 +92,7 @@ def _machine(spec: BuildSpec, plans: Sequence[Plan]) -> Machine:
     return Machine(tuple(lines), cores, memory, shm, cache, tuple(lacking))
 
 
-def _shared_memory(spec: BuildSpec) -> str:
-    if spec.machine.shm_mb is not None:
-        return f"{spec.machine.shm_mb} MiB"
+def _shared_memory(stated_mb: int | None) -> str:
+    if stated_mb is not None:
+        return f"{stated_mb} MiB"
     return f"{shutil.disk_usage(SHARED_MEMORY).total >> 20} MiB here" if SHARED_MEMORY.is_dir() else "unknown"

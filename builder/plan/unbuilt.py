@@ -27,7 +27,7 @@ NOT_MEASURED = "not measured: build it, then plan again"
 
 def unbuilt(spec: BuildSpec) -> Needs:
     """Raises CheckpointError and ExportError. No weight is loaded: tensors have shapes and no memory."""
-    checkpoint = describe(spec)
+    checkpoint = describe(spec.source)
     weights = sum(parameter.numel() for parameter in checkpoint.model.parameters())
     size = round(weights * PACKED.get(spec.precision, 4.0))
     length, family = checkpoint.max_length, checkpoint.task.family
@@ -40,5 +40,5 @@ def unbuilt(spec: BuildSpec) -> Needs:
             layers = cache_shapes(checkpoint.model)
             return Needs("generation", size, length, layers, cache=cache, paged=paged, measured=NOT_MEASURED)
         own, cross = seq2seq_shapes(checkpoint.model)
-    answer = read_settings(spec, checkpoint).max_answer
+    answer = read_settings(checkpoint, spec.task, spec.slots, spec.beams, spec.max_answer).max_answer
     return Needs("generation", size, answer, own, cross, source=length, measured=NOT_MEASURED)

@@ -5,11 +5,13 @@ Knows options and their limits; knows nothing about checkpoints, graphs or Trito
 
 from builder.spec.build_spec import BuildSpec
 from builder.spec.calibration import Calibration
+from builder.spec.capacity import Capacity
 from builder.spec.gpu import Gpu, Profile, TensorRT
 from builder.spec.layout import LayoutOptions
 from builder.spec.load import Load
 from builder.spec.reading import Entry, load_entries, load_specs, make_spec
 from builder.spec.serving import Limits, Machine, QueuePolicy, RateLimiterResource, Serving
+from builder.spec.source import Source
 from builder.spec.weights import WeightOptions
 from builder.spec.whole_checkpoint import VLLM, TensorRTLLM
 
@@ -17,6 +19,7 @@ __all__ = [
     "VLLM",
     "BuildSpec",
     "Calibration",
+    "Capacity",
     "Entry",
     "Gpu",
     "LayoutOptions",
@@ -27,6 +30,7 @@ __all__ = [
     "QueuePolicy",
     "RateLimiterResource",
     "Serving",
+    "Source",
     "TensorRT",
     "TensorRTLLM",
     "WeightOptions",

@@ -9,12 +9,14 @@ from pydantic import Field, field_validator, model_validator
 
 from builder.machine import available_cores, available_memory, working_cores
 from builder.spec.calibration import Calibration
+from builder.spec.capacity import Capacity
 from builder.spec.gpu import Gpu, TensorRT
 from builder.spec.layout import LayoutOptions
 from builder.spec.load import Load
 from builder.spec.names import misnamed
 from builder.spec.options import Options
 from builder.spec.serving import Machine, Serving
+from builder.spec.source import Source
 from builder.spec.weights import WeightOptions
 from builder.spec.whole_checkpoint import VLLM, WHOLE_CHECKPOINT, TensorRTLLM
 from builder.stores.address import store_address
@@ -224,6 +226,11 @@ class BuildSpec(Options):
         return self.engine in WHOLE_CHECKPOINT
 
     @property
+    def runs(self) -> str:
+        """What runs it: the engine of a whole checkpoint, or the target."""
+        return str(self.engine) if self.runs_checkpoint else self.target
+
+    @property
     def makes_plan(self) -> bool:
         """Whether what is built is a TensorRT plan."""
         return self.target == "tensorrt" and self.engine in (None, "tensorrt")
@@ -242,6 +249,30 @@ class BuildSpec(Options):
     def in_process(self) -> bool:
         """Whether an encoder's graph runs in the front model's own process; on a GPU it never does."""
         return self.layout.in_process
+
+    @property
+    def source(self) -> Source:
+        """Which checkpoint is meant."""
+        return Source(self.model, self.revision, self.task, self.max_length, self.pooling)
+
+    @property
+    def stated_slots(self) -> int | None:
+        """The slots that the user stated, for engines that choose their number by themselves."""
+        return self.slots if "slots" in self.model_fields_set else None
+
+    @property
+    def capacity(self) -> Capacity:
+        """What the model may take on the machine that serves."""
+        return Capacity(
+            self.entry_name,
+            self.serving_cores,
+            self.usable_memory,
+            self.instances,
+            self.threads_per_instance,
+            self.slots,
+            self.max_batch_size,
+            self.serving,
+        )
 
     @property
     def layout(self) -> LayoutOptions:

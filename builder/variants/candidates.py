@@ -85,7 +85,7 @@ def requested_variants(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant
         return tuple(Variant(GIVEN, engine) for engine in both)
     precision = "fp16" if spec.level == "O4" else spec.precision
     if spec.target != "cpu":
-        return (_on_gpu(spec, precision),)
+        return (_on_gpu(spec.target, spec.engine, precision, spec.triton),)
     wanted = AUTO if precision == "auto" else (precision,)
     here = [v for v in VARIANTS if v.target == "cpu"]
     matching = [v for v in here if v.precision in wanted and spec.engine in (None, "auto", v.engine)]
@@ -109,23 +109,23 @@ def requested_variants(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant
     return tuple(able if spec.engine == "auto" or precision == "auto" else able[:1])
 
 
-def _on_gpu(spec: BuildSpec, precision: str) -> Variant:
+def _on_gpu(target: str, asked: str | None, precision: str, triton: str) -> Variant:
     """The variant for a GPU, whatever this machine has. Raises SpecError."""
-    engine = spec.engine or {"cuda": onnxruntime.BACKEND, "tensorrt": tensorrt.BACKEND}[spec.target]
-    has = RELEASES[spec.triton].tensorrt
-    if spec.target == "tensorrt" and has is not None and version_tuple(has) < version_tuple(tensorrt.LEAST):
+    engine = asked or {"cuda": onnxruntime.BACKEND, "tensorrt": tensorrt.BACKEND}[target]
+    has = RELEASES[triton].tensorrt
+    if target == "tensorrt" and has is not None and version_tuple(has) < version_tuple(tensorrt.LEAST):
         raise SpecError(
-            f"Triton {spec.triton} has TensorRT {has}; graphs that state their precision in their types need "
+            f"Triton {triton} has TensorRT {has}; graphs that state their precision in their types need "
             f"{tensorrt.LEAST}: use --triton {with_tensorrt(tensorrt.LEAST)[0]} or later"
         )
-    of_engine = [v for v in VARIANTS if (v.target, v.engine) == (spec.target, engine)]
+    of_engine = [v for v in VARIANTS if (v.target, v.engine) == (target, engine)]
     for variant in of_engine:
         if variant.precision == precision:
             return variant
     known = ", ".join(v.precision for v in of_engine)
     if precision == "auto":
-        raise SpecError(f"--precision auto measures, and this machine does not run --target {spec.target}: say {known}")
-    raise SpecError(f"{engine} has no {precision} for --target {spec.target}; it has {known}")
+        raise SpecError(f"--precision auto measures, and this machine does not run --target {target}: say {known}")
+    raise SpecError(f"{engine} has no {precision} for --target {target}; it has {known}")
 
 
 @dataclass(frozen=True)

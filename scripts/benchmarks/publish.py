@@ -137,7 +137,7 @@ def one_build(name: str, place: Path, options: Mapping[str, Any], turn: int) -> 
     spec = make_spec(model=str(checkpoint), name=name, output=place / "repository", threads=1, **extra, **options)
     (folder / "graphs").mkdir()
     family = begin(spec, resolve(spec), folder / "graphs", lambda stage: nullcontext())
-    return verified(spec, build_key(spec), family, lambda stage: nullcontext())
+    return verified(family, build_key(spec), spec.triton, lambda stage: nullcontext())
 
 
 def answers(url: str, repository: Path, name: str) -> list[Sequence[Any]]:

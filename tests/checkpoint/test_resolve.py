@@ -125,7 +125,7 @@ def test_a_configuration_that_cannot_be_meant(text: str, message: str, tmp_path:
     (tmp_path / "model.safetensors").touch()
     (tmp_path / "config.json").write_text(text)
     with pytest.raises(CheckpointError, match=message):
-        locate(make_spec(model=str(tmp_path)))
+        locate(make_spec(model=str(tmp_path)).source)
 
 
 def test_a_tokenizer_of_another_model(copy: Callable[[str], Path]) -> None:

@@ -110,7 +110,7 @@ def test_links_within_a_checkpoint_and_into_the_hubs_own_store(folder: Path, tmp
     (snapshot / "config.json").rename(store / "blobs" / "abc")
     (snapshot / "config.json").symlink_to("../../blobs/abc")
     for place in (folder, snapshot):
-        assert locate(make_spec(model=str(place), name="model")).task.name == "text-classification"
+        assert locate(make_spec(model=str(place), name="model").source).task.name == "text-classification"
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_expressions_of_known_models_are_taken(pattern: str, folder: Path, monke
     monkeypatch.setattr(patterns, "SECONDS", 10.0)
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     _tokenizer(folder, pre_tokenizer=split)
-    assert locate(make_spec(model=str(folder), name="model")).tokenizer is not None
+    assert locate(make_spec(model=str(folder), name="model").source).tokenizer is not None
 
 
 def test_tokens_beyond_the_embeddings(folder: Path) -> None:
@@ -188,7 +188,7 @@ def test_padding_to_a_length_that_fills_memory(folder: Path) -> None:
         "pad_token": "[PAD]",
     }
     _tokenizer(folder, padding=padding)
-    tokenizer = locate(make_spec(model=str(folder), name="model")).tokenizer
+    tokenizer = locate(make_spec(model=str(folder), name="model").source).tokenizer
     assert len(tokenizer.backend_tokenizer.encode("a").ids) < 10
 
 

@@ -39,13 +39,13 @@ def _lines(plan: Plan) -> dict[str, str]:
 def _encoder(load: dict[str, Any], needs: Needs = ENCODER, **options: Any) -> Plan:
     spec = _spec(load, **options)
     assert spec.load is not None
-    return plan_encoder(spec, spec.load, needs)
+    return plan_encoder(spec.capacity, spec.load, needs)
 
 
 def _decoder(load: dict[str, Any], needs: Needs = DECODER, **options: Any) -> Plan:
     spec = _spec(load, **options)
     assert spec.load is not None
-    return plan_generating(spec, spec.load, needs)
+    return plan_generating(spec.capacity, spec.load, needs)
 
 
 def test_a_line_is_found_in_what_was_measured() -> None:

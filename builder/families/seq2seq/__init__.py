@@ -14,7 +14,7 @@ from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.engines.onnxruntime import loop_session
 from builder.export.decoder import CACHED_ATTENTION
 from builder.export.seq2seq import Seq2SeqExport, export_seq2seq, seq2seq_shapes
-from builder.families import Family
+from builder.families import Family, built_from
 from builder.families.generating import (
     exact_bound,
     kept_bounds,
@@ -112,10 +112,10 @@ def begin(
         "serving.tool_parser": spec.serving.tool_parser is not None,
     }
     refuse_options(spec, unusable, "an encoder-decoder model")
-    settings = read_settings(spec, checkpoint)
+    settings = read_settings(checkpoint, spec.task, spec.slots, spec.beams, spec.max_answer)
     with stage("plan memory"):
         own, cross = seq2seq_shapes(checkpoint.model)
-        memory = plan_memory(spec, checkpoint, settings, own, cross)
+        memory = plan_memory(spec.slots, spec.usable_memory, checkpoint, settings, own, cross)
     source = source_of(checkpoint, settings, cross, spec.serving.token_budget)
     return Seq2Seq(spec, checkpoint, folder, settings, source, memory, tuple(texts_to_judge(spec.samples, checkpoint)))
 
@@ -170,7 +170,7 @@ class Seq2Seq:
             timed=lambda precision, parts: self._timed(precision, _with(graphs, parts)),
             judged=lambda rung, parts: self._judged(rung, _with(graphs, parts), exact.pytorch.answers)[0],
         )
-        climbed = climb(rungs, precisions(self.spec), stage)
+        climbed = climb(rungs, precisions(self.spec.layout), stage)
         quantised = rungs.made(climbed.chosen.option)
         ladder = (exact.pytorch.rung, exact.rung, *(one for one in climbed.rungs if one is not exact.rung))
         return Chosen(exact, _with(graphs, quantised), quantised, ladder, climbed)
@@ -190,7 +190,7 @@ class Seq2Seq:
         """What serving.json tells the emitted loop over `graphs`, whose requests have `fields`."""
         spec, settings = self.spec, self.settings
         return serving_document(
-            spec,
+            spec.serving,
             self.checkpoint,
             settings.config,
             Arena(spec.slots, settings.max_answer, "float32", graphs.caches),
@@ -217,8 +217,9 @@ class Seq2Seq:
         operators = graphs.encoder.operators + graphs.decoder.operators
         encoder_layers = int(self.checkpoint.config.num_hidden_layers)
         return report_of(
-            self.spec,
-            self.checkpoint,
+            built_from(self.spec, self.checkpoint),
+            self.checkpoint.task,
+            self.spec.quality,
             replace(self.memory, weights=graphs.size),
             operators,
             entries,
@@ -296,12 +297,17 @@ class Seq2Seq:
 
 
 def plan_memory(
-    spec: BuildSpec, checkpoint: Checkpoint, settings: Settings, own: Sequence[LayerShape], cross: Sequence[LayerShape]
+    slots: int,
+    usable: float,
+    checkpoint: Checkpoint,
+    settings: Settings,
+    own: Sequence[LayerShape],
+    cross: Sequence[LayerShape],
 ) -> Memory:
     """Bytes of both caches and of the weights in fp32. Raises SpecError for more than there is."""
-    cache = cache_bytes(own, spec.slots, settings.max_answer) + cache_bytes(cross, spec.slots, checkpoint.max_length)
-    slots = f"{spec.slots} slots of {checkpoint.max_length} tokens read and {settings.max_answer} generated"
-    refuse_slots(cache, spec.usable_memory, "the caches need", slots, "--slots, --max-length or --max-answer")
+    cache = cache_bytes(own, slots, settings.max_answer) + cache_bytes(cross, slots, checkpoint.max_length)
+    holds = f"{slots} slots of {checkpoint.max_length} tokens read and {settings.max_answer} generated"
+    refuse_slots(cache, usable, "the caches need", holds, "--slots, --max-length or --max-answer")
     return Memory(cache, weights_bytes(checkpoint.model))
 
 

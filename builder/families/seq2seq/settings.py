@@ -13,7 +13,6 @@ from builder.checkpoint.resolve import Checkpoint
 from builder.engines.onnxruntime import ENCODER_FILE
 from builder.errors import CheckpointError, SpecError
 from builder.runtime.contract import Language, LayerShape, Source
-from builder.spec import BuildSpec
 from builder.tasks.base import Instructions, seq2seq_task
 
 LONGEST_ANSWER = 256  # tokens, where the user and the checkpoint do not say
@@ -31,9 +30,11 @@ class Settings:
     languages: Mapping[str, Language]
 
 
-def read_settings(spec: BuildSpec, checkpoint: Checkpoint) -> Settings:
+def read_settings(
+    checkpoint: Checkpoint, task: str | None, slots: int, asked_beams: int | None, max_answer: int | None
+) -> Settings:
     """The checkpoint's generation_config, with what holds for this task alone. Raises CheckpointError and SpecError."""
-    instructions = seq2seq_task(checkpoint.task).instructions(checkpoint.config, spec.task or checkpoint.task.name)
+    instructions = seq2seq_task(checkpoint.task).instructions(checkpoint.config, task or checkpoint.task.name)
     config = GenerationConfig.from_dict({**checkpoint.model.generation_config.to_dict(), **instructions.options})
     refuse_unserved(config, is_decoder=False)
     start = config.decoder_start_token_id
@@ -44,13 +45,13 @@ def read_settings(spec: BuildSpec, checkpoint: Checkpoint) -> Settings:
             f"{checkpoint.source} does not say which token its answers start from; add decoder_start_token_id to its "
             "generation_config.json"
         )
-    beams = spec.beams or config.num_beams or 1
-    if beams > spec.slots:
-        raise SpecError(f"a search of {beams} beams needs as many slots; --slots is {spec.slots}")
-    longest = spec.max_answer or max(config.max_length or 0, LONGEST_ANSWER)
+    beams = asked_beams or config.num_beams or 1
+    if beams > slots:
+        raise SpecError(f"a search of {beams} beams needs as many slots; --slots is {slots}")
+    longest = max_answer or max(config.max_length or 0, LONGEST_ANSWER)
     positions = getattr(checkpoint.config, "max_position_embeddings", None)
-    if spec.max_answer and positions and spec.max_answer > positions:
-        raise SpecError(f"--max-answer {spec.max_answer} exceeds the {positions} positions this model has")
+    if max_answer and positions and max_answer > positions:
+        raise SpecError(f"--max-answer {max_answer} exceeds the {positions} positions this model has")
     known = languages(checkpoint.tokenizer)
     if known or instructions.pairs:
         named = {"source": instructions.source, "target": instructions.target}
@@ -61,7 +62,7 @@ def read_settings(spec: BuildSpec, checkpoint: Checkpoint) -> Settings:
             source, target = (nearest(code, known) for code in named.values())
             instructions = replace(instructions, source=source, target=target)
         elif instructions.source and f"{instructions.source} to {instructions.target}" not in instructions.pairs:
-            raise SpecError(f"--task {spec.task}: the model translates {', '.join(instructions.pairs)}")
+            raise SpecError(f"--task {task}: the model translates {', '.join(instructions.pairs)}")
     elif instructions.source:
         instructions = replace(instructions, source=None, target=None)  # a model of one pair needs no names for it
     return Settings(config, instructions, int(start), beams, min(longest, positions or longest), known)

@@ -1,0 +1,16 @@
+"""What of a specification says which checkpoint is meant."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Source:
+    """`model`: a Hub id or a local folder; the rest is None where the checkpoint itself says it."""
+
+    model: str
+    revision: str | None = None
+    task: str | None = None
+    max_length: int | None = None
+    pooling: str | None = None
