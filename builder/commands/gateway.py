@@ -29,42 +29,9 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--url", default=DEFAULT_URL, metavar="HOST:PORT", help=URL_HELP)
     arguments.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
     arguments.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"default {DEFAULT_PORT}")
-    arguments.add_argument(
-        "--keys",
-        type=Path,
-        metavar="FILE",
-        help=f"who may ask: NAME:SECRET, one a line; the variable {KEYS_VARIABLE} has them separated by commas",
-    )
-    arguments.add_argument(
-        "--admin-key",
-        type=Path,
-        metavar="FILE",
-        help="the secret of who may give orders, as promote --canary does; or the variable "
-        f"{ADMIN_KEY_VARIABLE}. Without one, nobody may",
-    )
-    arguments.add_argument("--requests-per-minute", type=count, metavar="N", help="of one key; no limit unless given")
-    arguments.add_argument("--tokens-per-minute", type=count, metavar="N", help="of one key; no limit unless given")
-    arguments.add_argument("--max-body-mb", type=count, default=8, metavar="N", help="of one request (default 8)")
-    arguments.add_argument(
-        "--max-waiting",
-        type=count,
-        default=256,
-        metavar="N",
-        help="requests of one encoder at once; further ones get 429 (default 256)",
-    )
-    arguments.add_argument("--timeout", type=count, default=600, metavar="S", help="of one request (default 600)")
-    arguments.add_argument(
-        "--drain", type=count, default=60, metavar="S", help="to finish what runs when stopped (default 60)"
-    )
-    arguments.add_argument(
-        "--cors",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="a web origin whose pages may ask; may be repeated",
-    )
-    arguments.add_argument("--tls-certificate", type=Path, metavar="FILE", help="PEM; with it, HTTPS is spoken")
-    arguments.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM, of the certificate")
+    _add_access(arguments)
+    _add_limits(arguments)
+    _add_web(arguments)
     add_on_demand(arguments)
     arguments.add_argument(
         "--repository",
@@ -81,6 +48,54 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument("--forward-traces", action="store_true", help="hand the header traceparent on to Triton")
     return arguments
+
+
+def _add_access(arguments: argparse.ArgumentParser) -> None:
+    """Who may ask, and who may give orders."""
+    arguments.add_argument(
+        "--keys",
+        type=Path,
+        metavar="FILE",
+        help=f"who may ask: NAME:SECRET, one a line; the variable {KEYS_VARIABLE} has them separated by commas",
+    )
+    arguments.add_argument(
+        "--admin-key",
+        type=Path,
+        metavar="FILE",
+        help="the secret of who may give orders, as promote --canary does; or the variable "
+        f"{ADMIN_KEY_VARIABLE}. Without one, nobody may",
+    )
+
+
+def _add_limits(arguments: argparse.ArgumentParser) -> None:
+    """How much each may ask, and for how long."""
+    arguments.add_argument("--requests-per-minute", type=count, metavar="N", help="of one key; no limit unless given")
+    arguments.add_argument("--tokens-per-minute", type=count, metavar="N", help="of one key; no limit unless given")
+    arguments.add_argument("--max-body-mb", type=count, default=8, metavar="N", help="of one request (default 8)")
+    arguments.add_argument(
+        "--max-waiting",
+        type=count,
+        default=256,
+        metavar="N",
+        help="requests of one encoder at once; further ones get 429 (default 256)",
+    )
+    arguments.add_argument("--timeout", type=count, default=600, metavar="S", help="of one request (default 600)")
+    arguments.add_argument(
+        "--drain", type=count, default=60, metavar="S", help="to finish what runs when stopped (default 60)"
+    )
+
+
+def _add_web(arguments: argparse.ArgumentParser) -> None:
+    """What browsers and HTTPS need."""
+    arguments.add_argument(
+        "--cors",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="a web origin whose pages may ask; may be repeated",
+    )
+    arguments.add_argument("--tls-certificate", type=Path, metavar="FILE", help="PEM; with it, HTTPS is spoken")
+    arguments.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM, of the certificate")
 
 
 def add_on_demand(arguments: argparse.ArgumentParser) -> None:

@@ -7,7 +7,8 @@ that are asked for in the time that prompts leave (Little's law).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from builder.engines.openvino.lowering import block_bytes
 from builder.memory import WIDTHS, cache_bytes
@@ -32,9 +33,10 @@ def plan_generating(capacity: Capacity, load: Load, needs: Needs) -> Plan:
     slots, busy = capacity.slots, None
     lacking: list[str] = []
     if cost is not None:
-        speed, more, lacking, busy, slots = _speed(capacity, load, needs, cost)
-        lines += speed
-        settings.update(more)
+        speed = _speed(capacity, load, needs, cost)
+        busy, slots, lacking = speed.busy, speed.slots, [*speed.lacking]
+        lines += speed.lines
+        settings.update(speed.settings)
     length = _length(load, needs)
     cache, cache_lines = (_shared_cache if needs.paged else _cache)(capacity, load, needs, slots, length)
     lines += cache_lines
@@ -52,68 +54,127 @@ def plan_generating(capacity: Capacity, load: Load, needs: Needs) -> Plan:
     return Plan(capacity.name, (*lines, shm), settings, size, shared, busy, 0, tuple(lacking), (needs.measured,))
 
 
-def _speed(
-    capacity: Capacity, load: Load, needs: Needs, cost: Decoding
-) -> tuple[list[Line], dict[str, object], list[str], float, int]:
-    """What the measured speed says: lines, settings, what is lacking, busy cores, slots."""
-    rate, step = load.requests_per_s, cost.step
-    prompts, tokens = rate * load.tokens * cost.prompt_ms, rate * load.answer_tokens
-    lines = [
+@dataclass(frozen=True)
+class _Speed:
+    """What the measured speed says. `busy`: cores."""
+
+    lines: Sequence[Line]
+    settings: Mapping[str, object]
+    lacking: Sequence[str]
+    busy: float
+    slots: int
+
+
+@dataclass(frozen=True)
+class _Demand:
+    """What `load` asks of a second: `prompts`, milliseconds for all of its prompts, and `tokens`, those to generate."""
+
+    load: Load
+    cost: Decoding
+
+    @property
+    def prompts(self) -> float:
+        return self.load.requests_per_s * self.load.tokens * self.cost.prompt_ms
+
+    @property
+    def tokens(self) -> float:
+        return self.load.requests_per_s * self.load.answer_tokens
+
+    @property
+    def room(self) -> float:
+        """Milliseconds of a second that are left for what a step costs however many run; not above 0 for too much."""
+        return 1000 * BUSY - self.prompts - self.tokens * self.cost.step.part
+
+    @property
+    def running(self) -> float:
+        """Answers that run at once, on average."""
+        alone = self.tokens * self.cost.step.of(1) / 1000
+        return max(alone, self.tokens * self.cost.step.call / self.room)
+
+    @property
+    def between(self) -> float:
+        """Milliseconds from one token of an answer to the next."""
+        return self.cost.step.of(self.running) / (1 - self.prompts / 1000)
+
+    @property
+    def first(self) -> float:
+        """Milliseconds to the first token of an answer that has its turn."""
+        return self.load.tokens * self.cost.prompt_ms + self.cost.step.of(self.running)
+
+    @property
+    def busy(self) -> float:
+        """Of the time that the loop works."""
+        shared = max(1.0, self.running)  # answers of a step: one that runs now and then has its steps for itself
+        return min(1.0, (self.prompts + self.tokens * self.cost.step.of(shared) / shared) / 1000)
+
+
+def _speed(capacity: Capacity, load: Load, needs: Needs, cost: Decoding) -> _Speed:
+    """How many answers run at once, how fast, and who waits."""
+    demand = _Demand(load, cost)
+    asked = _asked(demand, needs)
+    if demand.room <= 0:
+        return _Speed(asked, {}, [_too_much(demand)], float(capacity.cores), capacity.slots)
+    slots = max(1, math.ceil(demand.running + SIGMAS * math.sqrt(demand.running)))
+    prefill, chunk = _prefill(capacity, load, cost, demand.running)
+    timeout_ms = capacity.serving.queue.loop_timeout_ms
+    wait = max(slots, math.ceil(load.requests_per_s * timeout_ms / 1000))
+    queue = Line("queue", f"{number(load.requests_per_s)}/s x {timeout_ms / 1000:g} s of waiting", str(wait))
+    settings = {"serving.prefill_tokens": prefill, "serving.queue.max_size": wait}
+    lines = [*asked, *_answers(demand, slots), chunk, queue]
+    return _Speed(lines, settings, _too_slow(demand), capacity.cores * demand.busy, slots)
+
+
+def _asked(demand: _Demand, needs: Needs) -> list[Line]:
+    """What prompts and tokens there are, and what they cost."""
+    load, cost, rate = demand.load, demand.cost, number(demand.load.requests_per_s)
+    step, prompt_ms = cost.step, number(cost.prompt_ms)
+    return [
         Line("a step", needs.measured, f"{number(step.call)} ms + {number(step.part)} ms a running answer"),
-        Line(
-            "prompts",
-            f"{number(rate)}/s x {load.tokens} tokens x {number(cost.prompt_ms)} ms",
-            f"{number(prompts)} ms/s",
-        ),
-        Line("tokens", f"{number(rate)}/s x {load.answer_tokens}", f"{number(tokens)}/s"),
+        Line("prompts", f"{rate}/s x {load.tokens} tokens x {prompt_ms} ms", f"{number(demand.prompts)} ms/s"),
+        Line("tokens", f"{rate}/s x {load.answer_tokens}", f"{number(demand.tokens)}/s"),
     ]
-    room = 1000 * BUSY - prompts - tokens * step.part
-    if room <= 0:
-        holds = 1000 * BUSY / (load.tokens * cost.prompt_ms + load.answer_tokens * step.part)
-        too_much = (
-            f"prompts and tokens need {number(prompts + tokens * step.part)} ms of each second, however many run at "
-            f"once; it holds {number(holds)} requests/s. What would: shorter prompts or answers, a lower precision, "
-            "more cores, or a copy of the model on another machine"
-        )
-        return lines, {}, [too_much], float(capacity.cores), capacity.slots
-    running = max(rate * load.answer_tokens * step.of(1) / 1000, tokens * step.call / room)
-    slots = max(1, math.ceil(running + SIGMAS * math.sqrt(running)))
-    between = step.of(running) / (1 - prompts / 1000)
-    first = load.tokens * cost.prompt_ms + step.of(running)
-    prefill, chunk = _prefill(capacity, load, cost, running)
-    lines += [
+
+
+def _answers(demand: _Demand, slots: int) -> list[Line]:
+    """How many answers run at once, and how fast each goes."""
+    load, step, running = demand.load, demand.cost.step, number(demand.running)
+    tokens, prompts = number(demand.tokens), number(demand.prompts)
+    at_once = f"{tokens} x {number(step.call)} ms / ({1000 * BUSY:.0f} - {prompts} - {tokens} x {number(step.part)})"
+    return [
+        Line("answers at once", at_once, f"{running} on average"),
+        Line("slots", f"{running} + {SIGMAS} x sqrt({running})", str(slots)),
         Line(
-            "answers at once",
-            f"{number(tokens)} x {number(step.call)} ms / ({1000 * BUSY:.0f} - {number(prompts)} - {number(tokens)} x "
-            f"{number(step.part)})",
-            f"{number(running)} on average",
+            "between tokens",
+            f"{number(step.of(demand.running))} ms / (1 - {prompts}/1000)",
+            f"{number(demand.between)} ms",
         ),
-        Line("slots", f"{number(running)} + {SIGMAS} x sqrt({number(running)})", str(slots)),
         Line(
-            "between tokens", f"{number(step.of(running))} ms / (1 - {number(prompts)}/1000)", f"{number(between)} ms"
+            "first token", f"{load.tokens} x {number(demand.cost.prompt_ms)} ms + a step", f"{number(demand.first)} ms"
         ),
-        Line("first token", f"{load.tokens} x {number(cost.prompt_ms)} ms + a step", f"{number(first)} ms"),
-        chunk,
     ]
-    lacking: list[str] = []
-    for name, limit, found in (
-        ("first token", load.first_token_ms, first),
-        ("between tokens", load.between_tokens_ms, between),
-    ):
-        if limit is not None and found > limit:
-            lacking.append(
-                f"{name}: {number(found)} ms, not {number(limit)} ms. What would: "
-                f"{'shorter prompts, ' if name == 'first token' else 'fewer requests a second, '}a lower precision or "
-                "more cores"
-            )
-    shared = max(1.0, running)  # answers of a step: one that runs now and then has its steps for itself
-    busy = capacity.cores * min(1.0, (prompts + tokens * step.of(shared) / shared) / 1000)
-    wait = max(slots, math.ceil(rate * capacity.serving.queue.loop_timeout_ms / 1000))
-    lines.append(
-        Line("queue", f"{number(rate)}/s x {capacity.serving.queue.loop_timeout_ms / 1000:g} s of waiting", str(wait))
+
+
+def _too_much(demand: _Demand) -> str:
+    load, cost = demand.load, demand.cost
+    holds = 1000 * BUSY / (load.tokens * cost.prompt_ms + load.answer_tokens * cost.step.part)
+    return (
+        f"prompts and tokens need {number(demand.prompts + demand.tokens * cost.step.part)} ms of each second, however "
+        f"many run at once; it holds {number(holds)} requests/s. What would: shorter prompts or answers, a lower "
+        "precision, more cores, or a copy of the model on another machine"
     )
-    settings: dict[str, object] = {"serving.prefill_tokens": prefill, "serving.queue.max_size": wait}
-    return lines, settings, lacking, busy, slots
+
+
+def _too_slow(demand: _Demand) -> list[str]:
+    """What takes longer than it may, with what would help."""
+    limits = (
+        ("first token", demand.load.first_token_ms, demand.first, "shorter prompts"),
+        ("between tokens", demand.load.between_tokens_ms, demand.between, "fewer requests a second"),
+    )
+    return [
+        f"{name}: {number(found)} ms, not {number(limit)} ms. What would: {helps}, a lower precision or more cores"
+        for name, limit, found, helps in limits
+        if limit is not None and found > limit
+    ]
 
 
 def _prefill(capacity: Capacity, load: Load, cost: Decoding, running: float) -> tuple[int, Line]:
