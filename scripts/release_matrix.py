@@ -22,6 +22,7 @@ import numpy as np
 
 from builder.checkpoint.libraries import quiet_libraries
 from builder.checkpoint.resolve import resolve
+from builder.engines.encoding import Variant
 from builder.engines.onnxruntime.older import for_runtime
 from builder.export.decoder import export_decoder
 from builder.export.encoder import export
@@ -35,7 +36,7 @@ from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.spec import WeightOptions, make_spec
 from builder.triton.releases import OPERATOR_NEEDS, RELEASES, version_tuple
-from builder.variants.candidates import Variant, VariantMaker
+from builder.variants.candidates import VariantMaker
 from builder.verify.emitted import Prompted, answer
 from builder.verify.generation import geometry_of
 from builder.verify.runtimes import (

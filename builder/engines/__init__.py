@@ -21,6 +21,8 @@ Infer = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 
 class Engine(Protocol):
+    NAME: str  # as people write it
+    REPLAYED_AS: str  # how builder/verify/replay.py opens its graphs
     MODEL_FILE: str
     ROWS_ARE_AN_AXIS: bool  # its Triton backend takes max_batch_size 0 only, with the rows as an axis of each tensor
     EMITTED_FILES: tuple[str, ...]  # of builder/runtime, with which a front runs its graphs in process
@@ -39,6 +41,14 @@ class Engine(Protocol):
 
     def session(self, graph: Graph, threads: int, spinning: bool) -> Session | OpenVinoSession:
         """How a front opens `graph` in process. Raises SpecError where it cannot."""
+        ...
+
+    def served_version(self, triton: str, in_process: bool) -> str:
+        """That which runs on the CPU where a Triton release serves: in a front's own process, or as its backend."""
+        ...
+
+    def half_constants(self, graph: Graph) -> bool:
+        """Whether constants of `graph` are stored in fp16, so that its results are rounded."""
         ...
 
     def wrong_cpus(self, graph: Graph) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from builder.checkpoint.resolve import Checkpoint
 from builder.engines import tensorrt
 from builder.engines.cpu import cpu
+from builder.engines.encoding import Variant
 from builder.engines.gpu import refuse_size
 from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import CheckpointError, SpecError, VerificationError
@@ -30,7 +31,7 @@ from builder.spec import BuildSpec, LayoutOptions
 from builder.triton.entries import RepositoryEntry, version_files
 from builder.triton.layout import lay_out
 from builder.triton.recipe import recipe_files
-from builder.variants.candidates import Variant, VariantMaker, requested_variants
+from builder.variants.candidates import VariantMaker, requested_variants
 from builder.variants.encoder import ROUNDING, EncoderRungs
 from builder.variants.evaluator import Evaluator, make_evaluator
 from builder.variants.ladder import Climbed, climb

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from builder.engines import openvino
+from builder.engines import engine
 from builder.errors import RepositoryError, SpecError
 from builder.runtime.contract import FILE, EncoderServing, GenerationServing, Serving, dump, load
 from builder.triton.render import parse
@@ -100,7 +100,7 @@ def _encoder(serving: EncoderServing, settings: Settings) -> EncoderServing:
         call_cost=settings.get("serving.call_cost", serving.batching.call_cost),
     )
     if batching.buckets:
-        shapes = openvino.buckets(batching.max_rows, serving.max_length, batching.token_budget)
+        shapes = engine(serving.executor).buckets(batching.max_rows, serving.max_length, batching.token_budget)
         batching = replace(batching, buckets=shapes)
     session = replace(serving.session, threads=settings.get("threads", serving.session.threads))
     return replace(serving, batching=batching, session=session)

@@ -8,10 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from builder.engines.encoding import Variant
 from builder.optimise.quantised import Quantised
 from builder.report.record import Rung
 from builder.speed import Latencies, speed_up
-from builder.variants.candidates import Variant, VariantMaker
+from builder.variants.candidates import VariantMaker
 from builder.variants.evaluator import Evaluator
 from builder.variants.ladder import Candidate
 from builder.variants.measurements import Measurements

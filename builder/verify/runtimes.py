@@ -23,7 +23,7 @@ import numpy as np
 import onnx
 
 from builder.cache.folder import cache_home
-from builder.engines import Infer, infer_with, openvino
+from builder.engines import Infer, engine, infer_with, openvino
 from builder.errors import VerificationError
 from builder.onnx.graph import Graph
 from builder.progress import Stage
@@ -31,7 +31,6 @@ from builder.report.record import EngineCheck
 from builder.runtime.generation.executors.base import Executor
 from builder.runtime.generation.executors.cross_attending import CrossAttending
 from builder.runtime.generation.executors.paged import Paged
-from builder.triton.releases import RELEASES, runtime_of
 
 RECORDED = ("run", "copy", "encode", "attach", "assign")  # of an executor
 TOLERANCE = 1e-4  # of the largest value, between two versions that compute in fp32
@@ -136,9 +135,8 @@ def graph_case(graph: Graph, feeds: Sequence[Mapping[str, np.ndarray]], threads:
     calls = [dict(call) for call in feeds]
     calls += [{name: values[:1] for name, values in call.items()} for call in feeds if _rows(call) > 1]
     infer = infer_with(graph, threads)
-    on_openvino = graph.engine == openvino.BACKEND
     job = {
-        "way": "representation" if on_openvino else "graph",
+        "way": engine(graph.engine).REPLAYED_AS,
         "model": str(graph.path),
         "arithmetic": graph.arithmetic,
         "outputs": list(graph.outputs),
@@ -163,10 +161,7 @@ def tolerance(graph: Graph) -> float:
     """How far two versions may be apart, as a share of the largest value."""
     if graph.arithmetic != "fp32" or any(graph.operators[name] for name in ROUNDING):
         return ROUNDED
-    if graph.engine == openvino.BACKEND:
-        return TOLERANCE
-    constants = onnx.load(str(graph.path), load_external_data=False).graph.initializer
-    return ROUNDED if any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in constants) else TOLERANCE
+    return ROUNDED if engine(graph.engine).half_constants(graph) else TOLERANCE
 
 
 class Recorder:
@@ -292,15 +287,11 @@ def _python() -> str:
 
 def verify_where_it_runs(triton: str, replay: Replay, stage: Stage) -> tuple[EngineCheck, ...]:
     """The check on the CPU engine of a Triton release, as a stage of the build. Raises VerificationError."""
-    release = RELEASES[triton]
-    name = "OpenVINO" if replay.engine == openvino.BACKEND else "ONNX Runtime"
-    where = f"the {name} of Triton {triton}"
+    room = engine(replay.engine)
+    where = f"the {room.NAME} of Triton {triton}"
     if replay.in_process:
         where = f"what its requirements pin for Triton {triton}"
-    if replay.engine == openvino.BACKEND:
-        version = release.openvino_in_process if replay.in_process else release.openvino
-    else:
-        version = runtime_of(triton, replay.in_process)
+    version = room.served_version(triton, replay.in_process)
     with stage(f"verify on {where}, {version}"):
         return (compare(replay.engine, version, where, replay.cases),)
 

@@ -30,6 +30,7 @@ from transformers import AutoModel, GPT2Config, GPT2LMHeadModel
 from builder import Client, build, running
 from builder.checkpoint.libraries import quiet_libraries
 from builder.checkpoint.resolve import resolve
+from builder.engines.encoding import Variant
 from builder.engines.gpu import gpus
 from builder.export.decoder import export_decoder
 from builder.export.encoder import export
@@ -42,7 +43,7 @@ from builder.samples import TEXTS
 from builder.spec import make_spec
 from builder.triton.placement import OF_TOKENS
 from builder.triton.profiles import Calls, covering_profile, input_shapes
-from builder.variants.candidates import Variant, VariantMaker
+from builder.variants.candidates import VariantMaker
 from builder.verify.generation import geometry_of
 from scripts.benchmarks.generation import make_checkpoint
 from scripts.benchmarks.posts import alone, median_ms

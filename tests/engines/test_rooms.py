@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 
+from builder import engines
 from builder.engines.decoding import DecodingEngine, engine_of, rooms
+from builder.engines.encoding import all_variants, encoding_engine
 from builder.errors import SpecError
 from builder.families import decoder
 from builder.memory import Memory
 from builder.runtime.contract import LayerShape
 from builder.spec import make_spec
+from builder.variants import candidates
 
 LAYERS = [LayerShape(2, 8), LayerShape(2, 16)]
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -39,6 +42,26 @@ def test_the_family_of_decoders_names_no_engine() -> None:
     tree = ast.parse(Path(decoder.__file__).read_text())
     imported = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module]
     assert [module for module in imported if module.startswith("builder.engines")] == ["builder.engines.decoding"]
+
+
+def test_the_rooms_of_encoders_say_all_that_can_be_made_of_one() -> None:
+    folders = {file.parent.name for file in Path(engines.__file__).parent.glob("*/encoding.py")}
+    assert {variant.engine for variant in all_variants()} == folders
+    for name in folders:
+        room = encoding_engine(name)
+        assert room.name == name
+        assert {variant.target for variant in room.variants} == set(room.called)
+    names = [variant.name for variant in all_variants()]
+    assert len(names) == len(set(names)), "a rung is known by its name"
+
+
+def test_the_variants_of_encoders_name_no_engine() -> None:
+    words = {
+        node.value
+        for node in ast.walk(ast.parse(Path(candidates.__file__).read_text()))
+        if isinstance(node, ast.Constant)
+    }
+    assert not words & {variant.engine for variant in all_variants()}
 
 
 def test_an_engine_without_a_cache_is_refused() -> None:

@@ -10,6 +10,7 @@ import pytest
 
 from builder import Client, build, make_spec, running
 from builder.checkpoint.resolve import resolve
+from builder.engines.encoding import Variant
 from builder.export.decoder import export_decoder
 from builder.export.encoder import export
 from builder.export.slots import slot_copier
@@ -19,7 +20,7 @@ from builder.runtime.contract import Session
 from builder.runtime.generation.executors.cuda import ELEMENTS, Cuda
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.samples import TEXTS
-from builder.variants.candidates import Variant, VariantMaker
+from builder.variants.candidates import VariantMaker
 from builder.verify.emitted import generate
 from builder.verify.generation import geometry_of
 from tests.checkpoints import VOCABULARY

@@ -13,13 +13,14 @@ import pytest
 from builder.checkpoint.resolve import resolve
 from builder.engines import infer_with
 from builder.engines.cpu import cpu
+from builder.engines.encoding import Variant
 from builder.engines.openvino import arithmetic_on
 from builder.errors import ExportError, SpecError, VerificationError
 from builder.export.encoder import export
 from builder.onnx.graph import Graph
 from builder.samples import TEXTS
 from builder.spec import make_spec
-from builder.variants.candidates import VARIANTS, Variant, VariantMaker, requested_variants
+from builder.variants.candidates import VARIANTS, VariantMaker, requested_variants
 from tests.models import minilm
 
 BF16_CPU = ("avx512_vnni", "avx512_bf16")

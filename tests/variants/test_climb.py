@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from builder.engines.encoding import Variant
 from builder.errors import ExportError, VerificationError
 from builder.onnx.graph import Graph
 from builder.optimise.quantised import Quantised
@@ -18,7 +19,7 @@ from builder.report.record import Rung
 from builder.spec import make_spec
 from builder.speed import Latencies
 from builder.variants import contention
-from builder.variants.candidates import Variant, VariantMaker
+from builder.variants.candidates import VariantMaker
 from builder.variants.encoder import EncoderRungs
 from builder.variants.evaluator import Evaluator
 from builder.variants.generating import PrecisionRungs, Required

@@ -17,9 +17,12 @@ from builder.engines import Infer
 from builder.onnx.bfloat16 import without_bfloat16
 from builder.onnx.graph import Graph, save_graph
 from builder.runtime.contract import Session
+from builder.triton.releases import runtime_of
 from builder.triton.stock import Signature, Tensor
 
 BACKEND = "onnxruntime"
+NAME = "ONNX Runtime"
+REPLAYED_AS = "graph"
 ROWS_ARE_AN_AXIS = False
 EMITTED_FILES = ("encoder/executors/onnxruntime.py", "sessions.py", "cores.py")
 MODEL_FILE = "model.onnx"
@@ -103,6 +106,17 @@ def buckets(max_rows: int, max_length: int, token_budget: int) -> tuple[tuple[in
 def session(graph: Graph, threads: int, spinning: bool) -> Session:
     """An encoder's in process."""
     return loop_session(threads, spinning)
+
+
+def served_version(triton: str, in_process: bool) -> str:
+    """The release's, or what the emitted requirements pin for it."""
+    return runtime_of(triton, in_process)
+
+
+def half_constants(graph: Graph) -> bool:
+    """Whether a weight is in fp16."""
+    constants = onnx.load(str(graph.path), load_external_data=False).graph.initializer
+    return any(tensor.data_type == onnx.TensorProto.FLOAT16 for tensor in constants)
 
 
 def wrong_cpus(graph: Graph) -> tuple[str, ...]:

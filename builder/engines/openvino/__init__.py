@@ -18,12 +18,15 @@ import openvino
 from builder.engines import Infer
 from builder.errors import ExportError
 from builder.runtime.contract import CacheType, OpenVinoSession
+from builder.triton.releases import RELEASES
 from builder.triton.stock import Signature, Tensor
 
 if TYPE_CHECKING:
     from builder.onnx.graph import Graph
 
 BACKEND = "openvino"
+NAME = "OpenVINO"
+REPLAYED_AS = "representation"
 ROWS_ARE_AN_AXIS = True  # it would set the batch to max_batch_size and refuse calls of fewer rows: openvino.cc
 EMITTED_FILES = ("encoder/executors/openvino.py", "cores.py")
 MODEL_FILE = "model.xml"
@@ -104,6 +107,17 @@ def _steps(first: int, each: int, last: int) -> list[int]:
 def session(graph: Graph, threads: int, spinning: bool) -> OpenVinoSession:
     """An encoder's in process. OpenVINO's threads do not spin: `spinning` has no effect."""
     return OpenVinoSession("bf16" if graph.arithmetic == "bf16" else "fp32", threads)
+
+
+def served_version(triton: str, in_process: bool) -> str:
+    """The release's, or what the emitted requirements pin for it."""
+    release = RELEASES[triton]
+    return release.openvino_in_process if in_process else release.openvino
+
+
+def half_constants(graph: Graph) -> bool:
+    """No: they are multiplied as they were in fp32 unless `graph.arithmetic` says otherwise."""
+    return False
 
 
 def wrong_cpus(graph: Graph) -> tuple[str, ...]:

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 from builder.engines import Infer, onnxruntime
 from builder.errors import SpecError
 from builder.runtime.contract import Session
+from builder.triton.releases import RELEASES, version_tuple, with_tensorrt
 
 if TYPE_CHECKING:
     from builder.onnx.graph import Graph
 
 BACKEND = "tensorrt"
+NAME = "TensorRT"
+REPLAYED_AS = "graph"
 ROWS_ARE_AN_AXIS = False
 EMITTED_FILES: tuple[str, ...] = ()  # a GPU's engine is a Triton model of its own
 PLATFORM = "tensorrt_plan"
@@ -41,6 +44,25 @@ def buckets(max_rows: int, max_length: int, token_budget: int) -> tuple[tuple[in
 
 def session(graph: Graph, threads: int, spinning: bool) -> Session:
     raise SpecError("a TensorRT plan runs in a Triton model of its own: leave --executor out")
+
+
+def refuse_release(triton: str) -> None:
+    """Raises SpecError for a Triton release whose TensorRT is too old for graphs that state their precision."""
+    has = RELEASES[triton].tensorrt
+    if has is not None and version_tuple(has) < version_tuple(LEAST):
+        raise SpecError(
+            f"Triton {triton} has TensorRT {has}; graphs that state their precision in their types need "
+            f"{LEAST}: use --triton {with_tensorrt(LEAST)[0]} or later"
+        )
+
+
+def served_version(triton: str, in_process: bool) -> str:
+    raise SpecError("a TensorRT plan runs on a GPU, and there is none here to run it in another version")
+
+
+def half_constants(graph: Graph) -> bool:
+    """Of the ONNX that a plan is compiled from."""
+    return onnxruntime.half_constants(graph)
 
 
 def wrong_cpus(graph: Graph) -> tuple[str, ...]:

@@ -26,6 +26,7 @@ from transformers import AutoConfig, AutoModelForQuestionAnswering
 from builder import Client, running
 from builder.checkpoint.resolve import resolve
 from builder.engines import infer_with
+from builder.engines.encoding import Variant
 from builder.export.encoder import export
 from builder.machine import available_cores
 from builder.onnx.graph import Graph
@@ -34,7 +35,7 @@ from builder.pipeline import build
 from builder.samples import TEXTS
 from builder.serve.triton import free_ports
 from builder.spec import make_spec
-from builder.variants.candidates import Variant, VariantMaker
+from builder.variants.candidates import VariantMaker
 from scripts.benchmarks.posts import Row, alone, median_ms
 from tests.checkpoints import make_tokenizer
 from tests.trained import question_answering

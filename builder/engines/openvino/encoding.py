@@ -1,0 +1,50 @@
+"""OpenVINO for encoders, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from builder.engines.cpu import cpu
+from builder.engines.encoding import VNNI, Encoders, EncodingEngine, Variant
+from builder.engines.openvino import BACKEND, BF16, MODEL_FILE, arithmetic_on, convert
+from builder.onnx.graph import Graph
+from builder.optimise.quantised import Quantised
+
+
+class Encoding(EncodingEngine):
+    name = BACKEND
+    called: ClassVar = {"cpu": "OpenVINO"}
+    preference = 1
+    halves_itself = True
+    variants = (
+        Variant("fp32", BACKEND),
+        Variant("bf16", BACKEND, BF16),  # ONNX Runtime has no bf16 on a CPU
+        Variant("fp16", BACKEND),
+        Variant("int8-static", BACKEND, VNNI),  # it reads dynamic int8 wrongly
+    )
+
+    def source(self, encoders: Encoders, target: str) -> Graph:
+        return encoders.plain
+
+    def finish(self, quantised: Quantised, precision: str, path: Path) -> Quantised:
+        """Real constants are halves but in fp32; products are in what the CPU multiplies fastest, unless stated."""
+        arithmetic = precision if precision in ("fp32", "bf16") else arithmetic_on(cpu()["flags"])
+        converted = convert(quantised.graph, path.parent / "ir" / MODEL_FILE, arithmetic, precision != "fp32")
+        return replace(quantised, graph=converted)
+
+    def unable(self, precision: str, flags: Collection[str]) -> str | None:
+        has = arithmetic_on(flags)
+        if precision == "bf16" and has != "bf16":
+            return (
+                f"this CPU cannot multiply in bf16: it has none of {', '.join(BF16)}. Use --precision int8-static "
+                "or fp32, or build on the machine that will serve"
+            )
+        if precision == "fp32" and has != "fp32":
+            return (
+                "on this CPU OpenVINO multiplies in bf16, and Triton's backend has no parameter for fp32: use "
+                "--precision bf16, or --engine onnxruntime"
+            )
+        return None
