@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -199,7 +201,7 @@ def test_random_logits_say_valid_documents_only(name: str, asked: Asked) -> None
     schema = SCHEMAS[name]
     validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
     guide = {"json_schema": schema if isinstance(schema, dict) else {}}
-    requests = [{"guide": guide, "temperature": 1.0, "random_seed": seed} for seed in range(3)]
+    requests = [{"guide": guide, **_sampled(seed)} for seed in range(3)]
     ended = 0
     for text, reason in asked.ask({"guide": guide}, *requests):
         if reason == "stop":
@@ -208,6 +210,37 @@ def test_random_logits_say_valid_documents_only(name: str, asked: Asked) -> None
         else:
             assert name in ("anything", "additional", "recursion"), "what can go on for ever"
     assert ended or name == "anything"
+
+
+@pytest.mark.skipif("JSON_SCHEMA_TEST_SUITE" not in os.environ, reason="JSON_SCHEMA_TEST_SUITE is not set: a checkout")
+def test_the_schemas_of_the_json_schema_test_suite(asked: Asked) -> None:
+    """https://github.com/json-schema-org/JSON-Schema-Test-Suite: each of draft 2020-12 is kept to, or refused."""
+    files = sorted(Path(os.environ["JSON_SCHEMA_TEST_SUITE"], "tests", "draft2020-12").rglob("*.json"))
+    groups = [group for file in files for group in json.loads(file.read_text())]
+    found: Counter[str] = Counter()
+    for schema in (group["schema"] for group in groups if isinstance(group["schema"], dict)):
+        try:
+            answers = asked.ask(*({"guide": {"json_schema": schema}, **_sampled(seed, 200)} for seed in range(4)))
+        except InputError:
+            found["refused"] += 1
+            continue
+        found["kept to"] += 1
+        validator = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
+        for document in (json.loads(text) for text, reason in answers if reason == "stop"):
+            found["documents"] += 1
+            if not _has_classes(schema):
+                validator.validate(document)
+    print(dict(found))
+    assert found["documents"] > found["kept to"] > 0.4 * len(groups)
+
+
+def _sampled(seed: int, tokens: int = 400) -> dict[str, Any]:
+    return {"temperature": 1.0, "random_seed": seed, "max_tokens": tokens}
+
+
+def _has_classes(schema: Mapping[str, Any]) -> bool:
+    r"""Whether a pattern has classes, such as \W and \p{Letter}, that the validator's Python reads otherwise."""
+    return re.search(r"\\\\[pPwWdDsS]", json.dumps(schema)) is not None
 
 
 @pytest.mark.parametrize(
@@ -219,7 +252,7 @@ def test_random_logits_say_valid_documents_only(name: str, asked: Asked) -> None
     ],
 )
 def test_other_guides(guide: dict[str, Any], whole: str, asked: Asked) -> None:
-    requests = [{"guide": guide, "temperature": 1.0, "random_seed": seed} for seed in range(4)]
+    requests = [{"guide": guide, **_sampled(seed)} for seed in range(4)]
     for text, reason in asked.ask(*requests):
         assert reason == "stop"
         assert re.fullmatch(whole, text)
