@@ -2,7 +2,8 @@
 
 A request for a model that streams has a gRPC stream of its own, because Triton cancels whole streams. It is opened on
 a connection that is there already, which costs no round trip, and closed for writing as soon as its request is out:
-a stream left open would keep its request, and so its model, with the server.
+a stream left open would keep its request, and so its model, with the server. So would one that is cancelled after its
+last response (see builder.serve.responses): what has had that is read to the end.
 
 Streams report errors as text, without a code. Triton can be asked for codes (the header triton_grpc_error), but until
 release 26.04 it then reads freed memory, and ends (server, pull request 8708). So `stream_error` reads the texts.
@@ -34,6 +35,7 @@ QUEUE_FULL = ("wait already", "Exceeds maximum queue size")
 OUT_OF_TIME = ("time was over", "Request timeout expired")
 AWAY = ("is not ready", "shutting down", "Stub process", "no version is available")
 FAULTS = ("failed inside the model", "Failed to process the request", "Internal")
+LAST = "triton_final_response"
 ALL, LIST = "*", "models"  # what a shared front is asked for the models that it hosts, and the output that says so
 Metadata = Sequence[tuple[str, str]]
 
@@ -115,7 +117,7 @@ class Triton:
     ) -> AsyncGenerator[Outputs, None]:
         """The answers of a model as they come. An iterator that is closed early cancels the request."""
         call = self.stub.ModelStreamInfer(metadata=metadata)
-        ended = False
+        ends = ended = False
         try:
             with self._translated():
                 await call.write(request)
@@ -126,13 +128,15 @@ class Triton:
                         ended = True
                         await _refuse_status(call)
                         return
+                    ends = _ends(message)
                     if message.error_message:
                         raise stream_error(message.error_message)
                     if message.infer_response.outputs:
                         yield read_outputs(message.infer_response)
         finally:
-            if not ended:
-                call.cancel()
+            if ends and not ended:
+                await _read_on(call)
+            call.cancel()  # does nothing to what has ended
 
     @contextlib.contextmanager
     def _translated(self) -> Any:
@@ -176,6 +180,18 @@ def _known(message: str) -> ApiError | None:
     if any(words in message for words in AWAY):
         return ApiError(503, message, code="unavailable", retry_after=2)
     return None
+
+
+def _ends(message: service_pb2.ModelStreamInferResponse) -> bool:
+    """Whether this is the last response."""
+    return bool(message.error_message) or message.infer_response.parameters[LAST].bool_param
+
+
+async def _read_on(call: Any) -> None:
+    """Read a stream to its end."""
+    with contextlib.suppress(grpc.aio.AioRpcError):
+        while await call.read() is not grpc.aio.EOF:
+            pass
 
 
 async def _refuse_status(call: Any) -> None:

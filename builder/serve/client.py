@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import queue
 from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tritonclient.grpc as grpc
-from tritonclient.utils import InferenceServerException
+from tritonclient.grpc import service_pb2
+from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 
 from builder.errors import ServeError
 from builder.runtime.fields import Field
+from builder.serve.responses import Responses
 from builder.tensors import to_tensors, to_values
 
 TRITON_TYPES = {
@@ -59,43 +61,24 @@ class Client:
 
     def stream(self, sample: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         """The responses to one sample as they come. Raises ServeError; an iterator left early cancels the request."""
-        arrived: queue.SimpleQueue[tuple[Any, InferenceServerException | None]] = queue.SimpleQueue()
-        inputs = self._inputs(to_tensors(sample, self.signature.inputs, self.signature.batched))
-        finished = False
-        with grpc.InferenceServerClient(self.url) as connection:
-            connection.start_stream(lambda result, error: arrived.put((result, error)))
-            try:
-                self._begin(connection, inputs)
-                while True:
-                    result, error = self._next(arrived)
-                    if error is not None:
-                        finished = True
-                        raise ServeError(f"{self.name}: {error.message()}") from error
-                    response = result.get_response()
-                    outputs = {field.name: result.as_numpy(field.name) for field in self.signature.outputs}
-                    found = {name: array for name, array in outputs.items() if array is not None}
-                    tensors = found if self.signature.batched else {name: a[None] for name, a in found.items()}
-                    if tensors:
-                        yield to_values(tensors, self.signature.outputs)[0]
-                    final = response.parameters.get("triton_final_response")
-                    finished = final is not None and final.bool_param
-                    if finished:
-                        return
-            finally:
-                # to cancel what has ended would leave the request, and its model, with the server for ever
-                connection.stop_stream(cancel_requests=not finished)
+        tensors = to_tensors(sample, self.signature.inputs, self.signature.batched)
+        with closing(Responses(self.url, self._request(tensors), self.timeout_s)) as responses:
+            for response in responses:
+                result = grpc.InferResult(response)
+                outputs = {field.name: result.as_numpy(field.name) for field in self.signature.outputs}
+                found = {name: array for name, array in outputs.items() if array is not None}
+                tensors = found if self.signature.batched else {name: a[None] for name, a in found.items()}
+                if tensors:
+                    yield to_values(tensors, self.signature.outputs)[0]
 
-    def _begin(self, connection: grpc.InferenceServerClient, inputs: list[Any]) -> None:
-        try:
-            connection.async_stream_infer(self.name, inputs, enable_empty_final_response=True)
-        except InferenceServerException as error:  # the connection was gone before the request was on its way
-            raise ServeError(f"{self.name}: the server at {self.url} does not answer: {error.message()}") from error
-
-    def _next(self, arrived: queue.SimpleQueue[Any]) -> Any:
-        try:
-            return arrived.get(timeout=self.timeout_s)
-        except queue.Empty:
-            raise ServeError(f"{self.name}: no answer within {self.timeout_s:g} s") from None
+    def _request(self, tensors: Mapping[str, np.ndarray]) -> service_pb2.ModelInferRequest:
+        types = {field.name: TRITON_TYPES[field.data_type] for field in self.signature.inputs}
+        request = service_pb2.ModelInferRequest(model_name=self.name)
+        for name, array in tensors.items():
+            request.inputs.add(name=name, datatype=types[name], shape=array.shape)
+            packed = serialize_byte_tensor(array).item() if types[name] == "BYTES" else array.tobytes()
+            request.raw_input_contents.append(packed)
+        return request
 
     def ask_tensors(self, tensors: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
         """Answer a batch of rows given as tensors with a batch dimension."""

@@ -65,7 +65,7 @@ class Disturbances:
         return any(begin <= ended and begun <= end for begin, end in tuple(self.windows))
 
     def _kill(self, turn: int) -> None:
-        (process,) = (pid for pid, (dead, name) in children(self.server.process.pid).items() if name == self.name)
+        process = max(self.processes())  # that of the version that answers
         begun = time.monotonic()
         self.windows.append((begun, begun + RECOVERY_S))
         os.kill(process, signal.SIGKILL)
@@ -77,6 +77,12 @@ class Disturbances:
                 self.windows[-1] = (begun, time.monotonic())
                 return
         self.wrong.append(f"the model did not come back within {RECOVERY_S:g} s")
+
+    def processes(self) -> list[int]:
+        """Those of the model: more than one where an earlier version has not ended."""
+        return [
+            pid for pid, (dead, name) in children(self.server.process.pid).items() if name == self.name and not dead
+        ]
 
     async def _answers(self) -> bool:
         triton = Triton(self.server.url)

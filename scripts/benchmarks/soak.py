@@ -129,6 +129,7 @@ def _soak(server: Server, minutes: float, clients: int, kinds: Mapping[str, int]
         "megabytes_of_triton_by_minute": [round(both[0], 1) for both in memory[::12]],
         "megabytes_of_the_model_by_minute": [round(both[1], 1) for both in memory[::12]],
         **disturbed.counts,
+        "processes_at_the_end": len(disturbed.processes()),
         "loaded_again": watcher.reloads.get("model", 0),
         "back_after_s": [round(seconds, 1) for seconds in disturbed.recovered_s],
     }

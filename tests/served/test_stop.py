@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 import threading
 import time
 from pathlib import Path
 
 import pytest
+from tritonclient.grpc import service_pb2
 
+from builder.errors import ServeError
+from builder.gateway.errors import ApiError
+from builder.gateway.tensors import add_tensor
+from builder.gateway.triton import Triton
+from builder.runtime.fields import Field
 from builder.serve.client import Client
 from builder.serve.triton import running
 
@@ -27,9 +34,11 @@ def test_after_many_streams_the_model_is_unloaded_at_once(decoder: Path) -> None
     with running(decoder) as server:
 
         def ask() -> None:
-            for _ in range(3):
-                with Client(server.url, "writes") as client:
+            with Client(server.url, "writes") as client:
+                for _ in range(3):
                     client.ask(SAMPLE)
+                    with pytest.raises(ServeError, match="temperature"):
+                        client.ask({**SAMPLE, "temperature": -1.0})
 
         threads = [threading.Thread(target=ask) for _ in range(8)]
         for thread in threads:
@@ -39,6 +48,36 @@ def test_after_many_streams_the_model_is_unloaded_at_once(decoder: Path) -> None
         begun = time.monotonic()
     assert time.monotonic() - begun < 10
     assert any("successfully unloaded 'writes'" in line for line in server.log)
+
+
+def test_a_stream_that_is_left_when_its_answer_is_complete_keeps_no_model(decoder: Path) -> None:
+    with running(decoder) as server, Client(server.url, "writes") as client:
+        for number in range(1, 4):
+            answers = client.stream({**SAMPLE, "max_tokens": 5, "stream": True})
+            next(answers)
+            _wait_for(client, number)
+            answers.close()  # type: ignore[attr-defined]
+        asyncio.run(_refused(server.url))
+    assert any("successfully unloaded 'writes'" in line for line in server.log)
+
+
+def _wait_for(client: Client, answered: int) -> None:
+    """Until Triton has counted so many requests, which it does when they are over."""
+    end = time.monotonic() + 60
+    while int(client.statistics()["inference_stats"]["success"].get("count", 0)) < answered:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+async def _refused(url: str) -> None:
+    """What the gateway does with streams whose only response is an error."""
+    triton = Triton(url)
+    for _ in range(20):
+        request = service_pb2.ModelInferRequest(model_name="writes")
+        add_tensor(request, Field("text_input", "TYPE_STRING"), [""], (1, 1))
+        with pytest.raises(ApiError):
+            await anext(triton.stream(request))
+    await triton.close()
 
 
 def test_a_running_answer_is_finished_and_an_open_stream_holds_nobody_up(decoder: Path) -> None:
