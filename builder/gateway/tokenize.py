@@ -141,10 +141,11 @@ async def _of_chat(call: Call, model: Model, body: Body) -> list[dict[str, Any]]
 async def _asked(call: Call, model: Model, inputs: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
     """The text and the tokens that a model that generates says of one prompt, of which it generates nothing."""
     request = make_request(call, model, {**inputs, TOKENIZE: True})
-    async with aclosing(call.gateway.triton.stream(request, call.metadata)) as answers:
-        async for outputs in answers:
-            return outputs["text_output"].strings()[0], loads(outputs["tokens"].strings()[0])
-    raise ApiError(500, f"{model.name} told no tokens")
+    async with aclosing(call.gateway.triton.stream(request, call.metadata)) as stream:
+        answers = [outputs async for outputs in stream]
+    if len(answers) != 1:
+        raise ApiError(500, f"{model.name} answered {len(answers)} times what its tokens are; once was expected")
+    return answers[0]["text_output"].strings()[0], loads(answers[0]["tokens"].strings()[0])
 
 
 def _tokenizes(model: Model) -> bool:

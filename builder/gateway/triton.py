@@ -11,6 +11,7 @@ release 26.04 it then reads freed memory, and ends (server, pull request 8708). 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from builder.gateway.errors import ApiError
+from builder.gateway.leaving import Leaving
 from builder.gateway.models import NAME
 from builder.gateway.tensors import Outputs, add_tensor, read_outputs
 
@@ -30,6 +32,7 @@ OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 2000),  # not two minutes: a server that was restarted is there again
 )
 LOAD_TIMEOUT_S = 600.0
+TIMEOUT_S = 10.0  # of what needs no engine
 HOLDING = ("READY", "LOADING", "UNLOADING")
 QUEUE_FULL = ("wait already", "Exceeds maximum queue size")
 OUT_OF_TIME = ("time was over", "Request timeout expired")
@@ -47,9 +50,20 @@ class Triton:
         self.url = url
         self.channel = grpc.aio.insecure_channel(url, options=OPTIONS)
         self.stub = service_pb2_grpc.GRPCInferenceServiceStub(self.channel)
+        self.leaving = Leaving(self.version)
 
     async def close(self) -> None:
+        if self.leaving.ends:
+            await asyncio.wait(self.leaving.ends, timeout=TIMEOUT_S)
         await self.channel.close()
+
+    async def version(self) -> str:
+        """What the server says that it is, such as "2.51.0"; "" where it does not answer."""
+        try:
+            answer = await self.stub.ServerMetadata(service_pb2.ServerMetadataRequest(), timeout=TIMEOUT_S)
+        except grpc.aio.AioRpcError:
+            return ""
+        return str(answer.version)
 
     async def ready(self) -> bool:
         """Whether the server answers and says that it is ready."""
@@ -62,14 +76,14 @@ class Triton:
     async def index(self) -> list[tuple[str, str]]:
         """(name, version) of each model that is ready."""
         with self._translated():
-            answer = await self.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True), timeout=10)
+            answer = await self.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True), timeout=TIMEOUT_S)
         return [(model.name, model.version) for model in answer.models]
 
     async def config(self, name: str, version: str) -> Any:
         """The ModelConfig of a model."""
         with self._translated():
             request = service_pb2.ModelConfigRequest(name=name, version=version)
-            answer = await self.stub.ModelConfig(request, timeout=10)
+            answer = await self.stub.ModelConfig(request, timeout=TIMEOUT_S)
         return answer.config
 
     async def load(self, name: str) -> None:
@@ -88,12 +102,12 @@ class Triton:
         """Whether a version of a model is loaded."""
         with self._translated():
             request = service_pb2.ModelReadyRequest(name=name, version=version)
-            return bool((await self.stub.ModelReady(request, timeout=10)).ready)
+            return bool((await self.stub.ModelReady(request, timeout=TIMEOUT_S)).ready)
 
     async def held(self) -> set[str]:
         """The models that take memory: those that are loaded, and those that are about to be or to go."""
         with self._translated():
-            answer = await self.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=10)
+            answer = await self.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=TIMEOUT_S)
         return {model.name for model in answer.models if model.state in HOLDING}
 
     async def hosted(self, front: str) -> str:
@@ -101,15 +115,17 @@ class Triton:
         request = service_pb2.ModelInferRequest(model_name=front)
         add_tensor(request, NAME, [ALL], (1, 1))
         request.outputs.add().name = LIST
-        with self._translated():
-            answer = await self.stub.ModelInfer(request, timeout=10)
-        (text,) = read_outputs(answer)[LIST].strings()
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                (text,) = (await self.infer(request))[LIST].strings()
+        except TimeoutError as error:
+            raise ApiError(504, f"{front} does not say what it hosts within {TIMEOUT_S:g} s", code="timeout") from error
         return text
 
     async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> Outputs:
-        """The answer of a model that has one. A caller that is cancelled cancels the call."""
+        """The answer of a model that has one. A caller that is cancelled cancels the call where the server takes it."""
         with self._translated():
-            answer = await self.stub.ModelInfer(request, metadata=metadata)
+            answer = await self.leaving.answer(request.model_name, self.stub.ModelInfer(request, metadata=metadata))
         return read_outputs(answer)
 
     async def stream(

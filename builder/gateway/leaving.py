@@ -1,0 +1,59 @@
+"""Calls whose caller has left: cancelled only on a server that takes it, and waited for elsewhere, by nobody.
+
+Until release 25.06 a cancellation that meets the answer ends Triton, or has it keep the request, and so its model,
+for ever (server, issue 7368, pull requests 7840, 8078 and 8220). What becomes of streams, builder.gateway.triton says.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from builder.gateway.errors import ApiError
+from builder.triton.releases import version_tuple
+
+TAKES_CANCELLING = (2, 59)  # the server of release 25.06
+MOST = 256  # calls of one model that nobody waits for
+
+
+class Leaving:
+    """`version`: what the server says that it is, "2.51.0"; "" where it does not answer."""
+
+    def __init__(self, version: Callable[[], Awaitable[str]]) -> None:
+        self.version = version
+        self.known = ""
+        self.left: Counter[str] = Counter()
+        self.ends: set[asyncio.Task[None]] = set()
+
+    async def answer(self, model: str, call: Awaitable[Any]) -> Any:
+        """What a call of `model` comes to. Raises what it raises, and ApiError 429 where too many of them were left."""
+        if self.left[model] >= MOST:
+            raise ApiError(
+                429,
+                f"{MOST} requests of {model} are on their way whose clients left; send this one again later",
+                code="queue_full",
+                retry_after=1,
+            )
+        asked = asyncio.ensure_future(call)
+        try:
+            return await asyncio.shield(asked)
+        except asyncio.CancelledError:
+            if not asked.done():
+                end = asyncio.ensure_future(self._end(model, asked))
+                self.ends.add(end)
+                end.add_done_callback(self.ends.discard)
+            raise
+
+    async def _end(self, model: str, asked: asyncio.Future[Any]) -> None:
+        self.left[model] += 1
+        try:
+            self.known = self.known or await self.version()
+            if version_tuple(self.known) >= TAKES_CANCELLING:
+                asked.cancel()
+            with contextlib.suppress(Exception, asyncio.CancelledError):
+                await asked
+        finally:
+            self.left[model] -= 1
