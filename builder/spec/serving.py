@@ -89,7 +89,8 @@ class Serving(Options):
     optimization_level: Literal[-1, 0, 1, 2] = 0
     """Triton's `optimization { graph { level } }` of the engine."""
     spinning: bool = True
-    """Whether the engine's threads spin (busy-wait) between calls: lower latency, more CPU time."""
+    """Whether the engine's threads spin (busy-wait) for their next work: lower latency, more CPU time.
+    Between calls only those of a model that generates do."""
     token_budget: int = Field(2048, ge=1)
     """Most tokens in one engine call, padding included. Larger batches are cut."""
     call_cost: int = Field(16, ge=0)

@@ -11,11 +11,13 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper
 
 from builder.engines import openvino
 from builder.engines.cpu import cpu
+from builder.engines.onnxruntime import loop_session
 from builder.errors import SpecError
 from builder.families import encoder
 from builder.onnx.graph import Graph, save_graph
@@ -56,8 +58,8 @@ def graphs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Graph]:
     }
 
 
-def _serving(graph: Graph) -> EncoderServing:
-    spec = make_spec(model="org/m", threads=1, serving={"spinning": False})
+def _serving(graph: Graph, spinning: bool = False) -> EncoderServing:
+    spec = make_spec(model="org/m", threads=1, serving={"spinning": spinning})
     return in_process(spec.layout, encoder_serving(engine=None), graph, [{"input_ids": [5], "attention_mask": [1]}])
 
 
@@ -72,6 +74,28 @@ def test_the_front_runs_the_graph_beside_it(engine: str, graphs: Mapping[str, Gr
     first = executor.infer(FEEDS)["features"]
     executor.infer({name: values[::-1] for name, values in FEEDS.items()})
     np.testing.assert_array_equal(first, SUMS, "an answer outlives the next call")
+
+
+@pytest.mark.parametrize("spinning", [True, False])
+def test_threads_that_spin_rest_when_a_call_ends(
+    spinning: bool, graphs: Mapping[str, Graph], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Left alone they spin on, on the cores that carry the answer; a decoder's next step comes at once, so they may."""
+    graph, told = graphs["onnxruntime"], {}
+    set_entry = ort.SessionOptions.add_session_config_entry
+
+    def noting(options: ort.SessionOptions, key: str, value: str) -> None:
+        told[key] = value
+        set_entry(options, key, value)
+
+    monkeypatch.setattr(ort.SessionOptions, "add_session_config_entry", noting)
+    serving = _serving(graph, spinning)
+    executor = on_onnxruntime.Executor(graph.path.parent, serving)
+    np.testing.assert_array_equal(executor.infer(FEEDS)["features"], SUMS)
+    assert (told["session.intra_op.allow_spinning"], told.get("session.force_spinning_stop")) == (
+        ("1", "1") if spinning else ("0", None)
+    )
+    assert "session.force_spinning_stop" not in loop_session(2, spinning).entries
 
 
 @pytest.mark.parametrize("alike", [None, "length"])

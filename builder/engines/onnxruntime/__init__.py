@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -34,6 +35,7 @@ FUSED_OPERATORS = (*FUSED_ATTENTION, "SkipLayerNormalization", "LayerNormalizati
 # `scripts/bench fusions`). They are neither saved in a graph nor made at load here; 1.19 gains from this one, and
 # makes it itself when it loads the graph.
 SLOW_FUSIONS = ("SkipLayerNormFusion",)
+REST = "session.force_spinning_stop"  # when a call ends
 
 
 def open_session(model: Path, threads: int, spinning: bool = False) -> onnxruntime.InferenceSession:
@@ -104,8 +106,14 @@ def buckets(max_rows: int, max_length: int, token_budget: int) -> tuple[tuple[in
 
 
 def session(graph: Graph, threads: int, spinning: bool) -> Session:
-    """An encoder's in process."""
-    return loop_session(threads, spinning)
+    """An encoder's in process. Its threads spin within a call and rest after it.
+
+    Left alone, each spins for many times as long as a short text takes, on the cores that carry the answer to its
+    client (`scripts/bench spinning`).
+    Source of the entry: ONNX Runtime, include/onnxruntime/core/session/onnxruntime_session_options_config_keys.h
+    """
+    looped = loop_session(threads, spinning)
+    return replace(looped, entries={**looped.entries, REST: "1"}) if spinning else looped
 
 
 def served_version(triton: str, in_process: bool) -> str:
