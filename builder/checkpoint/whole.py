@@ -5,7 +5,7 @@ For models that are too large for one GPU, or for this machine: their weights ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,10 @@ from builder.checkpoint.resolve import CheckpointFiles
 from builder.errors import SpecError
 from builder.report.provenance import file_hashes
 from builder.report.record import BuildReport, Rung
-from builder.spec import BuildSpec
-from builder.triton.entries import RepositoryEntry
+from builder.runtime.fields import Field
+from builder.spec import BuildSpec, Serving
+from builder.triton.entries import Config, RepositoryEntry
+from builder.triton.placement import InstanceGroup
 from builder.verify.verdict import Unverified
 
 TASK = "text-generation"
@@ -60,6 +62,30 @@ def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, precisions: Map
     unusable = [name for name, used in given.items() if used]
     if unusable:
         raise SpecError(f"{', '.join(unusable)}: not of {flag}, which runs the checkpoint as it is")
+
+
+def front(
+    name: str,
+    backend: str,
+    group: InstanceGroup,
+    fields: tuple[Sequence[Field], Sequence[Field]],
+    serving: Serving,
+    files: Mapping[str, bytes | Path],
+) -> RepositoryEntry:
+    """The one model of the repository, which streams; its engine batches by itself."""
+    config = Config(
+        name=name,
+        backend=backend,
+        max_batch_size=0,
+        inputs=fields[0],
+        outputs=fields[1],
+        groups=(group,),
+        serving=serving,
+        dynamic_batching=False,
+        decoupled=True,
+        parameters=dict(sorted(serving.metadata.items())),
+    )
+    return RepositoryEntry(name, config, files)
 
 
 def unverified(

@@ -5,12 +5,11 @@ from __future__ import annotations
 import yaml
 
 from builder.checkpoint.resolve import CheckpointFiles
-from builder.checkpoint.whole import place_checkpoint, refuse_options, unverified
+from builder.checkpoint.whole import front, place_checkpoint, refuse_options, unverified
 from builder.engines.tensorrt_llm import DTYPES, INPUTS, MODEL_FILE, NAME, OUTPUTS, model_document
 from builder.families import built_from
 from builder.spec import BuildSpec
 from builder.triton.emitted import RUNTIME, RUNTIME_FILES
-from builder.triton.entries import Config, RepositoryEntry
 from builder.triton.placement import InstanceGroup
 from builder.verify.verdict import Unverified
 
@@ -24,18 +23,7 @@ def hand_over(spec: BuildSpec, checkpoint: CheckpointFiles) -> Unverified:
     )
     files[f"1/{MODEL_FILE}"] = yaml.safe_dump(document, sort_keys=False).encode()
     files["1/model.py"] = RUNTIME / RUNTIME_FILES[NAME]["model.py"]
-    config = Config(
-        name=spec.entry_name,
-        backend="python",
-        max_batch_size=0,  # TensorRT-LLM batches by itself
-        inputs=INPUTS,
-        outputs=OUTPUTS,
-        groups=(InstanceGroup(1),),  # as in its template: where it runs is TensorRT-LLM's to say
-        serving=spec.serving,
-        dynamic_batching=False,
-        decoupled=True,
-        parameters=dict(sorted(spec.serving.metadata.items())),
-    )
-    entry = RepositoryEntry(spec.entry_name, config, files)
+    group = InstanceGroup(1)  # as in its template: where it runs is TensorRT-LLM's to say
+    entry = front(spec.entry_name, "python", group, (INPUTS, OUTPUTS), spec.serving, files)
     about, name = built_from(spec, checkpoint), f"{DTYPES[spec.precision]} TensorRT-LLM"
     return unverified(about, str(spec.engine), checkpoint, name, entry)

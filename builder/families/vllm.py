@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 
 from builder.checkpoint.resolve import CheckpointFiles
-from builder.checkpoint.whole import place_checkpoint, refuse_options, unverified
+from builder.checkpoint.whole import front, place_checkpoint, refuse_options, unverified
 from builder.engines.vllm import BACKEND, DTYPES, INPUTS, MODEL_FILE, OUTPUTS, engine_arguments
 from builder.families import built_from
 from builder.spec import BuildSpec
-from builder.triton.entries import Config, RepositoryEntry
 from builder.triton.placement import InstanceGroup
 from builder.verify.verdict import Unverified
 
@@ -22,18 +21,7 @@ def hand_over(spec: BuildSpec, checkpoint: CheckpointFiles) -> Unverified:
         spec.vllm, spec.triton, spec.precision, spec.stated_slots, spec.max_length, model, checkpoint.revision
     )
     files[f"1/{MODEL_FILE}"] = json.dumps(arguments, indent=1).encode()
-    config = Config(
-        name=spec.entry_name,
-        backend=BACKEND,
-        max_batch_size=0,  # vLLM batches by itself
-        inputs=INPUTS,
-        outputs=OUTPUTS,
-        groups=(InstanceGroup(1, "KIND_MODEL"),),  # where it runs is vLLM's to say
-        serving=spec.serving,
-        dynamic_batching=False,
-        decoupled=True,
-        parameters=dict(sorted(spec.serving.metadata.items())),
-    )
-    entry = RepositoryEntry(spec.entry_name, config, files)
+    group = InstanceGroup(1, "KIND_MODEL")  # where it runs is vLLM's to say
+    entry = front(spec.entry_name, BACKEND, group, (INPUTS, OUTPUTS), spec.serving, files)
     about, name = built_from(spec, checkpoint), f"{DTYPES[spec.precision]} vLLM"
     return unverified(about, str(spec.engine), checkpoint, name, entry)

@@ -44,6 +44,26 @@ class Expected:
     memory: int
 
 
+@dataclass(frozen=True)
+class Work:
+    """What decides how long a build takes: `options` of it, and bytes of `weights`, 0 where they are on the Hub."""
+
+    name: str
+    options: str
+    weights: int
+
+    def after(self, kept: str | None) -> str:
+        """The kind of a build that begins after the stage `kept`, because the cache has what that made."""
+        return f"{self.options} after {kept}"
+
+
+def work_of(spec: BuildSpec) -> Work:
+    """The work that `spec` is."""
+    pruned = "pruned" if spec.prune is not None else "whole"
+    options = " ".join(map(str, (spec.target, spec.precision, spec.engine, spec.level, pruned)))
+    return Work(spec.entry_name, options, _weights_of(spec.model))
+
+
 class History:
     """The builds of this machine, the oldest first."""
 
@@ -56,28 +76,26 @@ class History:
             for past in [Past(**json.loads(line)) for line in lines]:
                 self._add(past)
 
-    def remember(self, spec: BuildSpec, outcome: Outcome) -> None:
-        """What the build of `spec` took."""
+    def remember(self, work: Work, outcome: Outcome) -> None:
+        """What a build took."""
         kept = {} if outcome.report is None else outcome.report.kept
         furthest = next((stage for stage in reversed(ORDER) if stage in kept), None)
-        past = Past(
-            spec.entry_name, kind(spec, furthest), weights_of(spec.model), round(outcome.seconds, 3), outcome.memory
-        )
+        past = Past(work.name, work.after(furthest), work.weights, round(outcome.seconds, 3), outcome.memory)
         self._add(past)
         with suppress(OSError):  # a full or read-only disk
             self.path.parent.mkdir(parents=True, exist_ok=True)
             with self.path.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(asdict(past)) + "\n")
 
-    def expected(self, spec: BuildSpec, kept: str | None = None) -> Expected:
+    def expected(self, work: Work, kept: str | None = None) -> Expected:
         """By its own last build, else by those of its kind with weights of that size, else by its size alone.
 
         `kept`: the stage after which it begins, because the cache has what that made. Where no such build is known, one
         that begins with the first says how long it takes at most.
         """
-        weights = weights_of(spec.model)
-        for of_kind in dict.fromkeys((kind(spec, kept), kind(spec, None))):
-            own = self.own.get((spec.entry_name, of_kind, _size(weights)))
+        weights = work.weights
+        for of_kind in dict.fromkeys((work.after(kept), work.after(None))):
+            own = self.own.get((work.name, of_kind, _size(weights)))
             builds = self.alike[of_kind, _size(weights)] if own is None else [own]
             if builds:
                 seconds, memory = [past.seconds for past in builds], [past.memory for past in builds]
@@ -96,13 +114,7 @@ def _size(weights: int) -> int:
     return weights.bit_length()
 
 
-def kind(spec: BuildSpec, kept: str | None) -> str:
-    """The options that decide how much there is to do, and the stage after which it begins."""
-    pruned = "pruned" if spec.prune is not None else "whole"
-    return " ".join(map(str, (spec.target, spec.precision, spec.engine, spec.level, pruned, f"after {kept}")))
-
-
-def weights_of(model: str) -> int:
+def _weights_of(model: str) -> int:
     """Bytes of the checkpoint's weights; 0 where they are still on the Hub."""
     folder = Path(model).expanduser()
     return sum(file.stat().st_size for file in _folder(folder, model).rglob("*.safetensors"))

@@ -14,7 +14,7 @@ from builder.cache.keys import build_key
 from builder.cache.stage_keys import furthest_kept
 from builder.errors import CheckpointError, RepositoryError, SpecError
 from builder.fleet.executor import Job
-from builder.fleet.history import Expected, History
+from builder.fleet.history import Expected, History, work_of
 from builder.fleet.published import newest
 from builder.report.record import BuildReport
 from builder.spec import BuildSpec
@@ -103,7 +103,7 @@ def _planned(spec: BuildSpec, history: History, rebuild: bool) -> Planned:
         kept = furthest_kept(spec)
     except (CheckpointError, SpecError) as error:
         return Planned(spec, "refused", why=str(error))
-    return replace(found, kept=kept, expected=history.expected(spec, kept))
+    return replace(found, kept=kept, expected=history.expected(work_of(spec), kept))
 
 
 def _published(spec: BuildSpec, rebuild: bool) -> Planned:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import closing
 
 from builder.fleet.executor import Executor, Job, Outcome
-from builder.fleet.history import History
+from builder.fleet.history import History, work_of
 from builder.fleet.view import View
 
 
@@ -21,5 +21,5 @@ def run_jobs(jobs: list[Job], executor: Executor, history: History, view: View) 
             if isinstance(said, Outcome):
                 outcomes.append(said)
                 if said.report is not None:
-                    history.remember(specs[said.name], said)
+                    history.remember(work_of(specs[said.name]), said)
     return outcomes

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from builder.fleet.executor import Outcome, Progress
-from builder.fleet.history import History
+from builder.fleet.history import History, work_of
 from builder.fleet.plan import Plan, plan_builds
 from builder.fleet.processes import Claim, fits
 from builder.fleet.view import Screen, duration, plan_document, plan_line, summary, view
@@ -93,18 +93,18 @@ def test_what_builds_took_says_what_others_will_take(tmp_path: Path) -> None:
         for name, megabytes in {"first": 10, "alike": 12, "large": 90}.items()
     }
     history = History()
-    assert history.expected(specs["first"]).seconds is None
-    history.remember(specs["first"], Outcome("first", "worker 1", 4.0, 800_000_000))
-    history.remember(specs["first"], Outcome("first", "worker 1", 6.0, 900_000_000))
+    assert history.expected(work_of(specs["first"])).seconds is None
+    history.remember(work_of(specs["first"]), Outcome("first", "worker 1", 4.0, 800_000_000))
+    history.remember(work_of(specs["first"]), Outcome("first", "worker 1", 6.0, 900_000_000))
     again = History()
-    assert again.expected(specs["first"]).seconds == 6.0
-    alike = again.expected(specs["alike"])
+    assert again.expected(work_of(specs["first"])).seconds == 6.0
+    alike = again.expected(work_of(specs["alike"]))
     assert (alike.seconds, alike.memory) == (5.0, 900_000_000)
-    large = again.expected(specs["large"])
+    large = again.expected(work_of(specs["large"]))
     assert large.seconds is None
     assert large.memory > 1_000_000_000
     other_kind = make_spec(model=specs["first"].model, precision="int8", output=tmp_path / "out")
-    assert again.expected(other_kind).seconds is None
+    assert again.expected(work_of(other_kind)).seconds is None
     plan = plan_builds(list(specs.values()), again)
     assert plan.seconds(1) == pytest.approx(6 + 5 + 5.5)
     assert plan.seconds(2) == pytest.approx((6 + 5 + 5.5) / 2)
@@ -127,8 +127,8 @@ def test_the_order_of_builds_and_their_cores(tmp_path: Path) -> None:
         make_spec(model=one, name="timed", precision="auto", output=tmp_path / "out"),
         make_spec(model=two, name="c", precision="fp16", level="O3", output=tmp_path / "out"),
     ]
-    history.remember(specs[3], Outcome("c", "worker 1", 60.0, 10**9))
-    history.remember(specs[0], Outcome("a", "worker 1", 2.0, 10**9))
+    history.remember(work_of(specs[3]), Outcome("c", "worker 1", 60.0, 10**9))
+    history.remember(work_of(specs[0]), Outcome("a", "worker 1", 2.0, 10**9))
     plan = plan_builds(specs, history)
     jobs = plan.jobs(cores=8, workers=3)
     assert [(job.name, job.cores) for job in jobs] == [("c", 2), ("a", 2), ("b", 2), ("timed", 8)]
