@@ -11,7 +11,7 @@ from typing import Any
 
 from builder.errors import SpecError
 from builder.runtime.fields import Field
-from builder.spec import TensorRTLLM
+from builder.spec import TensorRTLLM, WholeCheckpoint
 from builder.triton.releases import version_tuple
 
 NAME = "tensorrt-llm"
@@ -42,30 +42,22 @@ INPUTS = (
 OUTPUTS = (Field("text_output", "TYPE_STRING", (-1,)), *(Field(n, kind, (-1,)) for n, kind in _RETURNED.items()))
 
 
-def model_document(
-    options: TensorRTLLM,
-    triton: str,
-    precision: str,
-    slots: int | None,
-    max_length: int | None,
-    model: str,
-    revision: str | None,
-) -> dict[str, Any]:
+def model_document(options: TensorRTLLM, asked: WholeCheckpoint, model: str, revision: str | None) -> dict[str, Any]:
     """What model.yaml says: arguments of tensorrt_llm.LLM, and Triton's own. Raises SpecError for an older release."""
-    if version_tuple(triton) < version_tuple(SINCE):
+    if version_tuple(asked.triton) < version_tuple(SINCE):
         raise SpecError(
             f"--engine {NAME} needs --triton {SINCE} or later: before, TensorRT-LLM had no Triton model that takes a "
             "checkpoint as it is"
         )
     optional = {
         "revision": revision,
-        "max_seq_len": max_length,
-        "max_batch_size": slots,
+        "max_seq_len": asked.max_length,
+        "max_batch_size": asked.slots,
     }
     return {
         "model": model,
         "backend": "pytorch",
-        "dtype": DTYPES[precision],
+        "dtype": DTYPES[asked.precision],
         "tensor_parallel_size": options.tensor_parallel_size,
         "pipeline_parallel_size": options.pipeline_parallel_size,
         "kv_cache_config": {"free_gpu_memory_fraction": options.free_gpu_memory_fraction},

@@ -14,7 +14,7 @@ from typing import Any
 
 from builder.errors import SpecError
 from builder.runtime.fields import Field
-from builder.spec import VLLM
+from builder.spec import VLLM, WholeCheckpoint
 from builder.triton.releases import RELEASES, version_tuple
 
 BACKEND = "vllm"
@@ -32,33 +32,25 @@ INPUTS = (
 OUTPUTS = (Field("text_output", "TYPE_STRING", (-1,)),)
 
 
-def engine_arguments(
-    options: VLLM,
-    triton: str,
-    precision: str,
-    slots: int | None,
-    max_length: int | None,
-    model: str,
-    revision: str | None,
-) -> dict[str, Any]:
+def engine_arguments(options: VLLM, asked: WholeCheckpoint, model: str, revision: str | None) -> dict[str, Any]:
     """What model.json says. Raises SpecError for an argument that the vLLM of the release does not have.
 
-    `slots`, as max_num_seqs, is vLLM's to choose by the card's memory where it is None.
+    `asked.slots`, as max_num_seqs, is vLLM's to choose by the card's memory where it is None.
     """
-    _refuse_unknown(options.arguments, triton)
+    _refuse_unknown(options.arguments, asked.triton)
     arguments: dict[str, Any] = {
         "model": model,
-        "dtype": DTYPES[precision],
+        "dtype": DTYPES[asked.precision],
         "tensor_parallel_size": options.tensor_parallel_size,
         "pipeline_parallel_size": options.pipeline_parallel_size,
         "gpu_memory_utilization": options.gpu_memory_utilization,
     }
     optional = {
-        "max_num_seqs": slots,
+        "max_num_seqs": asked.slots,
         "revision": revision,
         "tokenizer_revision": revision,
-        "max_model_len": max_length,
-        "quantization": "fp8" if precision == "fp8" else None,
+        "max_model_len": asked.max_length,
+        "quantization": "fp8" if asked.precision == "fp8" else None,
     }
     arguments.update({name: value for name, value in optional.items() if value is not None})
     return {**arguments, **options.arguments}

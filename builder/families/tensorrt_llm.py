@@ -18,9 +18,7 @@ def hand_over(spec: BuildSpec, checkpoint: CheckpointFiles) -> Unverified:
     """The one entry that runs in the trtllm container. Raises SpecError."""
     refuse_options(spec, checkpoint, DTYPES)
     model, files = place_checkpoint(spec.entry_name, spec.tensorrt_llm.models_folder, checkpoint)
-    document = model_document(
-        spec.tensorrt_llm, spec.triton, spec.precision, spec.stated_slots, spec.max_length, model, checkpoint.revision
-    )
+    document = model_document(spec.tensorrt_llm, spec.whole_checkpoint, model, checkpoint.revision)
     files[f"1/{MODEL_FILE}"] = yaml.safe_dump(document, sort_keys=False).encode()
     files["1/model.py"] = RUNTIME / RUNTIME_FILES[NAME]["model.py"]
     group = InstanceGroup(1)  # as in its template: where it runs is TensorRT-LLM's to say

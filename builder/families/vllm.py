@@ -17,9 +17,7 @@ def hand_over(spec: BuildSpec, checkpoint: CheckpointFiles) -> Unverified:
     """The one entry that Triton's vLLM backend takes. Raises SpecError."""
     refuse_options(spec, checkpoint, DTYPES)
     model, files = place_checkpoint(spec.entry_name, spec.vllm.models_folder, checkpoint)
-    arguments = engine_arguments(
-        spec.vllm, spec.triton, spec.precision, spec.stated_slots, spec.max_length, model, checkpoint.revision
-    )
+    arguments = engine_arguments(spec.vllm, spec.whole_checkpoint, model, checkpoint.revision)
     files[f"1/{MODEL_FILE}"] = json.dumps(arguments, indent=1).encode()
     group = InstanceGroup(1, "KIND_MODEL")  # where it runs is vLLM's to say
     entry = front(spec.entry_name, BACKEND, group, (INPUTS, OUTPUTS), spec.serving, files)

@@ -13,7 +13,7 @@ from builder.spec.reading import Entry, load_entries, load_specs, make_spec
 from builder.spec.serving import Limits, Machine, QueuePolicy, RateLimiterResource, Serving
 from builder.spec.source import Source
 from builder.spec.weights import WeightOptions
-from builder.spec.whole_checkpoint import VLLM, TensorRTLLM
+from builder.spec.whole_checkpoint import VLLM, TensorRTLLM, WholeCheckpoint
 
 __all__ = [
     "VLLM",
@@ -34,6 +34,7 @@ __all__ = [
     "TensorRT",
     "TensorRTLLM",
     "WeightOptions",
+    "WholeCheckpoint",
     "load_entries",
     "load_specs",
     "make_spec",

@@ -18,7 +18,7 @@ from builder.spec.options import Options
 from builder.spec.serving import Machine, Serving
 from builder.spec.source import Source
 from builder.spec.weights import WeightOptions
-from builder.spec.whole_checkpoint import VLLM, WHOLE_CHECKPOINT, TensorRTLLM
+from builder.spec.whole_checkpoint import VLLM, WHOLE_CHECKPOINT, TensorRTLLM, WholeCheckpoint
 from builder.stores.address import store_address
 from builder.triton.releases import NEWEST, RELEASES
 
@@ -256,9 +256,10 @@ class BuildSpec(Options):
         return Source(self.model, self.revision, self.task, self.max_length, self.pooling)
 
     @property
-    def stated_slots(self) -> int | None:
-        """The slots that the user stated, for engines that choose their number by themselves."""
-        return self.slots if "slots" in self.model_fields_set else None
+    def whole_checkpoint(self) -> WholeCheckpoint:
+        """What an engine is told that runs the checkpoint as it is."""
+        slots = self.slots if "slots" in self.model_fields_set else None
+        return WholeCheckpoint(self.triton, self.precision, slots, self.max_length)
 
     @property
     def capacity(self) -> Capacity:

@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from pydantic import Field, JsonValue
 
 from builder.spec.options import Options
 
 WHOLE_CHECKPOINT = ("vllm", "tensorrt-llm")
+
+
+@dataclass(frozen=True)
+class WholeCheckpoint:
+    """What each engine is told that runs a checkpoint as it is. `slots`: None where it chooses their number itself."""
+
+    triton: str
+    precision: str
+    slots: int | None
+    max_length: int | None
 
 
 class VLLM(Options):
