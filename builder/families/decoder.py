@@ -148,7 +148,7 @@ class Decoder:
             timed=lambda precision, lowered: self._timed(self.engine.rung(precision), exact.fused, lowered),
             judged=lambda rung, lowered: self._judged(rung, exact.fused, exact.pytorch, lowered)[0],
         )
-        climbed = climb(rungs, precisions(self.spec.layout), stage)
+        climbed = climb(rungs, precisions(self.spec.precision, self.spec.triton, self._in_process), stage)
         rung, lowered = climbed.chosen.rung, rungs.made(climbed.chosen.option)
         graph = lowered.graph
         ladder = (exact.pytorch.rung, exact.rung, *(one for one in climbed.rungs if one is not exact.rung))

@@ -27,7 +27,7 @@ from builder.runtime.contract import Arena, GenerationServing, Session
 from builder.runtime.fields import Field
 from builder.runtime.generation.executors.paged import OPERATOR as PAGED_ATTENTION
 from builder.samples import load_samples
-from builder.spec import BuildSpec, LayoutOptions, Serving
+from builder.spec import BuildSpec, Serving
 from builder.speed import Latencies
 from builder.tasks.base import Task
 from builder.triton.entries import RepositoryEntry
@@ -42,12 +42,12 @@ PRECISIONS = ("fp32", *AUTO, "auto")
 OPERATORS = (*FUSED_OPERATORS, CACHED_ATTENTION, PAGED_ATTENTION, "RotaryEmbedding", "SimplifiedLayerNormalization")
 
 
-def precisions(options: LayoutOptions) -> tuple[str, ...]:
+def precisions(precision: str, triton: str, in_process: bool) -> tuple[str, ...]:
     """The precision of the weights, or those that are tried."""
-    if options.precision != "auto":
-        return (options.precision,)
-    eight_bits = has("MatMulNBits with 8 bits", options.triton, options.executor == "in-process")
-    return ("fp32", *(precision for precision in AUTO if precision != "int8-weights" or eight_bits))
+    if precision != "auto":
+        return (precision,)
+    eight_bits = has("MatMulNBits with 8 bits", triton, in_process)
+    return ("fp32", *(one for one in AUTO if one != "int8-weights" or eight_bits))
 
 
 def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: str) -> None:

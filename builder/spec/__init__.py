@@ -7,7 +7,7 @@ from builder.spec.build_spec import BuildSpec
 from builder.spec.calibration import Calibration
 from builder.spec.capacity import Capacity
 from builder.spec.gpu import Gpu, Profile, TensorRT
-from builder.spec.layout import LayoutOptions
+from builder.spec.layout import FrontOptions, LayoutOptions
 from builder.spec.load import Load
 from builder.spec.reading import Entry, load_entries, load_specs, make_spec
 from builder.spec.serving import Limits, Machine, QueuePolicy, RateLimiterResource, Serving
@@ -21,6 +21,7 @@ __all__ = [
     "Calibration",
     "Capacity",
     "Entry",
+    "FrontOptions",
     "Gpu",
     "LayoutOptions",
     "Limits",

@@ -11,7 +11,7 @@ from builder.machine import available_cores, available_memory, working_cores
 from builder.spec.calibration import Calibration
 from builder.spec.capacity import Capacity
 from builder.spec.gpu import Gpu, TensorRT
-from builder.spec.layout import LayoutOptions
+from builder.spec.layout import FrontOptions, LayoutOptions
 from builder.spec.load import Load
 from builder.spec.names import misnamed
 from builder.spec.options import Options
@@ -248,7 +248,7 @@ class BuildSpec(Options):
     @property
     def in_process(self) -> bool:
         """Whether an encoder's graph runs in the front model's own process; on a GPU it never does."""
-        return self.layout.in_process
+        return self.executor == "in-process" and self.target == "cpu"
 
     @property
     def source(self) -> Source:
@@ -276,6 +276,13 @@ class BuildSpec(Options):
         )
 
     @property
+    def front(self) -> FrontOptions:
+        """What the front of an encoder is told."""
+        return FrontOptions(
+            self.entry_name, self.in_process, self.max_batch_size, self.truncate, self.serving, self.gpu
+        )
+
+    @property
     def layout(self) -> LayoutOptions:
         """What the layout of its repository needs of it."""
         return LayoutOptions(
@@ -284,6 +291,7 @@ class BuildSpec(Options):
             precision=self.precision,
             triton=self.triton,
             executor=self.executor,
+            in_process=self.in_process,
             makes_plan=self.makes_plan,
             instances=self.instances,
             threads=self.threads_per_instance,

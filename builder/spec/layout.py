@@ -9,9 +9,29 @@ from builder.spec.serving import Serving
 
 
 @dataclass(frozen=True)
+class FrontOptions:
+    """What the front of an encoder is told in serving.json: less than the layout needs, for graphs are verified behind
+    it before anything is laid out. `in_process`: whether it runs the graph itself.
+    """
+
+    name: str
+    in_process: bool
+    max_batch_size: int
+    truncate: bool
+    serving: Serving
+    gpu: Gpu
+
+    @property
+    def engine_name(self) -> str:
+        """The name of the engine, where it is a Triton model of its own."""
+        return f"{self.name}_model"
+
+
+@dataclass(frozen=True)
 class LayoutOptions:
-    """One model as its repository states it. `threads`: of each engine instance; `session_threads`: of an encoder's
-    session in process, 0 for all cores that it finds; `build_threads`: those to compare with on this machine.
+    """One model as its repository states it. `in_process`: whether an encoder's front runs the graph itself; `threads`:
+    of each engine instance; `session_threads`: of an encoder's session in process, 0 for all cores that it finds;
+    `build_threads`: those to compare with on this machine.
     """
 
     name: str
@@ -19,6 +39,7 @@ class LayoutOptions:
     precision: str
     triton: str
     executor: str
+    in_process: bool
     makes_plan: bool
     instances: int
     threads: int
@@ -30,11 +51,6 @@ class LayoutOptions:
     serving: Serving
     gpu: Gpu
     tensorrt: TensorRT
-
-    @property
-    def in_process(self) -> bool:
-        """Whether an encoder's graph runs in the front model's own process; on a GPU it never does."""
-        return self.executor == "in-process" and self.target == "cpu"
 
     @property
     def engine_name(self) -> str:

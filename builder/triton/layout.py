@@ -18,7 +18,7 @@ from builder.engines import engine
 from builder.onnx.graph import Graph
 from builder.runtime.contract import FILE, Alike, Batching, EncoderServing, RequestLimits, dump
 from builder.runtime.fields import Field
-from builder.spec import LayoutOptions, Limits
+from builder.spec import FrontOptions, LayoutOptions, Limits
 from builder.triton.emitted import IN_PROCESS, RUNTIME, TASKS, runtime_files, task_files
 from builder.triton.entries import Config, RepositoryEntry, WarmUp
 from builder.triton.placement import InstanceGroup, graph_buckets, place
@@ -28,7 +28,7 @@ SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_i
 
 
 def serving_document(
-    options: LayoutOptions,
+    options: FrontOptions,
     module: str,
     graph: Graph,
     max_length: int,

@@ -23,7 +23,7 @@ from builder.runtime.contract import FILE, Alike, EncoderServing, dump
 from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.fields import Field, InputError
 from builder.samples import load_samples, with_mask
-from builder.spec import BuildSpec, LayoutOptions
+from builder.spec import BuildSpec, FrontOptions
 from builder.speed import Latencies
 from builder.tasks.base import Answer, Sample, TaskGraph, encoder_task
 from builder.tensors import to_tensors
@@ -155,7 +155,7 @@ class Evaluator:
 
     def serving_as(self, spec: BuildSpec, graph: Graph) -> Evaluator:
         """The same for a front of `spec`, which may wait and batch otherwise than the one that it was made with."""
-        serving = _serving(spec.layout, self.checkpoint, graph, self.serving.batching.alike)
+        serving = _serving(spec.front, self.checkpoint, graph, self.serving.batching.alike)
         if serving != self.serving:
             write_whole(self.front / FILE, dump(serving).encode())
         return replace(self, spec=spec, serving=serving)
@@ -178,7 +178,7 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
     """
     task = encoder_task(checkpoint.task)
     parameters = task.parameters(checkpoint)
-    serving = _serving(spec.layout, checkpoint, graph, alike(module, rows_of(checkpoint), checkpoint.max_length))
+    serving = _serving(spec.front, checkpoint, graph, alike(module, rows_of(checkpoint), checkpoint.max_length))
     tokenizer = tokenizer_json(checkpoint.tokenizer)
     front = folder / "front"
     front.mkdir()
@@ -204,7 +204,7 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
     return Evaluator(spec, checkpoint, module, front, serving, tokenizer, fields, judged, labels, expected, feeds)
 
 
-def _serving(options: LayoutOptions, checkpoint: Checkpoint, graph: Graph, needed: Alike) -> EncoderServing:
+def _serving(options: FrontOptions, checkpoint: Checkpoint, graph: Graph, needed: Alike) -> EncoderServing:
     task, side = encoder_task(checkpoint.task), checkpoint.tokenizer.truncation_side
     pad, parameters = {"input_ids": padding_id(checkpoint)}, task.parameters(checkpoint)
     return serving_document(options, task.module, graph, checkpoint.max_length, pad, parameters, needed, side)

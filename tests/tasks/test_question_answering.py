@@ -31,7 +31,7 @@ def test_golden_answers(model_type: str, tmp_path: Path) -> None:
     graph = export(checkpoint, tmp_path).graph
     parameters = encoder_task(checkpoint.task).parameters(checkpoint)
     serving = serving_document(
-        spec.layout, "question_answering", graph, checkpoint.max_length, {"input_ids": 0}, parameters
+        spec.front, "question_answering", graph, checkpoint.max_length, {"input_ids": 0}, parameters
     )
     (tmp_path / FILE).write_text(dump(serving))
     (tmp_path / "tokenizer.json").write_text(tokenizer_json(checkpoint.tokenizer))

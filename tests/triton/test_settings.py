@@ -24,7 +24,7 @@ def _entry(**options: Any) -> RepositoryEntry:
     """An encoder's front, laid out as a build does."""
     spec = make_spec(model="org/encoder", machine={"cores": 4}, **options)
     made = graph(options.get("engine", "onnxruntime"))
-    serving = serving_document(spec.layout, "feature_extraction", made, 256, {"input_ids": 0}, {})
+    serving = serving_document(spec.front, "feature_extraction", made, 256, {"input_ids": 0}, {})
     fields = [Field("text_input", "TYPE_STRING")], [Field("embedding", "TYPE_FP32", (384,))]
     return lay_out(spec.layout, serving, "{}", made, {}, fields, [])[0]
 

@@ -170,7 +170,7 @@ class Seq2Seq:
             timed=lambda precision, parts: self._timed(precision, _with(graphs, parts)),
             judged=lambda rung, parts: self._judged(rung, _with(graphs, parts), exact.pytorch.answers)[0],
         )
-        climbed = climb(rungs, precisions(self.spec.layout), stage)
+        climbed = climb(rungs, precisions(self.spec.precision, self.spec.triton, in_process=True), stage)
         quantised = rungs.made(climbed.chosen.option)
         ladder = (exact.pytorch.rung, exact.rung, *(one for one in climbed.rungs if one is not exact.rung))
         return Chosen(exact, _with(graphs, quantised), quantised, ladder, climbed)
