@@ -648,8 +648,10 @@ def test_an_answer_that_takes_too_long_is_broken_off() -> None:
     body = {**CHAT, "max_tokens": 64}
     whole = asked("/v1/chat/completions", body, gateway(triton, timeout_s=0.1))
     assert (whole.status, whole.error["code"]) == (504, "timeout")
-    streamed = asked("/v1/chat/completions", {**body, "stream": True}, gateway(triton, timeout_s=0.1))
-    assert streamed.status == 200
+    assert triton.running == 0
+    triton = FakeTriton(step_s=0.1)
+    streamed = asked("/v1/chat/completions", {**body, "stream": True}, gateway(triton, timeout_s=2))
+    assert streamed.status == 200, "its first token came before"
     assert streamed.events[-1]["error"]["code"] == "timeout"
     assert triton.running == 0
 
