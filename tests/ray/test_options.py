@@ -12,8 +12,9 @@ from typing import Any, cast
 import pytest
 
 from builder.commands import serve
-from builder.errors import SpecError
+from builder.errors import ServeError, SpecError
 from builder.ray import replica
+from builder.ray.cluster import LOOPBACK, SETTINGS, connected
 from builder.ray.options import read_options
 from builder.ray.replica import Loaded
 from builder.serve.triton import Ports, Server
@@ -45,6 +46,19 @@ def test_wrong_arguments_are_named(given: dict[str, Any], wrong: str) -> None:
 def test_options_of_serve_that_do_not_go_together(arguments: list[str], why: str) -> None:
     with pytest.raises(SpecError, match=why):
         serve.run(serve.parser().parse_args(arguments))
+
+
+def test_a_cluster_that_does_not_start_in_time_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray raises an Exception of no other type then."""
+
+    def init(**options: Any) -> None:
+        raise Exception("The current node timed out during startup.")
+
+    for name, value in {**SETTINGS, **LOOPBACK}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("ray.init", init)
+    with pytest.raises(ServeError, match="no Ray cluster at this machine: The current node timed out"), connected(None):
+        pass
 
 
 class FakeControl(AbstractContextManager["FakeControl"]):
