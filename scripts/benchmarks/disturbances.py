@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from tritonclient.grpc import service_pb2
@@ -65,7 +66,7 @@ class Disturbances:
         return any(begin <= ended and begun <= end for begin, end in tuple(self.windows))
 
     def _kill(self, turn: int) -> None:
-        process = max(self.processes())  # that of the version that answers
+        process = max(self.processes(), key=_begun)  # that of the version that answers
         begun = time.monotonic()
         self.windows.append((begun, begun + RECOVERY_S))
         os.kill(process, signal.SIGKILL)
@@ -123,6 +124,11 @@ class Disturbances:
         publish_settings(self.server.repository, self.name, settings, "a soak")
         with Control(self.server.url, self.server.repository) as control:
             control.switch(self.name)
+
+
+def _begun(process: int) -> int:
+    """When a process began, in ticks since the machine did (Linux, proc_pid_stat(5), field 22)."""
+    return int(Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[19])
 
 
 def watched(server: Server, ended: threading.Event) -> Watcher:
