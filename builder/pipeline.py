@@ -14,6 +14,7 @@ from typing import TypeVar
 
 from builder.cache.keys import build_key
 from builder.cache.stages import keeping
+from builder.checkpoint.mapped import giving_back
 from builder.checkpoint.resolve import Checkpoint, locate, resolve
 from builder.engines.gpu import refuse_card
 from builder.errors import RepositoryError
@@ -51,6 +52,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
             _refuse_another_checkpoint(store or spec.output, spec.entry_name, checkpoint.source)
         refuse_card(spec.layout, spec.runs)
         if isinstance(checkpoint, Checkpoint):
+            stage = giving_back(checkpoint.model, stage)
             family = keeping(spec, checkpoint, Path(folder), begin(spec, checkpoint, Path(folder), stage))
             release = spec.triton if spec.target == "cpu" else None  # no GPU is here to make the calls again on
             outcome: Verified | Unverified = verified(family, key, release, stage)

@@ -71,6 +71,7 @@ def kept_exports(of_the_user: Path, of_the_run: Path) -> Iterator[None]:
         dynamic_axes: Sequence[Mapping[int, Any]],
         inputs: Sequence[str],
         outputs: Sequence[str],
+        room: Path | None = None,
     ) -> onnx.ModelProto:
         module.eval()
         name = f"{_key(module, tensors, dynamic_axes, inputs, outputs)}.onnx"

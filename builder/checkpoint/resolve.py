@@ -30,6 +30,7 @@ from builder.checkpoint.patterns import refuse_endless_patterns
 from builder.checkpoint.sentence_transformers import SentenceModules, read_modules
 from builder.checkpoint.slow_tokenizers import as_fast
 from builder.checkpoint.untrusted import refuse_untrusted
+from builder.checkpoint.widen import widened
 from builder.errors import CheckpointError
 from builder.optimise.grids import Grids
 from builder.runtime.panics import survived
@@ -154,7 +155,8 @@ def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:
     grids = None
     try:
         if packed is None:
-            model, info = task.auto_class().from_pretrained(files.folder, **_loading(config), use_safetensors=True)
+            with widened(files.folder, files.weights) as folder:
+                model, info = task.auto_class().from_pretrained(folder, **_loading(config), use_safetensors=True)
         else:
             config = without_quantisation(config)
             with torch.device("meta"):

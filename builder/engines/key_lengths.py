@@ -10,11 +10,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
-import onnx
 from onnx import helper
 
 from builder.errors import ExportError
-from builder.onnx.graph import Graph, save_graph
+from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.onnx.nodes import add_constant, replace_nodes
 
 KEY_PADDING_MASK = 4  # of the inputs of MultiHeadAttention
@@ -22,7 +21,7 @@ KEY_PADDING_MASK = 4  # of the inputs of MultiHeadAttention
 
 def count_keys(graph: Graph, folder: Path) -> Graph:
     """Write `graph` with lengths for masks into `folder`. Raises ExportError where attention has no mask."""
-    model = onnx.load(str(graph.path))
+    model = load_graph(graph.path)
     masks = set()
     for node in model.graph.node:
         if node.op_type == "MultiHeadAttention" and len(node.input) > KEY_PADDING_MASK and node.input[KEY_PADDING_MASK]:

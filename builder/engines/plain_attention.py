@@ -13,14 +13,14 @@ import onnx
 from onnx import helper, numpy_helper
 
 from builder.errors import ExportError
-from builder.onnx.graph import Graph, save_graph
+from builder.onnx.graph import Graph, load_graph, save_graph
 
 MASKED = -10000.0  # what MultiHeadAttention adds to the scores of a masked key, its mask_filter_value
 
 
 def spell_out_attention(graph: Graph, folder: Path) -> Graph:
     """Write `graph` without operators of ONNX Runtime into `folder`. Raises ExportError for one it cannot replace."""
-    model = onnx.load(str(graph.path))
+    model = load_graph(graph.path)
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
         if node.op_type == "MultiHeadAttention":

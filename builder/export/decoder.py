@@ -31,10 +31,10 @@ from builder.export.architectures import fused_attention
 from builder.export.cached_attention import CACHED, ExportCache, exporting
 from builder.export.experts import every_expert
 from builder.export.failure import reason
-from builder.export.program import to_onnx
+from builder.export.program import export_graph
 from builder.export.projections import merge_projections
 from builder.export.rotary import fused_rotary, settled_frequencies
-from builder.onnx.graph import Graph, save_graph
+from builder.onnx.graph import Graph
 from builder.runtime.contract import LayerShape
 
 STEP_INPUTS = ("input_ids", "position_ids", "seqlens_k", "total_sequence_length", "logits_positions")
@@ -176,6 +176,4 @@ def _export(module: DecoderGraph, caches: Sequence[LayerShape], path: Path) -> G
             shapes.append({0: batch, 2: length})
     past = past_names(len(caches))
     outputs = ["logits", *(name.replace("past_", "present_") for name in past)]
-    model = to_onnx(module, tensors, shapes, [*STEP_INPUTS, *past], outputs)
-    merge_projections(model)
-    return save_graph(model, path)
+    return export_graph(path, module, tensors, shapes, [*STEP_INPUTS, *past], outputs, merge_projections)

@@ -20,9 +20,9 @@ from builder.export.architectures import fused_attention
 from builder.export.attention import ONNXRUNTIME, UNFUSED
 from builder.export.experts import every_expert
 from builder.export.failure import reason
-from builder.export.program import to_onnx
+from builder.export.program import export_graph
 from builder.export.rows import TOKENIZER_INPUTS, Rows, rows_of
-from builder.onnx.graph import Graph, read_graph, save_graph
+from builder.onnx.graph import Graph, read_graph
 from builder.tasks.base import TaskGraph, encoder_task
 
 EXAMPLE = (7, 5)  # tokens of each row of the example: sizes that no axis is specialised on
@@ -94,4 +94,4 @@ def export_module(module: TaskGraph, rows: Rows, path: Path) -> Graph:
     example = rows.feeds(module.inputs, EXAMPLE)
     tensors = [torch.from_numpy(example[name]) for name in module.inputs]
     axes = [{0: batch, 1: sequence if name in TOKENIZER_INPUTS else masks} for name in module.inputs]
-    return save_graph(to_onnx(module, tensors, axes, module.inputs, module.outputs), path)
+    return export_graph(path, module, tensors, axes, module.inputs, module.outputs)

@@ -1,18 +1,24 @@
-"""torch.export to an ONNX model that every supported release reads. Knows modules and tensors; writes no file."""
+"""torch.export to an ONNX model that every supported release reads. Knows modules and tensors."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import onnx
+import onnx_ir
 import torch
 
+from builder.checkpoint.mapped import give_back
 from builder.errors import ExportError
 from builder.export.failure import reason
 from builder.export.once import nothing_twice
 from builder.onnx.cleanup import clean
+from builder.onnx.graph import Graph, has_many, save_graph
+from builder.onnx.weights import ALIGNED, LEAST, ROOM, point_to
 
 OPSET = 20  # the newest that every supported release reads
 IR_VERSION = 9
@@ -28,14 +34,34 @@ RENAMED = {  # to what torch's table makes of them, one for one
 Translated = TypeVar("Translated")
 
 
+def export_graph(
+    path: Path,
+    module: torch.nn.Module,
+    tensors: Sequence[torch.Tensor],
+    dynamic_axes: Sequence[Mapping[int, Any]],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    rewrite: Callable[[onnx.ModelProto], None] = lambda model: None,
+) -> Graph:
+    """Export `module` as `to_onnx` does, rewrite it in place, write it to `path`. Raises ExportError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=path.parent) as place:
+        model = to_onnx(module, tensors, dynamic_axes, inputs, outputs, Path(place, f"weights{ROOM}"))
+        rewrite(model)
+        return save_graph(model, path)
+
+
 def to_onnx(
     module: torch.nn.Module,
     tensors: Sequence[torch.Tensor],
     dynamic_axes: Sequence[Mapping[int, Any]],
     inputs: Sequence[str],
     outputs: Sequence[str],
+    room: Path | None = None,
 ) -> onnx.ModelProto:
     """Export `module`, whose forward takes `tensors` by position; `dynamic_axes` has one mapping a tensor.
+
+    `room`: a file for the weights, where they are many (builder/onnx/weights.py).
 
     Raises ExportError with what it failed on.
     """
@@ -60,12 +86,25 @@ def to_onnx(
         raise ExportError(reason(error)) from error
     if program is None:
         raise ExportError("torch.onnx.export made no program")
-    model: onnx.ModelProto = program.model_proto
+    model = _proto(program, room)
+    give_back(module)
     axes = dict(zip(inputs, dynamic_axes, strict=True))
     _refuse_fixed_axes(model.graph, axes)
     _refuse_joined_axes(model.graph, axes)
     clean(model)
     model.ir_version = IR_VERSION
+    return model
+
+
+def _proto(program: torch.onnx.ONNXProgram, room: Path | None) -> onnx.ModelProto:
+    constants = [value.const_value for value in program.model.graph.initializers.values()]
+    if room is None or not has_many(sum(0 if one is None else one.nbytes for one in constants)):
+        return program.model_proto
+    onnx_ir.external_data.unload_from_model(
+        program.model, room.parent, room.name, size_threshold_bytes=LEAST, alignment=ALIGNED
+    )
+    model: onnx.ModelProto = program.model_proto
+    point_to(model, room.parent)
     return model
 
 

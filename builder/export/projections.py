@@ -15,6 +15,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from builder.onnx.cleanup import drop_unused, known_shapes
+from builder.onnx.weights import made_of, values_of
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,9 @@ def spell_out_gemms(graph: onnx.GraphProto) -> None:
             continue
         matrix = node.input[1]
         if attributes.get("transB"):
-            values = np.ascontiguousarray(numpy_helper.to_array(weights[matrix]).T)
-            matrix = f"{matrix}.transposed"
-            _add_weight(graph, weights, numpy_helper.from_array(values, matrix))
+            rows = np.ascontiguousarray(values_of(weights[matrix]).T)
+            source, matrix = weights[matrix], f"{matrix}.transposed"
+            _add_weight(graph, weights, made_of(source, rows, matrix))
         biased = len(node.input) == 3 and node.input[2]
         product = f"{node.output[0]}.product" if biased else node.output[0]
         nodes.append(helper.make_node("MatMul", [node.input[0], matrix], [product], name=f"{node.name}.product"))
@@ -107,13 +108,15 @@ def _merge(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto]) -> None
         if len(group) < 2 or any(projection.output in outputs for projection in group):
             continue
         name = f"{group[0].product.name}.merged"
-        matrices = [numpy_helper.to_array(weights[p.product.input[1]]) for p in group]
-        _add_weight(graph, weights, numpy_helper.from_array(np.concatenate(matrices, axis=1), f"{name}.weight"))
-        sizes = np.array([matrix.shape[1] for matrix in matrices], dtype=np.int64)
+        matrices = [weights[p.product.input[1]] for p in group]
+        whole = np.concatenate([values_of(matrix) for matrix in matrices], axis=1)
+        _add_weight(graph, weights, made_of(matrices[0], whole, f"{name}.weight"))
+        del whole
+        sizes = np.array([matrix.dims[1] for matrix in matrices], dtype=np.int64)
         _add_weight(graph, weights, numpy_helper.from_array(sizes, f"{name}.sizes"))
         nodes = [helper.make_node("MatMul", [source, f"{name}.weight"], [f"{name}.product"], name=name)]
         if biased:
-            biases = [numpy_helper.to_array(weights[_bias(p, weights)]) for p in group]
+            biases = [values_of(weights[_bias(p, weights)]) for p in group]
             _add_weight(graph, weights, numpy_helper.from_array(np.concatenate(biases), f"{name}.bias"))
             nodes.append(helper.make_node("Add", [f"{name}.product", f"{name}.bias"], [f"{name}.sum"]))
         split = [nodes[-1].output[0], f"{name}.sizes"]

@@ -36,9 +36,9 @@ from builder.export.architectures import fused_attention
 from builder.export.attention import ONNXRUNTIME
 from builder.export.cached_attention import CACHED, CrossCache, ExportCache, exporting
 from builder.export.decoder import CACHED_ATTENTION, STEP_INPUTS, only_wanted, past_names, refused_by_name
-from builder.export.program import to_onnx
+from builder.export.program import export_graph
 from builder.export.projections import merge_projections
-from builder.onnx.graph import Graph, save_graph
+from builder.onnx.graph import Graph
 from builder.runtime.contract import LayerShape
 
 CROSS_INPUTS = ("cross_rows", "cross_places", "cross_seqlens_k", "cross_total", "cross_last")
@@ -164,9 +164,8 @@ def _export_encoder(module: EncoderGraph, layers: int, path: Path) -> Graph:
     mask = torch.ones((2, 7), dtype=torch.long)
     mask[1, 5:] = 0
     tensors = [torch.arange(14).reshape(2, 7) % 5 + 3, mask]
-    model = to_onnx(module, tensors, [axes, axes], ["input_ids", "attention_mask"], cross_names(layers))
-    merge_projections(model)
-    return save_graph(model, path)
+    inputs, outputs = ["input_ids", "attention_mask"], cross_names(layers)
+    return export_graph(path, module, tensors, [axes, axes], inputs, outputs, merge_projections)
 
 
 def _export_decoder(
@@ -197,6 +196,4 @@ def _export_decoder(
                 axes.append({0: first, 2: axis})
     past = [*past_names(len(caches)), *(f"past_{name}" for name in cross_names(len(cross)))]
     outputs = ["logits", *(name.replace("past_", "present_") for name in past)]
-    model = to_onnx(module, tensors, axes, [*STEP_INPUTS, *CROSS_INPUTS, *past], outputs)
-    merge_projections(model)
-    return save_graph(model, path)
+    return export_graph(path, module, tensors, axes, [*STEP_INPUTS, *CROSS_INPUTS, *past], outputs, merge_projections)

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from builder.onnx.graph import Graph, save_graph
+from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.runtime.contract import LayerShape
 
 FILE = "copy_slot.onnx"
@@ -44,7 +44,7 @@ def choose_rows(graph: Graph, folder: Path) -> Graph:
     `new_cache_length`, (1,) int64: 0, or the positions of a new cache of zeros, which is made where the graph runs; the
     past is not read then, and may be of one row and one position.
     """
-    model = onnx.load(str(graph.path))
+    model = load_graph(graph.path)
     batch = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     past = [value for value in model.graph.input if value.name.startswith("past_")]
     names = {value.name for value in past}

@@ -15,6 +15,11 @@ def resident_memory(process: int) -> int:
     return counted(f"{process}/status", "VmRSS") or 0
 
 
+def own_memory() -> int:
+    """Bytes of this process that are resident and belong to no file, which the system could read again."""
+    return _status("self", "RssAnon")
+
+
 def peak_memory() -> int:
     """The most bytes of this process that were resident since `reset_peak_memory`; 0 where there is no /proc."""
     return counted("self/status", "VmHWM") or 0

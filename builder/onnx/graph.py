@@ -13,6 +13,7 @@ from pathlib import Path
 import onnx
 
 from builder.errors import ExportError
+from builder.onnx.weights import beside, point_to, size_of, take_in
 from builder.runtime.sessions import other_meaning
 from builder.triton.releases import LIMITS, OPERATOR_NEEDS, RELEASES, runtime_of, version_tuple
 
@@ -41,22 +42,44 @@ class Graph:
         return tuple(sorted(self.path.parent.glob(f"{self.path.stem}.*")))
 
 
-EXTERNAL_FROM = 1_500_000_000  # bytes of weights; protobuf itself ends at 2 GiB
+# Bytes of weights from which they have a file of their own, which is mapped: protobuf holds what it reads or writes
+# several times over, and ends at 2 GiB.
+EXTERNAL_FROM = 100_000_000
+
+
+def has_many(weights: int) -> bool:
+    """Whether so many bytes of weights have a file of their own."""
+    return weights >= EXTERNAL_FROM
+
+
+def load_graph(path: Path) -> onnx.ModelProto:
+    """Read `path` to rewrite it; many weights stay in their file (builder/onnx/weights.py)."""
+    model = onnx.load(str(path), load_external_data=False)
+    if has_many(_weights(model)):
+        point_to(model, path.parent)
+    else:
+        onnx.load_external_data_for_model(model, str(path.parent))
+    return model
+
+
+def _weights(model: onnx.ModelProto) -> int:
+    return sum(map(size_of, model.graph.initializer))
 
 
 def save_graph(model: onnx.ModelProto, path: Path) -> Graph:
-    """Write `model`, the same bytes for the same model; large weights go to a file beside it."""
+    """Write `model`, the same bytes for the same model; many weights go to a file beside it, one after the other."""
     weights = {tensor.name for tensor in model.graph.initializer}
     described = [value for value in model.graph.value_info if value.name in weights]
     for value in described:  # said twice, and wrong as soon as a tool transposes the weight
         model.graph.value_info.remove(value)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = path.with_name(f"{path.name}.data")
-    data.unlink(missing_ok=True)  # onnx would append to it
-    if sum(len(tensor.raw_data) for tensor in model.graph.initializer) < EXTERNAL_FROM:
-        path.write_bytes(model.SerializeToString(deterministic=True))
+    data.unlink(missing_ok=True)
+    if has_many(_weights(model)):
+        model = beside(model, data)
     else:
-        onnx.save_model(model, str(path), save_as_external_data=True, location=data.name)
+        take_in(model.graph)
+    path.write_bytes(model.SerializeToString(deterministic=True))
     return read_graph(path)
 
 

@@ -12,6 +12,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+PIECE = 256  # rows of a matrix that are rounded at once
+
 
 def constant_products(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     """MatMul nodes with a constant matrix, in the order in which they run."""
@@ -42,7 +44,8 @@ def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
 
 def eight_bit_scales(values: np.ndarray, axis: int) -> np.ndarray:
     """The step of symmetric 8-bit rounding along `axis`; never zero."""
-    return np.maximum(np.abs(values).max(axis=axis, keepdims=True) / 127, 1e-12).astype(np.float32)
+    largest = np.maximum(values.max(axis=axis, keepdims=True), -values.min(axis=axis, keepdims=True))
+    return np.maximum(largest / 127, 1e-12).astype(np.float32)
 
 
 def store_eight_bit(graph: onnx.GraphProto, name: str, values: np.ndarray, axis: int) -> None:
@@ -50,8 +53,18 @@ def store_eight_bit(graph: onnx.GraphProto, name: str, values: np.ndarray, axis:
     if any(tensor.name == f"{name}.int8" for tensor in graph.initializer):
         return
     scales = eight_bit_scales(values, axis)
-    add_constant(graph, f"{name}.int8", np.round(values / scales).astype(np.int8))
+    add_constant(graph, f"{name}.int8", _rounded(values, scales))
     add_constant(graph, f"{name}.scale", scales)
+
+
+def _rounded(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """In pieces, so that the real numbers on the way take little memory."""
+    rounded = np.empty(values.shape, np.int8)
+    steps = np.broadcast_to(scales, values.shape)
+    for start in range(0, len(values), PIECE):
+        piece = slice(start, start + PIECE)
+        rounded[piece] = np.round(values[piece] / steps[piece])
+    return rounded
 
 
 def eight_bit_lookup(graph: onnx.GraphProto, node: onnx.NodeProto, table: np.ndarray) -> list[onnx.NodeProto]:

@@ -10,12 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import VerificationError
-from builder.onnx.graph import Graph, save_graph
+from builder.onnx.graph import Graph, load_graph, save_graph
 
 MARGIN = 1.25  # over the largest value seen: what lies beyond is clipped
 SCALE_INPUTS = 12  # k_scale is the operator's thirteenth input, v_scale the one after it
@@ -23,7 +22,7 @@ SCALE_INPUTS = 12  # k_scale is the operator's thirteenth input, v_scale the one
 
 def quantise_cache(graph: Graph, largest: Mapping[str, np.ndarray], folder: Path) -> Graph:
     """Write `graph` with an int8 cache. `largest`: of each cache tensor (key_0, value_0, ...), (heads, size)."""
-    model = onnx.load(str(graph.path))
+    model = load_graph(graph.path)
     changed = 0
     for node in model.graph.node:
         if node.op_type != "GroupQueryAttention":

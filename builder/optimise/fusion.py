@@ -14,7 +14,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from builder.engines.onnxruntime import MODEL_FILE, save_optimised
 from builder.errors import ExportError
-from builder.onnx.graph import Graph, save_graph
+from builder.onnx.graph import Graph, load_graph, save_graph
 
 STANDARD_DOMAINS = ("", "ai.onnx", "com.microsoft")
 
@@ -28,7 +28,13 @@ def fuse(graph: Graph, folder: Path, level: str = "O2") -> Graph:
     with tempfile.TemporaryDirectory(dir=folder) as place:
         written = Path(place) / MODEL_FILE
         save_optimised(graph.path, written, extended=level != "O1", approximate_gelu=level in ("O3", "O4"))
-        model = onnx.load(str(written))
+        model = load_graph(written)
+        _tidy(model, graph.ir_version)
+        return save_graph(model, folder / f"fused-{level}" / graph.path.name)
+
+
+def _tidy(model: onnx.ModelProto, ir_version: int) -> None:
+    """In place: what any release reads. Raises ExportError where none has an operator."""
     used = {node.domain for node in model.graph.node} | {""}
     foreign = used - set(STANDARD_DOMAINS)
     if foreign:
@@ -37,9 +43,8 @@ def fuse(graph: Graph, folder: Path, level: str = "O2") -> Graph:
     del model.opset_import[:]
     model.opset_import.extend(kept)
     _drop_defaults(model)
-    model.ir_version = graph.ir_version
+    model.ir_version = ir_version
     model.producer_version = ""
-    return save_graph(model, folder / f"fused-{level}" / graph.path.name)
 
 
 def _drop_defaults(model: onnx.ModelProto) -> None:

@@ -17,14 +17,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from builder.engines.eight_bit import eight_bit_products
 from builder.errors import VerificationError
 from builder.export.projections import spell_out_gemms
 from builder.onnx.cleanup import drop_unused
-from builder.onnx.graph import Graph, save_graph
+from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.onnx.nodes import add_constant, constant_products, eight_bit_lookup, replace_nodes
+from builder.onnx.weights import values_of
 from builder.optimise.grids import Blocks, Grids
 from builder.optimise.quantised import Quantised
 from builder.spec import WeightOptions
@@ -42,7 +43,7 @@ def quantise_weights(
     `grids`: those that a checkpoint of as many bits has its matrices on. Such a matrix is stored as it is, and what the
     checkpoint leaves real, as a rule its output matrix, in 8 bits.
     """
-    model = onnx.load(str(graph.path))
+    model = load_graph(graph.path)
     spell_out_gemms(model.graph)  # ONNX Runtime's optimiser makes some of MatMul and Add again
     heads = {node.output[0] for node in tied_heads(model.graph)}
     products = {node.output[0] for node in constant_products(model.graph)}
@@ -53,13 +54,13 @@ def quantise_weights(
     embeddings = 0
     for node in model.graph.node:
         if node.output[0] in heads:
-            nodes.extend(small.by_rows(node, numpy_helper.to_array(tensors[node.input[1]])))
+            nodes.extend(small.by_rows(node, values_of(tensors[node.input[1]])))
         elif node.output[0] in products and (stored is not None or precision not in BITS):
-            matrix = numpy_helper.to_array(tensors[node.input[1]])
+            matrix = values_of(tensors[node.input[1]])
             blocks = stored.blocks(matrix) if stored is not None else None
             nodes.extend(small.by_columns(node, matrix) if blocks is None else [in_blocks(model.graph, node, blocks)])
         elif node.op_type == "Gather" and node.input[1] == "input_ids" and node.input[0] in tensors:
-            nodes.extend(eight_bit_lookup(model.graph, node, numpy_helper.to_array(tensors[node.input[0]])))
+            nodes.extend(eight_bit_lookup(model.graph, node, values_of(tensors[node.input[0]])))
             embeddings += 1
         else:
             nodes.append(node)

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from builder.checkpoint.mapped import give_back
 from builder.engines.decoding import open_executor
 from builder.errors import VerificationError
 from builder.onnx.graph import Graph
@@ -77,8 +78,10 @@ def refuse_wrong_long_row(
     vocabulary = int(model.get_input_embeddings().weight.shape[0])
     row = long_row(model.config, vocabulary, max_length)
     logits = int(model.get_output_embeddings().weight.shape[0])
+    expected = pytorch_logits(model, row)
+    give_back(model)  # before the graph has its weights in memory
     executor = open_executor(graph, geometry_of(caches, 1, len(row.tokens), logits), threads)
-    errors = long_row_errors(executor, row, pytorch_logits(model, row))
+    errors = long_row_errors(executor, row, expected)
     worst = int(errors.argmax())
     if not errors[worst] <= TOLERANCE:  # NaN is wrong too
         first = sum(row.compared, ())[int(np.argmax(~(errors <= TOLERANCE)))]

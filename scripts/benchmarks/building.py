@@ -13,20 +13,31 @@ import resource
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
 
 from builder.cache.folder import OFF, VARIABLE
+from builder.fleet.memory import own_memory, peak_memory, reset_peak_memory
 from scripts.benchmarks.circumstances import circumstances, write_figures
 
 GENERATING = {"max_length": 512, "slots": 8, "quality": 0.0, "perplexity": 1e9}  # random weights have none to lose
-OPTIONS: dict[str, dict[str, Any]] = {"minilm": {}, "gpt2": GENERATING, "llama-1b": GENERATING}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "minilm": {},
+    "gpt2": GENERATING,
+    "llama-wide": GENERATING,
+    "llama-1b": GENERATING,
+}
+STORED = {"llama-wide": torch.bfloat16, "llama-1b": torch.bfloat16}  # fp32 the others
+SAMPLED_S = 0.02  # between two looks at the memory that is the process's own
 AGAIN: dict[str, dict[str, Any]] = {
     "cold": {},
     "the same": {},
@@ -70,7 +81,7 @@ def checkpoint_of(name: str, place: Path) -> Path:
         return minilm()
     from scripts.benchmarks.generation import make_checkpoint
 
-    return make_checkpoint(name, place / name)
+    return make_checkpoint(name, place / name, STORED.get(name, torch.float32))
 
 
 def child(name: str, checkpoint: Path, place: Path, cache: str, **options: Any) -> dict[str, Any]:
@@ -84,41 +95,92 @@ def child(name: str, checkpoint: Path, place: Path, cache: str, **options: Any) 
 
 def one(options: dict[str, Any]) -> dict[str, Any]:
     """The figures of a build in this process."""
-    begun, stages = time.perf_counter(), dict[str, float]()
+    begun, stages, memory = time.perf_counter(), dict[str, float](), dict[str, Memory]()
+    own = Own()
     from builder.checkpoint.libraries import quiet_libraries
     from builder.pipeline import build
     from builder.spec import make_spec
 
-    stages["imports"] = time.perf_counter() - begun
+    stages["imports"], memory["imports"] = time.perf_counter() - begun, Memory(peak_memory(), own.most())
 
     @contextmanager
     def stage(name: str) -> Iterator[None]:
         start = time.perf_counter()
+        reset_peak_memory()
+        own.most()
         yield
-        stages[name.split(", about")[0]] = time.perf_counter() - start
+        title = name.split(", about")[0]
+        stages[title], memory[title] = time.perf_counter() - start, Memory(peak_memory(), own.most())
+        print(f"{title}: {stages[title]:.1f} s, {memory[title].peak / 1e6:.0f} MB", file=sys.stderr, flush=True)
 
     with quiet_libraries():
         build(make_spec(**options), stage)
+    own.stop()
     total = time.perf_counter() - begun
     used = resource.getrusage(resource.RUSAGE_SELF)
     processor = used.ru_utime + used.ru_stime
-    return {"stages_s": stages, "total_s": total, "processor_s": processor, "peak_bytes": used.ru_maxrss * 1024}
+    return {
+        "stages_s": stages,
+        "memory": {name: asdict(one) for name, one in memory.items()},
+        "total_s": total,
+        "processor_s": processor,
+        "peak_bytes": max(one.peak for one in memory.values()),
+        "peak_own_bytes": max(one.own for one in memory.values()),
+    }
+
+
+@dataclass(frozen=True)
+class Memory:
+    """Bytes at the most. `peak`: resident, mapped files included; `own`: without them, seen every `SAMPLED_S`."""
+
+    peak: int
+    own: int
+
+
+class Own:
+    """Looks at the memory of this process that is no mapped file: of that the system keeps no peak."""
+
+    def __init__(self) -> None:
+        self.highest = 0
+        self.ended = threading.Event()
+        self.thread = threading.Thread(target=self._look, daemon=True)
+        self.thread.start()
+
+    def most(self) -> int:
+        """The most since this was asked last."""
+        found, self.highest = max(self.highest, own_memory()), 0
+        return found
+
+    def stop(self) -> None:
+        self.ended.set()
+        self.thread.join()
+
+    def _look(self) -> None:
+        while not self.ended.wait(SAMPLED_S):
+            self.highest = max(self.highest, own_memory())
 
 
 def table(name: str, size: int, found: dict[str, dict[str, Any]]) -> Table:
     """One row a stage, one column a build."""
-    made = Table(title=f"{name}: checkpoint of {size / 1e6:.0f} MB; seconds", title_justify="left")
+    words = f"{name}: checkpoint of {size / 1e6:.0f} MB; seconds, then the peak in MB and what of it is no mapped file"
+    made = Table(title=words, title_justify="left")
     made.add_column("stage")
     for precision in found:
         made.add_column(precision, justify="right")
     for stage in dict.fromkeys(stage for build in found.values() for stage in build["stages_s"]):
-        cells = (build["stages_s"].get(stage) for build in found.values())
-        made.add_row(stage, *("" if cell is None else f"{cell:.2f}" for cell in cells))
+        made.add_row(stage, *(_cell(stage, build) for build in found.values()))
     made.add_row("all", *(f"{build['total_s']:.2f}" for build in found.values()), style="bold")
     made.add_row("processor time", *(f"{build['processor_s']:.2f}" for build in found.values()))
-    peaks = (f"{build['peak_bytes'] / 1e6:.0f} ({build['peak_bytes'] / size:.1f}x)" for build in found.values())
-    made.add_row("peak memory, MB", *peaks)
+    for words, field in (("peak memory, MB", "peak_bytes"), ("of it no mapped file", "peak_own_bytes")):
+        made.add_row(words, *(f"{build[field] / 1e6:.0f} ({build[field] / size:.1f}x)" for build in found.values()))
     return made
+
+
+def _cell(stage: str, build: dict[str, Any]) -> str:
+    if stage not in build["stages_s"]:
+        return ""
+    memory = build["memory"][stage]
+    return f"{build['stages_s'][stage]:.2f}  {memory['peak'] / 1e6:6.0f} {memory['own'] / 1e6:6.0f}"
 
 
 if __name__ == "__main__":

@@ -61,6 +61,20 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "tie_word_embeddings": True,
         },
     ),
+    "llama-wide": (  # few layers, as wide as those of the next: 0.43 billion parameters
+        "llama",
+        {
+            "vocab_size": 32000,
+            "hidden_size": 2048,
+            "intermediate_size": 8192,
+            "num_hidden_layers": 6,
+            "num_attention_heads": 32,
+            "num_key_value_heads": 8,
+            "head_dim": 64,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": True,
+        },
+    ),
     "llama-1b": (
         "llama",
         {
@@ -127,14 +141,14 @@ def main() -> None:
                 write_figures(options.output, figures)
 
 
-def make_checkpoint(name: str, folder: Path) -> Path:
+def make_checkpoint(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
     """A checkpoint of a real size with random weights, and a byte-level tokeniser with as many tokens."""
     if (folder / "model.safetensors").exists():
         return folder
     model_type, options = SHAPES[name]
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **options)
-    AutoModelForCausalLM.from_config(config).save_pretrained(folder, max_shard_size="100GB")
+    AutoModelForCausalLM.from_config(config).to(dtype).save_pretrained(folder, max_shard_size="100GB")
     save_tokenizer(folder, config.vocab_size)
     return folder
 

@@ -31,7 +31,7 @@ from onnx.reference import ReferenceEvaluator
 
 from builder.errors import ExportError
 from builder.onnx.cleanup import drop_unused
-from builder.onnx.graph import Graph, save_graph
+from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.onnx.nodes import add_constant, replace_nodes
 from builder.runtime.contract import CacheType, LayerShape
 from builder.runtime.generation.executors.paged import BLOCK, DOMAIN, OPERATOR, TABLES
@@ -45,7 +45,7 @@ TRIED = 64  # keys over which a bias is looked at
 
 def page_attention(graph: Graph, folder: Path) -> Graph:
     """Write `graph` with its attention over a paged cache into `folder`. Raises ExportError for others."""
-    model = onnx.load(str(graph.path))
+    model = load_graph(graph.path)
     slopes = _slopes(model)
     past = {value.name: value for value in model.graph.input if value.name.startswith("past_")}
     renamed = {name: _cache_name(name) for name in past}

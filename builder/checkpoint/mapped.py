@@ -1,0 +1,62 @@
+"""The pages of a model's weights that are mapped from a file: given back, and read again when they are next used.
+
+Knows modules and memory; knows nothing of what is built.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from builder.progress import Stage
+
+SMAPS = Path("/proc/self/smaps")  # man proc_pid_smaps(5)
+
+
+@dataclass(frozen=True)
+class Mapping:
+    """`length` bytes of a file at `start`, of which nothing was written since."""
+
+    start: int
+    length: int
+
+
+def giving_back(model: torch.nn.Module, stage: Stage) -> Stage:
+    """`stage`, which gives the pages of `model` back as it begins: what a stage needs of them, it reads."""
+
+    @contextmanager
+    def begun(name: str) -> Iterator[None]:
+        give_back(model)
+        with stage(name):
+            yield
+
+    return begun
+
+
+def give_back(model: torch.nn.Module) -> None:
+    """What of the weights is as it is in its file needs no memory until it is read again: the system keeps the file.
+
+    Nothing is done where the system says nothing of that, or weights were changed after they were loaded.
+    """
+    places = {tensor.data_ptr() for tensor in model.state_dict().values()}
+    for one in _unwritten():
+        if any(one.start <= place < one.start + one.length for place in places):
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(one.start), ctypes.c_size_t(one.length), mmap.MADV_DONTNEED)
+
+
+def _unwritten() -> Iterator[Mapping]:
+    if not SMAPS.exists():
+        return
+    for block in re.split(r"^(?=[0-9a-f]+-[0-9a-f]+ )", SMAPS.read_text(), flags=re.MULTILINE):
+        head, _, rest = block.partition("\n")
+        fields = head.split()
+        if len(fields) > 5 and fields[4] != "0" and re.search(r"^Anonymous: +0 kB", rest, re.MULTILINE):
+            start, end = (int(part, 16) for part in fields[0].split("-"))
+            yield Mapping(start, end - start)

@@ -1,0 +1,49 @@
+"""Checkpoints in 16 bits: loaded in fp32 from mapped files, whose pages can be given back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
+
+from builder.checkpoint.mapped import give_back
+from builder.checkpoint.widen import widened
+from tests.decoders import make_decoder
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_16_bits_are_read_as_fp32_and_nothing_else_changes(dtype: torch.dtype, tmp_path: Path) -> None:
+    make_decoder("llama").to(dtype).save_pretrained(tmp_path)
+    file = tmp_path / "model.safetensors"
+    stored = {**load_file(file), "odd": torch.arange(3, dtype=torch.uint8), "none": torch.zeros((0, 2), dtype=dtype)}
+    save_file(stored, file, {"format": "pt"})
+    with widened(tmp_path, [file]) as folder:
+        wide = load_file(folder / file.name)
+        assert {path.name for path in folder.iterdir()} == {path.name for path in tmp_path.iterdir()}
+    assert not folder.exists()
+    assert wide.keys() == stored.keys()
+    for name, tensor in stored.items():
+        assert wide[name].dtype == (torch.uint8 if name == "odd" else torch.float32)
+        assert torch.equal(wide[name], tensor.to(wide[name].dtype))
+
+
+def test_a_checkpoint_in_fp32_is_read_where_it_is(tmp_path: Path) -> None:
+    make_decoder("llama").save_pretrained(tmp_path)
+    with widened(tmp_path, list(tmp_path.glob("*.safetensors"))) as folder:
+        assert folder == tmp_path
+
+
+@pytest.mark.parametrize("changed", [False, True])
+def test_weights_are_what_they_were_after_their_pages_are_given_back(changed: bool, tmp_path: Path) -> None:
+    """Those that were changed after they were loaded are in no file."""
+    make_decoder("llama", hidden_size=64).save_pretrained(tmp_path)
+    model = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    if changed:
+        with torch.no_grad():
+            model.lm_head.weight.add_(1)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    give_back(model)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())

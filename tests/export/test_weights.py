@@ -1,0 +1,53 @@
+"""Weights in a file of their own: a graph is the same wherever they are, and rewriting it leaves its file alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from builder.engines.onnxruntime import open_session
+from builder.export.decoder import export_decoder
+from builder.onnx.graph import load_graph, save_graph
+from builder.onnx.weights import made_of, place_of, values_of
+from builder.optimise.fusion import fuse
+from builder.optimise.weights import quantise_weights
+from builder.spec import WeightOptions
+from tests.decoders import make_decoder
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4-weights"])
+def test_a_graph_has_the_same_weights_inside_and_beside(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+    for name, limit in (("inside", 10**9), ("beside", 1000)):
+        monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", limit)
+        graph = fuse(export_decoder(make_decoder("llama"), tmp_path / name, 128).graph, tmp_path / name)
+        if precision != "fp32":
+            graph = quantise_weights(graph, precision, WeightOptions(32, True), tmp_path / name).graph
+        assert len(graph.files) == 1 + (name == "beside")
+        model = onnx.load(str(graph.path))
+        found.append({tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer})
+        open_session(graph.path, threads=1)
+    inside, beside = found
+    assert inside.keys() == beside.keys()
+    for name, values in inside.items():
+        np.testing.assert_array_equal(values, beside[name])
+
+
+def test_what_is_made_of_a_weight_in_a_file_does_not_go_into_that_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", 1000)
+    wide = np.arange(2048, dtype=np.float32).reshape(2, 1024)
+    graph = onnx.helper.make_graph([], "g", [], [], [onnx.numpy_helper.from_array(wide, "wide")])
+    saved = save_graph(onnx.helper.make_model(graph), tmp_path / "model.onnx")
+    before = (tmp_path / "model.onnx.data").read_bytes()
+    (tensor,) = load_graph(saved.path).graph.initializer
+    assert place_of(tensor) is not None
+    np.testing.assert_array_equal(values_of(tensor), wide)
+    assert place_of(made_of(tensor, values_of(tensor).T, "tall")) is None
+    assert (tmp_path / "model.onnx.data").read_bytes() == before
