@@ -6,6 +6,7 @@ Knows modules and memory; knows nothing of what is built.
 from __future__ import annotations
 
 import ctypes
+import gc
 import mmap
 import re
 from collections.abc import Iterator
@@ -29,10 +30,15 @@ class Mapping:
 
 
 def giving_back(model: torch.nn.Module, stage: Stage) -> Stage:
-    """`stage`, which gives the pages of `model` back as it begins: what a stage needs of them, it reads."""
+    """`stage`, which begins with what the ones before left in memory given back, the pages of `model` too: what a stage
+    needs of them, it reads."""
 
     @contextmanager
     def begun(name: str) -> Iterator[None]:
+        gc.collect()
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc, man malloc_trim(3)
+        if trim is not None:
+            trim(0)
         give_back(model)
         with stage(name):
             yield

@@ -49,7 +49,8 @@ def _widen(narrow: Path, wide: Path) -> None:
         names = sorted(
             opened.keys(), key=lambda name: (-_wide(opened, name).itemsize, name)
         )  # each aligned to its type
-        described, end = {"__metadata__": opened.metadata() or {}}, 0
+        described: dict[str, Any] = {"__metadata__": opened.metadata() or {}}
+        end = 0
         for name in names:
             dtype, tensor = _wide(opened, name), opened.get_tensor(name)
             begin, end = end, end + tensor.numel() * dtype.itemsize

@@ -17,7 +17,7 @@ def resident_memory(process: int) -> int:
 
 def own_memory() -> int:
     """Bytes of this process that are resident and belong to no file, which the system could read again."""
-    return _status("self", "RssAnon")
+    return counted("self/status", "RssAnon") or 0
 
 
 def peak_memory() -> int:

@@ -6,22 +6,24 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 from tests.decoders import make_decoder_checkpoint
 
-WIDE = {
+WIDE: dict[str, Any] = {
     "hidden_size": 1024,
     "intermediate_size": 3072,
     "num_hidden_layers": 4,
     "num_attention_heads": 8,
     "num_key_value_heads": 8,
 }
-AT_MOST = 2.2  # times the weights, in fp32; 5 and more when every stage had a copy of its own
+AT_MOST = 3.0  # times the weights, in fp32; above 4 when every stage had a copy of its own
 
 BUILD = """
 import json, sys
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 from builder.checkpoint.resolve import resolve
 from builder.export.decoder import export_decoder
 from builder.fleet.memory import peak_memory, reset_peak_memory
