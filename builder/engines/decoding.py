@@ -7,6 +7,7 @@ options; knows no model and no task.
 
 from __future__ import annotations
 
+import gc
 import importlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
@@ -133,6 +134,7 @@ def engine_of(spec: BuildSpec) -> DecodingEngine:
 
 def open_executor(graph: Graph, geometry: Geometry, threads: int) -> Executor:
     """The emitted executor of the engine that `graph` is for."""
+    gc.collect()  # an earlier one, whose loop refers to itself, has the weights in memory until then
     return _kind(graph.engine).open_executor(graph.path, geometry, threads)
 
 
