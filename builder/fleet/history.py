@@ -18,7 +18,7 @@ FILE = "builds.jsonl"
 KEPT = 20_000  # lines that are read, the newest
 RECENT = 50  # builds of a kind and size that say how long another takes
 BASE = 800_000_000  # bytes of a process with torch and transformers that builds: MiniLM, 90 MB, takes 1.14 GB
-TIMES = 3  # the weights' bytes: what verifies a graph, and a table beside it; half of that where they are in fp32
+TIMES = 4  # the bytes of weights in 16 bits: in fp32, as a session packs them; half of that where they are in fp32
 
 
 @dataclass(frozen=True)
