@@ -28,6 +28,7 @@ ATTEMPTS = 5  # in a row; what fails more often than that stays down
 STEADY_S = 300.0  # after so long without a failure, those before are forgotten
 LONGEST_DELAY_S = 30.0
 LOAD_TIMEOUT_S = 600.0
+ASK_S = 10.0
 FAILED_LOOP = re.compile(r'^build_repo_healthy\{model="([^"]+)"[^}]*\} 0(?:\.0+)?$', re.MULTILINE)
 SETTLING_S = 5.0  # after a load, until a model publishes metrics of its own
 
@@ -50,6 +51,14 @@ class Restarts:
         return min(LONGEST_DELAY_S, 2.0 ** (self.in_a_row - 1) - 1)
 
 
+@dataclass(frozen=True)
+class Running:
+    """What a process of Triton's runs."""
+
+    model: str
+    version: str
+
+
 @dataclass
 class Watcher:
     """Looks after the models of one server, which it loaded at `begun`. `reloads`: how often each was loaded again."""
@@ -58,7 +67,7 @@ class Watcher:
     say: Say
     begun: float = field(default_factory=time.monotonic)
     reloads: dict[str, int] = field(default_factory=dict)
-    _models: dict[int, str] = field(default_factory=dict)  # by process
+    _models: dict[int, Running] = field(default_factory=dict)  # by process
     _dead: dict[int, int] = field(default_factory=dict)  # processes, and how often they were seen dead
     _restarts: dict[str, Restarts] = field(default_factory=dict)
     _due: dict[str, float] = field(default_factory=dict)  # when to load what was unloaded
@@ -83,16 +92,29 @@ class Watcher:
             self._load(name)
 
     def _died(self) -> dict[str, str]:
-        """Models of which a process is dead and stays: those that Triton ended itself it takes leave of."""
+        """Models of which a process is dead and stays: those that Triton ended itself it takes leave of.
+
+        Not where it ran a version that ends, while another answers: nothing is missing then.
+        """
         died = {}
-        for process, (dead, model) in children(self.server.process.pid).items():
-            if model:
-                self._models[process] = model
+        for process, (dead, running) in children(self.server.process.pid).items():
+            if running:
+                self._models[process] = running
             if dead and process in self._models:
                 self._dead[process] = self._dead.get(process, 0) + 1
-                if self._dead[process] == 2:
-                    died[self._models[process]] = f"its process {process} died"
+                if self._dead[process] == 2 and not self._replaced(self._models[process]):
+                    died[self._models[process].model] = f"its process {process} died"
         return died
+
+    def _replaced(self, running: Running) -> bool:
+        """Whether Triton has another version of the model ready, and this one no longer."""
+        try:
+            with grpc.InferenceServerClient(self.server.url) as client:
+                index = client.get_model_repository_index(client_timeout=ASK_S).models
+        except InferenceServerException:
+            return False
+        ready = {entry.version for entry in index if entry.name == running.model and entry.state == "READY"}
+        return bool(ready) and running.version not in ready
 
     def _failed_loops(self, now: float) -> dict[str, str]:
         """Models whose decode loop has failed, by their metrics."""
@@ -171,8 +193,8 @@ def keep_running(
             ended = str(error)
 
 
-def children(parent: int) -> dict[int, tuple[bool, str]]:
-    """By process id, the children of `parent`: whether each is dead, and the model that it runs, where that shows.
+def children(parent: int) -> dict[int, tuple[bool, Running | None]]:
+    """By process id, the children of `parent`: whether each is dead, and what it runs, where that shows.
 
     The first argument of Triton's Python stub is the file of its model, MODEL/VERSION/FILE.
     """
@@ -185,8 +207,8 @@ def children(parent: int) -> dict[int, tuple[bool, str]]:
             continue  # it has ended
         if int(owner) == parent:
             stub = len(arguments) > 1 and arguments[0].endswith(b"triton_python_backend_stub")
-            model = Path(arguments[1].decode(errors="replace")).parent.parent.name if stub else ""
-            found[int(folder.name)] = (state == "Z", model)
+            version = Path(arguments[1].decode(errors="replace")).parent if stub else None
+            found[int(folder.name)] = (state == "Z", Running(version.parent.name, version.name) if version else None)
     return found
 
 

@@ -72,8 +72,7 @@ class Disturbances:
         os.kill(process, signal.SIGKILL)
         while time.monotonic() < begun + RECOVERY_S:
             time.sleep(0.2)
-            now = {pid: name for pid, (dead, name) in children(self.server.process.pid).items() if not dead}
-            if self.name in now.values() and asyncio.run(self._answers()):
+            if self.processes() != [] and asyncio.run(self._answers()):
                 self.recovered_s.append(time.monotonic() - begun)
                 self.windows[-1] = (begun, time.monotonic())
                 return
@@ -82,7 +81,9 @@ class Disturbances:
     def processes(self) -> list[int]:
         """Those of the model: more than one where an earlier version has not ended."""
         return [
-            pid for pid, (dead, name) in children(self.server.process.pid).items() if name == self.name and not dead
+            pid
+            for pid, (dead, what) in children(self.server.process.pid).items()
+            if what and what.model == self.name and not dead
         ]
 
     async def _answers(self) -> bool:

@@ -109,7 +109,7 @@ def test_a_model_whose_process_died_is_found_by_its_probe_alone(small_repository
     probe = request_probe(deployment)["exec"]["command"]
     with running(small_repository) as server:
         assert _run(probe, server.ports) == 0
-        (process,) = [pid for pid, (_, name) in children(server.process.pid).items() if name == "topics"]
+        (process,) = [pid for pid, (_, what) in children(server.process.pid).items() if what and what.model == "topics"]
         os.kill(process, signal.SIGKILL)
         end = time.monotonic() + 30
         while _run(probe, server.ports) == 0 and time.monotonic() < end:

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import ClassVar
 
 import pytest
 
@@ -66,7 +68,9 @@ def controlled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
 
 
 def _kill(server: Server, model: str) -> int:
-    (process,) = [pid for pid, (_, name) in children(server.process.pid).items() if name == model]
+    (process,) = [
+        pid for pid, (_, running) in children(server.process.pid).items() if running and running.model == model
+    ]
     os.kill(process, signal.SIGKILL)
     end = time.monotonic() + 60
     while not children(server.process.pid)[process][0] and time.monotonic() < end:
@@ -86,6 +90,52 @@ def test_a_model_whose_process_was_killed_is_loaded_again(server: Server, contro
     assert watcher.reloads == {"engine": 1}
     assert said[0] == f"engine: its process {killed} died; it is loaded again"
     assert said[1].startswith("engine: loaded again in 0.0 s, for the 1st time")
+
+
+class FakeIndex:
+    """What Triton says of the versions of the model "engine"."""
+
+    states: ClassVar[dict[str, str]] = {}
+
+    def __init__(self, url: str) -> None:
+        self.models = [SimpleNamespace(name="engine", version=number, state=now) for number, now in self.states.items()]
+
+    def __enter__(self) -> FakeIndex:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        pass
+
+    def get_model_repository_index(self, client_timeout: float) -> FakeIndex:
+        return self
+
+
+@pytest.mark.parametrize(
+    ("states", "again"),
+    [
+        ({"1": "UNLOADING", "2": "READY"}, False),
+        ({"1": "UNAVAILABLE", "2": "READY"}, False),
+        ({"1": "READY", "2": "READY"}, True),
+        ({"1": "READY", "2": "UNLOADING"}, True),
+        ({"1": "UNAVAILABLE"}, True),
+    ],
+)
+def test_a_version_that_was_replaced_is_no_reason_to_load_a_model_again(
+    states: dict[str, str],
+    again: bool,
+    server: Server,
+    controlled: list[tuple[str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(FakeIndex, "states", states)
+    monkeypatch.setattr("builder.serve.watch.grpc.InferenceServerClient", FakeIndex)
+    watcher = Watcher(server, lambda text: None)
+    watcher.look()
+    _kill(server, "engine")
+    for _ in range(4):
+        watcher.look()
+    assert (controlled == [("unload", "engine"), ("load", "engine")]) == again
+    assert again or controlled == []
 
 
 def test_without_model_control_a_model_that_died_restarts_the_server(
