@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from builder.onnx.graph import has_many
 from builder.progress import Stage
 
 SMAPS = Path("/proc/self/smaps")  # man proc_pid_smaps(5)
@@ -31,7 +32,10 @@ class Mapping:
 
 def giving_back(model: torch.nn.Module, stage: Stage) -> Stage:
     """`stage`, which begins with what the ones before left in memory given back, the pages of `model` too: what a stage
-    needs of them, it reads."""
+    needs of them, it reads. As it is for a small model, for which that would only take time.
+    """
+    if not has_many(sum(tensor.nbytes for tensor in model.state_dict().values())):
+        return stage
 
     @contextmanager
     def begun(name: str) -> Iterator[None]:

@@ -19,7 +19,7 @@ import numpy as np
 
 from builder.errors import SpecError
 from builder.memory import Memory
-from builder.onnx.graph import Graph
+from builder.onnx.graph import Graph, has_many
 from builder.optimise.grids import Grids
 from builder.optimise.quantised import Quantised
 from builder.optimise.weights import quantise_weights
@@ -134,7 +134,8 @@ def engine_of(spec: BuildSpec) -> DecodingEngine:
 
 def open_executor(graph: Graph, geometry: Geometry, threads: int) -> Executor:
     """The emitted executor of the engine that `graph` is for."""
-    gc.collect()  # an earlier one, whose loop refers to itself, has the weights in memory until then
+    if has_many(graph.size):
+        gc.collect()  # an earlier one, whose loop refers to itself, has the weights in memory until then
     return _kind(graph.engine).open_executor(graph.path, geometry, threads)
 
 
