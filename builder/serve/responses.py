@@ -32,7 +32,7 @@ class Responses:
         self._arrived: queue.SimpleQueue[service_pb2.ModelStreamInferResponse | grpc.RpcError | None]
         self._arrived = queue.SimpleQueue()
         self._ends = self._ended = False
-        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._read, name=f"responses of {self.name}", daemon=True).start()
 
     def __iter__(self) -> Iterator[service_pb2.ModelInferResponse]:
         while (message := self._next()) is not None:

@@ -117,10 +117,10 @@ def test_other_libraries_and_other_code_are_another_build(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = build_key(_spec(folder))
-    monkeypatch.setattr(keys, "version", lambda name: "0.0.1" if name == "onnxruntime" else "1")
+    monkeypatch.setattr(keys, "versions", lambda names: dict.fromkeys(names, "1") | {"onnxruntime": "0.0.1"})
     keys.libraries.cache_clear()
     other = build_key(_spec(folder))
-    monkeypatch.setattr(keys, "version", lambda name: "0.0.2" if name == "onnxruntime" else "1")
+    monkeypatch.setattr(keys, "versions", lambda names: dict.fromkeys(names, "1") | {"onnxruntime": "0.0.2"})
     keys.libraries.cache_clear()
     assert len({key, other, build_key(_spec(folder))}) == 3
     code = tmp_path / "builder"
