@@ -19,6 +19,15 @@ NUMPY_TYPES: dict[str, Any] = {
     "TYPE_FP32": np.float32,
     "TYPE_STRING": np.object_,
 }
+WIRE: Mapping[str, str] = {  # of config.pbtxt -> of a request
+    "TYPE_STRING": "BYTES",
+    "TYPE_BOOL": "BOOL",
+    "TYPE_INT32": "INT32",
+    "TYPE_INT64": "INT64",
+    "TYPE_UINT32": "UINT32",
+    "TYPE_UINT64": "UINT64",
+    "TYPE_FP32": "FP32",
+}
 
 
 def to_tensors(sample: Mapping[str, Any], fields: Sequence[Field], batched: bool = True) -> dict[str, np.ndarray]:

@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import Any, Protocol
 
 from builder.gateway.errors import ApiError
-from builder.gateway.tensors import WIRE
 from builder.runtime.fields import Field
+from builder.tensors import WIRE
 
 FRESH_S = 10.0  # after that long the next request has the list read anew, without waiting for it
 NAMED = 50  # models in a message, at most

@@ -16,17 +16,9 @@ from tritonclient.grpc import service_pb2
 
 from builder.gateway.errors import bad_field
 from builder.runtime.fields import Field
+from builder.tensors import WIRE
 
 LENGTH = struct.Struct("<I")
-WIRE: Mapping[str, str] = {  # of config.pbtxt -> of a request
-    "TYPE_STRING": "BYTES",
-    "TYPE_BOOL": "BOOL",
-    "TYPE_INT32": "INT32",
-    "TYPE_INT64": "INT64",
-    "TYPE_UINT32": "UINT32",
-    "TYPE_UINT64": "UINT64",
-    "TYPE_FP32": "FP32",
-}
 ARRAYS: Mapping[str, Any] = {
     "BOOL": np.dtype(np.bool_),
     "INT32": np.dtype("<i4"),

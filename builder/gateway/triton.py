@@ -23,6 +23,7 @@ from builder.gateway.errors import ApiError
 from builder.gateway.leaving import Leaving
 from builder.gateway.models import NAME
 from builder.gateway.tensors import Outputs, add_tensor, read_outputs
+from builder.serve.responses import is_last
 
 OPTIONS = (
     ("grpc.max_send_message_length", -1),
@@ -38,7 +39,6 @@ QUEUE_FULL = ("wait already", "Exceeds maximum queue size")
 OUT_OF_TIME = ("time was over", "Request timeout expired")
 AWAY = ("is not ready", "shutting down", "Stub process", "no version is available")
 FAULTS = ("failed inside the model", "Failed to process the request", "Internal")
-LAST = "triton_final_response"
 ALL, LIST = "*", "models"  # what a shared front is asked for the models that it hosts, and the output that says so
 Metadata = Sequence[tuple[str, str]]
 
@@ -144,7 +144,7 @@ class Triton:
                         ended = True
                         await _refuse_status(call)
                         return
-                    ends = _ends(message)
+                    ends = is_last(message)
                     if message.error_message:
                         raise stream_error(message.error_message)
                     if message.infer_response.outputs:
@@ -196,11 +196,6 @@ def _known(message: str) -> ApiError | None:
     if any(words in message for words in AWAY):
         return ApiError(503, message, code="unavailable", retry_after=2)
     return None
-
-
-def _ends(message: service_pb2.ModelStreamInferResponse) -> bool:
-    """Whether this is the last response."""
-    return bool(message.error_message) or message.infer_response.parameters[LAST].bool_param
 
 
 async def _read_on(call: Any) -> None:

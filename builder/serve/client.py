@@ -15,17 +15,7 @@ from tritonclient.utils import InferenceServerException, serialize_byte_tensor
 from builder.errors import ServeError
 from builder.runtime.fields import Field
 from builder.serve.responses import Responses
-from builder.tensors import to_tensors, to_values
-
-TRITON_TYPES = {
-    "TYPE_STRING": "BYTES",
-    "TYPE_BOOL": "BOOL",
-    "TYPE_INT32": "INT32",
-    "TYPE_INT64": "INT64",
-    "TYPE_UINT32": "UINT32",
-    "TYPE_UINT64": "UINT64",
-    "TYPE_FP32": "FP32",
-}
+from builder.tensors import WIRE, to_tensors, to_values
 
 
 @dataclass(frozen=True)
@@ -72,7 +62,7 @@ class Client:
                     yield to_values(tensors, self.signature.outputs)[0]
 
     def _request(self, tensors: Mapping[str, np.ndarray]) -> service_pb2.ModelInferRequest:
-        types = {field.name: TRITON_TYPES[field.data_type] for field in self.signature.inputs}
+        types = {field.name: WIRE[field.data_type] for field in self.signature.inputs}
         request = service_pb2.ModelInferRequest(model_name=self.name)
         for name, array in tensors.items():
             request.inputs.add(name=name, datatype=types[name], shape=array.shape)
@@ -91,7 +81,7 @@ class Client:
         return to_values({n: a for n, a in outputs.items() if a is not None}, self.signature.outputs)
 
     def _inputs(self, tensors: Mapping[str, np.ndarray]) -> list[Any]:
-        types = {field.name: TRITON_TYPES[field.data_type] for field in self.signature.inputs}
+        types = {field.name: WIRE[field.data_type] for field in self.signature.inputs}
         return [
             grpc.InferInput(name, list(array.shape), types[name]).set_data_from_numpy(array)
             for name, array in tensors.items()

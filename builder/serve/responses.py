@@ -60,7 +60,7 @@ class Responses:
                 f"{self.name}: the server at {self.url} does not answer: {message.details()}"  # type: ignore[attr-defined]
             ) from message
         if message is not None:
-            self._ends = bool(message.error_message) or message.infer_response.parameters[LAST].bool_param
+            self._ends = is_last(message)
         return message
 
     def _read(self) -> None:
@@ -71,3 +71,8 @@ class Responses:
             self._arrived.put(error)
             return
         self._arrived.put(None)
+
+
+def is_last(message: service_pb2.ModelStreamInferResponse) -> bool:
+    """Whether nothing but the end of the stream follows."""
+    return bool(message.error_message) or message.infer_response.parameters[LAST].bool_param
