@@ -87,7 +87,25 @@ def encoders() -> str:
             speeds = [_times(cells[c]["requests_per_s"], base[c]["requests_per_s"]) for c in ("1", "8", "32")]
             rows.append((model, side, *speeds, f"{cells['32']['p99_ms']:.0f}", f"{100 * cells['32']['padding']:.1f}%"))
     heads = ("model", "side", "1 client", "8 clients", "32 clients", "p99 at 32, ms", "padding at 32")
-    return f"{_ran('encoders', figures)} Texts a second; in brackets, times FastAPI.\n\n{table(heads, rows)}"
+    served = f"{_ran('encoders', figures)} Texts a second; in brackets, times FastAPI.\n\n{table(heads, rows)}"
+    return f"{served}\n\n{_in_process(figures)}"
+
+
+def _in_process(figures: dict[str, Any]) -> str:
+    """What the emitted code does without a server, and what a server adds to it."""
+    rows = []
+    for model, result in figures.items():
+        for side, cell in result.get("in_process", {}).items() if isinstance(result, dict) else ():
+            best = [
+                rates["32"]["requests_per_s"]
+                for name, rates in result["served"].items()
+                if name.startswith(f"{side}, ")
+            ]
+            share = f"{100 * max(best) / cell['batched_per_s']:.0f}%" if best else "-"
+            added = [f"{cell['added_ms'][door]:.1f}" if "added_ms" in cell else "-" for door in ("HTTP", "gRPC")]
+            rows.append((model, side, f"{cell['alone_ms']:.1f}", *added, f"{cell['batched_per_s']:.0f}", share))
+    heads = ("model, in process", "side", "a text alone, ms", "HTTP adds", "gRPC adds", "texts/s", "served at 32")
+    return table(heads, rows)
 
 
 def _times(speed: float, base: float | None) -> str:
@@ -114,7 +132,8 @@ def _first(cell: dict[str, float]) -> str:
     times = [
         f"{cell[name]:.{digits}f}" for name, digits in (("first_token_ms", 0), ("inter_token_ms", 1)) if name in cell
     ]
-    return f"{cell['tokens_per_s']:.0f} ({', '.join(times)})"
+    guessed = [f"{100 * share:.0f}% guessed"] if (share := cell.get("guessed_share", 0.0)) >= 0.005 else []
+    return f"{cell['tokens_per_s']:.0f} ({', '.join([*times, *guessed])})"
 
 
 def seq2seq() -> str:

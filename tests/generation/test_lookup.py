@@ -14,11 +14,12 @@ from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.executors.base import last_of_rows
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.lookup import LEAST, MOST, Lookup
-from builder.runtime.generation.scheduler import Limits
+from builder.runtime.generation.scheduler import FEW, Limits
+from builder.runtime.generation.sequences import SequenceStatus
 from builder.verify.generation import geometry_of
 from tests.checkpoints import VOCABULARY as WORDS
 from tests.decoders import make_decoder
-from tests.generation.executors import SumExecutor, expected
+from tests.generation.executors import PagedSumExecutor, SumExecutor, expected
 from tests.generation.test_engine import Asked
 
 VOCABULARY = 50
@@ -38,6 +39,14 @@ class CopyingExecutor(SumExecutor):
             if copied is not None:
                 logits[number, copied] += 12.0
         return logits
+
+
+class CopyingPagedExecutor(PagedSumExecutor):
+    """The same over blocks."""
+
+    def next_token(self, held: list[int]) -> int:
+        copied = copied_token(held)
+        return super().next_token(held) if copied is None else copied
 
 
 def copied_token(held: list[int]) -> int | None:
@@ -117,6 +126,46 @@ def test_rows_that_run_together_guess_nothing() -> None:
     for one in asked:
         assert one.tokens == expected(one.request.prompt, 30)
     assert engine.stats.guessed_tokens <= LEAST, "but for the last steps of whoever is left alone"
+
+
+@pytest.mark.parametrize("blocks", [13, 60])
+def test_rows_over_blocks_guess_in_one_call_and_say_the_same(blocks: int) -> None:
+    """Twelve that repeat themselves and twelve that do not, on few blocks too, where some have to give way."""
+    prompts = [np.random.default_rng(seed).integers(0, VOCABULARY, 20 + seed).tolist() for seed in range(24)]
+    texts, calls = [], []
+    for guesses in (False, True):
+        executor = CopyingPagedExecutor(4, 400, blocks)
+        executor.guesses = guesses
+        engine = Engine(executor, Limits(100, 64))
+        asked = [Asked([*prompt, *prompt[:3]] if number % 2 else prompt, 90) for number, prompt in enumerate(prompts)]
+        for one in asked:
+            engine.submit(one.sequences)
+        engine.run_until_idle()
+        assert engine.cache.free == 4
+        assert (engine.stats.preemptions > 0) == (blocks == 13)
+        assert (engine.stats.right_guesses > 0) == guesses
+        for slot, held in enumerate(engine.cache.tokens):
+            assert any(held == [*one.request.prompt, *one.tokens][: len(held)] for one in asked), slot
+        texts.append([one.tokens for one in asked])
+        calls.append(len(executor.calls))
+    assert texts[0] == texts[1]
+    assert calls[1] < 0.8 * calls[0]
+
+
+def test_a_call_of_many_rows_runs_few_guesses() -> None:
+    executor = CopyingPagedExecutor(FEW, 200, 200)
+    executor.guesses = True
+    engine = Engine(executor, Limits(100, 64))
+    for _ in range(FEW):
+        engine.submit(Asked([*PROMPT, *PROMPT[:3]], 30).sequences)
+    while len(engine.scheduler.running) < FEW or any(
+        sequence.status is SequenceStatus.PREFILLING for sequence in engine.scheduler.running
+    ):
+        engine.step()
+    before = engine.stats.guessed_tokens
+    engine.step()
+    assert executor.calls[-1] == FEW
+    assert engine.stats.guessed_tokens == before
 
 
 def test_a_text_that_does_not_repeat_is_left_alone_soon() -> None:

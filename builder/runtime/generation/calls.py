@@ -68,18 +68,21 @@ def step(cache: SlotCache, sequences: Sequence[Running]) -> Call:
     return Call(first, tokens, cache.positions(first, last), written, rows, sequences)
 
 
-def guess(cache: SlotCache, sequence: Running) -> Call | None:
-    """A step of the one sequence that runs, and of what it may say next; None where there is nothing to guess.
-
-    Among others it would cost them more than it gains: a row with several tokens is a call of its own.
-    """
-    guessed = sequence.guess(cache.max_length) if isinstance(sequence, GeneratedSequence) else []
+def guess(cache: SlotCache, sequence: Running, most: int) -> Call | None:
+    """A step of one sequence, and of up to `most` tokens that it may say next; None where there is nothing to guess."""
+    guessed = sequence.guess(cache.max_length)[:most] if isinstance(sequence, GeneratedSequence) else []
     if not guessed:
         return None
     (slot,), tokens = sequence.slots, [*sequence.inputs(), *guessed]
     positions = np.array([cache.length(slot)], np.int64)
     wanted = np.arange(len(tokens))
     return Call(slot, np.array([tokens], np.int64), positions, {slot: tokens}, wanted, [sequence], guess=guessed)
+
+
+def growth(call: Call) -> Growth:
+    """What a call of one row writes."""
+    start = int(call.positions[0])
+    return Growth(call.first, start, start + call.tokens.shape[1])
 
 
 def growths(

@@ -17,11 +17,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .cache import SlotCache
-from .calls import Call, growths, guess, piece, prefill, step
+from .calls import Call, growth, growths, guess, piece, prefill, step
 from .errors import DeadlineExceeded, QueueFull
 from .reading import Reader
 from .sequences import GeneratedSequence, Request, Running, SequenceStatus
 from .stats import Stats
+
+FEW = 32  # tokens of a call with guesses: with more, a guess takes more time than it saves (GPT-2 on two cores, OpenVINO)
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class Scheduler:
     def __init__(
         self, cache: SlotCache, limits: Limits, stats: Stats, reader: Reader | None = None, guesses: bool = False
     ) -> None:
-        """`guesses`: whether one row alone may run tokens ahead, see Executor."""
+        """`guesses`: whether rows may run tokens ahead, see Executor."""
         self.guesses = guesses
         self.cache, self.limits, self.stats, self.reader = cache, limits, stats, reader
         self.waiting: list[tuple[int, int, Running]] = []  # a heap: priority, then arrival
@@ -228,8 +230,8 @@ class Scheduler:
         sequences = self._active(SequenceStatus.DECODING)
         if not sequences:
             return
-        if self.guesses and len(self.running) == 1 and (call := guess(self.cache, sequences[0])) is not None:
-            yield call
+        if len(self.running) == 1 and (guesses := self._guess(sequences)):  # among others a call of its own costs more
+            yield from guesses
             return
         self._close_holes()
         yield step(self.cache, sequences)
@@ -245,8 +247,22 @@ class Scheduler:
             if self.cache.make_room(growths(self.cache, sequences, pieces)):
                 break
             self._preempt()
-        calls = [step(self.cache, sequences)] if sequences else []
-        return calls + [prefill(self.cache, sequence, tokens) for sequence, tokens in pieces]
+        guesses = [] if pieces else self._guess(sequences)
+        steps = [sequence for sequence in sequences if all(sequence is not call.sequences[0] for call in guesses)]
+        if not self.cache.make_room([*growths(self.cache, steps, ()), *map(growth, guesses)]):
+            guesses, steps = [], sequences
+        calls = [step(self.cache, steps)] if steps else []
+        return [*calls, *guesses, *(prefill(self.cache, sequence, tokens) for sequence, tokens in pieces)]
+
+    def _guess(self, sequences: Sequence[Running]) -> list[Call]:
+        """Steps of those that have a guess, while all together run no more than `FEW` tokens."""
+        calls: list[Call] = []
+        left = FEW - len(sequences) if self.guesses else 0
+        for sequence in sequences:
+            if left > 0 and (call := guess(self.cache, sequence, left)) is not None:
+                calls.append(call)
+                left -= len(call.guess)
+        return calls
 
     def _preempt(self) -> None:
         """Let the last in the order of the queue wait again; what its slots hold may be forgotten."""
