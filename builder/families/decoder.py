@@ -152,8 +152,8 @@ class Decoder:
         rung, lowered = climbed.chosen.rung, rungs.made(climbed.chosen.option)
         graph = lowered.graph
         ladder = (exact.pytorch.rung, exact.rung, *(one for one in climbed.rungs if one is not exact.rung))
-        if self.spec.cache == "int8":
-            name = f"{rung.name}, int8 cache"
+        if self.spec.cache != "fp32":
+            name = f"{rung.name}, {self.spec.cache} cache"
             with stage(name):
                 graph = self.engine.shrink_cache(graph, lambda: self._largest_values(exact), self.folder)
                 rung, _ = self._rung(name, exact.fused, exact.pytorch, Lowered(graph, graph, self.engine.cache_type))

@@ -34,10 +34,11 @@ def unbuilt(spec: BuildSpec) -> Needs:
     if family == "encoder":
         return Needs("encoder", size, length, measured=NOT_MEASURED)
     paged = spec.engine == "openvino"
-    cache: CacheType = "float32" if spec.cache == "fp32" else ("uint8" if paged else "int8")
+    types: dict[str, CacheType] = {"fp32": "float32", "fp16": "float16", "int8": "uint8" if paged else "int8"}
     with torch.device("meta"):
         if family == "decoder":
             layers = cache_shapes(checkpoint.model)
+            cache = types[spec.cache]
             return Needs("generation", size, length, layers, cache=cache, paged=paged, measured=NOT_MEASURED)
         own, cross = seq2seq_shapes(checkpoint.model)
     answer = read_settings(checkpoint, spec.task, spec.slots, spec.beams, spec.max_answer).max_answer

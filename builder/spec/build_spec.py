@@ -81,9 +81,9 @@ class BuildSpec(Options):
     """Most beams of one request. Default: the checkpoint's own number, or --slots for a decoder."""
     max_answer: int | None = Field(None, ge=2, json_schema_extra={"flag": True})
     """Most tokens in an answer of an encoder-decoder model. Default: the checkpoint's own limit, or 256."""
-    cache: Literal["fp32", "int8"] = Field("fp32", json_schema_extra={"flag": True})
-    """Precision of the key-value cache of a generating model. int8 needs ONNX Runtime 1.31 or later in Triton's
-    Python."""
+    cache: Literal["fp32", "fp16", "int8"] = Field("fp32", json_schema_extra={"flag": True})
+    """Precision of the key-value cache of a decoder on the CPU. fp16 is for --engine openvino; int8 of ONNX Runtime
+    needs 1.31 or later in Triton's Python."""
     cache_gb: float | None = Field(None, gt=0, json_schema_extra={"flag": True})
     """Memory of the key-value cache, in 10^9 bytes, which all sequences share as they grow. Decoders with --engine
     openvino only. Default: enough for --slots texts of --max-length, but no more than half of the memory."""
@@ -185,7 +185,7 @@ class BuildSpec(Options):
         if self.graph is not None and (self.precision != "fp32" or self.prune is not None or self.level != "O2"):
             raise ValueError("--graph is served as it is: without --precision, --prune and --level")
         if self.cache != "fp32" and self.executor == "bls":
-            raise ValueError("--cache int8 needs the in-process executor: no Triton release reads it yet")
+            raise ValueError(f"--cache {self.cache} needs the in-process executor: no Triton release reads it yet")
         if self.beams is not None and self.beams > self.slots:
             raise ValueError(f"a search of {self.beams} beams needs as many slots; --slots is {self.slots}")
         if self.store is not None and self.makes_plan:

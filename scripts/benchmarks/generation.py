@@ -204,7 +204,7 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
         title = (
             f"ours {'OpenVINO ' * bool(engine)}{precision}"
             + (f", blocks of {block}" if block else "")
-            + (", int8 cache" if cache else "")
+            + (f", {cache} cache" if cache else "")
         )
         wanted = {
             "engine": engine or None,

@@ -19,7 +19,9 @@ from builder.pipeline import build
 from builder.report.record import read_report
 from builder.runtime.contract import CacheType, load_generation
 from builder.runtime.fields import InputError
+from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.executors.openvino import OpenVino
+from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.service import Service
 from builder.spec import WeightOptions, make_spec
 from builder.triton.check import check
@@ -30,6 +32,7 @@ from tests.checkpoints import VOCABULARY
 from tests.decoders import DECODERS, SIZES, make_decoder, make_decoder_checkpoint
 from tests.export.test_decoders import NEW_TOKENS, best_tokens, prompts
 from tests.generation.test_cuda_executor import answers
+from tests.generation.test_engine import Asked
 
 REFUSED = {"gemma2": "caps scores"}
 CHECKED = ("gpt2", "mistral", "bloom", "gpt_neox")  # one product for all three, windows, ALiBi, partial rotation
@@ -91,9 +94,9 @@ def test_smaller_weights_keep_most_of_what_was_said(precision: str, tmp_path: Pa
     assert found.alone == 1, "a row's answer does not depend on the rows beside it"
 
 
-def test_an_eight_bit_cache_takes_the_memory_that_was_planned(tmp_path: Path) -> None:
+def test_a_smaller_cache_takes_the_memory_that_was_planned(tmp_path: Path) -> None:
     exported, graph = paged("llama", tmp_path)
-    types: tuple[CacheType, ...] = ("float32", "uint8")
+    types: tuple[CacheType, ...] = ("float32", "float16", "uint8")
     for cache in types:
         executor = executor_of(exported, graph, 2, cache)
         held = sum(array.nbytes for array in executor.caches)
@@ -101,6 +104,29 @@ def test_an_eight_bit_cache_takes_the_memory_that_was_planned(tmp_path: Path) ->
         assert executor.caches[0].dtype == np.dtype(cache)
     reference = make_reference(make_decoder("llama"), [prompt for prompt in prompts() if len(prompt) > 9])
     assert measure(graph, exported.caches, VOCABULARY, reference, 1, "uint8").mean > 0.9
+    assert measure(graph, exported.caches, VOCABULARY, reference, 1, "float16").error < 1e-2
+
+
+@pytest.mark.parametrize("cache", ["float32", "float16"])
+def test_rows_that_guess_say_what_they_say_without(cache: CacheType, tmp_path: Path) -> None:
+    """Random weights soon repeat themselves."""
+    exported, graph = paged("llama", tmp_path)
+    beginnings = [np.random.default_rng(seed).integers(5, VOCABULARY, 12).tolist() * 2 for seed in range(3)]
+    executor, texts = executor_of(exported, graph, 3, cache), []
+    assert executor.guesses
+    for executor.guesses in (False, True):
+        engine = Engine(executor, Limits(100, 64), False)
+        asked = [Asked(prompt, 90) for prompt in beginnings]
+        for one in asked:
+            engine.submit(one.sequences)
+        engine.run_until_idle()
+        texts.append([one.tokens for one in asked])
+        assert (engine.stats.right_guesses > 0) == executor.guesses
+    assert texts[0] == texts[1]
+
+
+def test_rows_over_keys_that_are_rounded_together_guess_nothing(tmp_path: Path) -> None:
+    assert not executor_of(*paged("llama", tmp_path), 2, "uint8").guesses
 
 
 @pytest.fixture(scope="module")
@@ -158,6 +184,7 @@ def test_a_request_that_an_empty_cache_could_not_hold_is_an_error(built: Path) -
     [
         ({"engine": "openvino", "cache_gb": 0.00002}, "a text of 128 tokens needs 4"),
         ({"engine": "openvino", "executor": "bls"}, "--executor bls"),
+        ({"cache": "fp16"}, "--cache fp16 is for --engine openvino"),
         ({"cache_gb": 1}, "--cache-gb is for --engine openvino, .* use --slots"),
         ({"engine": "openvino", "cache_gb": 5, "machine": {"memory_gb": 4}}, "takes 5.0 GB and 4.0 GB may be used"),
     ],

@@ -42,6 +42,8 @@ class Decoding(DecodingEngine):
     def refuse(self) -> None:
         if self.spec.cache_gb is not None:
             raise SpecError("--cache-gb is for --engine openvino, where sequences share the cache; use --slots")
+        if self.spec.cache == "fp16" and self.spec.target == "cpu":
+            raise SpecError("ONNX Runtime's cache on a CPU is fp32 or int8: --cache fp16 is for --engine openvino")
 
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> Memory:
         """A slot of `length` tokens for each of --slots sequences."""

@@ -127,13 +127,13 @@ def wrong_cpus(graph: Graph) -> tuple[str, ...]:
 
 def decoder_properties(cache: CacheType) -> dict[str, str]:
     """What the CPU plugin is told by a decode loop: products in fp32, whatever the CPU is fast at, and 8-bit ones in
-    groups; keys and values in fp32, or in bytes.
+    groups; keys and values in fp32, fp16 or bytes.
     """
     return {
         "PERFORMANCE_HINT": "LATENCY",
         "INFERENCE_PRECISION_HINT": "f32",
         "DYNAMIC_QUANTIZATION_GROUP_SIZE": str(ACTIVATIONS),
-        "KV_CACHE_PRECISION": {"float32": "f32", "uint8": "u8"}[cache],
+        "KV_CACHE_PRECISION": {"float32": "f32", "float16": "f16", "uint8": "u8"}[cache],
     }
 
 

@@ -17,7 +17,7 @@ from builder.runtime.generation.executors.base import Executor, Geometry
 from builder.runtime.generation.executors.openvino import OpenVino
 from builder.runtime.generation.executors.paged import BLOCK, OPERATOR
 
-CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "int8": "uint8"}
+CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "fp16": "float16", "int8": "uint8"}
 
 
 class Decoding(DecodingEngine):

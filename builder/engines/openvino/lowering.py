@@ -30,6 +30,7 @@ from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
 from builder.errors import ExportError
+from builder.memory import WIDTHS
 from builder.onnx.cleanup import drop_unused
 from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.onnx.nodes import add_constant, replace_nodes
@@ -71,8 +72,8 @@ def page_attention(graph: Graph, folder: Path) -> Graph:
 
 def block_bytes(layers: Sequence[LayerShape], cache: CacheType) -> int:
     """Bytes of one block in all layers. In 8 bits a token's value and a channel's key have a scale and a zero, too."""
-    if cache == "float32":
-        return sum(2 * shape.heads * BLOCK * shape.size * 4 for shape in layers)
+    if cache != "uint8":
+        return sum(2 * shape.heads * BLOCK * shape.size * WIDTHS[cache] for shape in layers)
     return sum(shape.heads * ((BLOCK + 8) * shape.size + BLOCK * (shape.size + 8)) for shape in layers)
 
 

@@ -105,7 +105,7 @@ def begin(
     """The steps of an encoder-decoder. Raises SpecError and CheckpointError for what is refused before the work."""
     unusable = {
         "--executor bls (its cross-attention cache would travel at each step)": spec.executor == "bls",
-        "--cache int8": spec.cache == "int8",
+        f"--cache {spec.cache}": spec.cache != "fp32",
         "--cache-gb": spec.cache_gb is not None,
         "--engine openvino (it has no cross-attention over a cache)": spec.engine == "openvino",
         f"--target {spec.target}": spec.target != "cpu",

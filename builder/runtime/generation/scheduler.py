@@ -23,7 +23,7 @@ from .reading import Reader
 from .sequences import GeneratedSequence, Request, Running, SequenceStatus
 from .stats import Stats
 
-FEW = 32  # tokens of a call with guesses: with more, a guess takes more time than it saves (GPT-2 on two cores, OpenVINO)
+FEW = 16  # tokens of a call with guesses: with more, a guess took longer than it saved (GPT-2, OpenVINO, two cores)
 
 
 @dataclass(frozen=True)

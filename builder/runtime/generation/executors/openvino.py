@@ -33,7 +33,7 @@ class OpenVino(Paged):
         self.request = compiled.create_infer_request()
         super().__init__(geometry, _allocate(compiled, self.request, blocks_of(geometry)))
         # In bytes a block's keys are rounded anew with each token that comes, and a wrong guess would leave a trace.
-        self.guesses = geometry.cache == "float32"
+        self.guesses = geometry.cache != "uint8"
 
     def _infer(self, feeds: "Mapping[str, np.ndarray]") -> np.ndarray:
         self.request.infer({name: array for name, array in feeds.items() if name in self.inputs}, share_inputs=True)
