@@ -88,11 +88,11 @@ def encoders() -> str:
             rows.append((model, side, *speeds, f"{cells['32']['p99_ms']:.0f}", f"{100 * cells['32']['padding']:.1f}%"))
     heads = ("model", "side", "1 client", "8 clients", "32 clients", "p99 at 32, ms", "padding at 32")
     served = f"{_ran('encoders', figures)} Texts a second; in brackets, times FastAPI.\n\n{table(heads, rows)}"
-    return f"{served}\n\n{_in_process(figures)}"
+    return "\n\n".join([served, *_in_process(figures)])
 
 
-def _in_process(figures: dict[str, Any]) -> str:
-    """What the emitted code does without a server, and what a server adds to it."""
+def _in_process(figures: dict[str, Any]) -> list[str]:
+    """What the emitted code does without a server, and what a server adds to it: a table, where that was measured."""
     rows = []
     for model, result in figures.items():
         for side, cell in result.get("in_process", {}).items() if isinstance(result, dict) else ():
@@ -102,10 +102,11 @@ def _in_process(figures: dict[str, Any]) -> str:
                 if name.startswith(f"{side}, ")
             ]
             share = f"{100 * max(best) / cell['batched_per_s']:.0f}%" if best else "-"
-            added = [f"{cell['added_ms'][door]:.1f}" if "added_ms" in cell else "-" for door in ("HTTP", "gRPC")]
+            doors = cell.get("added_ms", {})
+            added = [f"{doors[door]:.1f}" if door in doors else "-" for door in ("HTTP", "gRPC")]
             rows.append((model, side, f"{cell['alone_ms']:.1f}", *added, f"{cell['batched_per_s']:.0f}", share))
     heads = ("model, in process", "side", "a text alone, ms", "HTTP adds", "gRPC adds", "texts/s", "served at 32")
-    return table(heads, rows)
+    return [table(heads, rows)] if rows else []
 
 
 def _times(speed: float, base: float | None) -> str:
