@@ -29,7 +29,7 @@ from builder.serve.client import Client
 from builder.serve.log import last_error
 from builder.serve.triton import Server, running
 from builder.spec import make_spec
-from scripts.benchmarks.soak import resident_megabytes
+from scripts.benchmarks.held import held
 from tests.checkpoints import make_checkpoint
 from tests.decoders import make_decoder_checkpoint
 
@@ -72,7 +72,7 @@ def make_models(place: Path) -> Path:
 def _fuzz(server: Server, requests: int, chance: random.Random) -> dict[str, Any]:
     names = {name: _names(server, name) for name in SAMPLES}
     before = _answers(server)
-    memory, shared, begun = resident_megabytes(server), _shared_megabytes(), time.monotonic()
+    first, begun = held(server), time.monotonic()
     outcomes: Counter[str] = Counter()
     with grpc.insecure_channel(server.url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -85,13 +85,14 @@ def _fuzz(server: Server, requests: int, chance: random.Random) -> dict[str, Any
                 raise SystemExit(f"request {number}, {where}, ended the server: {last_error(server.log)}")
     seconds = time.monotonic() - begun
     time.sleep(3)
+    after = held(server)
     return {
         "requests": requests,
         "seconds": round(seconds),
         "outcomes": dict(sorted(outcomes.items())),
         "answers_after": "as before" if _answers(server) == before else "changed",
-        "megabytes": [round(memory), round(resident_megabytes(server))],
-        "shared_megabytes": [round(shared), round(_shared_megabytes())],
+        "megabytes": [round(now.resident) for now in (first, after)],
+        "shared_megabytes": [round(now.shared) for now in (first, after)],
     }
 
 
@@ -106,10 +107,6 @@ def _answers(server: Server) -> dict[str, Any]:
         with Client(server.url, model) as client:
             found[model] = client.ask(sample)
     return found
-
-
-def _shared_megabytes() -> float:
-    return sum(path.stat().st_blocks * 512 for path in Path("/dev/shm").glob("build_repo_*")) / 1e6
 
 
 def _shape(chance: random.Random) -> list[int]:

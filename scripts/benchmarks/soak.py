@@ -31,6 +31,7 @@ from builder.serve.triton import Server, running
 from builder.spec import make_spec
 from scripts.benchmarks.circumstances import circumstances
 from scripts.benchmarks.disturbances import AT_ONCE, RECOVERY_S, Disturbances, watched
+from scripts.benchmarks.held import held
 from tests.decoders import make_decoder_checkpoint
 
 PROMPTS = 48
@@ -108,13 +109,14 @@ def _soak(server: Server, minutes: float, clients: int, kinds: Mapping[str, int]
         thread.start()
     memory = []
     while any(thread.is_alive() for thread in threads):
-        memory.append(megabytes(server))
+        memory.append(held(server))
         time.sleep(5)
         assert server.process.poll() is None, f"Triton ended: {server.process.poll()}, {last_error(server.log)}"
     time.sleep(3)
     ended.set()
     metrics = _metrics(server)
     settled = memory[len(memory) // 5 :] or memory
+    minutely = memory[::12]
     return {
         "minutes": minutes,
         "clients": clients,
@@ -124,10 +126,11 @@ def _soak(server: Server, minutes: float, clients: int, kinds: Mapping[str, int]
         "reused_prompt_tokens": metrics["reused_tokens_total"],
         "running_at_the_end": metrics["running"],
         "waiting_at_the_end": metrics["waiting"],
-        "megabytes_after_a_fifth": round(sum(settled[0]), 1),
-        "megabytes_at_the_end": round(sum(settled[-1]), 1),
-        "megabytes_of_triton_by_minute": [round(both[0], 1) for both in memory[::12]],
-        "megabytes_of_the_model_by_minute": [round(both[1], 1) for both in memory[::12]],
+        "megabytes_after_a_fifth": round(settled[0].resident, 1),
+        "megabytes_at_the_end": round(settled[-1].resident, 1),
+        "megabytes_of_triton_by_minute": [round(now.triton, 1) for now in minutely],
+        "megabytes_of_each_process_by_minute": [[round(size, 1) for size in now.processes] for now in minutely],
+        "megabytes_of_shared_memory_by_minute": [round(now.shared, 1) for now in minutely],
         **disturbed.counts,
         "processes_at_the_end": len(disturbed.processes()),
         "loaded_again": watcher.reloads.get("model", 0),
@@ -177,27 +180,6 @@ def _client(
 def _compare(text: str, expected: str, wrong: list[str]) -> None:
     if text != expected:
         wrong.append(f"{text!r} instead of {expected!r}")
-
-
-def resident_megabytes(server: Server) -> float:
-    """Of Triton and its children."""
-    return sum(megabytes(server))
-
-
-def megabytes(server: Server) -> tuple[float, float]:
-    """What is resident of Triton, and of its children, the processes of models."""
-    own = children = 0
-    for status in Path("/proc").glob("[0-9]*/status"):
-        try:
-            text = status.read_text()
-        except OSError:
-            continue
-        fields = dict(re.findall(r"^(PPid|Pid|VmRSS):\s+(\d+)", text, re.MULTILINE))
-        if fields.get("Pid") == str(server.process.pid):
-            own += int(fields.get("VmRSS", 0))
-        elif fields.get("PPid") == str(server.process.pid):
-            children += int(fields.get("VmRSS", 0))
-    return own / 1024, children / 1024
 
 
 def _metrics(server: Server) -> dict[str, float]:
