@@ -26,7 +26,6 @@ from builder.errors import ServeError
 from builder.pipeline import build
 from builder.samples import TEXTS
 from builder.serve.client import Client
-from builder.serve.log import last_error
 from builder.serve.triton import Server, running
 from builder.spec import make_spec
 from scripts.benchmarks.circumstances import circumstances
@@ -44,6 +43,7 @@ BAD = (
     {"text_input": "word " * 400},
     {"text_input": "word " * 40_000},
 )
+LAST_LINES = 60  # of the log of a Triton that ended
 TIMEOUT_S = 20.0  # of a request: of streams that ran in a process which was killed Triton says nothing
 
 
@@ -101,17 +101,21 @@ def _soak(server: Server, minutes: float, clients: int, kinds: Mapping[str, int]
     disturbed = Disturbances(server, "model", samples, alone, wrong)
     end = time.monotonic() + 60 * minutes
     threads = [
-        threading.Thread(target=_client, args=(server.url, seed, end, samples, alone, counts, wrong, disturbed))
+        threading.Thread(
+            target=_client, args=(server.url, seed, end, samples, alone, counts, wrong, disturbed), daemon=True
+        )
         for seed in range(clients)
     ]
-    threads.append(threading.Thread(target=disturbed.run, args=(60 * minutes - RECOVERY_S / 2, kinds)))
+    threads.append(threading.Thread(target=disturbed.run, args=(60 * minutes - RECOVERY_S / 2, kinds), daemon=True))
     for thread in threads:
         thread.start()
     memory = []
     while any(thread.is_alive() for thread in threads):
         memory.append(held(server))
         time.sleep(5)
-        assert server.process.poll() is None, f"Triton ended: {server.process.poll()}, {last_error(server.log)}"
+        if (status := server.process.poll()) is not None:
+            print(*server.log[-LAST_LINES:], sep="\n", flush=True)
+            raise SystemExit(f"Triton ended: {status}; above are the last lines of its log")
     time.sleep(3)
     ended.set()
     metrics = _metrics(server)
