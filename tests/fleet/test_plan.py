@@ -87,6 +87,18 @@ def _checkpoint(folder: Path, megabytes: int) -> str:
     return str(folder)
 
 
+@pytest.mark.parametrize(
+    ("megabytes", "took"),
+    [pytest.param(91, 1173, id="minilm"), pytest.param(498, 1512, id="gpt2"), pytest.param(861, 2796, id="llama-wide")],
+)
+def test_a_first_build_is_expected_to_take_what_builds_were_measured_to_take(
+    megabytes: int, took: int, tmp_path: Path
+) -> None:
+    """Peaks of `scripts/bench building`, in MB; a build that takes more than it says may end another for memory."""
+    spec = make_spec(model=_checkpoint(tmp_path / "model", megabytes), output=tmp_path / "out")
+    assert took <= History().expected(work_of(spec)).memory / 1e6 <= 1.5 * took
+
+
 def test_what_builds_took_says_what_others_will_take(tmp_path: Path) -> None:
     specs = {
         name: make_spec(model=_checkpoint(tmp_path / name, megabytes), output=tmp_path / "out")
