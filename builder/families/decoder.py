@@ -39,6 +39,7 @@ from builder.optimise.quantised import Quantised
 from builder.progress import Stage
 from builder.report.record import BuildReport, EngineCheck, Rung
 from builder.runtime.contract import Arena, Chat, GenerationServing, LayerShape
+from builder.runtime.generation.executors.base import Executor
 from builder.spec import BuildSpec
 from builder.triton.entries import RepositoryEntry
 from builder.triton.layout_generating import lay_out_generating
@@ -53,9 +54,10 @@ from builder.verify.generation import (
     largest_values,
     make_reference,
     measure,
+    refuse_wrong_probabilities,
     refuse_wrong_text,
 )
-from builder.verify.long_rows import refuse_wrong_long_row, unreached
+from builder.verify.long_rows import LongAnswers, ask_long_row, refuse_wrong_long_row, unreached
 from builder.verify.runtimes import STEPS, Case, Recorder, Replay, drive, past_the_window
 from builder.verify.verdict import Bound, Comparison
 
@@ -64,9 +66,10 @@ LONG_PROMPT = 24  # tokens of the prompts that are run on the engine of the rele
 
 @dataclass(frozen=True)
 class Measured:
-    """What PyTorch says to the samples, and its rung."""
+    """What PyTorch says to the samples and to a row past every window, and its rung."""
 
     answers: Reference
+    long: LongAnswers
     rung: Rung
 
 
@@ -117,22 +120,22 @@ class Decoder:
         return export_decoder(self.checkpoint.model, self.folder, self.checkpoint.max_length)
 
     def reference(self, exported: DecoderExport) -> Measured:
-        """Teacher-forced probabilities, greedy texts, and the time of a step."""
+        """Teacher-forced probabilities, those of a long row, and the time of a step."""
         model = self.checkpoint.model
-        answers = make_reference(model, self.rows)
+        answers, long = make_reference(model, self.rows), ask_long_row(model, self.checkpoint.max_length)
         latency = steps.pytorch_decoder(model, self.spec.build_threads) if self.engine.timed else {}
-        return Measured(answers, pytorch_rung(self.memory, latency, answers.perplexity))
+        return Measured(answers, long, pytorch_rung(self.memory, latency, answers.perplexity))
 
     def fuse(self, exported: DecoderExport) -> Fused:
         """The graph, refused where the release's engine would not run it."""
         return Fused(exported, self.engine.fuse(exported.graph, self.folder))
 
     def verify(self, fused: Fused, reference: Measured) -> Exact:
-        """Probabilities, greedy texts, and a row past every window."""
-        model, length, threads = self.checkpoint.model, self.checkpoint.max_length, self.spec.build_threads
+        """Probabilities, a row past every window, and greedy texts: those last, when no engine has its weights open."""
         rung, agreement = self._rung("fp32", fused, reference, Lowered(fused.graph, fused.graph))
-        refuse_wrong_text(model, reference.answers, agreement)
-        long_error = refuse_wrong_long_row(model, fused.graph, fused.exported.caches, length, threads)
+        refuse_wrong_probabilities(agreement)
+        long_error = refuse_wrong_long_row(reference.long, self._long_executor(fused, reference.long))
+        refuse_wrong_text(self.checkpoint.model, reference.answers, agreement)
         return Exact(fused, reference, rung, long_error)
 
     def climb(self, exact: Exact, stage: Stage) -> Chosen:
@@ -269,6 +272,12 @@ class Decoder:
             perplexity=found.perplexity,
         )  # fmt: skip
         return judged, found
+
+    def _long_executor(self, fused: Fused, long: LongAnswers) -> Executor:
+        """One slot, for the whole row."""
+        vocabulary = vocabulary_of(self.checkpoint.model)
+        geometry = geometry_of(fused.exported.caches, 1, len(long.row.tokens), vocabulary)
+        return open_executor(fused.graph, geometry, self.spec.build_threads)
 
     def _largest_values(self, exact: Exact) -> Mapping[str, np.ndarray]:
         """Of keys and values on the samples, which an 8-bit cache is scaled by."""

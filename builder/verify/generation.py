@@ -29,13 +29,16 @@ ROWS = 8
 
 @dataclass(frozen=True)
 class Reference:
-    """What PyTorch says to the samples: at each position the best token, and the next token's log-probability."""
+    """What PyTorch says to the samples: at each position the best token, and the next token's log-probability.
+
+    `generated`: what transformers' own `generate` says after the first of `prompts`.
+    """
 
     rows: tuple[tuple[int, ...], ...]
     best: tuple[np.ndarray, ...]
     logprobs: tuple[np.ndarray, ...]
     prompts: tuple[tuple[int, ...], ...]
-    greedy: tuple[tuple[int, ...], ...]
+    generated: tuple[int, ...]
 
     @property
     def perplexity(self) -> float:
@@ -55,7 +58,8 @@ class Agreement:
 
 
 def make_reference(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Reference:
-    """Run `model` over token rows, and greedily on from the first half of the first few."""
+    """Run `model` over token rows, and let it write on from the first half of the first; the graph is to write on from
+    more of them."""
     kept = tuple(tuple(row[:LONGEST_SAMPLE]) for row in rows if len(row) > 2)
     best, logprobs = [], []
     with torch.no_grad():
@@ -65,8 +69,7 @@ def make_reference(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Ref
             best.append(logits[:-1].argmax(dim=-1).numpy())
             logprobs.append(chosen[:, 0].numpy())
     prompts = tuple(row[: max(2, len(row) // (2 + index % 3))] for index, row in enumerate(kept[:6]))
-    greedy = tuple(tuple(greedy_tokens(model, prompt, NEW_TOKENS)) for prompt in prompts)
-    return Reference(kept, tuple(best), tuple(logprobs), prompts, greedy)
+    return Reference(kept, tuple(best), tuple(logprobs), prompts, tuple(greedy_tokens(model, prompts[0], NEW_TOKENS)))
 
 
 def greedy_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:
@@ -130,24 +133,37 @@ def measure(
     )
 
 
-def refuse_wrong_text(model: PreTrainedModel, reference: Reference, agreement: Agreement) -> None:
-    """Raise VerificationError where a greedy token differs from PyTorch's and the two were no tie."""
-    if agreement.error > TOLERANCE:
+def refuse_wrong_probabilities(agreement: Agreement) -> None:
+    """Raise VerificationError where a token's log-probability in fp32 is another than PyTorch's."""
+    if not agreement.error <= TOLERANCE:
         raise VerificationError(
             f"the fused graph's log-probabilities are off by {agreement.error:.1e} of PyTorch's; at most "
             f"{TOLERANCE:.0e} is right. Nothing was published: this is a bug worth reporting, with the model's name"
         )
-    for prompt, expected, actual in zip(reference.prompts, reference.greedy, agreement.greedy, strict=True):
-        different = [i for i, (a, b) in enumerate(zip(expected, actual, strict=True)) if a != b]
-        if not different:
-            continue
-        place = different[0]
-        with torch.no_grad():
-            ids = torch.tensor([[*prompt, *expected[:place]]])
-            logits = model(input_ids=ids, use_cache=False).logits[0, -1]
-        gap = float(logits[expected[place]] - logits[actual[place]])
-        if gap > TIE * max(1.0, float(logits.abs().max())):
-            raise VerificationError(
-                f"greedy token {place + 1} is {actual[place]}, transformers' is {expected[place]} (logits {gap:.1e} "
-                "apart). Nothing was published: this is a bug worth reporting, with the checkpoint's name"
-            )
+
+
+def refuse_wrong_text(model: PreTrainedModel, reference: Reference, agreement: Agreement) -> None:
+    """Raise VerificationError where a greedy token of the graph is not PyTorch's, and the two were no tie.
+
+    A text is greedy where each of its tokens is the best after those before it, which one run over it says of all.
+    That this is what `generate` does is found out on a text of its own.
+    """
+    _refuse_other_tokens(model, reference.prompts[0], reference.generated, "transformers' generate")
+    for prompt, text in zip(reference.prompts, agreement.greedy, strict=True):
+        _refuse_other_tokens(model, prompt, text, "the fused graph")
+
+
+def _refuse_other_tokens(model: PreTrainedModel, prompt: Sequence[int], text: Sequence[int], writer: str) -> None:
+    """Raise VerificationError where a token of `text`, which follows `prompt`, is not the best, nor as good as it."""
+    with torch.no_grad():
+        logits = model(input_ids=torch.tensor([[*prompt, *text]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
+    best, own = logits.max(dim=-1), logits.gather(-1, torch.tensor(text)[:, None])[:, 0]
+    gaps, allowed = best.values - own, TIE * logits.abs().amax(dim=-1).clamp(min=1.0)
+    wrong = (~(gaps <= allowed)).nonzero()[:, 0].tolist()  # NaN is wrong too
+    if wrong:
+        place = wrong[0]
+        raise VerificationError(
+            f"greedy token {place + 1} of {writer} is {text[place]}, the best by transformers' forward pass is "
+            f"{int(best.indices[place])} (logits {float(gaps[place]):.1e} apart). Nothing was published: this is a "
+            "bug worth reporting, with the checkpoint's name"
+        )

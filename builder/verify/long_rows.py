@@ -6,7 +6,6 @@ begins to hide the first key. The row is random, so that no key stands for anoth
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,13 +13,9 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from builder.checkpoint.mapped import give_back
-from builder.engines.decoding import open_executor
 from builder.errors import VerificationError
-from builder.onnx.graph import Graph
-from builder.runtime.contract import LayerShape
 from builder.runtime.generation.executors.base import Executor
-from builder.verify.generation import TOLERANCE, geometry_of
+from builder.verify.generation import TOLERANCE
 
 # A forward pass of PyTorch over 8,192 tokens of half a billion parameters takes about a minute on two cores, less than
 # the export of such a model. A longer window is compared at its edges when the mask is read, and not run.
@@ -33,10 +28,12 @@ BEST = 8  # of PyTorch's tokens, whose log-probabilities are compared
 
 @dataclass(frozen=True)
 class LongRow:
-    """`tokens` of a row; `cuts`: how many of them have run after each call of the graph."""
+    """`tokens` of a row; `cuts`: how many of them have run after each call of the graph; `windows`: those that the
+    configuration speaks of."""
 
     tokens: tuple[int, ...]
     cuts: tuple[int, ...]
+    windows: tuple[int, ...]
 
     @property
     def compared(self) -> tuple[tuple[int, ...], ...]:
@@ -45,6 +42,16 @@ class LongRow:
             tuple(sorted({held + (cut - held + 1) // 2, cut}))
             for held, cut in zip((0, *self.cuts), self.cuts, strict=False)
         )
+
+
+@dataclass(frozen=True)
+class LongAnswers:
+    """What PyTorch says to `row`: after each of the tokens that are compared its best ones, (compared, BEST) int64,
+    and their log-probabilities, float64."""
+
+    row: LongRow
+    best: np.ndarray
+    logprobs: np.ndarray
 
 
 def windows(config: Any) -> tuple[int, ...]:
@@ -60,7 +67,7 @@ def long_row(config: Any, vocabulary: int, max_length: int) -> LongRow:
     steps = {window + step for window in reached for step in range(-STEPS, STEPS + 1)}
     cuts = sorted(cut for cut in {*range(PIECE, end, PIECE), *steps, end} if 0 < cut <= end)
     tokens = np.random.default_rng(0).integers(0, vocabulary, end)
-    return LongRow(tuple(tokens.tolist()), tuple(cuts))
+    return LongRow(tuple(tokens.tolist()), tuple(cuts), windows(config))
 
 
 def unreached(config: Any, max_length: int) -> tuple[str, ...]:
@@ -71,30 +78,33 @@ def unreached(config: Any, max_length: int) -> tuple[str, ...]:
     )
 
 
-def refuse_wrong_long_row(
-    model: PreTrainedModel, graph: Graph, caches: Sequence[LayerShape], max_length: int, threads: int
-) -> float:
-    """The largest error on a long row. Raises VerificationError for one too large, with the place and the windows."""
-    vocabulary = int(model.get_input_embeddings().weight.shape[0])
-    row = long_row(model.config, vocabulary, max_length)
-    logits = int(model.get_output_embeddings().weight.shape[0])
-    expected = pytorch_logits(model, row)
-    give_back(model)  # before the graph has its weights in memory
-    executor = open_executor(graph, geometry_of(caches, 1, len(row.tokens), logits), threads)
-    errors = long_row_errors(executor, row, expected)
+def ask_long_row(model: PreTrainedModel, max_length: int) -> LongAnswers:
+    """Run `model` over a long row, of no more than `max_length` tokens."""
+    row = long_row(model.config, int(model.get_input_embeddings().weight.shape[0]), max_length)
+    logits = pytorch_logits(model, row)
+    found = torch.log_softmax(logits, dim=-1).topk(min(BEST, logits.shape[-1]), dim=-1)
+    return LongAnswers(row, found.indices.numpy(), found.values.numpy())
+
+
+def refuse_wrong_long_row(answers: LongAnswers, executor: Executor) -> float:
+    """The largest error on a long row. Raises VerificationError for one too large, with the place and the windows.
+
+    `executor`: of the graph, with a slot for the whole row.
+    """
+    row, errors = answers.row, long_row_errors(executor, answers)
     worst = int(errors.argmax())
     if not errors[worst] <= TOLERANCE:  # NaN is wrong too
         first = sum(row.compared, ())[int(np.argmax(~(errors <= TOLERANCE)))]
         raise VerificationError(
             f"after {first} tokens of a row the fused graph's log-probabilities differ from PyTorch's (by up to "
             f"{errors[worst]:.1e}; at most {TOLERANCE:.0e} is right); windows in its configuration: "
-            f"{', '.join(map(str, windows(model.config))) or 'none'}. Nothing was published: this is a bug worth "
+            f"{', '.join(map(str, row.windows)) or 'none'}. Nothing was published: this is a bug worth "
             "reporting, with the model's name"
         )
     return float(errors[worst])
 
 
-def pytorch_logits(model: PreTrainedModel, row: LongRow) -> np.ndarray:
+def pytorch_logits(model: PreTrainedModel, row: LongRow) -> torch.Tensor:
     """(compared, vocabulary) float64: the logits of one forward pass; only those positions are projected."""
     places = torch.tensor(sum(row.compared, ())) - 1
 
@@ -107,18 +117,17 @@ def pytorch_logits(model: PreTrainedModel, row: LongRow) -> np.ndarray:
             logits: torch.Tensor = model(input_ids=torch.tensor([row.tokens]), use_cache=False).logits[0]
     finally:
         handle.remove()
-    return logits.double().numpy()
+    return logits.double()
 
 
-def long_row_errors(executor: Executor, row: LongRow, expected: np.ndarray) -> np.ndarray:
+def long_row_errors(executor: Executor, answers: LongAnswers) -> np.ndarray:
     """(compared,): how far the log-probability of one of PyTorch's best tokens is off, at most."""
-    errors, held, left = [], 0, iter(expected)
+    row, errors, held, left = answers.row, [], 0, iter(zip(answers.best, answers.logprobs, strict=True))
     for cut, compared in zip(row.cuts, row.compared, strict=True):
         piece, wanted = np.array([row.tokens[held:cut]], np.int64), np.array(compared) - held - 1
         for logits in executor.run(0, piece, np.array([held], np.int64), wanted):
-            known = next(left)
-            best = np.argsort(-known)[:BEST]
-            errors.append(np.abs(_logprobs(logits.astype(np.float64)) - _logprobs(known))[best].max())
+            best, known = next(left)
+            errors.append(np.abs(_logprobs(logits.astype(np.float64))[best] - known).max())
         held = cut
     return np.array(errors)
 

@@ -27,7 +27,7 @@ from builder.spec import WeightOptions, make_spec
 from builder.triton.check import check
 from builder.verify.emitted import generate
 from builder.verify.generation import geometry_of, make_reference, measure
-from builder.verify.long_rows import refuse_wrong_long_row
+from builder.verify.long_rows import ask_long_row, refuse_wrong_long_row
 from tests.checkpoints import VOCABULARY
 from tests.decoders import DECODERS, SIZES, make_decoder, make_decoder_checkpoint
 from tests.export.test_decoders import NEW_TOKENS, best_tokens, prompts
@@ -56,7 +56,7 @@ def says_what_transformers_says(model_type: str, folder: Path, **options: object
     assert actual == [best_tokens(model, prompt, text) for prompt, text in zip(prompts(), actual, strict=True)]
     assert graph.operators["PagedAttention"] == SIZES["num_hidden_layers"]
     assert "GroupQueryAttention" not in graph.operators
-    refuse_wrong_long_row(model, graph, exported.caches, 128, threads=1)
+    refuse_wrong_long_row(ask_long_row(model, 128), executor_of(exported, graph, 1))
 
 
 @pytest.mark.parametrize("model_type", CHECKED)

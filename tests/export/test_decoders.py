@@ -26,7 +26,7 @@ from builder.runtime.generation.processors import Rules
 from builder.spec import WeightOptions, make_spec
 from builder.verify.emitted import Prompted, answer, generate
 from builder.verify.generation import geometry_of
-from builder.verify.long_rows import refuse_wrong_long_row
+from builder.verify.long_rows import ask_long_row, refuse_wrong_long_row
 from builder.verify.seq2seq import cut
 from tests.checkpoints import VOCABULARY, make_tokenizer
 from tests.decoders import DECODERS, SIZES, WINDOW, make_decoder
@@ -120,7 +120,8 @@ def test_a_window_that_only_the_mask_knows_reaches_the_operator(tmp_path: Path) 
     model = AutoModelForCausalLM.from_config(config).eval()
     result = export_decoder(model, tmp_path, 128)
     assert "sliding_attention" in config.layer_types
-    refuse_wrong_long_row(model, result.graph, result.caches, 128, threads=1)
+    executor = InProcess(result.graph.path, geometry_of(result.caches, 1, 128, VOCABULARY), Session(threads=1))
+    refuse_wrong_long_row(ask_long_row(model, 128), executor)
 
 
 def test_soft_capping_changes_the_text(tmp_path: Path) -> None:

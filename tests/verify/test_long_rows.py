@@ -7,11 +7,15 @@ from pathlib import Path
 
 import onnx
 import pytest
+from transformers import PreTrainedModel
 
+from builder.engines.decoding import open_executor
 from builder.errors import VerificationError
 from builder.export.decoder import cache_shapes, export_decoder
 from builder.onnx.graph import Graph, read_graph
-from builder.verify.long_rows import LONGEST, long_row, refuse_wrong_long_row, unreached, windows
+from builder.verify.generation import geometry_of
+from builder.verify.long_rows import LONGEST, ask_long_row, long_row, refuse_wrong_long_row, unreached, windows
+from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder
 
 
@@ -38,13 +42,17 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Graph]:
     return folder, export_decoder(make_decoder("mistral", num_hidden_layers=2), folder, 256).graph
 
 
+def refuse_wrong_in(model: PreTrainedModel, graph: Graph) -> None:
+    geometry = geometry_of(cache_shapes(model), 1, 256, VOCABULARY)
+    refuse_wrong_long_row(ask_long_row(model, 256), open_executor(graph, geometry, 1))
+
+
 @pytest.mark.parametrize("wrong", [None, 15, 17, -1])
 def test_a_graph_with_another_window_is_refused(windowed: tuple[Path, Graph], wrong: int | None) -> None:
     folder, graph = windowed
     model = make_decoder("mistral", num_hidden_layers=2)
-    caches = cache_shapes(model)
     if wrong is None:
-        refuse_wrong_long_row(model, graph, caches, 256, 1)
+        refuse_wrong_in(model, graph)
         return
     proto = onnx.load(graph.path)
     for node in proto.graph.node:
@@ -54,4 +62,4 @@ def test_a_graph_with_another_window_is_refused(windowed: tuple[Path, Graph], wr
     path = folder / f"window_{wrong}.onnx"
     onnx.save(proto, path)
     with pytest.raises(VerificationError, match=r"after 1\d tokens .* windows in its configuration: 16"):
-        refuse_wrong_long_row(model, replace(read_graph(path), path=path), caches, 256, 1)
+        refuse_wrong_in(model, replace(read_graph(path), path=path))
