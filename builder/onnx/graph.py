@@ -67,18 +67,19 @@ def _weights(model: onnx.ModelProto) -> int:
 
 
 def save_graph(model: onnx.ModelProto, path: Path) -> Graph:
-    """Write `model`, the same bytes for the same model; many weights go to a file beside it, one after the other."""
+    """Write `model`, the same bytes for the same model; many weights go to a file beside it, where they are not there
+    already."""
     weights = {tensor.name for tensor in model.graph.initializer}
     described = [value for value in model.graph.value_info if value.name in weights]
     for value in described:  # said twice, and wrong as soon as a tool transposes the weight
         model.graph.value_info.remove(value)
     path.parent.mkdir(parents=True, exist_ok=True)
     data = path.with_name(f"{path.name}.data")
-    data.unlink(missing_ok=True)
     if has_many(_weights(model)):
         model = beside(model, data)
     else:
         take_in(model.graph)
+        data.unlink(missing_ok=True)
     path.write_bytes(model.SerializeToString(deterministic=True))
     return read_graph(path)
 

@@ -78,12 +78,20 @@ def take_in(graph: onnx.GraphProto) -> None:
 
 
 def beside(model: onnx.ModelProto, data: Path) -> onnx.ModelProto:
-    """`model` with its weights in the file `data`, which is written one tensor after the other."""
+    """`model` with its weights in the file `data`: what is there already stays there, the rest is written one tensor
+    after the other."""
     outline = onnx.ModelProto()
     _copy(model, outline)
-    with data.open("wb") as file:
-        outline.graph.initializer.extend(_moved(tensor, file, data.name) for tensor in model.graph.initializer)
+    if not any(_is_in(data, tensor) for tensor in model.graph.initializer):
+        data.unlink(missing_ok=True)  # it may be a file of others too
+    with data.open("r+b" if data.exists() else "wb") as file:
+        outline.graph.initializer.extend(_moved(tensor, file, data) for tensor in model.graph.initializer)
     return outline
+
+
+def _is_in(data: Path, tensor: TensorProto) -> bool:
+    place = place_of(tensor)
+    return place is not None and place.file == data
 
 
 def _copy(source: Any, target: Any) -> None:
@@ -95,16 +103,18 @@ def _copy(source: Any, target: Any) -> None:
             target.MergeFrom(type(source)(**{field.name: value}))
 
 
-def _moved(tensor: TensorProto, file: BinaryIO, location: str) -> TensorProto:
+def _moved(tensor: TensorProto, file: BinaryIO, data: Path) -> TensorProto:
+    place = place_of(tensor)
+    described = TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
+    if place is not None and place.file == data:
+        return _at(described, data.name, place.offset, place.length)
     if size_of(tensor) < LEAST:
         return tensor
-    place = place_of(tensor)
     if place is None:
         content = np.frombuffer(tensor.raw_data, np.uint8)
     else:
         content = np.memmap(place.file, np.uint8, "r", place.offset, (place.length,))
-    described = TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
-    return _put(file, location, described, content)
+    return _put(file, data.name, described, content)
 
 
 def _put(file: BinaryIO, location: str, described: TensorProto, content: np.ndarray) -> TensorProto:
@@ -112,7 +122,11 @@ def _put(file: BinaryIO, location: str, described: TensorProto, content: np.ndar
     offset = -(-file.seek(0, os.SEEK_END) // ALIGNED) * ALIGNED
     file.seek(offset)
     file.write(np.ascontiguousarray(content).reshape(-1).view(np.uint8).data)
+    return _at(described, location, offset, content.nbytes)
+
+
+def _at(described: TensorProto, location: str, offset: int, length: int) -> TensorProto:
     described.data_location = TensorProto.EXTERNAL
-    for key, value in (("location", location), ("offset", offset), ("length", content.nbytes)):
+    for key, value in (("location", location), ("offset", offset), ("length", length)):
         described.external_data.add(key=key, value=str(value))
     return described

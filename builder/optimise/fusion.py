@@ -5,14 +5,13 @@ Knows ONNX files; attention is fused before this, at export.
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 import onnx
 from onnx.helper import get_attribute_value
 from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
-from builder.engines.onnxruntime import MODEL_FILE, save_optimised
+from builder.engines.onnxruntime import save_optimised
 from builder.errors import ExportError
 from builder.onnx.graph import Graph, load_graph, save_graph
 
@@ -25,12 +24,14 @@ def fuse(graph: Graph, folder: Path, level: str = "O2") -> Graph:
 
     Raises ExportError where it would need an operator no release has.
     """
-    with tempfile.TemporaryDirectory(dir=folder) as place:
-        written = Path(place) / MODEL_FILE
-        save_optimised(graph.path, written, extended=level != "O1", approximate_gelu=level in ("O3", "O4"))
-        model = load_graph(written)
-        _tidy(model, graph.ir_version)
-        return save_graph(model, folder / f"fused-{level}" / graph.path.name)
+    path = folder / f"fused-{level}" / graph.path.name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for file in path.parent.glob(f"{path.stem}.*"):  # of an earlier build, which others may have too
+        file.unlink()
+    save_optimised(graph.path, path, extended=level != "O1", approximate_gelu=level in ("O3", "O4"))
+    model = load_graph(path)
+    _tidy(model, graph.ir_version)
+    return save_graph(model, path)
 
 
 def _tidy(model: onnx.ModelProto, ir_version: int) -> None:

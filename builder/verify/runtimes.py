@@ -185,8 +185,13 @@ class Recorder:
         return call
 
     def case(self, name: str, graphs: Sequence[Graph], threads: int, remote: bool = False) -> Case:
-        """For an executor of the same arena over `graphs`; `remote`: one whose steps are calls of the engine."""
+        """For an executor of the same arena over `graphs`; `remote`: one whose steps are calls of the engine.
+
+        The last that is recorded: the executor has its own methods again, and its weights go when whoever has it does.
+        """
         executor = self.executor
+        for method in RECORDED:
+            vars(executor).pop(method, None)
         cross = asdict(executor.texts.cross) if isinstance(executor, CrossAttending) else None
         job = {
             "way": "loop",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -51,3 +52,39 @@ def test_what_is_made_of_a_weight_in_a_file_does_not_go_into_that_file(
     np.testing.assert_array_equal(values_of(tensor), wide)
     assert place_of(made_of(tensor, values_of(tensor).T, "tall")) is None
     assert (tmp_path / "model.onnx.data").read_bytes() == before
+
+
+def test_what_lies_in_the_file_of_a_graph_stays_there_and_the_rest_follows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph that is written where it was read from: its weights are neither written again nor lost."""
+    monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", 1000)
+    values = {name: np.full(1024, number, np.float32) for number, name in enumerate(("first", "second"))}
+    tensors = [onnx.numpy_helper.from_array(array, name) for name, array in values.items()]
+    saved = save_graph(onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], tensors)), tmp_path / "m.onnx")
+    data = tmp_path / "m.onnx.data"
+    before, node = data.read_bytes(), data.stat().st_ino
+    model = load_graph(saved.path)
+    values["third"] = np.full(2048, 3, np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(values["third"], "third"))
+    save_graph(model, saved.path)
+    assert data.stat().st_ino == node
+    assert data.read_bytes().startswith(before)
+    read = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in onnx.load(str(saved.path)).graph.initializer}
+    assert read.keys() == values.keys()
+    for name, array in values.items():
+        np.testing.assert_array_equal(read[name], array)
+
+
+def test_a_file_that_others_have_too_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What an earlier build of the same folder left may be in the cache under another name: a hard link."""
+    monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", 1000)
+    exported = export_decoder(make_decoder("llama"), tmp_path, 128).graph
+    (tmp_path / "others").mkdir()
+    for file in fuse(exported, tmp_path).files:
+        os.link(file, tmp_path / "others" / file.name)
+    kept = {file.name: file.read_bytes() for file in (tmp_path / "others").iterdir()}
+    assert len(kept) == 2
+    inodes = {file.stat().st_ino for file in fuse(exported, tmp_path, "O1").files + fuse(exported, tmp_path).files}
+    assert inodes.isdisjoint(file.stat().st_ino for file in (tmp_path / "others").iterdir())
+    assert {file.name: file.read_bytes() for file in (tmp_path / "others").iterdir()} == kept
