@@ -26,6 +26,7 @@ import torch
 from transformers import PretrainedConfig
 
 from builder.export.program import to_onnx
+from builder.onnx.weights import computing, take_in
 
 ROOT = Path(__file__).parent.parent
 MAKERS = ("checkpoint", "export", "onnx", "tasks")  # parts of the package that decide what is exported
@@ -71,7 +72,6 @@ def kept_exports(of_the_user: Path, of_the_run: Path) -> Iterator[None]:
         dynamic_axes: Sequence[Mapping[int, Any]],
         inputs: Sequence[str],
         outputs: Sequence[str],
-        room: Path | None = None,
     ) -> onnx.ModelProto:
         module.eval()
         name = f"{_key(module, tensors, dynamic_axes, inputs, outputs)}.onnx"
@@ -80,7 +80,10 @@ def kept_exports(of_the_user: Path, of_the_run: Path) -> Iterator[None]:
             for folder in (of_the_run, of_the_user):
                 if (folder / name).is_file():
                     return onnx.load(str(folder / name))
-            content = to_onnx(module, tensors, dynamic_axes, inputs, outputs).SerializeToString()
+            with computing():
+                model = to_onnx(module, tensors, dynamic_axes, inputs, outputs)
+                take_in(model.graph)
+            content = model.SerializeToString()
             folder = of_the_user if len(content) < SMALL else of_the_run
             written = folder / f"{name}.{os.getpid()}"
             written.write_bytes(content)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,7 +17,7 @@ from builder.export.failure import reason
 from builder.export.once import nothing_twice
 from builder.onnx.cleanup import clean
 from builder.onnx.graph import Graph, has_many, save_graph
-from builder.onnx.weights import ALIGNED, LEAST, ROOM, point_to
+from builder.onnx.weights import LEAST, computed, computing
 
 OPSET = 20  # the newest that every supported release reads
 IR_VERSION = 9
@@ -44,9 +43,8 @@ def export_graph(
     rewrite: Callable[[onnx.ModelProto], None] = lambda model: None,
 ) -> Graph:
     """Export `module` as `to_onnx` does, rewrite it in place, write it to `path`. Raises ExportError."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as place:
-        model = to_onnx(module, tensors, dynamic_axes, inputs, outputs, Path(place, f"weights{ROOM}"))
+    with computing():
+        model = to_onnx(module, tensors, dynamic_axes, inputs, outputs)
         rewrite(model)
         return save_graph(model, path)
 
@@ -57,12 +55,10 @@ def to_onnx(
     dynamic_axes: Sequence[Mapping[int, Any]],
     inputs: Sequence[str],
     outputs: Sequence[str],
-    room: Path | None = None,
 ) -> onnx.ModelProto:
     """Export `module`, whose forward takes `tensors` by position; `dynamic_axes` has one mapping a tensor.
 
-    `room`: a file for the weights, where they are many (builder/onnx/weights.py).
-
+    Many weights stay the module's own, read when the graph is written (builder/onnx/weights.py): within `computing`.
     Raises ExportError with what it failed on.
     """
     module.eval()
@@ -86,7 +82,7 @@ def to_onnx(
         raise ExportError(reason(error)) from error
     if program is None:
         raise ExportError("torch.onnx.export made no program")
-    model = _proto(program, room)
+    model = _proto(program)
     give_back(module)
     axes = dict(zip(inputs, dynamic_axes, strict=True))
     _refuse_fixed_axes(model.graph, axes)
@@ -96,16 +92,21 @@ def to_onnx(
     return model
 
 
-def _proto(program: torch.onnx.ONNXProgram, room: Path | None) -> onnx.ModelProto:
-    constants = [value.const_value for value in program.model.graph.initializers.values()]
-    if room is None or not has_many(sum(0 if one is None else one.nbytes for one in constants)):
-        return program.model_proto
-    onnx_ir.external_data.unload_from_model(
-        program.model, room.parent, room.name, size_threshold_bytes=LEAST, alignment=ALIGNED
-    )
+def _proto(program: torch.onnx.ONNXProgram) -> onnx.ModelProto:
+    constants = {name: value.const_value for name, value in program.model.graph.initializers.items()}
+    large = {name: one for name, one in constants.items() if one is not None and one.nbytes >= LEAST}
+    if has_many(sum(one.nbytes for one in large.values())):
+        for name, tensor in large.items():
+            program.model.graph.initializers[name].const_value = _left_where_it_is(name, tensor)
     model: onnx.ModelProto = program.model_proto
-    point_to(model, room.parent)
     return model
+
+
+def _left_where_it_is(name: str, tensor: onnx_ir.TensorProtocol) -> onnx_ir.TensorProtocol:
+    """A tensor whose proto has no values: they are read where `tensor` has them."""
+    values = tensor.numpy()
+    described = computed(name, tensor.dtype.value, values.shape, lambda rows: values[rows])
+    return onnx_ir.serde.deserialize_tensor(described)
 
 
 def _refuse_fixed_axes(graph: onnx.GraphProto, axes: Mapping[str, Mapping[int, Any]]) -> None:

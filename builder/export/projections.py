@@ -8,6 +8,7 @@ it is; nothing here recognises a model.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +16,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from builder.onnx.cleanup import drop_unused, known_shapes
-from builder.onnx.weights import made_of, values_of
+from builder.onnx.weights import Rows, made_of, rows_of, values_of
 
 
 @dataclass(frozen=True)
@@ -61,9 +62,8 @@ def spell_out_gemms(graph: onnx.GraphProto) -> None:
             continue
         matrix = node.input[1]
         if attributes.get("transB"):
-            rows = np.ascontiguousarray(values_of(weights[matrix]).T)
             source, matrix = weights[matrix], f"{matrix}.transposed"
-            _add_weight(graph, weights, made_of(source, rows, matrix))
+            _add_weight(graph, weights, made_of(source, matrix, source.dims[::-1], _columns(source)))
         biased = len(node.input) == 3 and node.input[2]
         product = f"{node.output[0]}.product" if biased else node.output[0]
         nodes.append(helper.make_node("MatMul", [node.input[0], matrix], [product], name=f"{node.name}.product"))
@@ -109,10 +109,9 @@ def _merge(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto]) -> None
             continue
         name = f"{group[0].product.name}.merged"
         matrices = [weights[p.product.input[1]] for p in group]
-        whole = np.concatenate([values_of(matrix) for matrix in matrices], axis=1)
-        _add_weight(graph, weights, made_of(matrices[0], whole, f"{name}.weight"))
-        del whole
         sizes = np.array([matrix.dims[1] for matrix in matrices], dtype=np.int64)
+        dims = (matrices[0].dims[0], int(sizes.sum()))
+        _add_weight(graph, weights, made_of(matrices[0], f"{name}.weight", dims, _side_by_side(matrices)))
         _add_weight(graph, weights, numpy_helper.from_array(sizes, f"{name}.sizes"))
         nodes = [helper.make_node("MatMul", [source, f"{name}.weight"], [f"{name}.product"], name=name)]
         if biased:
@@ -188,6 +187,18 @@ def _readers(graph: onnx.GraphProto) -> dict[str, list[onnx.NodeProto]]:
         for name in node.input:
             readers[name].append(node)
     return readers
+
+
+def _columns(matrix: onnx.TensorProto) -> Rows:
+    """The rows of its transpose."""
+    values = values_of(matrix)
+    return lambda columns: values[:, columns].T
+
+
+def _side_by_side(matrices: Sequence[onnx.TensorProto]) -> Rows:
+    """The rows of a matrix of all their columns."""
+    parts = [rows_of(matrix) for matrix in matrices]
+    return lambda rows: np.concatenate([part(rows) for part in parts], axis=1)
 
 
 def _add_weight(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto], tensor: onnx.TensorProto) -> None:

@@ -1,12 +1,18 @@
 """Weights that stay in a file: a graph of many says where they are, and they are mapped while they are read.
 
 Such a tensor says its place as ONNX does (onnx, docs/ExternalData.md): with the whole path of the file while the graph
-is at hand, with the file's name in a graph on disk. Knows tensors and files; knows nothing of what they mean.
+is at hand, with the file's name in a graph on disk. A tensor that is in no file yet names a function of this process,
+which computes its rows when they are read: what is made of weights on their way to a file needs no place of its own.
+Knows tensors and files; knows nothing of what they mean.
 """
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,7 +23,12 @@ from onnx import TensorProto, helper, numpy_helper
 
 LEAST = 1024  # bytes of a tensor that has its place in a file
 ALIGNED = 4096  # a page, so that each can be mapped as it is
-ROOM = ".room"  # what a file is called in which rewrites of a graph may put more
+PIECE = 1 << 22  # bytes that are computed and written at once
+
+Rows = Callable[[slice], np.ndarray]  # those rows of a weight
+
+_computed: dict[str, Rows] = {}  # by what a tensor gives as its file
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True)
@@ -48,18 +59,50 @@ def values_of(tensor: TensorProto) -> np.ndarray:
     place = place_of(tensor)
     if place is None:
         return numpy_helper.to_array(tensor)
+    if _is_computed(place):
+        return _computed[str(place.file)](slice(None))
     dtype = helper.tensor_dtype_to_np_dtype(tensor.data_type)
     return np.memmap(place.file, dtype, "r", place.offset, tuple(tensor.dims))
 
 
-def made_of(source: TensorProto, made: np.ndarray, name: str) -> TensorProto:
-    """A tensor of what was `made` of `source`, in the same file where rewrites may put more into that."""
+def rows_of(tensor: TensorProto) -> Rows:
+    """What reads rows of the values, whatever becomes of `tensor`."""
+    place = place_of(tensor)
+    if place is not None and _is_computed(place):
+        return _computed[str(place.file)]
+    values = values_of(tensor)
+    return lambda rows: values[rows]
+
+
+def _is_computed(place: Place) -> bool:
+    return str(place.file) in _computed
+
+
+@contextmanager
+def computing() -> Iterator[None]:
+    """Within it tensors may be computed when they are read; what they need is let go after it."""
+    before = set(_computed)
+    try:
+        yield
+    finally:
+        for location in set(_computed) - before:
+            del _computed[location]
+
+
+def computed(name: str, kind: int, dims: Sequence[int], rows: Rows) -> TensorProto:
+    """A tensor of ONNX's type `kind` and of `dims`, the first of them its rows, which `rows` computes."""
+    described = TensorProto(name=name, dims=dims, data_type=kind)
+    location = f"computed-{next(_numbers)}"
+    _computed[location] = rows
+    return _at(described, location, 0, math.prod(dims) * helper.tensor_dtype_to_np_dtype(kind).itemsize)
+
+
+def made_of(source: TensorProto, name: str, dims: Sequence[int], rows: Rows) -> TensorProto:
+    """A tensor that is made of `source` and has its type: computed when it is read, where that is so of `source`."""
     place = place_of(source)
-    if place is None or place.file.suffix != ROOM or made.nbytes < LEAST:
-        return numpy_helper.from_array(made, name)
-    with place.file.open("r+b") as file:
-        described = TensorProto(name=name, dims=made.shape, data_type=helper.np_dtype_to_tensor_dtype(made.dtype))
-        return _put(file, str(place.file), described, made)
+    if place is not None and _is_computed(place):
+        return computed(name, source.data_type, dims, rows)
+    return numpy_helper.from_array(np.ascontiguousarray(rows(slice(None))), name)
 
 
 def point_to(model: onnx.ModelProto, folder: Path) -> None:
@@ -109,20 +152,25 @@ def _moved(tensor: TensorProto, file: BinaryIO, data: Path) -> TensorProto:
     if place is not None and place.file == data:
         return _at(described, data.name, place.offset, place.length)
     if size_of(tensor) < LEAST:
-        return tensor
-    if place is None:
-        content = np.frombuffer(tensor.raw_data, np.uint8)
-    else:
-        content = np.memmap(place.file, np.uint8, "r", place.offset, (place.length,))
-    return _put(file, data.name, described, content)
-
-
-def _put(file: BinaryIO, location: str, described: TensorProto, content: np.ndarray) -> TensorProto:
-    """`described` with its place at the end of `file`, where `content` is written."""
+        return tensor if place is None else numpy_helper.from_array(values_of(tensor), tensor.name)
     offset = -(-file.seek(0, os.SEEK_END) // ALIGNED) * ALIGNED
     file.seek(offset)
-    file.write(np.ascontiguousarray(content).reshape(-1).view(np.uint8).data)
-    return _at(described, location, offset, content.nbytes)
+    for piece in _pieces(tensor):
+        file.write(piece)
+    return _at(described, data.name, offset, size_of(tensor))
+
+
+def _pieces(tensor: TensorProto) -> Iterator[memoryview]:
+    """The bytes of the values: of what is computed some rows at once."""
+    place = place_of(tensor)
+    if place is None:
+        yield memoryview(tensor.raw_data)
+    elif not _is_computed(place):
+        yield np.memmap(place.file, np.uint8, "r", place.offset, (place.length,)).data
+    else:
+        rows, step = rows_of(tensor), max(1, PIECE * tensor.dims[0] // place.length)
+        for start in range(0, tensor.dims[0], step):
+            yield np.ascontiguousarray(rows(slice(start, start + step))).reshape(-1).view(np.uint8).data
 
 
 def _at(described: TensorProto, location: str, offset: int, length: int) -> TensorProto:

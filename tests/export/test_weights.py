@@ -11,8 +11,9 @@ import pytest
 
 from builder.engines.onnxruntime import open_session
 from builder.export.decoder import export_decoder
+from builder.export.program import to_onnx
 from builder.onnx.graph import load_graph, save_graph
-from builder.onnx.weights import made_of, place_of, values_of
+from builder.onnx.weights import computed, computing, made_of, place_of, values_of
 from builder.optimise.fusion import fuse
 from builder.optimise.weights import quantise_weights
 from builder.spec import WeightOptions
@@ -26,6 +27,8 @@ def test_a_graph_has_the_same_weights_inside_and_beside(
     found = []
     for name, limit in (("inside", 10**9), ("beside", 1000)):
         monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", limit)
+        if (precision, name) == ("fp32", "beside"):  # an export that was kept has its weights inside
+            monkeypatch.setattr("builder.export.program.to_onnx", to_onnx)
         graph = fuse(export_decoder(make_decoder("llama"), tmp_path / name, 128).graph, tmp_path / name)
         if precision != "fp32":
             graph = quantise_weights(graph, precision, WeightOptions(32, True), tmp_path / name).graph
@@ -50,8 +53,38 @@ def test_what_is_made_of_a_weight_in_a_file_does_not_go_into_that_file(
     (tensor,) = load_graph(saved.path).graph.initializer
     assert place_of(tensor) is not None
     np.testing.assert_array_equal(values_of(tensor), wide)
-    assert place_of(made_of(tensor, values_of(tensor).T, "tall")) is None
+    made = made_of(tensor, "tall", (1024, 2), lambda rows: wide[:, rows].T)
+    assert place_of(made) is None
+    np.testing.assert_array_equal(values_of(made), wide.T)
     assert (tmp_path / "model.onnx.data").read_bytes() == before
+
+
+def test_a_weight_that_is_computed_is_written_in_pieces_and_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", 1000)
+    monkeypatch.setattr("builder.onnx.weights.PIECE", 4096)
+    wide, asked = np.arange(33 * 1000, dtype=np.float32).reshape(33, 1000), []
+
+    def rows(places: slice) -> np.ndarray:
+        asked.append(places)
+        return wide[:, places].T
+
+    with computing():
+        tensor = computed("tall", onnx.TensorProto.FLOAT, (1000, 33), rows)
+        twice = made_of(tensor, "twice", (1000, 66), lambda places: np.concatenate([rows(places)] * 2, axis=1))
+        assert not tensor.raw_data
+        assert not twice.raw_data
+        assert asked == []
+        model = onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], [tensor, twice]))
+        saved = save_graph(model, tmp_path / "model.onnx")
+    assert len(asked) > 30
+    assert max(min(places.stop, 1000) - places.start for places in asked) < 40
+    tall, both = onnx.load(str(saved.path)).graph.initializer
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(tall), wide.T)
+    np.testing.assert_array_equal(onnx.numpy_helper.to_array(both), np.concatenate([wide.T, wide.T], axis=1))
+    with pytest.raises(FileNotFoundError):
+        values_of(tensor)
 
 
 def test_what_lies_in_the_file_of_a_graph_stays_there_and_the_rest_follows(
