@@ -27,7 +27,8 @@ def pytorch_decoder(model: PreTrainedModel, threads: int) -> Latencies:
     with pytorch_with(threads):
         times = {}
         for rows in ROWS:
-            past = model(input_ids=torch.ones((rows, CONTEXT), dtype=torch.long), use_cache=True).past_key_values
+            begun = torch.ones((rows, CONTEXT), dtype=torch.long)
+            past = model(input_ids=begun, use_cache=True, logits_to_keep=1).past_key_values
             times[f"token, {rows} rows"] = _pytorch_step(model, rows, past_key_values=past)
         prompt = torch.ones((1, 2 * CONTEXT), dtype=torch.long)
         times["prompt of 128"] = about_ms(lambda: model(input_ids=prompt, use_cache=True, logits_to_keep=1))
