@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 ROOM = "decoding"
 
+Executors = Callable[[Geometry], Executor]  # over one graph that is open: each with a cache of its own
+
 
 @dataclass(frozen=True)
 class Lowered:
@@ -79,7 +81,7 @@ class DecodingEngine(ABC):
 
     @staticmethod
     @abstractmethod
-    def open_executor(graph: Path, geometry: Geometry, threads: int) -> Executor:
+    def opened(graph: Path, threads: int) -> Executors:
         """The emitted executor over `graph`, on this machine's CPU."""
 
     def rung(self, precision: str) -> str:
@@ -132,11 +134,17 @@ def engine_of(spec: BuildSpec) -> DecodingEngine:
     return _kind(name)(spec)
 
 
-def open_executor(graph: Graph, geometry: Geometry, threads: int) -> Executor:
+def opened(graph: Graph, threads: int) -> Executors:
     """The emitted executor of the engine that `graph` is for."""
+    let_go(graph)
+    return _kind(graph.engine).opened(graph.path, threads)
+
+
+def let_go(graph: Graph) -> None:
+    """Free what nobody uses any more of executors over as many weights as `graph` has: their loops refer to themselves,
+    and have the weights in memory until then."""
     if has_many(graph.size):
-        gc.collect()  # an earlier one, whose loop refers to itself, has the weights in memory until then
-    return _kind(graph.engine).open_executor(graph.path, geometry, threads)
+        gc.collect()
 
 
 def rooms() -> list[str]:

@@ -15,7 +15,7 @@ from builder.checkpoint.chat_template import chat_template
 from builder.checkpoint.generation_config import refuse_unserved, total_length
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.checkpoint.tool_parser import tool_parser
-from builder.engines.decoding import DecodingEngine, Lowered, engine_of, open_executor
+from builder.engines.decoding import DecodingEngine, Executors, Lowered, engine_of, let_go, opened
 from builder.errors import CheckpointError, VerificationError
 from builder.export.decoder import DecoderExport, cache_shapes, export_decoder
 from builder.export.experts import cost_of_experts
@@ -39,8 +39,8 @@ from builder.optimise.quantised import Quantised
 from builder.progress import Stage
 from builder.report.record import BuildReport, EngineCheck, Rung
 from builder.runtime.contract import Arena, Chat, GenerationServing, LayerShape
-from builder.runtime.generation.executors.base import Executor
 from builder.spec import BuildSpec
+from builder.speed import Latencies
 from builder.triton.entries import RepositoryEntry
 from builder.triton.layout_generating import lay_out_generating
 from builder.variants import steps
@@ -132,9 +132,8 @@ class Decoder:
 
     def verify(self, fused: Fused, reference: Measured) -> Exact:
         """Probabilities, a row past every window, and greedy texts: those last, when no engine has its weights open."""
-        rung, agreement = self._rung("fp32", fused, reference, Lowered(fused.graph, fused.graph))
-        refuse_wrong_probabilities(agreement)
-        long_error = refuse_wrong_long_row(reference.long, self._long_executor(fused, reference.long))
+        rung, agreement, long_error = self._compared(fused, reference)
+        let_go(fused.graph)
         refuse_wrong_text(self.checkpoint.model, reference.answers, agreement)
         return Exact(fused, reference, rung, long_error)
 
@@ -149,7 +148,7 @@ class Decoder:
             metric,
             make=lambda precision: self.engine.lower(exact.fused.graph, precision, self.folder, checkpoint.grids),
             timed=lambda precision, lowered: self._timed(self.engine.rung(precision), exact.fused, lowered),
-            judged=lambda rung, lowered: self._judged(rung, exact.fused, exact.pytorch, lowered)[0],
+            judged=lambda rung, made: self._judged(rung, exact.fused, exact.pytorch, made, self._open(made))[0],
         )
         climbed = climb(rungs, precisions(self.spec.precision, self.spec.triton, self._in_process), stage)
         rung, lowered = climbed.chosen.rung, rungs.made(climbed.chosen.option)
@@ -159,7 +158,8 @@ class Decoder:
             name = f"{rung.name}, {self.spec.cache} cache"
             with stage(name):
                 graph = self.engine.shrink_cache(graph, lambda: self._largest_values(exact), self.folder)
-                rung, _ = self._rung(name, exact.fused, exact.pytorch, Lowered(graph, graph, self.engine.cache_type))
+                small = Lowered(graph, graph, self.engine.cache_type)
+                rung, _ = self._rung(name, exact.fused, exact.pytorch, small, self._open(small))
             ladder = (*ladder, rung)
             if not self._required.keeps(rung, exact.pytorch.rung):
                 raise VerificationError(self._required.refusal(rung, exact.pytorch.rung, metric))
@@ -249,35 +249,49 @@ class Decoder:
     def _required(self) -> Required:
         return Required(self.checkpoint.task.required(self.spec.quality), self.spec.perplexity)
 
-    def _rung(self, name: str, fused: Fused, reference: Measured, lowered: Lowered) -> tuple[Rung, Agreement]:
-        """`lowered` measured in every way."""
-        judged, agreement = self._judged(Rung(name, lowered.graph.size, {}), fused, reference, lowered)
-        return replace(judged, latency_ms=self._timed(name, fused, lowered).latency_ms), agreement
+    def _compared(self, fused: Fused, reference: Measured) -> tuple[Rung, Agreement, float]:
+        """The graph in fp32 measured in every way, and its error on a long row; the weights are in memory once."""
+        lowered = Lowered(fused.graph, fused.graph)
+        executors, long = self._open(lowered), reference.long
+        rung, agreement = self._rung("fp32", fused, reference, lowered, executors)
+        refuse_wrong_probabilities(agreement)
+        vocabulary = vocabulary_of(self.checkpoint.model)
+        geometry = geometry_of(fused.exported.caches, 1, len(long.row.tokens), vocabulary)
+        return rung, agreement, refuse_wrong_long_row(long, executors(geometry))
+
+    def _open(self, lowered: Lowered) -> Executors:
+        return opened(lowered.judged, self.spec.build_threads)
+
+    def _rung(
+        self, name: str, fused: Fused, reference: Measured, lowered: Lowered, executors: Executors
+    ) -> tuple[Rung, Agreement]:
+        """`lowered`, over which `executors` are, measured in every way."""
+        rung = Rung(name, lowered.graph.size, {})
+        judged, agreement = self._judged(rung, fused, reference, lowered, executors)
+        return replace(judged, latency_ms=self._latency(fused, lowered, executors)), agreement
 
     def _timed(self, name: str, fused: Fused, lowered: Lowered) -> Rung:
         """Its size, and the time of a token and of a prompt."""
-        caches, threads, latency = fused.exported.caches, self.spec.build_threads, {}
-        if self.engine.timed:
-            latency = steps.decoder(
-                lowered.judged, caches, vocabulary_of(self.checkpoint.model), threads, lowered.cache
-            )
-        return Rung(name, lowered.graph.size, latency)
+        return Rung(name, lowered.graph.size, self._latency(fused, lowered))
 
-    def _judged(self, rung: Rung, fused: Fused, reference: Measured, lowered: Lowered) -> tuple[Rung, Agreement]:
+    def _latency(self, fused: Fused, lowered: Lowered, executors: Executors | None = None) -> Latencies:
+        """Of `lowered`, where this machine runs it as it will be served. `executors`: over it, where it is open."""
+        if not self.engine.timed:
+            return {}
+        vocabulary = vocabulary_of(self.checkpoint.model)
+        return steps.decoder(executors or self._open(lowered), fused.exported.caches, vocabulary, lowered.cache)
+
+    def _judged(
+        self, rung: Rung, fused: Fused, reference: Measured, lowered: Lowered, executors: Executors
+    ) -> tuple[Rung, Agreement]:
         """`rung` with what PyTorch's answers say of it."""
-        vocabulary, threads = vocabulary_of(self.checkpoint.model), self.spec.build_threads
-        found = measure(lowered.judged, fused.exported.caches, vocabulary, reference.answers, threads, lowered.cache)
+        vocabulary = vocabulary_of(self.checkpoint.model)
+        found = measure(executors, fused.exported.caches, vocabulary, reference.answers, lowered.cache)
         judged = replace(
             rung, error=found.error, quality=found.mean, worst=found.worst, batch_agreement=found.alone,
             perplexity=found.perplexity,
         )  # fmt: skip
         return judged, found
-
-    def _long_executor(self, fused: Fused, long: LongAnswers) -> Executor:
-        """One slot, for the whole row."""
-        vocabulary = vocabulary_of(self.checkpoint.model)
-        geometry = geometry_of(fused.exported.caches, 1, len(long.row.tokens), vocabulary)
-        return open_executor(fused.graph, geometry, self.spec.build_threads)
 
     def _largest_values(self, exact: Exact) -> Mapping[str, np.ndarray]:
         """Of keys and values on the samples, which an 8-bit cache is scaled by."""
@@ -293,7 +307,7 @@ class Decoder:
         room = max(map(len, [long, *prompts])) + STEPS
         caches, vocabulary = chosen.exact.fused.exported.caches, vocabulary_of(checkpoint.model)
         geometry = geometry_of(caches, 1 + len(prompts), room, vocabulary, self.engine.cache_type)
-        executor = open_executor(chosen.own, geometry, spec.build_threads)
+        executor = opened(chosen.own, spec.build_threads)(geometry)
         recorder = Recorder(executor)
         drive(executor, prompts, long)
         return recorder.case(chosen.graph.path.name, [chosen.graph], spec.build_threads, remote=not self._in_process)

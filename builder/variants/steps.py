@@ -9,8 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from builder.engines.decoding import open_executor
-from builder.onnx.graph import Graph
+from builder.engines.decoding import Executors
 from builder.runtime.contract import CacheType, LayerShape
 from builder.runtime.generation.executors.base import Executor
 from builder.speed import Latencies
@@ -54,10 +53,9 @@ def _pytorch_step(model: PreTrainedModel, rows: int, **state: Any) -> float:
     return about_ms(lambda: model(**inputs, use_cache=True))
 
 
-def decoder(graph: Graph, caches: Sequence[LayerShape], vocabulary: int, threads: int, cache: CacheType) -> Latencies:
-    """The same on the graph, in the emitted executor."""
-    geometry = geometry_of(caches, max(ROWS), 4 * CONTEXT, vocabulary, cache)
-    executor = open_executor(graph, geometry, threads)
+def decoder(executors: Executors, caches: Sequence[LayerShape], vocabulary: int, cache: CacheType) -> Latencies:
+    """The same on a graph, in the emitted executor."""
+    executor = executors(geometry_of(caches, max(ROWS), 4 * CONTEXT, vocabulary, cache))
     times = {f"token, {rows} rows": _step(executor, rows) for rows in ROWS}
     prompt, nothing = np.ones((1, 2 * CONTEXT), np.int64), np.zeros(1, np.int64)
     times["prompt of 128"] = median_ms(lambda: executor.run(0, prompt, nothing))

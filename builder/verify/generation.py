@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from builder.engines.decoding import open_executor
+from builder.engines.decoding import Executors
 from builder.errors import VerificationError
 from builder.onnx.graph import Graph
 from builder.runtime.contract import CacheType, LayerShape, Session
@@ -107,17 +107,16 @@ def largest_values(
 
 
 def measure(
-    graph: Graph,
+    executors: Executors,
     caches: Sequence[LayerShape],
     vocabulary: int,
     reference: Reference,
-    threads: int,
     cache: CacheType = "float32",
 ) -> Agreement:
-    """Run the graph over the reference's rows, in batches of unequal rows, and on from its prompts."""
+    """Run a graph over the reference's rows, in batches of unequal rows, and on from its prompts."""
     longest = max(max(map(len, reference.rows)), max(len(p) + NEW_TOKENS for p in reference.prompts))
     geometry = geometry_of(caches, ROWS, longest + 1, vocabulary, cache)
-    executor = open_executor(graph, geometry, threads)
+    executor = executors(geometry)
     rows = zip(reference.rows, reference.best, strict=True)
     forced = teacher_forced(executor, [Taught(row[:-1], row[1:], best) for row, best in rows])
     forced.refuse_nan()

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from builder.engines.decoding import open_executor
+from builder.engines.decoding import opened
 from builder.engines.openvino.lowering import block_bytes, page_attention
 from builder.errors import ExportError, SpecError
 from builder.export.decoder import DecoderExport, export_decoder
@@ -44,7 +44,7 @@ def paged(model_type: str, folder: Path, **options: object) -> tuple[DecoderExpo
 
 
 def executor_of(exported: DecoderExport, graph: Graph, slots: int, cache: CacheType = "float32") -> OpenVino:
-    executor = open_executor(graph, geometry_of(exported.caches, slots, 128, VOCABULARY, cache), 1)
+    executor = opened(graph, 1)(geometry_of(exported.caches, slots, 128, VOCABULARY, cache))
     assert isinstance(executor, OpenVino)
     return executor
 
@@ -85,8 +85,8 @@ def test_smaller_weights_keep_most_of_what_was_said(precision: str, tmp_path: Pa
     assert quantised.embeddings == 1
     assert quantised.graph.size < graph.size
     reference = make_reference(make_decoder("gpt2"), [prompt for prompt in prompts() if len(prompt) > 9])
-    exact = measure(graph, exported.caches, VOCABULARY, reference, 1)
-    found = measure(quantised.graph, exported.caches, VOCABULARY, reference, 1)
+    exact = measure(opened(graph, 1), exported.caches, VOCABULARY, reference)
+    found = measure(opened(quantised.graph, 1), exported.caches, VOCABULARY, reference)
     assert exact.mean == 1
     assert exact.error < 1e-3
     assert found.mean > (0.5 if precision == "int4-weights" else 0.9)
@@ -103,8 +103,8 @@ def test_a_smaller_cache_takes_the_memory_that_was_planned(tmp_path: Path) -> No
         assert held == executor.blocks.count * block_bytes(exported.caches, cache)
         assert executor.caches[0].dtype == np.dtype(cache)
     reference = make_reference(make_decoder("llama"), [prompt for prompt in prompts() if len(prompt) > 9])
-    assert measure(graph, exported.caches, VOCABULARY, reference, 1, "uint8").mean > 0.9
-    assert measure(graph, exported.caches, VOCABULARY, reference, 1, "float16").error < 1e-2
+    assert measure(opened(graph, 1), exported.caches, VOCABULARY, reference, "uint8").mean > 0.9
+    assert measure(opened(graph, 1), exported.caches, VOCABULARY, reference, "float16").error < 1e-2
 
 
 @pytest.mark.parametrize("cache", ["float32", "float16"])

@@ -13,6 +13,7 @@ import onnx
 import pytest
 
 import builder.spec.build_spec
+from builder.engines.decoding import opened
 from builder.errors import SpecError, VerificationError
 from builder.export.decoder import export_decoder
 from builder.onnx.graph import Graph, check_release, operator_needs, save_graph
@@ -60,7 +61,7 @@ def test_every_product_and_the_table_are_quantised(
     assert operators["MatMulIntegerToFloat"] + operators["MatMulNBits"] == products
     assert operators["MatMul"] == operators["Gemm"] == 0
     assert made.graph.size < 0.6 * graph.size
-    found = measure(made.graph, caches, VOCABULARY, reference, 1)
+    found = measure(opened(made.graph, 1), caches, VOCABULARY, reference)
     assert found.error > 1e-4, "quantised weights are not fp32 under another name"
     assert found.mean > (0.3 if precision == "int4-weights" else 0.85)  # random weights: nearly flat logits
 
@@ -82,7 +83,7 @@ def test_blocks_and_zero_points(options: WeightOptions, fused: Callable[[str], F
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         assert (attributes["block_size"], attributes["bits"]) == (options.block_size, 4)
         assert (len(node.input) > 3 and node.input[3] != "") != options.symmetric
-    assert measure(made, caches, VOCABULARY, reference, 1).mean > 0.3
+    assert measure(opened(made, 1), caches, VOCABULARY, reference).mean > 0.3
 
 
 @pytest.mark.parametrize("precision", ["int8", "int8-weights"])
@@ -101,7 +102,7 @@ def test_an_int8_cache(fused: Callable[[str], Fused], tmp_path: Path) -> None:
     graph, caches, reference = fused("qwen3")
     largest = largest_values(graph, caches, VOCABULARY, reference, 1)
     small = quantise_cache(graph, largest, tmp_path)
-    found = measure(small, caches, VOCABULARY, reference, 1, "int8")
+    found = measure(opened(small, 1), caches, VOCABULARY, reference, "int8")
     assert 1e-4 < found.error < 0.5
     assert found.mean > 0.9
     executor = InProcess(small.path, geometry_of(caches, 2, 32, VOCABULARY, "int8"), Session(threads=1))

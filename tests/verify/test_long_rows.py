@@ -9,7 +9,7 @@ import onnx
 import pytest
 from transformers import PreTrainedModel
 
-from builder.engines.decoding import open_executor
+from builder.engines.decoding import opened
 from builder.errors import VerificationError
 from builder.export.decoder import cache_shapes, export_decoder
 from builder.onnx.graph import Graph, read_graph
@@ -44,7 +44,7 @@ def windowed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Graph]:
 
 def refuse_wrong_in(model: PreTrainedModel, graph: Graph) -> None:
     geometry = geometry_of(cache_shapes(model), 1, 256, VOCABULARY)
-    refuse_wrong_long_row(ask_long_row(model, 256), open_executor(graph, geometry, 1))
+    refuse_wrong_long_row(ask_long_row(model, 256), opened(graph, 1)(geometry))
 
 
 @pytest.mark.parametrize("wrong", [None, 15, 17, -1])

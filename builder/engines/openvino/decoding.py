@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from builder.engines.decoding import DecodingEngine
+from builder.engines.decoding import DecodingEngine, Executors
 from builder.engines.openvino import decoder_properties
 from builder.engines.openvino.lowering import block_bytes, page_attention
 from builder.errors import SpecError
@@ -55,6 +55,11 @@ class Decoding(DecodingEngine):
         return Session(engine="openvino", threads=self.spec.loop_threads, entries=properties)
 
     @staticmethod
-    def open_executor(graph: Path, geometry: Geometry, threads: int) -> Executor:
-        properties = decoder_properties(geometry.cache)
-        return OpenVino(graph, geometry, Session(engine="openvino", threads=threads, entries=properties))
+    def opened(graph: Path, threads: int) -> Executors:
+        """It compiles the graph for the type of the cache: once an executor."""
+
+        def over(geometry: Geometry) -> Executor:
+            properties = decoder_properties(geometry.cache)
+            return OpenVino(graph, geometry, Session(engine="openvino", threads=threads, entries=properties))
+
+        return over
