@@ -21,7 +21,7 @@ from pathlib import Path
 
 from builder.cache.digests import write_whole
 from builder.cache.links import link
-from builder.hashing import sha256_of
+from builder.hashing import sha256_of, sha256_once
 
 SPARED = 0.05  # of the disk: what is left to others
 
@@ -99,7 +99,7 @@ class Entries:
         write_whole(self._path(key), json.dumps(asdict(entry)).encode())
 
     def _keep(self, file: Path) -> str:
-        digest = sha256_of(file)
+        digest = sha256_once(file)
         beside = self.blobs / f".{digest}.{os.getpid()}.{time.monotonic_ns()}"
         link(file, beside)
         beside.replace(self.blobs / digest)
