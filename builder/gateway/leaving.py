@@ -1,7 +1,7 @@
 """Calls whose caller has left: cancelled only on a server that takes it, and waited for elsewhere, by nobody.
 
 Until release 25.06 a cancellation that meets the answer ends Triton, or has it keep the request, and so its model,
-for ever (server, issue 7368, pull requests 7840, 8078 and 8220). What becomes of streams, builder.gateway.triton says.
+for ever (server, issue 7368, pull requests 7840, 8078 and 8220). What becomes of streams, builder.gateway.streams says.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from builder.gateway.errors import ApiError
@@ -42,10 +42,14 @@ class Leaving:
             return await asyncio.shield(asked)
         except asyncio.CancelledError:
             if not asked.done():
-                end = asyncio.ensure_future(self._end(model, asked))
-                self.ends.add(end)
-                end.add_done_callback(self.ends.discard)
+                self.end(self._end(model, asked))
             raise
+
+    def end(self, work: Coroutine[Any, Any, None]) -> None:
+        """Have `work` done that nobody waits for."""
+        task = asyncio.ensure_future(work)
+        self.ends.add(task)
+        task.add_done_callback(self.ends.discard)
 
     async def _end(self, model: str, asked: asyncio.Future[Any]) -> None:
         self.left[model] += 1

@@ -1,9 +1,8 @@
 """Triton over gRPC, asynchronously: one connection to each address behind its name, a call for each request.
 
-A request for a model that streams has a gRPC stream of its own, because Triton cancels whole streams. It is opened on
-a connection that is there already, which costs no round trip, and closed for writing as soon as its request is out:
-a stream left open would keep its request, and so its model, with the server. So would one that is cancelled after its
-last response (see builder.serve.responses): what has had that is read to the end.
+A request for a model that streams has a gRPC stream of its own (builder.gateway.streams). It is opened on a connection
+that is there already, which costs no round trip. What is left to do with it once its last response has come, or its
+caller has gone, is for a task that nobody waits for.
 
 Streams report errors as text, without a code. Triton can be asked for codes (the header triton_grpc_error), but until
 release 26.04 it then reads freed memory, and ends (server, pull request 8708). So `stream_error` reads the texts.
@@ -22,8 +21,8 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from builder.gateway.errors import ApiError
 from builder.gateway.leaving import Leaving
 from builder.gateway.models import NAME
+from builder.gateway.streams import Stream
 from builder.gateway.tensors import Outputs, add_tensor, read_outputs
-from builder.serve.responses import is_last
 
 OPTIONS = (
     ("grpc.max_send_message_length", -1),
@@ -131,28 +130,18 @@ class Triton:
     async def stream(
         self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()
     ) -> AsyncGenerator[Outputs, None]:
-        """The answers of a model as they come. An iterator that is closed early cancels the request."""
-        call = self.stub.ModelStreamInfer(metadata=metadata)
-        ends = ended = False
+        """The answers of a model as they come. An iterator that is closed early has the model end the request."""
+        stream = Stream(self.stub.ModelStreamInfer(metadata=metadata), request)
         try:
             with self._translated():
-                await call.write(request)
-                await call.done_writing()
-                while True:
-                    message = await call.read()
-                    if message is grpc.aio.EOF:
-                        ended = True
-                        await _refuse_status(call)
-                        return
-                    ends = is_last(message)
+                while not stream.last and (message := await stream.next()) is not None:
                     if message.error_message:
                         raise stream_error(message.error_message)
                     if message.infer_response.outputs:
                         yield read_outputs(message.infer_response)
         finally:
-            if ends and not ended:
-                await _read_on(call)
-            call.cancel()  # does nothing to what has ended
+            if not stream.ended:
+                self.leaving.end(stream.leave())
 
     @contextlib.contextmanager
     def _translated(self) -> Any:
@@ -196,17 +185,3 @@ def _known(message: str) -> ApiError | None:
     if any(words in message for words in AWAY):
         return ApiError(503, message, code="unavailable", retry_after=2)
     return None
-
-
-async def _read_on(call: Any) -> None:
-    """Read a stream to its end."""
-    with contextlib.suppress(grpc.aio.AioRpcError):
-        while await call.read() is not grpc.aio.EOF:
-            pass
-
-
-async def _refuse_status(call: Any) -> None:
-    """Raise what a stream ended with, unless that was its regular end."""
-    code = await call.code()
-    if code is not grpc.StatusCode.OK:
-        raise grpc.aio.AioRpcError(code, grpc.aio.Metadata(), grpc.aio.Metadata(), details=await call.details())

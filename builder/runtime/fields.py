@@ -15,6 +15,7 @@ import numpy as np
 from .contract import RequestLimits
 
 LONGEST_MESSAGE = 1000  # characters
+CANCEL = "cancel"  # the parameter of a request that asks for nothing but the end of the request of this id
 
 
 def readable(error: Exception) -> str:

@@ -2,6 +2,9 @@
 
 Decoupled: execute() hands requests to the decode loop and returns; responses go out from a thread of their own, so
 that a step never waits for the transport.
+
+A request ends early where Triton says that its client left, and where another one names its id in the parameter
+`cancel`, which is the safe way (builder.serve.responses says why).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
-from .fields import InputError, readable
+from .fields import CANCEL, InputError, readable
 from .generation.errors import DeadlineExceeded, QueueFull
 from .generation.executors.cuda import copy_to_host
 from .generation.memory import Housekeeping
@@ -66,7 +69,7 @@ class TritonPythonModel:
         self.version = int(args["model_version"])  # the engine's too: one build makes both
         self.engine_outputs = list(self.service.serving.outputs)
         self.outbox: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
-        self.open: "dict[Any, Request]" = {}
+        self.open: "dict[Any, tuple[str, Request]]" = {}  # by sender, with its id
         self.lock = threading.Lock()
         self.families = {
             name: pb_utils.MetricFamily(
@@ -102,12 +105,16 @@ class TritonPythonModel:
             thread.join()
 
     def _submit(self, request: Any, sender: Any) -> None:
+        parameters = json.loads(request.parameters() or "{}")
+        if CANCEL in parameters:
+            self._cancel_all(str(parameters[CANCEL]))
+            sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            return
         tensors = {}
         for name in self.inputs:
             tensor = pb_utils.get_input_tensor_by_name(request, name)
             if tensor is not None:
                 tensors[name] = tensor.as_numpy()
-        parameters = json.loads(request.parameters() or "{}")
         parameters.pop("triton_enable_empty_final_response", None)  # what gRPC clients send beside their options
         if request.timeout():
             parameters.setdefault("timeout_ms", max(request.timeout() // 1000, 1))
@@ -117,8 +124,19 @@ class TritonPythonModel:
         if not prepared:  # it is answered
             return
         with self.lock:  # before it starts: the first answer must not come before the request is known
-            self.open[sender] = prepared[0].request
+            self.open[sender] = request.request_id(), prepared[0].request
         self.service.start(prepared)
+
+    def _cancel_all(self, name: str) -> None:
+        """End the requests of that id; there is none where it was answered meanwhile."""
+        with self.lock:
+            named = [(sender, request) for sender, (own, request) in self.open.items() if own == name]
+        for sender, request in named:
+            self._cancel(sender, request)
+
+    def _cancel(self, sender: Any, request: Request) -> None:
+        if request.cancel():
+            self.outbox.put((sender, Cancelled("the request was cancelled"), True))
 
     def _send(self) -> None:
         """Send what the loop has to say, in its order."""
@@ -146,7 +164,7 @@ class TritonPythonModel:
             with self.lock:
                 left = self.open.pop(sender, None)
             if left is not None:
-                left.cancel()
+                left[1].cancel()
 
     def _watch(self) -> None:
         """Notice cancelled requests, and publish metrics once a second."""
@@ -154,9 +172,9 @@ class TritonPythonModel:
         while not self.stopping.wait(CANCELLATION_POLL_S):
             with self.lock:
                 running = list(self.open.items())
-            for sender, request in running:
-                if request.active and self._is_cancelled(sender) and request.cancel():
-                    self.outbox.put((sender, Cancelled("the request was cancelled"), True))
+            for sender, (_, request) in running:
+                if request.active and self._is_cancelled(sender):
+                    self._cancel(sender, request)
             if time.monotonic() - published > 1:
                 published = time.monotonic()
                 self._publish()

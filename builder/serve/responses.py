@@ -1,78 +1,118 @@
-"""The responses of Triton to one request, on a gRPC stream of its own.
+"""The responses of Triton to one request, on a gRPC stream of its own, and how such a request is ended early.
 
-Triton 2.51 keeps a request, and with it the version of the model, for ever where its stream is cancelled after the last
-response (server, v2.51.0, infer_handler.h, IssueRequestCancellation: the first request of a stream stays among those in
-flight until the stream has ended). So the stream is closed for writing as soon as the request is out, what has had its
-last response is read to the end, and only what still runs is cancelled.
+Triton keeps a request, and with it the version of the model and its process, for ever where the cancellation of a
+stream crosses its last response: the first request of a stream stays among those in flight until the stream has ended,
+is marked as one whose last callback is awaited, and has had it (server, v2.51.0 to v2.71.0, infer_handler.h,
+IssueRequestCancellation, and stream_infer_handler.cc, StreamInferResponseComplete; a review of pull request 8078 says
+so too). So no stream is cancelled. It stays open for writing until its last response, so that a second request can
+have the model end the first (builder.runtime.generation_model; TensorRT-LLM's model takes its `stop` in this way),
+and it is read to its end. Only where a model does not know this, or does not answer, the stream is cancelled.
 """
 
 from __future__ import annotations
 
 import contextlib
 import queue
+import secrets
 import threading
+import time
 from collections.abc import Iterator
 
 import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from builder.errors import ServeError
+from builder.runtime.fields import CANCEL
 
 OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
-LAST = "triton_final_response"
+LAST, SAY_LAST = "triton_final_response", "triton_enable_empty_final_response"
+PATIENCE_S = 10.0  # with a model that was asked to end a request
+SEPARATOR, ENDING = "#", "#end"  # of an id: after what the caller gave, and of the request that ends another
 
 
 class Responses:
-    """`timeout_s`: for each response. Iterating raises ServeError; `close` cancels what still runs."""
+    """`timeout_s`: for each response. Iterating raises ServeError; `close` ends what still runs."""
 
     def __init__(self, url: str, request: service_pb2.ModelInferRequest, timeout_s: float) -> None:
         self.name, self.url, self.timeout_s = request.model_name, url, timeout_s
+        self._asked: queue.SimpleQueue[service_pb2.ModelInferRequest | None] = queue.SimpleQueue()
+        self._request = endable(request)
+        self._asked.put(self._request)
         self._channel = grpc.insecure_channel(url, OPTIONS)
-        self._call = service_pb2_grpc.GRPCInferenceServiceStub(self._channel).ModelStreamInfer(iter([request]))
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._call = stub.ModelStreamInfer(iter(self._asked.get, None))
         self._arrived: queue.SimpleQueue[service_pb2.ModelStreamInferResponse | grpc.RpcError | None]
         self._arrived = queue.SimpleQueue()
         self._ends = self._ended = False
         threading.Thread(target=self._read, name=f"responses of {self.name}", daemon=True).start()
 
     def __iter__(self) -> Iterator[service_pb2.ModelInferResponse]:
-        while (message := self._next()) is not None:
+        while (message := self._next(self.timeout_s)) is not None:
             if message.error_message:
                 raise ServeError(f"{self.name}: {message.error_message}")
             yield message.infer_response
 
     def close(self) -> None:
-        """Read what has had its last response to the end, and cancel the rest."""
+        """Have the model end what still runs, and read the stream to its end; cancel it where that does not come."""
+        if not self._ends:
+            self._asked.put(ending(self._request))
+        self._asked.put(None)
+        until = time.monotonic() + PATIENCE_S
         with contextlib.suppress(ServeError):
-            while not self._arrived.empty() or (self._ends and not self._ended):
-                self._next()
+            while (message := self._next(until - time.monotonic())) is not None and not refuses_to_end(message):
+                pass
         self._call.cancel()  # does nothing to what has ended
         self._channel.close()
 
-    def _next(self) -> service_pb2.ModelStreamInferResponse | None:
+    def _next(self, timeout_s: float) -> service_pb2.ModelStreamInferResponse | None:
         """What comes next; None at the end."""
+        if self._ended:
+            return None
         try:
-            message = self._arrived.get(timeout=self.timeout_s)
+            message = self._arrived.get(timeout=max(0.0, timeout_s))
         except queue.Empty:
-            raise ServeError(f"{self.name}: no answer within {self.timeout_s:g} s") from None
+            raise ServeError(f"{self.name}: no answer within {timeout_s:g} s") from None
         self._ended = message is None or isinstance(message, grpc.RpcError)
         if isinstance(message, grpc.RpcError):
             raise ServeError(
                 f"{self.name}: the server at {self.url} does not answer: {message.details()}"  # type: ignore[attr-defined]
             ) from message
         if message is not None:
-            self._ends = is_last(message)
+            self._ends = self._ends or is_last(message)
         return message
 
     def _read(self) -> None:
         try:
             for message in self._call:
+                if is_last(message):
+                    self._asked.put(None)  # nothing more is written: the server may end the stream
                 self._arrived.put(message)
         except grpc.RpcError as error:
+            self._asked.put(None)
             self._arrived.put(error)
             return
         self._arrived.put(None)
 
 
+def endable(request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferRequest:
+    """`request`, under an id that nobody else has, and with its last response said where that is empty."""
+    request.id = f"{request.id.partition(SEPARATOR)[0]}{SEPARATOR}{secrets.token_hex(8)}"
+    request.parameters[SAY_LAST].bool_param = True
+    return request
+
+
+def ending(request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferRequest:
+    """What has the model end `request`."""
+    made = service_pb2.ModelInferRequest(model_name=request.model_name, id=request.id + ENDING)
+    made.parameters[CANCEL].string_param = request.id
+    return made
+
+
 def is_last(message: service_pb2.ModelStreamInferResponse) -> bool:
     """Whether nothing but the end of the stream follows."""
     return bool(message.error_message) or message.infer_response.parameters[LAST].bool_param
+
+
+def refuses_to_end(message: service_pb2.ModelStreamInferResponse) -> bool:
+    """Whether the model does not take what `ending` made."""
+    return bool(message.error_message) and message.infer_response.id.endswith(ENDING)

@@ -10,8 +10,9 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from builder.gateway import leaving
+from builder.gateway import leaving, streams
 from builder.gateway.errors import ApiError
+from builder.gateway.tensors import LENGTH
 from builder.gateway.triton import Triton
 
 REQUEST = service_pb2.ModelInferRequest(model_name="embeds")
@@ -48,9 +49,55 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
             self.ended.set()
 
 
+class FakeStreams(FakeServer):
+    """Its model says "1" and goes on for ever, unless it is asked for "once". `told`: what it does when told to end."""
+
+    def __init__(self, told: str) -> None:
+        super().__init__("2.51.0")
+        self.told = told
+
+    async def ModelStreamInfer(
+        self, requests: AsyncIterator[service_pb2.ModelInferRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[service_pb2.ModelStreamInferResponse]:
+        running = ""
+        try:
+            async for request in requests:
+                ends = request.parameters["cancel"].string_param
+                if not ends:
+                    running = "" if request.model_name == "once" else request.id
+                    self.seen.append("asked")
+                    self.asked.set()
+                    yield _response(request, not running, "1")
+                elif self.told == "ends":
+                    self.seen.append("ended" if ends == running else f"{running} is not {ends}")
+                    running = ""
+                elif self.told == "refuses":
+                    yield _response(request, False, error="no option")
+            if running:
+                await self.released.wait()
+            self.seen.append("closed")
+        except asyncio.CancelledError:
+            self.seen.append("cancelled")
+            raise
+        finally:
+            self.ended.set()
+
+
+def _response(
+    request: service_pb2.ModelInferRequest, last: bool, text: str = "", error: str = ""
+) -> service_pb2.ModelStreamInferResponse:
+    made = service_pb2.ModelStreamInferResponse(error_message=error)
+    made.infer_response.id = request.id
+    if not error:
+        made.infer_response.parameters["triton_final_response"].bool_param = last
+        made.infer_response.outputs.add(name="text_output", datatype="BYTES", shape=[1])
+        made.infer_response.raw_output_contents.append(LENGTH.pack(len(text)) + text.encode())
+    return made
+
+
 @asynccontextmanager
-async def serving(version: str) -> AsyncIterator[tuple[FakeServer, Triton]]:
-    fake, server = FakeServer(version), grpc.aio.server()
+async def serving(fake: FakeServer) -> AsyncIterator[tuple[FakeServer, Triton]]:
+    server = grpc.aio.server()
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(fake, server)
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
@@ -74,7 +121,7 @@ async def left(fake: FakeServer, triton: Triton) -> None:
 
 def test_a_call_that_nobody_waits_for_is_cancelled_on_a_server_that_takes_it() -> None:
     async def seen() -> list[str]:
-        async with serving("2.59.0") as (fake, triton):
+        async with serving(FakeServer("2.59.0")) as (fake, triton):
             await left(fake, triton)
             await fake.ended.wait()
             return fake.seen
@@ -85,7 +132,7 @@ def test_a_call_that_nobody_waits_for_is_cancelled_on_a_server_that_takes_it() -
 @pytest.mark.parametrize("version", ["2.51.0", "2.58.0", ""])
 def test_elsewhere_it_is_answered(version: str) -> None:
     async def seen() -> list[str]:
-        async with serving(version) as (fake, triton):
+        async with serving(FakeServer(version)) as (fake, triton):
             await left(fake, triton)
             await triton.version()  # a round trip, in which a cancellation would have come too
             fake.released.set()
@@ -99,7 +146,7 @@ def test_what_nobody_waits_for_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(leaving, "MOST", 1)
 
     async def asked() -> int:
-        async with serving("2.51.0") as (fake, triton):
+        async with serving(FakeServer("2.51.0")) as (fake, triton):
             await left(fake, triton)
             await triton.version()
             with pytest.raises(ApiError, match="1 requests of embeds are on their way whose clients left") as refused:
@@ -115,7 +162,7 @@ def test_what_nobody_waits_for_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_gateway_that_stops_waits_for_what_was_left() -> None:
     async def seen() -> list[str]:
-        async with serving("2.51.0") as (fake, triton):
+        async with serving(FakeServer("2.51.0")) as (fake, triton):
             await left(fake, triton)
             closing = asyncio.ensure_future(triton.close())
             await asyncio.sleep(0)
@@ -124,3 +171,52 @@ def test_a_gateway_that_stops_waits_for_what_was_left() -> None:
         return fake.seen
 
     assert asyncio.run(seen()) == ["answered"]
+
+
+async def stream(triton: Triton, model: str = "for ever") -> list[str]:
+    """All that a model says, while somebody reads it."""
+    request = service_pb2.ModelInferRequest(model_name=model, id="of the client")
+    return [text async for outputs in triton.stream(request) for text in outputs["text_output"].strings()]
+
+
+@pytest.mark.parametrize(
+    ("told", "seen"),
+    [
+        ("ends", ["asked", "ended", "closed"]),
+        ("refuses", ["asked", "cancelled"]),
+        ("ignores", ["asked", "cancelled"]),
+    ],
+)
+def test_a_stream_that_nobody_reads_is_cancelled_only_where_its_model_does_not_end_it(
+    told: str, seen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if told == "ignores":
+        monkeypatch.setattr(streams, "PATIENCE_S", 0.1)
+
+    async def left() -> list[str]:
+        async with serving(FakeStreams(told)) as (fake, triton):
+            reading = asyncio.ensure_future(read(triton))
+            await fake.asked.wait()
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            await fake.ended.wait()
+            return fake.seen
+
+    assert asyncio.run(left()) == seen
+
+
+def test_a_stream_whose_last_response_has_come_is_closed() -> None:
+    async def asked() -> tuple[list[str], list[str]]:
+        async with serving(FakeStreams("ends")) as (fake, triton):
+            texts = await read(triton, "once")
+            await fake.ended.wait()
+            return texts, fake.seen
+
+    assert asyncio.run(asked()) == (["1"], ["asked", "closed"])
+
+
+async def read(triton: Triton, model: str = "for ever") -> list[str]:
+    """All that a model says."""
+    request = service_pb2.ModelInferRequest(model_name=model, id="of the client")
+    return [text async for outputs in triton.stream(request) for text in outputs["text_output"].strings()]

@@ -23,8 +23,9 @@ class Sender:
         self.sent: list[Any] = []
         self.last = threading.Event()
 
-    def send(self, response: Any, flags: int) -> None:
-        self.sent.append(response)
+    def send(self, response: Any = None, flags: int = 0) -> None:
+        if response is not None:
+            self.sent.append(response)
         if flags:
             self.last.set()
 
@@ -63,8 +64,13 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop("builder.runtime.generation_model", None)
 
 
-def _asked(sender: Sender) -> Any:
-    return SimpleNamespace(get_response_sender=lambda: sender, parameters=lambda: "{}", timeout=lambda: 0)
+def _asked(sender: Sender, name: str = "", parameters: str = "{}") -> Any:
+    return SimpleNamespace(
+        get_response_sender=lambda: sender,
+        parameters=lambda: parameters,
+        request_id=lambda: name,
+        timeout=lambda: 0,
+    )
 
 
 def test_a_request_that_takes_long_to_read_keeps_no_other_waiting(adapter: Any) -> None:
@@ -86,7 +92,31 @@ def test_a_request_that_takes_long_to_read_keeps_no_other_waiting(adapter: Any) 
     finally:
         read.set()
         asking.join()
-    assert adapter.open == {sender: request}
+    assert adapter.open == {sender: ("", request)}
+
+
+def test_a_request_is_ended_by_another_that_names_it(adapter: Any) -> None:
+    """One that was answered meanwhile is no error: nobody can know that before it asks."""
+
+    class FakeRequest:
+        """Runs until it is cancelled, which it takes once."""
+
+        active = True
+
+        def cancel(self) -> bool:
+            was, self.active = self.active, False
+            return was
+
+    requests = {name: FakeRequest() for name in ("a", "b")}
+    adapter.open = {Sender(): (name, request) for name, request in requests.items()}
+    ends = [Sender() for _ in range(3)]
+    adapter.execute([_asked(sender, f"{sender}", '{"cancel": "a"}') for sender in ends[:2]])
+    adapter.execute([_asked(ends[2], "c", '{"cancel": "gone"}')])
+    assert {name: request.active for name, request in requests.items()} == {"a": False, "b": True}
+    sender, error, last = adapter.outbox.get_nowait()
+    assert (adapter.open[sender][0], str(error), last) == ("a", "the request was cancelled", True)
+    assert adapter.outbox.empty(), "it is told once"
+    assert all(end.last.is_set() and not end.sent for end in ends)
 
 
 @pytest.mark.parametrize(

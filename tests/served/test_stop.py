@@ -6,6 +6,7 @@ import asyncio
 import shutil
 import threading
 import time
+from contextlib import aclosing
 from pathlib import Path
 
 import pytest
@@ -59,6 +60,36 @@ def test_a_stream_that_is_left_when_its_answer_is_complete_keeps_no_model(decode
             answers.close()  # type: ignore[attr-defined]
         asyncio.run(_refused(server.url))
     assert any("successfully unloaded 'writes'" in line for line in server.log)
+
+
+def test_streams_that_are_left_as_their_last_response_comes_keep_no_model(decoder: Path) -> None:
+    """A cancellation that crosses it has Triton keep the request, and with it the model, for ever."""
+    with running(decoder) as server, Client(server.url, "writes") as client:
+        for turn in range(60):
+            answers = client.stream({**SAMPLE, "max_tokens": 2 + turn % 4, "stream": True})
+            for _ in range(1 + turn % 4):
+                next(answers, None)
+            answers.close()  # type: ignore[attr-defined]
+        asyncio.run(_left(server.url))
+    assert any("successfully unloaded 'writes'" in line for line in server.log)
+
+
+async def _left(url: str) -> None:
+    """What the gateway does with streams whose clients leave."""
+    triton = Triton(url)
+    for turn in range(60):
+        request = service_pb2.ModelInferRequest(model_name="writes")
+        for name, kind, value in (
+            ("text_input", "TYPE_STRING", "The museum"),
+            ("max_tokens", "TYPE_INT32", 2 + turn % 4),
+            ("ignore_eos", "TYPE_BOOL", True),
+            ("stream", "TYPE_BOOL", True),
+        ):
+            add_tensor(request, Field(name, kind), [value], (1,))
+        async with aclosing(triton.stream(request)) as answers:
+            for _ in range(1 + turn % 4):
+                await anext(answers, None)
+    await triton.close()
 
 
 def _wait_until_all_came() -> None:
