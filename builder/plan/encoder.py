@@ -1,17 +1,20 @@
 """The arithmetic of an encoder: batches that form by themselves while the one before runs.
 
-A request waits for the batch that runs, then for its own: at most two batches, each as large as what arrives during
-one. That is a batch-service queue without a delay (Neuts, 1967, in the limit of one arriving batch a service).
+A request waits for the batch that runs, then for its own. That is a batch-service queue without a delay (Neuts, 1967);
+builder.plan.waiting plays it through.
 """
 
 from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from builder.plan.lines import Line, Plan, number, power_of_two
 from builder.plan.needs import Needs
 from builder.plan.process import memory_line, shared_memory_line
 from builder.plan.speeds import Cost, encoder_cost
+from builder.plan.waiting import REQUESTS, latencies
 from builder.spec import Capacity, Load
 
 BUSY = 0.8  # of the time that an engine may be busy on average: above, queues grow fast with every hitch
@@ -84,7 +87,9 @@ def _speed(
     forms = max(float(rows), each * cost.call / (1000 - each * row_ms))
     at_most = math.ceil(forms + SIGMAS * math.sqrt(forms))
     batch = min(MOST_BATCH, max(LEAST_BATCH, power_of_two(2 * at_most / rows)))
-    p99 = 2 * cost.of(at_most * load.tokens)
+    longest = load.longest or needs.length
+    times = latencies(cost, each / rows, rows, load.tokens, longest, max(1, batch // rows))
+    p50, p99 = np.quantile(times, [0.5, 0.99])
     budget, step = _token_budget(capacity, load, needs, cost)
     lines += [
         Line(
@@ -94,11 +99,12 @@ def _speed(
         ),
         Line("max_batch_size", f"2 x {at_most} texts / {rows} a request, to a power of two", str(batch)),
         step,
-        Line("p99", f"2 batches of {at_most} x {load.tokens} tokens", f"{number(p99)} ms"),
+        Line("p50", f"{REQUESTS:,} requests at random times, played through", f"{number(p50)} ms"),
+        Line("p99", f"of the same; texts of {load.tokens} tokens on average, {longest} at most", f"{number(p99)} ms"),
     ]
     lacking = []
     if load.p99_ms is not None and p99 > load.p99_ms:
-        lacking.append(_too_slow(load, needs, cost, p99))
+        lacking.append(_too_slow(load, needs, cost.of(rows * longest), p99))
     return lines, {"max_batch_size": batch, "serving.token_budget": budget}, lacking, share * capacity.cores, batch
 
 
@@ -124,8 +130,8 @@ def _too_much(needs: Needs, holds: float, cores: int) -> str:
     )
 
 
-def _too_slow(load: Load, needs: Needs, cost: Cost, p99: float) -> str:
-    alone = 2 * cost.of(load.tokens)
+def _too_slow(load: Load, needs: Needs, alone: float, p99: float) -> str:
+    """`alone`: milliseconds of the longest request where nobody else is there."""
     what = "fewer requests a second" if load.p99_ms is not None and alone < load.p99_ms else "shorter texts"
     faster = f", or {needs.faster}" if needs.faster else ""
     return (

@@ -1,0 +1,40 @@
+"""The queue that is played through: where its times are known, and where only batches keep it up."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from builder.plan.speeds import Cost
+from builder.plan.waiting import latencies, lengths
+
+
+def test_one_after_the_other_at_random_is_the_queue_of_the_textbooks() -> None:
+    """M/M/1, half busy: times are exponentially distributed, their mean 1 ms / (1 - 0.5)."""
+    times = latencies(Cost(0, 0.1), rate=500, texts=1, mean=10, longest=1e6, most=1)
+    assert np.quantile(times, [0.5, 0.99]) == pytest.approx([2 * math.log(2), 2 * math.log(100)], rel=0.15)
+
+
+def test_requests_of_several_texts_wait_for_all_of_them() -> None:
+    alone = latencies(Cost(1, 0.1), rate=0.01, texts=3, mean=10, longest=10, most=1)
+    assert alone == pytest.approx(np.full(len(alone), 4.0)), "1 ms and three texts of 1 ms"
+
+
+def test_batches_take_what_one_after_the_other_could_not() -> None:
+    """Ten come during each call of 10 ms: they wait for one at most, and for their own."""
+    times = latencies(Cost(10, 0), rate=1000, texts=1, mean=10, longest=100, most=64)
+    assert 10 - 1e-6 < times.min() < times.max() < 20 + 1e-6
+    assert latencies(Cost(10, 0), rate=1000, texts=1, mean=10, longest=100, most=5).max() > 1000, "more come than go"
+
+
+@pytest.mark.parametrize(("mean", "longest"), [(40, 256), (40, 41), (1, 10_000)])
+def test_lengths_have_their_mean_and_none_is_longer_than_the_longest(mean: float, longest: float) -> None:
+    found = lengths(mean, longest, 50_000, np.random.default_rng(1))
+    assert found.mean() == pytest.approx(mean, rel=0.02)
+    assert found.max() <= longest
+
+
+def test_texts_that_are_all_as_long_as_they_may_be() -> None:
+    assert set(lengths(64, 64, 10, np.random.default_rng(1))) == {64.0}
