@@ -1,4 +1,4 @@
-"""How sure a figure is: means of repeats with 95% intervals (Student's t), and whether two differ (Welch's t)."""
+"""How sure a figure is: means of repeats with 95% intervals (Student's t), and whether two differ."""
 
 from __future__ import annotations
 
@@ -66,3 +66,18 @@ def change(before: Sequence[float], after: Sequence[float]) -> Change | None:
         return Change(share, 0.0)
     freedom = sum(parts) ** 2 / sum(part**2 / (count - 1) for part, count in zip(parts, counts, strict=True))
     return Change(share, float(stdtrit(freedom, SURE)) * math.sqrt(sum(parts)) / abs(base))
+
+
+def change_by_turns(before: Sequence[float], after: Sequence[float]) -> Change | None:
+    """As `change`, of values that were taken in pairs, one after the other: by the ratio of each pair.
+
+    What slows the machine for a while slows both of a pair. None where a value is 0.
+    """
+    if min(*before, *after) <= 0:
+        return None
+    ratio = Estimate.of([math.log(new / old) for old, new in zip(before, after, strict=True)])
+    share = math.expm1(ratio.mean)
+    if ratio.half is None:
+        return Change(share, None)
+    nearest = math.expm1(ratio.mean - math.copysign(ratio.half, ratio.mean))
+    return Change(share, abs(share - nearest))

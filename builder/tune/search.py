@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any
 
 from builder.errors import ServeError, SpecError
-from builder.load.noise import Change, Estimate, change
+from builder.load.noise import Change, Estimate, change_by_turns
 from builder.load.record import Load
 from builder.load.traffic import Level
 from builder.tune.space import Space, settings_of
@@ -134,7 +134,7 @@ def verdict(
     tried: tuple[Tried, ...],
 ) -> Finding:
     """Whether the winner is within the limit still, and more than noise ahead of what was there."""
-    found: Change | None = change([throughput(load) for load in old], [throughput(load) for load in new])
+    found: Change | None = change_by_turns([throughput(load) for load in old], [throughput(load) for load in new])
     after, before = (Estimate.of([throughput(load) for load in loads]) for loads in (new, old))
     p99, had = (mean(load.client.bounded_ms for load in loads) for loads in (new, old))
     unit = "answers/s" if new[0].client.stream is None else "tokens/s"

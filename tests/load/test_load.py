@@ -14,7 +14,7 @@ from rich.console import Console
 from builder.errors import ServeError, SpecError
 from builder.load import measure
 from builder.load.compare import compare, comparison_table
-from builder.load.noise import Estimate, change
+from builder.load.noise import Estimate, change, change_by_turns
 from builder.load.page import page
 from builder.load.profile import from_csv, from_export
 from builder.load.record import Run, read, save, table
@@ -149,6 +149,23 @@ def test_a_change_is_sure_where_its_interval_leaves_out_zero() -> None:
     assert once is not None
     assert not once.sure
     assert change([0.0, 0.0], [1.0, 1.0]) is None
+
+
+def test_what_was_measured_by_turns_is_judged_by_each_turn() -> None:
+    """Three times as fast in each of two turns, between which the machine became ten times slower."""
+    found = change_by_turns([100.0, 10.0], [300.0, 30.0])
+    assert found is not None
+    assert found.sure
+    assert found.share == pytest.approx(2.0)
+    slower = change_by_turns([100.0, 10.0, 50.0], [90.0, 9.1, 44.0])
+    assert slower is not None
+    assert slower.sure
+    assert slower.share == pytest.approx(-0.103, abs=0.01)
+    assert not change([100.0, 10.0], [300.0, 30.0]).sure  # type: ignore[union-attr]
+    once = change_by_turns([100.0], [200.0])
+    assert once is not None
+    assert not once.sure
+    assert change_by_turns([0.0, 1.0], [1.0, 1.0]) is None
 
 
 def test_a_run_is_kept_and_read_again(tmp_path: Path) -> None:

@@ -124,6 +124,16 @@ def test_a_winner_must_keep_the_limit_when_it_is_repeated() -> None:
     assert "which it was not before" in kept.reason
 
 
+def test_a_machine_that_slows_for_both_does_not_hide_a_winner() -> None:
+    best, base = Outcome(LEVELS[1], 130, 30, 130), Outcome(LEVELS[1], 100, 30, 100)
+    rates = (110, 197, 119, 60)
+    old = [encoder(LEVELS[1], [rate])[0] for rate in rates]
+    new = [encoder(LEVELS[1], [rate * ahead])[0] for rate, ahead in zip(rates, (1.3, 1.25, 1.35, 1.3), strict=True)]
+    assert verdict({"instances": 2}, new, old, best, base, 40, ()).settings == {"instances": 2}
+    shuffled = [*new[2:], *new[:2]]
+    assert verdict({"instances": 2}, shuffled, old, best, base, 40, ()).settings is None, "of other turns"
+
+
 MODELS = """\
 # our models
 defaults: {output: repository}
