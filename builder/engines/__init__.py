@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -22,17 +23,12 @@ Infer = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 class Engine(Protocol):
     NAME: str  # as people write it
-    REPLAYED_AS: str  # how builder/verify/replay.py opens its graphs
+    PACKAGE: str  # of the Python package index, by whose version it is known
     MODEL_FILE: str
     ROWS_ARE_AN_AXIS: bool  # its Triton backend takes max_batch_size 0 only, with the rows as an axis of each tensor
-    EMITTED_FILES: tuple[str, ...]  # of builder/runtime, with which a front runs its graphs in process
 
     def infer(self, graph: Graph, threads: int, spinning: bool = False) -> Infer:
         """Open `graph` on the CPU: named arrays in, named arrays out."""
-        ...
-
-    def parameters(self, graph: Graph, threads: int, instances: int) -> dict[str, str]:
-        """The `parameters` of config.pbtxt with which Triton runs `graph` in the same way, `threads` an instance."""
         ...
 
     def buckets(self, max_rows: int, max_length: int, token_budget: int) -> tuple[tuple[int, int], ...]:
@@ -60,6 +56,11 @@ def engine(name: str) -> Engine:
     """The engine of a graph, by `Graph.engine`."""
     module: Engine = importlib.import_module(f"{__name__}.{name}")
     return module
+
+
+def rooms(file: str) -> list[str]:
+    """The engines whose room has a module `file`, such as "encoding"; the package's path is the registry."""
+    return sorted(room.parent.name for folder in __path__ for room in Path(folder).glob(f"*/{file}.py"))
 
 
 def infer_with(graph: Graph, threads: int, spinning: bool = False) -> Infer:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
+from builder.engines import rooms
 from builder.errors import SpecError
 from builder.memory import Memory
 from builder.onnx.graph import Graph, has_many
@@ -52,6 +53,7 @@ class DecodingEngine(ABC):
     spec: BuildSpec
 
     attention: ClassVar[str]  # the operator over a cache, as reports count it
+    paged: ClassVar[bool] = False  # whether sequences share the blocks of its cache
     timed: ClassVar[bool] = True  # whether this machine runs it as it will be served, so that speed is measured
 
     @abstractmethod
@@ -81,7 +83,12 @@ class DecodingEngine(ABC):
 
     @staticmethod
     @abstractmethod
-    def opened(graph: Path, threads: int) -> Executors:
+    def session_here(cache: CacheType, threads: int) -> Session:
+        """How its graph, over a cache of that type, is opened on this machine's CPU."""
+
+    @classmethod
+    @abstractmethod
+    def opened(cls, graph: Path, threads: int) -> Executors:
         """The emitted executor over `graph`, on this machine's CPU."""
 
     def rung(self, precision: str) -> str:
@@ -126,7 +133,7 @@ def engine_of(spec: BuildSpec) -> DecodingEngine:
     """The engine that decodes for `spec`. Raises SpecError where its engine does not."""
     on_cpu = "onnxruntime" if spec.engine is None or spec.engine == "auto" else spec.engine
     name = on_cpu if spec.target == "cpu" else spec.target
-    if name not in rooms():
+    if name not in rooms(ROOM):
         raise SpecError(
             "TensorRT has no attention over a cache in place; a decoder runs on a GPU with --target cuda, or with "
             "--engine vllm"
@@ -147,9 +154,9 @@ def let_go(graph: Graph) -> None:
         gc.collect()
 
 
-def rooms() -> list[str]:
-    """The engines that decode."""
-    return sorted(file.parent.name for file in Path(__file__).parent.glob(f"*/{ROOM}.py"))
+def session_here(engine: str, cache: CacheType, threads: int) -> Session:
+    """How `engine` opens a graph over a cache of that type on this machine's CPU."""
+    return _kind(engine).session_here(cache, threads)
 
 
 def _kind(name: str) -> type[DecodingEngine]:

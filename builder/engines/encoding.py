@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import ClassVar, Protocol
 
+import numpy as np
+
+from builder.engines import rooms
 from builder.onnx.graph import Graph
 from builder.optimise.quantised import Quantised
+from builder.progress import Stage
+from builder.runtime.contract import EncoderServing
+from builder.spec import LayoutOptions
+from builder.triton.entries import version_files
 
 ROOM = "encoding"
 VNNI = ("avx512_vnni", "avx_vnni", "amx_int8")  # instruction sets that multiply bytes
@@ -70,6 +76,21 @@ class EncodingEngine(ABC):
         """`quantised` in the form that it opens, at or beside `path`. Raises ExportError."""
         return replace(quantised, graph=replace(quantised.graph, engine=self.name))
 
+    def files(
+        self,
+        graph: Graph,
+        options: LayoutOptions,
+        serving: EncoderServing,
+        feeds: Sequence[Mapping[str, np.ndarray]],
+        folder: Path,
+        stage: Stage,
+    ) -> Mapping[str, bytes | Path]:
+        """What it is published as, by path in the model's folder; made in `folder`. Raises SpecError.
+
+        `feeds`: inputs of `graph` on the samples, for an engine that compares its own answers later.
+        """
+        return version_files(graph)
+
     def unable(self, precision: str, flags: Collection[str]) -> str | None:
         """Why it has no `precision` on a CPU with the instruction sets `flags`, and what to do; None where it has."""
         return None
@@ -85,16 +106,11 @@ class EncodingEngine(ABC):
 
 def encoding_engine(name: str) -> EncodingEngine:
     """The engine `name`."""
-    return _engines()[name]
+    made: EncodingEngine = importlib.import_module(f"builder.engines.{name}.{ROOM}").Encoding()
+    return made
 
 
 def all_variants() -> tuple[Variant, ...]:
     """Those of every engine, the preferred engine's first."""
-    ordered = sorted(_engines().values(), key=lambda engine: engine.preference)
+    ordered = sorted(map(encoding_engine, rooms(ROOM)), key=lambda engine: engine.preference)
     return tuple(variant for engine in ordered for variant in engine.variants)
-
-
-@cache
-def _engines() -> Mapping[str, EncodingEngine]:
-    found = [file.parent.name for file in Path(__file__).parent.glob(f"*/{ROOM}.py")]
-    return {name: importlib.import_module(f"builder.engines.{name}.{ROOM}").Encoding() for name in sorted(found)}

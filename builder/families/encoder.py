@@ -8,9 +8,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from builder.checkpoint.resolve import Checkpoint
-from builder.engines import tensorrt
 from builder.engines.cpu import cpu
-from builder.engines.encoding import Variant
+from builder.engines.encoding import Variant, encoding_engine
 from builder.engines.gpu import refuse_size
 from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import CheckpointError, SpecError, VerificationError
@@ -28,9 +27,8 @@ from builder.progress import Stage
 from builder.report.provenance import file_hashes, versions
 from builder.report.record import BuildReport, EngineCheck, Rung
 from builder.spec import BuildSpec, LayoutOptions
-from builder.triton.entries import RepositoryEntry, version_files
+from builder.triton.entries import RepositoryEntry
 from builder.triton.layout import lay_out
-from builder.triton.recipe import recipe_files
 from builder.variants.candidates import VariantMaker, requested_variants
 from builder.variants.encoder import ROUNDING, EncoderRungs
 from builder.variants.evaluator import Evaluator, make_evaluator
@@ -188,14 +186,11 @@ class Encoder:
 
     def lay_out(self, chosen: Chosen, stage: Stage) -> tuple[RepositoryEntry, ...]:
         """The front model with its engine inside or beside it, or the recipe from which a GPU compiles that."""
-        evaluator, graph = self._as_served(chosen.exact).evaluator, chosen.graph
-        if graph.engine == tensorrt.BACKEND:
-            with stage("recipe"):
-                files = recipe_files(self.spec.layout, graph, evaluator.serving, evaluator.feeds, self.folder)
-        else:
-            files = version_files(graph)
+        evaluator, graph, options = self._as_served(chosen.exact).evaluator, chosen.graph, self.spec.layout
+        engine = encoding_engine(graph.engine)
+        files = engine.files(graph, options, evaluator.serving, evaluator.feeds, self.folder, stage)
         return lay_out(
-            self.spec.layout,
+            options,
             evaluator.serving,
             evaluator.tokenizer,
             graph,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 
 from builder.checkpoint.resolve import describe
+from builder.engines.decoding import engine_of
 from builder.export.decoder import cache_shapes
 from builder.export.seq2seq import seq2seq_shapes
 from builder.families.seq2seq.settings import read_settings
 from builder.plan.needs import Needs
-from builder.runtime.contract import CacheType
 from builder.spec import BuildSpec
 
 # bytes of a weight; of 4 bits in blocks of 32 with a scale of 4 bytes, and the embeddings in 8
@@ -26,19 +26,18 @@ NOT_MEASURED = "not measured: build it, then plan again"
 
 
 def unbuilt(spec: BuildSpec) -> Needs:
-    """Raises CheckpointError and ExportError. No weight is loaded: tensors have shapes and no memory."""
+    """Raises CheckpointError, ExportError and SpecError. No weight is loaded: tensors have shapes and no memory."""
     checkpoint = describe(spec.source)
     weights = sum(parameter.numel() for parameter in checkpoint.model.parameters())
     size = round(weights * PACKED.get(spec.precision, 4.0))
     length, family = checkpoint.max_length, checkpoint.task.family
     if family == "encoder":
         return Needs("encoder", size, length, measured=NOT_MEASURED)
-    paged = spec.engine == "openvino"
-    types: dict[str, CacheType] = {"fp32": "float32", "fp16": "float16", "int8": "uint8" if paged else "int8"}
     with torch.device("meta"):
         if family == "decoder":
-            layers = cache_shapes(checkpoint.model)
-            cache = types[spec.cache]
+            layers, engine = cache_shapes(checkpoint.model), engine_of(spec)
+            engine.refuse()
+            cache, paged = engine.cache_type, engine.paged
             return Needs("generation", size, length, layers, cache=cache, paged=paged, measured=NOT_MEASURED)
         own, cross = seq2seq_shapes(checkpoint.model)
     answer = read_settings(checkpoint, spec.task, spec.slots, spec.beams, spec.max_answer).max_answer

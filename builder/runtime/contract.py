@@ -57,7 +57,7 @@ class Session:
     of OpenVINO's CPU plugin.
     """
 
-    engine: Literal["onnxruntime", "openvino"] = "onnxruntime"
+    engine: str = "onnxruntime"  # in process, the module in generation/executors/
     device: Literal["cpu", "cuda"] = "cpu"
     threads: int = 0
     entries: Mapping[str, str] = field(default_factory=dict)
@@ -78,7 +78,7 @@ class EncoderServing:
     """A front model of one engine call a batch."""
 
     task: str  # the module in encoder/tasks/
-    executor: Literal["bls", "onnxruntime", "openvino"]  # the module in encoder/executors/; the last two are in process
+    executor: str  # the module in encoder/executors/: bls, or the engine that runs in process
     max_length: int  # tokens of one text, special tokens included
     truncate: bool  # whether longer texts are cut where a request does not say
     inputs: Mapping[str, str]  # graph input -> the attribute of an encoding it is, or "task"

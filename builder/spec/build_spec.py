@@ -292,7 +292,6 @@ class BuildSpec(Options):
             triton=self.triton,
             executor=self.executor,
             in_process=self.in_process,
-            makes_plan=self.makes_plan,
             instances=self.instances,
             threads=self.threads_per_instance,
             session_threads=self.session_threads,

@@ -40,7 +40,6 @@ class LayoutOptions:
     triton: str
     executor: str
     in_process: bool
-    makes_plan: bool
     instances: int
     threads: int
     session_threads: int

@@ -2,26 +2,36 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
-
-from builder.engines import engine
 
 RUNTIME = Path(__file__).parent.parent / "runtime"
 TASKS = "encoder/tasks"
-# Engines that a front can run itself, by `Graph.engine`.
-IN_PROCESS: Mapping[str, Literal["onnxruntime", "openvino"]] = {"onnxruntime": "onnxruntime", "openvino": "openvino"}
+EXECUTORS = "encoder/executors"
 SHARED_FILES = ("contract.py", "fields.py", "panics.py", "tensors_check.py", "tokens.py")
+
+
+def with_imports(file: str) -> tuple[str, ...]:
+    """`file` of builder/runtime and the modules there that it imports, by its own relative imports."""
+    found = [file]
+    for node in ast.walk(ast.parse((RUNTIME / file).read_text("utf-8"))):
+        if isinstance(node, ast.ImportFrom) and node.level and node.module:
+            folder = Path(file).parents[node.level - 1]
+            found.extend(with_imports(f"{folder / node.module.replace('.', '/')}.py"))
+    return tuple(dict.fromkeys(found))
+
+
 EXECUTOR_FILES = {  # by EncoderServing.executor
-    "bls": ("encoder/executors/bls.py",),
-    **{name: engine(name).EMITTED_FILES for name in IN_PROCESS},
+    file.stem: with_imports(f"{EXECUTORS}/{file.name}")
+    for file in sorted((RUNTIME / EXECUTORS).glob("*.py"))
+    if file.stem != "__init__"
 }
 # of every encoder: all but the tasks and the executors, of which each has its own
 ENCODER = (
     *sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "encoder").glob("*.py")),
-    "encoder/tasks/__init__.py",
-    "encoder/executors/__init__.py",
+    f"{TASKS}/__init__.py",
+    f"{EXECUTORS}/__init__.py",
 )
 GENERATION = tuple(sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "generation").rglob("*.py")))
 GENERATING = {
@@ -54,9 +64,6 @@ def runtime_files(kind: str) -> dict[str, bytes | Path]:
 
 
 def task_files(module: str) -> tuple[str, ...]:
-    """The emitted task and the tasks it builds on, found by its own relative imports."""
-    found = [f"{module}.py"]
-    for line in (RUNTIME / TASKS / f"{module}.py").read_text("utf-8").splitlines():
-        if line.startswith("from .") and not line.startswith("from .."):
-            found.extend(task_files(line.split()[1][1:]))
-    return tuple(found)
+    """The emitted task and the tasks it builds on."""
+    files = map(Path, with_imports(f"{TASKS}/{module}.py"))
+    return tuple(file.name for file in files if file.parent == Path(TASKS))

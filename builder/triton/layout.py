@@ -19,7 +19,7 @@ from builder.onnx.graph import Graph
 from builder.runtime.contract import FILE, Alike, Batching, EncoderServing, RequestLimits, dump
 from builder.runtime.fields import Field
 from builder.spec import FrontOptions, LayoutOptions, Limits
-from builder.triton.emitted import IN_PROCESS, RUNTIME, TASKS, runtime_files, task_files
+from builder.triton.emitted import RUNTIME, TASKS, runtime_files, task_files
 from builder.triton.entries import Config, RepositoryEntry, WarmUp
 from builder.triton.placement import InstanceGroup, graph_buckets, place
 from builder.triton.profiles import Calls
@@ -46,7 +46,7 @@ def serving_document(
     buckets = [] if alike == "length" else graph_buckets(options.gpu, graph, calls)  # they pad
     return EncoderServing(
         task=module,
-        executor=IN_PROCESS[graph.engine] if options.in_process else "bls",
+        executor=graph.engine if options.in_process else "bls",
         engine=None if options.in_process else options.engine_name,
         max_length=max_length,
         truncate=options.truncate,
@@ -119,7 +119,7 @@ def in_process(
     room = engine(graph.engine)
     session = room.session(graph, options.session_threads, options.serving.spinning)
     warm_up = [{name: row[name] for name in graph.inputs} for row in rows]
-    return replace(serving, executor=IN_PROCESS[graph.engine], model=room.MODEL_FILE, session=session, warm_up=warm_up)
+    return replace(serving, executor=graph.engine, model=room.MODEL_FILE, session=session, warm_up=warm_up)
 
 
 def _front_parameters(serving: EncoderServing) -> dict[str, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
-from builder.engines.onnxruntime import BACKEND, MODEL_FILE
+from builder.engines import engine
 from builder.onnx.graph import Graph
 from builder.runtime.contract import FILE, GenerationServing, dump
 from builder.runtime.fields import Field
@@ -54,14 +54,14 @@ def lay_out_generating(
     placement = place(options, graphs[0], options.serving.prefill_tokens, serving.arena.length)
     step = Config(
         name=options.engine_name,
-        backend=BACKEND,
+        backend=graphs[0].engine,
         max_batch_size=0,
         inputs=step_inputs,
         outputs=[logits, *(_present(field) for field in step_inputs if field.name.startswith("past_"))],
         groups=placement.groups,
         serving=options.serving,
         dynamic_batching=False,
-        default_model_filename=MODEL_FILE,
+        default_model_filename=engine(graphs[0].engine).MODEL_FILE,
         parameters=placement.parameters,
     )
     return RepositoryEntry(front.name, front, files), RepositoryEntry(step.name, step, weights)

@@ -30,14 +30,13 @@ from builder.spec import BuildSpec
 
 STATIC = ("int8-static", "fp8")
 SENSITIVE = ("int8", *STATIC)  # precisions that can leave layers alone
-VARIANTS = all_variants()
 GIVEN = "as given"
 AUTO = ("fp32", "bf16", "int8", "int8-static")  # the others are slower on every CPU they were measured on
 
 
 def requested_variants(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant, ...]:
     """The variants that `spec` allows on a CPU with the instruction sets `flags`. Raises SpecError for none."""
-    here = [v for v in VARIANTS if v.target == "cpu"]
+    here = [v for v in all_variants() if v.target == "cpu"]
     if spec.graph is not None:
         engines = list(dict.fromkeys(v.engine for v in here))
         chosen = engines if spec.engine == "auto" else [spec.engine or engines[0]]
@@ -61,7 +60,7 @@ def requested_variants(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant
 
 def _on_gpu(target: str, asked: str | None, precision: str, triton: str) -> Variant:
     """The variant for a GPU, whatever this machine has. Raises SpecError."""
-    here = [v for v in VARIANTS if v.target == target]
+    here = [v for v in all_variants() if v.target == target]
     engines = list(dict.fromkeys(v.engine for v in here))
     engine = asked or (target if target in engines else engines[0])
     encoding_engine(engine).refuse_release(target, triton)

@@ -8,6 +8,7 @@ Knows graphs and engines; knows no task and no architecture.
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 import pickle
 import subprocess
@@ -23,14 +24,14 @@ import numpy as np
 import onnx
 
 from builder.cache.folder import cache_home
-from builder.engines import Infer, engine, infer_with, openvino
+from builder.engines import Infer, engine, infer_with
+from builder.engines.decoding import session_here
 from builder.errors import VerificationError
 from builder.onnx.graph import Graph
 from builder.progress import Stage
 from builder.report.record import EngineCheck
 from builder.runtime.generation.executors.base import Executor
 from builder.runtime.generation.executors.cross_attending import CrossAttending
-from builder.runtime.generation.executors.paged import Paged
 
 RECORDED = ("run", "copy", "encode", "attach", "assign")  # of an executor
 TOLERANCE = 1e-4  # of the largest value, between two versions that compute in fp32
@@ -136,7 +137,8 @@ def graph_case(graph: Graph, feeds: Sequence[Mapping[str, np.ndarray]], threads:
     calls += [{name: values[:1] for name, values in call.items()} for call in feeds if _rows(call) > 1]
     infer = infer_with(graph, threads)
     job = {
-        "way": engine(graph.engine).REPLAYED_AS,
+        "way": "graph",
+        "room": _replay_file(graph.engine),
         "model": str(graph.path),
         "arithmetic": graph.arithmetic,
         "outputs": list(graph.outputs),
@@ -147,6 +149,13 @@ def graph_case(graph: Graph, feeds: Sequence[Mapping[str, np.ndarray]], threads:
     if any(graph.operators[name] for name in ROUNDS_ACTIVATIONS):
         return Case(graph.path.name, job, answers, ROUNDED_ACTIVATIONS, by_norm=True)
     return Case(graph.path.name, job, answers, tolerance(graph))
+
+
+def _replay_file(engine: str) -> str:
+    """The part of replay.py that opens its graphs."""
+    found = importlib.util.find_spec(f"builder.engines.{engine}.replay")
+    assert found is not None
+    return str(found.origin)
 
 
 def _rows(call: Mapping[str, np.ndarray]) -> int:
@@ -196,8 +205,9 @@ class Recorder:
         job = {
             "way": "loop",
             "builder": str(Path(__file__).parent.parent),
-            "kind": "bls" if remote else graphs[0].engine,
-            "properties": openvino.decoder_properties(executor.geometry.cache) if isinstance(executor, Paged) else {},
+            "room": _replay_file(graphs[0].engine),
+            "remote": remote,
+            "session": asdict(session_here(graphs[0].engine, executor.geometry.cache, threads)),
             "models": [str(graph.path) for graph in graphs],
             "geometry": asdict(executor.geometry),
             "cross": cross,
@@ -298,7 +308,7 @@ def verify_where_it_runs(triton: str, replay: Replay, stage: Stage) -> tuple[Eng
         where = f"what its requirements pin for Triton {triton}"
     version = room.served_version(triton, replay.in_process)
     with stage(f"verify on {where}, {version}"):
-        return (compare(replay.engine, version, where, replay.cases),)
+        return (compare(room.PACKAGE, version, where, replay.cases),)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from builder import engines
-from builder.engines.decoding import DecodingEngine, engine_of, rooms
+from builder.engines.decoding import ROOM, DecodingEngine, engine_of
 from builder.engines.encoding import all_variants, encoding_engine
 from builder.errors import SpecError
 from builder.families import decoder
@@ -31,8 +31,8 @@ def engine(name: str, **options: Any) -> DecodingEngine:
 
 
 def test_the_rooms_are_the_registry() -> None:
-    assert rooms() == sorted(OPTIONS)
-    for name in rooms():
+    assert engines.rooms(ROOM) == sorted(OPTIONS)
+    for name in engines.rooms(ROOM):
         made = engine(name)  # an abstract method that is left out is a TypeError
         made.refuse()
         assert type(made).__module__ == f"builder.engines.{name}.decoding"

@@ -25,6 +25,7 @@ from builder.runtime.contract import FILE, Batching, ContractError, EncoderServi
 from builder.runtime.cores import cores
 from builder.runtime.encoder.executors import onnxruntime as on_onnxruntime
 from builder.runtime.encoder.executors import openvino as on_openvino
+from builder.runtime.encoder.front import open_front
 from builder.spec import make_spec
 from builder.triton.layout import bucketed, in_process
 from tests.servings import encoder_serving
@@ -121,6 +122,12 @@ def test_threads_are_no_more_than_a_containers_quota(limit: str, most: int | Non
     (tmp_path / "cpu.max").write_text(f"{limit}\n")
     assert cores(tmp_path / "cpu.max") == (most or len(os.sched_getaffinity(0)))
     assert cores(tmp_path / "absent") == len(os.sched_getaffinity(0))
+
+
+def test_an_executor_that_was_not_emitted(tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(dump(encoder_serving(executor="handles")))
+    with pytest.raises(ContractError, match=r"serving\.json\.executor is 'handles', which is not here"):
+        open_front(tmp_path)
 
 
 @pytest.mark.parametrize("module", [on_onnxruntime, on_openvino])

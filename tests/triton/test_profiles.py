@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builder.engines.tensorrt.placement import profiles_of
 from builder.errors import SpecError
 from builder.runtime.encoder.cutting import fitting
 from builder.spec import Profile, TensorRT, make_spec
-from builder.triton.placement import place, profiles_of
+from builder.triton.placement import place
 from builder.triton.profiles import (
     Calls,
     Shape,

@@ -13,14 +13,14 @@ import pytest
 from builder.checkpoint.resolve import resolve
 from builder.engines import infer_with
 from builder.engines.cpu import cpu
-from builder.engines.encoding import Variant
+from builder.engines.encoding import Variant, all_variants
 from builder.engines.openvino import arithmetic_on
 from builder.errors import ExportError, SpecError, VerificationError
 from builder.export.encoder import export
 from builder.onnx.graph import Graph
 from builder.samples import TEXTS
 from builder.spec import make_spec
-from builder.variants.candidates import VARIANTS, VariantMaker, requested_variants
+from builder.variants.candidates import VariantMaker, requested_variants
 from tests.models import minilm
 
 BF16_CPU = ("avx512_vnni", "avx512_bf16")
@@ -71,7 +71,7 @@ def answers(graph: Graph) -> np.ndarray:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("variant", VARIANTS, ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", all_variants(), ids=lambda variant: variant.name)
 def test_each_variant_answers_nearly_as_fp32_and_is_as_small_as_it_should_be(
     variant: Variant, maker: VariantMaker, made: Callable[[Variant], Graph], expected: np.ndarray
 ) -> None:
@@ -154,7 +154,7 @@ def test_levels(maker: VariantMaker) -> None:
     made = {}
     for level in ("O1", "O2", "O3"):
         spec = make_spec(model="minilm", level=level)
-        made[level] = VariantMaker(spec, maker.exported, maker.folder, ()).make(VARIANTS[0]).graph.operators
+        made[level] = VariantMaker(spec, maker.exported, maker.folder, ()).make(all_variants()[0]).graph.operators
     assert all(operators["MultiHeadAttention"] == 6 for operators in made.values())
     assert (made["O1"]["BiasGelu"], made["O1"]["Gelu"]) == (0, 6)
     assert made["O2"]["BiasGelu"] == 6

@@ -23,9 +23,8 @@ from builder.triton.stock import Signature, Tensor
 
 BACKEND = "onnxruntime"
 NAME = "ONNX Runtime"
-REPLAYED_AS = "graph"
+PACKAGE = "onnxruntime"
 ROWS_ARE_AN_AXIS = False
-EMITTED_FILES = ("encoder/executors/onnxruntime.py", "sessions.py", "cores.py")
 MODEL_FILE = "model.onnx"
 TYPES = {"FLOAT": "TYPE_FP32", "FLOAT16": "TYPE_FP16", "DOUBLE": "TYPE_FP64", "BFLOAT16": "TYPE_BF16"}
 ENCODER_FILE = "encoder.onnx"  # of an encoder-decoder model; its decoder is MODEL_FILE

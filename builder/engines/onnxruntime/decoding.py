@@ -75,7 +75,11 @@ class Decoding(DecodingEngine):
         return loop_session(self.spec.loop_threads, self.spec.serving.spinning)
 
     @staticmethod
-    def opened(graph: Path, threads: int) -> Executors:
+    def session_here(cache: CacheType, threads: int) -> Session:
+        return Session(threads=threads)
+
+    @classmethod
+    def opened(cls, graph: Path, threads: int) -> Executors:
         session = open_session(graph, Session(threads=threads))
         return lambda geometry: OverSession(session, geometry)
 

@@ -26,9 +26,8 @@ if TYPE_CHECKING:
 
 BACKEND = "openvino"
 NAME = "OpenVINO"
-REPLAYED_AS = "representation"
+PACKAGE = "openvino"
 ROWS_ARE_AN_AXIS = True  # it would set the batch to max_batch_size and refuse calls of fewer rows: openvino.cc
-EMITTED_FILES = ("encoder/executors/openvino.py", "cores.py")
 MODEL_FILE = "model.xml"
 TYPES = {"i64": "TYPE_INT64", "i32": "TYPE_INT32", "f32": "TYPE_FP32", "f16": "TYPE_FP16", "boolean": "TYPE_BOOL"}
 ACTIVATIONS = 128  # inputs of a product with small weights that are rounded to 8 bits with one scale

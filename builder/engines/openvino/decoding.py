@@ -7,13 +7,12 @@ from pathlib import Path
 from typing import ClassVar
 
 from builder.engines.decoding import DecodingEngine, Executors
-from builder.engines.openvino import decoder_properties
+from builder.engines.openvino import BACKEND, decoder_properties
 from builder.engines.openvino.lowering import block_bytes, page_attention
 from builder.errors import SpecError
 from builder.memory import ADVICE, Memory, whole_blocks
 from builder.onnx.graph import Graph
 from builder.runtime.contract import CacheType, LayerShape, Session
-from builder.runtime.generation.executors.base import Executor, Geometry
 from builder.runtime.generation.executors.openvino import OpenVino
 from builder.runtime.generation.executors.paged import BLOCK, OPERATOR
 
@@ -22,6 +21,7 @@ CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "fp16": "float16", "i
 
 class Decoding(DecodingEngine):
     attention: ClassVar[str] = OPERATOR
+    paged: ClassVar[bool] = True
 
     def refuse(self) -> None:
         if self.spec.executor == "bls":
@@ -51,15 +51,13 @@ class Decoding(DecodingEngine):
         return memory.cache // block_bytes(layers, self.cache_type)
 
     def session(self) -> Session:
-        properties = decoder_properties(self.cache_type)
-        return Session(engine="openvino", threads=self.spec.loop_threads, entries=properties)
+        return self.session_here(self.cache_type, self.spec.loop_threads)
 
     @staticmethod
-    def opened(graph: Path, threads: int) -> Executors:
+    def session_here(cache: CacheType, threads: int) -> Session:
+        return Session(engine=BACKEND, threads=threads, entries=decoder_properties(cache))
+
+    @classmethod
+    def opened(cls, graph: Path, threads: int) -> Executors:
         """It compiles the graph for the type of the cache: once an executor."""
-
-        def over(geometry: Geometry) -> Executor:
-            properties = decoder_properties(geometry.cache)
-            return OpenVino(graph, geometry, Session(engine="openvino", threads=threads, entries=properties))
-
-        return over
+        return lambda geometry: OpenVino(graph, geometry, cls.session_here(geometry.cache, threads))

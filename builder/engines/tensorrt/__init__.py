@@ -19,9 +19,8 @@ if TYPE_CHECKING:
 
 BACKEND = "tensorrt"
 NAME = "TensorRT"
-REPLAYED_AS = "graph"
+PACKAGE = "tensorrt"
 ROWS_ARE_AN_AXIS = False
-EMITTED_FILES: tuple[str, ...] = ()  # a GPU's engine is a Triton model of its own
 PLATFORM = "tensorrt_plan"
 MODEL_FILE = "model.plan"
 LEAST = "10.0"  # strongly typed networks of all the types used here, and int64 inputs
@@ -30,11 +29,6 @@ LEAST = "10.0"  # strongly typed networks of all the types used here, and int64 
 def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
     """Open the ONNX that a plan is compiled from, on the CPU."""
     return onnxruntime.infer(graph, threads, spinning)
-
-
-def parameters(graph: Graph, threads: int, instances: int) -> dict[str, str]:
-    """Triton's TensorRT backend needs none."""
-    return {}
 
 
 def buckets(max_rows: int, max_length: int, token_budget: int) -> tuple[tuple[int, int], ...]:

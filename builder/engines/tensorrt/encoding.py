@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import ClassVar
+
+import numpy as np
 
 from builder.engines.encoding import Encoders, EncodingEngine, Variant
 from builder.engines.tensorrt import BACKEND, refuse_release
 from builder.engines.tensorrt.lowering import for_tensorrt
+from builder.engines.tensorrt.recipe import recipe_files
 from builder.onnx.graph import Graph
+from builder.progress import Stage
+from builder.runtime.contract import EncoderServing
+from builder.spec import LayoutOptions
 
 
 class Encoding(EncodingEngine):
@@ -21,6 +29,19 @@ class Encoding(EncodingEngine):
 
     def source(self, encoders: Encoders, target: str) -> Graph:
         return for_tensorrt(encoders.plain, encoders.folder)
+
+    def files(
+        self,
+        graph: Graph,
+        options: LayoutOptions,
+        serving: EncoderServing,
+        feeds: Sequence[Mapping[str, np.ndarray]],
+        folder: Path,
+        stage: Stage,
+    ) -> Mapping[str, bytes | Path]:
+        """The recipe from which a GPU compiles the plan."""
+        with stage("recipe"):
+            return recipe_files(options, graph, serving, feeds, folder)
 
     def refuse_release(self, target: str, triton: str) -> None:
         refuse_release(triton)

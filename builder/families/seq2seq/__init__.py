@@ -11,7 +11,7 @@ import numpy as np
 
 from builder.checkpoint.generation_config import end_ids
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
-from builder.engines.onnxruntime import loop_session
+from builder.engines.onnxruntime import BACKEND, loop_session
 from builder.export.decoder import CACHED_ATTENTION
 from builder.export.seq2seq import Seq2SeqExport, export_seq2seq, seq2seq_shapes
 from builder.families import Family, built_from
@@ -107,7 +107,8 @@ def begin(
         "--executor bls (its cross-attention cache would travel at each step)": spec.executor == "bls",
         f"--cache {spec.cache}": spec.cache != "fp32",
         "--cache-gb": spec.cache_gb is not None,
-        "--engine openvino (it has no cross-attention over a cache)": spec.engine == "openvino",
+        f"--engine {spec.engine} (it has no cross-attention over a cache)": spec.target == "cpu"
+        and spec.engine not in (None, "auto", BACKEND),
         f"--target {spec.target}": spec.target != "cpu",
         "serving.tool_parser": spec.serving.tool_parser is not None,
     }

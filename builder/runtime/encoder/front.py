@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from pathlib import Path
 
-from ..contract import load_encoder
+from ..contract import ContractError, load_encoder
 from .cpu_check import refuse_cpu
 from .pipeline import Pipeline
 
@@ -14,6 +14,8 @@ def open_front(folder: Path) -> Pipeline:
     """Open the version in `folder` and make its first calls. Raises ContractError, RuntimeError on the wrong CPU."""
     serving = load_encoder(folder)
     refuse_cpu(serving.not_on_cpus_with)
+    if not Path(__file__).with_name("executors").joinpath(f"{serving.executor}.py").is_file():
+        raise ContractError(f"serving.json.executor is {serving.executor!r}, which is not here. Build the model again")
     executor = importlib.import_module(f".executors.{serving.executor}", __package__).Executor(folder, serving)
     pipeline = Pipeline(folder, executor.infer, executor.map_calls)
     pipeline.warm_up()

@@ -5,6 +5,7 @@ Reads serving.json and the tokeniser beside it, and puts the engine's pieces int
 
 from __future__ import annotations
 
+import importlib
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -20,12 +21,10 @@ from ..fields import InputError, Tensors, refuse_large, refuse_long
 from ..panics import survived
 from .beams import BeamSearch
 from .engine import Engine
-from .executors.base import CrossGeometry, Executor, Geometry, Infer
+from .executors.base import Executor, Geometry, Infer
 from .executors.bls import Bls
 from .executors.bls_cuda import BlsCuda
-from .executors.cross_attending import CrossAttending
-from .executors.cuda import Cuda, load_cuda
-from .executors.in_process import InProcess
+from .executors.cuda import load_cuda
 from .guides import Guides
 from .options import LISTS, Options, read_options
 from .processors import rules_of
@@ -181,29 +180,19 @@ class Service:
 
 def make_executor(folder: Path, serving: GenerationServing, infer: "Infer | None") -> Executor:
     """The executor that serving.json describes; `infer` is for those that call another model."""
-    arena, session = serving.arena, serving.session
+    arena = serving.arena
     geometry = Geometry(
         arena.slots, arena.length, serving.vocabulary, Geometry.pairs(arena.layers), arena.dtype, arena.blocks
     )
     if serving.executor == "bls":
         assert infer is not None
-        if session.device == "cpu":
+        if serving.session.device == "cpu":
             return Bls(infer, serving.inputs, geometry)
         load_cuda()  # logits may come on the GPU, and are copied from there
         return BlsCuda(infer, serving.inputs, geometry)
-    assert serving.model is not None
-    model, source = folder / serving.model, serving.source
-    if session.engine == "openvino":
-        from .executors.openvino import OpenVino  # installed only where it serves
-
-        return OpenVino(model, geometry, session)
-    if source is not None:
-        shape = CrossGeometry(source.max_length, serving.beams, Geometry.pairs(source.layers))
-        return CrossAttending(model, folder / source.encoder, geometry, shape, session)
-    if session.device == "cpu":
-        return InProcess(model, geometry, session)
-    assert serving.copier is not None
-    return Cuda(model, folder / serving.copier, geometry, session)
+    engine = importlib.import_module(f".executors.{serving.session.engine}", __package__)  # installed where it serves
+    executor: Executor = engine.open_executor(folder, serving, geometry)
+    return executor
 
 
 class StreamedAnswer:

@@ -19,9 +19,15 @@ import openvino.opset13 as ops
 from openvino.frontend.onnx import ConversionExtension
 from openvino.op import _PagedAttentionExtension as PagedAttentionExtension
 
-from ...contract import Session
+from ...contract import GenerationServing, Session
 from .base import Geometry
 from .paged import BLOCK, DOMAIN, OPERATOR, TABLES, Paged, blocks_of
+
+
+def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> "OpenVino":
+    """Over the graph in `folder` that serving.json names."""
+    assert serving.model is not None
+    return OpenVino(folder / serving.model, geometry, serving.session)
 
 
 class OpenVino(Paged):

@@ -17,11 +17,12 @@ from polygraphy.json import save_json
 from builder.engines import onnxruntime
 from builder.engines.gpu import least_capability
 from builder.engines.tensorrt import infer
+from builder.engines.tensorrt.placement import profiles_of
 from builder.onnx.graph import Graph
 from builder.runtime.contract import EncoderServing
 from builder.runtime.recipe import compile as program
 from builder.spec import LayoutOptions
-from builder.triton.placement import OF_TOKENS, profiles_of
+from builder.triton.placement import OF_TOKENS
 from builder.triton.profiles import Calls, Shape, input_shapes, largest_calls
 from builder.triton.releases import RELEASES
 
@@ -39,7 +40,7 @@ def recipe_files(
 ) -> dict[str, bytes | Path]:
     """The files of NAME_model/1/recipe. Raises SpecError for profiles that leave a call out."""
     taken = Calls(options.max_batch_size, serving.max_length, serving.batching.token_budget)
-    profiles = profiles_of(options.tensorrt.profiles, taken, options.makes_plan)
+    profiles = profiles_of(options.tensorrt.profiles, taken, plan=True)
     run = infer(graph, options.build_threads)
     step = max(1, len(feeds) // CALLS)
     shapes = [shape for p in profiles for shape in (p.opt, *largest_calls(p, taken))]

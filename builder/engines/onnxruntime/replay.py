@@ -1,0 +1,45 @@
+"""Graphs in whichever ONNX Runtime is found first; builder/verify/replay.py runs this file, without the builder."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+
+onnxruntime.set_default_logger_severity(4)
+
+
+def open_graph(case: "dict[str, Any]") -> "Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]":
+    """As Triton's backend opens it: all optimisations, as many threads as an instance has."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = case["threads"]
+    session = onnxruntime.InferenceSession(case["model"], options, providers=["CPUExecutionProvider"])
+    names = case["outputs"]
+    return lambda feeds: dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def open_executor(case: "dict[str, Any]") -> Any:
+    """The emitted executor: one whose steps are calls of the graph, or one in process that may attend to texts."""
+    from runtime.contract import Session  # type: ignore[import-not-found]
+    from runtime.generation.executors.base import CrossGeometry, Geometry  # type: ignore[import-not-found]
+    from runtime.generation.executors.bls import Bls  # type: ignore[import-not-found]
+    from runtime.generation.executors.cross_attending import CrossAttending  # type: ignore[import-not-found]
+    from runtime.generation.executors.in_process import InProcess  # type: ignore[import-not-found]
+
+    geometry, paths, options = Geometry(**case["geometry"]), map(Path, case["models"]), Session(**case["session"])
+    if case["remote"]:
+        return _remote(Bls, case["models"][0], geometry)
+    if case["cross"] is None:
+        return InProcess(*paths, geometry, options)
+    return CrossAttending(*paths, geometry, CrossGeometry(**case["cross"]), options)
+
+
+def _remote(executor: Any, model: str, geometry: Any) -> Any:
+    session = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
+    names = [output.name for output in session.get_outputs()]
+
+    def infer(feeds: "dict[str, np.ndarray]") -> "dict[str, np.ndarray]":
+        return dict(zip(names, session.run(names, feeds), strict=True))
+
+    return executor(infer, [value.name for value in session.get_inputs()], geometry)

@@ -1,0 +1,32 @@
+"""Models in whichever OpenVINO is found first; builder/verify/replay.py runs this file, without the builder."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino
+
+
+def open_graph(case: "dict[str, Any]") -> "Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]":
+    """As Triton's backend opens it, which can be told of bf16 and of no other arithmetic."""
+    core = openvino.Core()
+    settings = {"INFERENCE_NUM_THREADS": case["threads"]}
+    if case["arithmetic"] == "bf16":
+        settings["INFERENCE_PRECISION_HINT"] = "bf16"
+    request = core.compile_model(core.read_model(case["model"]), "CPU", settings).create_infer_request()
+
+    def infer(feeds: "dict[str, np.ndarray]") -> "dict[str, np.ndarray]":
+        request.infer(feeds)
+        return {name: request.get_tensor(name).data.copy() for name in case["outputs"]}
+
+    return infer
+
+
+def open_executor(case: "dict[str, Any]") -> Any:
+    """The emitted executor, over blocks that all sequences share."""
+    from runtime.contract import Session  # type: ignore[import-not-found]
+    from runtime.generation.executors.base import Geometry  # type: ignore[import-not-found]
+    from runtime.generation.executors.openvino import OpenVino  # type: ignore[import-not-found]
+
+    return OpenVino(Path(case["models"][0]), Geometry(**case["geometry"]), Session(**case["session"]))

@@ -1,0 +1,24 @@
+"""ONNX Runtime in this process: which of its executors serving.json describes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...contract import GenerationServing
+from .base import CrossGeometry, Executor, Geometry
+from .cross_attending import CrossAttending
+from .cuda import Cuda
+from .in_process import InProcess
+
+
+def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> Executor:
+    """Over the graphs in `folder`: of a decoder that also attends to texts, of one on the CPU, or of one on a GPU."""
+    assert serving.model is not None
+    model, source, session = folder / serving.model, serving.source, serving.session
+    if source is not None:
+        shape = CrossGeometry(source.max_length, serving.beams, Geometry.pairs(source.layers))
+        return CrossAttending(model, folder / source.encoder, geometry, shape, session)
+    if session.device == "cpu":
+        return InProcess(model, geometry, session)
+    assert serving.copier is not None
+    return Cuda(model, folder / serving.copier, geometry, session)

@@ -1,0 +1,39 @@
+"""An engine that no other file names: ONNX files under a name of their own, for a backend that no Triton has."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from builder.engines import Infer, onnxruntime
+from builder.errors import SpecError
+from builder.onnx.graph import Graph
+
+NAME = "Echo"
+PACKAGE = "onnxruntime"
+MODEL_FILE = "model.echo"
+ROWS_ARE_AN_AXIS = False
+
+
+def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
+    return onnxruntime.infer(graph, threads, spinning)
+
+
+def buckets(max_rows: int, max_length: int, token_budget: int) -> tuple[tuple[int, int], ...]:
+    return ()
+
+
+def session(graph: Graph, threads: int, spinning: bool) -> Any:
+    raise SpecError("echo runs in a Triton model of its own: use --executor bls")
+
+
+def served_version(triton: str, in_process: bool) -> str:
+    return version(PACKAGE)
+
+
+def half_constants(graph: Graph) -> bool:
+    return False
+
+
+def wrong_cpus(graph: Graph) -> tuple[str, ...]:
+    return ("an-instruction-set",)

@@ -1,0 +1,27 @@
+"""Encoders in fp32, of standard operators."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+from builder.engines.encoding import Encoders, EncodingEngine, Variant
+from builder.onnx.graph import Graph, load_graph, save_graph
+from builder.optimise.quantised import Quantised
+
+from . import MODEL_FILE
+
+
+class Encoding(EncodingEngine):
+    name = "echo"
+    called: ClassVar = {"cpu": "Echo"}
+    preference = 9
+    variants = (Variant("fp32", "echo"),)
+
+    def source(self, encoders: Encoders, target: str) -> Graph:
+        return encoders.plain
+
+    def finish(self, quantised: Quantised, precision: str, path: Path) -> Quantised:
+        saved = save_graph(load_graph(quantised.graph.path), path.with_name(MODEL_FILE))
+        return replace(quantised, graph=replace(saved, engine=self.name))

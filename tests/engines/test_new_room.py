@@ -1,0 +1,94 @@
+"""An engine that only its own folder knows goes through the whole pipeline; nothing else of the builder names one."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from onnx import TensorProto, helper
+
+from builder import engines
+from builder.engines.encoding import all_variants
+from builder.onnx.graph import Graph, save_graph
+from builder.pipeline import build
+from builder.report.record import read_report
+from builder.runtime.contract import load_encoder
+from builder.spec import make_spec
+from builder.triton.emitted import EXECUTOR_FILES
+from builder.triton.render import parse
+from builder.verify.runtimes import graph_case, replayed
+
+BUILDER = Path(engines.__file__).parent.parent
+ROOMS = Path(__file__).parent / "rooms"
+# What is about Triton's backends or other people's files, whatever this builder makes, and what an export is for.
+ABOUT_TRITON = ("lint", "serve", "triton/releases.py", "triton/stock.py")
+RECORDS = ("onnx/graph.py", "report/bom.py", "report/provenance.py", "report/record.py")
+# An engine of a graph is also the name of its executor; the targets of GPUs are options.
+CHOICES = ("engines", "spec", "runtime/contract.py", "runtime/recipe")
+
+
+@pytest.fixture
+def identity(tmp_path: Path) -> Graph:
+    """A graph for the new engine, which answers what it is given."""
+    sides = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["rows", 3]) for name in "xy"]
+    graph = helper.make_graph([helper.make_node("Identity", ["x"], ["y"])], "identity", sides[:1], sides[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    return replace(save_graph(model, tmp_path / "model.onnx"), engine="echo")
+
+
+@pytest.fixture
+def echo(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    monkeypatch.setattr(engines, "__path__", [*engines.__path__, str(ROOMS)])
+    yield "echo"
+    for name in [name for name in sys.modules if name.startswith("builder.engines.echo")]:
+        del sys.modules[name]
+    vars(engines).pop("echo", None)
+
+
+def test_an_engine_that_only_its_room_knows_is_built_verified_and_published(
+    echo: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    samples = tmp_path / "samples.jsonl"
+    samples.write_text('{"text_input": "One fox."}\n{"text_input": "Two boxes of it."}\n')
+    spec = make_spec(
+        model=str(checkpoint("topics")), name="t", output=tmp_path / "r", samples=samples, executor="bls", threads=1
+    )
+    build(spec.model_copy(update={"engine": echo}))
+    config = parse((tmp_path / "r" / "t_model" / "config.pbtxt").read_text(), "t_model")
+    assert (config.backend, config.default_model_filename) == (echo, "model.echo")
+    assert config.parameters["longest"].string_value == str(load_encoder(tmp_path / "r" / "t" / "1").max_length)
+    assert (tmp_path / "r" / "t_model" / "1" / "model.echo").is_file()
+    assert load_encoder(tmp_path / "r" / "t" / "1").not_on_cpus_with == ("an-instruction-set",)
+    report = read_report(tmp_path / "r", "t")
+    assert (report.engine, report.chosen) == (echo, "fp32 Echo")
+    assert [(check.engine, check.verified) for check in report.verified_on] == [("onnxruntime", True)]
+
+
+def test_its_calls_are_made_again_as_its_room_says(echo: str, identity: Graph, tmp_path: Path) -> None:
+    case = graph_case(identity, [{"x": np.zeros((2, 3), np.float32)}], 1)
+    ((whole, first),) = replayed(tmp_path, [case.job])
+    assert whole["y"].tolist() == [[1, 1, 1]] * 2
+    assert first["y"].tolist() == [[1, 1, 1]]
+
+
+def test_the_emitted_files_of_an_executor_are_what_it_imports() -> None:
+    assert "sessions.py" in EXECUTOR_FILES["onnxruntime"]
+    assert "sessions.py" not in {*EXECUTOR_FILES["openvino"], *EXECUTOR_FILES["bls"]}
+    assert "cores.py" in EXECUTOR_FILES["openvino"]
+
+
+def test_no_other_file_names_an_engine() -> None:
+    names = {variant.engine for variant in all_variants()}
+    found = {
+        f"{path.relative_to(BUILDER)}:{node.lineno}: {node.value}"
+        for path in BUILDER.rglob("*.py")
+        if not str(path.relative_to(BUILDER)).startswith((*ABOUT_TRITON, *RECORDS, *CHOICES))
+        for node in ast.walk(ast.parse(path.read_text("utf-8")))
+        if isinstance(node, ast.Constant) and node.value in names
+    }
+    assert not found
