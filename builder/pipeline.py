@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from builder.cache.keys import build_key
-from builder.cache.stages import keeping
+from builder.cache.stages import Context, keeping
 from builder.checkpoint.mapped import giving_back
 from builder.checkpoint.resolve import Checkpoint, locate, resolve
 from builder.engines.gpu import refuse_card
@@ -53,7 +53,8 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
         refuse_card(spec.layout, spec.runs)
         if isinstance(checkpoint, Checkpoint):
             stage = giving_back(checkpoint.model, stage)
-            family = keeping(spec, checkpoint, Path(folder), begin(spec, checkpoint, Path(folder), stage))
+            context = Context(spec, checkpoint, Path(folder))
+            family = keeping(begin(spec, checkpoint, context.folder, stage), context)
             release = spec.triton if spec.target == "cpu" else None  # no GPU is here to make the calls again on
             outcome: Verified | Unverified = verified(family, key, release, stage)
         else:  # files alone: vLLM and TensorRT-LLM run the checkpoint as it is, so that there is no graph to compare

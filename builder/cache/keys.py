@@ -24,7 +24,6 @@ from builder.spec import BuildSpec, Source
 PACKAGE = Path(__file__).parent.parent
 TEMPLATES = (PACKAGE.parent / "templates", PACKAGE / "templates")  # of a checkout, of an installed wheel
 LIBRARIES = (*PACKAGES, "onnxscript", "onnx-ir", "safetensors", "sentencepiece")
-ELSEWHERE = {"model", "revision", "output", "store", "keep", "load", "samples", "graph"}  # options that are no facts
 # Files beside a checkpoint that nothing here reads: weights of other frameworks.
 UNREAD = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".h5", ".msgpack", ".ot", ".tflite", ".gguf", ".onnx"})
 
@@ -37,7 +36,7 @@ def build_key(spec: BuildSpec) -> str:
     """
     return key_of(
         {
-            "options": options_of(spec),
+            "options": spec.facts,
             "files": own_files(spec.samples, spec.graph),
             **surroundings(),
             **checkpoint_facts(spec.source),
@@ -48,11 +47,6 @@ def build_key(spec: BuildSpec) -> str:
 def key_of(facts: Mapping[str, Any]) -> str:
     """The hash of `facts` (JSON), in hexadecimal."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True, default=str).encode()).hexdigest()
-
-
-def options_of(spec: BuildSpec) -> dict[str, Any]:
-    """What the user chose, defaults included."""
-    return {"name": spec.entry_name, **spec.model_dump(mode="json", exclude=ELSEWHERE)}
 
 
 def own_files(samples: Path | None, graph: Path | None) -> dict[str, Any]:

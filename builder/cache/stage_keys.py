@@ -7,7 +7,7 @@ from typing import Any
 
 from builder.cache.entries import Entries
 from builder.cache.folder import cache_home, is_off
-from builder.cache.keys import checkpoint_facts, key_of, options_of, own_files, surroundings
+from builder.cache.keys import checkpoint_facts, key_of, own_files, surroundings
 from builder.spec import BuildSpec
 
 ORDER = ("export", "reference", "fuse", "verify", "climb")
@@ -37,7 +37,7 @@ SERVING_LAID_OUT = (
 
 def stage_keys(spec: BuildSpec) -> dict[str, str]:
     """The key of each stage of `spec`. Raises CheckpointError and SpecError."""
-    options = options_of(spec)
+    options = spec.facts
     options["serving"] = {name: v for name, v in options["serving"].items() if name not in SERVING_LAID_OUT}
     around, files = surroundings(), own_files(spec.samples, spec.graph)
     made = {**checkpoint_facts(spec.source), "code": around["code"], "libraries": around["libraries"]}

@@ -43,15 +43,12 @@ READABLE = ("builder.", "numpy", "collections", "pathlib")  # modules whose clas
 
 
 def keeping(
-    spec: BuildSpec,
-    checkpoint: Checkpoint,
-    folder: Path,
-    family: Family[Exported, Reference, Fused, Exact, Chosen],
+    family: Family[Exported, Reference, Fused, Exact, Chosen], context: Context
 ) -> Family[Any, Any, Any, Any, Any]:
     """`family` over the user's cache; as it is, where BUILD_REPO_CACHE is off."""
     if is_off():
         return family
-    return Keeping(family, Shelf(Entries(cache_home()), stage_keys(spec), Context(spec, checkpoint, folder)))
+    return Keeping(family, Shelf(Entries(cache_home()), stage_keys(context.spec), context))
 
 
 class Once(Generic[Value]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,8 +14,8 @@ from rich.table import Table
 from builder.commands import count, screen
 from builder.errors import RepositoryError
 from builder.plan.lines import Plan, megabytes
-from builder.plan.pods import Pod, PodSize, divided, pods_needed, shared
-from builder.spec import BuildSpec, load_specs
+from builder.plan.pods import Pod, PodSize, divided, pods_needed
+from builder.spec import load_specs
 
 
 def parser() -> argparse.ArgumentParser:
@@ -47,7 +47,7 @@ def run(options: argparse.Namespace) -> int:
     from builder.plan.machine import plan  # loads torch
 
     specs = load_specs(options.models)
-    plans, machine = plan(shared(specs, options.pods))
+    plans, machine = plan(specs, options.pods)
     if options.compose is not None:
         try:
             options.compose.write_text(machine.compose(options.service), "utf-8")
@@ -65,29 +65,32 @@ def run(options: argparse.Namespace) -> int:
             console.print(f"  models.yaml: {settings}", highlight=False)
         console.print(_table("all models", machine.lines))
         if options.pods > 1:
-            _show_pods(console, specs, options.pods, plans)
+            first = next(spec for spec in specs if spec.load is not None)
+            shm = first.machine.shm_mb
+            size = PodSize(first.serving_cores, first.usable_memory, None if shm is None else shm << 20)
+            _show_pods(console, options.pods, size, plans, whole=lambda: plan(specs)[0])
     lacking = [f"{one.name}: {text}" for one in plans for text in one.lacking] + list(machine.lacking)
     for text in lacking:
         screen.print(f"[yellow]does not hold:[/] {text}", highlight=False, soft_wrap=True)
     return 1 if lacking else 0
 
 
-def _show_pods(console: Console, specs: Sequence[BuildSpec], pods: int, plans: Sequence[Plan]) -> None:
-    """What each of the pods holds; where one has no room for all models, how they could be divided."""
-    first = next(spec for spec in specs if spec.load is not None)
-    shm = first.machine.shm_mb
-    size = PodSize(first.serving_cores, first.usable_memory, None if shm is None else shm << 20)
+def _show_pods(
+    console: Console, pods: int, size: PodSize, plans: Sequence[Plan], whole: Callable[[], Sequence[Plan]]
+) -> None:
+    """What each of the pods holds; where one has no room for all models, how they could be divided.
+
+    `plans`: of models that share the requests with the other pods; `whole`: of models that have all requests.
+    """
     if Pod(tuple(plans)).fits(size):
         console.print(
             _pods_table(f"{pods} pods, with all models and 1/{pods} of the requests each", [Pod(tuple(plans))])
         )
         return
-    from builder.plan.machine import plan  # loads torch
-
-    whole = plan(specs)[0]
-    made, left = divided(whole, pods, size)
+    undivided = whole()
+    made, left = divided(undivided, pods, size)
     console.print(_pods_table(f"{pods} pods that divide the models, with all requests for them", made))
-    needed = pods_needed(whole, size)
+    needed = pods_needed(undivided, size)
     if left:
         names = ", ".join(one.name for one in left)
         more = f"{needed} pods would hold all" if needed else "a larger pod is needed"

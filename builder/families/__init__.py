@@ -13,11 +13,12 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from builder.checkpoint.resolve import Checkpoint, CheckpointFiles
+from builder.checkpoint.whole import refuse_options
 from builder.engines.cpu import cpu
 from builder.progress import Stage
 from builder.report.provenance import samples_file, versions
 from builder.report.record import BuildReport, EngineCheck
-from builder.spec import BuildSpec
+from builder.spec import BuildSpec, LayoutOptions
 from builder.triton.entries import RepositoryEntry
 from builder.verify.runtimes import Replay
 from builder.verify.verdict import Comparison, Unverified
@@ -84,7 +85,11 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
 
 def hand_over(spec: BuildSpec, checkpoint: CheckpointFiles) -> Unverified:
     """The entry of an engine that runs the whole checkpoint. Raises SpecError."""
-    outcome: Unverified = _module(str(spec.engine).replace("-", "_")).hand_over(spec, checkpoint)
+    section = str(spec.engine).replace("-", "_")  # of models.yaml
+    engine, options = _module(section), spec.layout
+    refuse_options(spec, checkpoint, engine.DTYPES)
+    about = built_from(options, spec.samples, checkpoint)
+    outcome: Unverified = engine.hand_over(options, getattr(spec, section), spec.whole_checkpoint, checkpoint, about)
     return outcome
 
 
@@ -92,15 +97,18 @@ def _module(name: str) -> Any:
     return importlib.import_module(f"{__name__}.{name}")
 
 
-def built_from(spec: BuildSpec, checkpoint: CheckpointFiles) -> dict[str, Any]:
-    """What every report begins with: what was requested, of which checkpoint, with which versions, where."""
+def built_from(options: LayoutOptions, samples: Path | None, checkpoint: CheckpointFiles) -> dict[str, Any]:
+    """What every report begins with: what was requested, of which checkpoint, with which versions, where.
+
+    `samples`: the user's own.
+    """
     return {
-        "name": spec.entry_name,
+        "name": options.name,
         "task": checkpoint.task.name,
-        "triton": spec.triton,
-        "target": spec.target,
+        "triton": options.triton,
+        "target": options.target,
         "checkpoint": {**checkpoint.identity(), **checkpoint.card},
         "versions": versions(),
         "cpu": cpu(),
-        "samples_file": samples_file(spec.samples),
+        "samples_file": samples_file(samples),
     }

@@ -220,7 +220,7 @@ class Decoder:
         exported, checkpoint, operators = chosen.exact.fused.exported, self.checkpoint, chosen.graph.operators
         climbed = chosen.climbed
         return report_of(
-            built_from(self.spec, checkpoint),
+            built_from(self.spec.layout, self.spec.samples, checkpoint),
             checkpoint.task,
             self.spec.quality,
             replace(self.memory, weights=chosen.graph.size),

@@ -161,7 +161,7 @@ class Encoder:
         as_verified = fused.graph if pruned is None and spec.level <= EXACT_LEVEL else None
         maker = VariantMaker(spec, graph, self.folder, evaluator.feeds, as_verified)
         threshold = self.checkpoint.task.required(spec.quality)
-        known = measurements_of(_facts(evaluator)) if len(self.variants) > 1 else Measurements()
+        known = measurements_of(self._facts(evaluator)) if len(self.variants) > 1 else Measurements()
         verified = (exact.rung, exact.quality)
         rungs = EncoderRungs(evaluator, maker, pytorch, verified, threshold, known, self._prefix(exact.rung))
         climbed = climb(rungs, self.variants, stage)
@@ -178,6 +178,20 @@ class Encoder:
         prefix = f"{self.spec.level} " if self.spec.level > EXACT_LEVEL else ""
         pruned = "" if self.spec.prune is None else f"pruned {self.spec.prune:.0%} "
         return prefix + exact.name.removesuffix("fp32") + pruned
+
+    def _facts(self, evaluator: Evaluator) -> dict[str, object]:
+        """All that a measurement of a rung depends on."""
+        spec, graph = self.spec, self.spec.graph
+        apart = {"name", "output", "store", "precision", "engine", "quality", "load"}
+        return {
+            "checkpoint": self.checkpoint.identity(),
+            "spec": spec.model_dump(mode="json", exclude=apart),
+            "graph": None if graph is None else sha256_of(graph),
+            "samples": [evaluator.samples, evaluator.labels],
+            "feeds": [{name: values.tolist() for name, values in feed.items()} for feed in evaluator.feeds],
+            "versions": versions(),
+            "cpu": cpu(),
+        }
 
     def replay(self, chosen: Chosen) -> Replay:
         """The engine's calls on the samples."""
@@ -201,7 +215,7 @@ class Encoder:
 
     def _as_served(self, exact: Exact) -> Exact:
         """With the front of this specification, where an earlier one's verified the graph."""
-        return replace(exact, evaluator=exact.evaluator.serving_as(self.spec, exact.fused.graph))
+        return replace(exact, evaluator=exact.evaluator.serving_as(self.spec.front, exact.fused.graph))
 
     def comparison(self, chosen: Chosen) -> Comparison:
         """The fused graph number by number and as it is served; then the variant by its quality."""
@@ -224,7 +238,7 @@ class Encoder:
         warnings = (exported.warning, cost_of_experts(self.checkpoint.model), _calls(evaluator), untimed)
         removed = {"empty": exact.fused.empty, "pruned": chosen.pruned}
         return BuildReport(
-            **built_from(self.spec, self.checkpoint),
+            **built_from(self.spec.layout, self.spec.samples, self.checkpoint),
             attention={"fused": exported.attentions, "layers": exported.layers},
             operators={name: operators[name] for name in FUSED_OPERATORS if operators[name]},
             quantised=_quantised(chosen.quantised),
@@ -243,22 +257,6 @@ class Encoder:
             files=file_hashes(entries),
             verified_on=checks,
         )
-
-
-def _facts(evaluator: Evaluator) -> dict[str, object]:
-    """All that a measurement of a rung depends on."""
-    graph = evaluator.spec.graph
-    return {
-        "checkpoint": evaluator.checkpoint.identity(),
-        "spec": evaluator.spec.model_dump(
-            mode="json", exclude={"name", "output", "store", "precision", "engine", "quality", "load"}
-        ),
-        "graph": None if graph is None else sha256_of(graph),
-        "samples": [evaluator.samples, evaluator.labels],
-        "feeds": [{name: values.tolist() for name, values in feed.items()} for feed in evaluator.feeds],
-        "versions": versions(),
-        "cpu": cpu(),
-    }
 
 
 def _refuse_wrong_answers(evaluator: Evaluator, graph: Graph, exact: Rung, quality: Quality) -> None:

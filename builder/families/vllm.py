@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from typing import Any
 
 from builder.checkpoint.resolve import CheckpointFiles
-from builder.checkpoint.whole import front, place_checkpoint, refuse_options, unverified
+from builder.checkpoint.whole import front, place_checkpoint, unverified
 from builder.engines.vllm import BACKEND, DTYPES, INPUTS, MODEL_FILE, OUTPUTS, engine_arguments
-from builder.families import built_from
-from builder.spec import BuildSpec
+from builder.spec import VLLM, LayoutOptions, WholeCheckpoint
 from builder.triton.placement import InstanceGroup
 from builder.verify.verdict import Unverified
 
 
-def hand_over(spec: BuildSpec, checkpoint: CheckpointFiles) -> Unverified:
-    """The one entry that Triton's vLLM backend takes. Raises SpecError."""
-    refuse_options(spec, checkpoint, DTYPES)
-    model, files = place_checkpoint(spec.entry_name, spec.vllm.models_folder, checkpoint)
-    arguments = engine_arguments(spec.vllm, spec.whole_checkpoint, model, checkpoint.revision)
+def hand_over(
+    options: LayoutOptions, vllm: VLLM, asked: WholeCheckpoint, checkpoint: CheckpointFiles, about: Mapping[str, Any]
+) -> Unverified:
+    """The one entry that Triton's vLLM backend takes; `about`: what its report begins with. Raises SpecError."""
+    model, files = place_checkpoint(options.name, vllm.models_folder, checkpoint)
+    arguments = engine_arguments(vllm, asked, model, checkpoint.revision)
     files[f"1/{MODEL_FILE}"] = json.dumps(arguments, indent=1).encode()
     group = InstanceGroup(1, "KIND_MODEL")  # where it runs is vLLM's to say
-    entry = front(spec.entry_name, BACKEND, group, (INPUTS, OUTPUTS), spec.serving, files)
-    about, name = built_from(spec, checkpoint), f"{DTYPES[spec.precision]} vLLM"
-    return unverified(about, str(spec.engine), checkpoint, name, entry)
+    entry = front(options.name, BACKEND, group, (INPUTS, OUTPUTS), options.serving, files)
+    return unverified(about, BACKEND, checkpoint, f"{DTYPES[asked.precision]} vLLM", entry)

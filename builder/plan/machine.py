@@ -13,9 +13,9 @@ from builder.errors import SpecError
 from builder.plan.encoder import plan_encoder
 from builder.plan.generating import plan_generating
 from builder.plan.lines import Line, Plan, megabytes, number
-from builder.plan.needs import needs_of
+from builder.plan.needs import Needs, needs_of
 from builder.plan.process import SHARED_MEMORY_STEP, all_memory, all_shared_memory
-from builder.spec import BuildSpec, Capacity
+from builder.spec import BuildSpec, Capacity, Load
 
 SHARED_MEMORY = Path("/dev/shm")
 
@@ -38,22 +38,24 @@ class Machine:
         return head + yaml.safe_dump({"services": {service: settings}}, sort_keys=False)
 
 
-def plan(specs: Sequence[BuildSpec]) -> tuple[tuple[Plan, ...], Machine]:
-    """Each model that has a load, and all of them on their one machine. Raises SpecError and other BuilderErrors."""
-    loaded = [spec for spec in specs if spec.load is not None]
+def plan(specs: Sequence[BuildSpec], pods: int = 1) -> tuple[tuple[Plan, ...], Machine]:
+    """Each model that has a load, and all of them on one of `pods` equal machines, which share the requests.
+
+    Raises SpecError and other BuilderErrors.
+    """
+    loaded = [(spec, spec.load.shared_by(pods)) for spec in specs if spec.load is not None]
     if not loaded:
         raise SpecError("no model says its load; give each that is to be planned one (load: {requests_per_s: ...})")
-    machines = {spec.machine for spec in loaded}
+    machines = {spec.machine for spec, _ in loaded}
     if len(machines) > 1:
         raise SpecError("a plan is of one machine, and the models state several; put `machine:` into `defaults:`")
-    plans = tuple(_plan(spec) for spec in loaded)
-    return plans, _machine(loaded[0].capacity, loaded[0].machine.shm_mb, plans)
+    plans = tuple(_plan(spec.capacity, load, needs_of(spec)) for spec, load in loaded)
+    first = loaded[0][0]
+    return plans, _machine(first.capacity, first.machine.shm_mb, plans)
 
 
-def _plan(spec: BuildSpec) -> Plan:
-    needs = needs_of(spec)
-    assert spec.load is not None
-    return (plan_encoder if needs.kind == "encoder" else plan_generating)(spec.capacity, spec.load, needs)
+def _plan(capacity: Capacity, load: Load, needs: Needs) -> Plan:
+    return (plan_encoder if needs.kind == "encoder" else plan_generating)(capacity, load, needs)
 
 
 def _machine(capacity: Capacity, shm_mb: int | None, plans: Sequence[Plan]) -> Machine:

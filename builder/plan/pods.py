@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 from builder.plan.lines import Plan
 from builder.plan.process import all_memory, all_shared_memory
-from builder.spec import BuildSpec
 
 
 @dataclass(frozen=True)
@@ -40,18 +39,6 @@ class Pod:
 
     def fits(self, size: PodSize) -> bool:
         return self.memory <= size.memory and (size.shm is None or self.shm <= size.shm) and self.cores <= size.cores
-
-
-def shared(specs: Sequence[BuildSpec], pods: int) -> list[BuildSpec]:
-    """The same models in one of `pods` pods that all have them: each gets as many of the requests as the others."""
-    return [
-        spec
-        if spec.load is None
-        else spec.model_copy(
-            update={"load": spec.load.model_copy(update={"requests_per_s": spec.load.requests_per_s / pods})}
-        )
-        for spec in specs
-    ]
 
 
 def divided(plans: Sequence[Plan], pods: int, size: PodSize) -> tuple[tuple[Pod, ...], tuple[Plan, ...]]:

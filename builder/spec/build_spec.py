@@ -23,6 +23,7 @@ from builder.stores.address import store_address
 from builder.triton.releases import NEWEST, RELEASES
 
 HEADROOM = 0.9  # of the memory that is free: what a model may be planned to take
+ELSEWHERE = {"model", "revision", "output", "store", "keep", "load", "samples", "graph"}  # options that are no facts
 KEEP = 2  # versions: what is served, and what a rollback goes back to
 
 
@@ -249,6 +250,11 @@ class BuildSpec(Options):
     def in_process(self) -> bool:
         """Whether an encoder's graph runs in the front model's own process; on a GPU it never does."""
         return self.executor == "in-process" and self.target == "cpu"
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What the user chose, defaults included, as JSON; without where it comes from and goes to."""
+        return {"name": self.entry_name, **self.model_dump(mode="json", exclude=ELSEWHERE)}
 
     @property
     def source(self) -> Source:

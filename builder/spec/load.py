@@ -31,3 +31,7 @@ class Load(Options):
     distinct_texts: int | None = Field(None, ge=1)
     """How many different texts are asked again and again; Triton's response cache is then sized for them. Encoders
     only."""
+
+    def shared_by(self, pods: int) -> Load:
+        """What each of `pods` equal machines has of the requests."""
+        return self.model_copy(update={"requests_per_s": self.requests_per_s / pods})

@@ -153,12 +153,12 @@ class Evaluator:
             scores=dict(quality.scores),
         )
 
-    def serving_as(self, spec: BuildSpec, graph: Graph) -> Evaluator:
-        """The same for a front of `spec`, which may wait and batch otherwise than the one that it was made with."""
-        serving = _serving(spec.front, self.checkpoint, graph, self.serving.batching.alike)
+    def serving_as(self, options: FrontOptions, graph: Graph) -> Evaluator:
+        """The same for a front of `options`, which may wait and batch otherwise than the one that it was made with."""
+        serving = _serving(options, self.checkpoint, graph, self.serving.batching.alike)
         if serving != self.serving:
             write_whole(self.front / FILE, dump(serving).encode())
-        return replace(self, spec=spec, serving=serving)
+        return replace(self, serving=serving)
 
     def warm_up_rows(self) -> list[dict[str, list[int]]]:
         """The tokens of a short and of a long text of the samples, without padding."""

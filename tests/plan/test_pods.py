@@ -9,9 +9,9 @@ import pytest
 from builder.cli import main
 from builder.plan import machine
 from builder.plan.lines import Plan
-from builder.plan.pods import Pod, PodSize, divided, pods_needed, shared
+from builder.plan.pods import Pod, PodSize, divided, pods_needed
 from builder.plan.process import SERVER
-from builder.spec import BuildSpec, load_specs, make_spec
+from builder.spec import Capacity, Load, load_specs
 
 GB = 1_000_000_000
 PLANS = [
@@ -28,11 +28,7 @@ models:
 
 
 def test_each_pod_gets_its_share_of_the_requests() -> None:
-    specs = [make_spec(model="org/a", load={"requests_per_s": 60, "tokens": 8}), make_spec(model="org/b")]
-    (first, second) = shared(specs, 3)
-    assert first.load is not None
-    assert (first.load.requests_per_s, first.load.tokens) == (20, 8)
-    assert second == specs[1]
+    assert Load(requests_per_s=60, tokens=8).shared_by(3) == Load(requests_per_s=20, tokens=8)
 
 
 def test_models_are_divided_the_largest_first_by_memory_cores_and_shared_memory() -> None:
@@ -63,12 +59,12 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
     """The plans above, of which requests keep so many cores busy."""
     rates = {"a": 60.0, "b": 6.0, "c": 3.0}
 
-    def plan_of(spec: BuildSpec) -> Plan:
-        (one,) = [plan for plan in PLANS if plan.name == spec.entry_name]
-        assert spec.load is not None
-        share = spec.load.requests_per_s / rates[one.name]
+    def plan_of(capacity: Capacity, load: Load, needs: None) -> Plan:
+        (one,) = [plan for plan in PLANS if plan.name == capacity.name]
+        share = load.requests_per_s / rates[one.name]
         return Plan(one.name, (), {}, one.memory, one.shm, (one.cores or 0) * share)
 
+    monkeypatch.setattr(machine, "needs_of", lambda spec: None)
     monkeypatch.setattr(machine, "_plan", plan_of)
 
 

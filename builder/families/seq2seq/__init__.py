@@ -218,7 +218,7 @@ class Seq2Seq:
         operators = graphs.encoder.operators + graphs.decoder.operators
         encoder_layers = int(self.checkpoint.config.num_hidden_layers)
         return report_of(
-            built_from(self.spec, self.checkpoint),
+            built_from(self.spec.layout, self.spec.samples, self.checkpoint),
             self.checkpoint.task,
             self.spec.quality,
             replace(self.memory, weights=graphs.size),
