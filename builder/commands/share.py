@@ -9,13 +9,13 @@ from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
 
 
 def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(
-        prog="build-repo share",
-        description="Have one Triton model answer for many encoders of one task, in one process that loads each when "
-        "it is asked for. The models move into its folder; their next versions are built there.",
+    arguments = front_parser(
+        "share",
+        "Have one Triton model answer for many encoders of one task, in one process that loads each when it is asked "
+        "for. The models move into its folder; their next versions are built there.",
+        models=("*", "names of encoders in the repository"),
+        name="name of the shared front, which is made at its first use",
     )
-    arguments.add_argument("models", nargs="*", metavar="MODEL", help="names of encoders in the repository")
-    arguments.add_argument("--name", required=True, help="name of the shared front, which is made at its first use")
     arguments.add_argument(
         "--memory-mb",
         type=int,
@@ -23,6 +23,14 @@ def parser() -> argparse.ArgumentParser:
         help="memory that its process may take: models that were not asked for longest make room (default: what it "
         "has, 2048 for a new one)",
     )
+    return arguments
+
+
+def front_parser(verb: str, description: str, models: tuple[str, str], name: str) -> argparse.ArgumentParser:
+    """The options of a verb for a shared front: `models`, how many it takes and their help, and the help of --name."""
+    arguments = argparse.ArgumentParser(prog=f"build-repo {verb}", description=description)
+    arguments.add_argument("models", nargs=models[0], metavar="MODEL", help=models[1])
+    arguments.add_argument("--name", required=True, help=name)
     arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
     return arguments
 

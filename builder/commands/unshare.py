@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
+from builder.commands import screen
+from builder.commands.share import front_parser
 
 
 def parser() -> argparse.ArgumentParser:
-    arguments = argparse.ArgumentParser(
-        prog="build-repo unshare",
-        description="Move encoders out of a shared front, with all their versions: Triton loads each by its own name "
-        "again.",
+    arguments = front_parser(
+        "unshare",
+        "Move encoders out of a shared front, with all their versions: Triton loads each by its own name again.",
+        models=("+", "names of encoders that the shared front hosts"),
+        name="name of the shared front",
     )
-    arguments.add_argument("models", nargs="+", metavar="MODEL", help="names of encoders that the shared front hosts")
-    arguments.add_argument("--name", required=True, help="name of the shared front")
-    arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
     return arguments
 
 

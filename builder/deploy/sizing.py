@@ -26,10 +26,9 @@ def as_planned(models: Sequence[Model], file: Path, replicas: int, cores: int | 
     Raises SpecError where a model that is deployed has no load there, or the load cannot be held.
     """
     from builder.plan.machine import plan  # loads torch
-    from builder.plan.pods import shared
     from builder.spec import load_specs
 
-    plans, machine = plan(shared(load_specs(file), replicas))
+    plans, machine = plan(load_specs(file), replicas)
     by_name = {one.name: one for one in plans}
     missing = [model.name for model in models if model.name not in by_name]
     if missing:

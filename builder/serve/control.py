@@ -30,9 +30,16 @@ from builder.triton.versions import (
 )
 
 ALIVE = ("READY", "LOADING", "UNLOADING")
+INDEX_TIMEOUT_S = 60.0
 LOAD_TIMEOUT_S = 600.0
 DRAIN_S = 600.0  # for the last request of a version, a stream for example
 POLL_S = 0.1
+
+
+def versions_in(client: grpc.InferenceServerClient, model: str, states: Collection[str]) -> set[int]:
+    """The versions of a model that a server has, in one of `states`. Raises InferenceServerException."""
+    index = client.get_model_repository_index(client_timeout=INDEX_TIMEOUT_S).models
+    return {int(entry.version) for entry in index if entry.name == model and entry.version and entry.state in states}
 
 
 class Control:
@@ -51,10 +58,9 @@ class Control:
     def versions(self, model: str, states: Collection[str] = ALIVE) -> set[int]:
         """The versions of a model that the server has, in one of `states`."""
         try:
-            index = self._client.get_model_repository_index(client_timeout=LOAD_TIMEOUT_S)
+            return versions_in(self._client, model, states)
         except InferenceServerException as error:
             raise ServeError(f"no Triton answers at {self.url}: {_line(error)}; start one: build-repo serve") from error
-        return {int(m.version) for m in index.models if m.name == model and m.version and m.state in states}
 
     def switch(self, name: str) -> int:
         """Serve the version of `name` that the repository says; returns it when nothing of another is left."""

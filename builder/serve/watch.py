@@ -19,7 +19,7 @@ import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
 from builder.errors import BuilderError, ServeError
-from builder.serve.control import Control
+from builder.serve.control import LOAD_TIMEOUT_S, Control, versions_in
 from builder.serve.log import last_error
 from builder.serve.triton import Server
 
@@ -27,8 +27,6 @@ POLL_S = 1.0
 ATTEMPTS = 5  # in a row; what fails more often than that stays down
 STEADY_S = 300.0  # after so long without a failure, those before are forgotten
 LONGEST_DELAY_S = 30.0
-LOAD_TIMEOUT_S = 600.0
-ASK_S = 10.0
 FAILED_LOOP = re.compile(r'^build_repo_healthy\{model="([^"]+)"[^}]*\} 0(?:\.0+)?$', re.MULTILINE)
 SETTLING_S = 5.0  # after a load, until a model publishes metrics of its own
 
@@ -110,11 +108,10 @@ class Watcher:
         """Whether Triton has another version of the model ready, and this one no longer."""
         try:
             with grpc.InferenceServerClient(self.server.url) as client:
-                index = client.get_model_repository_index(client_timeout=ASK_S).models
+                ready = versions_in(client, running.model, ("READY",))
         except InferenceServerException:
             return False
-        ready = {entry.version for entry in index if entry.name == running.model and entry.state == "READY"}
-        return bool(ready) and running.version not in ready
+        return bool(ready) and int(running.version) not in ready
 
     def _failed_loops(self, now: float) -> dict[str, str]:
         """Models whose decode loop has failed, by their metrics."""

@@ -83,7 +83,8 @@ models:
         "minilm": Plan("minilm", (), {}, 400_000_000, 300 << 20, 1.5, response_cache=8 << 20),
         "writes": Plan("writes", (), {}, 2_000_000_000, 100 << 20, 2.0),
     }
-    monkeypatch.setattr(machine, "_plan", lambda spec: plans[spec.entry_name])
+    monkeypatch.setattr(machine, "needs_of", lambda spec: None)
+    monkeypatch.setattr(machine, "_plan", lambda capacity, load, needs: plans[capacity.name])
     models, size = as_planned((ENCODER, DECODER), tmp_path / "models.yaml", 1, None)
     assert [model.plan for model in models] == list(plans.values())
     planned = machine.plan(load_specs(tmp_path / "models.yaml"))[1]

@@ -20,6 +20,7 @@ from builder.gateway.residency import room
 from builder.gateway.residency.app import make_on_demand
 from builder.gateway.residency.backend import OnDemand
 from builder.gateway.residency.backoff import ANSWERED_S
+from builder.gateway.residency.lifecycle import Lifecycle
 from builder.gateway.residency.measures import Measures
 from builder.gateway.residency.needs import Needs
 from builder.gateway.residency.offered import Offered
@@ -372,7 +373,8 @@ def test_a_model_stays_as_long_as_its_load_took(tmp_path: Path) -> None:
 
     async def run() -> None:
         measures = Measures(CollectorRegistry())
-        residents = Residents(Offered(tmp_path), loading, measures, SERVER + ONE, now=lambda: loading.clock)
+        lifecycle = Lifecycle(Offered(tmp_path), loading, measures, SERVER + ONE, now=lambda: loading.clock)
+        residents = Residents(lifecycle)
         residents.release(await residents.lease("embeds-a"))
         waits = asyncio.ensure_future(residents.lease("embeds-b"))
         await until(lambda: bool(residents.room.seekers))

@@ -9,6 +9,7 @@ from builder.gateway.app import make_app
 from builder.gateway.journal import Journal
 from builder.gateway.metrics import Metrics
 from builder.gateway.residency.backend import OnDemand
+from builder.gateway.residency.lifecycle import Lifecycle
 from builder.gateway.residency.loading import TritonLoading
 from builder.gateway.residency.measures import Measures
 from builder.gateway.residency.offered import Offered
@@ -25,6 +26,7 @@ def make_on_demand(
     metrics, offered, processes = Metrics(), Offered(options.repository), Processes(settings.triton)
     loading = TritonLoading(triton, offered, settings.triton, processes)
     measures = Measures(metrics.registry)
-    residents = Residents(offered, loading, measures, options.memory, options.pins, settings.max_waiting)
+    lifecycle = Lifecycle(offered, loading, measures, options.memory, options.pins)
+    residents = Residents(lifecycle, settings.max_waiting)
     backend = OnDemand(triton, residents, processes)
     return make_app(settings, backend, log, models=offered, metrics=metrics), backend

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -40,7 +41,10 @@ class Loading(Protocol):
 
 
 class Lifecycle:
-    """The models in `room`, which they come into by `loading` and leave when it is wanted for others."""
+    """The models in `room`, which they come into by `loading` and leave when it is wanted for others.
+
+    They and the server may take `budget` bytes; `pins` are never unloaded.
+    """
 
     def __init__(
         self,
@@ -48,8 +52,8 @@ class Lifecycle:
         loading: Loading,
         measures: Measures,
         budget: int,
-        pins: Sequence[str],
-        now: Callable[[], float],
+        pins: Sequence[str] = (),
+        now: Callable[[], float] = time.monotonic,
     ) -> None:
         self.offered, self.loading, self.measures = offered, loading, measures
         self.room = Room(budget, pins, self._evict, now)

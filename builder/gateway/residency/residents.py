@@ -8,35 +8,23 @@ for room, in their order, which is made by unloading what was not asked for long
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from builder.gateway.errors import ApiError
-from builder.gateway.residency.lifecycle import Lifecycle, Loading
-from builder.gateway.residency.measures import Measures
-from builder.gateway.residency.offered import Offered, Stamp
+from builder.gateway.residency.lifecycle import Lifecycle
+from builder.gateway.residency.offered import Stamp
 from builder.gateway.residency.resident import ENDED, Resident, State
 
 UNLOADED = "Request for unknown model: "  # somebody else has unloaded it, and what runs is answered
 
 
 class Residents:
-    """The models that are loaded, within `budget` bytes for them and the server. `pins` are never unloaded."""
+    """The models that are loaded by `lifecycle`; `most_waiting`: requests, for one of them."""
 
-    def __init__(
-        self,
-        offered: Offered,
-        loading: Loading,
-        measures: Measures,
-        budget: int,
-        pins: Sequence[str] = (),
-        most_waiting: int = 256,
-        now: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self.offered, self.measures, self.most_waiting = offered, measures, most_waiting
-        self.lifecycle = Lifecycle(offered, loading, measures, budget, pins, now)
-        self.room, self.backoff = self.lifecycle.room, self.lifecycle.backoff
+    def __init__(self, lifecycle: Lifecycle, most_waiting: int = 256) -> None:
+        self.lifecycle, self.most_waiting = lifecycle, most_waiting
+        self.offered, self.measures = lifecycle.offered, lifecycle.measures
+        self.room, self.backoff = lifecycle.room, lifecycle.backoff
         self.models = self.room.models
 
     async def lease(self, name: str) -> Resident:
