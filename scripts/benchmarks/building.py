@@ -79,7 +79,7 @@ def checkpoint_of(name: str, place: Path) -> Path:
         from tests.models import minilm
 
         return minilm()
-    from scripts.benchmarks.generation import make_checkpoint
+    from scripts.benchmarks.generators import make_checkpoint
 
     return make_checkpoint(name, place / name, STORED.get(name, torch.float32))
 

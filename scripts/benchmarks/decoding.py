@@ -36,7 +36,8 @@ from builder.runtime.sessions import open_session
 from builder.serve.triton import running
 from builder.spec import make_spec
 from scripts.benchmarks.circumstances import circumstances
-from scripts.benchmarks.generation import Asked, load, make_checkpoint, make_work
+from scripts.benchmarks.generation import Asked, load, make_work
+from scripts.benchmarks.generators import make_checkpoint
 
 CONTEXTS = (64, 256, 640)
 

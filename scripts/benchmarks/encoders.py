@@ -29,10 +29,6 @@ from rich.table import Table
 from transformers import AutoConfig, AutoModel, AutoTokenizer
 
 from builder.checkpoint.libraries import quiet_libraries
-from builder.checkpoint.resolve import resolve
-from builder.export.attention import UNFUSED
-from builder.export.encoder import export_module
-from builder.export.rows import rows_of
 from builder.load.measure import WINDOWS, measure
 from builder.load.traffic import Level, Target
 from builder.machine import available_cores
@@ -43,10 +39,10 @@ from builder.runtime.encoder.pipeline import Pipeline
 from builder.serve.client import Client
 from builder.serve.triton import Server, running
 from builder.spec import make_spec
-from builder.tasks.base import encoder_task
 from scripts.benchmarks import peers
 from scripts.benchmarks.circumstances import circumstances, write_figures
 from scripts.benchmarks.embedding_servers import INFINITY, closed_loop, export_onnx, fastapi, infinity
+from scripts.benchmarks.naive_encoder import naive_repository
 from scripts.benchmarks.traffic import counters, mixed_texts
 
 CONCURRENCIES = (1, 8, 32)
@@ -124,7 +120,7 @@ def _bench_model(console: Console, name: str, place: Path, options: argparse.Nam
         side: partial(_over_http, serve, texts, window) for side, serve in servers.items() if side in wanted
     }
     if "naive Triton layout" in wanted:
-        naive = _naive_repository(folder, place / "naive", real)
+        naive = naive_repository(folder, place / "naive", real)
         sides["naive Triton layout"] = lambda: _triton(naive, "TEXT", texts, window)
     for side, repository in repositories.items():
         sides[side] = partial(_triton, repository, "text_input", texts, window)
@@ -214,48 +210,6 @@ def _checkpoint(name: str, place: Path) -> tuple[Path, bool]:
     AutoModel.from_config(AutoConfig.for_model(BASE_SHAPES[name])).save_pretrained(folder)
     AutoTokenizer.from_pretrained(real).save_pretrained(folder)
     return folder, False
-
-
-def _naive_repository(folder: Path, repository: Path, real: bool) -> Path:
-    """Tokeniser, fp32 ONNX of small operators and an ensemble, all with max_batch_size 0."""
-    spec = make_spec(model=str(folder), task="feature-extraction", name="encoder", pooling=None if real else "mean")
-    checkpoint = resolve(spec)
-    names = [
-        n for n in checkpoint.tokenizer.model_input_names if n in ("input_ids", "attention_mask", "token_type_ids")
-    ]
-    if checkpoint.config.model_type == "distilbert":
-        names = [n for n in names if n != "token_type_ids"]
-        checkpoint.tokenizer.model_input_names = names
-    module = encoder_task(checkpoint.task).graph(checkpoint, tuple(names))
-    module.model.set_attn_implementation(UNFUSED)
-    engine = repository / "encoder_model" / "1"
-    front = repository / "encoder_tokenize" / "1"
-    for path in (engine, front, repository / "encoder" / "1"):
-        path.mkdir(parents=True)
-    export_module(module, rows_of(checkpoint), engine / "model.onnx")
-    size = checkpoint.config.hidden_size
-    checkpoint.tokenizer.save_pretrained(front)
-    shutil.copy(Path(__file__).with_name("naive_tokenizer.py"), front / "model.py")
-    tokens = "".join(f'{{kind}} {{{{ name: "{n}" data_type: TYPE_INT64 dims: [ -1, -1 ] }}}}\n' for n in names)
-    threads = f'parameters {{ key: "intra_op_thread_count" value {{ string_value: "{available_cores()}" }} }}'
-    output = f'output {{ name: "features" data_type: TYPE_FP32 dims: [ -1, {size} ] }}'
-    text = 'input { name: "TEXT" data_type: TYPE_STRING dims: [ -1 ] }'
-    group = "max_batch_size: 0\ninstance_group { count: 1 kind: KIND_CPU }"
-    (engine.parent / "config.pbtxt").write_text(
-        f'backend: "onnxruntime"\n{group}\n{tokens.format(kind="input")}{output}\n{threads}\n'
-    )
-    (front.parent / "config.pbtxt").write_text(f'backend: "python"\n{group}\n{text}\n{tokens.format(kind="output")}')
-    maps = {
-        kind: "".join(f'{kind} {{ key: "{n}" value: "{n}" }} ' for n in names) for kind in ("input_map", "output_map")
-    }
-    (repository / "encoder" / "config.pbtxt").write_text(
-        f'platform: "ensemble"\nmax_batch_size: 0\n{text}\n{output}\nensemble_scheduling {{\n'
-        f'step {{ model_name: "encoder_tokenize" model_version: -1 input_map {{ key: "TEXT" value: "TEXT" }} '
-        f"{maps['output_map']} }}\n"
-        f'step {{ model_name: "encoder_model" model_version: -1 {maps["input_map"]} '
-        'output_map { key: "features" value: "features" } }\n}\n'
-    )
-    return repository
 
 
 def _triton(repository: Path, field: str, texts: Sequence[str], window_ms: int) -> dict[int, Result]:

@@ -14,16 +14,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import math
-import os
 import random
 import re
-import signal
 import tempfile
 import threading
 import time
-import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,26 +29,24 @@ import numpy as np
 from rich.console import Console
 
 from builder.checkpoint.libraries import quiet_libraries
-from builder.gateway.residency.processes import Processes, Usage, alive
+from builder.gateway.residency.processes import Processes
 from builder.gateway.server import allow_connections
 from builder.samples import TEXTS
 from builder.serve.gateway import gateway
 from builder.serve.triton import Server, free_ports, running
 from builder.triton.hosting import MODELS
 from builder.triton.share import share
-from builder.triton.versions import rollback, served
+from builder.triton.versions import served
 from scripts.benchmarks.circumstances import circumstances, write_figures
+from scripts.benchmarks.fleet_changing import Fleet
 from scripts.benchmarks.fleet_copies import MINILM, TINY, VERSIONS, build_one, copy, host
 from scripts.benchmarks.gateway import Through
 
 TASK = "/v1/tasks/text-classification"
 SHORT = TEXTS[:20]  # that the larger model takes whole
-SAMPLE_S = 0.5
 SHARED = "encoders"  # the shared front
 SOME = 41  # models of a shared front, to measure what one takes
-POPULAR = 50  # models that are rolled back
 ONE_BY_ONE = 400  # requests of one client, to one model and to several
-HOSTED_LOADS = re.compile(r"^build_repo_shared_loads_total\S* (\S+)$", re.MULTILINE)
 COUNTED = re.compile(r"^build_repo_gateway_(\w+?)(?:_total)? (\S+)$", re.MULTILINE)
 
 
@@ -108,79 +102,6 @@ class Seen:
     ms: list[float] = field(default_factory=list)
     failures: list[str] = field(default_factory=list)
     wrong: list[str] = field(default_factory=list)
-
-
-@dataclass
-class Fleet:
-    """Which version of each model is served, and since when; what was done to it, and the memory it took."""
-
-    order: Sequence[str]  # the model that is asked for most first
-    hosts: Mapping[str, Path]  # the repository that each is in
-    served: dict[str, tuple[int, float]]
-    processes: Processes
-    metrics: str = ""  # Triton's, by address
-    hosted_loads: int = 0  # of the shared front, over all its processes
-    rollbacks: int = 0
-    kills: int = 0
-    sampled: list[tuple[float, float, int]] = field(default_factory=list)  # MB: shared pages once, and as often as held
-    trouble: list[str] = field(default_factory=list)
-    over: threading.Event = field(default_factory=threading.Event)
-
-    def sample(self) -> None:
-        """Measure until it is over."""
-        before = self._hosted()
-        while not self.over.wait(SAMPLE_S):
-            now = self._hosted()
-            self.hosted_loads += now - before if now >= before else now
-            before = now
-            usage = self.processes.usage()
-            held = sum(map(rss, [*self.processes.of(usage.models), self.processes.server or 0]))
-            self.sampled.append((total(usage) / 1e6, held / 1e6, len(usage.models)))
-
-    def _hosted(self) -> int:
-        """Models that the shared front has loaded since it began."""
-        with urllib.request.urlopen(self.metrics, timeout=10) as response:
-            found = HOSTED_LOADS.search(response.read().decode())
-        return int(float(found[1])) if found else 0
-
-    def disturb(self, every: float, dice: random.Random) -> None:
-        """Roll back a model that is asked for often, kill a process, and so on until it is over."""
-        try:
-            while not self.over.wait(every):
-                self._roll_back(dice.choice(self.order[:POPULAR]))
-                before = self.processes.usage().models
-                if self.over.wait(every):
-                    return
-                victims = sorted(before.keys() & self.processes.usage().models)
-                if victims:
-                    self._kill(dice.choice(victims))
-        except Exception as error:  # of a thread: whoever started it says so
-            self.trouble.append(repr(error))
-
-    def _roll_back(self, name: str) -> None:
-        number = VERSIONS[0] + VERSIONS[1] - self.served[name][0]
-        self.served[name] = (self.served[name][0], math.inf)  # until it is over either may answer
-        rollback(self.hosts[name], name, number)
-        self.served[name] = (number, time.monotonic())
-        self.rollbacks += 1
-
-    def _kill(self, name: str) -> None:
-        for process in alive(self.processes.of([name]))[:1]:
-            os.kill(process, signal.SIGKILL)
-            self.kills += 1
-
-
-def rss(process: int) -> int:
-    """Resident bytes, pages that are shared with others included."""
-    try:
-        return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
-
-
-def total(usage: Usage) -> int:
-    """Bytes of the server and all models."""
-    return usage.server + sum(usage.models.values())
 
 
 def measure(repository: Path, names: Sequence[str], options: argparse.Namespace) -> dict[str, Any]:

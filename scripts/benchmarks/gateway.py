@@ -34,7 +34,7 @@ from builder.runtime.fields import Field
 from builder.serve.gateway import gateway
 from builder.serve.triton import Server, free_ports, running
 from builder.spec import make_spec
-from scripts.benchmarks.generation import make_checkpoint
+from scripts.benchmarks.generators import make_checkpoint
 from tests.models import minilm
 
 STREAMS = (1, 8, 32)

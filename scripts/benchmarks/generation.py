@@ -21,11 +21,9 @@ from typing import Any
 
 import grpc
 import numpy as np
-import torch
 from rich.console import Console
 from rich.table import Table
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoTokenizer
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from builder.checkpoint.libraries import quiet_libraries
@@ -37,6 +35,7 @@ from builder.spec import make_spec
 from builder.variants.measurements import measurements_of
 from scripts.benchmarks import peers
 from scripts.benchmarks.circumstances import circumstances, write_figures
+from scripts.benchmarks.generators import make_checkpoint
 from scripts.benchmarks.peers.clock import Clock
 from scripts.benchmarks.traffic import counters
 
@@ -44,51 +43,6 @@ WORKS = {  # least and most tokens of a prompt, and of an answer
     "mixed": ((16, 512), (16, 256)),
     "short": ((16, 32), (64, 128)),
     "long": ((2000, 2000), (64, 128)),  # shorter where a model has not as many positions
-}
-SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
-    "gpt2": ("gpt2", {}),
-    "qwen3-0.6b": (
-        "qwen3",
-        {
-            "vocab_size": 151936,
-            "hidden_size": 1024,
-            "intermediate_size": 3072,
-            "num_hidden_layers": 28,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 8,
-            "head_dim": 128,
-            "max_position_embeddings": 4096,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "llama-wide": (  # few layers, as wide as those of the next: 0.43 billion parameters
-        "llama",
-        {
-            "vocab_size": 32000,
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 6,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "max_position_embeddings": 4096,
-            "tie_word_embeddings": True,
-        },
-    ),
-    "llama-1b": (
-        "llama",
-        {
-            "vocab_size": 128256,
-            "hidden_size": 2048,
-            "intermediate_size": 8192,
-            "num_hidden_layers": 16,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 8,
-            "head_dim": 64,
-            "max_position_embeddings": 4096,
-            "tie_word_embeddings": True,
-        },
-    ),
 }
 OURS = (
     "int8", "int8/int8", "int4-weights", "int4-weights@128", "fp32",
@@ -139,37 +93,6 @@ def main() -> None:
             figures["models"][name] = _bench_model(console, name, root / name, Path(place), options)
             if options.output:
                 write_figures(options.output, figures)
-
-
-def make_checkpoint(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> Path:
-    """A checkpoint of a real size with random weights, and a byte-level tokeniser with as many tokens."""
-    if (folder / "model.safetensors").exists():
-        return folder
-    model_type, options = SHAPES[name]
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, **options)
-    AutoModelForCausalLM.from_config(config).to(dtype).save_pretrained(folder, max_shard_size="100GB")
-    save_tokenizer(folder, config.vocab_size)
-    return folder
-
-
-def save_tokenizer(folder: Path, size: int, **special: str) -> None:
-    """A byte-level tokeniser of `size` tokens, most of which no text is made of."""
-    trained = Tokenizer(models.BPE())
-    trained.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trained.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=2000, initial_alphabet=alphabet))
-    state = json.loads(trained.to_str())["model"]
-    vocabulary = state["vocab"]
-    for index in range(len(vocabulary), size):
-        vocabulary[f"Ġword{index}"] = index  # never made from a text, but said by the model
-    if "pad_token" in special and special["pad_token"] not in vocabulary:
-        vocabulary[special["pad_token"]] = vocabulary.pop(f"Ġword{size - 1}")
-    full = Tokenizer(models.BPE(vocabulary, [tuple(merge) for merge in state["merges"]]))
-    full.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    full.decoder = decoders.ByteLevel()
-    named = {"bos_token": "!", "eos_token": "!", "unk_token": "!", **special}
-    PreTrainedTokenizerFast(tokenizer_object=full, **named).save_pretrained(folder)
 
 
 def make_work(tokenizer: Any, count: int, kind: str = "mixed", positions: int = 10**6) -> list[Asked]:

@@ -45,7 +45,7 @@ from builder.triton.placement import OF_TOKENS
 from builder.triton.profiles import Calls, covering_profile, input_shapes
 from builder.variants.candidates import VariantMaker
 from builder.verify.generation import geometry_of
-from scripts.benchmarks.generation import make_checkpoint
+from scripts.benchmarks.generators import make_checkpoint
 from scripts.benchmarks.posts import alone, median_ms
 from tests.models import minilm
 

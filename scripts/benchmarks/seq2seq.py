@@ -34,7 +34,7 @@ from builder.serve.triton import running
 from builder.spec import make_spec
 from scripts.benchmarks import peers
 from scripts.benchmarks.circumstances import circumstances
-from scripts.benchmarks.generation import save_tokenizer
+from scripts.benchmarks.generators import save_tokenizer
 
 LONGEST, ANSWER = 256, 48
 LARGE_BART = {

@@ -19,7 +19,7 @@ from builder.samples import TEXTS
 from builder.spec import make_spec
 from scripts.benchmarks import peers
 from scripts.benchmarks.decoding import cache_designs, executor_of
-from scripts.benchmarks.generation import make_checkpoint
+from scripts.benchmarks.generators import make_checkpoint
 from scripts.benchmarks.posts import Row, alone, median_ms
 
 PROMPT, ANSWER = 32, 224
