@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, STORE_HELP, VERIFY_KEY_HELP, screen
-from builder.spec.build_spec import KEEP
+from builder.spec.choices import KEEP
 from builder.stores.address import named_version
 from builder.stores.store import open_store
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from builder.errors import RepositoryError
-from builder.spec.build_spec import KEEP
+from builder.spec.choices import KEEP
 from builder.stores.manifest import Blob, Manifest
 from builder.stores.push import AT_ONCE, blob_of
 from builder.stores.store import Store

@@ -19,7 +19,7 @@ from builder.report.bom import BOM, bom
 from builder.report.page import PAGE, page
 from builder.report.record import BuildReport, read_report
 from builder.runtime.contract import FILE
-from builder.spec.build_spec import KEEP
+from builder.spec.choices import KEEP
 from builder.triton.check import check
 from builder.triton.entries import numbered
 from builder.triton.publish import move_in, tidy

@@ -29,7 +29,7 @@ from builder.report.bom import BOM, bom
 from builder.report.page import PAGE, page
 from builder.report.record import BuildReport
 from builder.runtime.recipe.compile import FOLDER as RECIPE
-from builder.spec.build_spec import KEEP
+from builder.spec.choices import KEEP
 from builder.triton.check import check
 from builder.triton.entries import RepositoryEntry, numbered
 from builder.triton.render import render
