@@ -1,7 +1,7 @@
 """Every error a user can cause. The command line prints the message and exits 1; a traceback means a bug.
 
 BuilderError
-├── SpecError          an option or a models.yaml that cannot be meant
+├── SpecError          an option or a models.yaml that is wrong, or contradicts another
 ├── CheckpointError    a checkpoint that cannot be found, trusted or served for the task
 ├── ExportError        a graph that could not be made
 ├── VerificationError  a model whose answers are not the reference's; nothing is published

@@ -1,7 +1,7 @@
 """Where in a repository a content was published last, so that another model with the same is linked to it.
 
-One symbolic link a content in the user's cache, named by its SHA-256: the repository itself has nothing but models, and
-what is gone from it leaves a link that leads nowhere. Whoever links compares the contents first.
+The user's cache has a symbolic link for each content, named by its SHA-256, so that the repository itself has nothing
+but models. A file that was removed leaves a broken link. Whoever links files compares their contents first.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Published:
                 yield Path(os.readlink(self.folder / digest))
 
     def note(self, digest: str, file: Path) -> None:
-        """`file` has the content `digest`. Nothing is said where it cannot be noted: it costs space, nothing else."""
+        """`file` has the content `digest`. Failures are ignored: they cost disk space and nothing else."""
         if self.folder is None:
             return
         with suppress(OSError):
@@ -46,7 +46,7 @@ class Published:
 
 
 def forget_removed() -> None:
-    """Take away what leads to files that are no more."""
+    """Remove the links to files that no longer exist."""
     for known in (cache_home() / FOLDER).glob("*/*"):
         if not known.exists():
             known.unlink(missing_ok=True)

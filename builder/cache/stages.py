@@ -1,8 +1,8 @@
 """A family whose stages are done once: what an earlier build made of the same is taken instead.
 
-The key of a stage is made of the checkpoint, the options that matter to it and what made it. Stages are asked for from
-the last one back: where the ladder is kept, neither the export nor PyTorch's answers are read. What is kept was
-verified with the same key, and its numbers are compared with their bounds again; the report says which stages were.
+The key of a stage is made of the checkpoint, the options that matter to it and what made it. A stage is looked
+for when a later one needs it: where the ladder is kept, neither the export nor PyTorch's answers are read. What is kept
+was verified with the same key, and its numbers are compared with their bounds again; the report says which stages were.
 """
 
 from __future__ import annotations

@@ -34,9 +34,11 @@ def parser() -> argparse.ArgumentParser:
 
 def run(options: argparse.Namespace) -> int:
     if (options.action == "prune") != (options.max_gb is not None):
-        raise SpecError("`build-repo cache prune` needs --max-gb, the 10^9 bytes that may stay; nothing else takes it")
+        raise SpecError(
+            "--max-gb, how many 10^9 bytes may stay in the cache, is for `build-repo cache prune`, which needs it"
+        )
     if options.max_gb is not None and options.max_gb < 0:
-        raise SpecError(f"--max-gb {options.max_gb} is less than nothing")
+        raise SpecError(f"--max-gb {options.max_gb} is negative; expected 0 or more")
     entries = Entries(cache_home())
     if options.action == "prune":
         gone = entries.prune(round(options.max_gb * 1e9))

@@ -87,10 +87,13 @@ class Deployment:
 
 
 def check(deployment: Deployment) -> Deployment:
-    """The same. Raises SpecError for what cannot be meant."""
+    """`deployment` as it is. Raises SpecError for options that are wrong, or contradict one another."""
     for what, name in (("--name", deployment.name), ("--namespace", deployment.namespace)):
         if not NAME.fullmatch(name):
-            raise SpecError(f"{what} {name} is no name there: expected small letters, digits and dashes, 40 at most")
+            raise SpecError(
+                f"{what} {name} is not a name that Kubernetes takes: expected at most 40 lower-case letters, digits "
+                "and dashes"
+            )
     releases = sorted({model.release for model in deployment.models})
     if len(releases) > 1:
         raise SpecError(

@@ -32,7 +32,9 @@ def as_planned(models: Sequence[Model], file: Path, replicas: int, cores: int | 
     by_name = {one.name: one for one in plans}
     missing = [model.name for model in models if model.name not in by_name]
     if missing:
-        raise SpecError(f"{file} states no load for {missing[0]}, which is deployed; it does for {', '.join(by_name)}")
+        raise SpecError(
+            f"{file} has no load for {missing[0]}, which is to be deployed; it has one for {', '.join(by_name)}"
+        )
     lacking = [f"{one.name}: {text}" for one in plans for text in one.lacking] + list(machine.lacking)
     if lacking:
         raise SpecError(

@@ -29,7 +29,7 @@ VNNI = ("avx512_vnni", "avx_vnni", "amx_int8")  # instruction sets that multiply
 
 @dataclass(frozen=True)
 class Variant:
-    """A precision on an engine, for a target. `fast_with`: instruction sets of which it wants one."""
+    """A precision on an engine, for a target. `fast_with`: instruction sets, one of which makes it fast."""
 
     precision: str
     engine: str

@@ -94,7 +94,7 @@ class Chosen:
 def begin(
     spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage
 ) -> Family[Exported, Rung, Fused, Exact, Chosen]:
-    """The steps of an encoder. Raises SpecError for what it does not have, CheckpointError for what is none."""
+    """The steps of an encoder. Raises SpecError for an option that it does not have, CheckpointError for others."""
     generating = {
         "--beams": spec.beams,
         "--max-answer": spec.max_answer,

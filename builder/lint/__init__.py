@@ -20,7 +20,7 @@ def lint(repository: Path, triton: str | None = None, verify_key: Path | None = 
     """What was found, model by model, in the order of the rules' codes.
 
     `triton`: the release to check against, instead of the one that each model was built for. `verify_key`: what every
-    model must have been signed with, as builder/triton/signatures.py takes it. Raises SpecError where it is no key.
+    model must have been signed with, as builder/triton/signatures.py takes it. Raises SpecError where it is not one.
     """
     looked_at = Repository(repository, triton, verify_key)
     found = [finding for rule in all_rules() for finding in rule.findings(looked_at)]

@@ -34,7 +34,7 @@ class Source:
 
 
 def read_source(path: Path) -> Source | None:
-    """None where it does not parse, of which another rule says so."""
+    """None where it does not parse, which another rule reports."""
     try:
         tree = ast.parse(path.read_bytes())
     except (SyntaxError, ValueError, OSError):

@@ -45,7 +45,7 @@ def _signature(backend: str, path: Path, changed_ns: int) -> stock.Signature | N
 
 
 def readable(version: Version) -> stock.Signature | None:
-    """The same, and None for a graph that cannot be read, of which another rule says so."""
+    """The same, and None for a graph that cannot be read, which another rule reports."""
     try:
         return signature_of(version)
     except Unreadable:

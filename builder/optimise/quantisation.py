@@ -50,7 +50,7 @@ def quantise(graph: Graph, path: Path, left_alone: Collection[str] = ()) -> Quan
     expected = sum(found[name] == PRODUCT for name in chosen)
     if not expected or result.operators["MatMulInteger"] != expected:
         raise VerificationError(
-            f"of {expected} matrix products {result.operators['MatMulInteger']} were quantised; nothing was published. "
+            f"{result.operators['MatMulInteger']} of {expected} matrix products were quantised; nothing was published. "
             "Use --precision fp32 for this checkpoint"
         )
     return Quantised(result, expected, len(chosen) - expected, tuple(left_alone))

@@ -91,7 +91,7 @@ def quantise_statically(
     done = _quantised_products(result.graph)
     if not chosen or done != len(chosen):
         raise VerificationError(
-            f"of {len(chosen)} matrix products {done} were quantised; nothing was published. Use --precision fp32 for "
+            f"{done} of {len(chosen)} matrix products were quantised; nothing was published. Use --precision fp32 for "
             "this checkpoint"
         )
     return Quantised(save_graph(result, path), done, rounded, tuple(left_alone))

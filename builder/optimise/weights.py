@@ -81,7 +81,7 @@ def refuse_missed(expected: int, done: int, graph: onnx.GraphProto) -> None:
     left = _unquantised(graph)
     if not expected or done != expected or left:
         raise VerificationError(
-            f"of {expected + len(left)} matrix products {done} were quantised"
+            f"{done} of {expected + len(left)} matrix products were quantised"
             + (f", not {left[0]}" if left else "")
             + "; nothing was published. Use --precision fp32 for this checkpoint"
         )

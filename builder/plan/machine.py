@@ -45,10 +45,14 @@ def plan(specs: Sequence[BuildSpec], pods: int = 1) -> tuple[tuple[Plan, ...], M
     """
     loaded = [(spec, spec.load.shared_by(pods)) for spec in specs if spec.load is not None]
     if not loaded:
-        raise SpecError("no model says its load; give each that is to be planned one (load: {requests_per_s: ...})")
+        raise SpecError(
+            "no model states a load; add one to each model that is to be planned (load: {requests_per_s: ...})"
+        )
     machines = {spec.machine for spec, _ in loaded}
     if len(machines) > 1:
-        raise SpecError("a plan is of one machine, and the models state several; put `machine:` into `defaults:`")
+        raise SpecError(
+            "a plan is for one machine, and the models state different ones; put `machine:` into `defaults:`"
+        )
     plans = tuple(_plan(spec.capacity, load, needs_of(spec)) for spec, load in loaded)
     first = loaded[0][0]
     return plans, _machine(first.capacity, first.machine.shm_mb, plans)

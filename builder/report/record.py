@@ -190,7 +190,7 @@ def read_report(repository: Path, name: str) -> BuildReport:
 
 
 def parse_report(text: bytes, where: str) -> BuildReport:
-    """The report that a build.json holds. Raises RepositoryError where it is none of this version of build-repo."""
+    """The report that a build.json holds. Raises RepositoryError where another version of build-repo wrote it."""
     try:
         document = json.loads(text)
         tuples = {name: tuple(document[name]) for name in ("warnings", "tuned_for")}

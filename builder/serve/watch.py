@@ -90,9 +90,9 @@ class Watcher:
             self._load(name)
 
     def _died(self) -> dict[str, str]:
-        """Models of which a process is dead and stays: those that Triton ended itself it takes leave of.
+        """Models with a process that is dead and was not reaped, as Triton does with those that it ended itself.
 
-        Not where it ran a version that ends, while another answers: nothing is missing then.
+        Not where the process ran an old version while another one answers: nothing is missing then.
         """
         died = {}
         for process, (dead, running) in children(self.server.process.pid).items():

@@ -49,7 +49,7 @@ class BuildSpec(Choices):
         allowed = {"cpu": ("onnxruntime", "openvino", "auto"), "cuda": ("onnxruntime", *WHOLE_CHECKPOINT)}
         engines = allowed.get(self.target, ("tensorrt", "onnxruntime"))
         if self.engine is not None and self.engine not in engines:
-            raise ValueError(f"--engine {self.engine} is not of --target {self.target}, which has {', '.join(engines)}")
+            raise ValueError(f"--target {self.target} has no --engine {self.engine}; it has {', '.join(engines)}")
         meant = {
             "gpu": (self.gpu != Gpu() and self.target == "cpu", "--target cuda or tensorrt"),
             "gpu.cuda_graphs": (self.gpu.cuda_graphs and not self.makes_plan, "plans: --target tensorrt"),

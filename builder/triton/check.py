@@ -21,8 +21,8 @@ PENDING = "TR653"
 def check(repository: Path, triton: str | None = None) -> list[str]:
     """The errors found, one sentence each, with the model's name; an empty list where there are none.
 
-    `triton`: the release to check against, instead of the one that each model was built for. A plan that a machine
-    with a GPU has still to compile is no error of what was built: see `pending`.
+    `triton`: the release to check against, instead of the one that each model was built for. A plan that
+    still has to be compiled on a machine with a GPU is not an error: see `pending`.
     """
     errors = [finding for finding in lint(repository, triton) if finding.severity is Severity.ERROR]
     return [str(finding) for finding in errors if finding.code != PENDING]

@@ -183,7 +183,7 @@ def _not_held(version: Path, error: Exception, trusted: Path) -> str:
 
 
 def _changes(folder: Path) -> Iterator[str]:
-    """What is no longer as its good signature says, each by its name."""
+    """What has changed since the version was signed, a sentence a file; its signature itself is good."""
     signed = {item["name"]: item["digest"] for item in _statement(folder)["predicate"]["resources"]}
     here = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
     del here[SIGNATURE]

@@ -91,7 +91,7 @@ class Change:
 
 
 def undo(root: Path, steps: Sequence[Step]) -> None:
-    """Put everything back, the last step first; what a process that was killed had put back already stays so."""
+    """Put everything back, the last step first; what a killed process had put back already is left as it is."""
     for step in reversed(steps):
         target = root / step.target
         source = None if step.source is None else root / step.source
@@ -209,7 +209,7 @@ def _held(place: Path) -> bool:
 @contextlib.contextmanager
 def alone(repository: Path, *name: str) -> Iterator[None]:
     """Hold the lock of `repository`, or of one model of it; wait while another has it. A process that dies gives it
-    back. Who wants both takes the model's first."""
+    back. Take a model's lock before the repository's."""
     path = repository.parent / ".".join(["", repository.name, *name, "lock"])
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)

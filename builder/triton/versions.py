@@ -52,8 +52,8 @@ def numbers(entry: Path) -> list[int]:
 
 
 def loaded(entry: Path) -> list[int]:
-    """The versions that Triton loads by the model's version_policy. Raises RepositoryError for a config.pbtxt that is
-    none."""
+    """The versions that Triton loads by the model's version_policy. Raises RepositoryError for a config.pbtxt that
+    cannot be parsed."""
     config = entry / CONFIG
     return chosen(parse(config.read_text("utf-8"), entry.name), numbers(entry)) if config.is_file() else []
 

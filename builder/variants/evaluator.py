@@ -62,7 +62,7 @@ class Evaluator:
 
     @cached_property
     def reference_scores(self) -> Mapping[str, float]:
-        """PyTorch's own scores, where there are labels. Raises SpecError for labels that are none."""
+        """PyTorch's own scores, where there are labels. Raises SpecError for labels that cannot be scored."""
         return self._score(self.expected)
 
     @cached_property

@@ -76,7 +76,7 @@ class Rungs(Protocol[Option]):
         ...
 
     def leave_more(self, candidate: Candidate[Option]) -> int | None:
-        """How many layers to leave alone next; None where that is no way to keep the quality."""
+        """How many layers to leave alone next; None where leaving more would not help."""
         ...
 
     def found(self, rung: Rung) -> str:

@@ -31,7 +31,7 @@ def cause(graph: Graph, module: TaskGraph, rows: Rows, checkpoint: Checkpoint, t
 
 
 def _equal_up_to(graph: Graph, module: TaskGraph, rows: Rows, checkpoint: Checkpoint, threads: int) -> tuple[int, int]:
-    """The longest row on which the graph is a fresh PyTorch's, and the next; (0, 0) where there is no such place.
+    """The longest row on which the graph answers as a fresh PyTorch, and the next one; (0, 0) where there is none.
 
     By halving, with a model loaded anew for each row: one that changes itself must not have answered before.
     """

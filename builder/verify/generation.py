@@ -47,7 +47,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class Agreement:
-    """How near a graph comes to a Reference."""
+    """How well a graph agrees with a Reference."""
 
     error: float  # largest difference of a token's log-probability
     mean: float  # share of positions whose most probable token is PyTorch's

@@ -94,7 +94,9 @@ models:
     assert triton["resources"]["requests"] == {"cpu": compose["cpus"], "memory": compose["mem_limit"]}
     assert replica["volumes"][0] == {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": compose["shm_size"]}}
     assert f"--cache-config=local,size={8 << 20}" in triton["args"]
-    with pytest.raises(SpecError, match="states no load for other, which is deployed; it does for minilm, writes"):
+    with pytest.raises(
+        SpecError, match="has no load for other, which is to be deployed; it has one for minilm, writes"
+    ):
         as_planned((replace(ENCODER, name="other"),), tmp_path / "models.yaml", 1, None)
     (tmp_path / "models.yaml").write_text(text.replace("memory_gb: 16", "memory_gb: 1"))
     with pytest.raises(SpecError, match="the load cannot be held"):

@@ -115,7 +115,7 @@ def _load(source: str, folder: Path) -> Any:
         ({"prune": 0.3}, "--prune: not of --engine tensorrt-llm"),
         ({"instances": 2}, r"--instances \(use tensorrt_llm\.tensor_parallel_size\)"),
         ({"gpu": "t4"}, r"needs compute capability 8\.0 \(TensorRT-LLM"),
-        ({"target": "cpu"}, "--engine tensorrt-llm is not of --target cpu"),
+        ({"target": "cpu"}, "--target cpu has no --engine tensorrt-llm"),
         ({"vllm": {"tensor_parallel_size": 2}}, "`vllm:` is for --engine vllm"),
     ],
 )

@@ -131,7 +131,7 @@ def test_a_version_that_was_not_read_has_the_fields_of_its_neighbours() -> None:
     [
         ({"precision": "int8"}, "has fp32, fp16, bf16, fp8, not --precision int8"),
         ({"prune": 0.3}, "--prune: not of --engine vllm"),
-        ({"target": "cpu"}, "--engine vllm is not of --target cpu"),
+        ({"target": "cpu"}, "--target cpu has no --engine vllm"),
         ({"instances": 2}, re.escape("--instances (use vllm.tensor_parallel_size)")),
     ],
 )

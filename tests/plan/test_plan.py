@@ -200,8 +200,8 @@ def test_models_of_one_machine_are_added_up(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_a_plan_is_of_one_machine_and_of_some_load(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(SpecError, match="no model says its load"):
+    with pytest.raises(SpecError, match="no model states a load"):
         machine.plan([make_spec(model="org/it")])
     other = _spec({}, name="writes", machine={"cores": 8})
-    with pytest.raises(SpecError, match="a plan is of one machine"):
+    with pytest.raises(SpecError, match="a plan is for one machine"):
         _machine(monkeypatch, _spec({}, name="encoder"), other)

@@ -86,7 +86,7 @@ def _replace(node: onnx.NodeProto, renamed: dict[str, str], slopes: dict[str, st
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
     if attributes.get("softcap"):
         raise ExportError(
-            "its attention caps scores (softcap), which OpenVINO's attention cannot; use --engine onnxruntime"
+            "its attention caps scores (softcap), which OpenVINO's attention does not do; use --engine onnxruntime"
         )
     bias = node.input[BIAS] if len(node.input) > BIAS else ""
     caches = [renamed[name] for name in node.input[3:5]]

@@ -135,7 +135,7 @@ class Lifecycle:
         return size if version == resident.version else 0
 
     def _failed(self, resident: Resident, before: Resident | None, error: BaseException) -> None:
-        """A load came to nothing: what there is of the model goes, or what answered before goes on."""
+        """A load failed: what was loaded of the model is unloaded, or the version before it continues to answer."""
         if isinstance(error, ApiError) and error.code == "model_failed" and resident.stamp is not None:
             self.measures.failures.inc()
             delay = self.backoff.note(resident.name, resident.stamp, error.message)
