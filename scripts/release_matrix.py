@@ -39,18 +39,8 @@ from builder.triton.releases import OPERATOR_NEEDS, RELEASES, version_tuple
 from builder.variants.candidates import VariantMaker
 from builder.verify.emitted import Prompted, answer
 from builder.verify.generation import geometry_of
-from builder.verify.runtimes import (
-    STEPS,
-    Case,
-    NotAtHand,
-    Recorder,
-    difference,
-    drive,
-    environment,
-    graph_case,
-    past_the_window,
-    replayed,
-)
+from builder.verify.recording import STEPS, Case, Recorder, drive, graph_case, past_the_window
+from builder.verify.runtimes import NotAtHand, difference, environment, replayed
 from builder.verify.seq2seq import Graphs
 from tests.checkpoints import ARCHITECTURES, VOCABULARY, make_checkpoint
 from tests.decoders import DECODERS, make_decoder

@@ -58,7 +58,8 @@ from builder.verify.generation import (
     refuse_wrong_text,
 )
 from builder.verify.long_rows import LongAnswers, ask_long_row, refuse_wrong_long_row, unreached
-from builder.verify.runtimes import STEPS, Case, Recorder, Replay, drive, past_the_window
+from builder.verify.recording import STEPS, Case, Recorder, drive, past_the_window
+from builder.verify.runtimes import Replay
 from builder.verify.verdict import Bound, Comparison
 
 LONG_PROMPT = 24  # tokens of the prompts that are run on the engine of the release too

@@ -38,7 +38,8 @@ from builder.variants.measurements import Measurements, measurements_of
 from builder.verify.causes import cause
 from builder.verify.parity import TOLERANCE, Reference, long_references
 from builder.verify.quality import Quality
-from builder.verify.runtimes import Replay, graph_case
+from builder.verify.recording import graph_case
+from builder.verify.runtimes import Replay
 from builder.verify.verdict import Bound, Comparison
 
 SERVED_TOLERANCE = 1e-3  # fp32 answers against the pipeline's, whose own batches differ in the last digits

@@ -109,7 +109,7 @@ class BuildSpec(Choices):
     @property
     def facts(self) -> dict[str, Any]:
         """What the user chose, defaults included, as JSON; without where it comes from and goes to."""
-        return {"name": self.entry_name, **self.model_dump(mode="json", exclude=ELSEWHERE)}
+        return {**self.model_dump(mode="json", exclude=ELSEWHERE), "name": self.entry_name}
 
     @property
     def source(self) -> Source:

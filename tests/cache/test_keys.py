@@ -45,6 +45,7 @@ def test_where_it_is_published_and_what_is_planned_for_it_change_nothing(folder:
     key = build_key(_spec(folder))
     assert key == build_key(_spec(folder, output=tmp_path / "other", keep=5, load={"requests_per_s": 3}))
     assert key == build_key(_spec(folder, output="s3://bucket/models"))
+    assert key == build_key(_spec(folder, name="checkpoint")), "which is its name in any case"
     (folder / ".cache").mkdir()
     (folder / ".cache" / "lock").touch()
     (folder / "pytorch_model.bin").touch()

@@ -21,7 +21,8 @@ from builder.runtime.contract import load_encoder
 from builder.spec import make_spec
 from builder.triton.emitted import EXECUTOR_FILES
 from builder.triton.render import parse
-from builder.verify.runtimes import graph_case, replayed
+from builder.verify.recording import graph_case
+from builder.verify.runtimes import replayed
 
 BUILDER = Path(engines.__file__).parent.parent
 ROOMS = Path(__file__).parent / "rooms"

@@ -29,20 +29,8 @@ from builder.runtime.generation.executors.in_process import InProcess
 from builder.spec import WeightOptions
 from builder.triton.releases import NEWEST, OPERATOR_NEEDS, RELEASES, version_tuple
 from builder.verify.generation import geometry_of
-from builder.verify.runtimes import (
-    STEPS,
-    Case,
-    NotAtHand,
-    Recorder,
-    compare,
-    difference,
-    drive,
-    environment,
-    graph_case,
-    past_the_window,
-    replayed,
-    tolerance,
-)
+from builder.verify.recording import STEPS, Case, Recorder, drive, graph_case, past_the_window, tolerance
+from builder.verify.runtimes import NotAtHand, compare, difference, environment, replayed
 from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder
 

@@ -47,7 +47,8 @@ from builder.variants.generating import PrecisionRungs, Required
 from builder.variants.ladder import Climbed, climb
 from builder.verify.emitted import Prompted, answer
 from builder.verify.metrics import texts as texts_against
-from builder.verify.runtimes import Case, Recorder, Replay
+from builder.verify.recording import Case, Recorder
+from builder.verify.runtimes import Replay
 from builder.verify.seq2seq import (
     Agreement,
     Graphs,
