@@ -18,6 +18,12 @@ SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # Ray sends reports over the network unless it is told not to
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "builder.ray.proxy.middlewares",
 }
+PATIENCE = {  # on a busy machine a node takes longer to start than the 10 to 30 s that Ray waits, and a proxy than 5 s
+    "RAY_raylet_start_wait_time_s": "120",
+    "RAY_gcs_server_port_wait_time_s": "120",
+    "RAY_agent_register_timeout_ms": "120000",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+}
 LOOPBACK = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # a cluster of one machine keeps to it, as it does there
 ADDRESS = "RAY_ADDRESS"  # where a cluster is, as Ray's own programs take it; KubeRay sets it for a RayJob
 
@@ -33,7 +39,8 @@ def connected(address: str | None) -> Iterator[Any]:
 
     Raises SpecError where ray is not installed, ServeError where no cluster answers.
     """
-    os.environ.update({**SETTINGS, **({} if _is_elsewhere(address) else LOOPBACK)})  # for ray, and for its children
+    # For ray, and for its children.
+    os.environ.update({**PATIENCE, **os.environ, **SETTINGS, **({} if _is_elsewhere(address) else LOOPBACK)})
     try:
         import ray
     except ModuleNotFoundError as error:
@@ -45,7 +52,7 @@ def connected(address: str | None) -> Iterator[Any]:
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
     try:
         ray.init(address=address or "local", **quiet, **({} if address else local))
-    except Exception as error:  # of a node that does not start within 30 s too, for which Ray has no type of its own
+    except Exception as error:  # of a node that does not start in time too, for which Ray has no type of its own
         raise ServeError(f"no Ray cluster at {address or 'this machine'}: {error}") from error
     try:
         yield ray

@@ -12,7 +12,7 @@ from ray.serve.schema import ServeDeploySchema
 from builder.deploy.deployment import Deployment, Scaling, Secrets
 from builder.deploy.targets import find_target
 from builder.errors import SpecError
-from builder.ray.cluster import SETTINGS
+from builder.ray.cluster import PATIENCE, SETTINGS
 from builder.ray.options import read_options
 from tests.deploy.deployments import ALL, IN_IMAGE, STORED, WITH_GPU
 from tests.deploy.restricted import violations
@@ -38,7 +38,8 @@ def test_a_ray_service_is_what_kuberay_takes(deployment: Deployment) -> None:
         refuse_invalid(pod, "1.33")
         assert violations(pod["spec"]) == []
         (container,) = pod["spec"]["containers"]
-        assert {entry["name"]: entry.get("value") for entry in container["env"]}.items() >= SETTINGS.items()
+        said = {entry["name"]: entry.get("value") for entry in container["env"]}
+        assert said.items() >= {**SETTINGS, **PATIENCE}.items()
         assert [pull["name"] for pull in pod["spec"]["initContainers"]] == ["pull"]
         mounts = {mount["name"] for mount in container["volumeMounts"]}
         assert mounts == {volume["name"] for volume in pod["spec"]["volumes"]}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import threading
 from contextlib import AbstractContextManager
@@ -14,7 +15,7 @@ import pytest
 from builder.commands import serve
 from builder.errors import ServeError, SpecError
 from builder.ray import replica
-from builder.ray.cluster import LOOPBACK, SETTINGS, connected
+from builder.ray.cluster import LOOPBACK, PATIENCE, SETTINGS, connected
 from builder.ray.options import read_options
 from builder.ray.replica import Loaded
 from builder.serve.triton import Ports, Server
@@ -59,6 +60,22 @@ def test_a_cluster_that_does_not_start_in_time_is_said(monkeypatch: pytest.Monke
     monkeypatch.setattr("ray.init", init)
     with pytest.raises(ServeError, match="no Ray cluster at this machine: The current node timed out"), connected(None):
         pass
+
+
+def test_a_node_has_longer_to_start_than_ray_gives_it_unless_somebody_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unsaid, *said = PATIENCE
+    longer = {name: f"{PATIENCE[name]}0" for name in said}
+    for name, value in {**SETTINGS, **LOOPBACK, **PATIENCE, **longer}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv(unsaid)
+    found: dict[str, str] = {}
+    monkeypatch.setattr("ray.init", lambda **options: found.update(os.environ))
+    monkeypatch.setattr("ray.shutdown", lambda: None)
+    with connected(None):
+        pass
+    assert found.items() >= {**longer, unsaid: PATIENCE[unsaid]}.items()
 
 
 class FakeControl(AbstractContextManager["FakeControl"]):

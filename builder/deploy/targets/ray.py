@@ -17,7 +17,7 @@ from builder.deploy.pod import NOBODY, Document
 from builder.deploy.targets import Target
 from builder.deploy.yamls import text
 from builder.errors import SpecError
-from builder.ray.cluster import OBJECTS, SETTINGS
+from builder.ray.cluster import OBJECTS, PATIENCE, SETTINGS
 from builder.ray.options import Options
 
 RAY = "2.60.0"
@@ -129,7 +129,7 @@ def _template(deployment: Deployment, name: str, resources: dict[str, int]) -> D
     container = {
         "name": f"ray-{name}",
         "image": _image(deployment),
-        "env": [{"name": key, "value": value} for key, value in {**SETTINGS, "HOME": "/tmp"}.items()],
+        "env": [{"name": key, "value": value} for key, value in {**SETTINGS, **PATIENCE, "HOME": "/tmp"}.items()],
         "securityContext": {**pod.container_security(NOBODY), "readOnlyRootFilesystem": False},
         "resources": {"requests": dict(resources), "limits": dict(resources)},
         "volumeMounts": mounts,
