@@ -4,7 +4,8 @@ Tiny checkpoints, made by code and all different, encoders of five tasks and fou
 `build-repo models.yaml` three times: cold, into an empty repository with an empty cache; warm, with nothing changed;
 and with one option changed that the exported graphs do not depend on. Each executor has a repository and a cache of its
 own. `process` is one worker, `workers` one for each core, `ray` a cluster on this machine. Seconds are of the whole
-command; memory is that of all its processes together, the most at any time, pages that they share once.
+command, and of the processor those of all its processes, which other programs change little; memory is that of all its
+processes together, the most at any time, pages that they share once.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,7 @@ EXECUTORS = {"process": "1", "workers": str(available_cores()), "ray": "ray"}  #
 OPTIONS = {"max_length": 64}
 CHANGED = {"max_batch_size": 32}
 SAMPLE_S = 0.3
+TICKS = os.sysconf("SC_CLK_TCK")  # a second, of the times in /proc/PID/stat
 BUILD_REPO = str(Path(sys.executable).with_name("build-repo"))
 
 
@@ -107,35 +110,56 @@ def run(
     environment = {**os.environ, "BUILD_REPO_CACHE": str(place / "cache"), "HF_HUB_OFFLINE": "1"}
     begun = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
-        memory: list[int] = [0]
-        threading.Thread(target=_watch, args=(process, memory), daemon=True).start()
+        used = Used()
+        threading.Thread(target=used.watch, args=(process,), daemon=True).start()
         printed = process.communicate()[0]
     seconds = time.monotonic() - begun
     assert process.returncode == 0, f"build-repo ended with {process.returncode}"
     versions = [document["version"] for document in json.loads(printed)]
     assert versions == [version] * len(checkpoints), versions
-    return {"seconds": round(seconds, 1), "memory_mb": round(memory[0] / 1e6)}
+    processor = sum(used.processor_s.values())
+    return {"seconds": round(seconds, 1), "processor_s": round(processor, 1), "memory_mb": round(used.memory / 1e6)}
 
 
-def _watch(process: subprocess.Popen[str], memory: list[int]) -> None:
-    """Keep the most that it and all processes that it started have in memory at once."""
-    while process.poll() is None:
-        memory[0] = max(memory[0], sum(map(_resident, _family(process.pid))))
-        time.sleep(SAMPLE_S)
+@dataclass
+class Used:
+    """What a process and all that it started took. `memory`: bytes at once, at the most; `processor_s`: of each."""
+
+    memory: int = 0
+    processor_s: dict[int, float] = field(default_factory=dict)
+
+    def watch(self, process: subprocess.Popen[str]) -> None:
+        """Look every `SAMPLE_S`, until it ends."""
+        while process.poll() is None:
+            family = _family(process.pid)
+            self.memory = max(self.memory, sum(map(_resident, family)))
+            self.processor_s |= {pid: seconds for pid in family if (seconds := _processor_s(pid))}
+            time.sleep(SAMPLE_S)
 
 
 def _family(pid: int) -> list[int]:
     """A process and its descendants."""
     parents = {}
-    for status in Path("/proc").glob("[0-9]*/stat"):
-        try:
-            parents[int(status.parent.name)] = int(status.read_text().rsplit(")", 1)[1].split()[1])
-        except OSError:  # it has ended
-            continue
+    for status in Path("/proc").glob("[0-9]*"):
+        if fields := _status(int(status.name)):
+            parents[int(status.name)] = int(fields[1])
     found = [pid]
     for one in found:
         found.extend(child for child, parent in parents.items() if parent == one)
     return found
+
+
+def _status(pid: int) -> list[str]:
+    """The fields of /proc/PID/stat from the state on (man proc_pid_stat(5)); none of a process that has ended."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    except OSError:
+        return []
+
+
+def _processor_s(pid: int) -> float:
+    """Its own seconds of the processor, in user mode and in the kernel; 0 where it has ended."""
+    return sum(map(int, _status(pid)[11:13])) / TICKS
 
 
 def _resident(pid: int) -> int:
@@ -144,11 +168,15 @@ def _resident(pid: int) -> int:
 
 
 def show(figures: dict[str, Any], models: int) -> None:
-    table = Table(title=f"{models} tiny models: seconds, and MB at most", title_justify="left")
+    table = Table(title=f"{models} tiny models: seconds, those of the processor, and MB at most", title_justify="left")
     table.add_column("executor")
-    phases = list(next(iter(figures.values())))
-    for phase in phases:
+    for phase in next(iter(figures.values())):
         table.add_column(phase, justify="right")
     for name, of in figures.items():
-        table.add_row(name, *(f"{of[phase]['seconds']:.1f} s, {of[phase]['memory_mb']} MB" for phase in phases))
+        table.add_row(name, *map(cell, of.values()))
     Console().print(table)
+
+
+def cell(run: dict[str, float]) -> str:
+    """One run in a table."""
+    return f"{run['seconds']:.1f} s, {run['processor_s']:.0f} s, {run['memory_mb']:,} MB"
