@@ -63,6 +63,11 @@ def rooms(file: str) -> list[str]:
     return sorted(room.parent.name for folder in __path__ for room in Path(folder).glob(f"*/{file}.py"))
 
 
+def title(name: str) -> str:
+    """The engine `name` as people write it."""
+    return engine(name).NAME
+
+
 def infer_with(graph: Graph, threads: int, spinning: bool = False) -> Infer:
     """Open `graph` in the engine it was made for, with `threads` threads."""
     return engine(graph.engine).infer(graph, threads, spinning)

@@ -131,8 +131,7 @@ class DecodingEngine(ABC):
 
 def engine_of(spec: BuildSpec) -> DecodingEngine:
     """The engine that decodes for `spec`. Raises SpecError where its engine does not."""
-    on_cpu = "onnxruntime" if spec.engine is None or spec.engine == "auto" else spec.engine
-    name = on_cpu if spec.target == "cpu" else spec.target
+    name = (spec.engine or "onnxruntime") if spec.target == "cpu" else spec.target
     if name not in rooms(ROOM):
         raise SpecError(
             "TensorRT has no attention over a cache in place; a decoder runs on a GPU with --target cuda, or with "
@@ -157,6 +156,11 @@ def let_go(graph: Graph) -> None:
 def session_here(engine: str, cache: CacheType, threads: int) -> Session:
     """How `engine` opens a graph over a cache of that type on this machine's CPU."""
     return _kind(engine).session_here(cache, threads)
+
+
+def measurable() -> list[str]:
+    """Those of them that this machine runs as they will be served."""
+    return [name for name in rooms(ROOM) if _kind(name).timed]
 
 
 def _kind(name: str) -> type[DecodingEngine]:

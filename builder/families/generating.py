@@ -62,7 +62,6 @@ def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: s
         "--max-queue-delay-us": spec.max_queue_delay_us > 0,
         f"--precision {spec.precision} (it has {', '.join(PRECISIONS)})": spec.target == "cpu"
         and spec.precision not in PRECISIONS,
-        "--engine auto (say which)": spec.engine == "auto",
         "--level": spec.level != "O2",
         "--prune": spec.prune is not None,
         "--graph": spec.graph is not None,

@@ -8,13 +8,13 @@ does when it serves. Engines take turns, so that whatever else the machine does 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 
-from builder.runtime.encoder.pipeline import Pipeline
-from builder.runtime.fields import Tensors
+Request = TypeVar("Request")
 
 CLIENTS = (1, 16)
 REQUESTS = 64  # of one round and number of clients
@@ -22,6 +22,14 @@ LEAST_ROUNDS, MOST_ROUNDS = 3, 7
 ENOUGH_S = 20.0  # after which no further round begins
 NEAR = 0.9  # of the rate of another: what noise may take
 BUSY = 0.3  # how far apart the rounds of one engine are on a machine that does something else as well
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """`requests` of one round for each number of `clients`."""
+
+    clients: tuple[int, ...] = CLIENTS
+    requests: int = REQUESTS
 
 
 @dataclass(frozen=True)
@@ -55,20 +63,25 @@ class Rates:
         return " and ".join(f"{np.median(rates):.0f} ({min(rates):.0f} to {max(rates):.0f})" for rates in each)
 
 
-def measure(fronts: Mapping[str, Pipeline], requests: Sequence[Tensors]) -> dict[str, Rates]:
-    """The rates of each of `fronts`, by its name, over `requests`."""
-    found: dict[str, dict[int, list[float]]] = {name: {clients: [] for clients in CLIENTS} for name in fronts}
+def measure(
+    fronts: Mapping[str, Callable[[Sequence[Request]], object]],
+    requests: Sequence[Request],
+    traffic: Traffic = Traffic(),
+) -> dict[str, Rates]:
+    """The rates of each of `fronts`, which answer some requests together, by its name, over `requests`."""
+    count = traffic.requests
+    found: dict[str, dict[int, list[float]]] = {name: {clients: [] for clients in traffic.clients} for name in fronts}
     for front in fronts.values():
-        front(requests[:REQUESTS])
+        front(requests[:count])
     begun = time.perf_counter()
     for number in range(MOST_ROUNDS):
         if number >= LEAST_ROUNDS and (time.perf_counter() - begun > ENOUGH_S or settled(list(_rates(found).values()))):
             break
-        for clients in CLIENTS:
-            drawn = np.random.default_rng([number, clients]).integers(len(requests), size=REQUESTS)
-            batches = [[requests[i] for i in drawn[at : at + clients]] for at in range(0, REQUESTS, clients)]
+        for clients in traffic.clients:
+            drawn = np.random.default_rng([number, clients]).integers(len(requests), size=count)
+            batches = [[requests[i] for i in drawn[at : at + clients]] for at in range(0, count, clients)]
             for name, front in fronts.items():
-                found[name][clients].append(REQUESTS / _seconds(front, batches))
+                found[name][clients].append(count / _seconds(front, batches))
     return _rates(found)
 
 
@@ -84,7 +97,7 @@ def _rates(found: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[str, Rate
     return {name: Rates({clients: tuple(rates) for clients, rates in by.items()}) for name, by in found.items()}
 
 
-def _seconds(front: Pipeline, batches: Sequence[Sequence[Tensors]]) -> float:
+def _seconds(front: Callable[[Sequence[Request]], object], batches: Sequence[Sequence[Request]]) -> float:
     start = time.perf_counter()
     for batch in batches:
         front(batch)

@@ -22,6 +22,8 @@ from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.sequences import Beams, GeneratedSequence, Request
 from builder.runtime.generation.text import StopStrings
 
+PREFILL_TOKENS = 16  # few, so that short prompts come in pieces too
+
 
 @dataclass(frozen=True)
 class Taught:
@@ -110,15 +112,20 @@ class Prompted:
     source: tuple[int, ...] = ()
 
 
-def generate(executor: Executor, prompts: Sequence[Sequence[int]], count: int) -> list[list[int]]:
+def generate(
+    executor: Executor, prompts: Sequence[Sequence[int]], count: int, prefill_tokens: int = PREFILL_TOKENS
+) -> list[list[int]]:
     """Greedy tokens after each prompt, all of them together in the emitted engine, joining and leaving as they may."""
     rules = Rules(Options(temperature=0.0), max_tokens=count)
-    return [list(found[0].tokens) for found in answer(executor, [Prompted(tuple(prompt), rules) for prompt in prompts])]
+    prompted = [Prompted(tuple(prompt), rules) for prompt in prompts]
+    return [list(found[0].tokens) for found in answer(executor, prompted, prefill_tokens)]
 
 
-def answer(executor: Executor, prompted: Sequence[Prompted]) -> list[list[Hypothesis]]:
+def answer(
+    executor: Executor, prompted: Sequence[Prompted], prefill_tokens: int = PREFILL_TOKENS
+) -> list[list[Hypothesis]]:
     """What the emitted engine says to each, all together: the n best of a search, or one sequence with no score."""
-    engine = Engine(executor, Limits(queue=len(prompted), prefill_tokens=16), reuse_prefixes=False)
+    engine = Engine(executor, Limits(queue=len(prompted), prefill_tokens=prefill_tokens), reuse_prefixes=False)
     running: list[GeneratedSequence | Beams] = []
     errors: list[Exception] = []
     text: Any = _NoText()

@@ -1,4 +1,4 @@
-"""Decoders: one graph for prefill and decoding over a cache, run by the emitted decode loop.
+"""A decoder on one engine: its stages, from the export to the report.
 
 What an engine makes of the graph is in its own room (builder/engines/decoding.py).
 """
@@ -12,14 +12,14 @@ from pathlib import Path
 import numpy as np
 
 from builder.checkpoint.chat_template import chat_template
-from builder.checkpoint.generation_config import refuse_unserved, total_length
+from builder.checkpoint.generation_config import total_length
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.checkpoint.tool_parser import tool_parser
-from builder.engines.decoding import DecodingEngine, Executors, Lowered, engine_of, let_go, opened
-from builder.errors import CheckpointError, VerificationError
-from builder.export.decoder import DecoderExport, cache_shapes, export_decoder
+from builder.engines.decoding import DecodingEngine, Executors, Lowered, let_go, opened
+from builder.errors import VerificationError
+from builder.export.decoder import DecoderExport, export_decoder
 from builder.export.experts import cost_of_experts
-from builder.families import UNTIMED, Family, built_from
+from builder.families import UNTIMED, built_from
 from builder.families.generating import (
     exact_bound,
     kept_bounds,
@@ -27,13 +27,11 @@ from builder.families.generating import (
     precisions,
     pytorch_rung,
     quantised_parts,
-    read_samples,
-    refuse_options,
     report_of,
     serving_document,
     vocabulary_of,
 )
-from builder.memory import Memory, weights_bytes
+from builder.memory import Memory
 from builder.onnx.graph import Graph
 from builder.optimise.quantised import Quantised
 from builder.progress import Stage
@@ -312,29 +310,3 @@ class Decoder:
         recorder = Recorder(executor)
         drive(executor, prompts, long)
         return recorder.case(chosen.graph.path.name, [chosen.graph], spec.build_threads, remote=not self._in_process)
-
-
-def begin(
-    spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage
-) -> Family[DecoderExport, Measured, Fused, Exact, Chosen]:
-    """The steps of a decoder. Raises SpecError and CheckpointError for what is refused before the work begins."""
-    refuse_options(spec, {"--max-answer (use --max-length)": spec.max_answer is not None}, "a decoder")
-    engine = engine_of(spec)
-    engine.refuse()
-    refuse_unserved(checkpoint.model.generation_config, is_decoder=True)
-    chat_template(checkpoint.tokenizer)  # one that cannot be served
-    with stage("plan memory"):
-        shapes, weights = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model)
-        memory = engine.plan_memory(shapes, weights, checkpoint.max_length)
-    return Decoder(spec, checkpoint, folder, engine, memory, tuple(map(tuple, sample_rows(spec.samples, checkpoint))))
-
-
-def sample_rows(path: Path | None, checkpoint: Checkpoint) -> list[list[int]]:
-    """The samples as token rows. Raises SpecError, or CheckpointError where none is left."""
-    samples = read_samples(path, checkpoint, checkpoint.task.fields({})[0])
-    texts = [str(sample["text_input"]) for sample in samples]
-    rows = [checkpoint.tokenizer(text)["input_ids"][: checkpoint.max_length - 32] for text in texts]
-    rows = [row for row in rows if len(row) > 2]
-    if not rows:
-        raise CheckpointError("no sample has more than two tokens; give texts with --samples, as text_input")
-    return rows

@@ -1,0 +1,68 @@
+"""Decoders: one graph for prefill and decoding over a cache, run by the emitted decode loop.
+
+A decoder is built for one engine (one_engine.py), or for each that this machine can measure, of which one is chosen
+(fastest_engine.py).
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from builder.checkpoint.chat_template import chat_template
+from builder.checkpoint.generation_config import refuse_unserved
+from builder.checkpoint.resolve import Checkpoint
+from builder.engines.decoding import engine_of, measurable
+from builder.errors import CheckpointError, SpecError
+from builder.export.decoder import cache_shapes
+from builder.families import Family
+from builder.families.decoder.fastest_engine import FastestEngine
+from builder.families.decoder.one_engine import Decoder
+from builder.families.generating import read_samples, refuse_options
+from builder.memory import weights_bytes
+from builder.progress import Stage
+from builder.spec import BuildSpec
+
+
+def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Family[Any, Any, Any, Any, Any]:
+    """The steps of a decoder. Raises SpecError and CheckpointError for what is refused before the work begins."""
+    refuse_options(spec, {"--max-answer (use --max-length)": spec.max_answer is not None}, "a decoder")
+    refuse_unserved(checkpoint.model.generation_config, is_decoder=True)
+    chat_template(checkpoint.tokenizer)  # one that cannot be served
+    with stage("plan memory"):
+        if spec.engine != "auto":
+            return _for_one_engine(spec, checkpoint, folder)
+        return _for_each_engine(spec, checkpoint, folder)
+
+
+def _for_one_engine(spec: BuildSpec, checkpoint: Checkpoint, folder: Path) -> Decoder:
+    engine = engine_of(spec)
+    engine.refuse()
+    shapes, weights = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model)
+    memory = engine.plan_memory(shapes, weights, checkpoint.max_length)
+    return Decoder(spec, checkpoint, folder, engine, memory, tuple(map(tuple, sample_rows(spec.samples, checkpoint))))
+
+
+def _for_each_engine(spec: BuildSpec, checkpoint: Checkpoint, folder: Path) -> FastestEngine:
+    """Graphs of each engine are in a folder of its own."""
+    decoders, refused = {}, {}
+    for name in measurable():
+        (folder / name).mkdir()
+        try:
+            decoders[name] = _for_one_engine(spec.model_copy(update={"engine": name}), checkpoint, folder / name)
+        except SpecError as error:
+            refused[name] = str(error)
+    if not decoders:
+        raise SpecError("no engine can: " + "; ".join(f"{name}: {reason}" for name, reason in refused.items()))
+    return FastestEngine(decoders, refused)
+
+
+def sample_rows(path: Path | None, checkpoint: Checkpoint) -> list[list[int]]:
+    """The samples as token rows. Raises SpecError, or CheckpointError where none is left."""
+    samples = read_samples(path, checkpoint, checkpoint.task.fields({})[0])
+    texts = [str(sample["text_input"]) for sample in samples]
+    rows = [checkpoint.tokenizer(text)["input_ids"][: checkpoint.max_length - 32] for text in texts]
+    rows = [row for row in rows if len(row) > 2]
+    if not rows:
+        raise CheckpointError("no sample has more than two tokens; give texts with --samples, as text_input")
+    return rows

@@ -1,0 +1,159 @@
+"""A decoder on the engine that generates most over the samples: `--engine auto`.
+
+Each engine has its own stages (one_engine.py) from one export and one reference on. An engine that cannot
+serve this model, or not with these options, is left out, and the report says why. What the others chose is then run as
+it will be served: the emitted loop, one sequence at a time and several at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Generic, TypeVar
+
+from builder.engines import title
+from builder.engines.decoding import opened
+from builder.errors import BuilderError, VerificationError
+from builder.export.decoder import DecoderExport
+from builder.families.decoder.one_engine import Chosen, Decoder, Exact, Fused, Measured
+from builder.families.generating import vocabulary_of
+from builder.progress import Stage
+from builder.report.record import BuildReport, EngineCheck, Rung
+from builder.triton.entries import RepositoryEntry
+from builder.variants.traffic import BUSY, Rates, Traffic, measure
+from builder.verify.emitted import generate
+from builder.verify.generation import geometry_of
+from builder.verify.runtimes import Replay
+from builder.verify.verdict import Comparison
+
+ANSWER = 16  # tokens
+TRAFFIC = Traffic(clients=(1, 8), requests=16)
+
+Before = TypeVar("Before")
+After = TypeVar("After")
+
+
+@dataclass(frozen=True)
+class Engines(Generic[After]):
+    """What a stage made for each engine, by the name that specifications have for it; `refused`: why not."""
+
+    made: Mapping[str, After]
+    refused: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Picked:
+    """What `engine` chose, with the rungs of all in its ladder; `choice`: what was measured, in words."""
+
+    engine: str
+    chosen: Chosen
+    choice: str
+
+
+@dataclass(frozen=True)
+class FastestEngine:
+    """The steps of each of `decoders`, by engine; `refused`: engines that refused the options, and why."""
+
+    decoders: Mapping[str, Decoder]
+    refused: Mapping[str, str]
+
+    def export(self) -> DecoderExport:
+        return self._first.export()
+
+    def reference(self, exported: DecoderExport) -> Measured:
+        return self._first.reference(exported)
+
+    def fuse(self, exported: DecoderExport) -> Engines[Fused]:
+        return _each(Engines(dict.fromkeys(self.decoders, exported), self.refused), lambda e: self.decoders[e].fuse)
+
+    def verify(self, fused: Engines[Fused], reference: Measured) -> Engines[Exact]:
+        return _each(fused, lambda engine: partial(self.decoders[engine].verify, reference=reference))
+
+    def climb(self, exact: Engines[Exact], stage: Stage) -> Picked:
+        """What each engine would serve; of these, what generates most."""
+        chosen = _each(exact, lambda engine: partial(self._climb, engine, stage=stage))
+        with stage("measure as served"):
+            rates = measure(
+                {engine: self._loop(engine, one) for engine, one in chosen.made.items()}, self._first.rows, TRAFFIC
+            )
+        fastest = max(rates, key=lambda engine: rates[engine].typical)
+        ladder = [rung for one in chosen.made.values() for rung in one.ladder[1:]]
+        picked = chosen.made[fastest]
+        return Picked(fastest, replace(picked, ladder=(picked.ladder[0], *ladder)), _choice(fastest, rates, chosen))
+
+    def replay(self, picked: Picked) -> Replay:
+        return self.decoders[picked.engine].replay(picked.chosen)
+
+    def lay_out(self, picked: Picked, stage: Stage) -> Sequence[RepositoryEntry]:
+        return self.decoders[picked.engine].lay_out(picked.chosen, stage)
+
+    def comparison(self, picked: Picked) -> Comparison:
+        return self.decoders[picked.engine].comparison(picked.chosen)
+
+    def report(
+        self, picked: Picked, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]
+    ) -> BuildReport:
+        report = self.decoders[picked.engine].report(picked.chosen, entries, checks)
+        return replace(report, choice="; ".join(filter(None, [picked.choice, report.choice])))
+
+    @property
+    def _first(self) -> Decoder:
+        return next(iter(self.decoders.values()))
+
+    def _climb(self, engine: str, exact: Exact, stage: Stage) -> Chosen:
+        """Its choice, with rungs that name the engine."""
+        chosen = self.decoders[engine].climb(exact, stage)
+        named = {id(rung): _named(rung, engine) for rung in (*chosen.ladder[1:], chosen.exact.rung, chosen.rung)}
+        return replace(
+            chosen,
+            exact=replace(chosen.exact, rung=named[id(chosen.exact.rung)]),
+            ladder=(chosen.ladder[0], *(named[id(rung)] for rung in chosen.ladder[1:])),
+            rung=named[id(chosen.rung)],
+        )
+
+    def _loop(self, engine: str, chosen: Chosen) -> Callable[[Sequence[Sequence[int]]], object]:
+        """The emitted loop over what `engine` chose: greedy answers to some rows, all together."""
+        decoder = self.decoders[engine]
+        room, spec = max(map(len, decoder.rows)) + ANSWER, decoder.spec
+        geometry = geometry_of(
+            chosen.exact.fused.exported.caches,
+            max(TRAFFIC.clients),
+            room,
+            vocabulary_of(decoder.checkpoint.model),
+            decoder.engine.cache_type,
+        )
+        executor = opened(chosen.own, spec.build_threads)(geometry)
+        return lambda rows: generate(executor, rows, ANSWER, spec.serving.prefill_tokens)
+
+
+def _each(before: Engines[Before], step: Callable[[str], Callable[[Before], After]]) -> Engines[After]:
+    """`step` of each engine. One that fails is left out; raises what the last one did where none is left."""
+    made: dict[str, After] = {}
+    refused = dict(before.refused)
+    for engine, one in before.made.items():
+        try:
+            made[engine] = step(engine)(one)
+        except BuilderError as error:
+            refused[engine] = str(error)
+            if len(refused) - len(before.refused) == len(before.made):
+                raise VerificationError(_reasons(refused)) from error
+    return Engines(made, refused)
+
+
+def _choice(fastest: str, rates: Mapping[str, Rates], chosen: Engines[Chosen]) -> str:
+    clients = " and at ".join(map(str, TRAFFIC.clients))
+    each = ", ".join(f"{chosen.made[engine].rung.name} {rate}" for engine, rate in rates.items())
+    words = f"chose {title(fastest)}: answers of {ANSWER} tokens a second as served, at {clients} clients: {each}"
+    worst = max(rate.spread for rate in rates.values())
+    if worst > BUSY:
+        words += f"; the machine was busy: the rounds of one engine are {worst:.0%} apart"
+    return words + (f"; not possible: {_reasons(chosen.refused)}" if chosen.refused else "")
+
+
+def _reasons(refused: Mapping[str, str]) -> str:
+    return ", ".join(f"{title(engine)} ({reason})" for engine, reason in refused.items())
+
+
+def _named(rung: Rung, engine: str) -> Rung:
+    return replace(rung, name=f"{rung.name} {title(engine)}")

@@ -1,0 +1,66 @@
+"""--engine auto for decoders: every engine that can is built for and measured, one is served."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from builder.errors import SpecError
+from builder.pipeline import build
+from builder.report.record import BuildReport
+from builder.runtime.contract import GenerationServing, load_generation
+from builder.spec import make_spec
+from builder.triton.check import check
+from builder.variants.traffic import Rates
+from tests.decoders import make_decoder_checkpoint
+from tests.generation.test_cuda_executor import answers
+
+RATES = {"onnxruntime": Rates({1: (10.0,) * 3, 8: (20.0,) * 3}), "openvino": Rates({1: (9.0,) * 3, 8: (30.0,) * 3})}
+
+
+def built(folder: Path, model_type: str = "llama", **options: Any) -> tuple[BuildReport, GenerationServing]:
+    checkpoint = make_decoder_checkpoint(folder / "checkpoint", model_type)
+    wanted = {"precision": "int8", "max_length": 128, "quality": 0.5, "perplexity": 1.5, "engine": "auto", **options}
+    report = build(make_spec(model=str(checkpoint), name="writes", output=folder / "repository", **wanted))
+    return report, load_generation(folder / "repository" / "writes" / "1")
+
+
+@pytest.mark.parametrize("faster", ["openvino", "onnxruntime"])
+def test_the_faster_engine_is_served(faster: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Figures of a machine on which one is; that the loop of each runs, the next test shows."""
+    slower = next(name for name in RATES if name != faster)
+    rates = {faster: RATES["openvino"], slower: RATES["onnxruntime"]}
+    monkeypatch.setattr("builder.families.decoder.fastest_engine.measure", lambda *_: rates)
+    report, serving = built(tmp_path)
+    title = {"openvino": "OpenVINO", "onnxruntime": "ONNX Runtime"}[faster]
+    assert report.chosen == f"int8 {title}"
+    names = [f"{precision} {engine}" for engine in ("ONNX Runtime", "OpenVINO") for precision in ("fp32", "int8")]
+    assert [rung.name for rung in report.ladder] == ["PyTorch fp32", *names]
+    assert all(rung.quality for rung in report.ladder), "each was judged"
+    assert (report.choice or "").startswith(f"chose {title}: answers of 16 tokens a second as served, at 1 and at 8")
+    assert serving.session.engine == faster
+    assert (serving.arena.blocks is not None) == (faster == "openvino")
+    assert not check(tmp_path / "repository")
+    assert all(answers(tmp_path / "repository" / "writes" / "1", ["The museum in Oslo", "The museum of Bergen"]))
+
+
+def test_an_engine_that_cannot_is_left_out_by_name(tmp_path: Path) -> None:
+    """OpenVINO's attention does not cap scores; what is left is measured all the same."""
+    report, serving = built(tmp_path, "gemma2")
+    assert serving.session.engine == "onnxruntime"
+    assert "not possible: OpenVINO (its attention caps scores" in (report.choice or "")
+
+
+def test_an_option_of_one_engine_leaves_the_others_out(tmp_path: Path) -> None:
+    report, serving = built(tmp_path, cache="fp16", cache_gb=0.00004)
+    assert serving.session.engine == "openvino"
+    assert serving.arena.dtype == "float16"
+    assert report.chosen == "int8, fp16 cache OpenVINO"
+    assert "not possible: ONNX Runtime (--cache-gb is for --engine openvino" in (report.choice or "")
+
+
+def test_options_that_no_engine_has_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match=r"no engine can: onnxruntime: --cache-gb .*; openvino: --executor bls"):
+        built(tmp_path, cache_gb=0.00004, executor="bls")
