@@ -6,6 +6,7 @@ import torch
 
 from builder.checkpoint.resolve import describe
 from builder.engines.decoding import engine_of
+from builder.errors import SpecError
 from builder.export.decoder import cache_shapes
 from builder.export.seq2seq import seq2seq_shapes
 from builder.families.seq2seq.settings import read_settings
@@ -35,6 +36,8 @@ def unbuilt(spec: BuildSpec) -> Needs:
         return Needs("encoder", size, length, measured=NOT_MEASURED)
     with torch.device("meta"):
         if family == "decoder":
+            if spec.engine == "auto":
+                raise SpecError(f"{spec.entry_name}: --engine auto is known once it was built; build it, or say which")
             layers, engine = cache_shapes(checkpoint.model), engine_of(spec)
             engine.refuse()
             cache, paged = engine.cache_type, engine.paged

@@ -26,6 +26,10 @@ def test_a_config_says_what_the_weights_would(checkpoint: Callable[[str], Path],
         assert needs.latency is None
         if name == "writes":
             assert (needs.layers, needs.length) == (cache_shapes(built.model), built.max_length)
+            shared = needs_of(spec.model_copy(update={"engine": "openvino", "cache": "int8"}))
+            assert (shared.paged, shared.cache, needs.paged, needs.cache) == (True, "uint8", False, "float32")
+            with pytest.raises(SpecError, match="--engine auto is known once it was built"):
+                needs_of(spec.model_copy(update={"engine": "auto"}))
         elif name == "sums":
             assert (needs.layers, needs.cross) == seq2seq_shapes(built.model)
             assert needs.source == built.max_length

@@ -6,13 +6,14 @@ A decoder is built for one engine (one_engine.py), or for each that this machine
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from builder.checkpoint.chat_template import chat_template
 from builder.checkpoint.generation_config import refuse_unserved
 from builder.checkpoint.resolve import Checkpoint
-from builder.engines.decoding import engine_of, measurable
+from builder.engines.decoding import DecodingEngine, engine_of, measurable
 from builder.errors import CheckpointError, SpecError
 from builder.export.decoder import cache_shapes
 from builder.families import Family
@@ -31,25 +32,26 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
     chat_template(checkpoint.tokenizer)  # one that cannot be served
     with stage("plan memory"):
         if spec.engine != "auto":
-            return _for_one_engine(spec, checkpoint, folder)
-        return _for_each_engine(spec, checkpoint, folder)
+            return _on_one(engine_of(spec), checkpoint, folder)
+        engines = {name: engine_of(spec.model_copy(update={"engine": name})) for name in measurable()}
+        return _on_each(engines, checkpoint, folder)
 
 
-def _for_one_engine(spec: BuildSpec, checkpoint: Checkpoint, folder: Path) -> Decoder:
-    engine = engine_of(spec)
+def _on_one(engine: DecodingEngine, checkpoint: Checkpoint, folder: Path) -> Decoder:
     engine.refuse()
+    spec = engine.spec
     shapes, weights = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model)
     memory = engine.plan_memory(shapes, weights, checkpoint.max_length)
     return Decoder(spec, checkpoint, folder, engine, memory, tuple(map(tuple, sample_rows(spec.samples, checkpoint))))
 
 
-def _for_each_engine(spec: BuildSpec, checkpoint: Checkpoint, folder: Path) -> FastestEngine:
+def _on_each(engines: Mapping[str, DecodingEngine], checkpoint: Checkpoint, folder: Path) -> FastestEngine:
     """Graphs of each engine are in a folder of its own."""
     decoders, refused = {}, {}
-    for name in measurable():
+    for name, engine in engines.items():
         (folder / name).mkdir()
         try:
-            decoders[name] = _for_one_engine(spec.model_copy(update={"engine": name}), checkpoint, folder / name)
+            decoders[name] = _on_one(engine, checkpoint, folder / name)
         except SpecError as error:
             refused[name] = str(error)
     if not decoders:
