@@ -173,12 +173,6 @@ def test_a_gateway_that_stops_waits_for_what_was_left() -> None:
     assert asyncio.run(seen()) == ["answered"]
 
 
-async def stream(triton: Triton, model: str = "for ever") -> list[str]:
-    """All that a model says, while somebody reads it."""
-    request = service_pb2.ModelInferRequest(model_name=model, id="of the client")
-    return [text async for outputs in triton.stream(request) for text in outputs["text_output"].strings()]
-
-
 @pytest.mark.parametrize(
     ("told", "seen"),
     [
