@@ -188,15 +188,35 @@ def decoding() -> str:
 
 
 def soak() -> str:
-    """Ten minutes of traffic of every kind."""
+    """Minutes of traffic of every kind, with kills, floods and publishes in it, and what memory did meanwhile."""
     f = _figures("soak")
-    return (
-        f"Recorded by `scripts/bench soak --output docs/soak.json` ([figures](soak.json)): {f['clients']} clients for "
-        f"{f['minutes']:.0f} minutes, {f['streamed']:,} streams and {f['whole']:,} whole answers, {f['left']:,} "
-        f"clients that left early, {f['bad']:,} bad requests, {f['tokens']:,.0f} tokens. Answers that differed from "
-        f"the one that their prompt gets alone: {len(f['wrong'])}. Memory of the model's process after a fifth of the "
-        f"time: {f['megabytes_after_a_fifth']:.0f} MB, at the end: {f['megabytes_at_the_end']:.0f} MB."
+    disturbed = " ".join(f"--{plural} {f[kind]}" for kind, plural in DISTURBANCES)
+    command = f"scripts/bench soak --minutes {f['minutes']:g} --clients {f['clients']} {disturbed}"
+    sides = zip(
+        f["megabytes_of_triton_by_minute"],
+        f["megabytes_of_each_process_by_minute"],
+        f["megabytes_of_shared_memory_by_minute"],
+        strict=True,
     )
+    minutes = list(enumerate(sides))
+    shown = [row for row in minutes if row[0] % 4 == 1 or row == minutes[-1]]
+    rows = [
+        (str(minute), f"{own:.0f}", str(len(each)), f"{sum(each):.0f}", f"{shm:.1f}")
+        for minute, (own, each, shm) in shown
+    ]
+    lost = f["running_at_the_end"] + f["waiting_at_the_end"]
+    return (
+        f"Recorded by `{command} --output docs/soak.json` on {f['date']} on {f['cores']} cores of an {f['cpu']} "
+        f"([figures](soak.json)): {f['streamed']:,} streams and {f['whole']:,} whole answers, {f['left']:,} clients "
+        f"that left early, {f['bad']:,} bad requests. {f['cut_by_a_kill_or_a_flood']:,} requests were cut by a kill or "
+        f"refused in a flood, and {f['refused_in_a_flood']:,} of the floods themselves. Wrong answers, and failures "
+        f"without such a reason: {len(f['wrong'])}. Slots lost: {lost:.0f}. The model answered again "
+        f"{', '.join(map(str, f['back_after_s']))} s after it was killed.\n\n"
+        + table(("minute", "Triton, MB", "processes of the model", "together, MB", "shared memory, MB"), rows)
+    )
+
+
+DISTURBANCES = (("kill", "kills"), ("flood", "floods"), ("publish", "publishes"))
 
 
 def post(key: str) -> str:
