@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -15,12 +16,19 @@ from builder.machine import sharing_cores
 
 Say = Callable[[Progress], None]
 
+SELDOM = (50_000, 20, 20)  # of gc.set_threshold
+
 
 def carry_out(job: Job, worker: str, say: Say = lambda progress: None) -> Outcome:
     """Build `job` in this process, which does nothing else meanwhile, on its share of the cores.
 
     Loads torch. No error of a build is raised: it is the outcome's.
     """
+    with seldom_collecting():
+        return _carry_out(job, worker, say)
+
+
+def _carry_out(job: Job, worker: str, say: Say) -> Outcome:
     import torch
 
     from builder.checkpoint.libraries import quiet_libraries
@@ -40,6 +48,19 @@ def carry_out(job: Job, worker: str, say: Say = lambda progress: None) -> Outcom
             error, details = _in_a_line(defect), traceback.format_exc()
     took = time.perf_counter() - begun
     return Outcome(job.name, worker, took, peak_memory(), report, error, stages, details)
+
+
+@contextmanager
+def seldom_collecting() -> Iterator[None]:
+    """Within it Python seldom looks for objects that refer to one another alone: libraries and exports make objects by
+    the million, nearly all of which stay. A stage of a large model looks for them (builder/checkpoint/mapped.py).
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(*SELDOM)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*before)
 
 
 @contextmanager
