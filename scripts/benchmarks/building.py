@@ -27,6 +27,7 @@ from rich.table import Table
 
 from builder.cache.folder import OFF, VARIABLE
 from builder.fleet.memory import own_memory, peak_memory, reset_peak_memory
+from builder.fleet.work import seldom_collecting
 from scripts.benchmarks.circumstances import circumstances, write_figures
 
 GENERATING = {"max_length": 512, "slots": 8, "quality": 0.0, "perplexity": 1e9}  # random weights have none to lose
@@ -94,7 +95,12 @@ def child(name: str, checkpoint: Path, place: Path, cache: str, **options: Any) 
 
 
 def one(options: dict[str, Any]) -> dict[str, Any]:
-    """The figures of a build in this process."""
+    """The figures of a build in this process, which collects garbage as a command does."""
+    with seldom_collecting():
+        return _one(options)
+
+
+def _one(options: dict[str, Any]) -> dict[str, Any]:
     begun, stages, memory = time.perf_counter(), dict[str, float](), dict[str, Memory]()
     own = Own()
     from builder.checkpoint.libraries import quiet_libraries
