@@ -219,6 +219,25 @@ def soak() -> str:
 DISTURBANCES = (("kill", "kills"), ("flood", "floods"), ("publish", "publishes"))
 
 
+def fleet_builds() -> str:
+    """Many builds: cold, with nothing changed and with one option changed, by executor."""
+    f = _figures("fleet")
+    names = {"process": "one process", "workers": "a worker for each core", "ray": "Ray, on this machine"}
+    phases = list(next(iter(f["builds"].values())))
+    rows = [(names[name], *map(_build_cell, of.values())) for name, of in f["builds"].items()]
+    command = f"scripts/bench fleet builds --models {f['models']} --executors {','.join(f['builds'])}"
+    return (
+        f"Recorded by `{command} --output docs/fleet.json` on {f['date']} on {f['cores']} cores of an {f['cpu']} "
+        f"([figures](fleet.json)), which did other things as well, more of them while one process built: "
+        f"{f['models']} tiny models; the seconds of the whole command, in brackets those of the processor, and the "
+        "memory of all its processes.\n\n"
+    ) + table(("", *phases), rows)
+
+
+def _build_cell(run: dict[str, float]) -> str:
+    return f"{run['seconds']:.1f} s ({run['processor_s']:.0f} s), {run['memory_mb']:,} MB"
+
+
 def post(key: str) -> str:
     """One table of `scripts/bench posts`."""
     figures = _figures("posts")

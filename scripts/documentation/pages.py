@@ -37,6 +37,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "bench-seq2seq": figures.seq2seq,
     "bench-decoding": figures.decoding,
     "bench-soak": figures.soak,
+    "bench-fleet-builds": figures.fleet_builds,
     "posts-machine": figures.posts_machine,
     **{f"post-{key}": partial(figures.post, key) for key in POSTS},
 }
