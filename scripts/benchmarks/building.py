@@ -27,7 +27,7 @@ from rich.table import Table
 
 from builder.cache.folder import OFF, VARIABLE
 from builder.fleet.memory import own_memory, peak_memory, reset_peak_memory
-from builder.fleet.work import seldom_collecting
+from builder.fleet.work import seldom_collecting, spin_briefly
 from scripts.benchmarks.circumstances import circumstances, write_figures
 
 GENERATING = {"max_length": 512, "slots": 8, "quality": 0.0, "perplexity": 1e9}  # random weights have none to lose
@@ -89,6 +89,7 @@ def child(name: str, checkpoint: Path, place: Path, cache: str, **options: Any) 
     """The seconds of each stage and the peak of memory of one build, in a process of its own."""
     spec = {"model": str(checkpoint), "name": name, "output": str(place / "repository"), **OPTIONS[name], **options}
     command = [sys.executable, "-m", "scripts.benchmarks.building", "--one", json.dumps(spec)]
+    spin_briefly()  # as a command does, before the child loads torch
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, VARIABLE: cache})
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
