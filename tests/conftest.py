@@ -19,7 +19,7 @@ from xdist.remote import Producer
 
 from builder.engines.gpu import gpus
 from builder.pipeline import build
-from builder.ray.cluster import LOOPBACK
+from builder.ray.cluster import LOOPBACK, PATIENCE
 from builder.serve.client import Client
 from builder.serve.triton import Server, running
 from builder.spec import make_spec
@@ -32,7 +32,7 @@ settings.register_profile("here", deadline=None, derandomize=True, database=None
 settings.load_profile("here")
 
 os.environ["BUILD_REPO_CACHE"] = "off"  # what a test asks is done; commands that tests start inherit it
-os.environ.update(LOOPBACK)  # Ray reads it as it is imported, and some test modules import Ray
+os.environ.update({**LOOPBACK, **PATIENCE})  # Ray reads them as it is imported, and some test modules import Ray
 torch.set_num_threads(1)  # each worker is a process of its own
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # and so are the commands that tests start
 gc.set_threshold(50_000, 20, 20)  # exports make objects by the million, nearly all of which stay
@@ -138,13 +138,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Sharing
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Say which tests need the served repository; skip those for a GPU, or a machine of their own, that is not here."""
+    """Say which tests need the served repository, and skip those for a GPU that is not here."""
     if "repository" in _fixtures(item):
         item.add_marker(pytest.mark.served)
     if item.get_closest_marker("gpu") and not gpus():
         item.add_marker(pytest.mark.skip(reason="no NVIDIA GPU here"))
-    if item.get_closest_marker("alone") and not os.environ.get("ALONE"):
-        item.add_marker(pytest.mark.skip(reason="loads all cores: ALONE=1 scripts/test -n 0 -m alone"))
 
 
 def _fixtures(item: pytest.Item) -> dict[str, str]:

@@ -5,17 +5,27 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from builder.ray.cluster import LOOPBACK, SETTINGS
+from builder.ray.cluster import LOOPBACK, PATIENCE, SETTINGS
 
 LEAN = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}  # no process before it has work
+SLOW = {  # nothing has died because it is slow; that a node did is noticed soon
+    "RAY_worker_register_timeout_seconds": "300",
+    "RAY_health_check_timeout_ms": "60000",
+    "RAY_health_check_period_ms": "1000",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+    "RAY_SERVE_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "10",
+    "RAY_SERVE_MAX_QUEUE_LENGTH_RESPONSE_DEADLINE_S": "60",
+}
+AGENTS = ("metrics_agent_port", "metrics_export_port", "dashboard_agent_listen_port", "runtime_env_agent_port")
 STORE = 80 << 20  # bytes of shared memory of a node: the least that Ray takes is 75 MiB
 
 
@@ -32,7 +42,7 @@ class Nodes:
     def at_least(self, count: int) -> list[str]:
         """The nodes that have a core, `count` of them or more."""
         while len(self.cluster.worker_nodes) < count:
-            self.cluster.add_node(num_cpus=2, **_SMALL)
+            self.cluster.add_node(num_cpus=1, **_small())
         return [node.node_id for node in self.cluster.worker_nodes]
 
     def kill(self, node_id: str) -> None:
@@ -48,7 +58,18 @@ class Nodes:
         return str(raylets[process])
 
 
-_SMALL: dict[str, Any] = {"node_ip_address": "127.0.0.1", "object_store_memory": STORE, "include_dashboard": False}
+def _small() -> dict[str, Any]:
+    """A node that is there as soon as its raylet is.
+
+    A raylet waits for the ports that its agents choose, which on a busy machine import for longer than that and end it
+    (WaitForDashboardAgentPorts in Ray's src/ray/raylet/node_manager.cc); it does not wait for ports that it is told.
+    """
+    with ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in AGENTS]
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        ports = {name: one.getsockname()[1] for name, one in zip(AGENTS, sockets, strict=True)}
+    return {"node_ip_address": "127.0.0.1", "object_store_memory": STORE, "include_dashboard": False, **ports}
 
 
 @contextmanager
@@ -56,13 +77,13 @@ def ray_nodes() -> Iterator[Nodes]:
     """A cluster whose first node has no cores, and nothing else has any: see `at_least`."""
     folder = tempfile.mkdtemp(prefix="ray-", dir="/tmp")  # of sockets, whose paths have 107 characters at most
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {**SETTINGS, **LOOPBACK, **LEAN, "RAY_TMPDIR": folder}.items():
+        for name, value in {**SETTINGS, **PATIENCE, **LOOPBACK, **LEAN, **SLOW, "RAY_TMPDIR": folder}.items():
             patch.setenv(name, value)
         (Path(folder) / "ray").mkdir()
         from ray.cluster_utils import Cluster
 
         lean = {"num_cpus": 0, "no_monitor": True, "include_log_monitor": False}
-        cluster = Cluster(initialize_head=True, head_node_args={**lean, **_SMALL})
+        cluster = Cluster(initialize_head=True, head_node_args={**lean, **_small()})
         try:
             yield Nodes(cluster)
         finally:
