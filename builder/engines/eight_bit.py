@@ -1,4 +1,4 @@
-"""How an engine multiplies by a matrix of bytes: what replaces a product of real numbers in its graphs.
+"""How an engine multiplies by a matrix of few bits: what replaces a product of real numbers in its graphs.
 
 An engine that has such products has a class `EightBit` in `weights.py` of its room. Knows nodes; knows nothing about
 quality.
@@ -8,19 +8,25 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import ClassVar
 
 import numpy as np
 import onnx
+from onnx import helper
 
-from builder.onnx.nodes import add_constant, eight_bit_scales, store_eight_bit
+from builder.onnx.nodes import add_constant, eight_bit_lookup, eight_bit_scales, store_eight_bit
+from builder.optimise.grids import LARGEST_BLOCK, Blocks
+
+SYMMETRIC = {4: 0x88, 8: 0x80}  # bytes of zero points in the middle, by bits
 
 
 class EightBitProducts(ABC):
     """The products of one graph, whose constants it gains. Matrices are stored once, whoever reads them."""
 
-    operator: ClassVar[str]  # of which each product has one
+    operator: ClassVar[str]  # of which each product by a matrix of bytes has one
+    accuracy: ClassVar[int] = 4  # of MatMulNBits: it rounds activations to 8 bits
+    largest_block: ClassVar[int] = LARGEST_BLOCK  # of MatMulNBits
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         self.graph = graph
@@ -34,6 +40,36 @@ class EightBitProducts(ABC):
     def by_rows(self, node: onnx.NodeProto, table: np.ndarray) -> Iterator[onnx.NodeProto]:
         """Nodes for `node`, Gemm(x, table, transB=1), with a scale a row of `table`, (outputs, inputs)."""
 
+    def lookup(self, node: onnx.NodeProto, table: np.ndarray) -> Iterable[onnx.NodeProto]:
+        """Nodes for `node`, Gather(table, rows), with a scale a row."""
+        return eight_bit_lookup(self.graph, node, table)
+
+    def in_blocks(self, node: onnx.NodeProto, blocks: Blocks) -> onnx.NodeProto:
+        """MatMulNBits for `node`, a product by the matrix that is `blocks`."""
+        return helper.make_node(
+            "MatMulNBits",
+            [node.input[0], *self.store_blocks(node.input[1], blocks)],
+            list(node.output),
+            node.name,
+            domain="com.microsoft",
+            K=blocks.inputs,
+            N=len(blocks.codes),
+            bits=blocks.bits,
+            block_size=blocks.size,
+            accuracy_level=self.accuracy,
+        )
+
+    def store_blocks(self, name: str, blocks: Blocks) -> list[str]:
+        """The constants that are `blocks`, kept once: codes, scales and, where they are not in the middle, zeros."""
+        parts = {"codes": blocks.codes, "scales": blocks.scales, "zeros": blocks.zeros}
+        if (blocks.zeros == SYMMETRIC[blocks.bits]).all():  # what is meant without a zero point
+            del parts["zeros"]
+        if name not in self.stored:
+            self.stored.add(name)
+            for part, values in parts.items():
+                add_constant(self.graph, f"{name}.{part}", values)
+        return [f"{name}.{part}" for part in parts]
+
     def store(self, name: str, values: np.ndarray, axis: int) -> bool:
         """Keep `values` as `name`.int8, rounded along `axis`, with `name`.scale.flat; False where that was done."""
         if name in self.stored:
@@ -44,7 +80,7 @@ class EightBitProducts(ABC):
         return True
 
 
-def eight_bit_products(engine: str, graph: onnx.GraphProto) -> EightBitProducts:
-    """Those of `engine`, for `graph`."""
-    products: EightBitProducts = importlib.import_module(f"builder.engines.{engine}.weights").EightBit(graph)
+def eight_bit_products(room: str, graph: onnx.GraphProto) -> EightBitProducts:
+    """Those of the engine in `room`, for `graph`."""
+    products: EightBitProducts = importlib.import_module(f"builder.engines.{room}.weights").EightBit(graph)
     return products

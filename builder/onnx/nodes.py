@@ -53,12 +53,12 @@ def store_eight_bit(graph: onnx.GraphProto, name: str, values: np.ndarray, axis:
     if any(tensor.name == f"{name}.int8" for tensor in graph.initializer):
         return
     scales = eight_bit_scales(values, axis)
-    add_constant(graph, f"{name}.int8", _rounded(values, scales))
+    add_constant(graph, f"{name}.int8", eight_bits(values, scales))
     add_constant(graph, f"{name}.scale", scales)
 
 
-def _rounded(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """In pieces, so that the real numbers on the way take little memory."""
+def eight_bits(values: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """`values` in steps of `scales`, int8; in pieces, so that the real numbers on the way take little memory."""
     rounded = np.empty(values.shape, np.int8)
     steps = np.broadcast_to(scales, values.shape)
     for start in range(0, len(values), PIECE):

@@ -55,8 +55,8 @@ class Grids:
         for row, scale, zero in zip(np.ascontiguousarray(weights), scales, zeros, strict=True):
             self._rows[_digest(row)] = (scale, zero)
 
-    def blocks(self, matrix: np.ndarray) -> Blocks | None:
-        """The blocks of `matrix`, (inputs, outputs); None where it is not one of the checkpoint's."""
+    def blocks(self, matrix: np.ndarray, largest: int) -> Blocks | None:
+        """Blocks of `matrix`, (inputs, outputs), of up to `largest` inputs; None where it is not the checkpoint's."""
         rows = np.ascontiguousarray(matrix.T, np.float32)
         found = [self._rows.get(_digest(row)) for row in rows]
         known = [one for one in found if one is not None]
@@ -64,7 +64,7 @@ class Grids:
         if len(known) < len(found) or len({len(scale) for scale, _ in known}) != 1:
             return None
         group = -(-inputs // len(known[0][0]))
-        size = _block(group, inputs)
+        size = _block(group, inputs, largest)
         if size is None:
             return None
         repeats = np.minimum(np.arange(0, inputs, size) // group, len(known[0][0]) - 1)
@@ -79,9 +79,9 @@ class Grids:
         return Blocks(self.bits, size, inputs, packed, scales.astype(np.float32), _pack(zeros, self.bits))
 
 
-def _block(group: int, inputs: int) -> int | None:
-    """The largest block that no group ends in: a power of two that divides it; a group of all inputs may be any."""
-    size = LARGEST_BLOCK
+def _block(group: int, inputs: int, size: int) -> int | None:
+    """The largest block that no group ends in: a power of two, `size` at most, that divides it; a group of all inputs
+    may be any."""
     while size >= SMALLEST_BLOCK:
         if group % size == 0 or group >= inputs:
             return size

@@ -2,7 +2,7 @@
 
 `int8`: weights per output channel, activations per token, both symmetric; the product is the engine's own
 (builder/engines/eight_bit.py). `int8-weights` and `int4-weights`: MatMulNBits, blocks of inputs with a scale each,
-activations quantised in the same blocks.
+activations quantised in the same blocks, or on a GPU left in half precision.
 
 A token embedding is int8 with a scale a row in each of them; where it is the output matrix too, it is stored once.
 Knows graphs; knows nothing about quality.
@@ -24,22 +24,26 @@ from builder.errors import VerificationError
 from builder.export.projections import spell_out_gemms
 from builder.onnx.cleanup import drop_unused
 from builder.onnx.graph import Graph, load_graph, save_graph
-from builder.onnx.nodes import add_constant, constant_products, eight_bit_lookup, replace_nodes
+from builder.onnx.nodes import constant_products, replace_nodes
 from builder.onnx.weights import values_of
-from builder.optimise.grids import Blocks, Grids
+from builder.optimise.grids import Grids
 from builder.optimise.quantised import Quantised
 from builder.spec import WeightOptions
 
 BITS = {"int8-weights": 8, "int4-weights": 4}
-ACCURACY_INT8 = 4  # MatMulNBits: 8-bit activations
-SYMMETRIC = {4: 0x88, 8: 0x80}  # bytes of zero points in the middle, by bits
 
 
 def quantise_weights(
-    graph: Graph, precision: str, options: WeightOptions, folder: Path, grids: Grids | None = None
+    graph: Graph,
+    precision: str,
+    options: WeightOptions,
+    folder: Path,
+    grids: Grids | None = None,
+    room: str | None = None,
 ) -> Quantised:
     """Write `graph` at `precision` into `folder`. Raises VerificationError where a product was missed.
 
+    `room`: of the engine whose products it gets, where that is not the graph's own.
     `grids`: those that a checkpoint of as many bits has its matrices on. Such a matrix is stored as it is, and what the
     checkpoint leaves real, as a rule its output matrix, in 8 bits.
     """
@@ -48,7 +52,7 @@ def quantise_weights(
     heads = {node.output[0] for node in tied_heads(model.graph)}
     products = {node.output[0] for node in constant_products(model.graph)}
     tensors = {tensor.name: tensor for tensor in model.graph.initializer}
-    small = eight_bit_products(graph.engine, model.graph)
+    small = eight_bit_products(room or graph.engine, model.graph)
     stored = grids if grids is not None and not grids.scattered and BITS.get(precision) == grids.bits else None
     nodes: list[onnx.NodeProto] = []
     embeddings = 0
@@ -57,21 +61,21 @@ def quantise_weights(
             nodes.extend(small.by_rows(node, values_of(tensors[node.input[1]])))
         elif node.output[0] in products and (stored is not None or precision not in BITS):
             matrix = values_of(tensors[node.input[1]])
-            blocks = stored.blocks(matrix) if stored is not None else None
-            nodes.extend(small.by_columns(node, matrix) if blocks is None else [in_blocks(model.graph, node, blocks)])
+            blocks = stored.blocks(matrix, small.largest_block) if stored is not None else None
+            nodes.extend(small.by_columns(node, matrix) if blocks is None else [small.in_blocks(node, blocks)])
         elif node.op_type == "Gather" and node.input[1] == "input_ids" and node.input[0] in tensors:
-            nodes.extend(eight_bit_lookup(model.graph, node, values_of(tensors[node.input[0]])))
+            nodes.extend(small.lookup(node, values_of(tensors[node.input[0]])))
             embeddings += 1
         else:
             nodes.append(node)
     replace_nodes(model.graph, nodes)
     if precision in BITS and stored is None:
-        model = blockwise(model, BITS[precision], options)
+        model = blockwise(model, BITS[precision], options, small.accuracy)
     drop_unused(model.graph)
     if not any(entry.domain == "com.microsoft" for entry in model.opset_import):
         model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
     result = replace(save_graph(model, folder / precision / graph.path.name), engine=graph.engine)
-    done = result.operators[small.operator] + result.operators["MatMulNBits"]
+    done = sum(result.operators[name] for name in {small.operator, "MatMulNBits"})
     refuse_missed(len(heads) + len(products), done, model.graph)
     return Quantised(result, done, embeddings)
 
@@ -111,40 +115,17 @@ def tied_heads(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
     ]
 
 
-def blockwise(model: onnx.ModelProto, bits: int, options: WeightOptions) -> onnx.ModelProto:
+def blockwise(model: onnx.ModelProto, bits: int, options: WeightOptions, accuracy: int) -> onnx.ModelProto:
     """Constant products as MatMulNBits of `bits` bits."""
     with _root_logger_left_alone():
         from onnxruntime.quantization.matmul_nbits_quantizer import DefaultWeightOnlyQuantConfig, MatMulNBitsQuantizer
     config = DefaultWeightOnlyQuantConfig(
-        block_size=options.block_size, is_symmetric=options.symmetric, accuracy_level=ACCURACY_INT8, bits=bits
+        block_size=options.block_size, is_symmetric=options.symmetric, accuracy_level=accuracy, bits=bits
     )
     quantiser = MatMulNBitsQuantizer(model, algo_config=config)
     quantiser.process()
     result: onnx.ModelProto = quantiser.model.model
     return result
-
-
-def in_blocks(graph: onnx.GraphProto, node: onnx.NodeProto, blocks: Blocks) -> onnx.NodeProto:
-    """MatMulNBits for `node`, whose matrix is `blocks`; `graph` gains its constants."""
-    bits, name = blocks.bits, node.input[1]
-    parts = {"codes": blocks.codes, "scales": blocks.scales, "zeros": blocks.zeros}
-    if (blocks.zeros == SYMMETRIC[bits]).all():  # what is meant without a zero point
-        del parts["zeros"]
-    for part, values in parts.items():
-        if all(tensor.name != f"{name}.{part}" for tensor in graph.initializer):
-            add_constant(graph, f"{name}.{part}", values)
-    return helper.make_node(
-        "MatMulNBits",
-        [node.input[0], *(f"{name}.{part}" for part in parts)],
-        list(node.output),
-        node.name,
-        domain="com.microsoft",
-        K=blocks.inputs,
-        N=len(blocks.codes),
-        bits=bits,
-        block_size=blocks.size,
-        accuracy_level=ACCURACY_INT8,
-    )
 
 
 @contextmanager

@@ -13,12 +13,14 @@ from onnx import numpy_helper
 
 from builder.checkpoint.resolve import resolve
 from builder.errors import CheckpointError, SpecError
+from builder.optimise.grids import Grids
 from builder.pipeline import build
 from builder.report.record import BuildReport
 from builder.spec import make_spec
 from tests.decoders import make_decoder_checkpoint
 from tests.packing import pack_checkpoint
 
+BITS = ("bits", 4)
 FORMS: dict[str, dict[str, Any]] = {
     "gptq": {"method": "gptq", "bits": 4, "size": 16},
     "gptq, zero points": {"method": "gptq", "bits": 4, "size": 32, "symmetric": False},
@@ -46,13 +48,15 @@ def test_weights_are_read_as_they_were_written(form: dict[str, Any], tmp_path: P
     assert checkpoint.grids.scattered == bool(form.get("shuffled"))
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> tuple[BuildReport, onnx.ModelProto, dict[str, Any]]:
+@pytest.fixture(scope="module", params=["cpu", "cuda"])
+def served(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[BuildReport, onnx.ModelProto, dict[str, Any]]:
     """A checkpoint of AWQ's with zero points, built in its own 4 bits."""
     folder, made = decoder(tmp_path_factory.mktemp("awq") / "checkpoint", **FORMS["awq"])
     output = folder.parent / "repository"
-    spec = make_spec(model=str(folder), name="m", output=output, precision="int4-weights", quality=0.0, perplexity=9.0)
-    report = build(spec)
+    options: dict[str, Any] = {"precision": "int4-weights", "quality": 0.0, "perplexity": 9.0, "target": request.param}
+    report = build(make_spec(model=str(folder), name="m", output=output, **options))
     return report, onnx.load(str(output / "m" / "1" / "model.onnx")), made
 
 
@@ -61,9 +65,10 @@ def test_a_packed_checkpoint_is_served_code_for_code(
 ) -> None:
     """Of every matrix: the codes, scales and zero points in the graph are those in the checkpoint."""
     report, model, made = served
-    assert report.chosen == "int4-weights"
+    assert report.chosen is not None
+    assert report.chosen.startswith("int4-weights")
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    nodes = [node for node in model.graph.node if node.op_type == "MatMulNBits"]
+    nodes = [n for n in model.graph.node if n.op_type == "MatMulNBits" for a in n.attribute if (a.name, a.i) == BITS]
     found = set()
     for node in nodes:
         codes, scales, zeros = (tensors[name] for name in node.input[1:])
@@ -81,10 +86,22 @@ def test_a_packed_checkpoint_is_served_code_for_code(
 def test_what_it_answers_is_what_the_unpacked_model_answers(
     served: tuple[BuildReport, onnx.ModelProto, dict[str, Any]],
 ) -> None:
-    """Weights are not rounded again: only 8-bit activations and the output matrix differ from PyTorch."""
+    """Weights are not rounded again: only activations, in 8 bits or fp16, and the output matrix differ from PyTorch."""
     report, _, _ = served
-    (rung,) = [rung for rung in report.ladder if rung.name == "int4-weights"]
+    (rung,) = [rung for rung in report.ladder if rung.name == report.chosen]
     assert rung.perplexity == pytest.approx(report.ladder[0].perplexity, rel=0.02)
+
+
+def test_groups_are_cut_to_the_blocks_that_an_engine_takes() -> None:
+    grids, rng = Grids(4), np.random.default_rng(0)
+    codes, scales = rng.integers(0, 16, (8, 512)), rng.uniform(0.1, 1, (8, 2)).astype(np.float32)
+    weights = (codes - 8).astype(np.float32) * scales.repeat(256, axis=1)
+    grids.add(weights, scales, np.full((8, 2), 8, np.uint8), np.arange(512) // 256)
+    for largest in (256, 128):
+        blocks = grids.blocks(weights.T, largest)
+        assert blocks is not None
+        assert blocks.codes.shape == (8, 512 // largest, largest // 2)
+        np.testing.assert_array_equal(blocks.scales, scales.repeat(256 // largest, axis=1))
 
 
 def test_options_that_it_leaves_no_choice_of_are_refused(tmp_path: Path) -> None:

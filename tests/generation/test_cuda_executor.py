@@ -16,20 +16,24 @@ import onnxruntime
 import pytest
 
 from builder.cli import main
+from builder.engines.cuda.decoding import ROOM
+from builder.engines.cuda.lowering import decoder_for_cuda
+from builder.engines.decoding import opened
 from builder.errors import SpecError
 from builder.export.decoder import export_decoder
 from builder.export.slots import slot_copier
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
+from builder.optimise.weights import quantise_weights
 from builder.pipeline import build
 from builder.runtime.contract import FILE, Session, dump, load_generation
 from builder.runtime.generation.executors import cuda as device_module
 from builder.runtime.generation.executors.cuda import ELEMENTS, Cuda, copy_to_host
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.service import Service
-from builder.spec import make_spec
+from builder.spec import WeightOptions, make_spec
 from builder.verify.emitted import generate
-from builder.verify.generation import geometry_of
+from builder.verify.generation import geometry_of, make_reference, measure
 from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder, make_decoder_checkpoint
 from tests.export.test_decoders import prompts
@@ -63,6 +67,34 @@ def test_the_cache_on_a_device_says_what_the_cache_in_place_says(
         [a == b for ours, theirs in zip(in_place, exact, strict=True) for a, b in zip(ours, theirs, strict=True)]
     )
     assert same > 0.9, "fp16 is nearly fp32"
+
+
+@pytest.mark.parametrize(("model_type", "precision"), [("gpt2", "int4-weights"), ("llama", "int8-weights")])
+def test_smaller_weights_are_multiplied_by_activations_in_fp16(
+    model_type: str, precision: str, cuda: CopyingDevice, tmp_path: Path
+) -> None:
+    """Every product is the one that CUDA has, in its layout; a table that is also the head is kept once."""
+    model = make_decoder(model_type)
+    exported = export_decoder(model, tmp_path, 128)
+    made = quantise_weights(fuse(exported.graph, tmp_path), precision, WeightOptions(16, True), tmp_path, room=ROOM)
+    half, _ = decoder_for_cuda(made.graph, "fp16", "26.06", tmp_path)
+    assert half.operators["MatMulNBits"] == made.matmuls == 9
+    assert half.operators["MatMul"] == half.operators["Gemm"] == 0
+    graph = onnx.load(str(half.path)).graph
+    tensors = {tensor.name: tensor for tensor in graph.initializer}
+    for node in graph.node:
+        if node.op_type == "MatMulNBits":
+            attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+            assert attributes.get("accuracy_level", 0) == 0, "the CPU must not round what CUDA does not"
+            assert tensors[node.input[2]].data_type == onnx.TensorProto.FLOAT16
+    tables = [tensor for tensor in tensors.values() if VOCABULARY in tensor.dims and len(tensor.dims) == 3]
+    assert len(tables) == (1 if model_type == "gpt2" else 2)
+    copier = slot_copier(exported.caches, ELEMENTS["float16"], half, tmp_path)
+    geometry = geometry_of(exported.caches, 4, 128, VOCABULARY, "float16")
+    in_place = generate(InProcess(half.path, geometry, Session(threads=1)), prompts(), 16)
+    assert generate(Cuda(half.path, copier.path, geometry, CUDA), prompts(), 16) == in_place
+    found = measure(opened(half, 1), exported.caches, VOCABULARY, make_reference(model, prompts()), "float16")
+    assert found.mean > (0.3 if precision == "int4-weights" else 0.85)  # random weights: nearly flat logits
 
 
 def test_a_copied_slot_goes_on_like_its_source_and_touches_no_other(cuda: CopyingDevice, tmp_path: Path) -> None:
@@ -169,6 +201,8 @@ def test_without_a_gpu_the_repository_is_refused_in_one_line(built: Path, capsys
     ("options", "said"),
     [
         ({}, "CUDA's attention over a cache has fp16 and bf16, not fp32"),
+        ({"precision": "int8"}, "not int8: use --precision fp16, or int8-weights or int4-weights for smaller weights"),
+        ({"precision": "int4-weights", "block_size": 256}, "CUDA's kernel takes blocks of up to 128"),
         ({"precision": "fp16", "cache": "int8"}, "in the graph's own precision: leave --cache out"),
         ({"precision": "bf16", "executor": "bls", "triton": "25.08"}, "whose Python has no bf16"),
         ({"precision": "fp16", "gpu": {"devices": [0, 1]}}, "one cache, on one device"),

@@ -16,10 +16,12 @@ from builder.export.encoder import export
 from builder.export.slots import slot_copier
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
+from builder.optimise.weights import quantise_weights
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.cuda import ELEMENTS, Cuda
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.samples import TEXTS
+from builder.spec import WeightOptions
 from builder.variants.candidates import VariantMaker
 from builder.verify.emitted import generate
 from builder.verify.generation import geometry_of
@@ -61,10 +63,14 @@ def test_the_real_triton_serves_it_from_the_gpu(tmp_path: Path) -> None:
     assert 0 < float(first @ second) < 0.99
 
 
+@pytest.mark.parametrize("precision", ["fp16", "int8-weights", "int4-weights"])
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2"])
-def test_a_decoder_says_on_the_gpu_what_it_says_on_the_cpu(model_type: str, tmp_path: Path) -> None:
+def test_a_decoder_says_on_the_gpu_what_it_says_on_the_cpu(model_type: str, precision: str, tmp_path: Path) -> None:
     exported = export_decoder(make_decoder(model_type), tmp_path, 128)
-    half = to_half(fuse(exported.graph, tmp_path), tmp_path / "half" / "model.onnx", real=("logits",))
+    graph = fuse(exported.graph, tmp_path)
+    if precision != "fp16":
+        graph = quantise_weights(graph, precision, WeightOptions(32, True), tmp_path, room="cuda").graph
+    half = to_half(graph, tmp_path / "half" / "model.onnx", real=("logits",))
     copier = slot_copier(exported.caches, ELEMENTS["float16"], half, tmp_path)
     geometry = geometry_of(exported.caches, 4, 128, VOCABULARY, "float16")
     ours = generate(Cuda(half.path, copier.path, geometry, Session(device="cuda")), prompts(), 32)

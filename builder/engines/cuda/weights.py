@@ -1,0 +1,70 @@
+"""Products by matrices of few bits on a GPU: MatMulNBits, whose CUDA kernel takes activations as they are.
+
+Its scales are of the type of the activations, its zero points bytes, its blocks of 16 to 128 inputs: of 256 a product
+of one row by 4 bits is an error. 8 bits are there from ONNX Runtime 1.22 on (pull request 24509). It does not read
+`accuracy_level`. One row, in newer versions up to 16, is multiplied by the packed matrix, where inputs and outputs are
+multiples of 8; before any other product the matrix is made in half precision.
+Source: ONNX Runtime, onnxruntime/contrib_ops/cuda/quantization: matmul_nbits.cc, matmul_4bits.cu, matmul_8bits.cu; not
+run on a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import ClassVar
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from builder.engines.eight_bit import SYMMETRIC, EightBitProducts
+from builder.errors import SpecError
+from builder.onnx.nodes import add_constant, eight_bit_scales, eight_bits
+from builder.optimise.grids import Blocks
+
+SIZES = (128, 64, 32, 16)  # of a block, the fewest scales first
+
+
+class EightBit(EightBitProducts):
+    """A table that is looked up is stored as a product takes it, and so once where it is the output matrix too."""
+
+    operator: ClassVar[str] = "MatMulNBits"
+    accuracy: ClassVar[int] = 0  # left unset
+    largest_block: ClassVar[int] = SIZES[0]
+
+    def by_columns(self, node: onnx.NodeProto, matrix: np.ndarray) -> Iterator[onnx.NodeProto]:
+        yield self.in_blocks(node, in_bytes(matrix.T))
+
+    def by_rows(self, node: onnx.NodeProto, table: np.ndarray) -> Iterator[onnx.NodeProto]:
+        yield self.in_blocks(node, in_bytes(table))
+
+    def lookup(self, node: onnx.NodeProto, table: np.ndarray) -> Iterator[onnx.NodeProto]:
+        """(codes - 128) * scales of the rows, (batch, new, blocks, size), as (batch, new, inputs)."""
+        (name, rows), output = node.input, node.output[0]
+        codes, scales = self.store_blocks(name, in_bytes(table))
+        middle, last, shape = (f"{output}.{part}" for part in ("middle", "last", "shape"))
+        add_constant(self.graph, middle, np.array(SYMMETRIC[8], np.float32))
+        add_constant(self.graph, last, np.array([-1], np.int64))
+        add_constant(self.graph, shape, np.array([0, 0, -1], np.int64))
+        yield helper.make_node("Gather", [codes, rows], [f"{output}.codes"])
+        yield helper.make_node("Cast", [f"{output}.codes"], [f"{output}.cast"], to=TensorProto.FLOAT)
+        yield helper.make_node("Sub", [f"{output}.cast", middle], [f"{output}.steps"])
+        yield helper.make_node("Gather", [scales, rows], [f"{output}.scales"])
+        yield helper.make_node("Unsqueeze", [f"{output}.scales", last], [f"{output}.sizes"])
+        yield helper.make_node("Mul", [f"{output}.steps", f"{output}.sizes"], [f"{output}.blocks"])
+        yield helper.make_node("Reshape", [f"{output}.blocks", shape], [output])
+
+
+def in_bytes(rows: np.ndarray) -> Blocks:
+    """`rows`, (outputs, inputs), in 8 bits around 128, a scale a block. Raises SpecError where no block fits."""
+    outputs, inputs = rows.shape
+    size = next((size for size in SIZES if inputs % size == 0), None)
+    if size is None:
+        raise SpecError(
+            f"a matrix of {inputs} inputs is not made of blocks of {SIZES[-1]}, which smaller weights on a GPU need; "
+            "use --precision fp16"
+        )
+    blocks = rows.reshape(outputs, -1, size)
+    scales = eight_bit_scales(blocks, axis=2)
+    codes = eight_bits(blocks, scales).view(np.uint8) ^ np.uint8(SYMMETRIC[8])  # of two's complement: 128 more
+    return Blocks(8, size, inputs, codes, scales[..., 0], np.full(scales.shape[:2], SYMMETRIC[8], np.uint8))
