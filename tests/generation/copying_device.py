@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 import math
 import weakref
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,7 @@ class CopyingDevice:
         self.allocations: weakref.WeakValueDictionary[int, _Allocation] = weakref.WeakValueDictionary()
         self.OrtValue = self  # ortvalue_from_shape_and_type is a static method of it
         self.copied_to_device = 0  # bytes
+        self.fetched: Counter[str] = Counter()  # outputs that were copied to the host
 
     def preload_dlls(self) -> None:
         self.loaded = True
@@ -148,6 +150,7 @@ class _Binding:
         self.synchronized["inputs"] = True
 
     def synchronize_outputs(self) -> None:
+        self.device.fetched.update(self.fetched.keys())
         for address, content in self.fetched.values():
             ctypes.memmove(address, content.ctypes.data, len(content))
 

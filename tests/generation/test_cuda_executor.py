@@ -20,16 +20,24 @@ from builder.engines.cuda.decoding import ROOM
 from builder.engines.cuda.lowering import decoder_for_cuda
 from builder.engines.decoding import opened
 from builder.errors import SpecError
+from builder.export.candidates import COUNT, with_candidates
 from builder.export.decoder import export_decoder
 from builder.export.slots import slot_copier
+from builder.onnx.graph import Graph
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
 from builder.optimise.weights import quantise_weights
 from builder.pipeline import build
 from builder.runtime.contract import FILE, Session, dump, load_generation
+from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.executors import cuda as device_module
-from builder.runtime.generation.executors.cuda import ELEMENTS, Cuda, copy_to_host
+from builder.runtime.generation.executors.base import Candidates, Executor, Geometry
+from builder.runtime.generation.executors.cuda import ELEMENTS, Cuda, copy_to_host, in_order
 from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.options import Options
+from builder.runtime.generation.processors import Rules
+from builder.runtime.generation.sampling import Choice, Sampler
+from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.service import Service
 from builder.spec import WeightOptions, make_spec
 from builder.verify.emitted import generate
@@ -38,6 +46,7 @@ from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder, make_decoder_checkpoint
 from tests.export.test_decoders import prompts
 from tests.generation.copying_device import CopyingDevice, DeviceFault
+from tests.generation.test_engine import Asked
 
 CUDA = Session(device="cuda")
 
@@ -95,6 +104,66 @@ def test_smaller_weights_are_multiplied_by_activations_in_fp16(
     assert generate(Cuda(half.path, copier.path, geometry, CUDA), prompts(), 16) == in_place
     found = measure(opened(half, 1), exported.caches, VOCABULARY, make_reference(model, prompts()), "float16")
     assert found.mean > (0.3 if precision == "int4-weights" else 0.85)  # random weights: nearly flat logits
+
+
+@pytest.fixture(scope="module")
+def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[Graph, Graph, Geometry]:
+    """A decoder in fp16 with its candidates, the graph that copies its slots, and its arena."""
+    folder = tmp_path_factory.mktemp("half")
+    exported = export_decoder(make_decoder("llama"), folder, 128)
+    graph = with_candidates(to_half(exported.graph, folder / "half" / "model.onnx", real=("logits",)), folder)
+    copier = slot_copier(exported.caches, ELEMENTS["float16"], graph, folder)
+    return graph, copier, geometry_of(exported.caches, 4, 128, VOCABULARY, "float16")
+
+
+def generated(executor: Executor, options: dict[str, Any]) -> list[list[Choice]]:
+    """What two requests that run together say; the second goes on alone, and guesses."""
+    asked = [Asked(prompt, count, **options) for prompt, count in zip(prompts(), (12, 40), strict=False)]
+    engine = Engine(executor, Limits(0, 64))
+    for one in asked:
+        engine.submit(one.sequences)
+    engine.run_until_idle()
+    assert not any(one.errors for one in asked)
+    return [[choice for piece in one.pieces for choice in piece.tokens] for one in asked]
+
+
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "random_seed": 3}
+
+
+@pytest.mark.parametrize(
+    ("options", "enough"),
+    [
+        ({}, True),
+        ({**SAMPLED, "top_k": 8, "top_p": 0.9, "typical_p": 0.9}, True),
+        ({**SAMPLED, "top_k": COUNT + 1}, False),
+        ({**SAMPLED, "top_p": 0.9}, False),
+        ({"logit_bias": {7: 3.0}}, False),
+        ({"repetition_penalty": 1.3}, False),
+        ({"logprobs": 2}, False),
+    ],
+)
+def test_where_the_best_logits_are_enough_no_others_leave_the_device(
+    options: dict[str, Any], enough: bool, half: tuple[Graph, Graph, Geometry], cuda: CopyingDevice
+) -> None:
+    graph, copier, geometry = half
+    on_device = Cuda(graph.path, copier.path, geometry, CUDA)
+    assert on_device.candidates == COUNT < VOCABULARY
+    cuda.fetched.clear()
+    found = generated(on_device, options)
+    assert (cuda.fetched["top_tokens"] > 0, cuda.fetched["logits"] > 0) == (enough, not enough)
+    assert found == generated(InProcess(graph.path, geometry, Session(threads=1)), options)
+
+
+def test_of_equal_logits_the_lower_token_comes_first() -> None:
+    found = in_order(Candidates(np.array([[9, 4, 6, 2]]), np.array([[3.0, 1.0, 1.0, 1.0]], np.float32)))
+    assert (found.tokens.tolist(), found.logits.tolist()) == ([[9, 2, 4, 6]], [[3, 1, 1, 1]])
+
+
+def test_an_option_that_begins_to_matter_gets_all_logits() -> None:
+    sampler = Sampler(Rules(Options(temperature=0.0, min_tokens=2), ends=(3,), last=(3,), max_tokens=5))
+    assert [sampler.settled_by(8, 1) for sampler.generated in ([], [5] * 2, [5] * 3, [5] * 4)] == [0, 1, 1, 0]
+    sampler.generated = [5] * 3
+    assert not sampler.settled_by(8, 2), "the second of two is forced"
 
 
 def test_a_copied_slot_goes_on_like_its_source_and_touches_no_other(cuda: CopyingDevice, tmp_path: Path) -> None:

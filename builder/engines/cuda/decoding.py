@@ -19,6 +19,7 @@ from builder.engines.decoding import Lowered
 from builder.engines.gpu import refuse_size
 from builder.engines.onnxruntime.decoding import Decoding as OnnxRuntime
 from builder.errors import SpecError
+from builder.export.candidates import with_candidates
 from builder.export.slots import FILE as COPIER
 from builder.export.slots import choose_rows, slot_copier
 from builder.memory import Memory, cache_bytes
@@ -91,8 +92,9 @@ class Decoding(OnnxRuntime):
         return Lowered(half, judged, "float16", (replace(small, graph=half),))
 
     def for_release(self, own: Graph, folder: Path) -> tuple[Graph, Graph]:
-        """Through BLS the cache stays on the GPU, and each call says which of its rows it continues."""
-        return super().for_release(own if self._in_process else choose_rows(own, folder), folder)
+        """In process the highest logits leave the GPU alone, where those are enough; through BLS each call says which
+        rows of the cache, which stays there, it continues."""
+        return super().for_release((with_candidates if self._in_process else choose_rows)(own, folder), folder)
 
     def beside(self, graph: Graph, layers: Sequence[LayerShape], folder: Path) -> tuple[Graph, ...]:
         if not self._in_process:

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from typing import Union
 
 import numpy as np
 
@@ -18,7 +19,7 @@ from .beams import reorder
 from .cache import SlotCache
 from .calls import Call
 from .errors import EngineFailed
-from .executors.base import EncodingExecutor, Executor, Part
+from .executors.base import Candidates, EncodingExecutor, Executor, Part
 from .reading import Reader
 from .sampling import Choice, Sampler, choose
 from .scheduler import Limits, Scheduler
@@ -27,6 +28,7 @@ from .stats import Stats
 
 IDLE_POLL_S = 0.05  # how often deadlines of a queue are looked at while nothing runs
 LOG = logging.getLogger(__name__)
+Logits = Union[np.ndarray, Candidates]  # of a call that needs all of them, all
 
 
 class Engine:
@@ -75,6 +77,7 @@ class Engine:
                 self.cache.record(call.first, call.positions, call.written)
             for call, logits in zip(calls, found):
                 if call.scored is not None:
+                    assert isinstance(logits, np.ndarray)
                     self._score(call.scored, int(call.positions[0]), logits)
                 if call.guess:
                     self._verify(call, logits)
@@ -82,10 +85,22 @@ class Engine:
                     self._accept(call, logits[-1:] if call.scored is not None else logits)
         self.stats.steps += 1
 
-    def _run(self, calls: Sequence[Call]) -> Sequence[np.ndarray]:
+    def _run(self, calls: Sequence[Call]) -> Sequence[Logits]:
         """The logits of each call; several run as one."""
         parts = [Part(call.first, call.tokens, call.positions, call.wanted) for call in calls]
-        return self.executor.run_together(parts) if len(parts) > 1 else [self.executor.run(*parts[0])]
+        if len(parts) > 1:
+            return self.executor.run_together(parts)
+        return [self.executor.best(parts[0]) if self._settled(calls[0]) else self.executor.run(*parts[0])]
+
+    def _settled(self, call: Call) -> bool:
+        """Whether the executor's candidates are all that the call's sequences need."""
+        count, tokens = self.executor.candidates, 1 + len(call.guess)
+        if not count or call.scored is not None:
+            return False
+        return all(
+            isinstance(sequence, GeneratedSequence) and sequence.sampler.settled_by(count, tokens)
+            for sequence in call.sequences
+        )
 
     def encode(self) -> None:
         """Run the encoder once, over the text whose turn is next and others of about its length."""
@@ -149,7 +164,7 @@ class Engine:
         except Exception as error:
             self.scheduler.refuse(request, error)
 
-    def _verify(self, call: Call, logits: np.ndarray) -> None:
+    def _verify(self, call: Call, logits: Logits) -> None:
         """Choose token after token as without the guess, as long as what was chosen is what was guessed."""
         (sequence,) = call.sequences
         assert isinstance(sequence, GeneratedSequence)
@@ -167,7 +182,7 @@ class Engine:
         self.stats.right_guesses += right
         sequence.lookup.learn(len(call.guess), right)
 
-    def _accept(self, call: Call, logits: np.ndarray) -> None:
+    def _accept(self, call: Call, logits: Logits) -> None:
         """Choose the next tokens of the call's sequences, and pass them on."""
         sequences = call.sequences
         singles = [sequence for sequence in sequences if isinstance(sequence, GeneratedSequence)]
@@ -175,6 +190,7 @@ class Engine:
             if singles:
                 self._accept_tokens(singles, logits)
             return
+        assert isinstance(logits, np.ndarray)
         start, own = 0, []
         for sequence in sequences:
             count = len(sequence.inputs())
@@ -186,7 +202,7 @@ class Engine:
         if singles:
             self._accept_tokens(singles, logits[own])
 
-    def _accept_tokens(self, sequences: list[GeneratedSequence], logits: np.ndarray) -> None:
+    def _accept_tokens(self, sequences: list[GeneratedSequence], logits: Logits) -> None:
         """Choose a token for each row, and pass on its text. What fails for one request fails for it alone."""
         samplers = [sequence.sampler for sequence in sequences]
         choices: list[Choice | Exception]
@@ -268,7 +284,7 @@ class Engine:
                 sequence.request.emit(piece)
 
 
-def _choose_alone(logits: np.ndarray, sampler: Sampler) -> Choice | Exception:
+def _choose_alone(logits: Logits, sampler: Sampler) -> Choice | Exception:
     try:
         return choose(logits, [sampler])[0]
     except Exception as error:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from .beams import largest
+from .executors.base import Candidates
 from .guides import Guide
 from .options import Options
 from .processors import Rules
@@ -50,6 +51,13 @@ class Sampler:
         """Whether the highest logit is the answer as it stands."""
         return self.greedy and self.guide is None and self.rules.idle(len(self.generated))
 
+    def settled_by(self, count: int, tokens: int) -> bool:
+        """Whether its next `tokens` tokens are among the `count` with the highest logits, and these say which."""
+        options, said = self.options, len(self.generated)
+        if self.guide is not None or options.logprobs >= 0 or not (self.greedy or 0 < options.top_k <= count):
+            return False
+        return all(self.rules.idle(generated) for generated in range(said, said + tokens))
+
     @property
     def guided(self) -> bool:
         """Whether its guide says what may come next: not of a first token that every answer begins with."""
@@ -83,8 +91,11 @@ class Choice:
     top: "tuple[tuple[int, float], ...]" = ()
 
 
-def choose(logits: np.ndarray, samplers: "Sequence[Sampler]") -> "list[Choice]":
-    """Choose one token a row. `logits`: (rows, vocabulary) float32, not changed."""
+def choose(logits: "np.ndarray | Candidates", samplers: "Sequence[Sampler]") -> "list[Choice]":
+    """Choose one token a row. `logits`: (rows, vocabulary) float32, not changed; or what settles it (`settled_by`)."""
+    if isinstance(logits, Candidates):
+        places = choose(logits.logits, samplers)
+        return [Choice(int(tokens[place.token])) for tokens, place in zip(logits.tokens, places)]
     tokens = np.zeros(len(samplers), np.int64)
     simple = [row for row, sampler in enumerate(samplers) if sampler.plain]
     if simple:
@@ -158,6 +169,7 @@ def _filter(scores: np.ndarray, options: "Sequence[Options]", size: int) -> "tup
     vocabulary = scores.shape[1]
     if size < vocabulary:
         order = np.argpartition(scores, vocabulary - size, axis=-1)[:, vocabulary - size :]
+        order.sort(axis=-1)  # of equal scores the lower id first, as among all
         values = np.take_along_axis(scores, order, axis=-1)
     else:
         order, values = np.broadcast_to(np.arange(vocabulary), scores.shape), scores

@@ -64,15 +64,31 @@ class Part(NamedTuple):
     wanted: "np.ndarray | None" = None
 
 
+@dataclass(frozen=True)
+class Candidates:
+    """The tokens with the highest logits after each that was wanted, best first, of equal ones the lower id first.
+
+    `tokens`: (wanted, count) int64; `logits`: the same in float32.
+    """
+
+    tokens: np.ndarray
+    logits: np.ndarray
+
+    def __getitem__(self, rows: "slice | list[int]") -> "Candidates":
+        return Candidates(self.tokens[rows], self.logits[rows])
+
+
 class Executor(ABC):
     """Runs tokens of some slots, and copies a slot. Where keys and values lie is each executor's own matter.
 
     `blocks`: which slot has which blocks, where slots share memory; None: each slot has room for `max_length` tokens.
     `guesses`: whether several tokens of one row take about as long as one, so that guessing what comes next pays.
+    `candidates`: how many `best` finds; 0: all logits are here anyway.
     """
 
     blocks: "Blocks | None" = None
     guesses = False
+    candidates = 0
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
@@ -91,6 +107,10 @@ class Executor(ABC):
     def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
         """What `run` returns for each of `parts`, which are of different slots, from one call. With `blocks` only."""
         raise NotImplementedError(f"{type(self).__name__} has no blocks: rows of one call have one length")
+
+    def best(self, part: Part) -> Candidates:
+        """What `run` does, but of the logits the highest alone. With `candidates` only."""
+        raise NotImplementedError(f"{type(self).__name__} returns all logits")
 
     @abstractmethod
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:

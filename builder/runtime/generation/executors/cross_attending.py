@@ -109,7 +109,7 @@ class CrossAttending(InProcess, EncodingExecutor):
     def _bind_cross(
         self, first: int, rows: int, used: int, wanted: int
     ) -> "tuple[dict[str, np.ndarray], Any, np.ndarray]":
-        step, binding, logits = self._bind(first, rows, 1, wanted)
+        step, binding = self._bind(first, rows, 1, wanted)
         feeds = {
             **step.feeds,
             "cross_rows": np.zeros((used, self.texts.cross.beams), np.int64),
@@ -126,4 +126,4 @@ class CrossAttending(InProcess, EncodingExecutor):
         for name, view in views.items():
             if name in self.inputs:
                 binding.bind_input(name, "cpu", 0, view.dtype.type, view.shape, view.ctypes.data)
-        return feeds, binding, logits
+        return feeds, binding, self._bind_logits(binding, wanted)

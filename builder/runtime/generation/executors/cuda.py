@@ -1,7 +1,7 @@
 """Running the decoder's graph with its cache on a GPU: ONNX Runtime in this process, the cache bound in place there.
 
 What crosses between the two memories is a step's tokens on the way in and the logits that are asked for on the way
-out. Knows nothing about requests.
+out: all of them, or the highest, which the graph finds where it runs. Knows nothing about requests.
 """
 
 from __future__ import annotations
@@ -17,11 +17,12 @@ from onnxruntime.capi.onnxruntime_pybind11_state import OrtValue
 
 from ...contract import Session
 from ...sessions import refuse_other_meaning
-from .base import Geometry, Step
+from .base import Candidates, Geometry, Part, Step
 from .in_process import Bound
 
 ELEMENTS = {"float16": 10, "bfloat16": 16, "float32": 1}  # of onnx.TensorProto: numpy has no bfloat16
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
+TOP_LOGITS, TOP_TOKENS = "top_logits", "top_tokens"  # outputs of a graph that finds candidates
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 
 
@@ -35,6 +36,7 @@ class Cuda(Bound):
         self.device, self.number = options.device, options.device_id
         self.element, self.width = ELEMENTS[geometry.cache], BYTES[geometry.cache]
         super().__init__(geometry, self._open(model, options))
+        self.candidates = {value.name: value.shape for value in self.session.get_outputs()}.get(TOP_TOKENS, [0])[-1]
         self.copier = self._open(copier, options)
         self.shapes = {
             f"{kind}_{index}": (heads, geometry.max_length, size)
@@ -88,6 +90,9 @@ class Cuda(Bound):
         self.session.run_with_iobinding(binding)
         binding.synchronize_outputs()
 
+    def best(self, part: Part) -> Candidates:
+        return in_order(self._answer(part, self._bind_best))
+
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         """Copy a slot whole: what lies before `start` is the same in both, what lies after `length` is nobody's."""
         self._copy_from({n: (self.device, self.number, self._address(n, source)) for n in self.shapes}, target)
@@ -108,14 +113,27 @@ class Cuda(Bound):
         heads, length, size = self.shapes[name]
         return int(self.cache[name].data_ptr()) + slot * heads * length * size * self.width
 
-    def _bind(self, first: int, rows: int, new: int, wanted: int) -> "tuple[Step, Any, np.ndarray]":
-        """Bind the cache of a range of slots and the logits; these stay bound, a step's small inputs do not."""
+    def _bind(self, first: int, rows: int, new: int, wanted: int) -> "tuple[Step, Any]":
+        """Bind the cache of a range of slots, which stays bound; a step's small inputs do not."""
         step, binding = Step(rows, new, wanted), self.session.io_binding()
         for name, shape in self.shapes.items():
             place = (self.device, self.number, self.element, (rows, *shape), self._address(name, first))
             binding.bind_input(f"past_{name}", *place)
             binding.bind_output(f"present_{name}", *place)
-        return step, binding, self._bind_logits(binding, wanted)
+        return step, binding
+
+    def _bind_best(self, binding: Any, wanted: int) -> Candidates:
+        shape = (wanted, self.candidates)
+        found = Candidates(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
+        for name, array in ((TOP_TOKENS, found.tokens), (TOP_LOGITS, found.logits)):
+            binding.bind_output(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
+        return found
+
+
+def in_order(found: Candidates) -> Candidates:
+    """Equal logits by token: CUDA's TopK leaves them as its threads found them (onnxruntime, topk_impl.cuh)."""
+    order = np.lexsort((found.tokens, -found.logits), axis=-1)
+    return Candidates(*(np.take_along_axis(part, order, axis=-1) for part in (found.tokens, found.logits)))
 
 
 def load_cuda() -> None:

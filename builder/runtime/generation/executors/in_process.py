@@ -5,16 +5,18 @@ writes one position and moves nothing else. Knows nothing about requests.
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import onnxruntime
 
 from ...contract import Session
 from ...sessions import open_session
-from .base import Executor, Geometry, Step, copy_slot, last_of_rows
+from .base import Executor, Geometry, Part, Step, copy_slot, last_of_rows
 
+Answer = TypeVar("Answer")  # where the outputs of a call go, but for the cache
 MOST_BOUND = 256  # combinations of slots and positions whose bindings are kept
 
 
@@ -28,33 +30,39 @@ class Bound(Executor):
         self.session = session
         self.inputs = {value.name for value in session.get_inputs()}
         self.logits = np.zeros((geometry.slots, geometry.vocabulary), np.float32)  # where every call leaves its own
-        # by first slot, rows and logits: the inputs of one new token a row, their binding, and where its logits go
-        self.decoding: dict[tuple[int, int, int], tuple[Step, Any, np.ndarray]] = {}
+        # by first slot, rows, logits and what is bound: the inputs of one new token a row, their binding, its outputs
+        self.decoding: dict[tuple[int, int, int, str], tuple[Step, Any, Any]] = {}
 
     def run(
         self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: "np.ndarray | None" = None
     ) -> np.ndarray:
-        rows, new = tokens.shape
-        wanted = last_of_rows(tokens) if wanted is None else wanted
-        key = (first, rows, len(wanted))
+        return self._answer(Part(first, tokens, lengths, wanted), self._bind_logits)
+
+    def _answer(self, part: Part, bind: "Callable[[Any, int], Answer]") -> Answer:
+        """Run `part`. `bind`: of so many wanted places, bind the outputs to what it returns."""
+        rows, new = part.tokens.shape
+        wanted = last_of_rows(part.tokens) if part.wanted is None else part.wanted
+        key = (part.first, rows, len(wanted), bind.__name__)
         prepared = self.decoding.get(key) if new == 1 else None
         if prepared is None:
-            prepared = self._bind(first, rows, new, len(wanted))
+            step, binding = self._bind(part.first, rows, new, len(wanted))
+            prepared = step, binding, bind(binding, len(wanted))
             if new == 1:
                 if len(self.decoding) >= MOST_BOUND:
                     self.decoding.clear()
                 self.decoding[key] = prepared
-        step, binding, logits = prepared
-        step.fill(tokens, lengths, wanted)
+        step, binding, answer = prepared
+        step.fill(part.tokens, part.lengths, wanted)
         self._run(step, binding)
-        return logits
+        found: Answer = answer
+        return found
 
     def _run(self, step: Step, binding: Any) -> None:
         self.session.run_with_iobinding(binding)
 
     @abstractmethod
-    def _bind(self, first: int, rows: int, new: int, wanted: int) -> tuple[Step, Any, np.ndarray]:
-        """The inputs of `new` tokens of each of `rows` slots, their binding with the cache, and where logits go."""
+    def _bind(self, first: int, rows: int, new: int, wanted: int) -> tuple[Step, Any]:
+        """The inputs of `new` tokens of each of `rows` slots, and their binding with the cache."""
 
     def _bind_logits(self, binding: Any, wanted: int) -> np.ndarray:
         """Where a call leaves (wanted, vocabulary): memory of all calls, or its own where it wants more than that."""
@@ -74,7 +82,7 @@ class InProcess(Bound):
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         copy_slot(self.arena, source, target, length, start)
 
-    def _bind(self, first: int, rows: int, new: int, wanted: int) -> tuple[Step, Any, np.ndarray]:
+    def _bind(self, first: int, rows: int, new: int, wanted: int) -> tuple[Step, Any]:
         step, binding = Step(rows, new, wanted), self.session.io_binding()
         for name, array in step.feeds.items():
             if name in self.inputs:
@@ -84,4 +92,4 @@ class InProcess(Bound):
             kind = view.dtype.type
             binding.bind_input(f"past_{name}", "cpu", 0, kind, view.shape, view.ctypes.data)
             binding.bind_output(f"present_{name}", "cpu", 0, kind, view.shape, view.ctypes.data)
-        return step, binding, self._bind_logits(binding, wanted)
+        return step, binding

@@ -1,0 +1,35 @@
+"""The most probable next tokens as outputs of a decoder's graph: they alone need to leave the device that it runs on.
+
+Knows logits; knows nothing about sampling.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from onnx import TensorProto, helper
+
+from builder.onnx.graph import Graph, load_graph, save_graph
+from builder.onnx.nodes import add_constant
+from builder.runtime.generation.executors.cuda import TOP_LOGITS, TOP_TOKENS
+
+COUNT = 128  # beyond what requests send as top_k, and below what newer CUDA kernels end at (256, topk_hybrid.cuh)
+
+
+def with_candidates(graph: Graph, folder: Path) -> Graph:
+    """Write `graph` with two more outputs into `folder`: of each position the best logits and their tokens.
+
+    `top_logits`, (positions, count) float32, best first, and `top_tokens`, the same in int64. Whoever runs it binds
+    `logits` or these: an output that is not bound is not copied.
+    """
+    model = load_graph(graph.path)
+    (logits,) = (value for value in model.graph.output if value.name == "logits")
+    positions, vocabulary = logits.type.tensor_type.shape.dim
+    count = min(COUNT, vocabulary.dim_value)
+    add_constant(model.graph, "top.count", np.array([count], np.int64))
+    outputs = [TOP_LOGITS, TOP_TOKENS]
+    model.graph.node.append(helper.make_node("TopK", ["logits", "top.count"], outputs, name="TopK.logits"))
+    for name, kind in zip(outputs, (TensorProto.FLOAT, TensorProto.INT64), strict=True):
+        model.graph.output.append(helper.make_tensor_value_info(name, kind, [positions.dim_param, count]))
+    return save_graph(model, folder / "candidates" / graph.path.name)
