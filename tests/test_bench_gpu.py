@@ -33,4 +33,4 @@ def test_the_sides_run_and_name_what_they_timed(tmp_path: Path, monkeypatch: pyt
     encoders = {"PyTorch": gpu.encode_pytorch("cpu", ((1, 16),)), "ours": gpu.encode("cpu", tmp_path, ((1, 16),))}
     assert all(times["1x16"] > 0 for times in encoders.values())
     assert [column.header for column in gpu._table("title", encoders).columns] == ["", "1x16"]
-    assert set(gpu.decode("cpu", tmp_path, (1, 2))) == {"1", "2"}
+    assert set(gpu.decode("cpu", tmp_path, "int4-weights", True, (1, 2))) == {"1", "2"}

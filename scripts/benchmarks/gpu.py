@@ -1,9 +1,10 @@
 """`scripts/bench gpu`: PyTorch in fp16, ONNX Runtime's CUDA and TensorRT on this machine's GPU, one after the other.
 
 Encoders: the real MiniLM at lengths 16 to 512. Decoders: the GPT-2 124M shape, random weights, a step in the emitted
-loop's executor, then text through Triton with the cache in NAME and with the cache handed on through BLS. Each side
-runs in a process of its own. Needs a GPU, and onnxruntime-gpu instead of onnxruntime; TensorRT is measured where it can
-be imported. Without a GPU nothing is measured and nothing is written.
+loop's executor, in fp16 and with weights of 4 bits, all logits copied or the highest; then text through Triton with the
+cache in NAME and with the cache handed on through BLS. Each side runs in a process of its own. Needs a GPU, and
+onnxruntime-gpu instead of onnxruntime; TensorRT is measured where it can be imported. Without a GPU nothing is measured
+and nothing is written.
 """
 
 from __future__ import annotations
@@ -32,15 +33,18 @@ from builder.checkpoint.libraries import quiet_libraries
 from builder.checkpoint.resolve import resolve
 from builder.engines.encoding import Variant
 from builder.engines.gpu import gpus
+from builder.export.candidates import with_candidates
 from builder.export.decoder import export_decoder
 from builder.export.encoder import export
 from builder.export.slots import slot_copier
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
+from builder.optimise.weights import quantise_weights
 from builder.runtime.contract import Session
+from builder.runtime.generation.executors.base import Part
 from builder.runtime.generation.executors.cuda import ELEMENTS, PROVIDERS, Cuda
 from builder.samples import TEXTS
-from builder.spec import make_spec
+from builder.spec import WeightOptions, make_spec
 from builder.triton.placement import OF_TOKENS
 from builder.triton.profiles import Calls, covering_profile, input_shapes
 from builder.variants.candidates import VariantMaker
@@ -71,7 +75,11 @@ def main() -> None:
         encoders = {"PyTorch fp16": alone(encode_pytorch, "cuda"), "CUDA fp16": alone(encode, "cuda", Path(place))}
         if importlib.util.find_spec("tensorrt") is not None:
             encoders["TensorRT fp16"] = alone(encode_tensorrt, Path(place))
-        decoders = {"PyTorch fp16": alone(decode_pytorch, "cuda"), "CUDA fp16": alone(decode, "cuda", Path(place))}
+        decoders = {"PyTorch fp16": alone(decode_pytorch, "cuda")}
+        for precision in ("fp16", "int4-weights"):
+            for few in (False, True):
+                name = f"CUDA {precision}, {'the highest' if few else 'all'} logits"
+                decoders[name] = alone(decode, "cuda", Path(place), precision, few)
         served = {executor: alone(serve, executor, Path(place)) for executor in ("in-process", "bls")}
     figures |= {"encoders": encoders, "decoders": decoders, "served": served}
     console = Console(width=140)
@@ -141,17 +149,22 @@ def decode_pytorch(device: str, rows: tuple[int, ...] = ROWS) -> Times:
     return found
 
 
-def decode(device: Literal["cpu", "cuda"], place: Path, rows: tuple[int, ...] = ROWS) -> Times:
-    """The executor that --target cuda emits."""
+def decode(
+    device: Literal["cpu", "cuda"], place: Path, precision: str, few: bool, rows: tuple[int, ...] = ROWS
+) -> Times:
+    """The executor that --target cuda emits; `few`: only the highest logits are copied."""
     exported = export_decoder(_gpt2(), place, 2 * CONTEXT)
-    half = to_half(fuse(exported.graph, place), place / "half" / "model.onnx", real=("logits",))
+    graph = fuse(exported.graph, place)
+    if precision != "fp16":
+        graph = quantise_weights(graph, precision, WeightOptions(32, True), place, room="cuda").graph
+    half = with_candidates(to_half(graph, place / "half" / "model.onnx", real=("logits",)), place)
     copier = slot_copier(exported.caches, ELEMENTS["float16"], half, place)
     geometry = geometry_of(exported.caches, max(rows), 2 * CONTEXT, GPT2Config().vocab_size, "float16")
     executor = Cuda(half.path, copier.path, geometry, Session(device=device))
     found = {}
     for count in rows:
-        tokens, lengths = np.full((count, 1), 100), np.full(count, CONTEXT)
-        found[str(count)] = median_ms(partial(executor.run, 0, tokens, lengths))
+        part = Part(0, np.full((count, 1), 100), np.full(count, CONTEXT))
+        found[str(count)] = median_ms(partial(executor.best, part) if few else partial(executor.run, *part))
     return found
 
 

@@ -36,7 +36,7 @@ from builder.runtime.generation.executors.cuda import ELEMENTS, Cuda, copy_to_ho
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
-from builder.runtime.generation.sampling import Choice, Sampler
+from builder.runtime.generation.sampling import Sampler
 from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.service import Service
 from builder.spec import WeightOptions, make_spec
@@ -116,15 +116,15 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[Graph, Graph, Geomet
     return graph, copier, geometry_of(exported.caches, 4, 128, VOCABULARY, "float16")
 
 
-def generated(executor: Executor, options: dict[str, Any]) -> list[list[Choice]]:
-    """What two requests that run together say; the second goes on alone, and guesses."""
+def generated(executor: Executor, options: dict[str, Any]) -> list[list[int]]:
+    """The tokens of two requests that run together; the second goes on alone, and guesses."""
     asked = [Asked(prompt, count, **options) for prompt, count in zip(prompts(), (12, 40), strict=False)]
     engine = Engine(executor, Limits(0, 64))
     for one in asked:
         engine.submit(one.sequences)
     engine.run_until_idle()
     assert not any(one.errors for one in asked)
-    return [[choice for piece in one.pieces for choice in piece.tokens] for one in asked]
+    return [one.tokens for one in asked]
 
 
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "random_seed": 3}
