@@ -142,7 +142,7 @@ def refuse_wrong_probabilities(agreement: Agreement) -> None:
 
 
 def refuse_wrong_text(model: PreTrainedModel, reference: Reference, agreement: Agreement) -> None:
-    """Raise VerificationError where a greedy token of the graph is not PyTorch's, and the two were no tie.
+    """Raise VerificationError where a greedy token of the graph is missing, or is not PyTorch's and the two no tie.
 
     A text is greedy where each of its tokens is the best after those before it, which one run over it says of all.
     That this is what `generate` does is found out on a text of its own.
@@ -153,7 +153,15 @@ def refuse_wrong_text(model: PreTrainedModel, reference: Reference, agreement: A
 
 
 def _refuse_other_tokens(model: PreTrainedModel, prompt: Sequence[int], text: Sequence[int], writer: str) -> None:
-    """Raise VerificationError where a token of `text`, which follows `prompt`, is not the best, nor as good as it."""
+    """Raise VerificationError where a token of `text`, which follows `prompt`, is not the best, nor as good as it.
+
+    No end token is known to whoever wrote `text`, so all that was asked for has to be there.
+    """
+    if len(text) != NEW_TOKENS:
+        raise VerificationError(
+            f"{writer} wrote {len(text)} tokens, and was asked for {NEW_TOKENS} with no end before. Nothing was "
+            "published: this is a bug worth reporting, with the checkpoint's name"
+        )
     with torch.no_grad():
         logits = model(input_ids=torch.tensor([[*prompt, *text]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
     best, own = logits.max(dim=-1), logits.gather(-1, torch.tensor(text)[:, None])[:, 0]

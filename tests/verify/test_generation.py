@@ -63,6 +63,17 @@ def test_a_model_whose_generate_is_no_forward_pass_is_refused(
         refuse_wrong_text(model, replace(reference, generated=other), right)
 
 
+@pytest.mark.parametrize("length", [0, NEW_TOKENS - 1])
+def test_a_text_that_ends_too_soon_is_refused(
+    model: PreTrainedModel, reference: Reference, right: Agreement, length: int
+) -> None:
+    texts = (*right.greedy[:3], right.greedy[3][:length], *right.greedy[4:])
+    with pytest.raises(VerificationError, match=rf"the fused graph wrote {length} tokens, .* asked for {NEW_TOKENS}"):
+        refuse_wrong_text(model, reference, replace(right, greedy=texts))
+    with pytest.raises(VerificationError, match=rf"transformers' generate wrote {length} tokens"):
+        refuse_wrong_text(model, replace(reference, generated=reference.generated[:length]), right)
+
+
 @pytest.mark.parametrize("error", [0.01, float("nan")])
 def test_other_probabilities_are_refused(right: Agreement, error: float) -> None:
     refuse_wrong_probabilities(right)
