@@ -88,8 +88,9 @@ class DecodingEngine(ABC):
 
     @classmethod
     @abstractmethod
-    def opened(cls, graph: Path, threads: int) -> Executors:
-        """The emitted executor over `graph`, on this machine's CPU."""
+    def opened(cls, graph: Graph, threads: int) -> Executors:
+        """What makes emitted executors over `graph`, on this machine's CPU. Where each opens the graph anew, `let_go`
+        comes first."""
 
     def rung(self, precision: str) -> str:
         """What a rung of the ladder in `precision` is called."""
@@ -141,9 +142,9 @@ def engine_of(spec: BuildSpec) -> DecodingEngine:
 
 
 def opened(graph: Graph, threads: int) -> Executors:
-    """The emitted executor of the engine that `graph` is for."""
+    """What makes emitted executors over `graph`, of the engine that it is for."""
     let_go(graph)
-    return _kind(graph.engine).opened(graph.path, threads)
+    return _kind(graph.engine).opened(graph, threads)
 
 
 def let_go(graph: Graph) -> None:
@@ -159,7 +160,7 @@ def session_here(engine: str, cache: CacheType, threads: int) -> Session:
 
 
 def measurable() -> list[str]:
-    """Those of them that this machine runs as they will be served."""
+    """Those engines that decode and that this machine runs as they will be served."""
     return [name for name in rooms(ROOM) if _kind(name).timed]
 
 

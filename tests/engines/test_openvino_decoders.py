@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -9,7 +11,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from builder.engines import decoding
 from builder.engines.decoding import opened
+from builder.engines.openvino import decoding as room
 from builder.engines.openvino.lowering import block_bytes, page_attention
 from builder.errors import ExportError, SpecError
 from builder.export.decoder import DecoderExport, export_decoder
@@ -68,6 +72,33 @@ def test_greedy_text_is_transformers(model_type: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("model_type", [name for name in DECODERS if name not in (*CHECKED, *REFUSED)])
 def test_greedy_text_is_transformers_in_every_architecture(model_type: str, tmp_path: Path) -> None:
     says_what_transformers_says(model_type, tmp_path)
+
+
+def test_an_executor_that_has_answered_is_freed_before_the_graph_is_compiled_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each has all weights; the loop over it refers to itself, so that only the garbage collector frees it."""
+    monkeypatch.setattr(decoding, "has_many", lambda weights: True)
+    exported, graph = paged("gpt2", tmp_path)
+    executors = opened(graph, 1)
+    alive: list[bool] = []
+
+    class Compiled(OpenVino):
+        def __init__(self, *given: Any) -> None:
+            alive.append(before() is not None)
+            super().__init__(*given)
+
+    gc.disable()  # it is to be freed on purpose, not by chance
+    try:
+        executor = executors(geometry_of(exported.caches, 1, 128, VOCABULARY))
+        executor.loop = executor  # type: ignore[attr-defined]
+        before = weakref.ref(executor)
+        del executor
+        monkeypatch.setattr(room, "OpenVino", Compiled)
+        executors(geometry_of(exported.caches, 2, 128, VOCABULARY))
+    finally:
+        gc.enable()
+    assert alive == [False]
 
 
 @pytest.mark.parametrize("model_type", REFUSED)

@@ -79,8 +79,8 @@ class Decoding(DecodingEngine):
         return Session(threads=threads)
 
     @classmethod
-    def opened(cls, graph: Path, threads: int) -> Executors:
-        session = open_session(graph, Session(threads=threads))
+    def opened(cls, graph: Graph, threads: int) -> Executors:
+        session = open_session(graph.path, Session(threads=threads))
         return lambda geometry: OverSession(session, geometry)
 
     def shrink_cache(self, graph: Graph, largest: Callable[[], Mapping[str, np.ndarray]], folder: Path) -> Graph:

@@ -6,13 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import ClassVar
 
-from builder.engines.decoding import DecodingEngine, Executors
+from builder.engines.decoding import DecodingEngine, Executors, let_go
 from builder.engines.openvino import BACKEND, decoder_properties
 from builder.engines.openvino.lowering import block_bytes, page_attention
 from builder.errors import SpecError
 from builder.memory import ADVICE, Memory, whole_blocks
 from builder.onnx.graph import Graph
 from builder.runtime.contract import CacheType, LayerShape, Session
+from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.openvino import OpenVino
 from builder.runtime.generation.executors.paged import BLOCK, OPERATOR
 
@@ -58,6 +59,11 @@ class Decoding(DecodingEngine):
         return Session(engine=BACKEND, threads=threads, entries=decoder_properties(cache))
 
     @classmethod
-    def opened(cls, graph: Path, threads: int) -> Executors:
-        """It compiles the graph for the type of the cache: once an executor."""
-        return lambda geometry: OpenVino(graph, geometry, cls.session_here(geometry.cache, threads))
+    def opened(cls, graph: Graph, threads: int) -> Executors:
+        """It compiles the graph for the type of the cache: once an executor, when the one before has gone."""
+
+        def compiled(geometry: Geometry) -> OpenVino:
+            let_go(graph)
+            return OpenVino(graph.path, geometry, cls.session_here(geometry.cache, threads))
+
+        return compiled
