@@ -21,14 +21,15 @@ from builder.engines.onnxruntime import loop_session
 from builder.errors import SpecError
 from builder.families import encoder
 from builder.onnx.graph import Graph, save_graph
-from builder.runtime.contract import FILE, Batching, ContractError, EncoderServing, dump, load_encoder
+from builder.runtime.contract import FILE, Batching, ContractError, EncoderServing, Session, dump, load_encoder
 from builder.runtime.cores import cores
 from builder.runtime.encoder.executors import onnxruntime as on_onnxruntime
 from builder.runtime.encoder.executors import openvino as on_openvino
 from builder.runtime.encoder.front import open_front
+from builder.runtime.generation.service import make_executor
 from builder.spec import make_spec
 from builder.triton.layout import bucketed, in_process
-from tests.servings import encoder_serving
+from tests.servings import decoder_serving, encoder_serving
 
 FEEDS = {"input_ids": np.array([[3, 1, 2], [5, 0, 0]]), "attention_mask": np.array([[1, 1, 1], [1, 0, 0]])}
 SUMS = np.array([[6.0], [5.0]], np.float32)  # of the tokens that are no padding
@@ -128,6 +129,14 @@ def test_an_executor_that_was_not_emitted(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text(dump(encoder_serving(executor="handles")))
     with pytest.raises(ContractError, match=r"serving\.json\.executor is 'handles', which is not here"):
         open_front(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["handles", "paged"])
+def test_an_engine_of_a_decode_loop_that_was_not_emitted(name: str, tmp_path: Path) -> None:
+    """ "paged" is a module beside the engines, and none."""
+    serving = decoder_serving(executor="in-process", session=Session(engine=name), model="model.onnx")
+    with pytest.raises(ContractError, match=rf"serving\.json\.session\.engine is '{name}', which is not here"):
+        make_executor(tmp_path, serving, None)
 
 
 @pytest.mark.parametrize("module", [on_onnxruntime, on_openvino])

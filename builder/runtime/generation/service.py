@@ -16,7 +16,7 @@ from typing import Any, Union
 import numpy as np
 from tokenizers import Tokenizer
 
-from ..contract import GenerationServing, load_generation
+from ..contract import ContractError, GenerationServing, load_generation
 from ..fields import InputError, Tensors, refuse_large, refuse_long
 from ..panics import survived
 from .beams import BeamSearch
@@ -179,7 +179,10 @@ class Service:
 
 
 def make_executor(folder: Path, serving: GenerationServing, infer: "Infer | None") -> Executor:
-    """The executor that serving.json describes; `infer` is for those that call another model."""
+    """The executor that serving.json describes; `infer` is for those that call another model.
+
+    Raises ContractError where its engine is not here.
+    """
     arena = serving.arena
     geometry = Geometry(
         arena.slots, arena.length, serving.vocabulary, Geometry.pairs(arena.layers), arena.dtype, arena.blocks
@@ -190,9 +193,17 @@ def make_executor(folder: Path, serving: GenerationServing, infer: "Infer | None
             return Bls(infer, serving.inputs, geometry)
         load_cuda()  # logits may come on the GPU, and are copied from there
         return BlsCuda(infer, serving.inputs, geometry)
-    engine = importlib.import_module(f".executors.{serving.session.engine}", __package__)  # installed where it serves
-    executor: Executor = engine.open_executor(folder, serving, geometry)
+    executor: Executor = _engine(serving.session.engine).open_executor(folder, serving, geometry)
     return executor
+
+
+def _engine(name: str) -> Any:
+    """The module in executors/ of an engine, which is installed where it serves. Raises ContractError."""
+    if Path(__file__).with_name("executors").joinpath(f"{name}.py").is_file():
+        module = importlib.import_module(f".executors.{name}", __package__)
+        if hasattr(module, "open_executor"):
+            return module
+    raise ContractError(f"serving.json.session.engine is {name!r}, which is not here. Build the model again")
 
 
 class StreamedAnswer:
