@@ -24,7 +24,9 @@ def sha256_once(file: Path) -> str:
     Raises OSError.
     """
     stat = file.stat()
+    if stat.st_size < LARGE:
+        return sha256_of(file)
     state = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    if state not in _known or stat.st_size < LARGE:
+    if state not in _known:
         _known[state] = sha256_of(file)
     return _known[state]
