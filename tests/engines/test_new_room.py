@@ -29,8 +29,10 @@ ROOMS = Path(__file__).parent / "rooms"
 # What is about Triton's backends or other people's files, whatever this builder makes, and what an export is for.
 ABOUT_TRITON = ("lint", "serve", "triton/releases.py", "triton/stock.py")
 RECORDS = ("onnx/graph.py", "report/bom.py", "report/provenance.py", "report/record.py")
+# Which engines can be asked for, and with which target.
+SPEC = ("spec/choices.py", "spec/build_spec.py")
 # An engine of a graph is also the name of its executor; targets of GPUs are options, and plans have a verb.
-CHOICES = ("engines", "spec", "runtime/contract.py", "runtime/recipe", "commands/compile.py")
+CHOICES = ("engines", *SPEC, "runtime/contract.py", "runtime/recipe", "commands/compile.py")
 
 
 @pytest.fixture
