@@ -95,7 +95,10 @@ class Chosen:
 def begin(
     spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage
 ) -> Family[Exported, Rung, Fused, Exact, Chosen]:
-    """The steps of an encoder. Raises SpecError for an option that it does not have, CheckpointError for others."""
+    """The steps of an encoder.
+
+    Raises SpecError for an option that it does not have, CheckpointError for a model of several parts or of bytes.
+    """
     generating = {
         "--beams": spec.beams,
         "--max-answer": spec.max_answer,

@@ -76,7 +76,7 @@ def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: s
     }
     unusable = [name for name, used in given.items() if used]
     if unusable:
-        raise SpecError(f"{', '.join(unusable)}: {family}, which batches by itself, does not have that")
+        raise SpecError(f"{', '.join(unusable)}: {family} does not have that; build without it")
 
 
 def read_samples(path: Path | None, checkpoint: Checkpoint, inputs: Sequence[Field]) -> list[Mapping[str, Any]]:

@@ -159,7 +159,7 @@ def test_a_cache_that_does_not_fit_is_refused_before_anything_is_made(
 
 def test_options_of_the_other_family_are_refused(tmp_path: Path) -> None:
     checkpoint = str(make_decoder_checkpoint(tmp_path / "checkpoint", "llama"))
-    with pytest.raises(SpecError, match="--truncate: a decoder, which batches by itself, does not have that"):
+    with pytest.raises(SpecError, match="--truncate: a decoder does not have that; build without it"):
         build(make_spec(model=checkpoint, name="m", output=tmp_path / "out", truncate=True))
     with pytest.raises(SpecError, match="block holds 16, 32"):
         make_spec(model="x", block_size=17)

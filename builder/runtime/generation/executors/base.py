@@ -82,7 +82,8 @@ class Executor(ABC):
     """Runs tokens of some slots, and copies a slot. Where keys and values lie is each executor's own matter.
 
     `blocks`: which slot has which blocks, where slots share memory; None: each slot has room for `max_length` tokens.
-    `guesses`: whether several tokens of one row take about as long as one, so that guessing what comes next pays.
+    `guesses`: whether it may be asked to run guesses of what comes next, because several tokens of one row take about
+    as long as one, so that guessing pays, and because a wrong guess leaves no trace in the cache.
     `candidates`: how many `best` finds; 0: all logits are here anyway.
     """
 
