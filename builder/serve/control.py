@@ -36,9 +36,9 @@ DRAIN_S = 600.0  # for the last request of a version, a stream for example
 POLL_S = 0.1
 
 
-def versions_in(client: grpc.InferenceServerClient, model: str, states: Collection[str]) -> set[int]:
+def versions_in(client: grpc.InferenceServerClient, model: str, states: Collection[str], timeout_s: float) -> set[int]:
     """The versions of a model that a server has, in one of `states`. Raises InferenceServerException."""
-    index = client.get_model_repository_index(client_timeout=INDEX_TIMEOUT_S).models
+    index = client.get_model_repository_index(client_timeout=timeout_s).models
     return {int(entry.version) for entry in index if entry.name == model and entry.version and entry.state in states}
 
 
@@ -58,7 +58,7 @@ class Control:
     def versions(self, model: str, states: Collection[str] = ALIVE) -> set[int]:
         """The versions of a model that the server has, in one of `states`."""
         try:
-            return versions_in(self._client, model, states)
+            return versions_in(self._client, model, states, INDEX_TIMEOUT_S)
         except InferenceServerException as error:
             raise ServeError(f"no Triton answers at {self.url}: {_line(error)}; start one: build-repo serve") from error
 

@@ -24,6 +24,7 @@ from builder.serve.log import last_error
 from builder.serve.triton import Server
 
 POLL_S = 1.0
+INDEX_TIMEOUT_S = 10.0  # no model is watched while a server says which versions it has
 ATTEMPTS = 5  # in a row; what fails more often than that stays down
 STEADY_S = 300.0  # after so long without a failure, those before are forgotten
 LONGEST_DELAY_S = 30.0
@@ -108,7 +109,7 @@ class Watcher:
         """Whether Triton has another version of the model ready, and this one no longer."""
         try:
             with grpc.InferenceServerClient(self.server.url) as client:
-                ready = versions_in(client, running.model, ("READY",))
+                ready = versions_in(client, running.model, ("READY",), INDEX_TIMEOUT_S)
         except InferenceServerException:
             return False
         return bool(ready) and int(running.version) not in ready
