@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from builder.checkpoint.resolve import describe
-from builder.engines.decoding import engine_of
+from builder.engines.decoding import DecodingEngine, engine_of, measurable
 from builder.errors import SpecError
 from builder.export.decoder import cache_shapes
 from builder.export.seq2seq import seq2seq_shapes
@@ -36,12 +36,25 @@ def unbuilt(spec: BuildSpec) -> Needs:
         return Needs("encoder", size, length, measured=NOT_MEASURED)
     with torch.device("meta"):
         if family == "decoder":
-            if spec.engine == "auto":
-                raise SpecError(f"{spec.entry_name}: --engine auto is known once it was built; build it, or say which")
-            layers, engine = cache_shapes(checkpoint.model), engine_of(spec)
-            engine.refuse()
+            layers, engine = cache_shapes(checkpoint.model), _engine(spec)
             cache, paged = engine.cache_type, engine.paged
             return Needs("generation", size, length, layers, cache=cache, paged=paged, measured=NOT_MEASURED)
         own, cross = seq2seq_shapes(checkpoint.model)
     answer = read_settings(checkpoint, spec.task, spec.slots, spec.beams, spec.max_answer).max_answer
     return Needs("generation", size, answer, own, cross, source=length, measured=NOT_MEASURED)
+
+
+def _engine(spec: BuildSpec) -> DecodingEngine:
+    """Of `auto`, which its build decides, the first that can: ONNX Runtime, whose slots are each as long as the longest
+    text, takes more memory than blocks that sequences share. Raises SpecError where none can."""
+    names = measurable() if spec.engine == "auto" else [spec.engine]
+    refused: list[SpecError] = []
+    for name in names:
+        engine = engine_of(spec.model_copy(update={"engine": name}))
+        try:
+            engine.refuse()
+        except SpecError as error:
+            refused.append(error)
+        else:
+            return engine
+    raise refused[0]

@@ -28,8 +28,9 @@ def test_a_config_says_what_the_weights_would(checkpoint: Callable[[str], Path],
             assert (needs.layers, needs.length) == (cache_shapes(built.model), built.max_length)
             shared = needs_of(spec.model_copy(update={"engine": "openvino", "cache": "int8"}))
             assert (shared.paged, shared.cache, needs.paged, needs.cache) == (True, "uint8", False, "float32")
-            with pytest.raises(SpecError, match="--engine auto is known once it was built"):
-                needs_of(spec.model_copy(update={"engine": "auto"}))
+            assert needs_of(spec.model_copy(update={"engine": "auto"})) == needs, "slots take the most"
+            half = needs_of(spec.model_copy(update={"engine": "auto", "cache": "fp16"}))
+            assert (half.paged, half.cache) == (True, "float16"), "which OpenVINO alone has"
         elif name == "sums":
             assert (needs.layers, needs.cross) == seq2seq_shapes(built.model)
             assert needs.source == built.max_length
