@@ -14,6 +14,7 @@ ORDER = ("export", "reference", "fuse", "verify", "climb")
 EXPORT = ("task", "max_length", "pooling", "beams", "max_answer")
 REFERENCE = (*EXPORT, "target", "engine", "instances", "threads", "machine", "serving")
 EXACT = (*REFERENCE, "level", "triton", "executor", "gpu", "truncate")
+ANY_ENGINE = (*EXACT, "cache", "cache_gb", "slots")  # which engines there are to choose from: some refuse these
 # What stages before the layout do not read: how requests wait for one another, and what Triton is told of the front.
 LAID_OUT = ("name", "max_batch_size", "max_queue_delay_us")
 SERVING_LAID_OUT = (
@@ -33,16 +34,18 @@ SERVING_LAID_OUT = (
     "batch_dimension",
     "metadata",
 )
+MEASURED_AS_SERVED = ("prefill_tokens",)  # where an engine is chosen, by the emitted loop over the samples
 
 
 def stage_keys(spec: BuildSpec) -> dict[str, str]:
     """The key of each stage of `spec`. Raises CheckpointError and SpecError."""
     options = spec.facts
-    options["serving"] = {name: v for name, v in options["serving"].items() if name not in SERVING_LAID_OUT}
+    laid_out = [name for name in SERVING_LAID_OUT if spec.engine != "auto" or name not in MEASURED_AS_SERVED]
+    options["serving"] = {name: v for name, v in options["serving"].items() if name not in laid_out}
     around, files = surroundings(), own_files(spec.samples, spec.graph)
     made = {**checkpoint_facts(spec.source), "code": around["code"], "libraries": around["libraries"]}
     measured = {**made, **around, "samples": files["samples"]}
-    exact = {**measured, "options": _some(options, EXACT), "fits": spec.fits}
+    exact = {**measured, "options": _some(options, EXACT if spec.engine != "auto" else ANY_ENGINE), "fits": spec.fits}
     every = {name: value for name, value in options.items() if name not in LAID_OUT}
     facts = {
         "export": {**made, "options": _some(options, EXPORT)},

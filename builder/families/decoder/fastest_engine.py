@@ -1,8 +1,9 @@
 """A decoder on the engine that generates most over the samples: `--engine auto`.
 
-Each engine has its own stages (one_engine.py) from one export and one reference on. An engine that cannot
-serve this model, or not with these options, is left out, and the report says why. What the others chose is then run as
-it will be served: the emitted loop, one sequence at a time and several at once.
+Each engine has its own stages (one_engine.py) from one export and one reference on. An engine that cannot serve this
+model, or not with these options, or in no precision that keeps the quality, is left out, and the report says why; one
+that answers something else than PyTorch stops the build. What the others chose is then run as it will be served: the
+emitted loop, one sequence at a time and several at once.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Generic, TypeVar
 
 from builder.engines import title
 from builder.engines.decoding import opened
-from builder.errors import BuilderError, VerificationError
+from builder.errors import BuilderError, ExportError, SpecError, VerificationError
 from builder.export.decoder import DecoderExport
 from builder.families.decoder.one_engine import Chosen, Decoder, Exact, Fused, Measured
 from builder.families.generating import vocabulary_of
@@ -29,6 +30,7 @@ from builder.verify.verdict import Comparison
 
 ANSWER = 16  # tokens
 TRAFFIC = Traffic(clients=(1, 8), requests=16)
+UNABLE = (SpecError, ExportError)  # what an engine raises that cannot serve a model
 
 Before = TypeVar("Before")
 After = TypeVar("After")
@@ -65,19 +67,17 @@ class FastestEngine:
         return self._first.reference(exported)
 
     def fuse(self, exported: DecoderExport) -> Engines[Fused]:
-        return _each(Engines(dict.fromkeys(self.decoders, exported), self.refused), lambda e: self.decoders[e].fuse)
+        each = Engines(dict.fromkeys(self.decoders, exported), self.refused)
+        return _each(each, lambda engine: self.decoders[engine].fuse, UNABLE)
 
     def verify(self, fused: Engines[Fused], reference: Measured) -> Engines[Exact]:
-        return _each(fused, lambda engine: partial(self.decoders[engine].verify, reference=reference))
+        return _each(fused, lambda engine: partial(self.decoders[engine].verify, reference=reference), UNABLE)
 
     def climb(self, exact: Engines[Exact], stage: Stage) -> Picked:
         """What each engine would serve; of these, what generates most."""
-        chosen = _each(exact, lambda engine: partial(self._climb, engine, stage=stage))
-        with stage("measure as served"):
-            rates = measure(
-                {engine: self._loop(engine, one) for engine, one in chosen.made.items()}, self._first.rows, TRAFFIC
-            )
-        fastest = max(rates, key=lambda engine: rates[engine].typical)
+        chosen = _each(exact, lambda engine: partial(self._climb, engine, stage=stage), (*UNABLE, VerificationError))
+        rates = self._rates(chosen.made, stage) if len(chosen.made) > 1 else {}
+        fastest = max(chosen.made, key=lambda engine: rates[engine].typical if rates else 0.0)
         ladder = [rung for one in chosen.made.values() for rung in one.ladder[1:]]
         picked = chosen.made[fastest]
         return Picked(fastest, replace(picked, ladder=(picked.ladder[0], *ladder)), _choice(fastest, rates, chosen))
@@ -112,6 +112,11 @@ class FastestEngine:
             rung=named[id(chosen.rung)],
         )
 
+    def _rates(self, chosen: Mapping[str, Chosen], stage: Stage) -> dict[str, Rates]:
+        with stage("measure as served"):
+            loops = {engine: self._loop(engine, one) for engine, one in chosen.items()}
+            return measure(loops, self._first.rows, TRAFFIC)
+
     def _loop(self, engine: str, chosen: Chosen) -> Callable[[Sequence[Sequence[int]]], object]:
         """The emitted loop over what `engine` chose: greedy answers to some rows, all together."""
         decoder = self.decoders[engine]
@@ -127,14 +132,18 @@ class FastestEngine:
         return lambda rows: generate(executor, rows, ANSWER, spec.serving.prefill_tokens)
 
 
-def _each(before: Engines[Before], step: Callable[[str], Callable[[Before], After]]) -> Engines[After]:
-    """`step` of each engine. One that fails is left out; raises what the last one did where none is left."""
+def _each(
+    before: Engines[Before],
+    step: Callable[[str], Callable[[Before], After]],
+    unable: tuple[type[BuilderError], ...],
+) -> Engines[After]:
+    """`step` of each engine; one that raises an error of `unable` is left out. VerificationError where none is left."""
     made: dict[str, After] = {}
     refused = dict(before.refused)
     for engine, one in before.made.items():
         try:
             made[engine] = step(engine)(one)
-        except BuilderError as error:
+        except unable as error:
             refused[engine] = str(error)
             if len(refused) - len(before.refused) == len(before.made):
                 raise VerificationError(_reasons(refused)) from error
@@ -142,10 +151,12 @@ def _each(before: Engines[Before], step: Callable[[str], Callable[[Before], Afte
 
 
 def _choice(fastest: str, rates: Mapping[str, Rates], chosen: Engines[Chosen]) -> str:
-    clients = " and at ".join(map(str, TRAFFIC.clients))
-    each = ", ".join(f"{chosen.made[engine].rung.name} {rate}" for engine, rate in rates.items())
-    words = f"chose {title(fastest)}: answers of {ANSWER} tokens a second as served, at {clients} clients: {each}"
-    worst = max(rate.spread for rate in rates.values())
+    words = f"chose {title(fastest)}"
+    if rates:
+        clients = " and at ".join(map(str, TRAFFIC.clients))
+        each = ", ".join(f"{chosen.made[engine].rung.name} {rate}" for engine, rate in rates.items())
+        words += f": answers of {ANSWER} tokens a second as served, at {clients} clients: {each}"
+    worst = max((rate.spread for rate in rates.values()), default=0.0)
     if worst > BUSY:
         words += f"; the machine was busy: the rounds of one engine are {worst:.0%} apart"
     return words + (f"; not possible: {_reasons(chosen.refused)}" if chosen.refused else "")

@@ -90,6 +90,10 @@ class SlotCache:
         needed = self.blocks.of(len(prompt) + 1) - common // self.blocks.size + width - 1 + len(running)
         return self.blocks.held_by(running) + needed <= self.blocks.count
 
+    def has_room(self, growths: Sequence[Growth]) -> bool:
+        """Whether slots can be written without forgetting anything."""
+        return self.blocks is None or not self.blocks.missing(growths)
+
     def make_room(self, growths: Sequence[Growth]) -> bool:
         """See to it that slots can be written, by forgetting what free ones remember. False: that is not enough."""
         if self.blocks is None:

@@ -1,10 +1,10 @@
 """Who runs: the queue, the slots that its sequences are given, and the calls of each step.
 
 A step drops what is over, admits what waits, runs a bounded piece of prefill and then one token of every running
-sequence and beam; where slots share memory in blocks, both in one call. Where that memory runs out, the last in the
-order of the queue gives way: it waits again, and is computed again from its tokens. Knows requests, slots and, for
-encoder-decoders, whose text has been read; knows nothing about logits, sampling or threads, except that others add to
-the queue while it is looked at.
+sequence and beam, of some with tokens that may follow it; where slots share memory in blocks, all in one call. Where
+that memory runs out, the last in the order of the queue gives way: it waits again, and is computed again from its
+tokens. Knows requests, slots and, for encoder-decoders, whose text has been read; knows nothing about logits, sampling
+or threads, except that others add to the queue while it is looked at.
 """
 
 from __future__ import annotations
@@ -249,15 +249,15 @@ class Scheduler:
             self._preempt()
         guesses = [] if pieces else self._guess(sequences)
         steps = [sequence for sequence in sequences if all(sequence is not call.sequences[0] for call in guesses)]
-        if not self.cache.make_room([*growths(self.cache, steps, ()), *map(growth, guesses)]):
-            guesses, steps = [], sequences
+        if not self.cache.has_room([*growths(self.cache, steps, ()), *map(growth, guesses)]):
+            guesses, steps = [], sequences  # what free slots remember is worth more than a guess
         calls = [step(self.cache, steps)] if steps else []
         return [*calls, *guesses, *(prefill(self.cache, sequence, tokens) for sequence, tokens in pieces)]
 
     def _guess(self, sequences: Sequence[Running]) -> list[Call]:
-        """Steps of those that have a guess, while all together run no more than `FEW` tokens."""
+        """Steps of those that have a guess, the first come first, while all together run no more than `FEW` tokens."""
         calls: list[Call] = []
-        left = FEW - len(sequences) if self.guesses else 0
+        left = FEW - sum(sequence.width for sequence in sequences) if self.guesses else 0
         for sequence in sequences:
             if left > 0 and (call := guess(self.cache, sequence, left)) is not None:
                 calls.append(call)
