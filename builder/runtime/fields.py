@@ -6,7 +6,7 @@ Knows numpy arrays and names; knows nothing about Triton or tokenisers.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ import numpy as np
 from .contract import RequestLimits
 
 LONGEST_MESSAGE = 1000  # characters
-CANCEL = "cancel"  # the parameter of a request that asks for nothing but the end of the request of this id
+CANCEL = "cancel"  # a parameter: the id of a request that is to end; the request that has it asks for nothing else
+BESIDE_CANCEL = "stream"  # the one input that may come with it: a model with a batch dimension takes none without any
 
 
 def readable(error: Exception) -> str:
@@ -42,6 +43,20 @@ class Field:
 
 
 Tensors = Mapping[str, np.ndarray]
+
+
+def named_to_end(parameters: Mapping[str, Any], inputs: Collection[str]) -> str:
+    """The id of the request that a request with the parameter `cancel` ends.
+
+    Raises InputError where it holds none (requests without an id are many people's), or asks for something else too.
+    """
+    name = parameters[CANCEL]
+    if not isinstance(name, str) or not name:
+        raise InputError(f"{CANCEL} is {name!r}; expected the id of the request to end, which is a text and not empty")
+    others = sorted({*parameters, *inputs} - {CANCEL, BESIDE_CANCEL})
+    if others:
+        raise InputError(f"{CANCEL} ends another request and does nothing else; leave out {', '.join(others)}")
+    return name
 
 
 def refuse_large(tensors: Tensors, limits: RequestLimits, parameters: Mapping[str, Any] | None = None) -> None:

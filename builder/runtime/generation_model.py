@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
-from .fields import CANCEL, InputError, readable
+from .fields import CANCEL, InputError, named_to_end, readable
 from .generation.errors import DeadlineExceeded, QueueFull
 from .generation.executors.cuda import copy_to_host
 from .generation.memory import Housekeeping
@@ -106,16 +106,14 @@ class TritonPythonModel:
 
     def _submit(self, request: Any, sender: Any) -> None:
         parameters = json.loads(request.parameters() or "{}")
+        parameters.pop("triton_enable_empty_final_response", None)  # what gRPC clients send beside their options
+        found = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self.inputs}
+        given = {name: tensor for name, tensor in found.items() if tensor is not None}
         if CANCEL in parameters:
-            self._cancel_all(str(parameters[CANCEL]))
+            self._cancel_all(named_to_end(parameters, given))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
             return
-        tensors = {}
-        for name in self.inputs:
-            tensor = pb_utils.get_input_tensor_by_name(request, name)
-            if tensor is not None:
-                tensors[name] = tensor.as_numpy()
-        parameters.pop("triton_enable_empty_final_response", None)  # what gRPC clients send beside their options
+        tensors = {name: tensor.as_numpy() for name, tensor in given.items()}
         if request.timeout():
             parameters.setdefault("timeout_ms", max(request.timeout() // 1000, 1))
         prepared = self.service.prepare(

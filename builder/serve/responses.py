@@ -4,9 +4,10 @@ Triton keeps a request, and with it the version of the model and its process, fo
 stream crosses its last response: the first request of a stream stays among those in flight until the stream has ended,
 is marked as one whose last callback is awaited, and has had it (server, v2.51.0 to v2.71.0, infer_handler.h,
 IssueRequestCancellation, and stream_infer_handler.cc, StreamInferResponseComplete; a review of pull request 8078 says
-so too). So no stream is cancelled. It stays open for writing until its last response, so that a second request can
-have the model end the first (builder.runtime.generation_model; TensorRT-LLM's model takes its `stop` in this way),
-and it is read to its end. Only where a model does not know this, or does not answer, the stream is cancelled.
+so too). So a stream of a generating model is not cancelled. It stays open for writing until its last response, so that
+a second request can have the model end the first (builder.runtime.generation_model), and it is read to its end. Where a
+model does not know this, or does not answer, the stream is cancelled after all: vLLM's and TensorRT-LLM's models, and
+those that were built before it, can be kept so.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from builder.errors import ServeError
-from builder.runtime.fields import CANCEL
+from builder.runtime.fields import BESIDE_CANCEL, CANCEL
 
 OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1))
 LAST, SAY_LAST = "triton_final_response", "triton_enable_empty_final_response"
@@ -102,8 +103,15 @@ def endable(request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferReq
 
 
 def ending(request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferRequest:
-    """What has the model end `request`."""
+    """What has the model end `request`.
+
+    One input goes along: Triton's Python backend refuses a request without any where tensors have a batch dimension
+    (python_backend, python_be.cc, CheckIncomingRequests). Not the text: vLLM, which needs it, would answer it again.
+    """
     made = service_pb2.ModelInferRequest(model_name=request.model_name, id=request.id + ENDING)
+    made.model_version = request.model_version
+    shape = [1] * max((len(sent.shape) for sent in request.inputs), default=1)
+    made.inputs.add(name=BESIDE_CANCEL, datatype="BOOL", shape=shape).contents.bool_contents.append(True)
     made.parameters[CANCEL].string_param = request.id
     return made
 

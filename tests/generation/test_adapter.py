@@ -111,12 +111,42 @@ def test_a_request_is_ended_by_another_that_names_it(adapter: Any) -> None:
     adapter.open = {Sender(): (name, request) for name, request in requests.items()}
     ends = [Sender() for _ in range(3)]
     adapter.execute([_asked(sender, f"{sender}", '{"cancel": "a"}') for sender in ends[:2]])
-    adapter.execute([_asked(ends[2], "c", '{"cancel": "gone"}')])
+    empty = '{"cancel": "gone", "triton_enable_empty_final_response": true}'
+    adapter.execute([_asked(ends[2], "c", empty)])
     assert {name: request.active for name, request in requests.items()} == {"a": False, "b": True}
     sender, error, last = adapter.outbox.get_nowait()
     assert (adapter.open[sender][0], str(error), last) == ("a", "the request was cancelled", True)
     assert adapter.outbox.empty(), "it is told once"
     assert all(end.last.is_set() and not end.sent for end in ends)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "inputs", "found"),
+    [
+        ('{"cancel": ""}', (), "cancel is ''"),
+        ('{"cancel": false}', (), "cancel is False"),
+        ('{"cancel": 7}', (), "cancel is 7"),
+        ('{"cancel": "a", "max_tokens": 5}', (), "max_tokens"),
+        ('{"cancel": "a"}', ("stream", "text_input"), "text_input"),
+    ],
+)
+def test_a_request_that_ends_another_says_which_and_asks_for_nothing_else(
+    parameters: str, inputs: tuple[str, ...], found: str, adapter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter.inputs = ["text_input", "stream"]
+    monkeypatch.setattr(
+        sys.modules["triton_python_backend_utils"],
+        "get_input_tensor_by_name",
+        lambda request, name: SimpleNamespace() if name in inputs else None,
+    )
+    others = {name: SimpleNamespace(active=True, cancel=lambda: pytest.fail("it runs on")) for name in ("", "a")}
+    adapter.open = {Sender(): (name, request) for name, request in others.items()}
+    sender = Sender()
+    adapter.execute([_asked(sender, "c", parameters)])
+    (response,) = sender.sent
+    assert response.error.code == "INVALID_ARG"
+    assert found in response.error.message
+    assert sender.last.is_set()
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,8 @@ from builder.gateway.tensors import add_tensor
 from builder.gateway.triton import Triton
 from builder.runtime.fields import Field
 from builder.serve.client import Client
-from builder.serve.triton import running
+from builder.serve.responses import Responses
+from builder.serve.triton import Server, running
 
 SAMPLE = {"text_input": "The museum", "max_tokens": 100, "ignore_eos": True}
 
@@ -72,6 +73,32 @@ def test_streams_that_are_left_as_their_last_response_comes_keep_no_model(decode
             answers.close()  # type: ignore[attr-defined]
         asyncio.run(_left(server.url))
     assert any("successfully unloaded 'writes'" in line for line in server.log)
+
+
+@pytest.mark.parametrize(("model", "shape"), [("writes", (1,)), ("writes_one", (1, 1)), ("sums", (1,))])
+def test_a_model_ends_the_request_of_a_stream_that_is_left(model: str, shape: tuple[int, ...], server: Server) -> None:
+    """Also one whose tensors have a batch dimension, of which Triton's Python backend refuses requests without any."""
+    request = service_pb2.ModelInferRequest(model_name=model, id="left")
+    for name, kind, value in (("text_input", "TYPE_STRING", "The museum"), ("stream", "TYPE_BOOL", True)):
+        add_tensor(request, Field(name, kind), [value], shape)
+    responses = Recorded(server.url, request, 60)
+    next(iter(responses))
+    responses.close()
+    assert responses.errors in ([], ["the request was cancelled"]), "it was ended, or had been answered"
+
+
+class Recorded(Responses):
+    """Keeps the errors that come in."""
+
+    def __init__(self, url: str, request: service_pb2.ModelInferRequest, timeout_s: float) -> None:
+        self.errors: list[str] = []
+        super().__init__(url, request, timeout_s)
+
+    def _next(self, timeout_s: float) -> service_pb2.ModelStreamInferResponse | None:
+        message = super()._next(timeout_s)
+        if message is not None and message.error_message:
+            self.errors.append(message.error_message)
+        return message
 
 
 async def _left(url: str) -> None:
