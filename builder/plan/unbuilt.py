@@ -46,7 +46,7 @@ def unbuilt(spec: BuildSpec) -> Needs:
 
 def _engine(spec: BuildSpec) -> DecodingEngine:
     """Of `auto`, which its build decides, the first that can: ONNX Runtime, whose slots are each as long as the longest
-    text, takes more memory than blocks that sequences share. Raises SpecError where none can."""
+    text, takes more memory than blocks that several sequences share. Raises SpecError where none can."""
     names = measurable() if spec.engine == "auto" else [spec.engine]
     refused: list[SpecError] = []
     for name in names:
