@@ -228,7 +228,7 @@ def test_importing_the_builder_configures_no_logging() -> None:
     script = (
         "import logging, onnx; from builder.optimise.weights import blockwise; from builder.spec import WeightOptions;"
         "graph = onnx.helper.make_graph([], 'g', [], []);"
-        "blockwise(onnx.helper.make_model(graph), 8, WeightOptions(32, True));"
+        "blockwise(onnx.helper.make_model(graph), 8, WeightOptions(32, True), 4);"
         "assert (logging.root.level, logging.root.handlers) == (logging.WARNING, []), logging.root.handlers"
     )
     subprocess.run([sys.executable, "-c", script], check=True, timeout=120)

@@ -233,7 +233,7 @@ def test_what_a_version_does_not_do_right_is_refused_by_name(kinds: Mapping[str,
     with pytest.raises(ExportError, match=pieces + r"; Triton 24.10 has 1.19.2. Build for Triton 24.12 or later"):
         check_release(kinds["mistral"].own, "24.10")
     check_release(kinds["mistral"].own, "24.10", in_process=True)
-    with pytest.raises(ExportError, match=r"MatMulNBits with 8 bits, which .* from 1.22.0; Triton 25.04 has 1.21.0"):
+    with pytest.raises(ExportError, match=r"MatMulNBits with 8 bits, which .* from 1.22.0 on; Triton 25.04 has 1.21.0"):
         check_release(kinds["int8-weights"].own, "25.04")
 
 
