@@ -55,10 +55,19 @@ def has_many(weights: int) -> bool:
 def load_graph(path: Path) -> onnx.ModelProto:
     """Read `path` to rewrite it; many weights stay in their file (builder/onnx/weights.py)."""
     model = onnx.load(str(path), load_external_data=False)
-    if has_many(_weights(model)):
-        point_to(model, path.parent)
-    else:
-        onnx.load_external_data_for_model(model, str(path.parent))
+    point_to(model, path.parent)
+    if not has_many(_weights(model)):
+        take_in(model.graph)
+    return model
+
+
+def load_whole(path: Path) -> onnx.ModelProto:
+    """Read `path` with all values in its tensors.
+
+    onnx's own reader refuses a file of weights that has several names, as one has that the cache shares.
+    """
+    model = load_graph(path)
+    take_in(model.graph)
     return model
 
 

@@ -16,7 +16,7 @@ from onnxruntime.transformers.float16 import DEFAULT_OP_BLOCK_LIST, convert_floa
 
 from builder.errors import VerificationError
 from builder.onnx.bfloat16 import bfloat16
-from builder.onnx.graph import Graph, save_graph
+from builder.onnx.graph import Graph, load_whole, save_graph
 from builder.onnx.nodes import in_order, replace_nodes
 
 HALVES = ("fp16", "bf16")
@@ -36,7 +36,7 @@ def to_half(
 
     Raises VerificationError where nothing changed.
     """
-    original = onnx.load(str(graph.path))
+    original = load_whole(graph.path)
     exact = {tensor.name: tensor for tensor in original.graph.initializer} if precision == "bf16" else {}
     exact = {name: TensorProto.FromString(tensor.SerializeToString()) for name, tensor in exact.items()}
     model = convert_float_to_float16(

@@ -18,7 +18,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import VerificationError
-from builder.onnx.graph import EXTERNAL_FROM, Graph, save_graph
+from builder.onnx.graph import EXTERNAL_FROM, Graph, load_whole, save_graph
 from builder.onnx.nodes import constant_products
 from builder.optimise.activations import Feeds, watch
 from builder.optimise.quantised import Quantised
@@ -37,7 +37,7 @@ def quantise(graph: Graph, path: Path, left_alone: Collection[str] = ()) -> Quan
     with tempfile.TemporaryDirectory() as place:
         written = Path(place) / MODEL_FILE
         quantize_dynamic(
-            str(graph.path),
+            load_whole(graph.path),
             str(written),
             op_types_to_quantize=[PRODUCT, LOOKUP],
             nodes_to_quantize=chosen,
@@ -58,7 +58,7 @@ def quantise(graph: Graph, path: Path, left_alone: Collection[str] = ()) -> Quan
 
 def candidates(graph: Graph) -> dict[str, str]:
     """Node name to operator of the products with constant weights, and of lookups in large tables."""
-    model = onnx.load(str(graph.path))
+    model = load_whole(graph.path)
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     products = {node.name for node in constant_products(model.graph)}
     found = {}
@@ -78,7 +78,7 @@ def sensitivity(graph: Graph, found: Mapping[str, str], feeds: Sequence[Feeds]) 
     Measured on `feeds`: activations are quantised per tensor to 8 bits as DynamicQuantizeLinear does, weights
     per output channel, and the product is compared with the exact one in the Frobenius norm.
     """
-    model = onnx.load(str(graph.path))
+    model = load_whole(graph.path)
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     nodes = {node.name: node for node in model.graph.node if node.name in found}
     errors = dict.fromkeys(found, 0.0)

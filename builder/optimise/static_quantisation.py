@@ -21,7 +21,7 @@ from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, Q
 from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import VerificationError
 from builder.onnx.cleanup import drop_unused
-from builder.onnx.graph import EXTERNAL_FROM, Graph, save_graph
+from builder.onnx.graph import EXTERNAL_FROM, Graph, load_whole, save_graph
 from builder.onnx.nodes import constant_products, eight_bit_lookup, replace_nodes
 from builder.optimise.activations import Feeds
 from builder.optimise.eight_bit_floats import to_float8
@@ -52,7 +52,7 @@ def quantise_statically(
 
     Raises VerificationError where a product was missed.
     """
-    model = onnx.load(str(graph.path))
+    model = load_whole(graph.path)
     found = candidates(graph)
     chosen = [name for name, kind in found.items() if kind != LOOKUP and name not in left_alone]
     if calibration.smooth:

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from builder.onnx.graph import Graph
+from builder.onnx.graph import Graph, load_whole
 
 ELEMENTWISE = ("Gelu", "Relu", "Elu", "Tanh", "Sigmoid", "Erf", "Mul", "Add", "Sub", "Div", "Pow", "Sqrt", "Softplus")
 
@@ -52,7 +52,7 @@ class Structure:
 
 def open_structures(graph: Graph) -> tuple[onnx.ModelProto, tuple[Structure, ...]]:
     """The model, to be changed, and its structures whose matrices serve nothing else, in the order they run in."""
-    model = onnx.load(str(graph.path))
+    model = load_whole(graph.path)
     _unshare(model.graph)
     return model, _Finder(model.graph).found()
 

@@ -20,11 +20,13 @@ from tests.decoders import make_decoder_checkpoint
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("precision", ["fp32", "int8"])
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int8-static"])
 def test_weights_beside_the_graph(
     precision: str, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Built, published with both files hashed, and answered from by a real Triton."""
+    """Built, published with both files hashed, and answered from by a real Triton. The cache has the export too, by
+    another name of the same file."""
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", 10_000)
     monkeypatch.setattr("builder.optimise.quantisation.EXTERNAL_FROM", 10_000)
     output = tmp_path / "model_repository"
@@ -47,6 +49,7 @@ def test_weights_beside_the_graph(
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4-weights"])
 def test_weights_beside_a_decoder(precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The graph and its weights both lie in the generating model, and the emitted code runs from there."""
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", 10_000)
     checkpoint = make_decoder_checkpoint(tmp_path / "checkpoint", "gpt2")
     options = {"precision": precision, "quality": 0.0, "perplexity": 100.0, "slots": 2}

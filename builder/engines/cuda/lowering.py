@@ -7,13 +7,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import onnx
-
 from builder.engines.cuda import without_kernel
 from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import SpecError
 from builder.onnx.bfloat16 import without_bfloat16
-from builder.onnx.graph import Graph, operator_needs, save_graph
+from builder.onnx.graph import Graph, load_whole, operator_needs, save_graph
 from builder.optimise.half_precision import to_half
 
 
@@ -28,5 +26,5 @@ def decoder_for_cuda(fused: Graph, precision: str, triton: str, folder: Path) ->
     half = to_half(fused, folder / precision / MODEL_FILE, precision, kept, real=("logits",))
     if half.arithmetic != "bf16":
         return half, half
-    widened = without_bfloat16(onnx.load(str(half.path)))  # no CPU kernel has bf16
+    widened = without_bfloat16(load_whole(half.path))  # no CPU kernel has bf16
     return half, save_graph(widened, folder / "widened" / MODEL_FILE)

@@ -16,7 +16,7 @@ import onnxruntime
 
 from builder.engines import Infer
 from builder.onnx.bfloat16 import without_bfloat16
-from builder.onnx.graph import Graph, save_graph
+from builder.onnx.graph import Graph, load_whole, save_graph
 from builder.runtime.contract import Session
 from builder.triton.releases import runtime_of
 from builder.triton.stock import Signature, Tensor
@@ -85,7 +85,7 @@ def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
         return run_with(open_session(graph.path, threads, spinning))
     with tempfile.TemporaryDirectory() as place:
         stand_in = Path(place) / MODEL_FILE
-        save_graph(without_bfloat16(onnx.load(str(graph.path))), stand_in)
+        save_graph(without_bfloat16(load_whole(graph.path)), stand_in)
         return run_with(open_session(stand_in, threads, spinning))
 
 

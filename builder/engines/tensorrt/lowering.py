@@ -16,7 +16,7 @@ from polygraphy.backend.onnx import fold_constants
 from polygraphy.logger import G_LOGGER
 
 from builder.errors import ExportError
-from builder.onnx.graph import Graph, save_graph
+from builder.onnx.graph import Graph, load_whole, save_graph
 from builder.onnx.nodes import add_constant, replace_nodes
 
 TANH = 0.044715  # of GELU's approximation, Hendrycks and Gimpel 2016
@@ -25,7 +25,7 @@ TANH = 0.044715  # of GELU's approximation, Hendrycks and Gimpel 2016
 def for_tensorrt(graph: Graph, folder: Path) -> Graph:
     """Write `graph`, of standard operators, into `folder`. Raises ExportError for an operator of somebody's own."""
     with G_LOGGER.verbosity(G_LOGGER.ERROR):
-        model = fold_constants(onnx.load(str(graph.path)), allow_onnxruntime_shape_inference=False)
+        model = fold_constants(load_whole(graph.path), allow_onnxruntime_shape_inference=False)
     foreign = sorted({node.op_type for node in model.graph.node if node.domain not in ("", "ai.onnx")})
     if foreign:
         raise ExportError(f"TensorRT has no {', '.join(foreign)}; use --target cuda")

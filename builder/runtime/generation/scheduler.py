@@ -23,7 +23,7 @@ from .reading import Reader
 from .sequences import GeneratedSequence, Request, Running, SequenceStatus
 from .stats import Stats
 
-FEW = 16  # tokens of a call with guesses: with more, a guess took longer than it saved (GPT-2, OpenVINO, two cores)
+FEW = 8  # tokens of a call with guesses: with 16, guesses took longer than they saved (GPT-2 on OpenVINO, two cores)
 
 
 @dataclass(frozen=True)
