@@ -34,6 +34,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "rules": rules.rules,
     "bench-encoders": figures.encoders,
     "bench-generation": figures.generation,
+    "bench-fastest-peer": figures.fastest_peer,
     "bench-seq2seq": figures.seq2seq,
     "bench-decoding": figures.decoding,
     "bench-soak": figures.soak,
