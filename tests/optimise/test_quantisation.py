@@ -60,8 +60,8 @@ def test_sensitive_layers_come_first_and_are_left_alone(
 def test_a_quantiser_that_quantised_nothing_is_an_error(
     fused: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def nothing(source: str, target: str, **options: object) -> None:
-        Path(target).write_bytes(Path(source).read_bytes())
+    def nothing(source: onnx.ModelProto, target: str, **options: object) -> None:
+        Path(target).write_bytes(source.SerializeToString())
 
     monkeypatch.setattr("builder.optimise.quantisation.quantize_dynamic", nothing)
     with pytest.raises(VerificationError, match="0 of 36 matrix products were quantised"):
