@@ -18,7 +18,7 @@ from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import VerificationError
-from builder.onnx.graph import EXTERNAL_FROM, Graph, load_whole, save_graph
+from builder.onnx.graph import EXTERNAL_FROM, Graph, load_graph, load_whole, save_graph
 from builder.onnx.nodes import constant_products
 from builder.optimise.activations import Feeds, watch
 from builder.optimise.quantised import Quantised
@@ -58,7 +58,7 @@ def quantise(graph: Graph, path: Path, left_alone: Collection[str] = ()) -> Quan
 
 def candidates(graph: Graph) -> dict[str, str]:
     """Node name to operator of the products with constant weights, and of lookups in large tables."""
-    model = load_whole(graph.path)
+    model = load_graph(graph.path)
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     products = {node.name for node in constant_products(model.graph)}
     found = {}

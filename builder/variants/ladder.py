@@ -20,7 +20,7 @@ from builder.report.record import Rung
 from builder.speed import Latencies
 from builder.variants import contention
 from builder.variants.contention import Waiting
-from builder.variants.traffic import BUSY, Rates
+from builder.variants.traffic import Rates, in_words, remark_on_noise
 
 Option = TypeVar("Option")
 
@@ -180,16 +180,11 @@ class _Climb(Generic[Option]):
         fastest = rates[max(rates, key=lambda name: rates[name].typical)]
         equals = [one for one in finalists if rates[one.rung.name].equals(fastest)]
         chosen = max(equals, key=lambda one: (self.rungs.quality(one.rung), rates[one.rung.name].typical))
-        clients = " and at ".join(map(str, fastest.by_clients))
-        words = f"; requests a second as served, at {clients} clients: "
-        words += ", ".join(f"{name} {rate}" for name, rate in rates.items())
+        words = f"; requests a second as served, {in_words(rates)}"
         if len(equals) > 1:
             names = " and ".join(one.rung.name for one in equals)
             words += f"; {names} are equally fast within the noise, and {chosen.rung.name} has the better quality"
-        worst = max(rate.spread for rate in rates.values())
-        if worst > BUSY:
-            words += f"; the machine was busy: the rounds of one variant are {worst:.0%} apart"
-        return chosen, words
+        return chosen, words + remark_on_noise(rates, "variant")
 
     def _slowness(self, rung: Rung) -> float:
         return 1 / self.rungs.speed(rung.latency_ms)

@@ -85,6 +85,18 @@ def measure(
     return _rates(found)
 
 
+def in_words(rates: Mapping[str, Rates]) -> str:
+    """ "at 1 and at 16 clients: NAME 12 (11 to 13) and 20 (18 to 21), ...": what was measured, by name."""
+    clients = " and at ".join(map(str, next(iter(rates.values())).by_clients))
+    return f"at {clients} clients: " + ", ".join(f"{name} {rate}" for name, rate in rates.items())
+
+
+def remark_on_noise(rates: Mapping[str, Rates], measured: str) -> str:
+    """What is said where the machine did something else as well; `measured`: what each of `rates` is of."""
+    worst = max(rate.spread for rate in rates.values())
+    return f"; the machine was busy: the rounds of one {measured} are {worst:.0%} apart" if worst > BUSY else ""
+
+
 def settled(rates: Sequence[Rates]) -> bool:
     """Whether one is faster than all others by more than noise takes, and in every round: no further round will tell
     more."""

@@ -22,7 +22,7 @@ from builder.families.generating import vocabulary_of
 from builder.progress import Stage
 from builder.report.record import BuildReport, EngineCheck, Rung
 from builder.triton.entries import RepositoryEntry
-from builder.variants.traffic import BUSY, Rates, Traffic, measure
+from builder.variants.traffic import Rates, Traffic, in_words, measure, remark_on_noise
 from builder.verify.emitted import generate
 from builder.verify.generation import geometry_of
 from builder.verify.runtimes import Replay
@@ -153,12 +153,8 @@ def _each(
 def _choice(fastest: str, rates: Mapping[str, Rates], chosen: Engines[Chosen]) -> str:
     words = f"chose {title(fastest)}"
     if rates:
-        clients = " and at ".join(map(str, TRAFFIC.clients))
-        each = ", ".join(f"{chosen.made[engine].rung.name} {rate}" for engine, rate in rates.items())
-        words += f": answers of {ANSWER} tokens a second as served, at {clients} clients: {each}"
-    worst = max((rate.spread for rate in rates.values()), default=0.0)
-    if worst > BUSY:
-        words += f"; the machine was busy: the rounds of one engine are {worst:.0%} apart"
+        named = {chosen.made[engine].rung.name: rate for engine, rate in rates.items()}
+        words += f": answers of {ANSWER} tokens a second as served, {in_words(named)}{remark_on_noise(rates, 'engine')}"
     return words + (f"; not possible: {_reasons(chosen.refused)}" if chosen.refused else "")
 
 
