@@ -114,7 +114,7 @@ def model_samples(url: str, name: str, path: Path | None) -> Sequence[Any]:
         samples = samples_for(client, path)
         if path is not None:
             return samples
-        if any(field.name == "stream" for field in client.signature.inputs):
+        if client.signature.in_pieces:
             samples = [{**sample, "stream": True} for sample in samples]
         return _answered(client, samples) if client.signature.streams else samples
 

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
         failed = False
         for sample in _requests(options, required):
             try:
-                if client.signature.streams and sys.stdout.isatty() and "n" not in sample:
+                if client.signature.in_pieces and sys.stdout.isatty() and "n" not in sample:
                     _show(client.stream({"stream": True, **sample}))
                 else:
                     print(json.dumps(client.ask(sample), ensure_ascii=False), flush=True)

@@ -28,6 +28,11 @@ class Signature:
     batched: bool = True  # whether tensors have a batch dimension
     streams: bool = False  # whether one request may have several responses
 
+    @property
+    def in_pieces(self) -> bool:
+        """Whether a request says by `stream` that it wants its answer in pieces, each with what is new."""
+        return any(field.name == "stream" for field in self.inputs)
+
 
 class Client:
     """A model served by Triton. Raises ServeError for all that server and network refuse."""
@@ -46,7 +51,8 @@ class Client:
     def ask(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Answer one sample. Raises SpecError for values that do not fit, ServeError for refusals."""
         if self.signature.streams:
-            return list(self.stream({**sample, "stream": False}))[-1]
+            whole = {"stream": False} if self.signature.in_pieces else {}
+            return list(self.stream({**sample, **whole}))[-1]
         return self.ask_tensors(to_tensors(sample, self.signature.inputs))[0]
 
     def stream(self, sample: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

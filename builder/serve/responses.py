@@ -5,9 +5,11 @@ stream crosses its last response: the first request of a stream stays among thos
 is marked as one whose last callback is awaited, and has had it (server, v2.51.0 to v2.71.0, infer_handler.h,
 IssueRequestCancellation, and stream_infer_handler.cc, StreamInferResponseComplete; a review of pull request 8078 says
 so too). So a stream of a generating model is not cancelled. It stays open for writing until its last response, so that
-a second request can have the model end the first (builder.runtime.generation_model), and it is read to its end. Where a
-model does not know this, or does not answer, the stream is cancelled after all: vLLM's and TensorRT-LLM's models, and
-those that were built before it, can be kept so.
+a second request can have the model end the first (builder.runtime.generation_model), and it is read to its end.
+TensorRT-LLM's model knows such a request by its input `stop`, and the same id (NVIDIA/TensorRT-LLM, triton_backend/
+all_models/llmapi/tensorrt_llm/1/model.py, handle_stop_request); it then sends the last response of those that stream
+alone. Where a model knows neither, or does not answer, the stream is cancelled after all: vLLM's models, and those that
+were built before it, can be kept so.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ OPTIONS = (("grpc.max_send_message_length", -1), ("grpc.max_receive_message_leng
 LAST, SAY_LAST = "triton_final_response", "triton_enable_empty_final_response"
 PATIENCE_S = 10.0  # with a model that was asked to end a request
 SEPARATOR, ENDING = "#", "#end"  # of an id: after what the caller gave, and of the request that ends another
+STREAMS, STOP, TEXT = "streaming", "stop", "text_input"  # inputs of TensorRT-LLM's model; nobody else has the first
+TRUE = b"\x01"
 
 
 class Responses:
@@ -103,7 +107,29 @@ def endable(request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferReq
 
 
 def ending(request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferRequest:
-    """What has the model end `request`.
+    """What has the model end `request`."""
+    return _stopping(request) if _streams_in_tensorrt_llm(request) else _cancelling(request)
+
+
+def _streams_in_tensorrt_llm(request: service_pb2.ModelInferRequest) -> bool:
+    for index, sent in enumerate(request.inputs):
+        if sent.name == STREAMS:
+            raw = request.raw_input_contents
+            return bool(raw[index] == TRUE) if raw else any(sent.contents.bool_contents)
+    return False
+
+
+def _stopping(request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferRequest:
+    """For TensorRT-LLM. The text is not read; its model takes no request without."""
+    made = service_pb2.ModelInferRequest(model_name=request.model_name, id=request.id)
+    made.model_version = request.model_version
+    made.inputs.add(name=TEXT, datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"")
+    made.inputs.add(name=STOP, datatype="BOOL", shape=[1]).contents.bool_contents.append(True)
+    return made
+
+
+def _cancelling(request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferRequest:
+    """For models of this project.
 
     One input goes along: Triton's Python backend refuses a request without any where tensors have a batch dimension
     (python_backend, python_be.cc, CheckIncomingRequests). Not the text: vLLM, which needs it, would answer it again.

@@ -13,6 +13,8 @@ import yaml
 from builder.cli import main
 from builder.errors import SpecError
 from builder.pipeline import build
+from builder.serve.client import Client
+from builder.serve.triton import running
 from builder.spec import make_spec
 from builder.triton.check import check
 from builder.triton.render import parse
@@ -28,6 +30,45 @@ class RequestData:
 
 class TritonPythonModel:
     answer = helpers.ANSWER
+"""
+
+# What the requests of its template mean, and how one ends another that streams: by its id, and the input `stop`.
+STAND_IN = """
+import threading
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
+
+class TritonPythonModel:
+    def initialize(self, args):
+        self.running = {}
+
+    def execute(self, requests):
+        for request in requests:
+            sender, name = request.get_response_sender(), request.request_id()
+            if said(request, "stop"):
+                if name in self.running:
+                    self.running.pop(name).set()
+                error = pb_utils.TritonError("Request cancelled by client", pb_utils.TritonError.CANCELLED)
+                sender.send(pb_utils.InferenceResponse(error=error), flags=FINAL)
+                continue
+            ended = self.running.setdefault(name, threading.Event())
+            if not said(request, "streaming"):
+                ended.set()
+            threading.Thread(target=say, args=(sender, ended)).start()
+
+def said(request, name):
+    tensor = pb_utils.get_input_tensor_by_name(request, name)
+    return tensor is not None and bool(tensor.as_numpy().item())
+
+def say(sender, ended):
+    while not ended.wait(0.02):
+        sender.send(pb_utils.InferenceResponse([text()]))
+    sender.send(pb_utils.InferenceResponse([text()]), flags=FINAL)
+
+def text():
+    return pb_utils.Tensor("text_output", np.array([b"a word"], dtype=object))
 """
 
 
@@ -95,6 +136,20 @@ def test_the_emitted_model_is_the_containers_own_and_elsewhere_says_so(
     assert _load(there, tmp_path).TritonPythonModel.answer == 42
     for name in ("helpers", "tensorrt_llm_template"):
         monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def test_whole_answers_and_streams_that_are_left(checkpoint: Path, tmp_path: Path) -> None:
+    """Its model ends a stream that nobody reads; Triton would keep one that is cancelled at the wrong moment."""
+    _build(checkpoint, tmp_path / "model_repository")
+    version = tmp_path / "model_repository" / "writer" / "1"
+    (version / "model.yaml").unlink()
+    (version / "model.py").write_text(STAND_IN)
+    with running(tmp_path / "model_repository") as server, Client(server.url, "writer") as client:
+        assert client.ask({"text_input": "a"})["text_output"] == ["a word"]
+        answers = client.stream({"text_input": "a", "streaming": True})
+        assert next(answers)["text_output"] == ["a word"]
+        answers.close()  # type: ignore[attr-defined]
+    assert any("successfully unloaded 'writer'" in line for line in server.log)
 
 
 def _load(source: str, folder: Path) -> Any:
