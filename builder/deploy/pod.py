@@ -13,7 +13,7 @@ from typing import Any
 
 from builder.deploy.deployment import Deployment
 from builder.deploy.image import build_command, tag
-from builder.deploy.probes import ready_probe, request_probe
+from builder.deploy.probes import live_probe, ready_probe
 from builder.errors import SpecError
 from builder.gateway.settings import Settings
 from builder.triton.arguments import (
@@ -127,7 +127,6 @@ def pulls(deployment: Deployment) -> list[Document]:
 
 def triton(deployment: Deployment) -> Document:
     """The server, with the arguments and the numbers of docker-compose.yml."""
-    live = {"httpGet": {"path": "/v2/health/live", "port": "http"}, "periodSeconds": 10, "timeoutSeconds": 5}
     mounts: list[Document] = [{"name": "shm", "mountPath": "/dev/shm"}, {"name": "tmp", "mountPath": "/tmp"}]
     if deployment.stored:
         mounts.append({"name": "models", "mountPath": "/models", "subPath": "models", "readOnly": True})
@@ -146,7 +145,7 @@ def triton(deployment: Deployment) -> Document:
         ],
         "startupProbe": {**ready_probe(()), "periodSeconds": 5, "failureThreshold": start_s(deployment) // 5},
         "readinessProbe": {**ready_probe(deployment.probed), "periodSeconds": 5, "timeoutSeconds": 5},
-        "livenessProbe": request_probe(deployment) if deployment.probed else live,
+        "livenessProbe": live_probe(deployment),
         "securityContext": container_security(USER),
         "resources": resources(deployment),
         "volumeMounts": mounts,

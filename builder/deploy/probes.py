@@ -1,4 +1,6 @@
-"""How Triton is asked whether it is well. A model whose process died stays ready for Triton and fails each request."""
+"""How Triton is asked whether it is well. Before release 26.04 a model whose process died fails each request, and the
+server says that it is ready.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,15 @@ from typing import Any
 
 from builder.deploy.deployment import Deployment, Model
 from builder.triton.arguments import HTTP_PORT, METRICS_PORT
+from builder.triton.releases import version_tuple
 
 ADDRESS = f"http://127.0.0.1:{HTTP_PORT}/v2"
 ANSWER_S = 5  # to one request; a model that is only busy is not a dead one
 DEAD = "is not healthy"  # python_backend: "Stub process '...' is not healthy."
-
+# From here on the server is not ready where a model that was loaded is not: core, pull request 473, looked for in each
+# rYY.MM. The model alone is not since 25.12 (core, 461), and by its own is_ready since 26.03 (python_backend, 430).
+SAYS_SO_SINCE = "26.04"
+UNREADY_S, PERIOD_S = 120, 10  # until it is started again, and from one look to the next
 
 # a decode loop that failed says so among the metrics
 LOOPS = f"""metrics=$(curl --silent --max-time {ANSWER_S} http://127.0.0.1:{METRICS_PORT}/metrics || true)
@@ -25,6 +31,19 @@ def ready_probe(probed: Sequence[str]) -> dict[str, Any]:
         return {"httpGet": {"path": "/v2/health/ready", "port": "http"}}
     asked = " ".join(f"{ADDRESS}/models/{name}/ready" for name in probed)
     return {"exec": {"command": ["curl", "--fail", "--silent", "--fail-early", *asked.split()]}}
+
+
+def live_probe(deployment: Deployment) -> dict[str, Any]:
+    """Whether it has to be started again. No model is loaded or unloaded while it runs: once ready, it stays so."""
+    if deployment.probed:
+        return request_probe(deployment)
+    says_so = version_tuple(deployment.release) >= version_tuple(SAYS_SO_SINCE)
+    return {
+        "httpGet": {"path": f"/v2/health/{'ready' if says_so else 'live'}", "port": "http"},
+        "periodSeconds": PERIOD_S,
+        "timeoutSeconds": ANSWER_S + 1,
+        "failureThreshold": UNREADY_S // PERIOD_S if says_so else 3,
+    }
 
 
 def request_probe(deployment: Deployment) -> dict[str, Any]:

@@ -97,6 +97,10 @@ class TritonPythonModel:
             except Exception as error:
                 self._respond(sender, error, True)
 
+    def is_ready(self) -> bool:
+        """Asked by Triton since release 26.03, where somebody asks it for readiness (python_backend, README.md)."""
+        return self.service.engine.failure is None
+
     def finalize(self) -> None:
         self.service.engine.stop()
         self.stopping.set()

@@ -115,6 +115,16 @@ def test_the_pull_understands_its_arguments_and_brings_one_version_of_each() -> 
     assert "pull" not in _containers(pod(IN_IMAGE))
 
 
+@pytest.mark.parametrize(("release", "path"), [("26.03", "live"), ("26.04", "ready")])
+def test_a_server_that_says_that_a_model_died_is_started_again(release: str, path: str) -> None:
+    """Sooner than that nobody can tell without a request to the model; `--probe` sends one on any release."""
+    models = tuple(replace(model, release=release) for model in STORED.models)
+    triton = _containers(pod(replace(STORED, models=models)))["triton"]
+    assert triton["livenessProbe"]["httpGet"]["path"] == f"/v2/health/{path}"
+    probed = _containers(pod(replace(STORED, models=models, probed=("minilm",))))["triton"]
+    assert "generate" in probed["livenessProbe"]["exec"]["command"][-1]
+
+
 def test_triton_outlives_the_gateway_and_both_have_their_time() -> None:
     """A sidecar is stopped after the containers beside it: https://kubernetes.io/docs/concepts/workloads/pods/."""
     spec = pod(STORED)

@@ -165,3 +165,12 @@ def test_a_request_that_is_refused_at_the_door_is_told_and_forgotten(adapter: An
     assert (response.error.code, response.error.message) == (code, str(error))
     assert sender.last.is_set()
     assert adapter.open == {}
+
+
+def test_a_model_whose_decode_loop_failed_is_not_ready(adapter: Any) -> None:
+    """Triton asks since release 26.03, and takes nothing but a bool."""
+    engine = SimpleNamespace(failure=None)
+    adapter.service = SimpleNamespace(engine=engine)
+    assert adapter.is_ready() is True
+    engine.failure = RuntimeError("the engine is gone")
+    assert adapter.is_ready() is False
