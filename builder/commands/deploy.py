@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from rich.table import Table
 
-from builder.commands import DEFAULT_REPOSITORY, count, screen, screen_table
+from builder.commands import DEFAULT_REPOSITORY, VERIFY_KEY_HELP, count, screen, screen_table
 from builder.deploy.targets import find_target, names
 from builder.errors import RepositoryError, SpecError
 
@@ -62,6 +62,9 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--namespace", default="default", help="of the cluster (default default)")
     arguments.add_argument("--keys-secret", metavar="SECRET", help="whose entry `keys` says who may ask the gateway")
     arguments.add_argument("--store-secret", metavar="SECRET", help="whose entries are the pull's environment")
+    arguments.add_argument(
+        "--verify-key", type=Path, metavar="FILE", help=f"have replicas pull only what was signed: {VERIFY_KEY_HELP}"
+    )
     arguments.add_argument("--endpoint", metavar="URL", help="of the object store, where it is one of your own")
     arguments.add_argument(
         "--probe",
@@ -93,6 +96,7 @@ def _deployment(options: argparse.Namespace) -> Deployment:
     from builder.deploy.deployment import Deployment, Scaling, Secrets, check
     from builder.deploy.sizing import as_built, as_planned
     from builder.stores.store import is_store
+    from builder.triton.signatures import trusted_text
 
     if (options.max_replicas is None) != (options.prometheus is None):
         raise SpecError("--max-replicas and --prometheus go together: Prometheus knows how long requests wait")
@@ -113,6 +117,7 @@ def _deployment(options: argparse.Namespace) -> Deployment:
             namespace=options.namespace,
             registry=options.registry,
             endpoint=options.endpoint,
+            trusted=None if options.verify_key is None else trusted_text(options.verify_key),
             scaling=None if most is None else Scaling(most, options.prometheus, options.queue_ms),
             secrets=Secrets(options.keys_secret, options.store_secret),
             probed=tuple(options.probe),

@@ -57,8 +57,9 @@ class Secrets:
 @dataclass(frozen=True)
 class Deployment:
     """`repository`: a folder, or the address of an object store; `registry`: where the images are, None where no target
-    asked; `endpoint`: of the object store, where it is not the scheme's own; `probed`: models that replicas are asked
-    for; `monitored`: whether Prometheus' operator is there; `pooled`: whether an inference gateway chooses the replica.
+    asked; `endpoint`: of the object store, where it is not the scheme's own; `trusted`: the public key, or the
+    certificates, that pulled models must be signed with (PEM); `probed`: models that replicas are asked for;
+    `monitored`: whether Prometheus' operator is there; `pooled`: whether an inference gateway chooses the replica.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Deployment:
     namespace: str = "default"
     registry: str | None = None
     endpoint: str | None = None
+    trusted: str | None = None
     scaling: Scaling | None = None
     secrets: Secrets = Secrets()
     probed: tuple[str, ...] = ()
@@ -105,6 +107,11 @@ def check(deployment: Deployment) -> Deployment:
     if unknown:
         names = ", ".join(model.name for model in deployment.models)
         raise SpecError(f"--probe {min(unknown)}: it is not deployed; there are {names}")
+    if deployment.trusted is not None and not deployment.stored:
+        raise SpecError(
+            f"--verify-key is for what replicas pull; the models of {deployment.repository} go into the image: verify "
+            f"them before it is built (build-repo verify {deployment.repository} --key FILE)"
+        )
     if deployment.pooled and deployment.secrets.keys:
         raise SpecError("--inference-pool and --keys-secret: an endpoint picker asks for metrics without a key")
     return deployment

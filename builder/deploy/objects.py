@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from builder.deploy.deployment import Deployment
-from builder.deploy.pod import GATEWAY_PORT, Document, labels, pod
+from builder.deploy.pod import GATEWAY_PORT, TRUSTED_KEY, Document, labels, pod, trusted_name
 from builder.deploy.scaling import scaled_object
 from builder.triton.arguments import METRICS_PORT
 
@@ -21,6 +21,7 @@ def objects(deployment: Deployment) -> dict[str, Document]:
         "service": _service(deployment),
         "disruption-budget": disruption_budget(deployment),
         "network-policy": _network_policy(deployment),
+        **trusted(deployment),
     }
     if deployment.monitored:
         found["pod-monitor"] = _pod_monitor(deployment)
@@ -57,6 +58,15 @@ def workload(deployment: Deployment) -> Document:
 def engine_label(deployment: Deployment) -> Document:
     """By which an endpoint picker knows whose metrics these are (core-metrics-extractor of the inference extension)."""
     return {"inference.networking.k8s.io/engine-type": "build-repo"} if deployment.pooled else {}
+
+
+def trusted(deployment: Deployment) -> dict[str, Document]:
+    """What pulled models must be signed with, which is no secret; nothing where they need not be."""
+    if deployment.trusted is None:
+        return {}
+    metadata = {"name": trusted_name(deployment), "labels": labels(deployment)}
+    data = {TRUSTED_KEY: deployment.trusted}
+    return {"trusted": {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}}
 
 
 def _service(deployment: Deployment) -> Document:

@@ -31,6 +31,7 @@ SINCE = "1.30"  # the Kubernetes that first has, unless told otherwise, sidecars
 NOBODY = 65534  # the user of the images of the gateway and the pull
 LEAVING_S = 10  # until all proxies have learnt that the pod is going
 START_S, GPU_START_S = 300, 1800  # to load the models; with a GPU, to compile engines first
+TRUSTED, TRUSTED_KEY = "/trusted", "key.pem"  # where the pull finds what models must be signed with
 CACHED_ENGINES = "/engines"  # where ONNX Runtime's TensorRT keeps what it compiles, in the image
 GATEWAY_CPU, GATEWAY_MEMORY = "500m", 512 << 20  # one event loop; 94 MB were measured with 1,000 idle connections
 PULL_CPU, PULL_MEMORY = (
@@ -118,6 +119,9 @@ def pulls(deployment: Deployment) -> list[Document]:
         "resources": {"requests": {"cpu": PULL_CPU, "memory": PULL_MEMORY}, "limits": {"memory": PULL_MEMORY}},
         "volumeMounts": [{"name": "models", "mountPath": "/pulled"}, {"name": "tmp", "mountPath": "/tmp"}],
     }
+    if deployment.trusted is not None:
+        container["args"].append(f"--verify-key={TRUSTED}/{TRUSTED_KEY}")
+        container["volumeMounts"].append({"name": "trusted", "mountPath": TRUSTED, "readOnly": True})
     if deployment.endpoint is not None:
         container["env"].append({"name": "AWS_ENDPOINT_URL", "value": deployment.endpoint})
     if deployment.secrets.store is not None:
@@ -195,4 +199,15 @@ def volumes(deployment: Deployment) -> list[Document]:
     """/dev/shm of the plan's size, /tmp, and where models are pulled to and engines are kept."""
     shm = {"medium": "Memory", "sizeLimit": deployment.size.shm}
     kept = [*(["models"] if deployment.stored else []), *(["engines"] if deployment.on_gpu else [])]
-    return [{"name": "shm", "emptyDir": shm}, *({"name": name, "emptyDir": {}} for name in ("tmp", *kept))]
+    found: list[Document] = [
+        {"name": "shm", "emptyDir": shm},
+        *({"name": name, "emptyDir": {}} for name in ("tmp", *kept)),
+    ]
+    if deployment.trusted is not None:
+        found.append({"name": "trusted", "configMap": {"name": trusted_name(deployment)}})
+    return found
+
+
+def trusted_name(deployment: Deployment) -> str:
+    """Of the ConfigMap that has what pulled models must be signed with."""
+    return f"{deployment.name}-trusted"

@@ -76,6 +76,15 @@ def unsigned(repository: Path, trusted: Path) -> list[str]:
     ] + [sentence for hosted in hosted_repositories(repository) for sentence in _unsigned_hosted(hosted, trusted)]
 
 
+def trusted_text(trusted: Path) -> str:
+    """What is trusted, as others are to have it (PEM). Raises SpecError where it is not that, or a secret beside it."""
+    _verifying(trusted)
+    text = trusted.read_text("ascii", "replace")
+    if "PRIVATE KEY" in text:
+        raise SpecError(f"{trusted} has a private key in it, which nobody else may have: give the public one alone")
+    return text
+
+
 def _unsigned_hosted(repository: Path, trusted: Path) -> Iterator[str]:
     """The same of the models of a shared front; hosted.json must say what they say."""
     place = f"{repository.parent.name}/{repository.name}"

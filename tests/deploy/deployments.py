@@ -28,6 +28,7 @@ ALL = Deployment(
     namespace="text",
     registry="registry.example/team",
     endpoint="http://minio.store:9000",
+    trusted="-----BEGIN PUBLIC KEY-----\nMFkw\n-----END PUBLIC KEY-----\n",
     scaling=Scaling(8, "http://prometheus.monitoring:9090", 50),
     secrets=Secrets("gateway-keys", "store-credentials"),
     probed=("minilm", "writes"),

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from builder.cli import main
 from builder.deploy.contents import contents
@@ -59,6 +61,44 @@ def test_replicas_pull_what_was_in_the_store(store: str, tmp_path: Path) -> None
     assert triton["resources"]["requests"] == {"cpu": 6, "memory": SERVER + 3 * (PROCESS + WEIGHTS) + CACHE}
     assert triton["image"] == "registry.example/models-triton:24.10"
     assert "--grpc-max-response-pool-size=128" not in triton["args"], "24.10 does not know it"
+
+
+def test_replicas_pull_what_was_signed_alone(
+    folder: Path, store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The key that is written beside the pods, in another folder."""
+    private, public = _keys(tmp_path)
+    key = ("--verify-key", str(public))
+    assert main(["sign", "--repository", str(folder), "--key", str(private)]) == 0
+    signed = f"file://{tmp_path / 'signed'}"
+    assert main(["push", "writes", "--to", signed, "--repository", str(folder)]) == 0
+    for address, status in ((signed, 0), (store, 1)):
+        options = ("--to", "kubernetes", "--repository", address, "--model", "writes", *key)
+        written = deploy(*options, output=tmp_path / "out")
+        trusted = tmp_path / "trusted"
+        trusted.mkdir(exist_ok=True)
+        for name, text in written["trusted.yaml"]["data"].items():
+            (trusted / name).write_text(text)
+        arguments = _containers(written)["pull"]["args"]
+        here = [word.replace("/pulled", f"{tmp_path}/pulled").replace("/trusted", str(trusted)) for word in arguments]
+        assert main(["pull", *here]) == status
+        shutil.rmtree(tmp_path / "pulled")
+    assert "is not signed" in " ".join(capsys.readouterr().err.split())
+    command = ["deploy", "--to", "kubernetes", "--registry", "registry.example", "--output", str(tmp_path / "other")]
+    assert main([*command, "--repository", str(folder), *key]) == 1
+    assert "go into the image: verify them before it is built" in " ".join(capsys.readouterr().err.split())
+    assert main([*command, "--repository", signed, "--verify-key", str(private)]) == 1
+    assert "cannot verify" in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "other").exists()
+
+
+def _keys(folder: Path) -> tuple[Path, Path]:
+    """A private key and its public one."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    private, public = folder / "private.pem", folder / "public.pem"
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    return private, public
 
 
 def test_some_models_and_an_earlier_version(folder: Path, store: str, tmp_path: Path) -> None:

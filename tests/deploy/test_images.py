@@ -74,11 +74,16 @@ def test_an_image_has_all_that_its_command_imports(image: str) -> None:
     assert "torch" not in imported
 
 
+def test_the_image_of_the_pull_can_verify() -> None:
+    """What verifies is imported when a key is given, so that the imports of the command do not show it."""
+    assert {"model-signing", "pyopenssl"} <= _closure(_requirements("pull"))
+
+
 def test_the_image_of_the_pull_has_the_versions_of_the_project() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [
         *project["dependencies"],
-        *(line for e in ("s3", "gcs", "azure") for line in project["optional-dependencies"][e]),
+        *(line for e in ("s3", "gcs", "azure", "sign") for line in project["optional-dependencies"][e]),
     ]
     assert set(_requirements("pull")) <= set(lines)
     dockerfile = (ROOT / "Dockerfile.pull").read_text()

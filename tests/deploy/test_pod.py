@@ -115,6 +115,32 @@ def test_the_pull_understands_its_arguments_and_brings_one_version_of_each() -> 
     assert "pull" not in _containers(pod(IN_IMAGE))
 
 
+def _on_ray() -> tuple[dict[str, Any], dict[str, Any]]:
+    """The pod of KubeRay's leading node, and what it trusts."""
+    written = documents(replace(ALL, monitored=False, probed=()), "ray")
+    head = written["rayservice.yaml"]["spec"]["rayClusterConfig"]["headGroupSpec"]
+    return head["template"]["spec"], written["trusted.yaml"]
+
+
+TRUSTING = {
+    "kubernetes": (pod(ALL), objects(ALL)["trusted"]),
+    "kserve": (PODS["kserve"], documents(ALL_FOR_KSERVE, "kserve")["trusted.yaml"]),
+    "ray": _on_ray(),
+}
+
+
+@pytest.mark.parametrize(("spec", "written"), TRUSTING.values(), ids=TRUSTING)
+def test_the_pull_trusts_what_is_written_beside_it(spec: dict[str, Any], written: dict[str, Any]) -> None:
+    pull = _containers(spec)["pull"]
+    _, options = parse(["pull", *pull["args"]])
+    (mount,) = [mount for mount in pull["volumeMounts"] if mount["name"] == "trusted"]
+    (volume,) = [volume for volume in spec["volumes"] if volume["name"] == "trusted"]
+    assert volume["configMap"]["name"] == written["metadata"]["name"]
+    assert {f"{mount['mountPath']}/{name}": text for name, text in written["data"].items()} == {
+        str(options.verify_key): ALL.trusted
+    }
+
+
 @pytest.mark.parametrize(("release", "path"), [("26.03", "live"), ("26.04", "ready")])
 def test_a_server_that_says_that_a_model_died_is_started_again(release: str, path: str) -> None:
     """Sooner than that nobody can tell without a request to the model; `--probe` sends one on any release."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -41,7 +42,8 @@ def test_a_ray_service_is_what_kuberay_takes(deployment: Deployment) -> None:
         said = {entry["name"]: entry.get("value") for entry in container["env"]}
         assert said.items() >= {**SETTINGS, **PATIENCE}.items()
         assert [pull["name"] for pull in pod["spec"]["initContainers"]] == ["pull"]
-        mounts = {mount["name"] for mount in container["volumeMounts"]}
+        (pull,) = pod["spec"]["initContainers"]
+        mounts = {mount["name"] for mount in (*container["volumeMounts"], *pull["volumeMounts"])}
         assert mounts == {volume["name"] for volume in pod["spec"]["volumes"]}
 
 
@@ -65,6 +67,14 @@ def test_a_ray_service_has_the_configuration_that_is_written_beside_it() -> None
     assert float(workers["rayStartParams"]["num-cpus"]) >= arguments["cores"], "or no replica is ever placed"
 
 
+def test_nodes_get_what_they_are_to_trust() -> None:
+    trusted = _written(KEYED)["trusted.yaml"]
+    refuse_invalid(trusted, "1.33")
+    applied = " ".join(find_target("ray").steps(KEYED, Path("out")))
+    assert all(f"--filename out/{name}" in applied for name in ("rayservice.yaml", "trusted.yaml"))
+    assert "trusted.yaml" not in _written(STORED)
+
+
 def test_machines_need_the_configuration_alone() -> None:
     assert set(_written(ON_MACHINES)) == {"serve.yaml"}
     scaled = replace(ON_MACHINES, scaling=Scaling(4, "http://prometheus:9090", 50))
@@ -78,6 +88,7 @@ def test_machines_need_the_configuration_alone() -> None:
         (replace(STORED, probed=("minilm",)), "--probe"),
         (replace(STORED, secrets=Secrets(), monitored=True), "--monitor"),
         (IN_IMAGE, "s3://"),
+        (replace(KEYED, registry=None), "--verify-key"),
     ],
 )
 def test_what_it_does_not_have_is_refused(deployment: Deployment, why: str) -> None:

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from builder.cli import main
 from builder.errors import RepositoryError, ServeError, SpecError
 from builder.serve.triton import running
-from builder.triton.signatures import SIGNATURE, Signer, sign, unsigned
+from builder.triton.signatures import SIGNATURE, Signer, sign, trusted_text, unsigned
 
 PEM, NOTHING = serialization.Encoding.PEM, serialization.NoEncryption()
 
@@ -312,6 +312,16 @@ def test_keys_that_cannot_be_used(repository: Path, keys: tuple[Path, Path], tmp
     for key in (private, tmp_path / "absent.pem"):
         with pytest.raises(SpecError, match=rf"{key.name} cannot verify: .* Expected a public key"):
             unsigned(repository, key)
+
+
+def test_what_others_are_to_trust_holds_no_secret(keys: tuple[Path, Path], tmp_path: Path) -> None:
+    assert trusted_text(keys[1]) == keys[1].read_text()
+    key = ec.generate_private_key(ec.SECP256R1())
+    both = _certificate(tmp_path / "both.pem", key, key, True)
+    assert trusted_text(both) == both.read_text()
+    both.write_text(both.read_text() + keys[0].read_text())
+    with pytest.raises(SpecError, match=r"both\.pem has a private key in it"):
+        trusted_text(both)
 
 
 def test_the_commands(repository: Path, keys: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:

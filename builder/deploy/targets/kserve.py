@@ -12,7 +12,7 @@ from pathlib import Path
 from builder.deploy import pod
 from builder.deploy.deployment import Deployment, Scaling
 from builder.deploy.image import image_files
-from builder.deploy.objects import disruption_budget, document
+from builder.deploy.objects import disruption_budget, document, trusted
 from builder.deploy.pod import Document, build_image
 from builder.deploy.scaling import behavior, queries
 from builder.deploy.targets import Target
@@ -34,6 +34,7 @@ def _files(deployment: Deployment) -> dict[str, str]:
         "serving-runtime.yaml": _runtime(deployment),
         "inference-service.yaml": _service(deployment),
         "disruption-budget.yaml": disruption_budget(deployment),
+        **{f"{name}.yaml": found for name, found in trusted(deployment).items()},
     }
     return {**{name: text(manifest) for name, manifest in manifests.items()}, **image_files(deployment)}
 

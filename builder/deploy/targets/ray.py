@@ -13,6 +13,7 @@ from pathlib import Path
 
 from builder.deploy import pod
 from builder.deploy.deployment import Deployment
+from builder.deploy.objects import trusted
 from builder.deploy.pod import NOBODY, Document
 from builder.deploy.targets import Target
 from builder.deploy.yamls import text
@@ -39,7 +40,8 @@ def _files(deployment: Deployment) -> dict[str, str]:
         "metadata": {"name": deployment.name, "namespace": deployment.namespace, "labels": pod.labels(deployment)},
         "spec": {"serveConfigV2": config, "rayClusterConfig": _cluster(deployment)},
     }
-    return {CONFIG: config, SERVICE: text(service), "image/Containerfile": _containerfile()}
+    beside = {f"{name}.yaml": text(found) for name, found in trusted(deployment).items()}
+    return {CONFIG: config, SERVICE: text(service), **beside, "image/Containerfile": _containerfile()}
 
 
 def _refuse(deployment: Deployment) -> None:
@@ -51,6 +53,8 @@ def _refuse(deployment: Deployment) -> None:
             "--probe, --monitor and --inference-pool are of pods with a Triton each, which the target ray does not "
             "have: Ray looks after its replicas, and publishes their metrics, itself"
         )
+    if deployment.registry is None and deployment.trusted is not None:
+        raise SpecError("--verify-key is for the pull of KubeRay's nodes: on machines verify the folder that they have")
     if deployment.registry is not None and not deployment.stored:
         raise SpecError("KubeRay's nodes pull their models: --repository s3://...; on machines leave out --registry")
 
@@ -168,7 +172,8 @@ def _steps(deployment: Deployment, output: Path) -> list[str]:
     if deployment.registry is None:
         return [f"serve deploy {output / CONFIG}"]
     build = f"docker build --tag {_image(deployment)} --file {output}/image/Containerfile ."
-    return [build, f"kubectl apply --filename {output / SERVICE}"]
+    files = [SERVICE, *(f"{name}.yaml" for name in trusted(deployment))]
+    return [build, *(f"kubectl apply --namespace {deployment.namespace} --filename {output / file}" for file in files)]
 
 
 TARGET = Target(_files, _steps)
