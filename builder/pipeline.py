@@ -6,7 +6,6 @@ before returned. How a family of graphs does its stages is in builder/families; 
 
 from __future__ import annotations
 
-import tempfile
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +28,7 @@ from builder.triton.publish import existing_source, publish
 from builder.triton.transaction import recover
 from builder.verify.runtimes import verify_where_it_runs
 from builder.verify.verdict import Unverified, Verified
+from builder.workplace import workplace
 
 Exported = TypeVar("Exported")
 Reference = TypeVar("Reference")
@@ -45,7 +45,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
     """
     store = None if spec.store is None else open_store(spec.store)
     recover(spec.output)
-    with tempfile.TemporaryDirectory(prefix="build-repo-") as folder:
+    with workplace() as folder:
         with stage("resolve"):
             key = build_key(spec)
             checkpoint = locate(spec.source, weights=False) if spec.runs_checkpoint else resolve(spec)
@@ -53,8 +53,8 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
         refuse_card(spec.layout, spec.runs)
         if isinstance(checkpoint, Checkpoint):
             stage = giving_back(checkpoint.model, stage)
-            context = Context(spec, checkpoint, Path(folder))
-            family = keeping(begin(spec, checkpoint, context.folder, stage), context)
+            context = Context(spec, checkpoint, folder)
+            family = keeping(begin(spec, checkpoint, folder, stage), context)
             release = spec.triton if spec.target == "cpu" else None  # no GPU is here to make the calls again on
             outcome: Verified | Unverified = verified(family, key, release, stage)
         else:  # files alone: vLLM and TensorRT-LLM run the checkpoint as it is, so that there is no graph to compare
@@ -63,7 +63,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
                 outcome = replace(made, report=replace(made.report, build_key=key))
         with stage("publish"):
             if store is not None:
-                return publish_to(store, outcome, Path(folder))
+                return publish_to(store, outcome, folder)
             return publish(spec.output, outcome, spec.keep)
 
 
