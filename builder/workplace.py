@@ -1,21 +1,27 @@
 """Where a build has its files until they are published: a temporary folder, on a disk that may be full.
 
 Whoever writes there says so in a way of its own: Python by an errno, libraries in C++ by the system's words for it, and
-tempfile by finding no folder at all.
+tempfile by finding no folder at all. A build that is killed leaves its folder, which no lock is held on then, and the
+next build takes it away.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from builder.errors import RepositoryError
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
+PREFIX = "build-repo-work-"
+FRESH_S = 60.0  # a younger folder may be of a build that is about to lock it
 SAY_FULL = (*map(os.strerror, FULL), "No usable temporary directory")
 
 
@@ -23,7 +29,8 @@ SAY_FULL = (*map(os.strerror, FULL), "No usable temporary directory")
 def workplace() -> Iterator[Path]:
     """A folder for the block alone. Raises RepositoryError where its disk is full; other errors pass as they are."""
     try:
-        with tempfile.TemporaryDirectory(prefix="build-repo-") as folder:
+        sweep(Path(tempfile.gettempdir()))
+        with tempfile.TemporaryDirectory(prefix=PREFIX) as folder, _locked(Path(folder)):
             yield Path(folder)
     except RepositoryError:
         raise  # it says itself which disk is full
@@ -35,6 +42,38 @@ def workplace() -> Iterator[Path]:
             f"the files of the build have no room ({cause}). Free some space, or have them on another disk: set TMPDIR "
             "to a folder there"
         ) from error
+
+
+def sweep(place: Path) -> None:
+    """Remove what killed builds left in `place`."""
+    for folder in place.glob(f"{PREFIX}*"):
+        with suppress(OSError):  # it is another user's, or its build has just ended
+            if time.time() - folder.stat().st_mtime > FRESH_S:
+                _remove_unlocked(folder)
+
+
+def _remove_unlocked(folder: Path) -> None:
+    with _locked(folder) as nobody_has_it:
+        if nobody_has_it:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[bool]:
+    """Whether `folder` is locked for the block, as far as this process lives: by nobody else, where locks are known."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        yield _lock(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:  # it is locked, or on NFS, which locks no folder
+        return False
+    return True
 
 
 def _full(error: BaseException | None) -> str | None:

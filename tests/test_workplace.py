@@ -14,7 +14,7 @@ import pytest
 from builder import pipeline
 from builder.cli import main
 from builder.errors import ExportError, RepositoryError
-from builder.workplace import workplace
+from builder.workplace import PREFIX, workplace
 
 FULL_DEVICE = Path("/dev/full")  # on which every write fails as on a full disk
 
@@ -60,6 +60,24 @@ def test_other_errors_are_themselves(error: Exception) -> None:
     with pytest.raises(type(error)) as raised, workplace():
         raise error
     assert raised.value is error
+
+
+def test_what_a_killed_build_left_is_taken_away_and_nothing_else(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    places = {name: tmp_path / name for name in (f"{PREFIX}left", f"{PREFIX}fresh", "build-repo-another")}
+    for name, place in places.items():
+        (place / "graphs").mkdir(parents=True)
+        (place / "graphs" / "model.onnx").write_bytes(b"a graph")
+        if not name.endswith("fresh"):
+            os.utime(place, (0, 0))
+    with workplace() as running:
+        os.utime(running, (0, 0))
+        assert {path.name for path in tmp_path.iterdir()} == {*places, running.name} - {f"{PREFIX}left"}
+        with workplace():
+            assert running.is_dir(), "its build runs"
+    assert {path.name for path in tmp_path.iterdir()} == {*places} - {f"{PREFIX}left"}
 
 
 def test_a_build_says_it(
