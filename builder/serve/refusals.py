@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -36,11 +37,15 @@ def is_loopback(host: str) -> bool:
     return host == "localhost" or host == "::1" or host.startswith("127.")
 
 
-def refuse_unsigned(repository: Path, key: Path) -> None:
-    """Raises ServeError where a model is not what was signed with `key`."""
-    problems = unsigned(repository, key)
+def refuse_unsigned(repository: Path, key: Path, names: Sequence[str] = ()) -> None:
+    """Raises ServeError where a model, or one of `names`, is not what was signed with `key`."""
+    problems = unsigned(repository, key, names)
     if problems:
-        raise ServeError(f"{problems[0]}. Nothing of {repository} is served; see all: build-repo verify")
+        raise ServeError(f"{problems[0]}. {_none(repository, names)} is served; see all: build-repo verify")
+
+
+def _none(repository: Path, names: Sequence[str]) -> str:
+    return f"Nothing of {repository}" if not names else f"No new process of {', '.join(names)}"
 
 
 def refuse_repository(repository: Path, backends: Path, strict: bool) -> None:

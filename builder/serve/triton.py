@@ -65,7 +65,7 @@ class Model:
 class Server:
     """A running Triton. `log`: its output so far; `controlled`: whether models can be loaded and unloaded.
 
-    `repository`: what it serves, where that is known.
+    `repository`: what it serves, where that is known. `verify_key`: what each model must have been signed with.
     """
 
     host: str
@@ -75,6 +75,7 @@ class Server:
     controlled: bool
     repository: Path | None = None
     on_demand: bool = False  # somebody else loads and unloads the models
+    verify_key: Path | None = None
 
     @property
     def url(self) -> str:
@@ -143,7 +144,7 @@ def running(
         _started(embedded(repository, Path(place), backends), options) as process,
         _read(process, echo) as log,
     ):
-        server = Server(host, ports, process, log, controlled, repository, on_demand)
+        server = Server(host, ports, process, log, controlled, repository, on_demand, verify_key)
         try:
             _wait_until_ready(server, timeout_s)
             if not strict and not on_demand and not any(model.state == "READY" for model in server.models()):

@@ -21,6 +21,7 @@ from tritonclient.utils import InferenceServerException
 from builder.errors import BuilderError, ServeError
 from builder.serve.control import LOAD_TIMEOUT_S, Control, versions_in
 from builder.serve.log import last_error
+from builder.serve.refusals import refuse_unsigned
 from builder.serve.triton import Server
 
 POLL_S = 1.0
@@ -153,6 +154,8 @@ class Watcher:
         """Load or unload a model. Returns what is wrong, in a line."""
         try:
             if verb == "load" and self.server.repository is not None:
+                if self.server.verify_key is not None:
+                    refuse_unsigned(self.server.repository, self.server.verify_key, [name])
                 with Control(self.server.url, self.server.repository) as control:
                     control.again(name)
                 return ""

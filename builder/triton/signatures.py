@@ -42,11 +42,10 @@ def sign(repository: Path, signer: Signer, names: Sequence[str] = ()) -> list[st
 
     Raises SpecError for a key that cannot be used, RepositoryError for a model that is not there or has links in it.
     """
-    folders = _folders(repository)
-    wanted = dict.fromkeys(entry for name in names for entry in _with_engine(repository, name)) or folders
+    wanted = _wanted(repository, names)
     configuration = _signing(signer)
     signed = []
-    for version in [folders[name] / str(number) for name in wanted for number in numbers(folders[name])]:
+    for version in [folder / str(number) for folder in wanted.values() for number in numbers(folder)]:
         called, unfinished = f"{version.parent.name}/{version.name}", repository / f".{version.parent.name}.{SIGNATURE}"
         if not (version / CONFIG).is_file():
             raise RepositoryError(f"{called} has no {CONFIG} of its own, which is to be signed; build it again")
@@ -62,18 +61,19 @@ def sign(repository: Path, signer: Signer, names: Sequence[str] = ()) -> list[st
     return signed
 
 
-def unsigned(repository: Path, trusted: Path) -> list[str]:
+def unsigned(repository: Path, trusted: Path, names: Sequence[str] = ()) -> list[str]:
     """What keeps each model from being the one that was signed, in a sentence with its name; nothing where all hold.
 
-    `trusted`: a public key, or the certificates (PEM) that a signer's own must lead to. Raises SpecError where it is
-    neither.
+    `trusted`: a public key, or the certificates (PEM) that a signer's own must lead to; `names`: of these models and
+    their engines alone. Raises SpecError where `trusted` is neither, RepositoryError for a model that is not there.
     """
-    configuration = _verifying(trusted)
+    configuration, wanted = _verifying(trusted), _wanted(repository, names)
+    hosting = [hosted for hosted in hosted_repositories(repository) if hosted.parent.name in wanted]
     return [
         f"{name}: {found}"
-        for name, folder in _folders(repository).items()
+        for name, folder in wanted.items()
         for found in [*_unsigned_versions(folder, configuration, trusted), *_beside(folder)]
-    ] + [sentence for hosted in hosted_repositories(repository) for sentence in _unsigned_hosted(hosted, trusted)]
+    ] + [sentence for hosted in hosting for sentence in _unsigned_hosted(hosted, trusted)]
 
 
 def trusted_text(trusted: Path) -> str:
@@ -215,6 +215,13 @@ def _folders(repository: Path) -> dict[str, Path]:
     if not found:
         raise RepositoryError(f"{repository} holds no model; build one first: build-repo MODEL --output {repository}")
     return found
+
+
+def _wanted(repository: Path, names: Sequence[str]) -> dict[str, Path]:
+    """The folders of `names` and of their engines; where none are named, all."""
+    folders = _folders(repository)
+    named = dict.fromkeys(entry for name in names for entry in _with_engine(repository, name))
+    return {name: folders[name] for name in named} or folders
 
 
 def _with_engine(repository: Path, name: str) -> list[str]:

@@ -17,6 +17,8 @@ from types import SimpleNamespace
 from typing import ClassVar
 
 import pytest
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 from builder.errors import ServeError
 from builder.serve import watch
@@ -90,6 +92,18 @@ def test_a_model_whose_process_was_killed_is_loaded_again(server: Server, contro
     assert watcher.reloads == {"engine": 1}
     assert said[0] == f"engine: its process {killed} died; it is loaded again"
     assert said[1].startswith("engine: loaded again in 0.0 s, for the 1st time")
+
+
+def test_what_is_not_signed_is_not_loaded_again(server: Server, tmp_path: Path) -> None:
+    """Somebody may have changed it since the server began."""
+    key = ec.generate_private_key(ec.SECP256R1()).public_key()
+    public = tmp_path / "public.pem"
+    public.write_bytes(key.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    repository = tmp_path / "model_repository"
+    for name in ("engine", "another"):
+        (repository / name / "1").mkdir(parents=True)
+    watcher = Watcher(replace(server, repository=repository, verify_key=public), lambda text: None)
+    assert watcher._control("load", "engine").startswith("engine: version 1 is not signed")
 
 
 class FakeIndex:

@@ -77,6 +77,17 @@ def test_what_was_signed_holds(repository: Path, keys: tuple[Path, Path]) -> Non
     assert not [path for path in repository.iterdir() if path.is_file()]
 
 
+def test_what_is_asked_for_is_verified_with_its_engine(repository: Path, keys: tuple[Path, Path]) -> None:
+    private, public = keys
+    sign(repository, Signer(private), ["front"])
+    assert unsigned(repository, public, ["front"]) == []
+    assert [problem.partition(":")[0] for problem in unsigned(repository, public)] == ["other"]
+    (repository / "front_model" / "1" / "model.py").write_text("import os\n")
+    assert unsigned(repository, public, ["front"]) == ["front_model: 1/model.py was changed after it was signed"]
+    with pytest.raises(RepositoryError, match="has no model absent"):
+        unsigned(repository, public, ["absent"])
+
+
 def test_a_rollback_and_a_version_that_is_gone_leave_what_was_signed(repository: Path, keys: tuple[Path, Path]) -> None:
     private, public = keys
     sign(repository, Signer(private))
