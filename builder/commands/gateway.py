@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, URL_HELP, count, screen
+from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, URL_HELP, VERIFY_KEY_HELP, count, screen
 from builder.errors import SpecError
 from builder.machine import total_memory
 
@@ -38,6 +38,12 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         metavar="DIR",
         help="with --load-on-demand: the model repository that Triton reads",
+    )
+    arguments.add_argument(
+        "--verify-key",
+        type=Path,
+        metavar="FILE",
+        help=f"with --load-on-demand: load only what was signed: {VERIFY_KEY_HELP}",
     )
     arguments.add_argument(
         "--token-ids",
@@ -157,10 +163,13 @@ def run(options: argparse.Namespace) -> int:
 def _on_demand(options: argparse.Namespace) -> OnDemand | None:
     """Raises SpecError for options that do not go together, and models that are not there."""
     if not options.load_on_demand:
-        if options.memory_gb is not None or options.pin or options.repository is not None:
-            raise SpecError("--repository, --memory-gb and --pin say what --load-on-demand loads; give that too")
+        if options.memory_gb is not None or options.pin or (options.repository or options.verify_key) is not None:
+            raise SpecError(
+                "--repository, --memory-gb, --pin and --verify-key say what --load-on-demand loads; give that too"
+            )
         return None
     from builder.gateway.settings import OnDemand
+    from builder.triton.signatures import trusted_text
 
     repository = options.repository or DEFAULT_REPOSITORY
     absent = [name for name in options.pin if not (repository / name / "config.pbtxt").is_file()]
@@ -171,7 +180,9 @@ def _on_demand(options: argparse.Namespace) -> OnDemand | None:
     share = int(MEMORY_SHARE * total_memory()) if options.memory_gb is None else int(options.memory_gb * 1e9)
     if share <= 0:
         raise SpecError(f"--memory-gb is {options.memory_gb:g}; expected a number above 0")
-    return OnDemand(repository, share, tuple(dict.fromkeys(options.pin)))
+    if options.verify_key is not None:
+        trusted_text(options.verify_key)  # now, and not when the first model is asked for
+    return OnDemand(repository, share, tuple(dict.fromkeys(options.pin)), options.verify_key)
 
 
 def admin_key(file: Path | None) -> str:

@@ -149,7 +149,8 @@ def _on_demand(options: argparse.Namespace) -> list[str]:
         return []
     memory = [] if options.memory_gb is None else ["--memory-gb", str(options.memory_gb)]
     pins = [argument for name in options.pin for argument in ("--pin", name)]
-    return ["--load-on-demand", "--repository", str(options.repository), *memory, *pins]
+    key = [] if options.verify_key is None else ["--verify-key", str(options.verify_key)]
+    return ["--load-on-demand", "--repository", str(options.repository), *memory, *pins, *key]
 
 
 def _say(console: Console, text: str) -> None:

@@ -10,11 +10,15 @@ from builder.gateway.token_ids import Vocabulary
 
 @dataclass(frozen=True)
 class OnDemand:
-    """Loading models when they are asked for: those of `repository`, in `memory` bytes; `pins` stay loaded."""
+    """Loading models when they are asked for: those of `repository`, in `memory` bytes; `pins` stay loaded.
+
+    `verify_key`: what each must have been signed with, as builder/triton/signatures.py takes it.
+    """
 
     repository: Path
     memory: int
     pins: tuple[str, ...] = ()
+    verify_key: Path | None = None
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import time
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -11,6 +12,8 @@ from typing import Any
 
 import pytest
 import uvloop
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 from prometheus_client import CollectorRegistry
 
 from builder.errors import SpecError
@@ -30,6 +33,7 @@ from builder.gateway.residency.room import SERVER
 from builder.gateway.settings import OnDemand as Options
 from builder.gateway.settings import Settings
 from builder.plan.process import PROCESS
+from builder.triton.signatures import Signer, sign
 from tests.gateway.asgi import Answer, ask
 from tests.gateway.fake_control import SIZE, FakeServer, make_models, serve
 
@@ -45,7 +49,7 @@ class Case:
     def __init__(self, repository: Path, room: float = 3, pins: tuple[str, ...] = (), **settings: Any) -> None:
         server = {name: settings.pop(name) for name in ("load_s", "step_s", "infer_s") if name in settings}
         self.triton = FakeServer(repository, **server)
-        options = Options(repository, SERVER + int(room * ONE), pins)
+        options = Options(repository, SERVER + int(room * ONE), pins, settings.pop("verify_key", None))
         made = make_on_demand(Settings(triton=NOWHERE, **settings), options, self.triton, None)
         self.app: Journal = made[0]
         self.backend: OnDemand = made[1]
@@ -167,6 +171,29 @@ def test_no_room_is_said_after_a_while_and_what_never_fits_at_once(
         assert "embeds-large needs 87 MB and at most 84 MB can be free" in large.error["message"]
         assert (await stream).status == 200
         assert case.leases == 0
+
+    asyncio.run(run())
+
+
+def test_only_what_is_signed_is_loaded_where_a_key_says_so(tmp_path: Path) -> None:
+    """Also what is published while the gateway runs."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    private, public = tmp_path / "private.pem", tmp_path / "public.pem"
+    private.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    public.write_bytes(key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
+    repository = tmp_path / "model_repository"
+    make_models(repository, "embeds-a", "embeds-b")
+    for name in ("embeds-a", "embeds-b"):
+        shutil.copyfile(repository / name / "config.pbtxt", repository / name / "1" / "config.pbtxt")
+    sign(repository, Signer(private), ["embeds-b"])
+    case = Case(repository, verify_key=public)
+
+    async def run() -> None:
+        refused = await case.embed("embeds-a")
+        assert (refused.status, refused.error["code"]) == (503, "model_failed")
+        assert "embeds-a: version 1 is not signed" in refused.error["message"]
+        assert (await case.embed("embeds-b")).status == 200
+        assert case.triton.tried == ["embeds-b"]
 
     asyncio.run(run())
 

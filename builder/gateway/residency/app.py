@@ -24,7 +24,7 @@ def make_on_demand(
 ) -> tuple[Journal, OnDemand]:
     """The application over `triton`, a gateway.triton.Triton or what answers like one, and what has to watch it."""
     metrics, offered, processes = Metrics(), Offered(options.repository), Processes(settings.triton)
-    loading = TritonLoading(triton, offered, settings.triton, processes)
+    loading = TritonLoading(triton, offered, settings.triton, processes, options.verify_key)
     measures = Measures(metrics.registry)
     lifecycle = Lifecycle(offered, loading, measures, options.memory, options.pins)
     residents = Residents(lifecycle, settings.max_waiting)

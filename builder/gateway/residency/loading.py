@@ -12,13 +12,14 @@ import time
 from pathlib import Path
 from typing import Protocol
 
-from builder.errors import BuilderError
+from builder.errors import BuilderError, RepositoryError
 from builder.gateway.errors import ApiError
 from builder.gateway.residency.needs import Needs, needs_of
 from builder.gateway.residency.offered import Offered
 from builder.gateway.residency.processes import Processes, alive, size_of
 from builder.gateway.residency.resident import Resident
 from builder.serve.control import Control
+from builder.triton.signatures import unsigned
 
 PROCESS_POLL_S = 0.02
 INDEX_POLL_S = 0.5
@@ -41,10 +42,13 @@ class ModelControl(Protocol):
 
 
 class TritonLoading:
-    """The models of the repository of `offered`, on the Triton at `url`."""
+    """The models of the repository of `offered`, on the Triton at `url`; with `verify_key` those that it signed."""
 
-    def __init__(self, triton: ModelControl, offered: Offered, url: str, processes: Processes) -> None:
+    def __init__(
+        self, triton: ModelControl, offered: Offered, url: str, processes: Processes, verify_key: Path | None = None
+    ) -> None:
         self.triton, self.offered, self.url, self.processes = triton, offered, url, processes
+        self.verify_key = verify_key
 
     async def needs(self, name: str, version: str) -> Needs:
         """See lifecycle.Loading. Raises ApiError."""
@@ -58,6 +62,7 @@ class TritonLoading:
         name, version = resident.name, resident.version
         resident.earlier = frozenset(await asyncio.to_thread(self.processes.of, [name, *resident.engines]))
         try:
+            await asyncio.to_thread(self._refuse_unsigned, name)
             if instead and resident.engines:
                 await asyncio.to_thread(_switch, self.url, self.offered.repository, name)
             else:
@@ -71,6 +76,12 @@ class TritonLoading:
                 f"Triton does not read {self.offered.repository.resolve()}, where version {version} is served"
             )
         return await asyncio.to_thread(self._size, resident)
+
+    def _refuse_unsigned(self, name: str) -> None:
+        if self.verify_key is not None:
+            problems = unsigned(self.offered.repository, self.verify_key, [name])
+            if problems:
+                raise RepositoryError(f"{problems[0]}. It is not loaded; see all: build-repo verify")
 
     async def unload(self, name: str) -> None:
         """See lifecycle.Loading. Raises ApiError."""
