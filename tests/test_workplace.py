@@ -7,7 +7,6 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -81,11 +80,17 @@ def test_what_a_killed_build_left_is_taken_away_and_nothing_else(
 
 
 def test_a_build_says_it(
-    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    checkpoint: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(pipeline, "resolve", lambda spec: _python())
+    def full(spec: object) -> None:
+        _python()
+
+    monkeypatch.setattr(pipeline, "resolve", full)
     assert main([str(checkpoint("topics")), "--output", str(tmp_path / "repository")]) == 1
-    said: Any = " ".join(capsys.readouterr().err.split())
+    said = " ".join(capsys.readouterr().err.split())
     assert "No space left on device" in said
     assert "Free some space" in said
     assert "Traceback" not in said
