@@ -82,6 +82,11 @@ class Trial:
         found = []
         if self.candidate.errors:
             found.append(f"{len(self.candidate.errors)} requests failed: {self.candidate.errors[0]}")
+        elif not self.agreements:
+            found.append(
+                f"no request was answered by both, so nothing is known of its answers{_first(self.running.errors)}; "
+                "build-repo rollback NAME VERSION changes versions without a trial"
+            )
         if self.agreements and self.agreement < agreement:
             found.append(f"its answers agree by {self.agreement:.4f}; at least {agreement} is asked for")
         medians = [side.quantile(0.5) for side in (self.running, self.candidate)]
@@ -99,6 +104,10 @@ class Trial:
             quantiles = [f"{side.quantile(share):.1f}" for share in (0.5, 0.9, 0.99)]
             table.add_row(str(side.number), str(len(side.ms)), str(len(side.errors)), *shown, *quantiles)
         return table
+
+
+def _first(errors: Sequence[str]) -> str:
+    return f" (the running version: {errors[0]})" if errors else ""
 
 
 @contextmanager
@@ -169,6 +178,8 @@ def same_tokens(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Match
     if "logprobs_output" not in expected or "logprobs_output" not in actual:
         return Match(float(expected["text_output"] == actual["text_output"]))
     one, other = (_tokens(answer) for answer in (expected, actual))
+    if not one and not other:
+        return Match(1.0)  # both end at once
     same = next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
     if same is None:
         same = min(len(one), len(other))

@@ -48,7 +48,7 @@ def test_a_canary_takes_back_what_fails_or_is_slow_and_no_request_fails(
     """
     monkeypatch.setattr(versions, "OVERLAP_S", 0)
     monkeypatch.setattr(canary, "LEAST", 10)
-    monkeypatch.setattr(promote, "compare", lambda *arguments: Trial(Side(1, [1.0]), Side(2, [1.0]), []))
+    monkeypatch.setattr(promote, "compare", lambda *arguments: Trial(Side(1, [1.0]), Side(2, [1.0]), [Match(1.0)]))
     mine, secret, port = tmp_path / "model_repository", tmp_path / "secret", free_ports().http
     secret.write_text("a-secret")
     publish(mine, pair("inside", tmp_path, ENCODERS["inside"])[0])
@@ -158,6 +158,9 @@ def test_a_trial_says_why_a_version_must_not_take_the_place() -> None:
     assert trial.refusals(0.9, 1.5) == ["it takes 1.60 times as long; at most 1.5 is allowed"]
     failing = Trial(answering, Side(2, [10.0], ["front: no memory"]), [Match(1.0)])
     assert failing.refusals(0.95, 1.5) == ["1 requests failed: front: no memory"]
+    (unknown,) = Trial(Side(1, [], ["front: it died"]), candidate, []).refusals(0.9, 2.0)
+    assert unknown.startswith("no request was answered by both")
+    assert "(the running version: front: it died)" in unknown
 
 
 def test_models_that_generate_are_judged_by_their_next_tokens() -> None:
@@ -168,6 +171,7 @@ def test_models_that_generate_are_judged_by_their_next_tokens() -> None:
     assert same_tokens(said(1, 2, 3, 4), said(1, 2, 9, 4)) == Match(2, 3), "what comes after follows another text"
     assert same_tokens(said(1, 2, 3), said(1, 2)) == Match(2, 3), "to end is a token too"
     assert same_tokens(said(5), said(6)) == Match(0, 1)
+    assert same_tokens(said(), said()) == Match(1), "both end at once"
     assert same_tokens({"text_output": ["a"]}, {"text_output": ["b"]}) == Match(0.0)
     matches = [Match(3, 3), Match(0, 1)]
     trial = Trial(Side(1, [10.0] * 2), Side(2, [10.0] * 2), matches)
