@@ -438,6 +438,8 @@ def test_models_that_grew_go_until_what_is_left_fits(tmp_path: Path) -> None:
         (["--load-on-demand", "--repository", "{here}", "--pin", "other"], "has no other"),
         (["--load-on-demand", "--repository", "{here}/none"], "has no models"),
         (["--load-on-demand", "--repository", "{here}", "--memory-gb", "0"], "above 0"),
+        (["--verify-key", "key.pem"], "--load-on-demand"),
+        (["--load-on-demand", "--repository", "{here}", "--verify-key", "{here}/none.pem"], "none.pem cannot verify"),
     ],
 )
 def test_options_that_cannot_be_meant(options: list[str], says: str, tmp_path: Path) -> None:
@@ -446,6 +448,21 @@ def test_options_that_cannot_be_meant(options: list[str], says: str, tmp_path: P
     given = gateway.parser().parse_args([option.format(here=tmp_path) for option in options])
     with pytest.raises(SpecError, match=says):
         gateway.run(given)
+
+
+def test_serve_hands_what_it_was_told_to_the_gateway_that_loads(tmp_path: Path) -> None:
+    from builder.commands import gateway, serve
+
+    said = ["--load-on-demand", "--memory-gb", "2", "--pin", "a", "--verify-key", str(tmp_path / "key.pem")]
+    given = serve.parser().parse_args([str(tmp_path), "--openai-port", "9000", *said])
+    taken = vars(gateway.parser().parse_args(serve._on_demand(given)))
+    assert {name: taken[name] for name in ("load_on_demand", "repository", "memory_gb", "pin", "verify_key")} == {
+        "load_on_demand": True,
+        "repository": tmp_path,
+        "memory_gb": 2.0,
+        "pin": ["a"],
+        "verify_key": tmp_path / "key.pem",
+    }
 
 
 def test_a_request_that_quotes_what_triton_says_unloads_nothing(tmp_path: Path) -> None:
