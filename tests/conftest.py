@@ -1,7 +1,6 @@
-"""Fixtures: checkpoints and repositories are made once a worker, in folders that pytest removes.
+"""Fixtures: checkpoints and repositories are made once for all workers, in folders that pytest removes.
 
-Tests that share something expensive run on one worker (`--dist loadgroup`): those of the served repository, and those
-of a module with a fixture of its own for all of them.
+Tests that share something expensive run on one worker (`--dist loadgroup`), as tests/sharing.py reads off their files.
 """
 
 from __future__ import annotations
@@ -65,31 +64,42 @@ def _exports_once(shared: Path) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """The checkpoint of a model in tests/models.py, made at its first use."""
-    made: dict[str, Path] = {}
+def checkpoint(shared: Path) -> Callable[[str], Path]:
+    """The checkpoint of a model in tests/models.py, made at its first use. Nobody changes it."""
 
     def get(name: str) -> Path:
-        if name not in made:
-            made[name] = checkpoint_of(name, tmp_path_factory.mktemp("checkpoints"))
-        return made[name]
+        place = shared / "checkpoints" / name
+        _once(place, lambda: checkpoint_of(name, place))
+        return place / f"{name}-checkpoint"
 
     return get
 
 
 @pytest.fixture(scope="session")
 def repository(shared: Path, checkpoint: Callable[[str], Path]) -> Path:
-    """All models of tests/models.py and the real MiniLM in fp32 and int8, built by the product itself.
+    """All models of tests/models.py and the real MiniLM in fp32 and int8, built by the product itself."""
+    folder = shared / "served" / "model_repository"
+    _once(folder.parent, lambda: _build_all(folder, checkpoint))
+    return folder
 
-    One repository for all workers: the first to need it builds it, the others wait.
-    """
-    folder, done = shared / "served" / "model_repository", shared / "served-is-built"
-    with (shared / "served-lock").open("w") as lock:
+
+@pytest.fixture(scope="session")
+def small_repository(shared: Path, checkpoint: Callable[[str], Path]) -> Path:
+    """One model, `topics`: a server on it starts in a fraction of the time that `repository` takes."""
+    folder = shared / "small" / "model_repository"
+    _once(folder.parent, lambda: build(make_spec(model=str(checkpoint("topics")), name="topics", output=folder)))
+    return folder
+
+
+def _once(place: Path, make: Callable[[], object]) -> None:
+    """What `make` leaves in `place` is for all workers: the first to need it makes it, the others wait."""
+    place.mkdir(parents=True, exist_ok=True)
+    done = place / "done"
+    with (place / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
-            _build_all(folder, checkpoint)
+            make()
             done.touch()
-    return folder
 
 
 def _build_all(folder: Path, checkpoint: Callable[[str], Path]) -> None:
@@ -101,14 +111,6 @@ def _build_all(folder: Path, checkpoint: Callable[[str], Path]) -> None:
         build(make_spec(model=str(checkpoint(name)), name=name, output=folder, **options))
     for name, options in REAL.items():
         build(make_spec(model=str(minilm()), name=name, output=folder, **options))
-
-
-@pytest.fixture(scope="session")
-def small_repository(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One model, `topics`: a server on it starts in a fraction of the time that `repository` takes."""
-    folder = tmp_path_factory.mktemp("small") / "model_repository"
-    build(make_spec(model=str(checkpoint("topics")), name="topics", output=folder))
-    return folder
 
 
 @pytest.fixture(scope="session")
@@ -135,6 +137,12 @@ def client(server: Server) -> Iterator[Callable[[str], Client]]:
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Sharing | None:
     """`--dist loadgroup` by what tests share."""
     return Sharing(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What is slow begins first where there are several workers, so that none waits at the end for the other."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -1,0 +1,61 @@
+"""Which tests go to one worker: those that share a fixture, however they come by it, and no others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.sharing import group_of
+
+CONFTEST = """
+import pytest
+@pytest.fixture(scope="session")
+def store(): ...
+"""
+FILE = """
+import pytest
+@pytest.fixture(scope="module")
+def site(): ...
+@pytest.fixture
+def page(site): ...
+@pytest.fixture
+def shop(store): ...
+@pytest.fixture
+def client(client): ...
+def _helper(server: object): ...
+def test_by_another_fixture(page): ...
+def test_of_the_folder(shop): ...
+def test_of_the_served_repository(client): ...
+async def test_of_both(site, client): ...
+@pytest.mark.parametrize("name", ["a::b"])
+def test_alone(name, tmp_path, checkpoint): ...
+"""
+OWN = """
+import pytest
+@pytest.fixture
+def repository(tmp_path): ...
+def test_of_its_own(repository): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("test", "group"),
+    [
+        ("by_another_fixture", "test_file.py"),
+        ("of_the_folder", "conftest.py"),
+        ("of_the_served_repository", "served"),
+        ("of_both", "served"),
+        ("alone[a::b]", None),
+    ],
+)
+def test_what_shares_a_fixture_is_a_group(test: str, group: str | None, tmp_path: Path) -> None:
+    (tmp_path / "conftest.py").write_text(CONFTEST)
+    (tmp_path / "test_file.py").write_text(FILE)
+    expected = str(tmp_path / group) if group and group.endswith(".py") else group
+    assert group_of(f"{tmp_path}/test_file.py::test_{test}") == expected
+
+
+def test_a_file_with_a_repository_of_its_own_is_not_served(tmp_path: Path) -> None:
+    (tmp_path / "test_own.py").write_text(OWN)
+    assert group_of(f"{tmp_path}/test_own.py::test_of_its_own") is None
