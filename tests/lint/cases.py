@@ -76,12 +76,14 @@ def graph(inputs: tuple[int | str, ...] = ("batch", 4), external: str | None = N
 class Case:
     """`code`: of the rule that is broken; None: whole. `files`: beside config.pbtxt.
 
-    `hangs`: Triton 24.10 is never done with loading it.
+    `alone`: nothing else may be loading while it does, for it needs other models, or Triton 24.10 ends now and then as
+    it loads it. `hangs`: Triton 24.10 is never done with loading it.
     """
 
     config: str | bytes | None
     code: str | None = None
     files: Mapping[str, str | bytes] = field(default_factory=lambda: {"1/model.py": PYTHON})
+    alone: bool = False
     hangs: bool = False
 
     def write(self, folder: Path) -> None:
@@ -101,7 +103,7 @@ def _python(files: Mapping[str, str | bytes], code: str | None = None, config: s
 
 
 def _ensemble(config: str, code: str | None = None) -> Case:
-    return Case(config, code, {"1/empty": ""})
+    return Case(config, code, {"1/empty": ""}, alone=True)
 
 
 def _sequence(control: str) -> str:
@@ -207,7 +209,9 @@ CASES: dict[str, Case] = {
     "warm_up_of_another_size": Case(WHOLE + WARM_UP.replace("[ 4 ]", "[ 5 ]") % "zero_data: true", "TR353"),
     "warm_up_without_x": Case(WHOLE + WARM_UP.replace('"x"', '"z"') % "zero_data: true", "TR353"),
     "warm_up_of_more": Case(WHOLE + WARM_UP.replace("inputs", f"{MORE} inputs") % "zero_data: true", "TR354"),
-    "warm_up_of_many": Case(WHOLE + WARM_UP.replace("batch_size: 1", "batch_size: 16") % "zero_data: true", "TR355"),
+    "warm_up_of_many": Case(
+        WHOLE + WARM_UP.replace("batch_size: 1", "batch_size: 16") % "zero_data: true", "TR355", alone=True
+    ),
     "sequence": Case(_sequence(f'name: "START" control {{ {START} }}')),
     "control_of_one_value": Case(
         _sequence('name: "START" control { kind: CONTROL_SEQUENCE_START int32_false_true: [ 1 ] }'), "TR361"
