@@ -16,8 +16,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,8 @@ CLOSE = 1e-3  # a batch's other rows change the last digits of a score
 ENCODERS: Mapping[str, Mapping[str, Any]] = {"inside": {}, "beside": {"executor": "bls"}}
 STREAM = "writes"
 
+Pair = tuple[Verified, Verified]
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="scripts/bench publish")
@@ -66,7 +70,7 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as place, quiet_libraries():
-        figures = measure(Path(place), options)
+        figures = measure(Path(place) / "repository", pairs(Path(place)), options)
     show(figures)
     if options.output:
         write_figures(options.output, {**circumstances(), **figures})
@@ -95,14 +99,14 @@ class Change:
     switched_s: float
 
 
-def measure(place: Path, options: argparse.Namespace) -> dict[str, Any]:
-    repository = place / "repository"
-    builds = {name: pair(name, place, options_of) for name, options_of in [*ENCODERS.items(), (STREAM, {})]}
+def measure(repository: Path, builds: Mapping[str, Pair], options: argparse.Namespace) -> dict[str, Any]:
+    """Publish and roll back `builds` in `repository` under load, and count what came of it."""
     for made in builds.values():
         publish(repository, made[1], keep=3)
         publish(repository, made[0], keep=3)
     with running(repository) as server:
-        expected = {name: answers(server.url, repository, name) for name in builds}
+        with ThreadPoolExecutor() as pool:
+            expected = dict(zip(builds, pool.map(partial(answers, server.url, repository), builds), strict=True))
         changes: list[Change] = []
         failures: list[str] = []
         begun = time.monotonic()
@@ -119,9 +123,12 @@ def measure(place: Path, options: argparse.Namespace) -> dict[str, Any]:
     return figures_of(seen, changes, took, errors)
 
 
-def pair(name: str, place: Path, options: Mapping[str, Any]) -> tuple[Verified, Verified]:
-    """Two builds that can be published under one name."""
-    return one_build(name, place, options, 0), one_build(name, place, options, 1)
+def pairs(place: Path) -> dict[str, Pair]:
+    """Two builds that can be published under one name, for each model."""
+    options: Mapping[str, Mapping[str, Any]] = {**ENCODERS, STREAM: {}}
+    return {
+        name: (one_build(name, place, options[name], 0), one_build(name, place, options[name], 1)) for name in options
+    }
 
 
 def one_build(name: str, place: Path, options: Mapping[str, Any], turn: int) -> Verified:
@@ -160,7 +167,7 @@ def answers(url: str, repository: Path, name: str) -> list[Sequence[Any]]:
 def change(
     url: str,
     repository: Path,
-    builds: Mapping[str, tuple[Any, Any]],
+    builds: Mapping[str, Pair],
     rounds: int,
     until: float,
     done: list[Change],
@@ -174,7 +181,7 @@ def change(
 
 
 def change_all(
-    url: str, repository: Path, builds: Mapping[str, tuple[Any, Any]], rounds: int, until: float, done: list[Change]
+    url: str, repository: Path, builds: Mapping[str, Pair], rounds: int, until: float, done: list[Change]
 ) -> None:
     with Control(url, repository) as control:
         for _, name in itertools.product(range(rounds), builds):

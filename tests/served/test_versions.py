@@ -7,6 +7,7 @@ import json
 import threading
 import time
 import urllib.request
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
@@ -22,15 +23,23 @@ from builder.serve.samples import samples_for
 from builder.serve.triton import Server, free_ports, running
 from builder.triton import versions
 from builder.triton.publish import publish
-from scripts.benchmarks.publish import ENCODERS, measure, pair
+from scripts.benchmarks.publish import Pair, measure, pairs
 from tests.versions import copy_version
 
 
+@pytest.fixture(scope="module")
+def builds(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Pair]:
+    """Two builds of each model of the benchmark, to be published under one name."""
+    return pairs(tmp_path_factory.mktemp("builds"))
+
+
 @pytest.mark.slow
-def test_no_request_fails_and_none_is_answered_by_half_a_model_while_versions_change(tmp_path: Path) -> None:
+def test_no_request_fails_and_none_is_answered_by_half_a_model_while_versions_change(
+    builds: Mapping[str, Pair], tmp_path: Path
+) -> None:
     """The benchmark, small: encoders with their engine inside and beside, and streams."""
     options = argparse.Namespace(requests=500, changes=2, seconds=90, clients=2, streams=2)
-    figures = measure(tmp_path, options)
+    figures = measure(tmp_path / "repository", builds, options)
     assert (figures["failed"], figures["wrong"]) == (0, 0), figures["failures"]
     assert figures["changes"] == 12
     for name, model in figures["models"].items():
@@ -39,7 +48,10 @@ def test_no_request_fails_and_none_is_answered_by_half_a_model_while_versions_ch
 
 @pytest.mark.slow
 def test_a_canary_takes_back_what_fails_or_is_slow_and_no_request_fails(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    builds: Mapping[str, Pair],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Real requests through a gateway, while versions that fail, that are slow and that are good have half of them.
 
@@ -51,7 +63,7 @@ def test_a_canary_takes_back_what_fails_or_is_slow_and_no_request_fails(
     monkeypatch.setattr(promote, "compare", lambda *arguments: Trial(Side(1, [1.0]), Side(2, [1.0]), [Match(1.0)]))
     mine, secret, port = tmp_path / "model_repository", tmp_path / "secret", free_ports().http
     secret.write_text("a-secret")
-    publish(mine, pair("inside", tmp_path, ENCODERS["inside"])[0])
+    publish(mine, builds["inside"][0])
     changes = {2: "raise RuntimeError('no memory')", 3: "__import__('time').sleep(0.5)", 4: "pass"}
     for number, does in changes.items():
         copy_version(mine, "inside", 1, number)
@@ -118,12 +130,15 @@ class Asking(AbstractContextManager["Asking"]):
 
 @pytest.mark.slow
 def test_a_version_takes_the_place_of_another_only_if_it_answers_as_well(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    builds: Mapping[str, Pair],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A front and its engine: both versions of the engine are loaded while the front of the new one is tried."""
     monkeypatch.setattr(versions, "OVERLAP_S", 0)
     mine = tmp_path / "model_repository"
-    good, bad = pair("beside", tmp_path, ENCODERS["beside"])
+    good, bad = builds["beside"]
     publish(mine, good)
     with running(mine) as server, Control(server.url, mine) as control, Client(server.url, "beside") as client:
         where = ["--url", server.url, "--repository", str(mine)]
