@@ -1,14 +1,15 @@
 """Small models with a right answer, trained here: every rung of the ladder has a true accuracy to lose.
 
 Questions about passages, entities of sentences, and a language model on text that ships with Python; made by code from
-fixed seeds, in about a minute each on two cores. Trained once: kept in the user's cache, under the hash of this file
-and the versions it ran with.
+fixed seeds, in about a minute each on two cores. Trained once: kept in the user's cache, under the hash of the file
+that trains and the versions it ran with.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import inspect
 import json
 import os
 import pydoc_data.topics
@@ -46,22 +47,22 @@ Sample = dict[str, Any]
 
 def question_answering() -> tuple[Path, Path]:
     """(checkpoint, samples with labels): a sentence and a question about it; some have no answer."""
-    return _kept("question-answering", _train_questions)
+    return kept("question-answering", _train_questions)
 
 
 def token_classification() -> tuple[Path, Path]:
     """(checkpoint, samples with labels): people, places and days of two sentences."""
-    return _kept("token-classification", _train_tags)
+    return kept("token-classification", _train_tags)
 
 
 def language_model() -> tuple[Path, Path]:
     """(checkpoint, samples): English about Python, from the topics that pydoc prints."""
-    return _kept("language-model", _train_language)
+    return kept("language-model", _train_language)
 
 
-def _kept(name: str, train: Callable[[Path], list[Sample]]) -> tuple[Path, Path]:
+def kept(name: str, train: Callable[[Path], list[Sample]]) -> tuple[Path, Path]:
     """The folder of a trained model and its samples that it never saw; trained by the first who asks."""
-    digest = hashlib.sha256(Path(__file__).read_bytes())
+    digest = hashlib.sha256(Path(inspect.getfile(train)).read_bytes())
     digest.update(f"{torch.__version__} {transformers.__version__}".encode())
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "build-repo" / "trained"
     folder = home / f"{name}-{digest.hexdigest()[:16]}"

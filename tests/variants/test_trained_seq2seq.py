@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedTokenizerF
 from builder.runtime.generation.service import Answer, Service
 from builder.spec import make_spec
 from tests.servings import answered
+from tests.trained import kept
 from tests.verified_once import VerifiedOnce
 
 ONES = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"]
@@ -54,8 +55,8 @@ def make_tokenizer() -> PreTrainedTokenizerFast:
     )
 
 
-def train(folder: Path) -> list[int]:
-    """Train on all but some numbers, which are returned."""
+def train(folder: Path) -> list[dict[str, str]]:
+    """Train on all but some numbers, of which samples are returned."""
     tokenizer = make_tokenizer()
     torch.manual_seed(0)
     special = {"pad_token_id": 0, "eos_token_id": 1, "decoder_start_token_id": 0}
@@ -79,7 +80,7 @@ def train(folder: Path) -> list[int]:
         schedule.step()
     model.eval().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    return [int(number) for number in order[LEARNED : LEARNED + KEPT_BACK]]
+    return [{"text_input": digits(number)} for number in order[LEARNED : LEARNED + KEPT_BACK]]
 
 
 def served(folder: Path, numbers: Sequence[int], beams: int) -> list[str]:
@@ -104,11 +105,13 @@ def served(folder: Path, numbers: Sequence[int], beams: int) -> list[str]:
 
 @pytest.mark.slow
 def test_numbers_stay_right_in_every_precision(tmp_path: Path) -> None:
-    kept_back = train(tmp_path / "numbers")
+    model, unseen = kept("numbers", train)
+    lines = unseen.read_text().splitlines()
+    kept_back = [int(json.loads(line)["text_input"].replace(" ", "")) for line in lines]
     samples = tmp_path / "samples.jsonl"
-    samples.write_text("".join(json.dumps({"text_input": digits(n)}) + "\n" for n in kept_back[:40]))
+    samples.write_text("\n".join(lines[:40]))
     spec = make_spec(
-        model=str(tmp_path / "numbers"),
+        model=str(model),
         block_size=16,
         samples=samples,
         output=tmp_path / "repository",
