@@ -8,14 +8,14 @@ Standard library only, Python 3.10: the build imports this module, and a copy of
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
-import types
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, Union
+
+from .typed_json import ContractError as ContractError
+from .typed_json import document_of, read_as
 
 FILE = "serving.json"
 HOSTED = "hosted.json"
@@ -23,10 +23,6 @@ HOSTED = "hosted.json"
 Alike = Union[Literal["length"], int, None]
 CacheType = Literal["float32", "float16", "bfloat16", "int8", "uint8"]  # of keys and values
 SCHEMA = 3  # counts up when a field changes its name, its type or its meaning
-
-
-class ContractError(ValueError):
-    """serving.json and the code that reads it do not belong together."""
 
 
 @dataclass(frozen=True)
@@ -279,11 +275,11 @@ def load(folder: Path) -> Serving:
 def read(folder: Path) -> Document:
     """Read serving.json in `folder`. Raises ContractError where another version wrote it, or it is damaged."""
     path = folder / FILE
-    document = _document(path)
+    document = document_of(path, SCHEMA, "Build the model again")
     kind = document.pop("kind", None)
     if kind not in KINDS:
         raise ContractError(f"{path} is of the kind {kind!r}; known are {', '.join(KINDS)}. Build the model again")
-    serving: Document = _read(KINDS[kind], document, path.name)
+    serving: Document = read_as(KINDS[kind], document, path.name)
     return serving
 
 
@@ -301,13 +297,13 @@ class Hosted(Mapping[str, HostedModel]):
     """
 
     def __init__(self, folder: Path) -> None:
-        entries = _document(folder / HOSTED, "Share its models again: build-repo share").get("models")
+        entries = document_of(folder / HOSTED, SCHEMA, "Share its models again: build-repo share").get("models")
         if not isinstance(entries, dict):
             raise ContractError(f"{folder / HOSTED} has no models. Share them again: build-repo share")
         self.entries = entries
 
     def __getitem__(self, name: str) -> HostedModel:
-        found: HostedModel = _read(HostedModel, self.entries[name], f"{HOSTED}.{name}")
+        found: HostedModel = read_as(HostedModel, self.entries[name], f"{HOSTED}.{name}")
         return found
 
     def __iter__(self) -> Iterator[str]:
@@ -315,77 +311,3 @@ class Hosted(Mapping[str, HostedModel]):
 
     def __len__(self) -> int:
         return len(self.entries)
-
-
-def _document(path: Path, instead: str = "Build the model again") -> dict[str, Any]:
-    """A JSON object of this schema, but for that."""
-    try:
-        document = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
-        raise ContractError(f"{path} cannot be read: {error}. {instead}") from error
-    found = document.pop("schema", 1) if isinstance(document, dict) else None
-    if found != SCHEMA:
-        raise ContractError(
-            f"{path} has schema {found} and the code beside it reads schema {SCHEMA}: they come from different "
-            f"versions of build-repo. {instead}"
-        )
-    return document
-
-
-def _read(kind: Any, value: Any, where: str) -> Any:
-    """`value`, of JSON, as `kind`. Raises ContractError with the place of what does not fit."""
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if kind is Any:
-        return value
-    if dataclasses.is_dataclass(kind):
-        return _read_fields(kind, value, where)
-    if origin in (types.UnionType, typing.Union):
-        return _read_union(arguments, value, where)
-    if origin is Literal and value in arguments:
-        return value
-    if origin is not None and _is_subclass(origin, Mapping) and isinstance(value, dict):
-        return {key: _read(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
-    if origin is not None and _is_subclass(origin, Sequence) and isinstance(value, list):
-        return tuple(_read(arguments[0], item, f"{where}[{place}]") for place, item in enumerate(value))
-    if isinstance(kind, type) and isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
-        return value
-    raise ContractError(f"{where} is {value!r}; expected {getattr(kind, '__name__', kind)}. Build the model again")
-
-
-@functools.lru_cache(maxsize=None)
-def _hints(kind: Any) -> Mapping[str, Any]:
-    """The types of a dataclass's fields; to evaluate them takes longer than to read what has them."""
-    return typing.get_type_hints(kind)
-
-
-def _read_union(kinds: Sequence[Any], value: Any, where: str) -> Any:
-    if value is None and type(None) in kinds:
-        return None
-    problems = []
-    for kind in kinds:
-        try:
-            return _read(kind, value, where)
-        except ContractError as error:
-            problems.append(error)
-    raise problems[0]
-
-
-def _is_subclass(origin: Any, base: type) -> bool:
-    return isinstance(origin, type) and issubclass(origin, base)
-
-
-def _read_fields(kind: Any, value: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise ContractError(f"{where} is {value!r}; expected a mapping. Build the model again")
-    hints = _hints(kind)
-    known = {entry.name for entry in dataclasses.fields(kind)}
-    required = {
-        entry.name
-        for entry in dataclasses.fields(kind)
-        if entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
-    }
-    wrong = sorted(set(value) - known) or sorted(required - set(value))
-    if wrong:
-        verb = "has an unknown field" if wrong[0] in value else "lacks the field"
-        raise ContractError(f"{where} {verb} {wrong[0]!r}. Build the model again")
-    return kind(**{name: _read(hints[name], item, f"{where}.{name}") for name, item in value.items()})

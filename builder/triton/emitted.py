@@ -9,7 +9,7 @@ from pathlib import Path
 RUNTIME = Path(__file__).parent.parent / "runtime"
 TASKS = "encoder/tasks"
 EXECUTORS = "encoder/executors"
-SHARED_FILES = ("contract.py", "fields.py", "panics.py", "tensors_check.py", "tokens.py")
+SHARED_FILES = ("contract.py", "fields.py", "panics.py", "tensors_check.py", "tokens.py", "typed_json.py")
 
 
 def with_imports(file: str) -> tuple[str, ...]:
@@ -40,7 +40,7 @@ GENERATING = {
     **{name: name for name in GENERATION},
 }
 SHARED = {
-    **{name: name for name in ("contract.py", "cores.py", "fields.py", "tensors_check.py")},
+    **{name: name for name in ("contract.py", "cores.py", "fields.py", "tensors_check.py", "typed_json.py")},
     "model.py": "shared_model.py",
     **{name: name for name in sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "shared").rglob("*.py"))},
 }

@@ -1,0 +1,99 @@
+"""JSON read as the dataclasses that wrote it: what is missing, unknown or of another type is named by its place.
+
+Standard library only, Python 3.10: a copy of it is emitted with every model. Knows types; no field of any document.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+
+class ContractError(ValueError):
+    """A document and the code that reads it do not belong together."""
+
+
+def document_of(path: Path, schema: int, instead: str) -> dict[str, Any]:
+    """The JSON object in the file `path`, without its `schema`. `instead`: what to do where that is another one.
+
+    Raises ContractError where it is, or the file cannot be read.
+    """
+    try:
+        document = json.loads(path.read_text("utf-8"))
+    except (OSError, ValueError) as error:
+        raise ContractError(f"{path} cannot be read: {error}. {instead}") from error
+    found = document.pop("schema", 1) if isinstance(document, dict) else None
+    if found != schema:
+        raise ContractError(
+            f"{path} has schema {found} and the code beside it reads schema {schema}: they come from different "
+            f"versions of build-repo. {instead}"
+        )
+    return document
+
+
+def read_as(kind: Any, value: Any, where: str) -> Any:
+    """`value`, of JSON, as `kind`: a dataclass, or what type annotations are made of.
+
+    Raises ContractError with the place, from `where` on, of what does not fit.
+    """
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if kind is Any:
+        return value
+    if dataclasses.is_dataclass(kind):
+        return _read_fields(kind, value, where)
+    if origin in (types.UnionType, typing.Union):
+        return _read_union(arguments, value, where)
+    if origin is Literal and value in arguments:
+        return value
+    if origin is not None and _is_subclass(origin, Mapping) and isinstance(value, dict):
+        return {key: read_as(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+    if origin is not None and _is_subclass(origin, Sequence) and isinstance(value, list):
+        return tuple(read_as(arguments[0], item, f"{where}[{place}]") for place, item in enumerate(value))
+    if isinstance(kind, type) and isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
+        return value
+    raise ContractError(f"{where} is {value!r}; expected {getattr(kind, '__name__', kind)}. Build the model again")
+
+
+@functools.lru_cache(maxsize=None)
+def _hints(kind: Any) -> Mapping[str, Any]:
+    """The types of a dataclass's fields; to evaluate them takes longer than to read what has them."""
+    return typing.get_type_hints(kind)
+
+
+def _read_union(kinds: Sequence[Any], value: Any, where: str) -> Any:
+    if value is None and type(None) in kinds:
+        return None
+    problems = []
+    for kind in kinds:
+        try:
+            return read_as(kind, value, where)
+        except ContractError as error:
+            problems.append(error)
+    raise problems[0]
+
+
+def _is_subclass(origin: Any, base: type) -> bool:
+    return isinstance(origin, type) and issubclass(origin, base)
+
+
+def _read_fields(kind: Any, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise ContractError(f"{where} is {value!r}; expected a mapping. Build the model again")
+    hints = _hints(kind)
+    known = {entry.name for entry in dataclasses.fields(kind)}
+    required = {
+        entry.name
+        for entry in dataclasses.fields(kind)
+        if entry.default is dataclasses.MISSING and entry.default_factory is dataclasses.MISSING
+    }
+    wrong = sorted(set(value) - known) or sorted(required - set(value))
+    if wrong:
+        verb = "has an unknown field" if wrong[0] in value else "lacks the field"
+        raise ContractError(f"{where} {verb} {wrong[0]!r}. Build the model again")
+    return kind(**{name: read_as(hints[name], item, f"{where}.{name}") for name, item in value.items()})
