@@ -81,10 +81,15 @@ def only_wanted(model: PreTrainedModel, wanted: torch.Tensor) -> Iterator[None]:
         handle.remove()
 
 
-def export_decoder(model: PreTrainedModel, folder: Path, max_length: int) -> DecoderExport:
-    """Export `model` for rows of up to `max_length` tokens. Raises ExportError where that cannot be right."""
+def export_decoder(
+    model: PreTrainedModel, folder: Path, max_length: int, caches: tuple[LayerShape, ...] = ()
+) -> DecoderExport:
+    """Export `model` for rows of up to `max_length` tokens. `caches`: its `cache_shapes`, where they are known.
+
+    Raises ExportError where that cannot be right.
+    """
     path = folder / "exported" / MODEL_FILE
-    caches = cache_shapes(model)
+    caches = caches or cache_shapes(model)
     with refused_by_name(model):
         settled, experts = settled_frequencies(model, max_length), every_expert(model)
         with fused_attention(model), settled, experts, fused_rotary(model) as left:

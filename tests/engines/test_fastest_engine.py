@@ -68,5 +68,5 @@ def test_both_are_measured_and_another_option_chooses_anew(tmp_path: Path, monke
 
 
 def test_options_that_no_engine_has_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"no engine can: onnxruntime: --cache-gb .*; openvino: --executor bls"):
+    with pytest.raises(SpecError, match=r"no engine can: ONNX Runtime \(--cache-gb .*\), OpenVINO \(--executor bls"):
         built(tmp_path, cache_gb=0.00004, executor="bls")

@@ -17,7 +17,7 @@ from builder.engines.decoding import DecodingEngine, engine_of, measurable
 from builder.errors import CheckpointError, SpecError
 from builder.export.decoder import cache_shapes
 from builder.families import Family
-from builder.families.decoder.fastest_engine import FastestEngine
+from builder.families.decoder.fastest_engine import Engines, FastestEngine, of_each
 from builder.families.decoder.one_engine import Decoder
 from builder.families.generating import read_samples, refuse_options
 from builder.memory import weights_bytes
@@ -40,23 +40,20 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
 def _on_one(engine: DecodingEngine, checkpoint: Checkpoint, folder: Path) -> Decoder:
     engine.refuse()
     spec = engine.spec
-    shapes, weights = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model)
-    memory = engine.plan_memory(shapes, weights, checkpoint.max_length)
-    return Decoder(spec, checkpoint, folder, engine, memory, tuple(map(tuple, sample_rows(spec.samples, checkpoint))))
+    layers, weights = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model)
+    memory = engine.plan_memory(layers, weights, checkpoint.max_length)
+    rows = tuple(map(tuple, sample_rows(spec.samples, checkpoint)))
+    return Decoder(spec, checkpoint, folder, engine, memory, layers, rows)
 
 
 def _on_each(engines: Mapping[str, DecodingEngine], checkpoint: Checkpoint, folder: Path) -> FastestEngine:
     """Graphs of each engine are in a folder of its own."""
-    decoders, refused = {}, {}
-    for name, engine in engines.items():
+    for name in engines:
         (folder / name).mkdir()
-        try:
-            decoders[name] = _on_one(engine, checkpoint, folder / name)
-        except SpecError as error:
-            refused[name] = str(error)
-    if not decoders:
-        raise SpecError("no engine can: " + "; ".join(f"{name}: {reason}" for name, reason in refused.items()))
-    return FastestEngine(decoders, refused)
+    decoders = of_each(
+        Engines(engines), lambda name: lambda engine: _on_one(engine, checkpoint, folder / name), (SpecError,)
+    )
+    return FastestEngine(decoders.made, decoders.refused)
 
 
 def sample_rows(path: Path | None, checkpoint: Checkpoint) -> list[list[int]]:

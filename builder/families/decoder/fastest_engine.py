@@ -68,14 +68,14 @@ class FastestEngine:
 
     def fuse(self, exported: DecoderExport) -> Engines[Fused]:
         each = Engines(dict.fromkeys(self.decoders, exported), self.refused)
-        return _each(each, lambda engine: self.decoders[engine].fuse, UNABLE)
+        return of_each(each, lambda engine: self.decoders[engine].fuse, UNABLE)
 
     def verify(self, fused: Engines[Fused], reference: Measured) -> Engines[Exact]:
-        return _each(fused, lambda engine: partial(self.decoders[engine].verify, reference=reference), UNABLE)
+        return of_each(fused, lambda engine: partial(self.decoders[engine].verify, reference=reference), UNABLE)
 
     def climb(self, exact: Engines[Exact], stage: Stage) -> Picked:
         """What each engine would serve; of these, what generates most."""
-        chosen = _each(exact, lambda engine: partial(self._climb, engine, stage=stage), (*UNABLE, VerificationError))
+        chosen = of_each(exact, lambda engine: partial(self._climb, engine, stage=stage), (*UNABLE, VerificationError))
         rates = self._rates(chosen.made, stage) if len(chosen.made) > 1 else {}
         fastest = max(chosen.made, key=lambda engine: rates[engine].typical if rates else 0.0)
         ladder = [rung for one in chosen.made.values() for rung in one.ladder[1:]]
@@ -132,12 +132,12 @@ class FastestEngine:
         return lambda rows: generate(executor, rows, ANSWER, spec.serving.prefill_tokens)
 
 
-def _each(
+def of_each(
     before: Engines[Before],
     step: Callable[[str], Callable[[Before], After]],
     unable: tuple[type[BuilderError], ...],
 ) -> Engines[After]:
-    """`step` of each engine; one that raises an error of `unable` is left out. VerificationError where none is left."""
+    """`step` of each engine; one that raises an error of `unable` is left out. Where none is left, such an error."""
     made: dict[str, After] = {}
     refused = dict(before.refused)
     for engine, one in before.made.items():
@@ -146,7 +146,7 @@ def _each(
         except unable as error:
             refused[engine] = str(error)
             if len(refused) - len(before.refused) == len(before.made):
-                raise VerificationError(_reasons(refused)) from error
+                raise type(error)(f"no engine can: {_reasons(refused)}") from error
     return Engines(made, refused)
 
 

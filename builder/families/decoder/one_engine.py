@@ -105,18 +105,19 @@ class Chosen:
 
 @dataclass(frozen=True)
 class Decoder:
-    """The steps, judged on token rows: `rows`."""
+    """The steps, judged on token rows: `rows`. `layers`: what each of the model's puts into its cache."""
 
     spec: BuildSpec
     checkpoint: Checkpoint
     folder: Path
     engine: DecodingEngine
     memory: Memory
+    layers: tuple[LayerShape, ...]
     rows: tuple[tuple[int, ...], ...]
 
     def export(self) -> DecoderExport:
         """One graph for prompts and steps."""
-        return export_decoder(self.checkpoint.model, self.folder, self.checkpoint.max_length)
+        return export_decoder(self.checkpoint.model, self.folder, self.checkpoint.max_length, self.layers)
 
     def reference(self, exported: DecoderExport) -> Measured:
         """Teacher-forced probabilities, those of a long row, and the time of a step."""
