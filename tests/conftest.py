@@ -24,7 +24,7 @@ from builder.serve.triton import Server, running
 from builder.spec import make_spec
 from builder.variants import timing, traffic
 from tests.kept_exports import kept_exports, user_folder
-from tests.models import GENERATORS, READERS, REAL, SERVED, checkpoint_of, minilm
+from tests.models import NAMES, REAL, checkpoint_of, join, minilm, options_of
 from tests.sharing import Sharing
 
 settings.register_profile("here", deadline=None, derandomize=True, database=None)  # the same on every machine
@@ -76,19 +76,30 @@ def checkpoint(shared: Path) -> Callable[[str], Path]:
 
 
 @pytest.fixture(scope="session")
-def repository(shared: Path, checkpoint: Callable[[str], Path]) -> Path:
-    """All models of tests/models.py and the real MiniLM in fp32 and int8, built by the product itself."""
+def built(shared: Path, checkpoint: Callable[[str], Path]) -> Callable[[str], Path]:
+    """A repository of one model of tests/models.py, built by the product itself at its first use. Nobody changes it."""
+
+    def get(name: str) -> Path:
+        folder = shared / "built" / name / "model_repository"
+        model, options = str(minilm() if name in REAL else checkpoint(name)), options_of(name)
+        _once(folder.parent, lambda: build(make_spec(model=model, name=name, output=folder, **options)))
+        return folder
+
+    return get
+
+
+@pytest.fixture(scope="session")
+def repository(shared: Path, built: Callable[[str], Path]) -> Path:
+    """All models of tests/models.py: the generated ones, and the real MiniLM in several precisions."""
     folder = shared / "served" / "model_repository"
-    _once(folder.parent, lambda: _build_all(folder, checkpoint))
+    _once(folder.parent, lambda: join([built(name) for name in NAMES], folder))
     return folder
 
 
 @pytest.fixture(scope="session")
-def small_repository(shared: Path, checkpoint: Callable[[str], Path]) -> Path:
+def small_repository(built: Callable[[str], Path]) -> Path:
     """One model, `topics`: a server on it starts in a fraction of the time that `repository` takes."""
-    folder = shared / "small" / "model_repository"
-    _once(folder.parent, lambda: build(make_spec(model=str(checkpoint("topics")), name="topics", output=folder)))
-    return folder
+    return built("topics")
 
 
 def _once(place: Path, make: Callable[[], object]) -> None:
@@ -100,17 +111,6 @@ def _once(place: Path, make: Callable[[], object]) -> None:
         if not done.exists():
             make()
             done.touch()
-
-
-def _build_all(folder: Path, checkpoint: Callable[[str], Path]) -> None:
-    for name, model in SERVED.items():
-        build(make_spec(model=str(checkpoint(name)), name=name, task=model.task, output=folder, **model.spec))
-    for name, (_, options) in GENERATORS.items():
-        build(make_spec(model=str(checkpoint(name)), name=name, output=folder, **options))
-    for name, (_, _, options) in READERS.items():
-        build(make_spec(model=str(checkpoint(name)), name=name, output=folder, **options))
-    for name, options in REAL.items():
-        build(make_spec(model=str(minilm()), name=name, output=folder, **options))
 
 
 @pytest.fixture(scope="session")

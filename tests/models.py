@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import shutil
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -89,6 +92,22 @@ REAL: dict[str, dict[str, Any]] = {  # the real MiniLM: name to options of its b
     "minilm_int8": {"precision": "int8", "executor": "bls"},
     "minilm_openvino": {"precision": "int8-static", "engine": "openvino"},
 }
+
+NAMES = (*SERVED, *GENERATORS, *READERS, *REAL)
+
+
+def options_of(name: str) -> dict[str, Any]:
+    """Of the build of a model, its checkpoint apart."""
+    if name in SERVED:
+        return {"task": SERVED[name].task, **SERVED[name].spec}
+    return GENERATORS[name][1] if name in GENERATORS else READERS[name][2] if name in READERS else REAL[name]
+
+
+def join(repositories: Iterable[Path], folder: Path) -> Path:
+    """One repository of the models of several, their files by links."""
+    for repository in repositories:
+        shutil.copytree(repository, folder, copy_function=os.link, dirs_exist_ok=True)
+    return folder
 
 
 def checkpoint_of(name: str, folder: Path) -> Path:

@@ -18,6 +18,7 @@ from builder.fleet.processes import Claim, fits
 from builder.fleet.view import Screen, duration, plan_document, plan_line, summary, view
 from builder.report.record import read_report
 from builder.spec import BuildSpec, make_spec
+from tests.models import options_of
 
 Make = Callable[..., BuildSpec]
 
@@ -33,9 +34,8 @@ def make(small_repository: Path, checkpoint: Callable[[str], Path]) -> Make:
     """The model of `small_repository`, with other options."""
 
     def spec(**options: Any) -> BuildSpec:
-        return make_spec(
-            **{"model": str(checkpoint("topics")), "name": "topics", "output": small_repository, **options}
-        )
+        built = {"model": str(checkpoint("topics")), "name": "topics", **options_of("topics")}
+        return make_spec(**{**built, "output": small_repository, **options})
 
     return spec
 

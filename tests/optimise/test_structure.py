@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from builder.optimise.structure import open_structures
 from builder.pipeline import build
 from builder.samples import TEXTS
 from builder.spec import make_spec
+from tests.alike import batches, features
 from tests.checkpoints import make_checkpoint
 from tests.models import minilm
 
@@ -98,16 +98,11 @@ def test_pruning_keeps_more_of_the_real_model_than_chance_and_reconstruction_hel
     real: Export, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer = resolve(make_spec(model=str(minilm()))).tokenizer
-    fitted, judged = ([_padded(tokenizer, few) for few in _alike(half)] for half in (TEXTS[::2], TEXTS[1::2]))
-
-    def features(graph: Graph) -> np.ndarray:
-        infer = infer_with(graph, 1)
-        return np.concatenate([infer({name: feed[name] for name in graph.inputs})["features"] for feed in judged])
-
-    expected = features(real.graph)
+    fitted, judged = batches(tokenizer, TEXTS[::2]), batches(tokenizer, TEXTS[1::2])
+    expected = features(real.graph, judged)
 
     def cosine(graph: Graph) -> float:
-        return float((features(graph) * expected).sum(axis=-1).mean())
+        return float((features(graph, judged) * expected).sum(axis=-1).mean())
 
     model, structures = open_structures(real.graph)
     importance = fisher(model, real.module, structures, fitted)
@@ -129,16 +124,6 @@ def test_pruning_keeps_more_of_the_real_model_than_chance_and_reconstruction_hel
     random, _ = prune(real.graph, real.module, 0.3, fitted, tmp_path / "random")
     assert cosine(pruned) > cosine(unsolved)
     assert cosine(unsolved) > cosine(random) + 0.1
-
-
-def _alike(texts: Sequence[str]) -> Iterator[Sequence[str]]:
-    """A few texts at a time, of about one length: little of what is computed is padding."""
-    ordered = sorted(texts, key=len)
-    return (ordered[start : start + 4] for start in range(0, len(ordered), 4))
-
-
-def _padded(tokenizer: Any, texts: Sequence[str]) -> dict[str, np.ndarray]:
-    return dict(tokenizer(list(texts), return_tensors="np", padding=True))
 
 
 def test_the_mask_removes_the_share_at_the_least_importance() -> None:

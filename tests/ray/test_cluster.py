@@ -16,12 +16,11 @@ import pytest
 
 from builder.fleet.executor import Job, Outcome, Progress
 from builder.fleet.ray import OnRay
-from builder.pipeline import build
 from builder.ray.cluster import NAME, connected, serving
 from builder.ray.options import Options
 from builder.serve.triton import free_ports
 from builder.spec import make_spec
-from tests.models import GENERATORS, SERVED
+from tests.models import join
 from tests.ray.cluster import Nodes, kill, ray_nodes, stop, stubs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -69,14 +68,9 @@ def _deaths(said: list[Progress | Outcome]) -> int:
 
 
 @pytest.fixture(scope="module")
-def models(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(built: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A repository of a classifier, one with an engine beside it, and a model that generates."""
-    folder = tmp_path_factory.mktemp("on-ray") / "repository"
-    for name in ("topics", "flags"):
-        made = SERVED[name]
-        build(make_spec(model=str(checkpoint(name)), name=name, task=made.task, output=folder, **made.spec))
-    build(make_spec(model=str(checkpoint("writes")), name="writes", output=folder, **GENERATORS["writes"][1]))
-    return folder
+    return join([built(name) for name in ("topics", "flags", "writes")], tmp_path_factory.mktemp("on-ray") / "models")
 
 
 @dataclass

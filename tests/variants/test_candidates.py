@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from transformers import PreTrainedTokenizerBase
 
 from builder.checkpoint.resolve import resolve
-from builder.engines import infer_with
 from builder.engines.cpu import cpu
 from builder.engines.encoding import Variant, all_variants
 from builder.engines.openvino import arithmetic_on
@@ -21,6 +21,7 @@ from builder.onnx.graph import Graph
 from builder.samples import TEXTS
 from builder.spec import make_spec
 from builder.variants.candidates import VariantMaker, requested_variants
+from tests.alike import Feed, batches, features
 from tests.models import minilm
 
 BF16_CPU = ("avx512_vnni", "avx512_bf16")
@@ -40,10 +41,13 @@ BYTES_IN_TENSORRT = {"int8-static TensorRT": 0.39, "fp8 TensorRT": 0.39, "int8-s
 
 
 @functools.cache
-def batches() -> list[dict[str, np.ndarray]]:
-    tokenizer = resolve(make_spec(model=str(minilm()))).tokenizer
-    texts = TEXTS[::2], TEXTS[1::2]
-    return [dict(tokenizer(list(half), return_tensors="np", padding=True)) for half in texts]
+def judged() -> list[Feed]:
+    """Every other text; the rest is for calibration."""
+    return batches(_tokenizer(), TEXTS[1::2])
+
+
+def _tokenizer() -> PreTrainedTokenizerBase:
+    return resolve(make_spec(model=str(minilm()))).tokenizer
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +55,7 @@ def maker(tmp_path_factory: pytest.TempPathFactory) -> VariantMaker:
     """MiniLM, calibrated on every other text."""
     folder = tmp_path_factory.mktemp("variants")
     spec = make_spec(model=str(minilm()), triton="25.08")  # the first whose bf16 kernels for CUDA are known
-    return VariantMaker(spec, export(resolve(spec), folder).graph, folder, batches()[:1])
+    return VariantMaker(spec, export(resolve(spec), folder).graph, folder, batches(_tokenizer(), TEXTS[::2]))
 
 
 @pytest.fixture(scope="module")
@@ -62,12 +66,7 @@ def made(maker: VariantMaker) -> Callable[[Variant], Graph]:
 
 @pytest.fixture(scope="module")
 def expected(maker: VariantMaker) -> np.ndarray:
-    return answers(maker.fused)
-
-
-def answers(graph: Graph) -> np.ndarray:
-    feed = batches()[1]
-    return infer_with(graph, 1)({name: feed[name] for name in graph.inputs})["features"]
+    return features(maker.fused, judged())
 
 
 @pytest.mark.slow
@@ -79,9 +78,9 @@ def test_each_variant_answers_nearly_as_fp32_and_is_as_small_as_it_should_be(
     assert graph.engine == variant.engine
     if (variant.name, arithmetic_on(cpu()["flags"])) == ("fp32 OpenVINO", "bf16"):
         with pytest.raises(ExportError, match=r"computes in bf16 on this CPU .* verified in f32"):
-            answers(graph)
+            features(graph, judged())
         return
-    found = answers(graph)
+    found = features(graph, judged())
     assert (found * expected).sum(axis=-1).mean() >= LEAST[variant.precision]
     share = BYTES_IN_TENSORRT.get(variant.name, BYTES.get(variant.precision, 0.25))
     assert graph.size <= share * maker.exported.size
@@ -91,10 +90,9 @@ def test_each_variant_answers_nearly_as_fp32_and_is_as_small_as_it_should_be(
 
 def test_an_answer_in_static_int8_does_not_depend_on_the_rows_beside_it(made: Callable[[Variant], Graph]) -> None:
     graph = made(Variant("int8-static", "onnxruntime"))
-    run, feed = infer_with(graph, 1), batches()[1]
-    together = run({name: feed[name] for name in graph.inputs})["features"]
-    alone = run({name: feed[name][:1] for name in graph.inputs})["features"]
-    np.testing.assert_allclose(together[:1], alone, atol=1e-5)
+    feed = judged()[-1]
+    alone = {name: array[:1] for name, array in feed.items()}
+    np.testing.assert_allclose(features(graph, [feed])[:1], features(graph, [alone]), atol=1e-5)
 
 
 @pytest.mark.slow
@@ -125,7 +123,9 @@ def test_each_way_to_calibrate(
     zero = [tables[n.input[2]] for n in model.graph.node if n.op_type == "QuantizeLinear"]
     signed = {tensor.data_type == onnx.TensorProto.INT8 for tensor in zero}
     assert signed == {bool(calibration.get("symmetric", False))}
-    assert (answers(made.graph) * expected).sum(axis=-1).mean() >= (0.97 if spec.calibration.per_channel else 0.8)
+    assert (features(made.graph, judged()) * expected).sum(axis=-1).mean() >= (
+        0.97 if spec.calibration.per_channel else 0.8
+    )
 
 
 def test_smoothing_leaves_every_value_and_saves_quality(
@@ -136,7 +136,7 @@ def test_smoothing_leaves_every_value_and_saves_quality(
     (maker.folder / "rough").mkdir()
     without = VariantMaker(rough, maker.exported, maker.folder / "rough", maker.feeds).make(variant).graph
     with_smoothing = made(variant)
-    losses = [1 - (answers(graph) * expected).sum(axis=-1).mean() for graph in (without, with_smoothing)]
+    losses = [1 - (features(graph, judged()) * expected).sum(axis=-1).mean() for graph in (without, with_smoothing)]
     assert losses[1] < losses[0] / 2
 
 
