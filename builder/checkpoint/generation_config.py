@@ -96,7 +96,7 @@ INSTEAD: Mapping[str, str] = {
 
 
 def refuse_unserved(config: GenerationConfig, is_decoder: bool) -> None:
-    """Raise CheckpointError for a field that would change answers and is not implemented, or that cannot be meant."""
+    """Raise CheckpointError for a field that is not implemented and would change answers, or makes no sense."""
     _refuse_absurd(config)
     values = {name: value for name, value in config.to_dict().items() if value is not None}
     unknown = [name for name in values if name not in IMPLEMENTED and name not in HARMLESS and name not in REFUSED]
@@ -125,9 +125,11 @@ def _refuse_absurd(config: GenerationConfig) -> None:
         read_options({}, {"text_input": "x"}, defaults, ["text_input", *defaults])
         token_rules(config, [])
         if max_tokens(config) < 1 or (total_length(config) or 1) < 1:
-            raise ValueError("an answer of no tokens")
+            raise ValueError("max_new_tokens allows no token")
     except (TypeError, ValueError, OverflowError, IndexError) as error:
-        raise CheckpointError(f"generation_config.json cannot be meant: {error}. Mend or remove that there") from error
+        raise CheckpointError(
+            f"generation_config.json has a value that makes no sense: {error}. Correct it there, or remove it"
+        ) from error
 
 
 _COMBINATIONS: Mapping[str, Callable[[GenerationConfig, bool], bool]] = {

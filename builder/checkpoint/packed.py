@@ -63,7 +63,7 @@ def packed_format(config: PreTrainedConfig, model: str) -> PackedFormat | None:
     if bits not in ((4, 8) if method == "gptq" else (4,)):
         raise CheckpointError(f"{model} has {method} weights of {bits} bits; expected 4 (or 8 of gptq). {INSTEAD}")
     if stated.get("dynamic"):
-        raise CheckpointError(f"{model} has gptq rules of their own for some modules (dynamic). {INSTEAD}")
+        raise CheckpointError(f"{model} quantises some modules by other rules (gptq's `dynamic`). {INSTEAD}")
     return PackedFormat(method, bits, formats[method][form])
 
 
@@ -86,7 +86,7 @@ def refuse_packed(precision: str, stated: Collection[str], grids: Grids) -> None
             raise SpecError(f"{flag}: the checkpoint's own blocks are served as they are; leave it out")
     if grids.scattered:
         raise SpecError(
-            f"--precision {precision}: the checkpoint's groups are not of inputs side by side (desc_act), and no "
+            f"--precision {precision}: the checkpoint groups inputs that are not adjacent (desc_act), and no "
             "engine here multiplies by those; use --precision int8, or a checkpoint made without desc_act"
         )
 
@@ -119,7 +119,9 @@ def unpack(
                 tensor = file.get_tensor(name)
                 weights[name] = tensor.float() if tensor.is_floating_point() else tensor
     if not grids:
-        raise CheckpointError(f"the config.json says {packed.method}, and none of the weights is stored so: no qweight")
+        raise CheckpointError(
+            f"config.json says {packed.method}, but no weight is stored in that form: there is no qweight"
+        )
     return weights, grids
 
 
@@ -141,7 +143,7 @@ class _Matrix:
 def _matrix(packed: PackedFormat, module: str, parts: Mapping[str, torch.Tensor]) -> _Matrix:
     missing = [name for name in SUFFIXES[:3] if name not in parts]
     if missing:
-        raise CheckpointError(f"{module} has a qweight and no {missing[0]}: the checkpoint is not whole")
+        raise CheckpointError(f"{module} has a qweight but no {missing[0]}: the checkpoint is incomplete")
     words, scales = parts["qweight"].numpy(), parts["scales"].float().numpy()
     if packed.method == "gptq":
         codes = _unpacked(words.T, packed.bits, range(packed.per_word))  # (outputs, inputs)

@@ -50,8 +50,8 @@ def refuse_endless_patterns(tokenizer: PreTrainedTokenizerFast, model: str) -> N
         subprocess.run(command, input=asked, text=True, capture_output=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
         raise CheckpointError(
-            f"the tokenizer of {model} does not come to an end on {len(texts)} texts of {LENGTH} characters: one of "
-            f"its expressions backtracks ({'; '.join(found)[:200]}). It could hold a server for ever; use another one"
+            f"the tokenizer of {model} does not finish on {len(texts)} texts of {LENGTH} characters: one of "
+            f"its expressions backtracks ({'; '.join(found)[:200]}). It could block a server for ever; use another one"
         ) from error
 
 

@@ -134,7 +134,7 @@ def describe(asked: Source) -> Checkpoint:
 def _checkpoint(asked: Source, files: CheckpointFiles, model: PreTrainedModel) -> Checkpoint:
     longest = _max_length(asked.max_length, files.tokenizer, model, files.sentence, files.task.longest)
     if longest is None:
-        raise CheckpointError(f"{asked.model} does not say how long a text may be; say it with --max-length")
+        raise CheckpointError(f"{asked.model} does not say how long a text may be; set the limit with --max-length")
     return Checkpoint(**vars(files), model=model, max_length=longest, pooling=asked.pooling)
 
 
@@ -208,7 +208,7 @@ def _config(folder: Path, model: str) -> PreTrainedConfig:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except RecursionError as error:
-        raise CheckpointError(f"the config.json of {model} is JSON of too many levels") from error
+        raise CheckpointError(f"the config.json of {model} is nested too deeply") from error
     except Exception as error:  # whatever a broken file makes transformers raise
         raise CheckpointError(f"{model} has no configuration that transformers knows: {_first_line(error)}") from error
     for name in SIZES:

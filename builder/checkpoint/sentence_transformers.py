@@ -187,7 +187,7 @@ def _json(path: Path, default: Any = None, kind: type = dict) -> Any:
     try:
         found = json.loads(path.read_text("utf-8"))
     except RecursionError as error:
-        raise CheckpointError(f"{path} is JSON of too many levels") from error
+        raise CheckpointError(f"{path} is nested too deeply") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(found, kind):

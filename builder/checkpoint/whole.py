@@ -61,7 +61,7 @@ def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, precisions: Map
     }
     unusable = [name for name, used in given.items() if used]
     if unusable:
-        raise SpecError(f"{', '.join(unusable)}: not of {flag}, which runs the checkpoint as it is")
+        raise SpecError(f"{', '.join(unusable)} cannot be used with {flag}, which runs the checkpoint as it is")
 
 
 def front(

@@ -1,7 +1,7 @@
-"""What the engine of a decoder decides: the options that it has not, its cache, its graph, what the loop is told.
+"""What the engine of a decoder decides: the options that it refuses, its cache, its graph, the settings of the loop.
 
-An engine that decodes has a class `Decoding` in `decoding.py` of its room; the folders are the registry. It takes the
-graph as it was exported for ONNX Runtime, `builder/export/decoder.py`, and makes its own of it. Knows graphs and
+An engine that decodes has a class `Decoding` in the `decoding.py` of its folder; the folders are the registry. It turns
+the graph that `builder/export/decoder.py` exported for ONNX Runtime into its own. Knows graphs and
 options; knows no model and no task.
 """
 
@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 ROOM = "decoding"
 
-Executors = Callable[[Geometry], Executor]  # over one graph that is open: each with a cache of its own
+Executors = Callable[[Geometry], Executor]  # all over one open graph, each with a cache of its own
 
 
 @dataclass(frozen=True)
 class Lowered:
-    """A decoder's graph in a precision. `judged`: what this machine's CPU runs to judge it, over a cache of `cache`."""
+    """A decoder's graph in a precision. `judged`: the graph that this CPU runs to judge it, over a `cache`."""
 
     graph: Graph
     judged: Graph
@@ -58,7 +58,7 @@ class DecodingEngine(ABC):
 
     @abstractmethod
     def refuse(self) -> None:
-        """Raises SpecError for an option that it does not have, with what to use instead."""
+        """Raises SpecError for an option that the engine does not have, and says what to use instead."""
 
     @abstractmethod
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> Memory:
@@ -142,14 +142,16 @@ def engine_of(spec: BuildSpec) -> DecodingEngine:
 
 
 def opened(graph: Graph, threads: int) -> Executors:
-    """What makes emitted executors over `graph`, of the engine that it is for."""
+    """A function that makes emitted executors over `graph`, in the engine that the graph is for."""
     let_go(graph)
     return _kind(graph.engine).opened(graph, threads)
 
 
 def let_go(graph: Graph) -> None:
-    """Free what nobody uses any more of executors over as many weights as `graph` has: their loops refer to themselves,
-    and have the weights in memory until then."""
+    """Free the memory of executors that are no longer used, where `graph` is large.
+
+    Their objects refer to each other, so that their weights stay in memory until the garbage is collected.
+    """
     if has_many(graph.size):
         gc.collect()
 
@@ -160,7 +162,7 @@ def session_here(engine: str, cache: CacheType, threads: int) -> Session:
 
 
 def measurable() -> list[str]:
-    """Those engines that decode and that this machine runs as they will be served."""
+    """The engines that decode and that this machine can run as they will be served."""
     return [name for name in rooms(ROOM) if _kind(name).timed]
 
 

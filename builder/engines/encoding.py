@@ -1,7 +1,7 @@
-"""What the engine of an encoder decides: the precisions and targets that it has, the graph that it reads, its own form.
+"""What the engine of an encoder decides: its precisions and targets, the graph that it reads, and its own file format.
 
-An engine that runs encoders has a class `Encoding` in `encoding.py` of its room; the folders are the registry. Knows
-graphs and precisions; knows no model and no task.
+An engine that runs encoders has a class `Encoding` in the `encoding.py` of its folder; the folders are the registry.
+Knows graphs and precisions; knows no model and no task.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VNNI = ("avx512_vnni", "avx_vnni", "amx_int8")  # instruction sets that multiply
 
 @dataclass(frozen=True)
 class Variant:
-    """A precision on an engine, for a target. `fast_with`: instruction sets, one of which makes it fast."""
+    """A precision on an engine, for a target. `fast_with`: instruction sets; fast on a CPU that has one of them."""
 
     precision: str
     engine: str
@@ -42,7 +42,7 @@ class Variant:
 
 
 class Encoders(Protocol):
-    """One encoder in fp32, in the forms that engines begin with. What is made of them goes into `folder`."""
+    """One encoder in fp32, in the two forms that engines start from. What they make of it goes into `folder`."""
 
     @property
     def folder(self) -> Path: ...
@@ -54,7 +54,7 @@ class Encoders(Protocol):
 
     @property
     def plain(self) -> Graph:
-        """Of standard operators, which an engine fuses itself."""
+        """With standard operators only, for engines that fuse by themselves."""
         ...
 
 
@@ -62,10 +62,10 @@ class EncodingEngine(ABC):
     """One engine."""
 
     name: ClassVar[str]
-    called: ClassVar[Mapping[str, str]]  # by target: what a rung is called after it
-    variants: ClassVar[tuple[Variant, ...]]  # for a target other than the CPU, as it lists them to the user
-    preference: ClassVar[int]  # that with the least runs a precision on the CPU where no engine is asked for
-    halves_itself: ClassVar[bool] = False  # whether fp16 and bf16 are its own doing, from a graph in fp32
+    called: ClassVar[Mapping[str, str]]  # by target: its name in the names of rungs
+    variants: ClassVar[tuple[Variant, ...]]  # in the order in which the user sees them
+    preference: ClassVar[int]  # without --engine, the engine with the least of these runs a precision on the CPU
+    halves_itself: ClassVar[bool] = False  # whether it converts a graph in fp32 to fp16 and bf16 itself
     half_beside_bytes: ClassVar[bool] = False  # whether on a GPU what is not quantised to 8 bits runs in fp16
 
     @abstractmethod
@@ -92,7 +92,7 @@ class EncodingEngine(ABC):
         return version_files(graph)
 
     def unable(self, precision: str, flags: Collection[str]) -> str | None:
-        """Why it has no `precision` on a CPU with the instruction sets `flags`, and what to do; None where it has."""
+        """Why it cannot run `precision` on a CPU with instruction sets `flags`, and what to do; None where it can."""
         return None
 
     def refuse_release(self, target: str, triton: str) -> None:
@@ -100,7 +100,7 @@ class EncodingEngine(ABC):
         return None
 
     def without_half(self, operators: Collection[str], precision: str, target: str, triton: str) -> Collection[str]:
-        """Those of `operators` that it does not have in `precision`, fp16 or bf16, and that therefore stay in fp32."""
+        """Those of `operators` that stay in fp32: the engine has no kernel for them in `precision` (fp16 or bf16)."""
         return ()
 
 
@@ -111,6 +111,6 @@ def encoding_engine(name: str) -> EncodingEngine:
 
 
 def all_variants() -> tuple[Variant, ...]:
-    """Those of every engine, the preferred engine's first."""
+    """The variants of every engine, those of the preferred engine first."""
     ordered = sorted(map(encoding_engine, rooms(ROOM)), key=lambda engine: engine.preference)
     return tuple(variant for engine in ordered for variant in engine.variants)

@@ -89,17 +89,17 @@ def read_samples(path: Path | None, checkpoint: Checkpoint, inputs: Sequence[Fie
 
 
 def vocabulary_of(model: PreTrainedModel) -> int:
-    """How many logits a position has; may be more than the tokeniser has tokens."""
+    """How many logits a position has: as many as the tokeniser has tokens, or more."""
     return int(model.get_output_embeddings().weight.shape[0])
 
 
 def pytorch_rung(memory: Memory, latency: Latencies, perplexity: float) -> Rung:
-    """PyTorch, which agrees with itself."""
+    """PyTorch's own rung: the error is 0 and the agreement is 1."""
     return Rung("PyTorch fp32", memory.weights, latency, 0.0, 1.0, 1.0, 1.0, perplexity)
 
 
 def larger_than_stored(precision: str, checkpoint: Checkpoint) -> str | None:
-    """What is said of a checkpoint of 4 or 8 bits that is served in more."""
+    """A remark for a checkpoint with 4 or 8-bit weights that is served in fp32; None for others."""
     grids = checkpoint.grids
     if grids is None or grids.scattered or precision != "fp32":
         return None
@@ -109,13 +109,13 @@ def larger_than_stored(precision: str, checkpoint: Checkpoint) -> str | None:
 
 
 def exact_bound(exact: Rung) -> Bound:
-    """Of the graph in fp32, before anything is quantised."""
+    """The bound on the graph in fp32, before anything is quantised."""
     error = math.inf if exact.error is None else exact.error
     return Bound("the error of log-probabilities in fp32", error, at_most=TOLERANCE)
 
 
 def kept_bounds(required: Required, exact: Rung, served: Rung, pytorch: Rung, metric: str) -> tuple[Bound, ...]:
-    """Of the rung that is served, where it is not the exact one."""
+    """The bounds on the rung that is served; none where that is the exact one."""
     return () if served is exact else required.bounds(served, pytorch, metric)
 
 
@@ -154,7 +154,7 @@ def serving_document(
 
 
 def quantised_parts(precision: str, parts: Sequence[Quantised]) -> dict[str, Any] | None:
-    """What of the graphs was quantised, for the report."""
+    """How many products and embeddings of the graphs were quantised, for the report; None where none were."""
     if not parts:
         return None
     return {

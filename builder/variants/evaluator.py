@@ -1,4 +1,4 @@
-"""What every rung of the ladder is measured on: the emitted front, the samples, and transformers' answers to them.
+"""What every rung of the ladder is measured with: the emitted front, the samples, and transformers' answers to them.
 
 Knows the checkpoint and its task; the numbers come from parity, quality and latency.
 """
@@ -67,12 +67,12 @@ class Evaluator:
 
     @cached_property
     def rows(self) -> Rows:
-        """What rows of tokens are made of here."""
+        """The tokens that test rows for this checkpoint are made of."""
         return rows_of(self.checkpoint)
 
     @cached_property
     def usual(self) -> tuple[Reference, ...]:
-        """PyTorch's answers that every graph is compared with."""
+        """PyTorch's answers to the rows that every graph is compared on."""
         return usual_references(self.module, self.rows, self.checkpoint.max_length)
 
     def kept(self, rung: Rung) -> float:
@@ -107,7 +107,7 @@ class Evaluator:
         return engine_latencies(graph, self.rows, longest, spec.build_threads, spec.serving.spinning)
 
     def front_of(self, graph: Graph) -> Path:
-        """The front's files as they will be emitted with `graph`."""
+        """The folder of the front's files, as they will be emitted with `graph`."""
         serving = bucketed(self.serving, graph)
         if serving is self.serving:
             return self.front
@@ -119,7 +119,7 @@ class Evaluator:
         return folder
 
     def traffic(self, graphs: Mapping[str, Graph]) -> dict[str, Rates]:
-        """The emitted front over each of `graphs`, by its name, with the threads and the spinning it will have."""
+        """Requests a second of the emitted front over each of `graphs`, by name, with the threads it will have."""
         threads, spinning = self.spec.build_threads, self.spec.serving.spinning
         fronts = {
             name: Pipeline(self.front_of(graph), infer_with(graph, threads, spinning)) for name, graph in graphs.items()
@@ -133,7 +133,7 @@ class Evaluator:
         return self.error_on(graph, self.usual)
 
     def error_on(self, graph: Graph, references: Sequence[Reference]) -> float:
-        """The largest relative error of `graph` on what PyTorch answered before."""
+        """The largest relative error of `graph` on `references`, which PyTorch has answered."""
         infer, per_token = infer_with(graph, self.spec.build_threads), encoder_task(self.checkpoint.task).per_token
         return max(error_at(infer, graph, asked, per_token) for asked in references)
 
@@ -143,7 +143,7 @@ class Evaluator:
         return self.judged(Rung(name, graph.size, self.latency(graph)), graph, quality), quality
 
     def judged(self, rung: Rung, graph: Graph, quality: Quality) -> Rung:
-        """`rung` with what was found of its graph beside size and latency."""
+        """`rung`, which has a size and latencies, with the error and the quality of its graph."""
         return replace(
             rung,
             error=self.error(graph),
@@ -154,7 +154,7 @@ class Evaluator:
         )
 
     def serving_as(self, options: FrontOptions, graph: Graph) -> Evaluator:
-        """The same for a front of `options`, which may wait and batch otherwise than the one that it was made with."""
+        """This evaluator for a front with other `options`: of its queue and of its batches."""
         serving = _serving(options, self.checkpoint, graph, self.serving.batching.alike)
         if serving != self.serving:
             write_whole(self.front / FILE, dump(serving).encode())
@@ -211,11 +211,11 @@ def _serving(options: FrontOptions, checkpoint: Checkpoint, graph: Graph, needed
 
 
 def _split(samples: tuple[Sample, ...]) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
-    """Samples to fit to and samples to judge on: what was fitted to a sample says little about others."""
+    """Samples to fit to, and others to judge on: the quality on a sample that was fitted to says little."""
     if len(samples) < FEWEST:
         raise SpecError(
-            f"calibration and pruning fit to half of the samples and are judged on the others: {len(samples)} are too "
-            f"few, {FEWEST} the least. Give more with --samples"
+            f"calibration and pruning use half of the samples and are judged on the other half: {len(samples)} are too "
+            f"few, at least {FEWEST} are needed. Give more with --samples"
         )
     return samples[::2], samples[1::2]
 

@@ -16,13 +16,13 @@ Made = TypeVar("Made")
 
 @dataclass(frozen=True)
 class Required:
-    """The least agreement with PyTorch, and the most that perplexity may grow, as a ratio to PyTorch's."""
+    """The least agreement with PyTorch, and the largest perplexity, as a ratio to PyTorch's."""
 
     quality: float
     perplexity: float
 
     def bounds(self, rung: Rung, base: Rung, metric: str) -> tuple[Bound, ...]:
-        """What is asked of `rung`, whose `quality` is `metric`."""
+        """The bounds that `rung` must keep. `metric`: the name of its `quality`."""
         return (
             Bound(f"the {metric} of {rung.name}", rung.quality or 0.0, at_least=self.quality),
             Bound(f"the perplexity of {rung.name} to PyTorch's", growth(rung, base), at_most=self.perplexity),
@@ -42,10 +42,10 @@ class Required:
 
 @dataclass
 class PrecisionRungs(Generic[Made]):
-    """`exact`: the rung that was verified, and what it is made of; `base`: PyTorch, which it is compared with.
+    """The ladder of precisions. `exact`: the verified rung in fp32, and its graphs; `base`: PyTorch's rung.
 
-    `make`, `time` and `judge` are the family's: a precision, what it is made of, its rung with size and latency, and
-    the same with its quality.
+    The family gives three functions: `make` builds the graphs of a precision, `timed` makes its rung, with size and
+    latencies, and `judged` adds the quality.
     """
 
     base: Rung
@@ -65,7 +65,7 @@ class PrecisionRungs(Generic[Made]):
         return self.exact[0] if option == self.exact[0].name else self.timed(option, self.made(option))
 
     def speed(self, latency: Latencies) -> float:
-        """By tokens alone: prompts are few beside them."""
+        """Of tokens alone: a prompt is a small part of the time."""
         tokens = {cell: ms for cell, ms in self.base.latency_ms.items() if cell.startswith("token")}
         return speed_up(latency, tokens)
 
@@ -92,7 +92,7 @@ class PrecisionRungs(Generic[Made]):
         return self.required.refusal(max(judged, key=self.quality), self.base, self.metric)
 
     def made(self, option: str) -> Made:
-        """What the rung of a precision is made of."""
+        """The graphs of a precision, built at the first use."""
         if option == self.exact[0].name:
             return self.exact[1]
         if option not in self._made:

@@ -1,9 +1,9 @@
 """The ladder: which rung of a model is served. The fastest that keeps the quality asked for.
 
-Every option is made and timed over fixed shapes, then judged from the fastest on. The first that keeps the quality is
-served or, where the family measures traffic, decides together with those nearly as fast: they are measured as they will
-be served. A rung that does not keep the quality may leave layers in fp32 and queue again, at the speed it then has.
-Knows times and qualities; what a rung is made of, and what its quality is, the family's `Rungs` says.
+Every option is built and timed over fixed shapes; then their quality is judged, the fastest first. The first that keeps
+the quality is served. Where the family measures traffic, the first and those nearly as fast are measured as they will
+be served, and the best of them is. A rung that misses the quality may leave layers in fp32 and is queued again, at the
+speed that it then has. Knows times and qualities; how a rung is built and judged is in the family's `Rungs`.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from builder.variants.traffic import Rates, in_words, remark_on_noise
 Option = TypeVar("Option")
 
 FINALISTS = 4  # at most
-WITHIN = 2.5  # how many times slower than the fastest a finalist may be, over shapes that were met before
+WITHIN = 2.5  # how many times slower than the first finalist another may be, over fixed shapes
 
 
 @dataclass(frozen=True)
@@ -49,18 +49,18 @@ class Rungs(Protocol[Option]):
 
     @property
     def served(self) -> Served[Option] | None:
-        """Measures finalists as they will be served; without it the first that keeps the quality is served."""
+        """Measures finalists as they will be served; None: the first that keeps the quality is served."""
 
     def name(self, option: Option) -> str:
-        """What a rung of that option is called, with no layer left alone."""
+        """The name of the rung of `option` when no layer is left in fp32."""
         ...
 
     def time(self, option: Option, left_alone: int) -> Rung:
-        """The rung with its size and latency. Raises ExportError or VerificationError where it cannot be made."""
+        """The rung with its size and latencies. Raises ExportError or VerificationError where it cannot be built."""
         ...
 
     def speed(self, latency: Latencies) -> float:
-        """How many times that is faster than PyTorch."""
+        """How many times as fast as PyTorch `latency` is."""
         ...
 
     def judge(self, candidate: Candidate[Option]) -> Rung:
@@ -72,15 +72,15 @@ class Rungs(Protocol[Option]):
         ...
 
     def quality(self, rung: Rung) -> float:
-        """By which rungs that were judged are compared."""
+        """The number by which judged rungs are compared; more is better."""
         ...
 
     def leave_more(self, candidate: Candidate[Option]) -> int | None:
-        """How many layers to leave alone next; None where leaving more would not help."""
+        """How many layers to leave in fp32 next; None where more would not help."""
         ...
 
     def found(self, rung: Rung) -> str:
-        """The quality of a rung in words, such as "cosine of 0.9981"."""
+        """The quality of a rung in words, for example "cosine of 0.9981"."""
         ...
 
     def asked(self) -> str:
@@ -88,13 +88,13 @@ class Rungs(Protocol[Option]):
         ...
 
     def refusal(self, judged: Sequence[Rung]) -> str:
-        """Why nothing is served, and what to do, where none of `judged` keeps the quality."""
+        """The error where none of `judged` keeps the quality: why nothing is served, and what to do."""
         ...
 
 
 @dataclass(frozen=True)
 class Climbed(Generic[Option]):
-    """What is served, all rungs that were tried (the slowest first), and why this one, where it was a choice."""
+    """What is served, all rungs that were tried (the slowest first), and the reason where there was a choice."""
 
     chosen: Candidate[Option]
     rungs: tuple[Rung, ...]
@@ -102,7 +102,7 @@ class Climbed(Generic[Option]):
 
 
 def climb(rungs: Rungs[Option], options: Sequence[Option], stage: Stage) -> Climbed[Option]:
-    """The fastest of `options`. Raises VerificationError where none keeps the quality, or none can be made."""
+    """The fastest of `options` that keeps the quality. Raises VerificationError where there is none."""
     return _Climb(rungs, stage).run(options)
 
 
@@ -113,14 +113,14 @@ class _Climb(Generic[Option]):
         self.queue: list[tuple[float, int, Candidate[Option]]] = []  # the fastest first
         self.judged: list[Candidate[Option]] = []
         self.impossible: dict[str, str] = {}
-        self.waited = 0.0  # of the time in which options were timed
+        self.waited = 0.0  # share of the timing in which threads waited for a core
 
     def run(self, options: Sequence[Option]) -> Climbed[Option]:
         self._time_all(options)
         finalists = self._finalists()
         if not self.judged:
             reasons = "; ".join(self.impossible.values())
-            raise VerificationError(f"nothing could be made of this checkpoint: {reasons}")
+            raise VerificationError(f"no variant of this checkpoint could be built: {reasons}")
         if not finalists:
             raise VerificationError(self.rungs.refusal([candidate.rung for candidate in self.judged]))
         chosen, why = self._final(finalists)
@@ -149,7 +149,7 @@ class _Climb(Generic[Option]):
         heapq.heappush(self.queue, (self._slowness(rung), order, Candidate(option, left_alone, rung, order)))
 
     def _finalists(self) -> list[Candidate[Option]]:
-        """The fastest that keep the quality and are nearly as fast as the first; what was not judged stays queued."""
+        """The fastest that keep the quality, and those nearly as fast; what was not judged stays in the queue."""
         most = 1 if self.rungs.served is None else FINALISTS
         finalists: list[Candidate[Option]] = []
         while self.queue and len(finalists) < most:
@@ -172,7 +172,7 @@ class _Climb(Generic[Option]):
                 self._push(candidate.option, left_alone, candidate.order)
 
     def _final(self, finalists: Sequence[Candidate[Option]]) -> tuple[Candidate[Option], str]:
-        """The one that answers most requests, and in words what was measured; of equals the one of best quality."""
+        """The one that answers most requests (of equals, the best in quality), and what was measured, in words."""
         if len(finalists) == 1 or self.rungs.served is None:
             return finalists[0], ""
         with self.stage("measure as served"):

@@ -1,8 +1,8 @@
 """How many requests a second the emitted front answers over an engine: what clients see, less the transport.
 
 Traffic is the samples in random order: one at a time, as one client sends them, and several at once, as many do. No two
-rounds have the same batches, so that an engine which prepares itself anew for each new shape pays for that here as it
-does when it serves. Engines take turns, so that whatever else the machine does strikes them all.
+rounds have the same batches, so an engine that has to prepare for each new shape pays for that here as it does in
+service. Engines take turns, so that other load on the machine affects all of them.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ CLIENTS = (1, 16)
 REQUESTS = 64  # of one round and number of clients
 LEAST_ROUNDS, MOST_ROUNDS = 3, 7
 ENOUGH_S = 20.0  # after which no further round begins
-NEAR = 0.9  # of the rate of another: what noise may take
-BUSY = 0.3  # how far apart the rounds of one engine are on a machine that does something else as well
+NEAR = 0.9  # share of another rate above which the difference may be noise
+BUSY = 0.3  # spread of the rounds of one engine above which the machine is called busy
 
 
 @dataclass(frozen=True)
 class Traffic:
-    """`requests` of one round for each number of `clients`."""
+    """How much is sent: `requests` in each round, for each number of `clients`."""
 
     clients: tuple[int, ...] = CLIENTS
     requests: int = REQUESTS
@@ -54,7 +54,7 @@ class Rates:
         return float(np.ptp(self.rounds)) / self.typical
 
     def equals(self, faster: Rates) -> bool:
-        """Whether `faster` is so by little, and not in every round, each against the round of the same moment."""
+        """Whether the lead of `faster` may be noise: it is small, and not there in every pair of rounds."""
         return self.typical >= NEAR * faster.typical and not bool((faster.rounds > self.rounds).all())
 
     def __str__(self) -> str:
@@ -68,7 +68,7 @@ def measure(
     requests: Sequence[Request],
     traffic: Traffic = Traffic(),
 ) -> dict[str, Rates]:
-    """The rates of each of `fronts`, which answer some requests together, by its name, over `requests`."""
+    """The rates of each of `fronts` over `requests`, by name. A front answers a list of requests as one batch."""
     count = traffic.requests
     found: dict[str, dict[int, list[float]]] = {name: {clients: [] for clients in traffic.clients} for name in fronts}
     for front in fronts.values():
@@ -92,14 +92,13 @@ def in_words(rates: Mapping[str, Rates]) -> str:
 
 
 def remark_on_noise(rates: Mapping[str, Rates], measured: str) -> str:
-    """What is said where the machine did something else as well; `measured`: what each of `rates` is of."""
+    """A remark for the report where the machine was busy. `measured`: what has the rates, e.g. "engine"."""
     worst = max(rate.spread for rate in rates.values())
     return f"; the machine was busy: the rounds of one {measured} are {worst:.0%} apart" if worst > BUSY else ""
 
 
 def settled(rates: Sequence[Rates]) -> bool:
-    """Whether one is faster than all others by more than noise takes, and in every round: no further round will tell
-    more."""
+    """Whether one is faster than all others in every round, by more than noise: another round would change nothing."""
     fastest = max(rates, key=lambda one: one.typical)
     others = [one for one in rates if one is not fastest]
     return all(one.typical < NEAR * fastest.typical and bool((fastest.rounds > one.rounds).all()) for one in others)

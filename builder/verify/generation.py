@@ -159,7 +159,7 @@ def _refuse_other_tokens(model: PreTrainedModel, prompt: Sequence[int], text: Se
     """
     if len(text) != NEW_TOKENS:
         raise VerificationError(
-            f"{writer} wrote {len(text)} tokens, and was asked for {NEW_TOKENS} with no end before. Nothing was "
+            f"{writer} wrote {len(text)} tokens instead of {NEW_TOKENS}, although no end token came. Nothing was "
             "published: this is a bug worth reporting, with the checkpoint's name"
         )
     with torch.no_grad():

@@ -110,9 +110,9 @@ def test_what_is_not_implemented_is_refused_with_its_value(options: dict[str, An
         ({"do_sample": True, "num_return_sequences": 10**9}, "n is 1000000000; expected 1 to 16"),
         ({"repetition_penalty": -1.0}, "repetition_penalty is -1.0; expected 0.01 to 100"),
         ({"no_repeat_ngram_size": -2}, "no_repeat_ngram_size is -2"),
-        ({"suppress_tokens": ["x"]}, "cannot be meant: invalid literal"),
-        ({"exponential_decay_length_penalty": (3,)}, "cannot be meant: "),
-        ({"max_new_tokens": -7}, "an answer of no tokens"),
+        ({"suppress_tokens": ["x"]}, "makes no sense: invalid literal"),
+        ({"exponential_decay_length_penalty": (3,)}, "makes no sense: "),
+        ({"max_new_tokens": -7}, "max_new_tokens allows no token"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_the_build(values: dict[str, Any], message: str) -> None:

@@ -107,7 +107,7 @@ def test_groups_are_cut_to_the_blocks_that_an_engine_takes() -> None:
 def test_options_that_it_leaves_no_choice_of_are_refused(tmp_path: Path) -> None:
     folder, _ = decoder(tmp_path / "checkpoint", **FORMS["gptq, inputs in any order"])
     spec = make_spec(model=str(folder), task="text-generation", precision="int4-weights")
-    with pytest.raises(SpecError, match="not of inputs side by side"):
+    with pytest.raises(SpecError, match="inputs that are not adjacent"):
         resolve(spec)
     folder, _ = decoder(tmp_path / "other", **FORMS["gptq"])
     with pytest.raises(SpecError, match="--block-size: the checkpoint's own blocks are served"):
@@ -120,8 +120,8 @@ def test_options_that_it_leaves_no_choice_of_are_refused(tmp_path: Path) -> None
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "stored as bitsandbytes .* or run this one with"),
         ({"quant_method": "gptq", "bits": 3}, "gptq weights of 3 bits; expected 4"),
         ({"quant_method": "awq", "bits": 4, "version": "gemv"}, "awq in the format gemv; expected"),
-        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*": {}}}, "rules of their own for some modules"),
-        ({"quant_method": "gptq", "bits": 4}, "none of the weights is stored so: no qweight"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:.*": {}}}, "quantises some modules by other rules"),
+        ({"quant_method": "gptq", "bits": 4}, "no weight is stored in that form: there is no qweight"),
     ],
 )
 def test_other_forms_are_refused_by_name(stated: dict[str, Any], message: str, tmp_path: Path) -> None:

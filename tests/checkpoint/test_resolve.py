@@ -117,7 +117,7 @@ def test_no_weights_no_tokenizer_no_configuration(copy: Callable[[str], Path]) -
         ),
         ('{"model_type": "bert", "vocab_size": 0}', "says vocab_size 0"),
         ('{"model_type": "bert", "hidden_size": "wide"}', "."),
-        ('{"model_type": "bert", "x": ' + "[" * 100_000, "config.json of .* is JSON of too many levels"),
+        ('{"model_type": "bert", "x": ' + "[" * 100_000, "config.json of .* is nested too deeply"),
         ("[]", "no configuration that transformers knows"),
     ],
 )

@@ -150,7 +150,7 @@ def test_expressions_that_never_end(place: str, pattern: str, folder: Path, monk
         "normalizer": {"type": "Sequence", "normalizers": [{"type": "Replace", **regex, "content": "x"}]},
     }
     _tokenizer(folder, **{place: kinds[place]})
-    _refused(folder, "the tokenizer of .* does not come to an end on .* backtracks")
+    _refused(folder, "the tokenizer of .* does not finish on .* backtracks")
 
 
 GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -167,7 +167,7 @@ def _load(source: str, folder: Path) -> Any:
     [
         ({"triton": "24.10"}, r"needs --triton 25\.05 or later"),
         ({"precision": "fp8"}, "has fp32, fp16, bf16, not --precision fp8"),
-        ({"prune": 0.3}, "--prune: not of --engine tensorrt-llm"),
+        ({"prune": 0.3}, "--prune cannot be used with --engine tensorrt-llm"),
         ({"instances": 2}, r"--instances \(use tensorrt_llm\.tensor_parallel_size\)"),
         ({"gpu": "t4"}, r"needs compute capability 8\.0 \(TensorRT-LLM"),
         ({"target": "cpu"}, "--target cpu has no --engine tensorrt-llm"),

@@ -130,7 +130,7 @@ def test_a_version_that_was_not_read_has_the_fields_of_its_neighbours() -> None:
     ("options", "said"),
     [
         ({"precision": "int8"}, "has fp32, fp16, bf16, fp8, not --precision int8"),
-        ({"prune": 0.3}, "--prune: not of --engine vllm"),
+        ({"prune": 0.3}, "--prune cannot be used with --engine vllm"),
         ({"target": "cpu"}, "--target cpu has no --engine vllm"),
         ({"instances": 2}, re.escape("--instances (use vllm.tensor_parallel_size)")),
     ],

@@ -116,7 +116,7 @@ def test_samples_that_do_not_fit_are_named_by_their_line(tmp_path: Path) -> None
     without = json.dumps({"text_input": "anna went to oslo"})
     assert "line 2: entities must be in every line or in none" in error(lines[0], without)
     assert "line 2: expected an object with text_input (and perhaps" in error(lines[0], '{"text": "no"}')
-    assert "3 are too few, 16 the least" in error(*lines[:3], precision="int8-static")
+    assert "3 are too few, at least 16 are needed" in error(*lines[:3], precision="int8-static")
     wrong = json.dumps({"text_input": "anna went to oslo", "entities": "PER"})
     assert "the labels of --samples (entities) cannot be scored" in error(wrong)
 

@@ -68,7 +68,7 @@ def _template(document: Mapping[str, Any], values: Mapping[str, Any]) -> str:
     """`document` with the expressions of a chart instead of what stands for them."""
     written = text(document)
     if "{{" in written:
-        raise AssertionError("a manifest has what a chart would take for an expression")
+        raise AssertionError("a manifest contains text that Helm would take for a template expression")
     for key in values:
         written = written.replace(f"the-value-{key}\n", f"{{{{ .Values.{key} | toJson }}}}\n")
     for stands, name in ((NAMESPACE, "Namespace"), (RELEASE, "Name")):

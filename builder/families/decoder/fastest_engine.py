@@ -1,9 +1,9 @@
 """A decoder on the engine that generates most over the samples: `--engine auto`.
 
-Each engine has its own stages (one_engine.py) from one export and one reference on. An engine that cannot serve this
-model, or not with these options, or in no precision that keeps the quality, is left out, and the report says why; one
-that answers something else than PyTorch stops the build. What the others chose is then run as it will be served: the
-emitted loop, one sequence at a time and several at once.
+Export and reference are made once; from there on each engine has its own stages (one_engine.py). An engine is left out,
+and the report says why, where it cannot serve this model, or not with these options, or where no precision keeps the
+quality. One whose answers differ from PyTorch's stops the build. What the other engines chose is then run as it will be
+served: the emitted loop, one sequence at a time and several at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from builder.verify.verdict import Comparison
 
 ANSWER = 16  # tokens
 TRAFFIC = Traffic(clients=(1, 8), requests=16)
-UNABLE = (SpecError, ExportError)  # what an engine raises that cannot serve a model
+UNABLE = (SpecError, ExportError)  # raised by an engine that cannot serve a model
 
 Before = TypeVar("Before")
 After = TypeVar("After")
@@ -38,7 +38,7 @@ After = TypeVar("After")
 
 @dataclass(frozen=True)
 class Engines(Generic[After]):
-    """What a stage made for each engine, by the name that specifications have for it; `refused`: why not."""
+    """What a stage made for each engine, by its name in options; `refused`: the engines left out, and why."""
 
     made: Mapping[str, After]
     refused: Mapping[str, str] = field(default_factory=dict)
@@ -46,7 +46,7 @@ class Engines(Generic[After]):
 
 @dataclass(frozen=True)
 class Picked:
-    """What `engine` chose, with the rungs of all in its ladder; `choice`: what was measured, in words."""
+    """The choice of `engine`, with the rungs of all engines in its ladder; `choice`: what was measured, in words."""
 
     engine: str
     chosen: Chosen
@@ -55,7 +55,7 @@ class Picked:
 
 @dataclass(frozen=True)
 class FastestEngine:
-    """The steps of each of `decoders`, by engine; `refused`: engines that refused the options, and why."""
+    """The stages of `decoders`, one for each engine; `refused`: the engines that refused the options, and why."""
 
     decoders: Mapping[str, Decoder]
     refused: Mapping[str, str]
@@ -74,7 +74,7 @@ class FastestEngine:
         return of_each(fused, lambda engine: partial(self.decoders[engine].verify, reference=reference), UNABLE)
 
     def climb(self, exact: Engines[Exact], stage: Stage) -> Picked:
-        """What each engine would serve; of these, what generates most."""
+        """The precision that each engine would serve, and of these the one that generates most tokens a second."""
         chosen = of_each(exact, lambda engine: partial(self._climb, engine, stage=stage), (*UNABLE, VerificationError))
         rates = self._rates(chosen.made, stage) if len(chosen.made) > 1 else {}
         fastest = max(chosen.made, key=lambda engine: rates[engine].typical if rates else 0.0)
@@ -102,7 +102,7 @@ class FastestEngine:
         return next(iter(self.decoders.values()))
 
     def _climb(self, engine: str, exact: Exact, stage: Stage) -> Chosen:
-        """Its choice, with rungs that name the engine."""
+        """The choice of `engine`, in whose rungs the engine is named."""
         chosen = self.decoders[engine].climb(exact, stage)
         named = {id(rung): _named(rung, engine) for rung in (*chosen.ladder[1:], chosen.exact.rung, chosen.rung)}
         return replace(
@@ -118,7 +118,7 @@ class FastestEngine:
             return measure(loops, self._first.rows, TRAFFIC)
 
     def _loop(self, engine: str, chosen: Chosen) -> Callable[[Sequence[Sequence[int]]], object]:
-        """The emitted loop over what `engine` chose: greedy answers to some rows, all together."""
+        """The emitted loop over the choice of `engine`: a function that answers several rows at once, greedily."""
         decoder = self.decoders[engine]
         room, spec = max(map(len, decoder.rows)) + ANSWER, decoder.spec
         geometry = geometry_of(
@@ -137,7 +137,10 @@ def of_each(
     step: Callable[[str], Callable[[Before], After]],
     unable: tuple[type[BuilderError], ...],
 ) -> Engines[After]:
-    """`step` of each engine; one that raises an error of `unable` is left out. Where none is left, such an error."""
+    """`step` for each engine. One that raises an error of the types `unable` is left out.
+
+    Where none is left, raises that error, with the reasons of all.
+    """
     made: dict[str, After] = {}
     refused = dict(before.refused)
     for engine, one in before.made.items():
