@@ -51,7 +51,7 @@ class RateLimiterResource(Options):
     """Whether all devices share the resource, instead of each having its own."""
 
 
-class Limits(Options):
+class RequestLimitOptions(Options):
     """The largest request that a model takes; a larger one is refused before it is tokenised (INVALID_ARGUMENT, HTTP
     400), because it would keep all others waiting."""
 
@@ -70,7 +70,7 @@ class Serving(Options):
     """Batch sizes that the dynamic batcher of the front model aims at."""
     queue: QueuePolicy = QueuePolicy()
     """Limits of the request queue."""
-    limits: Limits = Limits()
+    limits: RequestLimitOptions = RequestLimitOptions()
     """Limits of one request."""
     priority_levels: int = Field(0, ge=0)
     """Number of priorities that a request may have, 1 being the most urgent; 0: no priorities."""

@@ -18,7 +18,7 @@ from builder.engines import engine
 from builder.onnx.graph import Graph
 from builder.runtime.contract import FILE, Alike, Batching, EncoderServing, RequestLimits, dump
 from builder.runtime.fields import Field
-from builder.spec import FrontOptions, LayoutOptions, Limits
+from builder.spec import FrontOptions, LayoutOptions, RequestLimitOptions
 from builder.triton.emitted import RUNTIME, TASKS, runtime_files, task_files
 from builder.triton.entries import Config, RepositoryEntry, WarmUp
 from builder.triton.placement import InstanceGroup, graph_buckets, place
@@ -60,7 +60,7 @@ def serving_document(
     )
 
 
-def request_limits(limits: Limits) -> RequestLimits:
+def request_limits(limits: RequestLimitOptions) -> RequestLimits:
     """What one request may bring, as serving.json states it."""
     return RequestLimits(**limits.model_dump())
 

@@ -227,21 +227,15 @@ def _engine_feeds(
 
     Raises SpecError for a sample that the emitted code refuses: the reference could not answer it either.
     """
-    seen: list[dict[str, np.ndarray]] = []
-
-    def record(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        seen.append(feeds)
-        return _no_engine(feeds)
-
-    answers = Pipeline(front, record)([to_tensors(sample, fields[0]) for sample in samples])
-    for number, answer in enumerate(answers, 1):
+    feeds, answers = Pipeline(front, _no_engine).feeds([to_tensors(sample, fields[0]) for sample in samples])
+    for place, answer in sorted(answers.items()):
         if isinstance(answer, InputError):
-            raise SpecError(f"sample {number} is refused by the model itself: {answer}")
-    return tuple(seen)
+            raise SpecError(f"sample {place + 1} is refused by the model itself: {answer}")
+    return tuple(feeds)
 
 
 def _no_engine(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    raise InterruptedError  # no answer is needed: each request fails alone, after its feeds were made
+    raise AssertionError("the front is asked for the engine's inputs alone")
 
 
 def _fits(sample: Sample, front: Pipeline, fields: Sequence[Field]) -> bool:

@@ -96,6 +96,19 @@ def test_every_length_of_the_buckets_is_called_before_the_first_request(front: C
     assert engine.shapes == [(1, 3), (1, 8), (1, 16)]
 
 
+def test_what_the_engine_would_be_given_is_told_without_a_call(front: Callable[..., Pipeline]) -> None:
+    """Builds calibrate and prune on it."""
+    engine = SumEngine()
+    pipeline = front(engine)
+    requests = [_request("the train to the coast", "a"), {"text_input": np.array([[b"\xff"]], dtype=object)}]
+    feeds, answers = pipeline.feeds(requests)
+    assert engine.shapes == []
+    assert [type(answers[place]) for place in answers] == [InputError]
+    assert list(answers) == [1]
+    pipeline(requests)
+    assert [call["input_ids"].shape for call in feeds] == engine.shapes
+
+
 def test_a_bad_request_keeps_its_error_to_itself(front: Callable[..., Pipeline]) -> None:
     pipeline = front(SumEngine())
     bad = {"text_input": np.array([[b"\xff"]], dtype=object)}

@@ -59,8 +59,25 @@ class Pipeline:
 
     def __call__(self, requests: Sequence[Tensors]) -> list[Answer]:
         """Answer each request: its output tensors, or the exception that is its own and nobody else's."""
-        answers: list[Answer | None] = [None] * len(requests)
-        works: dict[int, Work] = {}
+        answers, works = self._read(requests)
+        failed = self._run(works)
+        for index, work in works.items():
+            try:
+                if index in failed:
+                    raise failed[index]
+                answers[index] = self._answer(work)
+            except Exception as error:
+                answers[index] = error
+        return [answers.get(index, RuntimeError("no answer was made")) for index in range(len(requests))]
+
+    def feeds(self, requests: Sequence[Tensors]) -> tuple[list[dict[str, np.ndarray]], dict[int, Answer]]:
+        """The engine's inputs for these requests, call by call; and, by its place, what is answered without a call."""
+        answers, works = self._read(requests)
+        return [feeds for _, feeds in self._calls(works)], answers
+
+    def _read(self, requests: Sequence[Tensors]) -> tuple[dict[int, Answer], dict[int, Work]]:
+        """Requests that are answered already, by an error or by their tokens; and those that need the engine."""
+        answers: dict[int, Answer] = {}
         jobs: dict[int, Job] = {}
         for index, tensors in enumerate(requests):
             try:
@@ -72,6 +89,7 @@ class Pipeline:
                     jobs[index] = job
             except Exception as error:
                 answers[index] = error
+        works: dict[int, Work] = {}
         encodings = self._encode(jobs)
         for index, job in jobs.items():
             try:
@@ -83,15 +101,7 @@ class Pipeline:
                 works[index] = Work(job, rows, [{}] * len(rows))
             except Exception as error:
                 answers[index] = error
-        failed = self._run(works)
-        for index, work in works.items():
-            try:
-                if index in failed:
-                    raise failed[index]
-                answers[index] = self._answer(work)
-            except Exception as error:
-                answers[index] = error
-        return [answer if answer is not None else RuntimeError("no answer was made") for answer in answers]
+        return answers, works
 
     def _refuse_many(self, rows: Sequence[Row]) -> None:
         tokens, most = sum(len(row.encoding) for row in rows), self.serving.limits.request_tokens
@@ -130,21 +140,24 @@ class Pipeline:
             return error
 
     def _run(self, works: Mapping[int, Work]) -> dict[int, Exception]:
-        """Run all rows of all requests, in calls of similar length; returns the requests whose call failed."""
-        places = [(index, position) for index, work in works.items() for position in range(len(work.rows))]
-        rows = [works[index].rows[position] for index, position in places]
+        """Run all rows of all requests; returns the requests whose call failed."""
         failed: dict[int, Exception] = {}
-        calls = [call for group in self._alike(rows) for call in self._cut(rows, group)]
-        feeds = [self._feeds([rows[i] for i in call]) for call in calls]
-        results = (self.map_calls if len(calls) > 1 else map)(self._try_infer, feeds)
-        for call, outputs in zip(calls, results):
+        calls = self._calls(works)
+        results = (self.map_calls if len(calls) > 1 else map)(self._try_infer, [feeds for _, feeds in calls])
+        for (places, _), outputs in zip(calls, results):
             if isinstance(outputs, Exception):
-                failed.update({places[i][0]: outputs for i in call})
+                failed.update({index: outputs for index, _ in places})
                 continue
-            for at, i in enumerate(call):
-                index, position = places[i]
+            for at, (index, position) in enumerate(places):
                 works[index].outputs[position] = {name: array[at] for name, array in outputs.items()}
         return failed
+
+    def _calls(self, works: Mapping[int, Work]) -> list[tuple[list[tuple[int, int]], dict[str, np.ndarray]]]:
+        """Calls of rows of similar length: whose rows they are, by request and place in it, and the engine's inputs."""
+        places = [(index, position) for index, work in works.items() for position in range(len(work.rows))]
+        rows = [works[index].rows[position] for index, position in places]
+        calls = [call for group in self._alike(rows) for call in self._cut(rows, group)]
+        return [([places[i] for i in call], self._feeds([rows[i] for i in call])) for call in calls]
 
     def _alike(self, rows: Sequence[Row]) -> list[list[int]]:
         """Rows that may share a call: all or, as the model needs it, those of one length or with as many of a token."""
