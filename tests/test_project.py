@@ -76,6 +76,11 @@ def test_the_emitted_python_imports_only_what_its_requirements_name() -> None:
     assert re.search(r"^numpy==1\.", pinned, re.MULTILINE), "numpy 2 corrupts tensors in the older containers"
 
 
+def test_no_class_skips_the_constructor_of_its_parent() -> None:
+    for path in ROOT.glob("builder/**/*.py"):
+        assert not re.search(r"\b[A-Z]\w+\.__init__\(self", path.read_text("utf-8")), path
+
+
 @pytest.mark.slow
 def test_an_installed_wheel_finds_its_templates_outside_the_checkout(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path)]

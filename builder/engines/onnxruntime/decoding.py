@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import ClassVar
 
 import numpy as np
-from onnxruntime import InferenceSession
 
 from builder.engines.decoding import DecodingEngine, Executors
 from builder.engines.onnxruntime import loop_session
@@ -20,8 +19,7 @@ from builder.optimise.cache_precision import quantise_cache
 from builder.optimise.fusion import fuse
 from builder.runtime.contract import CacheType, LayerShape, Session
 from builder.runtime.fields import Field
-from builder.runtime.generation.executors.base import Geometry
-from builder.runtime.generation.executors.in_process import Bound, InProcess
+from builder.runtime.generation.executors.in_process import InPlace
 from builder.runtime.sessions import open_session
 from builder.triton.releases import runtime_of
 
@@ -35,14 +33,6 @@ INPUTS = {  # of a step, other than its caches: builder/export/decoder.py and, t
     "new_cache_length": ("TYPE_INT64", (1,)),
 }
 CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "int8": "int8"}
-
-
-class OverSession(InProcess):
-    """The emitted executor over a session that is open already, and has the weights in memory for others too."""
-
-    def __init__(self, session: InferenceSession, geometry: Geometry) -> None:
-        Bound.__init__(self, geometry, session)
-        self.arena = geometry.allocate()
 
 
 class Decoding(DecodingEngine):
@@ -81,7 +71,7 @@ class Decoding(DecodingEngine):
     @classmethod
     def opened(cls, graph: Graph, threads: int) -> Executors:
         session = open_session(graph.path, Session(threads=threads))
-        return lambda geometry: OverSession(session, geometry)
+        return lambda geometry: InPlace(geometry, session)
 
     def shrink_cache(self, graph: Graph, largest: Callable[[], Mapping[str, np.ndarray]], folder: Path) -> Graph:
         return quantise_cache(graph, largest(), folder)

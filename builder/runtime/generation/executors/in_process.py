@@ -72,11 +72,11 @@ class Bound(Executor):
         return logits
 
 
-class InProcess(Bound):
-    """ONNX Runtime in this process, the cache bound in place."""
+class InPlace(Bound):
+    """Over a session that is open already: the cache, which is its own, bound in place."""
 
-    def __init__(self, model: Path, geometry: Geometry, session: Session) -> None:
-        super().__init__(geometry, open_session(model, session))
+    def __init__(self, geometry: Geometry, session: onnxruntime.InferenceSession) -> None:
+        super().__init__(geometry, session)
         self.arena = geometry.allocate()
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
@@ -93,3 +93,10 @@ class InProcess(Bound):
             binding.bind_input(f"past_{name}", "cpu", 0, kind, view.shape, view.ctypes.data)
             binding.bind_output(f"present_{name}", "cpu", 0, kind, view.shape, view.ctypes.data)
         return step, binding
+
+
+class InProcess(InPlace):
+    """Over a session of its own."""
+
+    def __init__(self, model: Path, geometry: Geometry, session: Session) -> None:
+        super().__init__(geometry, open_session(model, session))
