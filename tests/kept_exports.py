@@ -1,8 +1,9 @@
 """Exports are made once: the same module, traced in the same way, gives the same graph to whoever asks next.
 
 torch.export takes most of the time of a tiny build, and many tests build the same few checkpoints. Small graphs are
-kept in the user's cache for the next run too, under a hash of the code that makes them and of the libraries; large
-ones in the folder of the run, for all of its workers.
+kept in the user's cache for the next run too, under a hash of the code that makes them and of the libraries (what a
+graph does not depend on, as most of this project, may change); large ones in the folder of the run, for all of its
+workers.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from transformers import PretrainedConfig
 
 from builder.export.program import to_onnx
 from builder.onnx.weights import computing, take_in
+from tests.code_hash import PROJECT, digest_of
 
-ROOT = Path(__file__).parent.parent
-MAKERS = ("checkpoint", "export", "onnx", "tasks")  # parts of the package that decide what is exported
+TRACED = ("attention", "cached_attention", "experts", "masks", "rotary")  # of builder/export: what stands in a graph
 LIBRARIES = ("onnx", "onnxscript", "torch", "transformers")
 SMALL = 4 << 20  # bytes of a graph that is kept for the next run
 STALE_S = 2 * 24 * 3600  # since a folder was last used
@@ -47,9 +48,9 @@ OF_A_COPY = {  # what differs in a model that was saved and loaded, its type apa
 
 def user_folder() -> Path:
     """Where graphs of this code are kept between runs; those of other code go when nobody used them for two days."""
-    digest = hashlib.sha256(" ".join([sys.version, *map(version, LIBRARIES)]).encode())
-    for path in sorted(path for part in MAKERS for path in (ROOT / "builder" / part).rglob("*.py")):
-        digest.update(path.read_bytes())
+    code = [digest_of("builder.export.program", "to_onnx"), digest_of("builder.onnx.weights", "take_in")]
+    code += [digest_of(f"builder.export.{name}") for name in TRACED]
+    digest = hashlib.sha256(" ".join([sys.version, *map(version, LIBRARIES), *code]).encode())
     home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "build-repo" / "exports"
     folder = home / digest.hexdigest()[:16]
     folder.mkdir(parents=True, exist_ok=True)
@@ -103,19 +104,20 @@ def _key(module: torch.nn.Module, tensors: Sequence[torch.Tensor], *signature: o
     configs: dict[int, Any] = {}
     for name, part in module.named_modules():
         hooks = (*part._forward_hooks.values(), *part._forward_pre_hooks.values())
-        facts.append((name, _name(type(part)), _name(part.forward), *map(_name, hooks)))
+        facts.append((name, *map(_code, (type(part), part.forward, *hooks, *_methods_of_ours(type(part))))))
         for key, value in sorted(vars(part).items()):
             if isinstance(value, PretrainedConfig):
                 configs[id(value)] = value
             elif isinstance(value, PLAIN) and key not in OF_A_COPY:
                 facts.append((key, value))
             elif isinstance(value, FunctionType):
-                facts.append((key, _name(value)))
-            elif not key.startswith("_") and (isinstance(value, dict) or _name(type(part)).startswith("builder.")):
+                facts.append((key, _code(value)))
+            elif not key.startswith("_") and (isinstance(value, dict) or type(part).__module__.startswith("builder.")):
                 facts.append((key, repr(value)))
     for owner in sorted({type(part).__module__ for part in module.modules()}):  # a function of it may be replaced
         functions = {key: code for key, code in vars(sys.modules[owner]).items() if isinstance(code, FunctionType)}
-        facts.append([(key, _name(code)) for key, code in sorted(functions.items())])
+        ours = owner.startswith(PROJECT)  # what classes of it need of its functions is in their own hashes
+        facts.append([(key, _name(code) if ours else _code(code)) for key, code in sorted(functions.items())])
     facts += [(config._attn_implementation, _settings(config)) for config in configs.values()]
     digest = hashlib.sha256(repr(facts).encode())
     for name, tensor in (*module.named_parameters(), *module.named_buffers()):
@@ -128,8 +130,21 @@ def _settings(config: PretrainedConfig) -> list[tuple[str, object]]:
     return sorted((key, value) for key, value in config.to_dict().items() if key not in OF_A_COPY)
 
 
+def _methods_of_ours(kind: type) -> list[FunctionType]:
+    """Methods of a class, and of those that it is of, which this project has put there."""
+    methods = [method for one in kind.__mro__ for _, method in sorted(vars(one).items())]
+    return [method for method in methods if isinstance(method, FunctionType) and _is_ours(method)]
+
+
 def _name(code: Any) -> str:
-    """Of a class or a function; of one that belongs to the tests, with what its file says."""
-    file = sys.modules[code.__module__].__file__ if code.__module__.startswith(("tests.", "scripts.")) else None
-    content = "" if file is None else hashlib.sha256(Path(file).read_bytes()).hexdigest()
-    return f"{code.__module__}.{code.__qualname__}{content}"
+    """Of a class or a function."""
+    return f"{code.__module__}.{code.__qualname__}"
+
+
+def _code(code: Any) -> str:
+    """The name of a class or a function and, of one that belongs to this project, what it does."""
+    return _name(code) + (digest_of(code.__module__, code.__qualname__.split(".")[0]) if _is_ours(code) else "")
+
+
+def _is_ours(code: Any) -> bool:
+    return (code.__module__ or "").startswith(PROJECT)
