@@ -31,8 +31,11 @@ def decoder(repository: Path, tmp_path: Path) -> Path:
     return tmp_path / "model_repository"
 
 
-def test_after_many_streams_the_model_is_unloaded_at_once(decoder: Path) -> None:
-    """To cancel streams whose answer is complete left their requests with the server, and it waited for them."""
+def test_after_many_streams_the_model_is_unloaded_at_once_and_lies_there_as_it_was_published(decoder: Path) -> None:
+    """To cancel streams whose answer is complete left their requests with the server, and it waited for them. The
+    Python of a model would leave __pycache__ folders beside it.
+    """
+    published = {path: path.read_bytes() for path in decoder.rglob("*") if path.is_file()}
     with running(decoder) as server:
 
         def ask() -> None:
@@ -50,6 +53,7 @@ def test_after_many_streams_the_model_is_unloaded_at_once(decoder: Path) -> None
         begun = time.monotonic()
     assert time.monotonic() - begun < 10
     assert any("successfully unloaded 'writes'" in line for line in server.log)
+    assert {path: path.read_bytes() for path in decoder.rglob("*") if path.is_file()} == published
 
 
 def test_a_stream_that_is_left_when_its_answer_is_complete_keeps_no_model(decoder: Path) -> None:
@@ -147,11 +151,3 @@ def test_a_running_answer_is_finished_and_an_open_stream_holds_nobody_up(decoder
     assert time.monotonic() - begun < 12
     answers += stream
     assert answers[-1]["completion_tokens"] == [100], "what ran when the server was stopped was finished"
-
-
-def test_a_served_repository_stays_as_it_was_published(decoder: Path) -> None:
-    """The Python of a model would leave __pycache__ folders beside it."""
-    published = {path: path.read_bytes() for path in decoder.rglob("*") if path.is_file()}
-    with running(decoder) as server, Client(server.url, "writes") as client:
-        client.ask(SAMPLE)
-    assert {path: path.read_bytes() for path in decoder.rglob("*") if path.is_file()} == published

@@ -19,10 +19,12 @@ from builder.verify.causes import BUG, cause
 from builder.verify.parity import TOLERANCE, error_at, long_references
 from tests.checkpoints import make_checkpoint
 
+ONE = {"num_hidden_layers": 1}  # layer branches as two do
+
 
 def test_a_branch_on_length_is_found_and_named(tmp_path: Path) -> None:
     """BigBird up to (5 + 2 * 1) * 8 tokens attends to all, beyond to blocks; a short text makes it do so for good."""
-    folder = make_checkpoint(tmp_path / "c", "big_bird", "text-classification")
+    folder = make_checkpoint(tmp_path / "c", "big_bird", "text-classification", **ONE)
     with pytest.raises(VerificationError, match=r"up to 56 tokens and not at 57: .* Build it with --max-length 56"):
         build(make_spec(model=str(folder), name="m", output=tmp_path / "r", max_length=128))
     spec = make_spec(model=str(folder), max_length=56)
@@ -38,7 +40,7 @@ def test_a_branch_on_length_is_found_and_named(tmp_path: Path) -> None:
 
 def test_a_length_that_pytorch_has_no_answer_for_is_refused(tmp_path: Path) -> None:
     """BigBird pads a text to whole blocks: 60 of its positions are 64 then, and it has 61. It ended in a traceback."""
-    folder = make_checkpoint(tmp_path / "c", "big_bird", "text-classification", max_position_embeddings=61)
+    folder = make_checkpoint(tmp_path / "c", "big_bird", "text-classification", max_position_embeddings=61, **ONE)
     spec = make_spec(model=str(folder), name="m", output=tmp_path / "r", max_length=60)
     with pytest.raises(VerificationError, match=r"big_bird does not answer a text of 60 tokens: .*size.*--max-length"):
         build(spec)
@@ -46,7 +48,7 @@ def test_a_length_that_pytorch_has_no_answer_for_is_refused(tmp_path: Path) -> N
 
 def test_a_model_that_draws_random_numbers_is_named(tmp_path: Path) -> None:
     """Reformer draws the planes of its hashes anew for each text."""
-    folder = make_checkpoint(tmp_path / "c", "bert", "text-classification", num_hidden_layers=1)
+    folder = make_checkpoint(tmp_path / "c", "bert", "text-classification", **ONE)
     spec = make_spec(model=str(folder), max_length=64)
     checkpoint = resolve(spec)
     module = task_graph(checkpoint)
@@ -57,7 +59,7 @@ def test_a_model_that_draws_random_numbers_is_named(tmp_path: Path) -> None:
 
 
 def test_code_that_branches_on_a_text_is_named(tmp_path: Path) -> None:
-    folder = make_checkpoint(tmp_path / "c", "longformer", "text-classification", num_hidden_layers=1)
+    folder = make_checkpoint(tmp_path / "c", "longformer", "text-classification", **ONE)
     spec = make_spec(model=str(folder), max_length=64)
     with pytest.raises(ExportError, match=r"branches on the values of a text.*modeling_longformer\.py, line \d+"):
         export(resolve(spec), tmp_path)
