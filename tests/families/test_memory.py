@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.decoders import make_decoder_checkpoint
 
 WIDE: dict[str, Any] = {
@@ -51,6 +53,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_a_build_takes_about_its_weights_once(tmp_path: Path) -> None:
     """Each copy of the weights that a stage makes is one more time their size."""
     tiny, wide, output = (tmp_path / name for name in ("tiny", "wide", "repository"))

@@ -7,6 +7,8 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from builder.gateway.residency.app import make_on_demand
 from builder.gateway.residency.processes import alive, size_of
 from builder.gateway.settings import OnDemand, Settings
@@ -20,6 +22,7 @@ NAMES = ("a", "b", "c")
 AMPLE = 4_000_000_000
 
 
+@pytest.mark.slow
 def test_models_come_when_they_are_asked_for_and_go_when_others_need_the_room(
     small_repository: Path, tmp_path: Path
 ) -> None:

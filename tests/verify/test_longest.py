@@ -22,6 +22,7 @@ from tests.checkpoints import make_checkpoint
 ONE = {"num_hidden_layers": 1}  # layer branches as two do
 
 
+@pytest.mark.slow
 def test_a_branch_on_length_is_found_and_named(tmp_path: Path) -> None:
     """BigBird up to (5 + 2 * 1) * 8 tokens attends to all, beyond to blocks; a short text makes it do so for good."""
     folder = make_checkpoint(tmp_path / "c", "big_bird", "text-classification", **ONE)
