@@ -15,7 +15,7 @@ CPU, GPU = "requirements.txt", "requirements-gpu.txt"
 
 
 def tag(deployment: Deployment) -> str:
-    """The release; where the models are in the image, their versions too, so that others are another image."""
+    """The image's tag: the release and, where models are in the image, their versions."""
     if deployment.stored:
         return deployment.release
     versions = " ".join(f"{model.name}@{model.version}" for model in deployment.models)
@@ -30,7 +30,7 @@ def image_files(deployment: Deployment) -> dict[str, str]:
 
 
 def build_command(deployment: Deployment, image: str, output: Path) -> str:
-    """What builds the image; any builder with BuildKit's options will do."""
+    """The command that builds the image; any builder with BuildKit's options can run it."""
     models = "" if deployment.stored else f"--build-context models={deployment.repository} "
     return f"docker build --tag {image} --file {output}/image/Containerfile {models}{output}/image"
 

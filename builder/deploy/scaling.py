@@ -47,7 +47,7 @@ def _of_the_loops(of: str) -> str:
 
 
 def scaled_object(deployment: Deployment, scaling: Scaling) -> dict[str, Any]:
-    """KEDA's: the wait of whoever waits longest decides."""
+    """KEDA's ScaledObject: the longest of the measured waits decides."""
     return {
         "scaleTargetRef": {"apiVersion": "apps/v1", "kind": "Deployment", "name": deployment.name},
         "minReplicaCount": deployment.replicas,
@@ -71,7 +71,7 @@ def scaled_object(deployment: Deployment, scaling: Scaling) -> dict[str, Any]:
 
 
 def behavior() -> dict[str, Any]:
-    """Twice as many a minute at most; one fewer a minute, once it was less for a while."""
+    """How fast replicas come and go: at most twice as many each minute; one fewer each minute, after a while."""
     return {
         "scaleUp": {"policies": [{"type": "Percent", "value": 100, "periodSeconds": 60}]},
         "scaleDown": {

@@ -13,7 +13,7 @@ from builder.triton import stock
 
 
 class Unreadable(Exception):
-    """A graph that its engine does not read; says why."""
+    """A graph that its engine cannot read; the message says why."""
 
 
 def signature_of(version: Version) -> stock.Signature | None:
@@ -45,7 +45,7 @@ def _signature(backend: str, path: Path, changed_ns: int) -> stock.Signature | N
 
 
 def readable(version: Version) -> stock.Signature | None:
-    """The same, and None for a graph that cannot be read, which another rule reports."""
+    """As `signature_of`, but None for a graph that cannot be read: another rule reports that."""
     try:
         return signature_of(version)
     except Unreadable:

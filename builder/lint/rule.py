@@ -1,6 +1,7 @@
 """What a rule is: a function of a repository, a model or a version that yields problems, with its documentation.
 
-Its docstring says what has to be and, after an empty line, why; without either, or without an example, it is no rule.
+Its docstring says what a repository must have and, after an empty line, why. Without both, or without an
+example, it is refused.
 """
 
 from __future__ import annotations

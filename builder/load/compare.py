@@ -30,7 +30,7 @@ class Compared:
 
     @property
     def verdict(self) -> str:
-        """Better or worse, or that noise may be all that it is."""
+        """In words: better, worse, or within the noise."""
         if self.change is None or self.change.half is None:
             return "noise unknown"
         if not self.change.sure:
@@ -39,7 +39,7 @@ class Compared:
 
 
 def compare(before: Run, after: Run) -> list[Compared]:
-    """The models and levels that both have. Raises SpecError where there is none."""
+    """The figures of each model and level that both runs have. Raises SpecError where they share none."""
     earlier, rows = before.repeats(), []
     for (model, level), loads in after.repeats().items():
         for figure in COMPARED:
@@ -61,7 +61,7 @@ def _compared(model: str, level: str, figure: Figure, before: list[Load], after:
 
 
 def comparison_table(rows: list[Compared], before: Run) -> Table:
-    """One row a model, level and figure."""
+    """A table with one row for each model, level and figure."""
     result = Table(title=f"against the load test of {before.when}", title_justify="left")
     for name in ("model", "load", "figure"):
         result.add_column(name, no_wrap=True)

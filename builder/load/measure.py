@@ -36,7 +36,7 @@ ATTEMPTS = 3  # perf_analyzer 2.51 breaks off now and then while it writes down 
 
 
 class _BrokenOff(ServeError):
-    """perf_analyzer measured, and ended before it had written what it saw."""
+    """perf_analyzer ended before it had written its measurements."""
 
 
 def load_test(
@@ -74,7 +74,7 @@ def load_test(
 
 
 def _over(loads: Sequence[Load], level: Level, limit_ms: float) -> str | None:
-    """Which model's p99 is above the limit in most of the repeats; None where none is."""
+    """The model whose p99 is above the limit in most of the repeats; None where there is none."""
     for name in dict.fromkeys(load.model for load in loads):
         found = median(load.client.bounded_ms for load in loads if load.model == name)
         if found > limit_ms:
@@ -83,9 +83,9 @@ def _over(loads: Sequence[Load], level: Level, limit_ms: float) -> str | None:
 
 
 def measure(url: str, targets: Sequence[Target], level: Level, seconds: float, seed: int = 0) -> list[Load]:
-    """All `targets` at once, once, for `seconds` after perf_analyzer's own warm-up; one Load a target.
+    """Drive all `targets` together, once, for `seconds` after perf_analyzer's own warm-up. Returns a Load for each.
 
-    `seed`: of the times at which the requests of a rate come. Measured anew where perf_analyzer breaks off.
+    `seed` draws the times at which the requests of a rate are sent. Repeated where perf_analyzer ends too early.
 
     Raises ServeError when the load cannot run.
     """
@@ -123,7 +123,7 @@ def _measure(url: str, targets: Sequence[Target], level: Level, seconds: float, 
 def _command(
     client: Client, samples: Sequence[Mapping[str, Any]], level: Level, seconds: float, seed: int, place: Path
 ) -> list[str]:
-    """The options of perf_analyzer, and its input beside what it is to write in `place`."""
+    """perf_analyzer's options. Its input is written to the folder `place`, where it will write its results too."""
     data = place / f"{client.name}.input.json"
     data.write_text(json.dumps(_input_data(samples, client.signature.inputs)), "utf-8")
     command = ["-m", client.name, "-u", client.url, "-i", "grpc", "--input-data", str(data)]

@@ -14,7 +14,7 @@ SURE = 0.975  # of a two-sided interval of 95%
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean, and half of its 95% interval; None of a single value, whose noise is not known."""
+    """A mean, and half of its 95% interval, which is None for a single value: its noise is not known."""
 
     mean: float
     half: float | None
@@ -45,7 +45,7 @@ class Change:
 
     @property
     def sure(self) -> bool:
-        """Whether the interval leaves out no change at all."""
+        """Whether 0 is outside of the interval, so that something did change."""
         return self.half is not None and abs(self.share) > self.half
 
     def __str__(self) -> str:

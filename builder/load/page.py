@@ -14,7 +14,7 @@ Repeats = Mapping[Level, Sequence[Load]]  # of one model
 
 
 def page(run: Run, before: Run | None = None, compared: Sequence[Compared] = ()) -> str:
-    """The whole page; with `before`, an earlier run, and how the two compare."""
+    """The whole page. With `before`, an earlier run, it also shows how the two compare."""
     groups = run.repeats()
     models = list(dict.fromkeys(model for model, _ in groups))
     shown = [figure for figure in FIGURES if any(figure.of(load) is not None for load in run.loads)]
@@ -45,7 +45,7 @@ def _levels(run: Run, model: str) -> Repeats:
 
 
 def _charts(model: str, levels: Repeats, before: Repeats) -> dict[str, str]:
-    """Of one model: latency against throughput, then how its time went and how it was batched."""
+    """The charts of one model: latency against throughput, where its time was spent, and its batches."""
     lines = {**_latencies(levels, ""), **(_latencies(before, " before") if before else {})}
     found = {f"{model}: latency against throughput": charts.lines(lines, ("requests/s", "ms"), None)}
     streams = [load.client.stream for loads in levels.values() for load in loads if load.client.stream is not None]

@@ -21,7 +21,7 @@ NANOSECONDS = 1e6
 
 @dataclass(frozen=True)
 class Stream:
-    """How a stream came, in milliseconds and tokens: to its first token, and from each to the next."""
+    """Figures of a stream: milliseconds to the first token and between tokens, and tokens a second."""
 
     first_p50_ms: float
     first_p99_ms: float
@@ -32,7 +32,7 @@ class Stream:
 
 @dataclass(frozen=True)
 class Seen:
-    """What clients saw: answers a second, and the milliseconds until an answer was whole."""
+    """What clients saw: answers a second, and the milliseconds until an answer was complete."""
 
     requests_per_s: float
     p50_ms: float
@@ -42,7 +42,7 @@ class Seen:
 
     @property
     def bounded_ms(self) -> float:
-        """What a limit of p99 is about: the whole answer, or the first token of a stream."""
+        """The p99 that a limit applies to, in ms: of the whole answer or, for a stream, of its first token."""
         return self.p99_ms if self.stream is None else self.stream.first_p99_ms
 
 
@@ -54,7 +54,7 @@ def from_csv(text: str) -> Seen:
 
 
 def from_export(document: Mapping[str, Any]) -> Seen:
-    """All windows of a `--profile-export-file` together: requests whose last response came within them.
+    """Figures of a `--profile-export-file`: of the requests whose last response came within one of its windows.
 
     Raises ServeError where none did.
     """
@@ -77,7 +77,7 @@ def from_export(document: Mapping[str, Any]) -> Seen:
 
 
 def _tokens(outputs: Sequence[Mapping[str, Any]]) -> int:
-    """How many tokens a request got: as its last response counts them, or one a response where none does."""
+    """The tokens of an answer: as its last response counts them; where it does not, one for each response."""
     counted = [output["completion_tokens"] for output in outputs if output.get("completion_tokens") not in (None, "")]
     if not counted:
         return len(outputs)

@@ -48,13 +48,13 @@ class Run:
         return found
 
     def document(self) -> dict[str, Any]:
-        """As JSON."""
+        """The run as JSON values."""
         return {"schema": SCHEMA, **asdict(self)}
 
 
 @dataclass(frozen=True)
 class Figure:
-    """One number of a Load; None where it has none. `higher`: whether more is better; None where it is neither."""
+    """One number of a Load, which may lack it. `higher`: whether more is better; None where neither is."""
 
     title: str
     of: Callable[[Load], float | None]
@@ -83,13 +83,13 @@ FIGURES = (
 
 
 def estimate(figure: Figure, loads: Sequence[Load]) -> Estimate | None:
-    """A figure of the repeats of one level; None where they do not have it."""
+    """The mean of a figure over the repeats of one level, with its noise; None where they lack it."""
     values = [value for value in map(figure.of, loads) if value is not None]
     return Estimate.of(values) if values else None
 
 
 def table(run: Run) -> Table:
-    """One row a model and level, the figures that any of them has; intervals where it was repeated."""
+    """One row for each model and level, a column for each figure; with intervals where levels were repeated."""
     groups = run.repeats()
     shown = [figure for figure in FIGURES if any(figure.of(load) is not None for load in run.loads)]
     shown = [
@@ -118,7 +118,7 @@ def save(run: Run, path: Path) -> None:
 
 
 def read(path: Path) -> Run:
-    """A run that was saved. Raises SpecError."""
+    """The run in a file that `save` wrote. Raises SpecError where it is not one."""
     try:
         document = json.loads(path.read_text("utf-8"))
         found = document.pop("schema")

@@ -23,7 +23,7 @@ class Level:
         return f"{self.value:g} at once" if self.kind == "concurrency" else f"{self.value:g}/s"
 
     def part(self, share: float) -> Level:
-        """What `share` of it is, 0 to 1; of requests at once at least one."""
+        """`share` of this level, 0 to 1; of concurrent requests, at least one."""
         value = self.value * share
         return Level(self.kind, max(1, round(value)) if self.kind == "concurrency" else value)
 

@@ -36,7 +36,8 @@ def _encoder(repository: Path, name: str, needs: Needs, serving: EncoderServing)
 
 
 def _threads_said(config: model_config_pb2.ModelConfig, instances: int) -> int:
-    """Of an instance of an engine that is a Triton model; 0 where nothing is said. OpenVINO's are those of all."""
+    """Threads of one instance of an engine that is a Triton model; 0 where nothing is stated. OpenVINO's threads are
+    shared by all instances."""
     of_one, of_all = (
         int(config.parameters[key].string_value or 0) if key in config.parameters else 0
         for key in ("intra_op_thread_count", "INFERENCE_NUM_THREADS")

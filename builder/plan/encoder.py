@@ -25,7 +25,7 @@ CACHE_OVERHEAD = 2  # of an answer in the response cache: its key, its shape, th
 
 
 def plan_encoder(capacity: Capacity, load: Load, needs: Needs) -> Plan:
-    """Instances, threads, batches, budget, cache and shared memory for `load`."""
+    """The instances, threads, batches, token budget, cache and shared memory that `load` needs."""
     cost = encoder_cost(needs.latency or {})
     cores, threads = capacity.cores, capacity.threads
     lines = [Line("threads", f"{cores} cores / {capacity.instances} instances", str(threads))]
@@ -62,7 +62,7 @@ QUEUE = (
 def _speed(
     capacity: Capacity, load: Load, needs: Needs, cost: Cost
 ) -> tuple[list[Line], dict[str, object], list[str], float, int]:
-    """What the measured speed says: lines, settings, what is lacking, busy cores, the largest batch."""
+    """What follows from the measured speed: lines, settings, what is lacking, busy cores, the largest batch."""
     rows_s, rows = load.requests_per_s * load.texts, load.texts
     each = rows_s / capacity.instances  # texts a second for one instance
     row_ms = cost.part * load.tokens
@@ -109,7 +109,7 @@ def _speed(
 
 
 def _token_budget(capacity: Capacity, load: Load, needs: Needs, cost: Cost) -> tuple[int, Line]:
-    """Tokens of a call that still leave room for a second one within p99; no less than one text."""
+    """The most tokens of a call such that two calls fit into the p99; at least those of one text."""
     longest, asked = load.longest or needs.length, capacity.serving.token_budget
     if load.p99_ms is None or cost.part == 0:
         return asked, Line("token_budget", "as asked: no p99_ms bounds a call", str(asked))
@@ -131,7 +131,7 @@ def _too_much(needs: Needs, holds: float, cores: int) -> str:
 
 
 def _too_slow(load: Load, needs: Needs, alone: float, p99: float) -> str:
-    """`alone`: milliseconds of the longest request where nobody else is there."""
+    """Says that p99 cannot be kept. `alone`: milliseconds of the longest request on an idle server."""
     what = "fewer requests a second" if load.p99_ms is not None and alone < load.p99_ms else "shorter texts"
     faster = f", or {needs.faster}" if needs.faster else ""
     return (

@@ -26,7 +26,7 @@ LEAST_PREFILL, MOST_PREFILL = 32, 2048
 
 
 def plan_generating(capacity: Capacity, load: Load, needs: Needs) -> Plan:
-    """Slots, prefill, queue, cache and shared memory for `load`."""
+    """The slots, prefill tokens, queue, cache and shared memory that `load` needs."""
     cost = decoding_cost(needs.latency or {})
     lines = [Line("threads", "all cores: one loop", str(capacity.cores))]
     settings: dict[str, object] = {"threads": capacity.cores}
@@ -67,7 +67,7 @@ class _Speed:
 
 @dataclass(frozen=True)
 class _Demand:
-    """What `load` asks of a second: `prompts`, milliseconds for all of its prompts, and `tokens`, those to generate."""
+    """The work of one second of `load`: `prompts`, milliseconds to read its prompts; `tokens`, how many to generate."""
 
     load: Load
     cost: Decoding
@@ -82,7 +82,7 @@ class _Demand:
 
     @property
     def room(self) -> float:
-        """Milliseconds of a second that are left for what a step costs however many run; not above 0 for too much."""
+        """Milliseconds of each second left for the fixed cost of steps; 0 or less where the load is too much."""
         return 1000 * BUSY - self.prompts - self.tokens * self.cost.step.part
 
     @property
@@ -98,12 +98,12 @@ class _Demand:
 
     @property
     def first(self) -> float:
-        """Milliseconds to the first token of an answer that has its turn."""
+        """Milliseconds from the start of a request, after its wait in the queue, to its first token."""
         return self.load.tokens * self.cost.prompt_ms + self.cost.step.of(self.running)
 
     @property
     def busy(self) -> float:
-        """Of the time that the loop works."""
+        """The share of the time in which the loop works."""
         shared = max(1.0, self.running)  # answers of a step: one that runs now and then has its steps for itself
         return min(1.0, (self.prompts + self.tokens * self.cost.step.of(shared) / shared) / 1000)
 
@@ -125,7 +125,7 @@ def _speed(capacity: Capacity, load: Load, needs: Needs, cost: Decoding) -> _Spe
 
 
 def _asked(demand: _Demand, needs: Needs) -> list[Line]:
-    """What prompts and tokens there are, and what they cost."""
+    """The prompts and tokens of a second, and what they cost."""
     load, cost, rate = demand.load, demand.cost, number(demand.load.requests_per_s)
     step, prompt_ms = cost.step, number(cost.prompt_ms)
     return [
@@ -165,7 +165,7 @@ def _too_much(demand: _Demand) -> str:
 
 
 def _too_slow(demand: _Demand) -> list[str]:
-    """What takes longer than it may, with what would help."""
+    """A sentence for each limit that is exceeded, with what would help."""
     limits = (
         ("first token", demand.load.first_token_ms, demand.first, "shorter prompts"),
         ("between tokens", demand.load.between_tokens_ms, demand.between, "fewer requests a second"),
@@ -178,7 +178,7 @@ def _too_slow(demand: _Demand) -> list[str]:
 
 
 def _prefill(capacity: Capacity, load: Load, cost: Decoding, running: float) -> tuple[int, Line]:
-    """Prompt tokens between two steps: what running answers may wait for, beyond their own step."""
+    """How many prompt tokens to read between two steps, so that running answers do not wait too long."""
     asked = capacity.serving.prefill_tokens
     if load.between_tokens_ms is None:
         return asked, Line("prefill_tokens", "as asked: no between_tokens_ms bounds it", str(asked))
@@ -192,7 +192,7 @@ def _prefill(capacity: Capacity, load: Load, cost: Decoding, running: float) -> 
 
 
 def _length(load: Load, needs: Needs) -> int:
-    """Tokens of a slot."""
+    """How many tokens a slot holds."""
     if needs.cross:
         return needs.length
     return min(needs.length, (load.longest or needs.length) + load.answer_tokens)
@@ -223,7 +223,7 @@ def _values(layers: Sequence[LayerShape]) -> int:
 
 
 def _shared_cache(capacity: Capacity, load: Load, needs: Needs, slots: int, length: int) -> tuple[int, list[Line]]:
-    """Blocks that all sequences share: what they hold on average, and one text of the longest besides."""
+    """Bytes of a cache of shared blocks: what sequences hold on average, and one more of the greatest length."""
     block = block_bytes(needs.layers, needs.cache)
     average, longest = (-(-tokens // BLOCK) for tokens in (load.tokens + load.answer_tokens, length))
     blocks = slots * average + longest

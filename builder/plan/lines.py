@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True)
 class Line:
-    """One step: `formula` has the numbers in it."""
+    """One step of the arithmetic. `formula` has the numbers filled in."""
 
     quantity: str
     formula: str
@@ -33,7 +33,7 @@ class Plan:
 
 
 def number(value: float) -> str:
-    """Three digits, without an exponent."""
+    """`value` with three significant digits, without an exponent."""
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -42,5 +42,5 @@ def megabytes(size: float) -> str:
 
 
 def power_of_two(value: float) -> int:
-    """The next one from `value` on."""
+    """The smallest power of two that is at least `value`."""
     return 1 << max(0, (max(1, int(-(-value // 1))) - 1).bit_length())

@@ -40,7 +40,7 @@ class Needs:
 
 
 def needs_of(spec: BuildSpec) -> Needs:
-    """Of the published model where there is one from the same checkpoint, otherwise of the checkpoint's config.
+    """The needs of the published model where one was built from this checkpoint; otherwise by the checkpoint's config.
 
     Raises SpecError for models that another engine runs, BuilderError for what cannot be read.
     """
@@ -59,7 +59,7 @@ def needs_of(spec: BuildSpec) -> Needs:
 
 
 def published(repository: Path, name: str) -> Needs:
-    """Of a model that was built. Raises RepositoryError."""
+    """The needs of a model that was built. Raises RepositoryError."""
     report = read_report(repository, name)
     folder = served_version(repository / name)
     serving = load(folder)

@@ -20,7 +20,7 @@ class PodSize:
 
 @dataclass(frozen=True)
 class Pod:
-    """What is in one of the pods."""
+    """The models of one pod, and what they take."""
 
     plans: tuple[Plan, ...] = ()
 
@@ -34,7 +34,7 @@ class Pod:
 
     @property
     def cores(self) -> float:
-        """That the texts and tokens alone keep busy, of the models whose speed is known."""
+        """The cores that texts and tokens keep busy, of models whose speed is known."""
         return sum(plan.cores or 0.0 for plan in self.plans)
 
     def fits(self, size: PodSize) -> bool:

@@ -17,13 +17,13 @@ PROMPT = re.compile(r"(?:prompt|text) of (\d+)")
 
 @dataclass(frozen=True)
 class Cost:
-    """Milliseconds: `call` of each call, and `part` of each token, or row, in it."""
+    """Milliseconds: `call` for each call, plus `part` for each token (or row) in it."""
 
     call: float
     part: float
 
     def of(self, parts: float) -> float:
-        """A call of so many."""
+        """Milliseconds of a call of so many `parts`."""
         return self.call + self.part * parts
 
 
@@ -36,14 +36,14 @@ class Decoding:
 
 
 def encoder_cost(latency: Latencies) -> Cost | None:
-    """By tokens, padding included; None where nothing was timed."""
+    """The cost by tokens, padding included; None where nothing was timed."""
     shapes = {cell: ms for cell, ms in latency.items() if SHAPE.fullmatch(cell)}
     parts = {cell: float(np.prod([int(part) for part in cell.split("x")])) for cell in shapes}
     return _line({parts[cell]: ms for cell, ms in shapes.items()}) if len(set(parts.values())) > 1 else None
 
 
 def decoding_cost(latency: Latencies) -> Decoding | None:
-    """None where nothing was timed."""
+    """The costs of a decode loop; None where nothing was timed."""
     steps = {float(found[1]): ms for cell, ms in latency.items() if (found := ROWS.fullmatch(cell))}
     prompts = [ms / int(found[1]) for cell, ms in latency.items() if (found := PROMPT.fullmatch(cell))]
     if len(steps) < 2 or not prompts:

@@ -43,7 +43,8 @@ def lengths(mean: float, longest: float, count: int, chance: np.random.Generator
 
 
 def _scale(mean: float, longest: float) -> float:
-    """Of the exponential distribution whose mean is `mean` once it is cut: scale * (1 - exp(-longest / scale))."""
+    """The scale of the exponential distribution whose mean, once it is cut at `longest`, is `mean`:
+    scale * (1 - exp(-longest / scale))."""
     low, high = mean, mean * longest / (longest - mean) + longest
     while high * -math.expm1(-longest / high) < mean:
         high *= 2

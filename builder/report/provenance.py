@@ -17,12 +17,12 @@ PACKAGES = ("torch", "transformers", "tokenizers", "onnx", "onnxruntime", "openv
 
 
 def versions(packages: Sequence[str] = PACKAGES) -> dict[str, str]:
-    """The packages that made the graph, as they are installed."""
+    """The installed versions of the packages that make graphs."""
     return {package: version(package) for package in packages}
 
 
 def samples_file(path: Path | None) -> dict[str, str] | None:
-    """The file of the user's own samples, by its name and hash. None where the builder's were taken."""
+    """The name and hash of the user's file of samples; None where the builder's own samples are used."""
     return None if path is None else {"name": path.name, "sha256": sha256_of(path)}
 
 

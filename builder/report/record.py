@@ -43,7 +43,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class EngineCheck:
-    """What came of the samples' calls on the engine that is to serve. `note` says why, where they were not made."""
+    """The result of making the samples' calls on the engine that will serve. `note`: why, where they were not made."""
 
     engine: str
     version: str
@@ -132,7 +132,7 @@ class BuildReport:
 
     @property
     def verdict(self) -> str:
-        """Whether it is verified, and on what."""
+        """In words: whether the model was verified, and against what."""
         if not self.verified:
             return f"not verified: {self.engine} runs the checkpoint as it is; its answers were compared with nothing"
         on = f"the CPU of the machine that built it ({self.cpu['model']})"
