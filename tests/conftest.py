@@ -139,6 +139,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Sharing
     return Sharing(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
+def pytest_collection_finish() -> None:
+    """What the tests have imported stays, and no search for garbage looks at it: a full one took a second, and a build
+    of large weights makes one at each stage.
+    """
+    gc.collect()
+    gc.freeze()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """What is slow begins first where there are several workers, so that none waits at the end for the other."""
     if hasattr(config, "workerinput"):
