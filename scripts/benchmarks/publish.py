@@ -191,7 +191,7 @@ def change_all(
             for kind in ("publish", "rollback"):
                 begun = time.monotonic()
                 if kind == "publish":
-                    publish(repository, builds[name][1], keep=3)
+                    publish(repository, builds[name][1], keep=2)  # each removes an older one
                 else:
                     rollback(repository, name, before)
                 published = time.monotonic()
