@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ from builder.verify.causes import BUG, cause
 from builder.verify.parity import TOLERANCE, error_at, long_references
 from tests.checkpoints import make_checkpoint
 
-ONE = {"num_hidden_layers": 1}  # layer branches as two do
+ONE: dict[str, Any] = {"num_hidden_layers": 1}  # layer branches as two do
 
 
 @pytest.mark.slow
