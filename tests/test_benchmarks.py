@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.benchmarks.circumstances import circumstances, write_figures
+from scripts.benchmarks.circumstances import circumstances, refuse_other, write_figures
 from scripts.benchmarks.generation import WORKS, make_work
 from scripts.benchmarks.peers.clock import Clock
 
@@ -43,6 +43,16 @@ def test_figures_of_other_sides_stay(tmp_path: Path) -> None:
         "date": "2",
         "models": {"gpt2": {"ours": {"1": {"tokens_per_s": 1}, "8": {"tokens_per_s": 2}}, "theirs": {}}},
     }
+
+
+def test_figures_of_other_work_do_not_come_into_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "figures.json"
+    refuse_other(None, work="long")
+    refuse_other(path, work="long")
+    write_figures(path, {"work": "mixed"})
+    refuse_other(path, work="mixed")
+    with pytest.raises(SystemExit, match="figures of work 'mixed', and these are of 'long'"):
+        refuse_other(path, work="long")
 
 
 def test_figures_say_when_on_what_and_with_which_versions() -> None:

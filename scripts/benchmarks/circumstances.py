@@ -31,6 +31,16 @@ def write_figures(path: Path, figures: dict[str, Any]) -> None:
     path.write_text(json.dumps(_merged(known, figures), indent=1) + "\n", "utf-8")
 
 
+def refuse_other(path: Path | None, **facts: Any) -> None:
+    """Raise SystemExit where the figures in `path` were taken of something else: they do not belong into one table."""
+    known = json.loads(path.read_text("utf-8")) if path is not None and path.exists() else {}
+    for name, wanted in facts.items():
+        if known.get(name, wanted) != wanted:
+            raise SystemExit(
+                f"{path} has figures of {name} {known[name]!r}, and these are of {wanted!r}: name another file"
+            )
+
+
 def _merged(known: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     both = {name: _merged(known[name], new[name]) for name in new if isinstance(known.get(name), dict)}
     return {**known, **new, **both}

@@ -32,7 +32,7 @@ from rich.table import Table
 from builder.checkpoint.libraries import quiet_libraries
 from builder.machine import available_cores
 from builder.proc import counted
-from scripts.benchmarks.circumstances import circumstances, write_figures
+from scripts.benchmarks.circumstances import circumstances, refuse_other, write_figures
 from tests.checkpoints import make_checkpoint
 from tests.decoders import make_decoder_checkpoint
 
@@ -62,6 +62,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--executors", default="process,workers", help=f"of {','.join(EXECUTORS)}, ray if installed")
     parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
     options = parser.parse_args(arguments)
+    refuse_other(options.output, models=options.models)
     executors = [name for name in options.executors.split(",") if name != "ray" or importlib.util.find_spec("ray")]
     with tempfile.TemporaryDirectory() as place, quiet_libraries():
         checkpoints = make_checkpoints(Path(place) / "checkpoints", options.models)

@@ -34,7 +34,7 @@ from builder.serve.triton import Server, running
 from builder.spec import make_spec
 from builder.variants.measurements import measurements_of
 from scripts.benchmarks import peers
-from scripts.benchmarks.circumstances import circumstances, write_figures
+from scripts.benchmarks.circumstances import circumstances, refuse_other, write_figures
 from scripts.benchmarks.generators import make_checkpoint
 from scripts.benchmarks.peers.clock import Clock
 from scripts.benchmarks.traffic import counters
@@ -83,6 +83,7 @@ def main() -> None:
     parser.add_argument("--checkpoints", type=Path, help="keep checkpoints, conversions and repositories here")
     parser.add_argument("--output", type=Path, help="write all figures here, as JSON; those of other sides stay")
     options = parser.parse_args()
+    refuse_other(options.output, work=options.work)
     console = Console(width=130)
     used = {title: peers.PACKAGES[peer] for title, peer, _ in PEERS if title in options.peers.split(",")}
     figures: dict[str, Any] = {**circumstances(), "peers": used, "work": options.work, "models": {}}

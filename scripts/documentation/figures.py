@@ -20,10 +20,10 @@ def _figures(name: str) -> dict[str, Any]:
     return document
 
 
-def _ran(bench: str, figures: dict[str, Any], name: str | None = None) -> str:
+def _ran(bench: str, figures: dict[str, Any], name: str | None = None, options: str = "") -> str:
     """What was run, and where; `name`: of the file, where that is another than the benchmark's."""
     name = name or bench
-    command = f"scripts/bench {bench} --output docs/{name}.json"
+    command = f"scripts/bench {bench} {options}--output docs/{name}.json"
     when = f" on {figures['date']}" if "date" in figures else ""
     where = f"on {figures['cores']} cores of an {figures['cpu']}"
     return f"Recorded by `{command}`{when} {where} ([figures]({name}.json))."
@@ -125,11 +125,16 @@ def fastest_peer() -> str:
     return _generation(FASTEST_PEER)
 
 
-def _generation(name: str) -> str:
+def long_prompts() -> str:
+    """The same with prompts as long as a model takes, up to 2,000 tokens."""
+    return _generation("generation-long", "--work long ")
+
+
+def _generation(name: str, options: str = "") -> str:
     figures = _figures(name)
     between = ", and from token to token" if "date" in figures else ""
     what = f"Tokens a second; in brackets, median milliseconds to the first token{between}."
-    parts = [f"{_ran('generation', figures, name)} {what}"]
+    parts = [f"{_ran('generation', figures, name, options)} {what}"]
     for model, sides in figures["models"].items():
         counts = sorted({int(count) for side in sides.values() for count in side if count.isdigit()})
         heads = (model, *(f"{count} client{'s' * (count > 1)}" for count in counts))
@@ -239,9 +244,8 @@ def fleet_builds() -> str:
     command = f"scripts/bench fleet builds --models {f['models']} --executors {','.join(f['builds'])}"
     return (
         f"Recorded by `{command} --output docs/fleet.json` on {f['date']} on {f['cores']} cores of an {f['cpu']} "
-        f"([figures](fleet.json)), which did other things as well, more of them while one process built: "
-        f"{f['models']} tiny models; the seconds of the whole command, in brackets those of the processor, and the "
-        "memory of all its processes.\n\n"
+        f"([figures](fleet.json)): {f['models']} tiny models; the seconds of the whole command, in brackets those of "
+        "the processor, and the memory of all its processes.\n\n"
     ) + table(("", *phases), rows)
 
 

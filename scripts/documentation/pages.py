@@ -35,6 +35,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "bench-encoders": figures.encoders,
     "bench-generation": figures.generation,
     "bench-fastest-peer": figures.fastest_peer,
+    "bench-long-prompts": figures.long_prompts,
     "bench-seq2seq": figures.seq2seq,
     "bench-decoding": figures.decoding,
     "bench-soak": figures.soak,

@@ -74,6 +74,12 @@ def test_greedy_text_is_transformers_in_every_architecture(model_type: str, tmp_
     says_what_transformers_says(model_type, tmp_path)
 
 
+def test_no_thread_is_bound_to_a_core_that_the_server_needs(tmp_path: Path) -> None:
+    exported, graph = paged("gpt2", tmp_path)
+    compiled = executor_of(exported, graph, 1).request.get_compiled_model()
+    assert compiled.get_property("ENABLE_CPU_PINNING") is False
+
+
 def test_an_executor_that_has_answered_is_freed_before_the_graph_is_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -42,5 +42,5 @@ class Executor:
         self.outputs = list(serving.outputs)
 
     def infer(self, feeds: dict[str, np.ndarray]) -> Mapping[str, np.ndarray]:
-        self.request.infer(feeds, share_inputs=True)
+        self.request.infer(feeds, share_inputs=True, share_outputs=True)  # copied below, once
         return {name: self.request.get_tensor(name).data.copy() for name in self.outputs}  # the next call writes there

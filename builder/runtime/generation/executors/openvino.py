@@ -42,7 +42,8 @@ class OpenVino(Paged):
         self.guesses = geometry.cache != "uint8"
 
     def _infer(self, feeds: "Mapping[str, np.ndarray]") -> np.ndarray:
-        self.request.infer({name: array for name, array in feeds.items() if name in self.inputs}, share_inputs=True)
+        needed = {name: array for name, array in feeds.items() if name in self.inputs}
+        self.request.infer(needed, share_inputs=True, share_outputs=True)  # without, logits are copied once more
         logits: np.ndarray = self.request.get_output_tensor(0).data
         return logits
 
