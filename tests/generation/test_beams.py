@@ -7,7 +7,7 @@ import time
 import numpy as np
 import pytest
 
-from builder.runtime.generation.beams import BeamSearch, largest, log_sum_exp, reorder
+from builder.runtime.generation.beams import BeamSearch, reorder
 from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.errors import DeadlineExceeded
 from builder.runtime.generation.executors.base import Executor
@@ -193,19 +193,21 @@ def test_a_search_that_fails_or_runs_out_of_time_takes_nobody_with_it() -> None:
     assert engine.cache.free == 6
 
 
-@pytest.mark.parametrize("size", [50, 5000, 70_000])
-@pytest.mark.parametrize("count", [1, 8, 33])
-def test_the_largest_are_the_largest(size: int, count: int) -> None:
-    generator = np.random.default_rng(size)
-    for scores in (
-        generator.normal(size=size).astype(np.float32),
-        np.where(np.arange(size) > size - 40, 9, 0).astype(np.float32) + generator.random(size, dtype=np.float32),
-    ):
-        places = largest(scores, count)
-        np.testing.assert_array_equal(scores[places], np.sort(scores)[::-1][:count])
-        assert len(set(places.tolist())) == count
+def test_of_equally_likely_continuations_the_first_beams_lower_tokens_go_on() -> None:
+    """Two beams that said 0 and 1, both as likely, and a model that prefers none of 5,000 tokens."""
+    search = BeamSearch(Rules(Options(temperature=0.0, num_beams=2), max_tokens=9), [7], frozenset())
+    search.said, search.scores = [[0], [1]], np.zeros(2, np.float32)
+    assert search.step(list(np.zeros((2, 5000), np.float32))) == [0, 0]
+    assert search.said == [[0, 0], [0, 1]]
 
 
-def test_log_sum_exp_of_large_scores() -> None:
-    row = np.array([1000.0, 999.0, -1000.0], np.float32)
-    assert log_sum_exp(row) == pytest.approx(1000 + np.log(1 + np.exp(-1)))
+def test_a_beam_with_a_forced_token_has_that_alone() -> None:
+    """All others of 5,000 are equal, and equally forbidden."""
+    options = Options(temperature=0.0, num_beams=2)
+    logits = np.random.default_rng(0).normal(size=(2, 5000)).astype(np.float32)
+    search = BeamSearch(Rules(options, max_tokens=9, first=4321), [7], frozenset())
+    assert search.step([logits[0]]) == [0]
+    assert search.said == [[4321]]
+    assert search.scores.tolist() == [0.0]
+    assert search.step([logits[1]]) == [0, 0]
+    assert [said[1] for said in search.said] == np.argsort(-logits[1])[:2].tolist()

@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from .processors import Rules
-
-GROUPS = 1024  # of tokens, whose maxima are looked at first
+from .scores import highest, log_sum_exp
 
 
 @dataclass(frozen=True)
@@ -61,26 +60,21 @@ class BeamSearch:
 
     def _candidates(self, logits: "Sequence[np.ndarray]", count: int) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
         """The best continuations of all beams, best first: beam, token, and log-probability of the whole."""
-        found = []
-        for beam, (row, said) in enumerate(zip(logits, self.said)):
-            total = log_sum_exp(row)
-            if self.rules.idle(len(said)):
-                tokens = largest(row, count)
-                logprobs = row[tokens] - total
-            else:
-                changed = row - total
-                self.rules.apply(changed, self.prompt, said)
-                if self.rules.options.renormalize_logits:
-                    changed -= log_sum_exp(changed)
-                tokens = largest(changed, count)
-                logprobs = changed[tokens]
-            found.append((np.full(len(tokens), beam), tokens, logprobs + self.scores[beam]))
-        beams, tokens, scores = (np.concatenate(parts) for parts in zip(*found))
-        order = np.argsort(-scores, kind="stable")[:count]
-        order = order[np.isfinite(scores[order])]  # a token that must come leaves no other
-        if not len(order):
+        room = np.empty_like(logits[0])
+        rows, totals = zip(*(self._scored(row, said, room) for row, said in zip(logits, self.said)))
+        beams, tokens, scores = highest(rows, np.array(totals, np.float32), self.scores, count)
+        if not len(tokens):
             raise RuntimeError("the options of this request forbid every token")
-        return beams[order], tokens[order], scores[order]
+        return beams, tokens, scores
+
+    def _scored(self, row: np.ndarray, said: "list[int]", room: np.ndarray) -> "tuple[np.ndarray, np.float32]":
+        """The scores of a beam's next tokens, (vocabulary,), and what makes them log-probabilities when taken away."""
+        total = log_sum_exp(row, room)
+        if self.rules.idle(len(said)):
+            return row, total
+        changed = row - total
+        self.rules.apply(changed, self.prompt, said)
+        return changed, log_sum_exp(changed, room) if self.rules.options.renormalize_logits else np.float32(0)
 
     def _end(self, beams: np.ndarray, tokens: np.ndarray, scores: np.ndarray, ending: np.ndarray) -> None:
         options = self.rules.options
@@ -104,39 +98,6 @@ class BeamSearch:
         if options.early_stopping == "never" and options.length_penalty > 0:
             length = self.rules.max_tokens
         return float(self.scores[0]) / length**options.length_penalty > self.ended[-1].score
-
-
-def log_sum_exp(row: np.ndarray) -> np.float32:
-    """The logarithm of the sum of exponentials of (vocabulary,)."""
-    best = row.max()
-    shifted = row - best
-    np.exp(shifted, out=shifted)
-    total: np.float32 = best + np.log(np.add.reduce(shifted))
-    return total
-
-
-def largest(scores: np.ndarray, count: int) -> np.ndarray:
-    """The places of the `count` largest of (vocabulary,), largest first.
-
-    Each of them lies in one of the `count` groups with the largest maxima, so only those are looked into.
-    """
-    rows = len(scores) // GROUPS
-    if rows < 4 or count >= GROUPS // 2:
-        places = np.arange(len(scores))
-        values = scores
-    else:
-        grouped = scores[: rows * GROUPS].reshape(rows, GROUPS)
-        groups = grouped.max(axis=0).argpartition(GROUPS - count)[GROUPS - count :]
-        places = np.concatenate([_grid(rows, groups), np.arange(rows * GROUPS, len(scores))])
-        values = scores[places]
-    if count < len(places):
-        best = values.argpartition(len(values) - count)[len(values) - count :]
-        places, values = places[best], values[best]
-    return places[(-values).argsort(kind="stable")]
-
-
-def _grid(rows: int, groups: np.ndarray) -> np.ndarray:
-    return (np.arange(0, rows * GROUPS, GROUPS)[:, None] + groups).ravel()
 
 
 def reorder(slots: "Sequence[int]", parents: "Sequence[int]") -> "tuple[list[int], list[tuple[int, int]]]":

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from .beams import largest
 from .executors.base import Candidates
 from .guides import Guide
 from .options import Options
 from .processors import Rules
+from .scores import highest
 
 CANDIDATES = 1024  # the most probable tokens that are looked at first; all are, where these do not settle it
 
@@ -259,10 +259,12 @@ def _draw(probabilities: np.ndarray, samplers: "Sequence[Sampler]") -> np.ndarra
 
 
 def most_probable(logits: np.ndarray, count: int) -> np.ndarray:
-    """The `count` tokens with the highest of (vocabulary,), best first, of equal ones the lower id first."""
-    least = logits[largest(logits, min(count, len(logits)))[-1]]
-    candidates = np.flatnonzero(logits >= least)
-    return candidates[np.argsort(-logits[candidates], kind="stable")[:count]]
+    """The `count` tokens with the highest of (vocabulary,), best first, of equal ones the lower id first.
+
+    A token that cannot come, -inf, is none of them.
+    """
+    nothing = np.zeros(1, np.float32)
+    return highest([logits], nothing, nothing, count)[1]
 
 
 def choice(logits: np.ndarray, token: int, wanted: int) -> Choice:

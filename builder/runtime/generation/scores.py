@@ -1,0 +1,64 @@
+"""What a choice among tokens needs of their scores: the highest, and the logarithm of the sum of exponentials.
+
+Knows arrays; knows nothing about beams, samplers or rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+GROUPS = 512  # of tokens, whose maxima are looked at first
+SMALL = 32  # exponentials of scores no further from zero neither overflow nor lose what counts
+
+
+def log_sum_exp(row: np.ndarray, room: np.ndarray) -> np.float32:
+    """The logarithm of the sum of exponentials of (vocabulary,) float32. `room`: one more, which is written over."""
+    best = row.max()
+    shift = np.float32(0) if abs(best) < SMALL else best
+    np.exp(np.subtract(row, shift, out=room) if shift else row, out=room)
+    total: np.float32 = shift + np.log(np.add.reduce(room))
+    return total
+
+
+def highest(
+    rows: "Sequence[np.ndarray]", totals: np.ndarray, scores: np.ndarray, count: int
+) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
+    """The `count` tokens of all `rows`, (vocabulary,) each, with the highest row[token] - total + score.
+
+    `totals`, `scores`: one of each row. Returns row, token and that value of each, best first; of equal ones the lower
+    row and then the lower token first. What is forbidden, -inf, is never among them, so there may be fewer.
+
+    Each lies in one of the `count` groups of tokens with the highest maxima, so only those are looked into.
+    """
+    size = min(GROUPS, len(rows[0]))
+    maxima = np.array([_maxima(row, size) for row in rows])
+    found, groups = np.divmod(_reaching(maxima - totals[:, None] + scores[:, None], count), size)
+    if not len(found):
+        return found, groups, np.zeros(0, np.float32)
+    members = [rows[row][group::size] for row, group in zip(found.tolist(), groups.tolist())]
+    sizes = [len(values) for values in members]
+    owners = np.repeat(found, sizes)
+    values = np.concatenate(members) - totals[owners] + scores[owners]
+    inside = _reaching(values, count)
+    tokens = np.concatenate([np.arange(group, len(rows[0]), size) for group in groups.tolist()])[inside]
+    owners, values = owners[inside], values[inside]
+    order = np.lexsort((tokens, owners, -values))[:count]
+    return owners[order], tokens[order], values[order]
+
+
+def _maxima(row: np.ndarray, size: int) -> np.ndarray:
+    """The highest of each group of (vocabulary,): every `size`-th token is of one group."""
+    whole = len(row) // size * size
+    maxima: np.ndarray = row[:whole].reshape(-1, size).max(axis=0)
+    rest = row[whole:]
+    np.maximum(maxima[: len(rest)], rest, out=maxima[: len(rest)])
+    return maxima
+
+
+def _reaching(values: np.ndarray, count: int) -> np.ndarray:
+    """The places of what may be among the `count` highest: all that are not below these, and not forbidden."""
+    flat = values.ravel()
+    least = np.partition(flat, flat.size - count)[flat.size - count] if count < flat.size else -np.inf
+    return np.flatnonzero((flat >= least) & (flat > -np.inf))

@@ -1,0 +1,53 @@
+"""The highest of many scores, however they are found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from builder.runtime.generation.scores import highest, log_sum_exp
+
+
+def sorted_through(rows: np.ndarray, totals: np.ndarray, scores: np.ndarray, count: int) -> list[tuple[int, int]]:
+    """The same by sorting everything."""
+    values = rows - totals[:, None] + scores[:, None]
+    places = [place for place in np.argsort(-values, axis=None, kind="stable")[:count] if values.flat[place] > -np.inf]
+    return [divmod(int(place), rows.shape[1]) for place in places]
+
+
+@pytest.mark.parametrize("size", [1, 50, 1024, 5000, 70_000])
+@pytest.mark.parametrize("beams", [1, 5])
+def test_the_highest_of_all_rows(size: int, beams: int) -> None:
+    """Of scores that differ, of scores most of which are equal, and where nearly all are forbidden."""
+    generator = np.random.default_rng(size)
+    rows = generator.normal(size=(beams, size)).astype(np.float32)
+    equal = generator.integers(0, 3, rows.shape).astype(np.float32)
+    at_the_end = rows + np.where(np.arange(size) > size - 40, 9, 0).astype(np.float32)
+    forbidden = np.where(generator.random(rows.shape) < 0.9999, np.float32(-np.inf), rows)
+    totals, scores = (generator.normal(size=beams).astype(np.float32) for _ in range(2))
+    nothing = np.zeros(beams, np.float32)
+    for values, taken, added in (
+        (rows, totals, scores),
+        (at_the_end, totals, scores),
+        (equal, nothing, nothing),
+        (forbidden, totals, scores),
+        (np.full_like(rows, -np.inf), totals, scores),
+    ):
+        for count in (1, 8, 33):
+            found, tokens, best = highest(list(values), taken, added, count)
+            assert list(zip(found.tolist(), tokens.tolist(), strict=True)) == sorted_through(
+                values, taken, added, count
+            )
+            np.testing.assert_array_equal(best, values[found, tokens] - taken[found] + added[found])
+
+
+@pytest.mark.parametrize("best", [-1000, -40, -31, 0, 31, 40, 1000])
+def test_log_sum_exp(best: float) -> None:
+    """Of scores of any size; many that are far below the best count as well."""
+    row = np.full(70_000, best - 12, np.float32)
+    row[::9] = best - 200
+    row[7] = best
+    kept = row.copy()
+    exact = best + np.log(np.exp(kept.astype(np.float64) - best).sum())
+    assert log_sum_exp(row, np.empty_like(row)) == pytest.approx(exact, abs=1e-5 if abs(best) < 100 else 1e-4)
+    np.testing.assert_array_equal(row, kept, "only the room is written over")
