@@ -12,9 +12,7 @@ from onnx import TensorProto, helper
 
 from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.onnx.nodes import add_constant
-from builder.runtime.generation.executors.cuda import TOP_LOGITS, TOP_TOKENS
-
-COUNT = 128  # beyond what requests send as top_k, and below what newer CUDA kernels end at (256, topk_hybrid.cuh)
+from builder.runtime.generation.executors.candidates import MOST, TOP_LOGITS, TOP_TOKENS
 
 
 def with_candidates(graph: Graph, folder: Path) -> Graph:
@@ -26,7 +24,7 @@ def with_candidates(graph: Graph, folder: Path) -> Graph:
     model = load_graph(graph.path)
     (logits,) = (value for value in model.graph.output if value.name == "logits")
     positions, vocabulary = logits.type.tensor_type.shape.dim
-    count = min(COUNT, vocabulary.dim_value)
+    count = min(MOST, vocabulary.dim_value)
     add_constant(model.graph, "top.count", np.array([count], np.int64))
     outputs = [TOP_LOGITS, TOP_TOKENS]
     model.graph.node.append(helper.make_node("TopK", ["logits", "top.count"], outputs, name="TopK.logits"))

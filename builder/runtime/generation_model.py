@@ -13,6 +13,7 @@ import json
 import queue
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -203,19 +204,23 @@ class TritonPythonModel:
                 self.metrics[name].increment(value - self.sent[name])
             self.sent[name] = value
 
-    def _infer(self, feeds: "dict[str, Any]") -> "dict[str, Any]":
-        """Call the engine's model. A cache that stays on its device comes and goes as the tensor it is."""
+    def _infer(self, feeds: "dict[str, Any]", outputs: "Sequence[str]" = ()) -> "dict[str, Any]":
+        """Call the engine's model. A cache that stays on its device comes and goes as the tensor it is.
+
+        `outputs`: those that are wanted, of all.
+        """
+        names = list(outputs) or self.engine_outputs
         response = pb_utils.InferenceRequest(
             model_name=self.engine_name,
             model_version=self.version,
-            requested_output_names=self.engine_outputs,
+            requested_output_names=names,
             inputs=[_tensor(name, value) for name, value in feeds.items()],
         ).exec()
         if response.has_error():
             raise RuntimeError(f"{self.engine_name}: {response.error().message()}")
-        outputs = {name: pb_utils.get_output_tensor_by_name(response, name) for name in self.engine_outputs}
+        found = {name: pb_utils.get_output_tensor_by_name(response, name) for name in names}
         stays = "present_" if self.service.serving.session.device == "cuda" else None
-        return {n: t if stays is not None and n.startswith(stays) else _array(t) for n, t in outputs.items()}
+        return {n: t if stays is not None and n.startswith(stays) else _array(t) for n, t in found.items()}
 
 
 def _tensor(name: str, value: Any) -> Any:

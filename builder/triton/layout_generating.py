@@ -13,6 +13,7 @@ from builder.engines import engine
 from builder.onnx.graph import Graph
 from builder.runtime.contract import FILE, GenerationServing, dump
 from builder.runtime.fields import Field
+from builder.runtime.generation.executors.candidates import MOST, TOP_LOGITS, TOP_TOKENS
 from builder.spec import LayoutOptions
 from builder.triton.emitted import runtime_files
 from builder.triton.entries import Config, RepositoryEntry, version_files
@@ -50,14 +51,15 @@ def lay_out_generating(
     weights = {name: file for graph in graphs for name, file in version_files(graph).items()}
     if options.executor == "in-process":
         return (RepositoryEntry(front.name, front, {**files, **weights}),)
-    logits = Field("logits", "TYPE_FP32", (-1, serving.vocabulary))
+    said, known = _said(serving.vocabulary), graphs[0].outputs
+    presents = [_present(field) for field in step_inputs if field.name.startswith("past_")]
     placement = place(options, graphs[0], options.serving.prefill_tokens, serving.arena.length)
     step = Config(
         name=options.engine_name,
         backend=graphs[0].engine,
         max_batch_size=0,
         inputs=step_inputs,
-        outputs=[logits, *(_present(field) for field in step_inputs if field.name.startswith("past_"))],
+        outputs=[*(field for name, field in said.items() if name in known), *presents],
         groups=placement.groups,
         serving=options.serving,
         dynamic_batching=False,
@@ -65,6 +67,17 @@ def lay_out_generating(
         parameters=placement.parameters,
     )
     return RepositoryEntry(front.name, front, files), RepositoryEntry(step.name, step, weights)
+
+
+def _said(vocabulary: int) -> dict[str, Field]:
+    """What a graph says of the tokens that may follow, by the names of its outputs."""
+    candidates = (-1, min(MOST, vocabulary))
+    fields = (
+        Field("logits", "TYPE_FP32", (-1, vocabulary)),
+        Field(TOP_LOGITS, "TYPE_FP32", candidates),
+        Field(TOP_TOKENS, "TYPE_INT64", candidates),
+    )
+    return {field.name: field for field in fields}
 
 
 def _present(past: Field) -> Field:

@@ -5,7 +5,8 @@ it is bound; an address must lie, with all of the tensor, in one allocation that
 must be the graph's; nothing is on the device before the libraries are loaded. Underneath, ONNX Runtime's CPU runs.
 
 Rules: onnxruntime/core/session/IOBinding.cc (BindInput copies across devices at once, BindOutput at the end of a run),
-onnxruntime/python/onnxruntime_pybind_iobinding.cc (bind_input), onnxruntime/__init__.py (preload_dlls).
+onnxruntime/python/onnxruntime_pybind_iobinding.cc (bind_input), onnxruntime/__init__.py (preload_dlls),
+onnxruntime/contrib_ops/cpu/bert/group_query_attention_helper.h (several tokens of several rows).
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class CopyingDevice:
         self.OrtValue = self  # ortvalue_from_shape_and_type is a static method of it
         self.copied_to_device = 0  # bytes
         self.fetched: Counter[str] = Counter()  # outputs that were copied to the host
+        self.calls: list[tuple[int, int]] = []  # rows and new tokens of each call of a decoder
 
     def preload_dlls(self) -> None:
         self.loaded = True
@@ -124,10 +126,12 @@ class _Binding:
         self.outputs = {value.name: value for value in session.get_outputs()}
         self.held: dict[str, np.ndarray] = {}  # copies of host buffers, as CUDA keeps them
         self.fetched: dict[str, tuple[int, np.ndarray]] = {}  # host address, what the run leaves for it
+        self.shapes: dict[str, tuple[int, ...]] = {}
         self.synchronized = {"inputs": False, "outputs": True}
 
     def bind_input(self, name: str, device: str, number: int, element: Any, shape: Any, address: int) -> None:
         size = self._check(self.inputs[name], element, tuple(shape))
+        self.shapes[name] = tuple(shape)
         if device == "cpu":
             self.held[name] = _host(address, size).copy()
             self.device.copied_to_device += size
@@ -160,7 +164,16 @@ class _Binding:
             raise DeviceFault(f"Missing Input: {', '.join(missing)}")
         if not self.synchronized["inputs"]:
             raise DeviceFault("the run began before the copies of its inputs had ended")
+        if "input_ids" in self.shapes:
+            self._note_step()
         self.session.run_with_iobinding(self.binding)
+
+    def _note_step(self) -> None:
+        rows, new = self.shapes["input_ids"]
+        self.device.calls.append((rows, new))
+        (total,) = self.held["total_sequence_length"].view(np.int32).tolist()
+        if rows > 1 and new > 1 and total != new:
+            raise DeviceFault("batch_size must be 1 when sequence_length > 1 and past context is given")
 
     def _check(self, value: Any, element: Any, shape: tuple[int, ...]) -> int:
         """The bytes of such a tensor, where it is what the graph takes."""

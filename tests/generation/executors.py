@@ -11,6 +11,7 @@ from builder.runtime.generation.executors.base import (
     EncodingExecutor,
     Executor,
     Geometry,
+    Part,
     copy_slot,
     last_of_rows,
 )
@@ -51,6 +52,22 @@ class SumExecutor(ArenaExecutor):
             held = self.arena["key_0"][first + row, 0, : lengths[row] + place + 1, 0].astype(np.int64)
             logits[number, next_token(held.tolist())] += 9.0
         return logits
+
+
+class JoiningSumExecutor(SumExecutor):
+    """Runs texts that begin beside one another as one call, and leaves padding after each, as on a GPU."""
+
+    joins = True
+
+    def run_together(self, parts: Sequence[Part]) -> list[np.ndarray]:
+        first, longest = parts[0].first, max(part.tokens.shape[1] for part in parts)
+        assert [part.first for part in parts] == list(range(first, first + len(parts))), "slots beside one another"
+        assert not any(part.lengths.any() for part in parts), "a row that goes on is no beginning"
+        found = [self.run(*part) for part in parts]
+        for part in parts:
+            self.arena["key_0"][part.first, 0, part.tokens.shape[1] : longest] = -1000.0
+        self.calls[-len(parts) :] = [(first, len(parts), longest)]
+        return found
 
 
 class PagedSumExecutor(Paged):

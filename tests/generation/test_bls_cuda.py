@@ -6,7 +6,8 @@ goes from response to request by DLPack as it does on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import pytest
 
 from builder import Client, build, make_spec, running
 from builder.engines.onnxruntime import open_session, run_with
+from builder.export.candidates import with_candidates
 from builder.export.decoder import export_decoder
 from builder.export.slots import choose_rows
 from builder.onnx.graph import Graph
@@ -28,6 +30,7 @@ from builder.verify.generation import geometry_of
 from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder, make_decoder_checkpoint
 from tests.export.test_decoders import prompts
+from tests.generation.test_cuda_executor import SAMPLED, generated
 
 
 class Handle:
@@ -37,14 +40,18 @@ class Handle:
         self.content = content
 
 
-def _engine(graph: Graph) -> Any:
+def _engine(graph: Graph, fetched: Counter[str] | None = None) -> Any:
+    """`fetched` counts the outputs that calls ask for."""
     run = run_with(open_session(graph.path, 1))
 
-    def infer(feeds: Mapping[str, Any]) -> dict[str, Any]:
+    def infer(feeds: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
         sent = sum(value.nbytes for value in feeds.values() if isinstance(value, np.ndarray))
         assert sent < 64 * 1024, "no cache crosses to the device, not even an empty one"
         arrays = {name: value.content if isinstance(value, Handle) else value for name, value in feeds.items()}
-        return {name: Handle(value) if name != "logits" else value for name, value in run(arrays).items()}
+        if fetched is not None:
+            fetched.update(outputs)
+        found = run(arrays)
+        return {name: Handle(found[name]) if name.startswith("present_") else found[name] for name in outputs}
 
     return infer
 
@@ -56,13 +63,26 @@ def test_handing_the_cache_on_says_what_the_cache_in_place_says(model_type: str,
     chosen = choose_rows(fused, tmp_path)
     geometry = geometry_of(exported.caches, 4, 128, VOCABULARY)
     in_place = generate(InProcess(fused.path, geometry, Session(threads=1)), prompts(), 32)
-    assert generate(BlsCuda(_engine(chosen), list(chosen.inputs), geometry), prompts(), 32) == in_place
+    executor = BlsCuda(_engine(chosen), chosen.inputs, chosen.outputs, geometry)
+    assert generate(executor, prompts(), 32) == in_place
+
+
+@pytest.mark.parametrize(("options", "enough"), [({}, True), ({**SAMPLED, "top_k": 8}, True), ({"logprobs": 2}, False)])
+def test_where_the_best_logits_are_enough_no_others_are_asked_for(
+    options: dict[str, Any], enough: bool, tmp_path: Path
+) -> None:
+    exported = export_decoder(make_decoder("llama"), tmp_path, 128)
+    graph = choose_rows(with_candidates(exported.graph, tmp_path), tmp_path)
+    geometry, fetched = geometry_of(exported.caches, 4, 128, VOCABULARY), Counter[str]()
+    found = generated(BlsCuda(_engine(graph, fetched), graph.inputs, graph.outputs, geometry), options)
+    assert (fetched["top_tokens"] > 0, fetched["logits"] > 0) == (enough, not enough)
+    assert found == generated(InProcess(exported.graph.path, geometry, Session(threads=1)), options)
 
 
 def test_a_copied_slot_goes_on_like_its_source_and_a_full_one_keeps_what_it_has(tmp_path: Path) -> None:
     exported = export_decoder(make_decoder("gpt2"), tmp_path, 8)
     graph = choose_rows(exported.graph, tmp_path)
-    executor = BlsCuda(_engine(graph), list(graph.inputs), geometry_of(exported.caches, 3, 8, VOCABULARY))
+    executor = BlsCuda(_engine(graph), graph.inputs, graph.outputs, geometry_of(exported.caches, 3, 8, VOCABULARY))
     executor.run(0, np.array([[5, 6, 7]]), np.array([0]))
     executor.copy(0, 1, 3)
     executor.copy(1, 2, 3)

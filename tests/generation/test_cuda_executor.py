@@ -20,7 +20,7 @@ from builder.engines.cuda.decoding import ROOM
 from builder.engines.cuda.lowering import decoder_for_cuda
 from builder.engines.decoding import opened
 from builder.errors import SpecError
-from builder.export.candidates import COUNT, with_candidates
+from builder.export.candidates import with_candidates
 from builder.export.decoder import export_decoder
 from builder.export.slots import slot_copier
 from builder.onnx.graph import Graph
@@ -32,7 +32,8 @@ from builder.runtime.contract import FILE, Session, dump, load_generation
 from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.executors import cuda as device_module
 from builder.runtime.generation.executors.base import Candidates, Executor, Geometry
-from builder.runtime.generation.executors.cuda import ELEMENTS, Cuda, copy_to_host, in_order
+from builder.runtime.generation.executors.candidates import MOST, in_order
+from builder.runtime.generation.executors.cuda import ELEMENTS, Cuda, copy_to_host
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
@@ -69,6 +70,9 @@ def test_the_cache_on_a_device_says_what_the_cache_in_place_says(
     geometry = geometry_of(exported.caches, 4, 128, VOCABULARY, "float16")
     in_place = generate(InProcess(half.path, geometry, Session(threads=1)), prompts(), 32)
     assert generate(Cuda(half.path, copier.path, geometry, CUDA), prompts(), 32) == in_place
+    cuda.calls.clear()
+    assert generate(Cuda(half.path, copier.path, geometry, CUDA), prompts(), 32, prefill_tokens=256) == in_place
+    assert next(call for call in cuda.calls if call[1] > 1) == (4, 40), "four prompts begin in one call, padded"
     exact = generate(
         InProcess(fused.path, geometry_of(exported.caches, 4, 128, VOCABULARY), Session(threads=1)), prompts(), 32
     )
@@ -117,9 +121,9 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[Graph, Graph, Geomet
 
 
 def generated(executor: Executor, options: dict[str, Any]) -> list[list[int]]:
-    """The tokens of two requests that run together; the second goes on alone, and guesses."""
+    """The tokens of two requests that begin and run together; the second goes on alone, and guesses."""
     asked = [Asked(prompt, count, **options) for prompt, count in zip(prompts(), (12, 40), strict=False)]
-    engine = Engine(executor, Limits(0, 64))
+    engine = Engine(executor, Limits(0, 128))
     for one in asked:
         engine.submit(one.sequences)
     engine.run_until_idle()
@@ -135,7 +139,7 @@ SAMPLED: dict[str, Any] = {"temperature": 0.8, "random_seed": 3}
     [
         ({}, True),
         ({**SAMPLED, "top_k": 8, "top_p": 0.9, "typical_p": 0.9}, True),
-        ({**SAMPLED, "top_k": COUNT + 1}, False),
+        ({**SAMPLED, "top_k": MOST + 1}, False),
         ({**SAMPLED, "top_p": 0.9}, False),
         ({"logit_bias": {7: 3.0}}, False),
         ({"repetition_penalty": 1.3}, False),
@@ -147,11 +151,20 @@ def test_where_the_best_logits_are_enough_no_others_leave_the_device(
 ) -> None:
     graph, copier, geometry = half
     on_device = Cuda(graph.path, copier.path, geometry, CUDA)
-    assert on_device.candidates == COUNT < VOCABULARY
+    assert on_device.candidates == MOST < VOCABULARY
     cuda.fetched.clear()
     found = generated(on_device, options)
     assert (cuda.fetched["top_tokens"] > 0, cuda.fetched["logits"] > 0) == (enough, not enough)
     assert found == generated(InProcess(graph.path, geometry, Session(threads=1)), options)
+
+
+def test_several_tokens_of_several_rows_that_go_on_are_refused_as_cuda_refuses_them(
+    half: tuple[Graph, Graph, Geometry], cuda: CopyingDevice
+) -> None:
+    graph, copier, geometry = half
+    on_device = Cuda(graph.path, copier.path, geometry, CUDA)
+    with pytest.raises(DeviceFault, match="batch_size must be 1"):
+        on_device.run(0, np.full((2, 3), 7), np.array([3, 3]))
 
 
 def test_of_equal_logits_the_lower_token_comes_first() -> None:

@@ -21,7 +21,7 @@ from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.sequences import Beams, GeneratedSequence, Piece, Request
 from builder.runtime.generation.text import Detokenizer, StopStrings
 from builder.runtime.panics import TokenizerError
-from tests.generation.executors import SumExecutor, expected
+from tests.generation.executors import JoiningSumExecutor, SumExecutor, expected
 
 
 class Letters(Detokenizer):
@@ -90,11 +90,14 @@ def engine_of(
 
 @pytest.mark.parametrize("reuse", [True, False])
 @pytest.mark.parametrize("slots", [1, 3, 8])
-def test_answers_are_those_each_prompt_gets_alone(slots: int, reuse: bool) -> None:
+@pytest.mark.parametrize(("kind", "prefill"), [(SumExecutor, 4), (JoiningSumExecutor, 40)])
+def test_answers_are_those_each_prompt_gets_alone(
+    kind: type[SumExecutor], prefill: int, slots: int, reuse: bool
+) -> None:
     """40 requests of unequal length, with common beginnings, arriving while others run, through few slots."""
     generator = np.random.default_rng(1)
-    executor = SumExecutor(slots)
-    engine = engine_of(executor, reuse=reuse)
+    executor = kind(slots)
+    engine = engine_of(executor, prefill=prefill, reuse=reuse)
     begin = generator.integers(0, 50, 6).tolist()
     asked = []
     for number in range(40):
@@ -126,6 +129,26 @@ def test_a_step_serves_all_that_run_and_a_freed_slot_is_used_at_once() -> None:
     engine.step()
     assert third.tokens, "the third runs in the step after the first ended"
     assert executor.calls[-1] == (0, 2, 1)
+
+
+def test_prompts_that_begin_together_are_rows_of_one_call() -> None:
+    """As many as fit into the tokens of a step with their padding; what goes on, or is scored, runs alone."""
+    executor = JoiningSumExecutor(slots=8, max_length=64)
+    engine = engine_of(executor, prefill=24)
+    asked = [Asked(list(range(1, length + 1)), 5) for length in (3, 5, 4, 2, 9)]
+    for one in asked:
+        engine.submit(one.sequences)
+    engine.step()
+    assert executor.calls == [(0, 4, 5), (4, 1, 9), (0, 5, 1)]
+    engine.run_until_idle()
+    assert [one.tokens for one in asked] == [expected(one.request.prompt, 5) for one in asked]
+    executor.calls.clear()
+    again, other = Asked([1, 2, 3, 4, 5, 6], 2), Asked([7, 8, 9], 2)
+    for one in (again, other):
+        engine.submit(one.sequences)
+    engine.run_until_idle()
+    assert all(rows == 1 for _, rows, new in executor.calls if new > 1), "one of the two goes on from what a slot held"
+    assert [one.tokens for one in (again, other)] == [expected(one.request.prompt, 2) for one in (again, other)]
 
 
 def test_a_long_prompt_does_not_stall_the_others() -> None:

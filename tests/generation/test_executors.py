@@ -54,7 +54,8 @@ def test_logits_are_pytorchs_wherever_they_are_wanted(kind: str, model_type: str
         executor = Bls(run_with(open_session(exported.graph.path, 1)), exported.graph.inputs, geometry)
     else:
         chosen = choose_rows(exported.graph, tmp_path)
-        executor = BlsCuda(run_with(open_session(chosen.path, 1)), chosen.inputs, geometry)
+        run = run_with(open_session(chosen.path, 1))
+        executor = BlsCuda(lambda feeds, outputs=(): run(feeds), chosen.inputs, chosen.outputs, geometry)
 
     def expected(tokens: Sequence[int], places: Sequence[int]) -> np.ndarray:
         with torch.no_grad():

@@ -92,9 +92,10 @@ class Decoding(OnnxRuntime):
         return Lowered(half, judged, "float16", (replace(small, graph=half),))
 
     def for_release(self, own: Graph, folder: Path) -> tuple[Graph, Graph]:
-        """In process the highest logits leave the GPU alone, where those are enough; through BLS each call says which
-        rows of the cache, which stays there, it continues."""
-        return super().for_release((with_candidates if self._in_process else choose_rows)(own, folder), folder)
+        """The highest logits leave the GPU alone, where those are enough; through BLS each call says which rows of the
+        cache, which stays there, it continues."""
+        graph = with_candidates(own, folder)
+        return super().for_release(graph if self._in_process else choose_rows(graph, folder), folder)
 
     def beside(self, graph: Graph, layers: Sequence[LayerShape], folder: Path) -> tuple[Graph, ...]:
         if not self._in_process:

@@ -15,6 +15,7 @@ from .cache import SlotCache
 from .sequences import GeneratedSequence, Request, Running, SequenceStatus
 
 SCORED_TOKENS = 64  # of a prompt in one call, where each has logits: of a large vocabulary 0.6 MB a token
+PromptPiece = tuple[Running, Sequence[int]]  # whose prompt, and tokens of it
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,27 @@ def prefill(cache: SlotCache, sequence: Running, tokens: Sequence[int]) -> Call:
     return Call(slot, row, positions, {slot: tokens}, wanted, said, request if scored else None)
 
 
+def joined(cache: SlotCache, pieces: Sequence[PromptPiece], most: int) -> list[list[PromptPiece]]:
+    """`pieces` in groups, each for one call: beginnings of prompts in slots beside one another, padded to the longest.
+
+    A group has up to `most` tokens with its padding; one whose prompt is scored, or goes on, is alone.
+    """
+    groups: list[list[PromptPiece]] = []
+    for one in sorted(pieces, key=lambda one: one[0].slots[0]) if most else pieces:
+        if groups and _joins(cache, groups[-1], one, most):
+            groups[-1].append(one)
+        else:
+            groups.append([one])
+    return groups
+
+
+def _joins(cache: SlotCache, group: Sequence[PromptPiece], one: PromptPiece, most: int) -> bool:
+    rows = [*group, one]
+    if one[0].slots[0] != group[-1][0].slots[0] + 1 or len(rows) * max(len(tokens) for _, tokens in rows) > most:
+        return False
+    return not any(cache.length(sequence.slots[0]) or sequence.request.scored for sequence, _ in rows)
+
+
 def step(cache: SlotCache, sequences: Sequence[Running]) -> Call:
     """One token of each sequence and beam."""
     first, last = cache.range()
@@ -85,9 +107,7 @@ def growth(call: Call) -> Growth:
     return Growth(call.first, start, start + call.tokens.shape[1])
 
 
-def growths(
-    cache: SlotCache, sequences: Sequence[Running], pieces: Iterable[tuple[Running, Sequence[int]]]
-) -> list[Growth]:
+def growths(cache: SlotCache, sequences: Sequence[Running], pieces: Iterable[PromptPiece]) -> list[Growth]:
     """What a step of `sequences` and `pieces` of prompts write."""
     written = [(slot, 1) for slot, _ in _inputs(sequences)]
     written += [(sequence.slots[0], len(tokens)) for sequence, tokens in pieces]

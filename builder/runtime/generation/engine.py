@@ -41,7 +41,7 @@ class Engine:
         self.reader = Reader(executor, limits.prefill_tokens) if isinstance(executor, EncodingExecutor) else None
         reuse = reuse_prefixes and self.reader is None
         self.cache = SlotCache(geometry.slots, geometry.max_length, executor.copy, reuse, executor.blocks)
-        self.scheduler = Scheduler(self.cache, limits, self.stats, self.reader, executor.guesses)
+        self.scheduler = Scheduler(self.cache, limits, self.stats, self.reader, executor.guesses, executor.joins)
         self.failure: BaseException | None = None
         self._stopping = False
         self._threads = [threading.Thread(target=self._loop, name="decode loop", daemon=True)]
@@ -88,9 +88,11 @@ class Engine:
     def _run(self, calls: Sequence[Call]) -> Sequence[Logits]:
         """The logits of each call; several run as one."""
         parts = [Part(call.first, call.tokens, call.positions, call.wanted) for call in calls]
+        if all(map(self._settled, calls)):
+            return self.executor.best(parts)
         if len(parts) > 1:
             return self.executor.run_together(parts)
-        return [self.executor.best(parts[0]) if self._settled(calls[0]) else self.executor.run(*parts[0])]
+        return [self.executor.run(*parts[0])]
 
     def _settled(self, call: Call) -> bool:
         """Whether the executor's candidates are all that the call's sequences need."""

@@ -1,10 +1,11 @@
 """Who runs: the queue, the slots that its sequences are given, and the calls of each step.
 
 A step drops what is over, admits what waits, runs a bounded piece of prefill and then one token of every running
-sequence and beam, of some with tokens that may follow it; where slots share memory in blocks, all in one call. Where
-that memory runs out, the last in the order of the queue gives way: it waits again, and is computed again from its
-tokens. Knows requests, slots and, for encoder-decoders, whose text has been read; knows nothing about logits, sampling
-or threads, except that others add to the queue while it is looked at.
+sequence and beam, of some with tokens that may follow it; where slots share memory in blocks, all in one call, and
+where the executor joins them, prompts that begin in slots beside one another. Where that memory runs out, the last in
+the order of the queue gives way: it waits again, and is computed again from its tokens. Knows requests, slots and, for
+encoder-decoders, whose text has been read; knows nothing about logits, sampling or threads, except that others add to
+the queue while it is looked at.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from .cache import SlotCache
-from .calls import Call, growth, growths, guess, piece, prefill, step
+from .calls import Call, PromptPiece, growth, growths, guess, joined, piece, prefill, step
 from .errors import DeadlineExceeded, QueueFull
 from .reading import Reader
 from .sequences import GeneratedSequence, Request, Running, SequenceStatus
@@ -37,10 +38,16 @@ class Scheduler:
     """Owns the queue and the sequences that run. `changed` guards the queue and tells who waits for it."""
 
     def __init__(
-        self, cache: SlotCache, limits: Limits, stats: Stats, reader: Reader | None = None, guesses: bool = False
+        self,
+        cache: SlotCache,
+        limits: Limits,
+        stats: Stats,
+        reader: Reader | None = None,
+        guesses: bool = False,
+        joins: bool = False,
     ) -> None:
-        """`guesses`: whether rows may run tokens ahead, see Executor."""
-        self.guesses = guesses
+        """`guesses`: whether rows may run tokens ahead; `joins`: whether beginnings run as one call; see Executor."""
+        self.guesses, self.joins = guesses, joins
         self.cache, self.limits, self.stats, self.reader = cache, limits, stats, reader
         self.waiting: list[tuple[int, int, Running]] = []  # a heap: priority, then arrival
         self.running: list[Running] = []
@@ -86,7 +93,7 @@ class Scheduler:
         if self.cache.blocks is not None:
             yield from filter(None, [self._together()])
         else:
-            yield from ([call] for call in self._prefill())
+            yield from self._prefill()
             yield from ([call] for call in self._decode())
         self.stats.running, self.stats.waiting = len(self.running), len(self.waiting)
 
@@ -210,11 +217,11 @@ class Scheduler:
         sequence.status = SequenceStatus.PREFILLING
         return True
 
-    def _prefill(self) -> Iterator[Call]:
-        for sequence, tokens in self._pieces():
-            yield prefill(self.cache, sequence, tokens)
+    def _prefill(self) -> Iterator[Sequence[Call]]:
+        for group in joined(self.cache, self._pieces(), self.limits.prefill_tokens if self.joins else 0):
+            yield [prefill(self.cache, sequence, tokens) for sequence, tokens in group]
 
-    def _pieces(self) -> list[tuple[Running, Sequence[int]]]:
+    def _pieces(self) -> list[PromptPiece]:
         """Pieces of prompts, and of what is known to follow, first come first, up to the limit of a step."""
         found, budget = [], self.limits.prefill_tokens
         for sequence in self._active(SequenceStatus.PREFILLING):

@@ -21,7 +21,7 @@ from ..fields import InputError, Tensors, refuse_large, refuse_long
 from ..panics import survived
 from .beams import BeamSearch
 from .engine import Engine
-from .executors.base import Executor, Geometry, Infer
+from .executors.base import EngineModel, Executor, Geometry
 from .executors.bls import Bls
 from .executors.bls_cuda import BlsCuda
 from .executors.cuda import load_cuda
@@ -41,7 +41,7 @@ Respond = Callable[[Answer, bool], None]  # an answer, and whether it is the las
 class Service:
     """Everything a front model does between Triton's requests and responses."""
 
-    def __init__(self, folder: Path, infer: "Infer | None" = None) -> None:
+    def __init__(self, folder: Path, infer: "EngineModel | None" = None) -> None:
         self.serving = load_generation(folder)
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_padding()
@@ -178,7 +178,7 @@ class Service:
         return text
 
 
-def make_executor(folder: Path, serving: GenerationServing, infer: "Infer | None") -> Executor:
+def make_executor(folder: Path, serving: GenerationServing, infer: "EngineModel | None") -> Executor:
     """The executor that serving.json describes; `infer` is for those that call another model.
 
     Raises ContractError where its engine is not here.
@@ -192,7 +192,7 @@ def make_executor(folder: Path, serving: GenerationServing, infer: "Infer | None
         if serving.session.device == "cpu":
             return Bls(infer, serving.inputs, geometry)
         load_cuda()  # logits may come on the GPU, and are copied from there
-        return BlsCuda(infer, serving.inputs, geometry)
+        return BlsCuda(infer, serving.inputs, serving.outputs, geometry)
     executor: Executor = _engine(serving.session.engine).open_executor(folder, serving, geometry)
     return executor
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -13,6 +13,12 @@ from ...contract import CacheType, LayerShape
 from ..blocks import Blocks
 
 Infer = Callable[["dict[str, np.ndarray]"], "Mapping[str, np.ndarray]"]
+
+
+class EngineModel(Protocol):
+    """A Triton model that runs the graph: the outputs that are wanted, by name; all where none is named."""
+
+    def __call__(self, feeds: "dict[str, Any]", outputs: "Sequence[str]" = ()) -> "Mapping[str, Any]": ...
 
 
 @dataclass(frozen=True)
@@ -85,11 +91,14 @@ class Executor(ABC):
     `guesses`: whether it may be asked to run guesses of what comes next, because several tokens of one row take about
     as long as one, so that guessing pays, and because a wrong guess leaves no trace in the cache.
     `candidates`: how many `best` finds; 0: all logits are here anyway.
+    `joins`: whether texts that begin in slots beside one another run as one call, because one reading of the weights
+    for several costs less than one for each.
     """
 
     blocks: "Blocks | None" = None
     guesses = False
     candidates = 0
+    joins = False
 
     def __init__(self, geometry: Geometry) -> None:
         self.geometry = geometry
@@ -106,11 +115,14 @@ class Executor(ABC):
         """
 
     def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
-        """What `run` returns for each of `parts`, which are of different slots, from one call. With `blocks` only."""
-        raise NotImplementedError(f"{type(self).__name__} has no blocks: rows of one call have one length")
+        """What `run` returns for each of `parts`, which are of different slots, from one call.
 
-    def best(self, part: Part) -> Candidates:
-        """What `run` does, but of the logits the highest alone. With `candidates` only."""
+        With `blocks`, or with `joins` where each is one row of an empty slot, in the order of slots beside one another.
+        """
+        raise NotImplementedError(f"{type(self).__name__} runs one part a call: rows of one have one length")
+
+    def best(self, parts: "Sequence[Part]") -> "list[Candidates]":
+        """What `run` or `run_together` does, but of the logits the highest alone. With `candidates` only."""
         raise NotImplementedError(f"{type(self).__name__} returns all logits")
 
     @abstractmethod
@@ -158,10 +170,13 @@ class Step:
             "logits_positions": np.zeros(wanted, np.int64),
         }
 
-    def fill(self, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray) -> None:
+    def fill(
+        self, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray, counts: "np.ndarray | None" = None
+    ) -> None:
+        """`counts`: (rows,), how many of each row's tokens are its own, where rows are padded."""
         feeds, new = self.feeds, tokens.shape[1]
         feeds["input_ids"][:] = tokens
         feeds["position_ids"][:] = lengths[:, None] + np.arange(new)
-        feeds["seqlens_k"][:] = lengths + (new - 1)
+        feeds["seqlens_k"][:] = lengths + (new if counts is None else counts) - 1
         feeds["total_sequence_length"][...] = lengths.max() + new
         feeds["logits_positions"][:] = wanted

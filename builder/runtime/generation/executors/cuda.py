@@ -7,7 +7,7 @@ out: all of them, or the highest, which the graph finds where it runs. Knows not
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from onnxruntime.capi.onnxruntime_pybind11_state import OrtValue
 
 from ...contract import Session
 from ...sessions import refuse_other_meaning
-from .base import Candidates, Geometry, Part, Step
-from .in_process import Bound
+from .base import Candidates, Geometry, Part, Step, last_of_rows
+from .candidates import TOP_LOGITS, TOP_TOKENS, in_order
+from .in_process import Answer, Bound
 
 ELEMENTS = {"float16": 10, "bfloat16": 16, "float32": 1}  # of onnx.TensorProto: numpy has no bfloat16
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
-TOP_LOGITS, TOP_TOKENS = "top_logits", "top_tokens"  # outputs of a graph that finds candidates
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 
 
@@ -31,6 +31,8 @@ class Cuda(Bound):
 
     `copier`: a graph whose outputs are its inputs, a slot of each cache tensor; it copies within the GPU.
     """
+
+    joins = True
 
     def __init__(self, model: Path, copier: Path, geometry: Geometry, options: Session) -> None:
         self.device, self.number = options.device, options.device_id
@@ -90,8 +92,29 @@ class Cuda(Bound):
         self.session.run_with_iobinding(binding)
         binding.synchronize_outputs()
 
-    def best(self, part: Part) -> Candidates:
-        return in_order(self._answer(part, self._bind_best))
+    def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
+        logits = self._answer_together(parts, self._bind_logits)
+        return np.split(logits, _ends(parts)[:-1])
+
+    def best(self, parts: "Sequence[Part]") -> "list[Candidates]":
+        found, ends = in_order(self._answer_together(parts, self._bind_best)), _ends(parts)
+        return [found[begin:end] for begin, end in zip([0, *ends], ends)]
+
+    def _answer_together(self, parts: "Sequence[Part]", bind: "Callable[[Any, int], Answer]") -> Answer:
+        """One part, or texts that begin in slots beside one another: rows of one call, padded on their right.
+
+        The operator takes several tokens of several rows where none has a past, padded on their right (onnxruntime,
+        group_query_attention_helper.h, CheckInputs, and group_query_attention_impl.cu, GetSequenceLengths). What it
+        writes after a row's own tokens is nobody's, as what lies there always is.
+        """
+        if len(parts) == 1:
+            return self._answer(parts[0], bind)
+        counts = np.array([part.tokens.shape[1] for part in parts])
+        tokens = np.zeros((len(parts), counts.max()), np.int64)
+        for row, part in enumerate(parts):
+            tokens[row, : counts[row]] = part.tokens[0]
+        wanted = np.concatenate([row * counts.max() + _wanted(part) for row, part in enumerate(parts)])
+        return self._answer(Part(parts[0].first, tokens, np.zeros(len(parts), np.int64), wanted), bind, counts)
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         """Copy a slot whole: what lies before `start` is the same in both, what lies after `length` is nobody's."""
@@ -130,10 +153,13 @@ class Cuda(Bound):
         return found
 
 
-def in_order(found: Candidates) -> Candidates:
-    """Equal logits by token: CUDA's TopK leaves them as its threads found them (onnxruntime, topk_impl.cuh)."""
-    order = np.lexsort((found.tokens, -found.logits), axis=-1)
-    return Candidates(*(np.take_along_axis(part, order, axis=-1) for part in (found.tokens, found.logits)))
+def _wanted(part: Part) -> np.ndarray:
+    return last_of_rows(part.tokens) if part.wanted is None else part.wanted
+
+
+def _ends(parts: "Sequence[Part]") -> np.ndarray:
+    """Where the logits of each part end among those of all."""
+    return np.cumsum([len(_wanted(part)) for part in parts])
 
 
 def load_cuda() -> None:

@@ -38,8 +38,8 @@ class Bound(Executor):
     ) -> np.ndarray:
         return self._answer(Part(first, tokens, lengths, wanted), self._bind_logits)
 
-    def _answer(self, part: Part, bind: "Callable[[Any, int], Answer]") -> Answer:
-        """Run `part`. `bind`: of so many wanted places, bind the outputs to what it returns."""
+    def _answer(self, part: Part, bind: "Callable[[Any, int], Answer]", counts: "np.ndarray | None" = None) -> Answer:
+        """Run `part`. `bind`: of so many wanted places, bind the outputs to what it returns; `counts`: see Step."""
         rows, new = part.tokens.shape
         wanted = last_of_rows(part.tokens) if part.wanted is None else part.wanted
         key = (part.first, rows, len(wanted), bind.__name__)
@@ -52,7 +52,7 @@ class Bound(Executor):
                     self.decoding.clear()
                 self.decoding[key] = prepared
         step, binding, answer = prepared
-        step.fill(part.tokens, part.lengths, wanted)
+        step.fill(part.tokens, part.lengths, wanted, counts)
         self._run(step, binding)
         found: Answer = answer
         return found

@@ -1,0 +1,16 @@
+"""The most probable next tokens as a graph finds them where it runs. Knows logits; knows no engine and no sampling."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from .base import Candidates
+
+MOST = 128  # beyond what requests send as top_k, and below what newer CUDA kernels end at (256, topk_hybrid.cuh)
+TOP_LOGITS, TOP_TOKENS = "top_logits", "top_tokens"  # outputs of a graph that finds candidates
+
+
+def in_order(found: Candidates) -> Candidates:
+    """Equal logits by token: CUDA's TopK leaves them as its threads found them (onnxruntime, topk_impl.cuh)."""
+    order = np.lexsort((found.tokens, -found.logits), axis=-1)
+    return Candidates(*(np.take_along_axis(part, order, axis=-1) for part in (found.tokens, found.logits)))
