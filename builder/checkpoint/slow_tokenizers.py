@@ -49,6 +49,7 @@ def as_fast(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
         pad_token=tokenizer.pad_token,
         model_max_length=tokenizer.model_max_length,
         model_input_names=list(tokenizer.model_input_names),
+        clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
     )
     tokenizer.punc_normalizer = str  # as transformers does without sacremoses, which the emitted code has not
     for text in PROBES:

@@ -14,6 +14,7 @@ from typing import Any
 
 from transformers import GenerationConfig, PreTrainedModel
 
+from builder.checkpoint.decoding import cleans_up
 from builder.checkpoint.generation_config import end_ids, max_tokens, option_defaults, token_rules
 from builder.checkpoint.resolve import Checkpoint
 from builder.engines.onnxruntime import FUSED_OPERATORS
@@ -149,6 +150,7 @@ def serving_document(
         fields=[field.name for field in fields],
         defaults=option_defaults(config, beams, start),
         rules=token_rules(config, ends),
+        clean_up=cleans_up(checkpoint.tokenizer),
         **of_the_family,
     )
 

@@ -200,6 +200,7 @@ class GenerationServing:
     rules: TokenRules = TokenRules()
     source: Source | None = None  # of an encoder-decoder
     chat: Chat | None = None
+    clean_up: bool = False  # whether answers lose the spaces before marks that their tokens have (spaces.py)
     limits: RequestLimits = RequestLimits()
 
 

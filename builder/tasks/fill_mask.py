@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
+from builder.checkpoint.decoding import cleans_up
 from builder.errors import CheckpointError
 from builder.samples import TEXTS
 from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, pipeline_of
@@ -70,12 +71,11 @@ class FillMask(EncoderTask):
         if checkpoint.tokenizer.mask_token is None:
             raise CheckpointError(f"the tokenizer of {checkpoint.source} has no mask token; fill-mask needs one")
         tokenizer = checkpoint.tokenizer
-        pieces = type(tokenizer.backend_tokenizer.model).__name__ != "BPE"  # as transformers cleans up
         return {
             "mask": tokenizer.mask_token,
             "mask_id": tokenizer.mask_token_id,
             "pad_id": tokenizer.pad_token_id,
-            "clean_up": bool(tokenizer.clean_up_tokenization_spaces) and pieces,
+            "clean_up": cleans_up(tokenizer),
         }
 
     def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:

@@ -9,7 +9,7 @@ from pathlib import Path
 RUNTIME = Path(__file__).parent.parent / "runtime"
 TASKS = "encoder/tasks"
 EXECUTORS = "encoder/executors"
-SHARED_FILES = ("contract.py", "fields.py", "panics.py", "tensors_check.py", "tokens.py", "typed_json.py")
+SHARED_FILES = ("contract.py", "fields.py", "panics.py", "spaces.py", "tensors_check.py", "tokens.py", "typed_json.py")
 
 
 def with_imports(file: str) -> tuple[str, ...]:

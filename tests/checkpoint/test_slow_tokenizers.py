@@ -10,6 +10,7 @@ import pytest
 import sentencepiece
 from transformers import AutoTokenizer, MarianTokenizer
 
+from builder.checkpoint.decoding import cleans_up
 from builder.checkpoint.resolve import resolve, tokenizer_json
 from builder.checkpoint.slow_tokenizers import as_fast
 from builder.errors import CheckpointError
@@ -58,6 +59,8 @@ def test_a_checkpoint_of_pieces_and_a_vocabulary_is_served_as_it_was_trained(tmp
         assert checkpoint.tokenizer(text)["input_ids"] == slow(text)["input_ids"]
     ids = slow("The train to the coast leaves at nine.")["input_ids"]
     assert checkpoint.tokenizer.decode(ids, skip_special_tokens=True) == slow.decode(ids, skip_special_tokens=True)
+    slow.clean_up_tokenization_spaces = True
+    assert cleans_up(as_fast(slow)), "transformers cleans up after the slow one"
     assert '"Unigram"' in tokenizer_json(checkpoint.tokenizer)
 
 

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
+from builder.checkpoint.decoding import cleans_up, refuse_other_text
+from builder.errors import CheckpointError
+from builder.runtime.contract import dump
+from builder.runtime.generation import service as service_module
+from builder.runtime.generation.options import COMMON, PROMPT
+from builder.runtime.generation.service import Service
 from builder.runtime.generation.text import BROKEN, Detokenizer, StopStrings
 from builder.runtime.panics import TokenizerError
+from builder.runtime.spaces import Cleaner
 from tests.checkpoints import VOCABULARY, make_tokenizer
+from tests.generation.executors import SumExecutor
+from tests.generation.test_prompt_logprobs import answers_of
+from tests.servings import decoder_serving
 
 
 def byte_tokenizer() -> Tokenizer:
@@ -49,6 +61,60 @@ def test_the_pieces_are_the_text_that_follows_the_prompt(kind: str) -> None:
         text = "".join(detokenizer.push(token) for token in tokens) + detokenizer.flush()
         assert tokenizer.decode(prompt) + text == tokenizer.decode([*prompt, *tokens])
     assert tokenizer.get_vocab_size() <= VOCABULARY
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
+def test_spaces_before_marks_go_where_transformers_leaves_them_out(kind: str) -> None:
+    """As the configurations of many tokenisers say, French texts with their spaces included; of BPE they stay."""
+    tokenizer = make_tokenizer(kind, type_ids=False)
+    tokenizer.add_tokens([" .", " ' ", " n't", " ?", " 's"])
+    tokenizer.clean_up_tokenization_spaces = True
+    generator = np.random.default_rng(0)
+    marks = range(len(tokenizer) - 5, len(tokenizer))
+    for length in (1, 8, 40):
+        words = generator.integers(5, len(tokenizer), length).tolist()
+        tokens = [token for word in words for token in (word, int(generator.choice(marks)))]
+        detokenizer = Detokenizer(tokenizer.backend_tokenizer, [], clean_up=cleans_up(tokenizer))
+        text = "".join(detokenizer.push(token) for token in tokens) + detokenizer.flush()
+        assert text == tokenizer.decode(tokens, skip_special_tokens=True)
+    refuse_other_text(tokenizer)
+
+
+def test_spaces_that_go_are_the_same_in_pieces() -> None:
+    tokenizer = make_tokenizer("unigram", type_ids=False)
+    generator = np.random.default_rng(0)
+    for _ in range(2000):
+        text = "".join(generator.choice(list("  .?!,'ntmsvreé"), int(generator.integers(1, 30))))
+        cuts = sorted(generator.integers(0, len(text) + 1, 4).tolist())
+        cleaner = Cleaner()
+        pieces = [cleaner.push(text[begin:end]) for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
+        assert "".join(pieces) + cleaner.flush() == tokenizer.clean_up_tokenization(text), repr(text)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_service_writes_its_answers_so(stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    marks = {f" .{chr(ord('A') + number)}": number for number in range(50)}
+    tokenizer = Tokenizer(models.WordLevel(marks, unk_token=" .A"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    monkeypatch.setattr(service_module, "make_executor", lambda *given: SumExecutor(4, 64))
+    said = []
+    for clean_up in (False, True):
+        fields = [field.name for field in (*COMMON, *PROMPT)]
+        (tmp_path / "serving.json").write_text(dump(decoder_serving(fields=fields, end_ids=(), clean_up=clean_up)))
+        answers = answers_of(Service(tmp_path), {"text_input": np.array([b"x"], object)}, stream=stream, max_tokens=6)
+        said.append(b"".join(answer["text_output"][0] for answer in answers).decode())
+    assert said[0].count(" .") == 6
+    assert said[1] == said[0].replace(" .", ".")
+
+
+def test_a_tokeniser_that_writes_its_tokens_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = make_tokenizer("bpe", type_ids=False)
+    refuse_other_text(tokenizer)
+    own = tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda tokens, **options: own(tokens, **options).replace(" ", "_"))
+    with pytest.raises(CheckpointError, match=r"The_train_to_the_coast.*PreTrainedTokenizerFast"):
+        refuse_other_text(tokenizer)
 
 
 def test_special_tokens_are_text_where_that_is_asked_for() -> None:

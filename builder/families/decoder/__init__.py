@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.checkpoint.chat_template import chat_template
+from builder.checkpoint.decoding import refuse_other_text
 from builder.checkpoint.generation_config import refuse_unserved
 from builder.checkpoint.resolve import Checkpoint
 from builder.engines.decoding import DecodingEngine, engine_of, measurable
@@ -30,6 +31,7 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
     refuse_options(spec, {"--max-answer (use --max-length)": spec.max_answer is not None}, "a decoder")
     refuse_unserved(checkpoint.model.generation_config, is_decoder=True)
     chat_template(checkpoint.tokenizer)  # one that cannot be served
+    refuse_other_text(checkpoint.tokenizer)
     with stage("plan memory"):
         if spec.engine != "auto":
             return _on_one(engine_of(spec), checkpoint, folder)

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from builder.checkpoint.decoding import refuse_other_text
 from builder.checkpoint.generation_config import end_ids
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.engines.onnxruntime import BACKEND, loop_session
@@ -115,6 +116,7 @@ def begin(
         "serving.tool_parser": spec.serving.tool_parser is not None,
     }
     refuse_options(spec, unusable, "an encoder-decoder model")
+    refuse_other_text(checkpoint.tokenizer)
     settings = read_settings(checkpoint, spec.task, spec.slots, spec.beams, spec.max_answer)
     with stage("plan memory"):
         own, cross = seq2seq_shapes(checkpoint.model)

@@ -135,7 +135,8 @@ class Service:
         )
 
         def detokenizer() -> Detokenizer:
-            return Detokenizer(self.tokenizer, request.prompt, options.skip_special_tokens)
+            special, clean_up = options.skip_special_tokens, self.serving.clean_up
+            return Detokenizer(self.tokenizer, request.prompt, special, clean_up)
 
         if options.num_beams > 1:
             return [Beams(request, BeamSearch(rules, request.prompt, ends), detokenizer)]

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from tokenizers import Tokenizer
 
 from ..panics import survived
+from ..spaces import Cleaner
 
 BROKEN = "\ufffd"  # what a decoder makes of bytes that are not a whole character yet
 CONTEXT = 8  # tokens of the prompt that decide how the first new token is spelled (its leading space, say)
@@ -18,10 +19,13 @@ CONTEXT = 8  # tokens of the prompt that decide how the first new token is spell
 class Detokenizer:
     """Text of one sequence, piece by piece; all pieces together are the decoding of all tokens.
 
-    `skip_special`: whether special tokens are no part of the text.
+    `skip_special`: whether special tokens are no part of the text; `clean_up`: whether spaces before marks are none.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt: "Sequence[int]", skip_special: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, prompt: "Sequence[int]", skip_special: bool = True, clean_up: bool = False
+    ) -> None:
+        self.cleaner = Cleaner() if clean_up else None
         self.tokenizer = tokenizer
         self.skip_special = skip_special
         self.tokens = list(prompt[-CONTEXT:])
@@ -36,13 +40,15 @@ class Detokenizer:
         if after.endswith(BROKEN) or len(after) <= len(before):
             return ""
         self.start, self.read = self.read, len(self.tokens)
-        return after[len(before) :]
+        text = after[len(before) :]
+        return text if self.cleaner is None else self.cleaner.push(text)
 
     def flush(self) -> str:
         """What is left when no token follows: bytes that never became a character show as U+FFFD."""
         before, after = self._decode(self.start, self.read), self._decode(self.start, len(self.tokens))
         self.start = self.read = len(self.tokens)
-        return after[len(before) :]
+        text = after[len(before) :]
+        return text if self.cleaner is None else self.cleaner.push(text) + self.cleaner.flush()
 
     def _decode(self, start: int, end: int) -> str:
         text: str = survived(self.tokenizer.decode, self.tokens[start:end], skip_special_tokens=self.skip_special)

@@ -14,14 +14,9 @@ from tokenizers import Encoding
 
 from ...fields import Field, InputError, Tensors, as_bytes, count, one_each, refuse_long, strings
 from ...panics import survived
+from ...spaces import cleaned
 from .. import task
 from ..scores import softmax
-
-CLEAN_UP = (  # clean_up_tokenization_spaces, in transformers' order
-    *((f" {mark}", mark) for mark in (".", "?", "!", ",")),
-    (" ' ", "'"),
-    *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
-)
 
 
 class Task(task.Task):
@@ -102,6 +97,4 @@ class Task(task.Task):
 
     def _decode(self, ids: list[int], skip_special: bool) -> str:
         text: str = survived(self.text.tokenizer.decode, ids, skip_special_tokens=skip_special)
-        for spaced, tight in CLEAN_UP if self.parameters["clean_up"] else ():
-            text = text.replace(spaced, tight)
-        return text
+        return cleaned(text) if self.parameters["clean_up"] else text

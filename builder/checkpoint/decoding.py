@@ -1,0 +1,35 @@
+"""How tokens become text again: as transformers decodes them, which the emitted code is compared with.
+
+Knows tokenisers; knows no model.
+"""
+
+from __future__ import annotations
+
+from transformers import PreTrainedTokenizerFast
+
+from builder.errors import CheckpointError
+from builder.runtime.generation.text import Detokenizer
+from builder.samples import TEXTS
+
+FORCED = "clean_up_tokenization_spaces_for_bpe_even_though_it_will_corrupt_output"
+PROBES = (*TEXTS[:8], "Ça va ? Oui , c ' est vrai ! We ' re n't 's .", "  two  spaces ", "日本語 😀", "a\tb\nc", "")
+
+
+def cleans_up(tokenizer: PreTrainedTokenizerFast) -> bool:
+    """Whether transformers leaves out spaces before marks as it decodes: of BPE it does not unless it is forced to."""
+    pieces = type(tokenizer.backend_tokenizer.model).__name__ != "BPE"
+    return bool(tokenizer.clean_up_tokenization_spaces) and (pieces or bool(getattr(tokenizer, FORCED, False)))
+
+
+def refuse_other_text(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Raises CheckpointError where answers would be written otherwise than transformers writes them."""
+    for probe in PROBES:
+        tokens = tokenizer(probe)["input_ids"]
+        detokenizer = Detokenizer(tokenizer.backend_tokenizer, [], clean_up=cleans_up(tokenizer))
+        text = "".join(map(detokenizer.push, tokens)) + detokenizer.flush()
+        wanted = tokenizer.decode(tokens, skip_special_tokens=True)
+        if text != wanted:
+            raise CheckpointError(
+                f"tokens of this checkpoint are written {text[:60]!r} here and {wanted[:60]!r} by transformers: a bug "
+                f"worth reporting, with its tokenizer class, {type(tokenizer).__name__}"
+            )
