@@ -91,6 +91,7 @@ def locate(asked: Source, weights: bool = True) -> CheckpointFiles:
     sentence = read_modules(root)
     folder = sentence.transformer if sentence is not None else root
     refuse_untrusted(root, folder, asked.model)
+    _refuse_adapter(folder, asked.model)
     files = _weights(folder, asked.model) if weights or revision is None else []
     config = _config(folder, asked.model)
     return CheckpointFiles(
@@ -191,6 +192,15 @@ def _read_generation_config(model: PreTrainedModel, folder: Path) -> None:
         model.generation_config = GenerationConfig.from_pretrained(folder)
 
 
+def _refuse_adapter(folder: Path, model: str) -> None:
+    """Raise CheckpointError for an adapter: with peft transformers answers with it, and without with what is beside."""
+    if (folder / "adapter_config.json").is_file():
+        raise CheckpointError(
+            f"{model} has an adapter (adapter_config.json), whose weights are not in its model's; merge them first: "
+            "PeftModel.from_pretrained(...).merge_and_unload().save_pretrained(folder)"
+        )
+
+
 def _weights(folder: Path, model: str) -> list[Path]:
     weights = sorted(folder.glob("*.safetensors"))
     if weights:
@@ -261,19 +271,21 @@ def _max_length(
     longest: int | None,
 ) -> int | None:
     """The most tokens of one row: what the user stated, what checkpoint and task say, what positions there are; None
-    where none of them says it."""
-    limits = [position_limit(model), tokenizer.model_max_length if tokenizer.model_max_length < 10**6 else None]
-    hard = min((limit for limit in limits if limit), default=None)
-    own = sentence.max_length if sentence is not None and sentence.max_length else hard
-    own = min((limit for limit in (own, longest) if limit), default=None)
+    where none of them says it.
+
+    What sentence-transformers saved comes before what the tokeniser says, as it does there.
+    """
+    positions = position_limit(model)
+    own = tokenizer.model_max_length if tokenizer.model_max_length < 10**6 else None
+    if sentence is not None and sentence.max_length:
+        own = sentence.max_length
     if stated is not None:
-        positions = limits[0]
         if positions is not None and stated > positions:
             raise CheckpointError(
                 f"--max-length {stated} exceeds the {positions} positions this model has; use at most that"
             )
         return stated
-    return own if own is None or hard is None else min(own, hard)
+    return min((limit for limit in (positions, own, longest) if limit), default=None)
 
 
 def position_limit(model: PreTrainedModel) -> int | None:

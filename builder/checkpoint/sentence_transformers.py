@@ -37,9 +37,20 @@ SETTINGS = (  # the file of a Transformer module's settings, in the order in whi
     "sentence_xlm-roberta_config.json",
     "sentence_xlnet_config.json",
 )
+LOADED = {  # of those settings, how a transformer is loaded (older name): the arguments that change no answer
+    "model_kwargs": ("model_args", {"add_pooling_layer", "attn_implementation", "device_map", "dtype", "torch_dtype"}),
+    "processor_kwargs": ("tokenizer_args", {"model_max_length", "padding_side", "use_fast"}),
+    "config_kwargs": ("config_args", {"use_cache"}),
+}
+UNREAD = {"trust_remote_code", "cache_dir", "token", "revision", "subfolder", "local_files_only"}  # where files are
 NOT_HONOURED = ("query_length", "document_length", "query_expansion", "processing_kwargs")  # of those settings
 ACTIVATIONS = {"Tanh": torch.nn.Tanh, "Identity": torch.nn.Identity, "ReLU": torch.nn.ReLU, "GELU": torch.nn.GELU}
 EMBEDDER, CROSS_ENCODER, SPARSE_ENCODER = "SentenceTransformer", "CrossEncoder", "SparseEncoder"
+READ = {  # which head of the transformer, and what of its answer, a class reads
+    EMBEDDER: ("feature-extraction", "last_hidden_state"),
+    CROSS_ENCODER: ("sequence-classification", "logits"),
+    SPARSE_ENCODER: ("fill-mask", "logits"),
+}
 CHAINS = {
     EMBEDDER: re.compile("Transformer Pooling( Dense)*( Normalize)*"),
     CROSS_ENCODER: re.compile("Transformer"),
@@ -83,7 +94,10 @@ def read_modules(root: Path) -> SentenceModules | None:
     (_, transformer), *after = chain
     if kind == SPARSE_ENCODER:
         _refuse_splade(_json(after[0][1] / "config.json"), root)
-    settings = _settings(transformer, root)
+    settings = _settings(transformer, root, kind)
+    for name, folder in after:
+        if name == "Normalize":
+            _refuse_normalize(_json(folder / "config.json", {}), root)
     prompts, default = _prompts(general, root)
     if kind == CROSS_ENCODER and default:
         raise CheckpointError(f"{root.name} is a {CROSS_ENCODER} with a default prompt, which is not supported")
@@ -139,13 +153,46 @@ def _folder(root: Path, path: str) -> Path:
     return root / path
 
 
-def _settings(transformer: Path, root: Path) -> dict[str, Any]:
+def _settings(transformer: Path, root: Path, kind: str) -> dict[str, Any]:
     found = (_json(transformer / name, {}) for name in SETTINGS)
     settings: dict[str, Any] = next((settings for settings in found if settings), {})
     unknown = [name for name in NOT_HONOURED if settings.get(name)]
     if unknown:
         raise CheckpointError(f"{root.name} sets {', '.join(unknown)} for its transformer, which is not supported")
+    _refuse_arguments(settings, root)
+    _refuse_reading(settings, *READ[kind], root)
     return settings
+
+
+def _refuse_arguments(settings: dict[str, Any], root: Path) -> None:
+    """Raise CheckpointError for an argument that its transformer or tokeniser is loaded with, and that changes it."""
+    for name, (older, harmless) in LOADED.items():
+        given = settings.get(name) or settings.get(older) or {}
+        wrong = sorted(set(given) - harmless - UNREAD)
+        if wrong:
+            raise CheckpointError(
+                f"{root.name} loads its transformer with {wrong[0]} {given[wrong[0]]!r} ({name}), which is not "
+                "supported; write it into the configuration of the transformer or of its tokeniser"
+            )
+
+
+def _refuse_reading(settings: dict[str, Any], task: str, output: str, root: Path) -> None:
+    """Raise CheckpointError where a text is not read by `task`'s forward, or another output of it is used."""
+    usual = {"method": "forward", "method_output_name": output}
+    read = (settings.get("modality_config") or {"text": usual}).get("text") or {}
+    names = read.get("method_output_name")
+    found = settings.get("transformer_task") or task, read.get("method"), [names] if isinstance(names, str) else names
+    if found != (task, "forward", [output]):
+        raise CheckpointError(
+            f"{root.name} reads {found[2]} of its transformer's {found[1]} for texts, loaded for {found[0]}; known is "
+            f"{output} of forward, for {task}"
+        )
+
+
+def _refuse_normalize(config: dict[str, Any], root: Path) -> None:
+    names = {config.get(key) or "sentence_embedding" for key in ("module_input_name", "module_output_name")}
+    if names != {"sentence_embedding"}:
+        raise CheckpointError(f"{root.name} normalises {min(names - {'sentence_embedding'})}, which is not supported")
 
 
 def _processor(settings: dict[str, Any]) -> dict[str, Any]:

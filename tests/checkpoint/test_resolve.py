@@ -144,6 +144,14 @@ def test_a_label_map_that_does_not_match(labels: dict[str, str], copy: Callable[
         encoder_task(found.task).parameters(found)
 
 
+def test_an_adapter_beside_weights_is_refused(copy: Callable[[str], Path]) -> None:
+    """With peft transformers answers with the adapter, without it with the weights beside it: neither is guessed."""
+    folder = copy("topics")
+    (folder / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "org/base", "r": 8}))
+    with pytest.raises(CheckpointError, match=r"has an adapter \(adapter_config.json\).*merge_and_unload"):
+        _resolve(folder)
+
+
 def test_weights_that_are_not_those_of_the_configuration(copy: Callable[[str], Path]) -> None:
     folder = copy("topics")
     _edit(folder / "config.json", id2label={"0": "a", "1": "b", "2": "c", "3": "d"})

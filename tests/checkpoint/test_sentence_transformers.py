@@ -174,6 +174,59 @@ def test_the_settings_of_earlier_releases(name: str, copy: Path) -> None:
         read_modules(copy)
 
 
+TEXT = {"method": "forward", "method_output_name": "last_hidden_state"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"config_args": {"is_decoder": True}}, r"with is_decoder True \(config_kwargs\)"),
+        ({"config_kwargs": {"rope_theta": 5.0}}, "with rope_theta 5.0"),
+        ({"model_args": {"ignore_mismatched_sizes": True}}, "with ignore_mismatched_sizes True"),
+        ({"tokenizer_args": {"model_max_length": 40, "truncation_side": "left"}}, "with truncation_side 'left'"),
+        ({"processor_kwargs": {"add_eos_token": True}}, "with add_eos_token True"),
+        ({"transformer_task": "fill-mask"}, "loaded for fill-mask; known is last_hidden_state of forward"),
+        ({"modality_config": {"text": {**TEXT, "method_output_name": "pooler_output"}}}, "reads .'pooler_output'."),
+        ({"modality_config": {"text": {**TEXT, "method": "get_text_features"}}}, "get_text_features for texts"),
+        ({"modality_config": {"message": TEXT}}, "reads None of its transformer's None"),
+    ],
+)
+def test_settings_that_would_change_answers_are_refused(settings: dict[str, Any], message: str, copy: Path) -> None:
+    """They were not looked at, and the model answered without them."""
+    _write(copy / "sentence_bert_config.json", settings)
+    with pytest.raises(CheckpointError, match=message):
+        read_modules(copy)
+
+
+def test_settings_that_change_no_answer_are_taken(copy: Path) -> None:
+    loaded = {"model_args": {"torch_dtype": "float16", "trust_remote_code": True}, "config_args": {"use_cache": False}}
+    read = {"transformer_task": "feature-extraction", "modality_config": {"text": TEXT, "message": TEXT}}
+    limit = {"tokenizer_args": {"model_max_length": 40, "padding_side": "left"}}
+    _write(copy / "sentence_bert_config.json", {**loaded, **read, **limit})
+    found = read_modules(copy)
+    assert found is not None
+    assert found.max_length == 40
+
+
+def test_what_is_normalised_is_the_embedding(copy: Path) -> None:
+    kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+    _modules(copy, *((path, f"sentence_transformers.models.{kind}") for path, kind in kinds))
+    for name in ("sentence_embedding", "token_embeddings"):
+        _write(copy / "2_Normalize" / "config.json", {"module_input_name": name})
+        if name == "sentence_embedding":
+            assert read_modules(copy)
+    with pytest.raises(CheckpointError, match="normalises token_embeddings"):
+        read_modules(copy)
+
+
+@pytest.mark.parametrize(("limit", "tokens"), [(24, 24), (None, 16), (900, 514)])
+def test_its_own_limit_counts_before_the_tokenisers(limit: int | None, tokens: int, copy: Path) -> None:
+    """sentence-transformers hands its limit to the tokeniser; a text of 20 tokens was cut to 16."""
+    _edit(copy / "tokenizer_config.json", model_max_length=16)
+    _write(copy / "sentence_bert_config.json", {"max_seq_length": limit, "do_lower_case": False})
+    assert resolve(make_spec(model=str(copy))).max_length == tokens
+
+
 def test_an_empty_default_prompt_is_no_prompt(copy: Path, tmp_path: Path) -> None:
     """It was dropped from the prompts, and every request refused for the lack of it."""
     prompts = {"query": "query: ", "document": ""}
