@@ -12,7 +12,8 @@ from builder.checkpoint.card import CARD
 from builder.errors import CheckpointError
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
-FILES = ["*.json", "*.safetensors", "*.txt", "*.model", "*.spm", CARD]  # nothing that runs, nothing pickled
+# Nothing that runs but chat templates, which do in a sandbox, and nothing pickled.
+FILES = ["*.json", "*.jinja", "*.safetensors", "*.txt", "*.model", "*.spm", CARD]
 
 
 def fetch(model: str, revision: str | None, weights: bool) -> tuple[Path, str | None]:
