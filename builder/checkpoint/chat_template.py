@@ -30,21 +30,28 @@ WEATHER = {"name": "weather", "description": "The weather of a place", "paramete
 TOOLS: Sequence[Mapping[str, Any]] = [{"type": "function", "function": WEATHER}]
 
 
+def tool_template(tokenizer: PreTrainedTokenizerFast) -> str | None:
+    """The template that transformers takes for requests with tools, where the checkpoint has one for each purpose."""
+    templates = tokenizer.chat_template
+    return templates.get("tool_use") if isinstance(templates, dict) else None
+
+
 def chat_template(tokenizer: PreTrainedTokenizerFast) -> str | None:
-    """The template of a request without tools, or None. Raises CheckpointError where it is not rendered as there."""
+    """The template of a chat, or None. Raises CheckpointError where that, or the one for tools, is not rendered as
+    transformers renders it."""
     template = tokenizer.chat_template
     if isinstance(template, dict):  # one for each purpose; transformers takes this one for a chat
         template = template.get("default")
     if not template:
         return None
-    own = ChatTemplate(template, tokenizer.special_tokens_map)
+    own = ChatTemplate(template, tokenizer.special_tokens_map, tool_template(tokenizer))
     if own.problem:
         raise CheckpointError(
             f"{own.problem}. Mend or remove it: chat_template.jinja, or chat_template in tokenizer_config.json"
         )
     for tools in (None, TOOLS):
         for name, messages in CHATS.items():
-            wanted, rendered = _transformers(tokenizer, template, messages, tools), _own(own, messages, tools)
+            wanted, rendered = _transformers(tokenizer, messages, tools), _own(own, messages, tools)
             if wanted != rendered:
                 raise CheckpointError(
                     f"the checkpoint's chat template renders {name}{' with tools' if tools else ''} differently here "
@@ -54,10 +61,10 @@ def chat_template(tokenizer: PreTrainedTokenizerFast) -> str | None:
     return str(template)
 
 
-def _transformers(tokenizer: PreTrainedTokenizerFast, template: str, messages: Messages, tools: Any) -> str | None:
+def _transformers(tokenizer: PreTrainedTokenizerFast, messages: Messages, tools: Any) -> str | None:
     """What transformers renders; None where the template refuses these messages."""
     try:
-        options = {"tools": tools, "chat_template": template, "add_generation_prompt": True, "tokenize": False}
+        options = {"tools": tools, "add_generation_prompt": True, "tokenize": False}
         return str(tokenizer.apply_chat_template(list(messages), **options))
     except Exception:  # a template is a program: it may raise anything
         return None

@@ -19,7 +19,7 @@ CALLING = {"role": "assistant", "content": "", "tool_calls": [{"id": ID, "type":
 
 def tool_parser(chat: Chat) -> str | None:
     """The name of the parser of the template's notation; None where it has none, or one that is not known."""
-    template = ChatTemplate(chat.template, chat.special_tokens)
+    template = ChatTemplate(chat.template, chat.special_tokens, chat.tool_template)
     if not template.takes_tools:
         return None
     written = _written(template)

@@ -12,7 +12,8 @@ from builder.checkpoint.fetch import fetch
 
 READ = {
     "config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "merges.txt", "spiece.model",
-    "1_Pooling/config.json", "source.spm", "README.md", "chat_template.jinja", "additional_chat_templates/tool_use.jinja",
+    "1_Pooling/config.json", "source.spm", "README.md", "chat_template.jinja",
+    "additional_chat_templates/tool_use.jinja",
 }  # fmt: skip
 LEFT = {"pytorch_model.bin", "modeling_own.py", "training_args.bin", "tf_model.h5", "onnx/model.onnx"}
 

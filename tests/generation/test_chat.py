@@ -9,12 +9,14 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from builder.checkpoint.chat_template import TOOLS, chat_template
+from builder.checkpoint.chat_template import TOOLS, chat_template, tool_template
 from builder.errors import CheckpointError
 from builder.runtime.contract import FILE, Chat, dump
 from builder.runtime.fields import InputError
 from builder.runtime.generation import sandbox
 from builder.runtime.generation.chat import ChatTemplate
+from builder.runtime.generation.options import Options
+from builder.runtime.generation.prompts import DecoderPrompts
 from builder.triton.check import check
 from tests.checkpoints import make_tokenizer
 from tests.decoders import CHAT
@@ -68,6 +70,20 @@ def test_a_build_takes_what_is_rendered_alike(template: str, tokenizer: PreTrain
     assert chat_template(tokenizer) == template
     tokenizer.chat_template = {"default": template, "tool_use": "other"}
     assert chat_template(tokenizer) == template
+
+
+def test_requests_with_tools_get_the_template_that_is_for_them(tokenizer: PreTrainedTokenizerFast) -> None:
+    """They were refused, or got the one of a chat, where transformers takes `tool_use`."""
+    tokenizer.chat_template = {"default": TEMPLATES["chatml"], "tool_use": TEMPLATES["tools"]}
+    assert chat_template(tokenizer) == TEMPLATES["chatml"]
+    chat = Chat(TEMPLATES["chatml"], tokenizer.special_tokens_map, tool_template(tokenizer))
+    prompts = DecoderPrompts(512, chat, tokenizer.backend_tokenizer)
+    for tools in (None, TOOLS):
+        wanted = tokenizer.apply_chat_template(MESSAGES, tools=tools, tokenize=False, add_generation_prompt=True)
+        assert prompts(Options(messages=MESSAGES, tools=tools)).text == wanted
+    tokenizer.chat_template = {"default": TEMPLATES["chatml"], "tool_use": "{% endif %}"}
+    with pytest.raises(CheckpointError, match="does not compile"):
+        chat_template(tokenizer)
 
 
 def test_a_build_refuses_a_template_that_does_not_compile(tokenizer: PreTrainedTokenizerFast) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from builder.checkpoint.chat_template import chat_template
+from builder.checkpoint.chat_template import chat_template, tool_template
 from builder.checkpoint.generation_config import total_length
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.checkpoint.tool_parser import tool_parser
@@ -204,7 +204,8 @@ class Decoder:
         )
 
     def _chat(self, template: str) -> Chat:
-        chat = Chat(template, dict(self.checkpoint.tokenizer.special_tokens_map))
+        tokenizer = self.checkpoint.tokenizer
+        chat = Chat(template, dict(tokenizer.special_tokens_map), tool_template(tokenizer))
         return replace(chat, tool_parser=self.spec.serving.tool_parser or tool_parser(chat))
 
     def comparison(self, chosen: Chosen) -> Comparison:

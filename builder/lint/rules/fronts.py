@@ -85,7 +85,8 @@ def has_a_chat_template_that_compiles(version: Version) -> Iterator[Problem]:
     """
     served = version.serving
     if isinstance(served, GenerationServing) and served.chat is not None:
-        problem = ChatTemplate(served.chat.template, served.chat.special_tokens).problem
+        chat = served.chat
+        problem = ChatTemplate(chat.template, chat.special_tokens, chat.tool_template).problem
         if problem:
             file = f"{version.number}/{FILE}"
             yield Problem(f"{file}: {problem}", "chats are refused, texts are answered", file=file)

@@ -29,18 +29,22 @@ REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing
 class ChatTemplate:
     """Renders messages. `source` comes from the checkpoint and is not trusted: it can reach no Python object.
 
+    `with_tools`: the one that is rendered for requests with tools, where that is another.
     `problem` says why a template does not compile; every chat is then refused with it, and texts are answered.
     `takes_tools`: whether it looks at the tools that it is given.
     """
 
-    def __init__(self, source: str, tokens: "Mapping[str, str]") -> None:
+    def __init__(self, source: str, tokens: "Mapping[str, str]", with_tools: "str | None" = None) -> None:
         self.problem = ""
         self.tokens = dict(tokens)
         self.takes_tools = False
         self.environment = _environment()
         try:
-            self.template = self.environment.from_string(source)
-            self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(self.environment.parse(source))
+            self.template = self.tool_template = self.environment.from_string(source)
+            if with_tools is not None:
+                self.tool_template = self.environment.from_string(with_tools)
+            parsed = self.environment.parse(source if with_tools is None else with_tools)
+            self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(parsed)
         except jinja2.TemplateSyntaxError as error:
             self.problem = f"the model's chat template does not compile: line {error.lineno}: {error.message}"
         except Exception as error:  # nested too deeply, say: what a checkpoint brings must not end a server
@@ -53,17 +57,18 @@ class ChatTemplate:
         if self.problem:
             raise InputError(f"{self.problem}; send the prompt as text_input")
         variables = {"messages": [_message(message) for message in messages], "tools": tools, "documents": None}
+        template = self.template if tools is None else self.tool_template
         try:
-            return self._render({**variables, "add_generation_prompt": True, **self.tokens})
+            return self._render(template, {**variables, "add_generation_prompt": True, **self.tokens})
         except RecursionError as error:
             raise InputError("the model's chat template refuses these messages: they have too many levels") from error
         except Exception as error:  # a template is a program: anything can go wrong in it
             raise InputError(f"the model's chat template refuses these messages: {error}") from error
 
-    def _render(self, variables: "Mapping[str, Any]") -> str:
+    def _render(self, template: jinja2.Template, variables: "Mapping[str, Any]") -> str:
         self.environment.begin()
         pieces, length = [], 0
-        for piece in self.template.generate(**variables):
+        for piece in template.generate(**variables):
             self.environment.step()
             pieces.append(piece)
             length += len(piece)

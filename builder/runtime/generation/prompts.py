@@ -46,7 +46,9 @@ class DecoderPrompts:
         """`length`: tokens of a prompt and its answer together, at most."""
         self.tokenizer = tokenizer
         self.longest = length - 1
-        self.chat = ChatTemplate(chat.template, chat.special_tokens) if chat is not None else None
+        self.chat = None
+        if chat is not None:
+            self.chat = ChatTemplate(chat.template, chat.special_tokens, chat.tool_template)
 
     def __call__(self, options: Options) -> Prompt:
         """Raises InputError for a prompt that leaves no room for an answer, or a chat without a template."""
