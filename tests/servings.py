@@ -27,7 +27,7 @@ def encoder_serving(**changes: Any) -> EncoderServing:
         "outputs": ("features",),
         "pad": {"input_ids": 0},
         "batching": Batching(token_budget=64, max_rows=8, call_cost=4),
-        "parameters": {"pooled": True, "size": 2, "prompts": {}, "default_prompt": None, "lower_case": False},
+        "parameters": {"pooled": True, "size": 2, "prompts": {}, "default_prompt": None},
     }
     return EncoderServing(**{**fields, **changes})
 

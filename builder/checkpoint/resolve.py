@@ -27,7 +27,7 @@ from builder.checkpoint.card import read_card
 from builder.checkpoint.fetch import fetch
 from builder.checkpoint.packed import packed_format, refuse_packed, unpack, without_quantisation
 from builder.checkpoint.patterns import refuse_endless_patterns
-from builder.checkpoint.sentence_transformers import SentenceModules, read_modules
+from builder.checkpoint.sentence_transformers import SentenceModules, read_in_lower_case, read_modules
 from builder.checkpoint.slow_tokenizers import as_fast
 from builder.checkpoint.untrusted import refuse_untrusted
 from builder.checkpoint.widen import widened
@@ -94,6 +94,9 @@ def locate(asked: Source, weights: bool = True) -> CheckpointFiles:
     _refuse_adapter(folder, asked.model)
     files = _weights(folder, asked.model) if weights or revision is None else []
     config = _config(folder, asked.model)
+    tokenizer = _tokenizer(folder, asked.model, config)
+    if sentence is not None and sentence.lower_case:
+        read_in_lower_case(tokenizer)
     return CheckpointFiles(
         source=asked.model.rstrip("/") if revision else root.resolve().name,
         revision=revision,
@@ -101,7 +104,7 @@ def locate(asked: Source, weights: bool = True) -> CheckpointFiles:
         weights=tuple(files),
         weights_sha256=digest_of(files) if files else None,
         config=config,
-        tokenizer=_tokenizer(folder, asked.model, config),
+        tokenizer=tokenizer,
         task=find_task(asked.task) if asked.task else infer_task(config, sentence.kind if sentence else None),
         sentence=sentence,
         card=read_card(root),

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from tokenizers import normalizers
+from transformers import PreTrainedTokenizerFast
 
 from builder.errors import CheckpointError
 
@@ -116,6 +118,18 @@ def read_modules(root: Path) -> SentenceModules | None:
         default_prompt=default,
         activation=general.get("activation_fn"),
     )
+
+
+def read_in_lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
+    """Let `tokenizer` make texts lower-case before anything else, special tokens in them apart.
+
+    As sentence-transformers does where its settings say do_lower_case (base/modules/transformer.py, 6.2).
+    """
+    backend = tokenizer.backend_tokenizer
+    own = backend.normalizer
+    parts = list(own) if isinstance(own, normalizers.Sequence) else [] if own is None else [own]
+    if not any(isinstance(part, normalizers.Lowercase) for part in parts):
+        backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *parts])
 
 
 def _modules(root: Path) -> list[dict[str, str]]:

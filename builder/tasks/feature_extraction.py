@@ -60,7 +60,6 @@ class FeatureExtraction(EncoderTask):
             "size": size,
             "prompts": sentence.prompts if sentence else {},
             "default_prompt": sentence.default_prompt if sentence else None,
-            "lower_case": sentence.lower_case if sentence else False,
         }
 
     def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
@@ -93,8 +92,7 @@ def prompted(checkpoint: Checkpoint, sample: Sample) -> str:
     if sentence is None:
         return text
     name = sample.get("prompt_name", sentence.default_prompt)
-    text = (sentence.prompts[name] if name else "") + text
-    return text.lower() if sentence.lower_case else text
+    return (sentence.prompts[name] if name else "") + text
 
 
 TASK = FeatureExtraction()

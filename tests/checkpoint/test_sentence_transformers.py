@@ -15,13 +15,13 @@ import torch
 from safetensors.torch import save_file
 
 from builder.checkpoint.resolve import resolve
-from builder.checkpoint.sentence_transformers import Pooler, read_modules
+from builder.checkpoint.sentence_transformers import Pooler, read_in_lower_case, read_modules
 from builder.errors import CheckpointError
 from builder.onnx.graph import Graph
 from builder.spec import make_spec
 from builder.tasks.base import encoder_task
 from builder.variants.evaluator import make_evaluator
-from tests.checkpoints import make_checkpoint
+from tests.checkpoints import make_checkpoint, make_tokenizer
 from tests.fronts import answers, front_over_pytorch
 
 PAIRS = ("the train leaves at nine", ["the museum is closed", "a fox"])
@@ -172,6 +172,26 @@ def test_the_settings_of_earlier_releases(name: str, copy: Path) -> None:
     _write(copy / name, {"max_seq_length": 40, "query_expansion": {"strategy": "fixed"}})
     with pytest.raises(CheckpointError, match="sets query_expansion"):
         read_modules(copy)
+
+
+def test_texts_become_lower_case_and_special_tokens_in_them_do_not(copy: Path, tmp_path: Path) -> None:
+    """The text was made so before its tokens were read, so that those were letters and brackets."""
+    _write(copy / "sentence_bert_config.json", {"do_lower_case": True})
+    spec = make_spec(model=str(copy))
+    checkpoint = resolve(spec)
+    samples = [{"text_input": text} for text in ("A FOX [SEP] Fox", "a fox [SEP] fox", "a fox [sep] fox")]
+    ids = checkpoint.tokenizer(samples[0]["text_input"])["input_ids"]
+    assert ids.count(checkpoint.tokenizer.sep_token_id) == 2
+    first, same, other = (
+        np.array(a["embedding"]) for a in answers(front_over_pytorch(checkpoint, spec, tmp_path), checkpoint, samples)
+    )
+    np.testing.assert_allclose(first, same, atol=1e-5)
+    assert np.abs(first - other).max() > 1e-3
+    cased = make_tokenizer("unigram", type_ids=False)
+    read_in_lower_case(cased)
+    read_in_lower_case(cased)
+    assert cased("THE Train")["input_ids"] == cased("the train")["input_ids"]
+    assert len(list(cased.backend_tokenizer.normalizer)) == 1, "once is enough"
 
 
 TEXT = {"method": "forward", "method_output_name": "last_hidden_state"}

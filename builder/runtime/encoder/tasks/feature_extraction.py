@@ -29,10 +29,7 @@ class Task(task.Task):
         if name is not None and name not in prompts:
             raise InputError(f"prompt_name is {name!r}; this model has {', '.join(sorted(prompts))}")
         prefix = prompts[name] if name is not None else ""
-        texts = [prefix + text for text in texts]
-        if self.parameters["lower_case"]:
-            texts = [text.lower() for text in texts]
-        return task.Job(list(texts), {}, self.wants_truncation(tensors))
+        return task.Job([prefix + text for text in texts], {}, self.wants_truncation(tensors))
 
     def answer(self, job: task.Job, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]) -> dict[str, np.ndarray]:
         if self.parameters["pooled"]:
