@@ -22,7 +22,8 @@ from builder.triton.releases import LIMITS, OPERATOR_NEEDS, RELEASES, runtime_of
 class Graph:
     """One model file with its signature. `operators` counts nodes by operator type.
 
-    `engine` is the Triton backend it is for, `arithmetic` what that computes real products in: fp32 or bf16.
+    `engine` is the Triton backend it is for, `arithmetic` what that computes real products in: fp32, bf16, or fp16 on a
+    GPU.
     """
 
     path: Path

@@ -141,7 +141,9 @@ class VariantMaker:
             check_release(quantised.graph, spec.triton, spec.in_process)
         elif variant.precision in HALVES and not engine.halves_itself:
             kept = engine.without_half(source.operators, variant.precision, variant.target, spec.triton)
-            quantised = Quantised(to_half(source, path, variant.precision, kept))
+            half = to_half(source, path, variant.precision, kept)
+            on_gpu = variant.target != "cpu" and variant.precision == "fp16"
+            quantised = Quantised(replace(half, arithmetic="fp16") if on_gpu else half)
         return engine.finish(quantised, variant.precision, path)
 
     def _static(self, variant: Variant, source: Graph, path: Path, left_alone: Sequence[str]) -> Quantised:

@@ -47,7 +47,10 @@ class Agreeing:
     def refuse_nan(self) -> None:
         """Raises VerificationError where a log-probability is not a finite number."""
         if not all(np.isfinite(values).all() for values in self.logprobs):
-            raise VerificationError("the graph gives NaN on the samples. Nothing was published: check the weights")
+            raise VerificationError(
+                "the graph gives NaN on the samples. Nothing was published: check the weights and, where its results "
+                "are in fp16, which ends at 65504, use --precision bf16"
+            )
 
     def error(self, reference: Sequence[np.ndarray]) -> float:
         """The largest difference of a log-probability."""

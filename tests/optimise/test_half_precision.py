@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from onnx import TensorProto, helper, numpy_helper
 
 from builder.engines.cuda import KERNELS, without_kernel
-from builder.engines.onnxruntime import open_session, run_with
+from builder.engines.cuda.lowering import decoder_for_cuda
+from builder.engines.decoding import opened
+from builder.engines.onnxruntime import infer, open_session, run_with
+from builder.errors import VerificationError
+from builder.export.decoder import export_decoder
 from builder.onnx.bfloat16 import bfloat16, without_bfloat16
-from builder.onnx.graph import Graph, save_graph
+from builder.onnx.graph import Graph, load_graph, save_graph
+from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
+from builder.verify.generation import make_reference, measure
+from tests.checkpoints import VOCABULARY
+from tests.decoders import make_decoder
+from tests.export.test_decoders import prompts
 
 
 def graph_of(
@@ -91,6 +102,42 @@ def test_a_place_in_a_table_is_not_rounded_to_another(tmp_path: Path) -> None:
     half = to_half(exact, tmp_path / "half" / "model.onnx")
     found, wanted = (run_with(open_session(graph.path, 1))(feeds)["out"] for graph in (half, exact))
     np.testing.assert_array_equal(found, wanted)
+
+
+def test_what_is_too_large_for_fp16_shows_on_a_cpu(tmp_path: Path) -> None:
+    """ONNX Runtime's CPU provider runs fp16 in fp32 and rounds nothing: 1e8 passed, where a GPU has infinity."""
+    nodes = [
+        helper.make_node("Mul", ["x", "weights"], ["large"], name="large"),
+        helper.make_node("Sub", ["large", "offset"], ["less"], name="less"),
+        helper.make_node("Div", ["less", "weights"], ["out"], name="out"),
+    ]
+    constants = {"weights": np.array([3000.0], np.float32), "offset": np.array([1.0], np.float32)}
+    exact = graph_of(nodes, constants, [("x", TensorProto.FLOAT)], tmp_path)
+    half = to_half(exact, tmp_path / "half" / "model.onnx")
+    judged = infer(replace(half, arithmetic="fp16"), 1)
+    assert np.isinf(judged({"x": np.array([30000.0], np.float32)})["out"]).all()
+    assert np.isfinite(run_with(open_session(half.path, 1))({"x": np.array([30000.0], np.float32)})["out"]).all()
+    small = judged({"x": np.array([1.7], np.float32)})["out"]
+    steps = np.float16(np.float16(np.float16(1.7) * np.float16(3000)) - np.float16(1)) / np.float16(3000)
+    np.testing.assert_array_equal(small, np.float32(np.float16(steps)))
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "qwen2_moe"])
+def test_a_decoder_is_judged_in_fp16_as_a_gpu_rounds_it(model_type: str, tmp_path: Path) -> None:
+    """Its results are those of fp32 but for that, whatever operators it has; one that is too large gives NaN."""
+    model = make_decoder(model_type)
+    exported = export_decoder(model, tmp_path, 64)
+    _, judged = decoder_for_cuda(fuse(exported.graph, tmp_path), "fp16", "26.06", tmp_path)
+    reference = make_reference(model, prompts())
+    found = measure(opened(judged, 1), exported.caches, VOCABULARY, reference, "float32")
+    assert 1e-6 < found.error < 0.3
+    assert found.mean > 0.9
+    large = load_graph(judged.path)
+    table = next(t for t in large.graph.initializer if list(t.dims) == [VOCABULARY, 32])
+    table.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(table) * np.float32(1e7), table.name))
+    wrong = save_graph(large, tmp_path / "large" / "model.onnx")
+    with pytest.raises(VerificationError, match="fp16, which ends at 65504, use --precision bf16"):
+        measure(opened(wrong, 1), exported.caches, VOCABULARY, reference, "float32")
 
 
 @given(st.lists(st.floats(-(2.0**127), 2.0**127, width=32, allow_subnormal=False), min_size=1))

@@ -2,7 +2,7 @@
 
 Weights of fewer bits are multiplied by activations in fp16.
 
-Answers are judged on this machine's CPU, by a graph that rounds as CUDA does.
+Answers are judged on this machine's CPU, by a graph that rounds to fp16 as CUDA does; of bf16 the constants alone are.
 """
 
 from __future__ import annotations
@@ -86,10 +86,10 @@ class Decoding(OnnxRuntime):
         refuse_windows(self.spec.gpu.card, fused)
         if precision in HALVES:
             half, judged = decoder_for_cuda(fused, precision, self.spec.triton, folder)
-            return Lowered(half, judged, "float32" if half.arithmetic == "bf16" else "float16")
+            return Lowered(half, judged)
         small = quantise_weights(fused, precision, self.spec.weight_options, folder, grids, ROOM)
         half, judged = decoder_for_cuda(small.graph, "fp16", self.spec.triton, folder)
-        return Lowered(half, judged, "float16", (replace(small, graph=half),))
+        return Lowered(half, judged, quantised=(replace(small, graph=half),))
 
     def for_release(self, own: Graph, folder: Path) -> tuple[Graph, Graph]:
         """The highest logits leave the GPU alone, where those are enough; through BLS each call says which rows of the

@@ -12,11 +12,15 @@ from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import SpecError
 from builder.onnx.bfloat16 import without_bfloat16
 from builder.onnx.graph import Graph, load_whole, operator_needs, save_graph
+from builder.onnx.rounding import rounded_as_half
 from builder.optimise.half_precision import to_half
 
 
 def decoder_for_cuda(fused: Graph, precision: str, triton: str, folder: Path) -> tuple[Graph, Graph]:
-    """The graph in `precision`, and the one that it is judged by on a CPU. Raises SpecError for what CUDA lacks."""
+    """The graph in `precision`, and the one in fp32 that it is judged by on a CPU, whose kernels have neither half.
+
+    Raises SpecError for what CUDA lacks.
+    """
     if "GroupQueryAttention with attention_bias" in operator_needs(fused):
         raise SpecError(
             "its attention adds a bias to scores (ALiBi), which ONNX Runtime's CUDA kernel does not have; build it for "
@@ -24,7 +28,5 @@ def decoder_for_cuda(fused: Graph, precision: str, triton: str, folder: Path) ->
         )
     kept = without_kernel(fused.operators, precision, triton)
     half = to_half(fused, folder / precision / MODEL_FILE, precision, kept, real=("logits",))
-    if half.arithmetic != "bf16":
-        return half, half
-    widened = without_bfloat16(load_whole(half.path))  # no CPU kernel has bf16
-    return half, save_graph(widened, folder / "widened" / MODEL_FILE)
+    in_fp32 = without_bfloat16 if half.arithmetic == "bf16" else rounded_as_half
+    return half, save_graph(in_fp32(load_whole(half.path)), folder / "judged" / MODEL_FILE)

@@ -1,0 +1,92 @@
+"""What a GPU computes in fp16, computed on a CPU: fp32, rounded to fp16 where the graph says so.
+
+ONNX Runtime's CPU provider has next to no kernels for fp16. It puts casts to fp32 around each operator and takes them
+away again between two of them, so that nothing is rounded and nothing is too large for fp16, whose largest number is
+65504 (insert_cast_transformer.cc: "InsertedPrecisionFreeCast_"). Casts that a graph brings with it stay. Knows graphs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from builder.onnx.nodes import replace_nodes
+
+HALF, SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
+# What hands numbers on as they are, or says something else than a number.
+HANDED_ON = frozenset({
+    "Concat", "Constant", "ConstantOfShape", "DequantizeLinear", "Expand", "Flatten", "Gather", "GatherBlockQuantized",
+    "GatherElements", "GatherND", "Identity", "Max", "Min", "Neg", "Abs", "Clip", "Relu", "Reshape", "ScatterElements",
+    "ScatterND", "Slice", "Split", "Squeeze", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze", "Where",
+})  # fmt: skip
+WHOLE = frozenset({  # what answers in whole numbers or truth
+    "And", "ArgMax", "ArgMin", "DynamicQuantizeLinear", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less",
+    "LessOrEqual", "MatMulInteger", "NonZero", "Not", "Or", "QuantizeLinear", "Shape", "Size", "Xor",
+})  # fmt: skip
+CACHED = {"GroupQueryAttention": 1}  # outputs that count; those after them are the cache, whose numbers came rounded
+
+
+def rounded_as_half(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` with fp32 for fp16, constants as they were rounded, and each result in fp16 rounded to it."""
+    kinds = _kinds(model.graph)
+    nodes = [made for node in model.graph.node for made in _rounded(node, kinds)]
+    for tensor in model.graph.initializer:
+        if tensor.data_type == HALF:
+            tensor.CopyFrom(_single(tensor))
+    for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
+        if value.type.tensor_type.elem_type == HALF:
+            value.type.tensor_type.elem_type = SINGLE
+    replace_nodes(model.graph, nodes)
+    return model
+
+
+def _rounded(node: onnx.NodeProto, kinds: dict[str, int]) -> Iterator[onnx.NodeProto]:
+    """`node` in fp32 and, where its results were in fp16, the casts that round them."""
+    if _target(node) == HALF:
+        yield from _through_half(node.input[0], node.output[0])
+        return
+    for attribute in node.attribute:
+        if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type == HALF:
+            attribute.t.CopyFrom(_single(attribute.t))
+    halves = [] if node.op_type in HANDED_ON else [name for name in node.output if kinds.get(name) == HALF]
+    halves = halves[: CACHED.get(node.op_type)]
+    for place, name in enumerate(node.output):
+        if name in halves:
+            node.output[place] = f"{name}.exact"
+    yield node
+    for name in halves:
+        yield from _through_half(f"{name}.exact", name)
+
+
+def _through_half(name: str, rounded: str) -> Iterator[onnx.NodeProto]:
+    half = f"{rounded}.half"
+    yield helper.make_node("Cast", [name], [half], name=f"Half.{rounded}", to=HALF)
+    yield helper.make_node("Cast", [half], [rounded], name=f"Single.{rounded}", to=SINGLE)
+
+
+def _kinds(graph: onnx.GraphProto) -> dict[str, int]:
+    """The type of each tensor: as it is stated, or that of the first real number that its node takes."""
+    kinds = {tensor.name: tensor.data_type for tensor in graph.initializer}
+    for value in (*graph.value_info, *graph.input, *graph.output):
+        kinds[value.name] = value.type.tensor_type.elem_type
+    for node in graph.node:
+        taken = [kinds[name] for name in node.input if kinds.get(name) in (HALF, SINGLE)]
+        cast = _target(node)
+        for name in node.output[: 1 if node.op_type == "TopK" else None]:
+            if cast is not None:
+                kinds[name] = cast
+            elif taken and node.op_type not in WHOLE and kinds.get(name, HALF) in (HALF, SINGLE):
+                kinds[name] = taken[0]
+    return kinds
+
+
+def _target(node: onnx.NodeProto) -> int | None:
+    """The type that a Cast makes; None for another operator."""
+    return next((a.i for a in node.attribute if a.name == "to"), None) if node.op_type == "Cast" else None
+
+
+def _single(tensor: TensorProto) -> TensorProto:
+    return numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float32), tensor.name)
