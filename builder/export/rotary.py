@@ -70,6 +70,12 @@ def settled_frequencies(model: PreTrainedModel, max_length: int) -> Iterator[Non
             module.rope_type = kind
 
 
+def changes_beyond(model: PreTrainedModel) -> int | None:
+    """After how many tokens frequencies change with the longest row of a call; None where they do not."""
+    scaled = [(module, layer) for module in model.modules() for layer, kind in _kinds(module).items() if _changes(kind)]
+    return min((_original_length(module, layer) for module, layer in scaled), default=None)
+
+
 def _by_layer(module: Any) -> bool:
     """Whether each type of layers has a scaling of its own."""
     return isinstance(module.rope_type, dict)

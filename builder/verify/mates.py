@@ -2,7 +2,8 @@
 
 Padding gets into the answers of models with parts that no attention mask reaches (the Fourier transform of FNet,
 arXiv:2105.03824; the convolutions of ConvBERT, arXiv:2008.02496). Heads that pool at the end token, as BART's, take
-as many of them from each row.
+as many of them from each row. Rotary positions that are scaled by length (longrope, arXiv:2402.13753) are scaled for
+all rows by the longest.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
+from builder.export.rotary import changes_beyond
 from builder.export.rows import Rows
 from builder.runtime.contract import Alike
 from builder.tasks.base import TaskGraph
@@ -21,6 +23,9 @@ SHORT, PADDED = 9, 40  # tokens
 def alike(module: TaskGraph, rows: Rows, max_length: int) -> Alike:
     """What rows of one call must have in common: nothing, their length, or how often they have a token, an id."""
     short, padded = min(SHORT, max_length), min(PADDED, max_length)
+    changes = changes_beyond(module.model)
+    if changes is not None and max_length > changes:
+        return "length"
     if rows.after and not _answers_unequal_numbers(module, rows, short):
         return rows.after[-1]
     one, beside = reference(module, rows, [short]), reference(module, rows, [short, padded])

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+from transformers import AutoConfig, AutoModelForSequenceClassification
 
 from builder.checkpoint.resolve import resolve
 from builder.export.encoder import task_graph
-from builder.export.rows import rows_of
+from builder.export.rows import Rows, rows_of
 from builder.samples import TEXTS
 from builder.spec import make_spec
-from builder.tasks.base import encoder_task
+from builder.tasks.base import TaskGraph, encoder_task
 from builder.verify.answers import difference
-from builder.verify.mates import alike
-from tests.checkpoints import make_checkpoint
+from builder.verify.mates import alike, first_row_distance
+from builder.verify.parity import TOLERANCE, reference
+from tests.checkpoints import SIZES, VOCABULARY, make_checkpoint
 from tests.fronts import answers, front_over_pytorch
 
 
@@ -38,6 +42,22 @@ def test_a_model_that_padding_gets_into_is_batched_by_length(model_type: str, tm
     error, where = max(difference(e, a) for e, a in zip(expected, answers(front, found, samples), strict=True))
     assert error < 1e-5, where
     assert front.counts.calls < len(samples), "texts of one length still share calls"
+
+
+def test_positions_that_are_scaled_by_the_longest_row_are_batched_by_length() -> None:
+    """A short text beside one beyond the original length was answered with the frequencies of that one."""
+    scaling = {
+        "rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [4.0] * 4, "rope_theta": 10000.0,
+        "original_max_position_embeddings": 64,
+    }  # fmt: skip
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("phi3", **SIZES, rope_parameters=scaling, original_max_position_embeddings=64)
+    model = AutoModelForSequenceClassification.from_config(config).eval()
+    module = TaskGraph(model, ("input_ids", "attention_mask"), ("logits",))
+    rows = Rows((2,), (3,), np.arange(10, VOCABULARY), 0, 1)
+    one, beside = reference(module, rows, [9]), reference(module, rows, [9, 100])
+    assert first_row_distance(one, beside) > TOLERANCE
+    assert (alike(module, rows, 128), alike(module, rows, 64)) == ("length", None)
 
 
 def test_a_head_that_pools_at_the_end_token_is_batched_by_their_number(tmp_path: Path) -> None:
