@@ -141,17 +141,17 @@ _COMBINATIONS: Mapping[str, Callable[[GenerationConfig, bool], bool]] = {
 
 
 def option_defaults(config: GenerationConfig, beams: int, start: int | None = None) -> dict[str, Any]:
-    """Options that a request leaves out; greedy unless the checkpoint samples or searches.
+    """Options that a request leaves out; greedy unless the checkpoint samples or searches. What it says of sampling
+    holds for a request that samples, too.
 
     `beams`: the most that were built for; `start`: of an encoder-decoder, the tokens its decoder starts with, which
     transformers counts in min_length. (A decoder's min_length counts a prompt that nobody knows here.)
     """
-    defaults: dict[str, Any] = {name: getattr(config, name, None) for name in SAME_NAME}
+    defaults: dict[str, Any] = {name: getattr(config, name, None) for name in (*SAME_NAME, *SAMPLING)}
     defaults["temperature"] = 0.0
     shortest = (config.min_length or 0) - start if start is not None else 0
     defaults["min_tokens"] = max(shortest, config.min_new_tokens or 0)
     if config.do_sample:
-        defaults.update({name: getattr(config, name, None) for name in SAMPLING})
         defaults["temperature"] = config.temperature if config.temperature is not None else 1.0
         defaults["n"] = config.num_return_sequences
         if defaults["top_k"] is None:

@@ -53,6 +53,8 @@ def test_lengths_of_an_encoder_decoder_count_its_start() -> None:
 
 
 def test_sampling_with_its_own_filters() -> None:
+    greedy = option_defaults(GenerationConfig(top_p=0.6, temperature=0.9), beams=4)
+    assert greedy == {"temperature": 0.0, "min_tokens": 0, "top_p": 0.6}, "a request that samples has its top_p"
     defaults = option_defaults(GenerationConfig(do_sample=True, top_p=0.9, temperature=0.7), beams=4)
     assert (defaults["temperature"], defaults["top_p"], defaults["top_k"]) == (0.7, 0.9, 50)
 
