@@ -17,7 +17,8 @@ from onnxruntime.capi.onnxruntime_pybind11_state import OrtValue
 
 from ...contract import Session
 from ...sessions import refuse_other_meaning
-from .base import Candidates, Geometry, Part, Step, last_of_rows
+from .base import Candidates, Geometry, Part, Step
+from .beginnings import padded, places
 from .candidates import TOP_LOGITS, TOP_TOKENS, in_order
 from .in_process import Answer, Bound
 
@@ -94,27 +95,15 @@ class Cuda(Bound):
 
     def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
         logits = self._answer_together(parts, self._bind_logits)
-        return np.split(logits, _ends(parts)[:-1])
+        return [logits[place] for place in places(parts)]
 
     def best(self, parts: "Sequence[Part]") -> "list[Candidates]":
-        found, ends = in_order(self._answer_together(parts, self._bind_best)), _ends(parts)
-        return [found[begin:end] for begin, end in zip([0, *ends], ends)]
+        found = in_order(self._answer_together(parts, self._bind_best))
+        return [found[place] for place in places(parts)]
 
     def _answer_together(self, parts: "Sequence[Part]", bind: "Callable[[Any, int], Answer]") -> Answer:
-        """One part, or texts that begin in slots beside one another: rows of one call, padded on their right.
-
-        The operator takes several tokens of several rows where none has a past, padded on their right (onnxruntime,
-        group_query_attention_helper.h, CheckInputs, and group_query_attention_impl.cu, GetSequenceLengths). What it
-        writes after a row's own tokens is nobody's, as what lies there always is.
-        """
-        if len(parts) == 1:
-            return self._answer(parts[0], bind)
-        counts = np.array([part.tokens.shape[1] for part in parts])
-        tokens = np.zeros((len(parts), counts.max()), np.int64)
-        for row, part in enumerate(parts):
-            tokens[row, : counts[row]] = part.tokens[0]
-        wanted = np.concatenate([row * counts.max() + _wanted(part) for row, part in enumerate(parts)])
-        return self._answer(Part(parts[0].first, tokens, np.zeros(len(parts), np.int64), wanted), bind, counts)
+        part, counts = padded(parts)
+        return self._answer(part, bind, counts)
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         """Copy a slot whole: what lies before `start` is the same in both, what lies after `length` is nobody's."""
@@ -151,15 +140,6 @@ class Cuda(Bound):
         for name, array in ((TOP_TOKENS, found.tokens), (TOP_LOGITS, found.logits)):
             binding.bind_output(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
         return found
-
-
-def _wanted(part: Part) -> np.ndarray:
-    return last_of_rows(part.tokens) if part.wanted is None else part.wanted
-
-
-def _ends(parts: "Sequence[Part]") -> np.ndarray:
-    """Where the logits of each part end among those of all."""
-    return np.cumsum([len(_wanted(part)) for part in parts])
 
 
 def load_cuda() -> None:
