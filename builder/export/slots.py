@@ -13,10 +13,12 @@ import onnx
 from onnx import helper, numpy_helper
 
 from builder.onnx.graph import Graph, load_graph, save_graph
+from builder.onnx.nodes import add_constant, replace_nodes
 from builder.runtime.contract import LayerShape
 
 FILE = "copy_slot.onnx"
 CACHE_ROWS = "cache_rows"
+CACHE_SLOTS = "cache_slots"
 NEW_CACHE = "new_cache_length"
 
 
@@ -38,32 +40,45 @@ def slot_copier(caches: Sequence[LayerShape], element: int, like: Graph, folder:
 
 
 def choose_rows(graph: Graph, folder: Path) -> Graph:
-    """Write `graph` with two more inputs into `folder`, for a cache that each call takes and returns as a tensor.
+    """Write `graph` with three more inputs into `folder`, for a cache that each call takes and returns as a tensor.
 
-    `cache_rows`, (batch,) int64: the row of the past that each row continues; this is how a slot is copied.
+    `cache_rows`, (slots,) int64: the row of the past that each slot continues; this is how a slot is copied.
+    `cache_slots`, (batch,) int64: the slots that the rows of this call are of; the others are returned as they were.
     `new_cache_length`, (1,) int64: 0, or the positions of a new cache of zeros, which is made where the graph runs; the
     past is not read then, and may be of one row and one position.
     """
     model = load_graph(graph.path)
     batch = model.graph.input[0].type.tensor_type.shape.dim[0].dim_param
     past = [value for value in model.graph.input if value.name.startswith("past_")]
-    names = {value.name for value in past}
+    for value in (*past, *(value for value in model.graph.output if value.name.startswith("present_"))):
+        value.type.tensor_type.shape.dim[0].dim_param = "slots"
+    renamed = {value.name: f"{value.name}.rows" for value in past}
+    renamed |= {_present(value): f"{_present(value)}.rows" for value in past}
     for node in model.graph.node:
-        for place, name in enumerate(node.input):
-            if name in names:
-                node.input[place] = f"{name}.chosen"
-    model.graph.input.append(helper.make_tensor_value_info(CACHE_ROWS, onnx.TensorProto.INT64, [batch]))
-    model.graph.input.append(helper.make_tensor_value_info(NEW_CACHE, onnx.TensorProto.INT64, [1]))
-    none = numpy_helper.from_array(np.zeros(1, np.int64), "new_cache.none")
-    model.graph.initializer.append(none)
+        node.input[:] = [renamed.get(name, name) for name in node.input]
+        node.output[:] = [renamed.get(name, name) for name in node.output]
+    for name, axes in ((CACHE_ROWS, ["slots"]), (CACHE_SLOTS, [batch]), (NEW_CACHE, [1])):
+        model.graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.INT64, axes))
+    add_constant(model.graph, "new_cache.none", np.zeros(1, np.int64))
+    add_constant(model.graph, "cache.axis", np.array([1], np.int64))
     branches = {"then_branch": _new_cache(past), "else_branch": _chosen_rows(past)}
-    outputs = [f"{value.name}.chosen" for value in past]
-    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in model.graph.node]
-    del model.graph.node[:]
-    model.graph.node.append(helper.make_node("Greater", [NEW_CACHE, none.name], ["new_cache"]))
-    model.graph.node.append(helper.make_node("If", ["new_cache"], outputs, name="Cache", **branches))
-    model.graph.node.extend(kept)
+    whole = [f"{value.name}.whole" for value in past]
+    before = [
+        helper.make_node("Greater", [NEW_CACHE, "new_cache.none"], ["new_cache"]),
+        helper.make_node("If", ["new_cache"], whole, name="Cache", **branches),
+        helper.make_node("Unsqueeze", [CACHE_SLOTS, "cache.axis"], ["cache.places"]),
+        *(helper.make_node("Gather", [f"{v.name}.whole", CACHE_SLOTS], [renamed[v.name]], axis=0) for v in past),
+    ]
+    after = [
+        helper.make_node("ScatterND", [f"{v.name}.whole", "cache.places", renamed[_present(v)]], [_present(v)])
+        for v in past
+    ]
+    replace_nodes(model.graph, [*before, *model.graph.node, *after])
     return save_graph(model, folder / "chosen-rows" / graph.path.name)
+
+
+def _present(past: onnx.ValueInfoProto) -> str:
+    return past.name.replace("past_", "present_")
 
 
 def _chosen_rows(past: Sequence[onnx.ValueInfoProto]) -> onnx.GraphProto:

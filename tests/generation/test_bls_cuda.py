@@ -40,8 +40,8 @@ class Handle:
         self.content = content
 
 
-def _engine(graph: Graph, fetched: Counter[str] | None = None) -> Any:
-    """`fetched` counts the outputs that calls ask for."""
+def _engine(graph: Graph, fetched: Counter[Any] | None = None) -> Any:
+    """`fetched` counts the outputs that calls ask for, and their (rows, new tokens)."""
     run = run_with(open_session(graph.path, 1))
 
     def infer(feeds: Mapping[str, Any], outputs: Sequence[str]) -> dict[str, Any]:
@@ -49,7 +49,7 @@ def _engine(graph: Graph, fetched: Counter[str] | None = None) -> Any:
         assert sent < 64 * 1024, "no cache crosses to the device, not even an empty one"
         arrays = {name: value.content if isinstance(value, Handle) else value for name, value in feeds.items()}
         if fetched is not None:
-            fetched.update(outputs)
+            fetched.update([*outputs, feeds["input_ids"].shape])
         found = run(arrays)
         return {name: Handle(found[name]) if name.startswith("present_") else found[name] for name in outputs}
 
@@ -65,6 +65,10 @@ def test_handing_the_cache_on_says_what_the_cache_in_place_says(model_type: str,
     in_place = generate(InProcess(fused.path, geometry, Session(threads=1)), prompts(), 32)
     executor = BlsCuda(_engine(chosen), chosen.inputs, chosen.outputs, geometry)
     assert generate(executor, prompts(), 32) == in_place
+    fetched = Counter[Any]()
+    executor = BlsCuda(_engine(chosen, fetched), chosen.inputs, chosen.outputs, geometry)
+    assert generate(executor, prompts(), 32, prefill_tokens=256) == in_place
+    assert fetched[4, 40] == 1, "four prompts begin in one call, padded"
 
 
 @pytest.mark.parametrize(("options", "enough"), [({}, True), ({**SAMPLED, "top_k": 8}, True), ({"logprobs": 2}, False)])
@@ -73,7 +77,7 @@ def test_where_the_best_logits_are_enough_no_others_are_asked_for(
 ) -> None:
     exported = export_decoder(make_decoder("llama"), tmp_path, 128)
     graph = choose_rows(with_candidates(exported.graph, tmp_path), tmp_path)
-    geometry, fetched = geometry_of(exported.caches, 4, 128, VOCABULARY), Counter[str]()
+    geometry, fetched = geometry_of(exported.caches, 4, 128, VOCABULARY), Counter[Any]()
     found = generated(BlsCuda(_engine(graph, fetched), graph.inputs, graph.outputs, geometry), options)
     assert (fetched["top_tokens"] > 0, fetched["logits"] > 0) == (enough, not enough)
     assert found == generated(InProcess(exported.graph.path, geometry, Session(threads=1)), options)

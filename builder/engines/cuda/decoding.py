@@ -92,7 +92,7 @@ class Decoding(OnnxRuntime):
         return Lowered(half, judged, quantised=(replace(small, graph=half),))
 
     def for_release(self, own: Graph, folder: Path) -> tuple[Graph, Graph]:
-        """The highest logits leave the GPU alone, where those are enough; through BLS each call says which rows of the
+        """The highest logits leave the GPU alone, where those are enough; through BLS each call says which slots of the
         cache, which stays there, it continues."""
         graph = with_candidates(own, folder)
         return super().for_release(graph if self._in_process else choose_rows(graph, folder), folder)

@@ -23,13 +23,14 @@ from builder.runtime.generation.executors.in_process import InPlace
 from builder.runtime.sessions import open_session
 from builder.triton.releases import runtime_of
 
-INPUTS = {  # of a step, other than its caches: builder/export/decoder.py and, the last two, builder/export/slots.py
+INPUTS = {  # of a step, other than its caches: builder/export/decoder.py and, the last three, builder/export/slots.py
     "input_ids": ("TYPE_INT64", (-1, -1)),
     "position_ids": ("TYPE_INT64", (-1, -1)),
     "seqlens_k": ("TYPE_INT32", (-1,)),
     "total_sequence_length": ("TYPE_INT32", (1,)),
     "logits_positions": ("TYPE_INT64", (-1,)),
     "cache_rows": ("TYPE_INT64", (-1,)),
+    "cache_slots": ("TYPE_INT64", (-1,)),
     "new_cache_length": ("TYPE_INT64", (1,)),
 }
 CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "int8": "int8"}

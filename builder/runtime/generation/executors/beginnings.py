@@ -1,8 +1,8 @@
 """Texts that begin in slots beside one another, as rows of one call: padded on the right to the longest.
 
-An operator over a cache takes several tokens of several rows where none has a past, padded on their right (onnxruntime,
-group_query_attention_helper.h, CheckInputs, and group_query_attention_impl.cu, GetSequenceLengths). What it writes after
-a row's own tokens is nobody's, as what lies there always is. Knows shapes; knows no engine.
+An operator over a cache takes several tokens of several rows where none has a past, padded on their right
+(onnxruntime, group_query_attention_helper.h, CheckInputs; group_query_attention_impl.cu, GetSequenceLengths). What it
+writes after a row's own tokens is nobody's, as what lies there always is. Knows shapes; knows no engine.
 """
 
 from __future__ import annotations
