@@ -9,6 +9,7 @@ import torch
 from transformers import PreTrainedModel
 
 from builder.checkpoint.sentence_transformers import Pooler
+from builder.errors import CheckpointError
 from builder.samples import TEXTS
 from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, cosine, pipeline_of, probe
 from builder.verify.metrics import similarity
@@ -41,13 +42,19 @@ class FeatureExtraction(EncoderTask):
         return FeatureGraph(checkpoint.model, inputs, self.pooler(checkpoint))
 
     def pooler(self, checkpoint: Checkpoint) -> Pooler | None:
-        """The user's pooling before the checkpoint's; None for features of each token."""
+        """The user's pooling before the checkpoint's, and what the checkpoint has after it; None for features of each
+        token. Raises CheckpointError where that takes another number of pooled parts.
+        """
         sentence = checkpoint.sentence
-        if checkpoint.pooling is not None:
-            return Pooler((checkpoint.pooling,), normalize=sentence is not None and sentence.normalize)
-        if sentence is not None and sentence.pooling:
-            return Pooler(sentence.pooling, sentence.dense, sentence.normalize, sentence.dimensions)
-        return None
+        if sentence is None:
+            return None if checkpoint.pooling is None else Pooler((checkpoint.pooling,))
+        if checkpoint.pooling is not None and sentence.dense and len(sentence.pooling) > 1:
+            raise CheckpointError(
+                f"--pooling {checkpoint.pooling}: the Dense of {checkpoint.source} takes "
+                f"{' and '.join(sentence.pooling)}, one after the other; leave --pooling out"
+            )
+        modes = sentence.pooling if checkpoint.pooling is None else (checkpoint.pooling,)
+        return Pooler(modes, sentence.dense, sentence.normalize, sentence.dimensions) if modes else None
 
     def parameters(self, checkpoint: Checkpoint) -> dict[str, Any]:
         sentence = checkpoint.sentence

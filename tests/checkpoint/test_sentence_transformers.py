@@ -20,6 +20,7 @@ from builder.errors import CheckpointError
 from builder.onnx.graph import Graph
 from builder.spec import make_spec
 from builder.tasks.base import encoder_task
+from builder.tasks.feature_extraction import FeatureExtraction
 from builder.variants.evaluator import make_evaluator
 from tests.checkpoints import make_checkpoint, make_tokenizer
 from tests.fronts import answers, front_over_pytorch
@@ -153,6 +154,24 @@ def test_a_dense_without_a_named_activation_has_tanh(tmp_path: Path) -> None:
     features = torch.ones(1, 1, 4)
     pooled = Pooler(("mean",), (tmp_path / "2_Dense",))(features, torch.ones(1, 1, dtype=torch.long))
     torch.testing.assert_close(pooled, torch.tanh(features[:, 0]))
+
+
+def test_another_pooling_leaves_what_comes_after_it(copy: Path) -> None:
+    """The Dense and the cut were left out with the checkpoint's own pooling."""
+    kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Dense", "Dense"))
+    _modules(copy, *((path, f"sentence_transformers.models.{kind}") for path, kind in kinds))
+    _write(copy / "2_Dense" / "config.json", {"in_features": 32, "out_features": 8})
+    save_file({"linear.weight": torch.ones(8, 32), "linear.bias": torch.zeros(8)}, copy / "2_Dense/model.safetensors")
+    _write(copy / "config_sentence_transformers.json", {"truncate_dim": 5})
+    checkpoint = resolve(make_spec(model=str(copy), pooling="cls"))
+    pooler = FeatureExtraction().pooler(checkpoint)
+    assert pooler is not None
+    features = torch.zeros(1, 3, 32)
+    features[0, 0] = 1.0
+    assert pooler(features, torch.ones(1, 3, dtype=torch.long)).tolist() == [[1.0] * 5], "tanh of 32"
+    _write(copy / "1_Pooling" / "config.json", {"pooling_mode": ["cls", "mean"]})
+    with pytest.raises(CheckpointError, match="takes cls and mean, one after the other; leave --pooling out"):
+        FeatureExtraction().pooler(resolve(make_spec(model=str(copy), pooling="cls")))
 
 
 def test_only_the_first_dimensions_where_the_checkpoint_says_so(copy: Path, tmp_path: Path) -> None:
