@@ -75,7 +75,7 @@ def _kinds(graph: onnx.GraphProto) -> dict[str, int]:
     for node in graph.node:
         taken = [kinds[name] for name in node.input if kinds.get(name) in (HALF, SINGLE)]
         cast = _target(node)
-        for name in node.output[: 1 if node.op_type == "TopK" else None]:
+        for name in filter(None, node.output[: 1 if node.op_type == "TopK" else None]):
             if cast is not None:
                 kinds[name] = cast
             elif taken and node.op_type not in WHOLE and kinds.get(name, HALF) in (HALF, SINGLE):
