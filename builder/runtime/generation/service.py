@@ -135,7 +135,8 @@ class Service:
         )
 
         def detokenizer() -> Detokenizer:
-            special, clean_up = options.skip_special_tokens, self.serving.clean_up
+            special = options.skip_special_tokens
+            clean_up = self.serving.clean_up and guide is None  # a guide says what the text is, spaces too
             return Detokenizer(self.tokenizer, request.prompt, special, clean_up)
 
         if options.num_beams > 1:
