@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from builder.runtime.contract import Arena, LayerShape, dump
+from builder.runtime.contract import Arena, LayerShape, dump, load_generation
 from builder.runtime.fields import InputError
 from builder.runtime.generation import guides as guides_module
 from builder.runtime.generation import service as service_module
@@ -256,6 +258,14 @@ def test_other_guides(guide: dict[str, Any], whole: str, asked: Asked) -> None:
     for text, reason in asked.ask(*requests):
         assert reason == "stop"
         assert re.fullmatch(whole, text)
+
+
+def test_a_guide_keeps_its_spaces(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a checkpoint whose answers lose those before marks."""
+    place = Path(shutil.copytree(folder, tmp_path / "cleaned"))
+    (place / "serving.json").write_text(dump(replace(load_generation(place), clean_up=True)))
+    ((text, _),) = Asked(place, monkeypatch).ask({"guide": {"regex": "(yes|no) , [a-f]{3,5} !"}})
+    assert re.fullmatch("(yes|no) , [a-f]{3,5} !", text)
 
 
 def test_any_object_is_one(asked: Asked) -> None:
