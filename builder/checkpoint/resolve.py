@@ -29,7 +29,7 @@ from builder.checkpoint.packed import packed_format, refuse_packed, unpack, with
 from builder.checkpoint.patterns import refuse_endless_patterns
 from builder.checkpoint.sentence_transformers import SentenceModules, read_in_lower_case, read_modules
 from builder.checkpoint.slow_tokenizers import as_fast
-from builder.checkpoint.untrusted import refuse_untrusted
+from builder.checkpoint.untrusted import indexed, refuse_untrusted
 from builder.checkpoint.widen import widened
 from builder.errors import CheckpointError
 from builder.optimise.grids import Grids
@@ -207,7 +207,8 @@ def _refuse_adapter(folder: Path, model: str) -> None:
 def _weights(folder: Path, model: str) -> list[Path]:
     weights = sorted(folder.glob("*.safetensors"))
     if weights:
-        return weights
+        read = {"model.safetensors"} if (folder / "model.safetensors").is_file() else indexed(folder)
+        return [file for file in weights if file.name in read] or weights  # others are the same in another format
     pickles = sorted(p.name for p in folder.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt", ".pkl"})
     if pickles:
         raise CheckpointError(

@@ -30,7 +30,7 @@ def refuse_untrusted(root: Path, folder: Path, model: str) -> None:
         raise CheckpointError(
             f"{model}: {link} is a link out of the checkpoint, to {target}; put a copy of the file in its place"
         )
-    outside = next((name for name in _indexed(folder) if Path(name).name != name), None)
+    outside = next((name for name in indexed(folder) if Path(name).name != name), None)
     if outside is not None:
         raise CheckpointError(f"{model}: {INDEX} names {outside!r}; expected names of files beside it, without a path")
     for name, value in _numbers(_json(folder / "config.json")):
@@ -50,7 +50,7 @@ def _links_out(root: Path) -> Iterator[tuple[str, Path]]:
             yield str(path.relative_to(root)), target
 
 
-def _indexed(folder: Path) -> set[str]:
+def indexed(folder: Path) -> set[str]:
     """The files that the index of weights in several files names."""
     weights = _json(folder / INDEX).get("weight_map", {})
     return {str(name) for name in weights.values()} if isinstance(weights, dict) else set()

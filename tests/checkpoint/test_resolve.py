@@ -144,6 +144,18 @@ def test_a_label_map_that_does_not_match(labels: dict[str, str], copy: Callable[
         encoder_task(found.task).parameters(found)
 
 
+def test_weights_that_transformers_does_not_read_are_none(copy: Callable[[str], Path]) -> None:
+    """Those of another format, consolidated.safetensors, were widened to fp32 beside the others."""
+    folder = copy("topics")
+    (folder / "consolidated.safetensors").write_bytes((folder / "model.safetensors").read_bytes())
+    source = make_spec(model=str(folder)).source
+    assert [file.name for file in locate(source).weights] == ["model.safetensors"]
+    (folder / "model.safetensors").rename(folder / "model-00001-of-00001.safetensors")
+    index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert [file.name for file in locate(source).weights] == ["model-00001-of-00001.safetensors"]
+
+
 def test_an_adapter_beside_weights_is_refused(copy: Callable[[str], Path]) -> None:
     """With peft transformers answers with the adapter, without it with the weights beside it: neither is guessed."""
     folder = copy("topics")
