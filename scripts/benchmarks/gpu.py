@@ -164,7 +164,7 @@ def decode(
     found = {}
     for count in rows:
         part = Part(0, np.full((count, 1), 100), np.full(count, CONTEXT))
-        found[str(count)] = median_ms(partial(executor.best, part) if few else partial(executor.run, *part))
+        found[str(count)] = median_ms(partial(executor.best, [part]) if few else partial(executor.run, *part))
     return found
 
 
