@@ -1,8 +1,9 @@
-"""What a GPU computes in fp16, computed on a CPU: fp32, rounded to fp16 where the graph says so.
+"""What a GPU computes in half precision, computed on a CPU: fp32, rounded to fp16 or bf16 where the graph says so.
 
-ONNX Runtime's CPU provider has next to no kernels for fp16. It puts casts to fp32 around each operator and takes them
-away again between two of them, so that nothing is rounded and nothing is too large for fp16, whose largest number is
-65504 (insert_cast_transformer.cc: "InsertedPrecisionFreeCast_"). Casts that a graph brings with it stay. Knows graphs.
+ONNX Runtime's CPU provider has no kernels for bf16, and next to none for fp16: it puts casts to fp32 around each
+operator and takes them away again between two of them, so that nothing is rounded and nothing is too large for fp16,
+whose largest number is 65504 (insert_cast_transformer.cc: "InsertedPrecisionFreeCast_"). Casts that a graph brings with
+it stay. Knows graphs.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from onnx import TensorProto, helper, numpy_helper
 
 from builder.onnx.nodes import replace_nodes
 
-HALF, SINGLE = TensorProto.FLOAT16, TensorProto.FLOAT
+SINGLE = TensorProto.FLOAT
+HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
+REAL = (SINGLE, *HALVES)
 # What hands numbers on as they are, or says something else than a number.
 HANDED_ON = frozenset({
     "Concat", "Constant", "ConstantOfShape", "DequantizeLinear", "Expand", "Flatten", "Gather", "GatherBlockQuantized",
@@ -29,42 +32,42 @@ WHOLE = frozenset({  # what answers in whole numbers or truth
 CACHED = {"GroupQueryAttention": 1}  # outputs that count; those after them are the cache, whose numbers came rounded
 
 
-def rounded_as_half(model: onnx.ModelProto) -> onnx.ModelProto:
-    """`model` with fp32 for fp16, constants as they were rounded, and each result in fp16 rounded to it."""
+def rounded(model: onnx.ModelProto) -> onnx.ModelProto:
+    """`model` with fp32 for half precision, constants as they were rounded, and each result rounded as it was to be."""
     kinds = _kinds(model.graph)
     nodes = [made for node in model.graph.node for made in _rounded(node, kinds)]
     for tensor in model.graph.initializer:
-        if tensor.data_type == HALF:
+        if tensor.data_type in HALVES:
             tensor.CopyFrom(_single(tensor))
     for value in (*model.graph.input, *model.graph.output, *model.graph.value_info):
-        if value.type.tensor_type.elem_type == HALF:
+        if value.type.tensor_type.elem_type in HALVES:
             value.type.tensor_type.elem_type = SINGLE
     replace_nodes(model.graph, nodes)
     return model
 
 
 def _rounded(node: onnx.NodeProto, kinds: dict[str, int]) -> Iterator[onnx.NodeProto]:
-    """`node` in fp32 and, where its results were in fp16, the casts that round them."""
-    if _target(node) == HALF:
-        yield from _through_half(node.input[0], node.output[0])
+    """`node` in fp32 and, where its results were in half precision, the casts that round them."""
+    cast = _target(node)
+    if cast in HALVES:
+        yield from _through(cast, node.input[0], node.output[0])
         return
     for attribute in node.attribute:
-        if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type == HALF:
+        if attribute.type == onnx.AttributeProto.TENSOR and attribute.t.data_type in HALVES:
             attribute.t.CopyFrom(_single(attribute.t))
-    halves = [] if node.op_type in HANDED_ON else [name for name in node.output if kinds.get(name) == HALF]
+    halves = [] if node.op_type in HANDED_ON else [name for name in node.output if kinds.get(name) in HALVES]
     halves = halves[: CACHED.get(node.op_type)]
     for place, name in enumerate(node.output):
         if name in halves:
             node.output[place] = f"{name}.exact"
     yield node
     for name in halves:
-        yield from _through_half(f"{name}.exact", name)
+        yield from _through(kinds[name], f"{name}.exact", name)
 
 
-def _through_half(name: str, rounded: str) -> Iterator[onnx.NodeProto]:
-    half = f"{rounded}.half"
-    yield helper.make_node("Cast", [name], [half], name=f"Half.{rounded}", to=HALF)
-    yield helper.make_node("Cast", [half], [rounded], name=f"Single.{rounded}", to=SINGLE)
+def _through(half: int, name: str, rounded: str) -> Iterator[onnx.NodeProto]:
+    yield helper.make_node("Cast", [name], [f"{rounded}.half"], name=f"Half.{rounded}", to=half)
+    yield helper.make_node("Cast", [f"{rounded}.half"], [rounded], name=f"Single.{rounded}", to=SINGLE)
 
 
 def _kinds(graph: onnx.GraphProto) -> dict[str, int]:
@@ -73,12 +76,12 @@ def _kinds(graph: onnx.GraphProto) -> dict[str, int]:
     for value in (*graph.value_info, *graph.input, *graph.output):
         kinds[value.name] = value.type.tensor_type.elem_type
     for node in graph.node:
-        taken = [kinds[name] for name in node.input if kinds.get(name) in (HALF, SINGLE)]
+        taken = [kinds[name] for name in node.input if kinds.get(name) in REAL]
         cast = _target(node)
         for name in filter(None, node.output[: 1 if node.op_type == "TopK" else None]):
             if cast is not None:
                 kinds[name] = cast
-            elif taken and node.op_type not in WHOLE and kinds.get(name, HALF) in (HALF, SINGLE):
+            elif taken and node.op_type not in WHOLE and kinds.get(name, SINGLE) in REAL:
                 kinds[name] = taken[0]
     return kinds
 

@@ -2,7 +2,7 @@
 
 Weights of fewer bits are multiplied by activations in fp16.
 
-Answers are judged on this machine's CPU, by a graph that rounds to fp16 as CUDA does; of bf16 the constants alone are.
+Answers are judged on this machine's CPU, by a graph that rounds as CUDA does.
 """
 
 from __future__ import annotations

@@ -10,14 +10,13 @@ from pathlib import Path
 from builder.engines.cuda import without_kernel
 from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import SpecError
-from builder.onnx.bfloat16 import without_bfloat16
 from builder.onnx.graph import Graph, load_whole, operator_needs, save_graph
-from builder.onnx.rounding import rounded_as_half
+from builder.onnx.rounding import rounded
 from builder.optimise.half_precision import to_half
 
 
 def decoder_for_cuda(fused: Graph, precision: str, triton: str, folder: Path) -> tuple[Graph, Graph]:
-    """The graph in `precision`, and the one in fp32 that it is judged by on a CPU, whose kernels have neither half.
+    """The graph in `precision`, and the one in fp32 and rounded to it that it is judged by on a CPU.
 
     Raises SpecError for what CUDA lacks.
     """
@@ -28,5 +27,4 @@ def decoder_for_cuda(fused: Graph, precision: str, triton: str, folder: Path) ->
         )
     kept = without_kernel(fused.operators, precision, triton)
     half = to_half(fused, folder / precision / MODEL_FILE, precision, kept, real=("logits",))
-    in_fp32 = without_bfloat16 if half.arithmetic == "bf16" else rounded_as_half
-    return half, save_graph(in_fp32(load_whole(half.path)), folder / "judged" / MODEL_FILE)
+    return half, save_graph(rounded(load_whole(half.path)), folder / "judged" / MODEL_FILE)

@@ -15,9 +15,8 @@ import onnx
 import onnxruntime
 
 from builder.engines import Infer
-from builder.onnx.bfloat16 import without_bfloat16
 from builder.onnx.graph import Graph, load_whole, save_graph
-from builder.onnx.rounding import rounded_as_half
+from builder.onnx.rounding import rounded
 from builder.runtime.contract import Session
 from builder.triton.releases import runtime_of
 from builder.triton.stock import Signature, Tensor
@@ -28,7 +27,6 @@ PACKAGE = "onnxruntime"
 ROWS_ARE_AN_AXIS = False
 MODEL_FILE = "model.onnx"
 TYPES = {"FLOAT": "TYPE_FP32", "FLOAT16": "TYPE_FP16", "DOUBLE": "TYPE_FP64", "BFLOAT16": "TYPE_BF16"}
-IN_FP32 = {"bf16": without_bfloat16, "fp16": rounded_as_half}  # by what a GPU multiplies in, as a CPU runs it
 ENCODER_FILE = "encoder.onnx"  # of an encoder-decoder model; its decoder is MODEL_FILE
 FUSED_ATTENTION = ("MultiHeadAttention",)
 FUSED_OPERATORS = (*FUSED_ATTENTION, "SkipLayerNormalization", "LayerNormalization", "BiasGelu", "FastGelu", "Gelu")
@@ -81,15 +79,13 @@ def run_with(session: onnxruntime.InferenceSession) -> Callable[[dict[str, np.nd
 def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
     """Open `graph`: named arrays in, named arrays out.
 
-    No CPU kernel has bf16, and few have fp16: a graph for a GPU in one of them is opened in fp32, its constants as they
-    were rounded, and of fp16 its results too.
+    No CPU kernel has bf16, and few have fp16: a graph for a GPU in one of them is opened in fp32, and rounded to it.
     """
-    in_fp32 = IN_FP32.get(graph.arithmetic)
-    if in_fp32 is None:
+    if graph.arithmetic == "fp32":
         return run_with(open_session(graph.path, threads, spinning))
     with tempfile.TemporaryDirectory() as place:
         stand_in = Path(place) / MODEL_FILE
-        save_graph(in_fp32(load_whole(graph.path)), stand_in)
+        save_graph(rounded(load_whole(graph.path)), stand_in)
         return run_with(open_session(stand_in, threads, spinning))
 
 
