@@ -112,7 +112,8 @@ async def embed_sparse(call: Call) -> list[list[dict[str, Any]]]:
     body.check()
     model = await call.model_for("for sparse embeddings", _sparse, body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    options = {name: value for name, value in (("prompt_name", body.prompt_name), ("truncate", body.truncate)) if value}
+    given = {"prompt_name": body.prompt_name, "truncate": body.truncate}
+    options = {name: value for name, value in given.items() if value is not None}
     for name in options:
         if name not in model.inputs:
             raise bad_field(name, f"{name} is not something that {model.name} takes")

@@ -455,6 +455,10 @@ def test_tei() -> None:
     assert sparse == [[{"index": 97, "value": 0.5}, {"index": 98, "value": 0.5}], [{"index": 99, "value": 0.5}]]
     assert asked("/embed_sparse", {"inputs": "ab", "model": "embeds"}).status == 400
     assert asked("/embed_sparse", {"inputs": "ab", "prompt_name": "query"}).status == 400
+    triton = FakeTriton()
+    for truncate in (True, False):
+        assert asked("/embed_sparse", {"inputs": "ab", "truncate": truncate}, gateway(triton)).status == 200
+        assert triton.asked[-1]["truncate"] == [[truncate]], "a text that must not be cut is not cut"
 
 
 def test_tokens_as_teis_and_vllms_clients_ask_for_them() -> None:
