@@ -2,10 +2,10 @@
 
 A step drops what is over, admits what waits, runs a bounded piece of prefill and then one token of every running
 sequence and beam, of some with tokens that may follow it; where slots share memory in blocks, all in one call, and
-where the executor joins them, prompts that begin in slots beside one another. Where that memory runs out, the last in
-the order of the queue gives way: it waits again, and is computed again from its tokens. Knows requests, slots and, for
-encoder-decoders, whose text has been read; knows nothing about logits, sampling or threads, except that others add to
-the queue while it is looked at.
+where the executor joins them, prompts that begin in slots beside one another. Where the memory of blocks runs out, the
+last in the order of the queue gives way: it waits again, and is computed again from its tokens. Knows requests, slots
+and, for encoder-decoders, whose text has been read; knows nothing about logits, sampling or threads, except that others
+add to the queue while it is looked at.
 """
 
 from __future__ import annotations
