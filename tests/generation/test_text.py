@@ -83,7 +83,7 @@ def test_spaces_before_marks_go_where_transformers_leaves_them_out(kind: str) ->
 def test_spaces_that_go_are_the_same_in_pieces() -> None:
     tokenizer = make_tokenizer("unigram", type_ids=False)
     generator = np.random.default_rng(0)
-    for _ in range(2000):
+    for _ in range(500):
         text = "".join(generator.choice(list("  .?!,'ntmsvreé"), int(generator.integers(1, 30))))
         cuts = sorted(generator.integers(0, len(text) + 1, 4).tolist())
         cleaner = Cleaner()
@@ -113,7 +113,7 @@ def test_a_tokeniser_that_writes_its_tokens_otherwise_is_refused(monkeypatch: py
     refuse_other_text(tokenizer)
     own = tokenizer.decode
     monkeypatch.setattr(tokenizer, "decode", lambda tokens, **options: own(tokens, **options).replace(" ", "_"))
-    with pytest.raises(CheckpointError, match=r"The_train_to_the_coast.*PreTrainedTokenizerFast"):
+    with pytest.raises(CheckpointError, match="The_train_to_the_coast_leaves_at_nine"):
         refuse_other_text(tokenizer)
 
 
