@@ -49,7 +49,7 @@ def rounded(model: onnx.ModelProto) -> onnx.ModelProto:
 def _rounded(node: onnx.NodeProto, kinds: dict[str, int]) -> Iterator[onnx.NodeProto]:
     """`node` in fp32 and, where its results were in half precision, the casts that round them."""
     cast = _target(node)
-    if cast in HALVES:
+    if cast is not None and cast in HALVES:
         yield from _through(cast, node.input[0], node.output[0])
         return
     for attribute in node.attribute:
