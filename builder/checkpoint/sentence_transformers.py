@@ -126,8 +126,9 @@ def read_in_lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
     As sentence-transformers does where its settings say do_lower_case (base/modules/transformer.py, 6.2).
     """
     backend = tokenizer.backend_tokenizer
-    own = backend.normalizer
-    parts = list(own) if isinstance(own, normalizers.Sequence) else [] if own is None else [own]
+    own: Any = backend.normalizer
+    several = isinstance(own, normalizers.Sequence)
+    parts: list[Any] = list(own) if several else [] if own is None else [own]
     if not any(isinstance(part, normalizers.Lowercase) for part in parts):
         backend.normalizer = normalizers.Sequence([normalizers.Lowercase(), *parts])
 
