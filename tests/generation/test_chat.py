@@ -78,7 +78,8 @@ def test_requests_with_tools_get_the_template_that_is_for_them(tokenizer: PreTra
     assert chat_template(tokenizer) == TEMPLATES["chatml"]
     chat = Chat(TEMPLATES["chatml"], tokenizer.special_tokens_map, tool_template(tokenizer))
     prompts = DecoderPrompts(512, chat, tokenizer.backend_tokenizer)
-    for tools in (None, TOOLS):
+    offered: list[Any] = list(TOOLS)
+    for tools in (None, offered):
         wanted = tokenizer.apply_chat_template(MESSAGES, tools=tools, tokenize=False, add_generation_prompt=True)
         assert prompts(Options(messages=MESSAGES, tools=tools)).text == wanted
     tokenizer.chat_template = {"default": TEMPLATES["chatml"], "tool_use": "{% endif %}"}
