@@ -19,6 +19,7 @@ KEPT = 20_000  # lines that are read, the newest
 RECENT = 50  # builds of a kind and size that say how long another takes
 BASE = 950_000_000  # bytes of a process that builds, beside what its weights take
 TIMES = 2.5  # of the checkpoint's weights: measured were MiniLM 2.5, a llama in 16 bits 2.2, GPT-2 in fp32 1.2
+MORE = 2.0  # of them for another engine that has them at the same time: fp32 where the checkpoint has 16 bits
 
 
 @dataclass(frozen=True)
@@ -46,11 +47,15 @@ class Expected:
 
 @dataclass(frozen=True)
 class Work:
-    """What decides how long a build takes: `options` of it, and bytes of `weights`, 0 where they are on the Hub."""
+    """What decides how long a build takes: `options` of it, and bytes of `weights`, 0 where they are on the Hub.
+
+    `engines`: how many have the weights in memory at the same time, because they are measured by turns.
+    """
 
     name: str
     options: str
     weights: int
+    engines: int
 
     def after(self, kept: str | None) -> str:
         """The kind of a build that begins after the stage `kept`, because the cache has what that made."""
@@ -61,7 +66,7 @@ def work_of(spec: BuildSpec) -> Work:
     """The work that `spec` is."""
     pruned = "pruned" if spec.prune is not None else "whole"
     options = " ".join(map(str, (spec.target, spec.precision, spec.engine, spec.level, pruned)))
-    return Work(spec.entry_name, options, _weights_of(spec.model))
+    return Work(spec.entry_name, options, _weights_of(spec.model), 2 if spec.engine == "auto" else 1)
 
 
 class History:
@@ -100,7 +105,7 @@ class History:
             if builds:
                 seconds, memory = [past.seconds for past in builds], [past.memory for past in builds]
                 return Expected(statistics.median(seconds), max(memory))
-        return Expected(None, BASE + round(TIMES * weights))
+        return Expected(None, BASE + round((TIMES + MORE * (work.engines - 1)) * weights))
 
     def _add(self, past: Past) -> None:
         self.own[past.name, past.kind, past.size] = past

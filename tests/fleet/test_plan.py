@@ -99,6 +99,16 @@ def test_a_first_build_is_expected_to_take_what_builds_were_measured_to_take(
     assert took <= History().expected(work_of(spec)).memory / 1e6 <= 1.5 * took
 
 
+def test_engines_that_are_measured_by_turns_are_in_memory_together(tmp_path: Path) -> None:
+    """In fp32, of a checkpoint that has half of that."""
+    model, megabytes = _checkpoint(tmp_path / "model", 861), 861
+    one, both = (
+        History().expected(work_of(make_spec(model=model, output=tmp_path / "out", engine=engine))).memory / 1e6
+        for engine in ("onnxruntime", "auto")
+    )
+    assert both - one >= 2 * megabytes
+
+
 def test_what_builds_took_says_what_others_will_take(tmp_path: Path) -> None:
     specs = {
         name: make_spec(model=_checkpoint(tmp_path / name, megabytes), output=tmp_path / "out")
