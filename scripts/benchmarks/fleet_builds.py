@@ -132,13 +132,13 @@ class Used:
     def watch(self, process: subprocess.Popen[str]) -> None:
         """Look every `SAMPLE_S`, until it ends."""
         while process.poll() is None:
-            family = _family(process.pid)
-            self.memory = max(self.memory, sum(map(_resident, family)))
-            self.processor_s |= {pid: seconds for pid in family if (seconds := _processor_s(pid))}
+            own = family(process.pid)
+            self.memory = max(self.memory, sum(map(_resident, own)))
+            self.processor_s |= {pid: seconds for pid in own if (seconds := processor_s(pid))}
             time.sleep(SAMPLE_S)
 
 
-def _family(pid: int) -> list[int]:
+def family(pid: int) -> list[int]:
     """A process and its descendants."""
     parents = {}
     for status in Path("/proc").glob("[0-9]*"):
@@ -158,7 +158,7 @@ def _status(pid: int) -> list[str]:
         return []
 
 
-def _processor_s(pid: int) -> float:
+def processor_s(pid: int) -> float:
     """Its own seconds of the processor, in user mode and in the kernel; 0 where it has ended."""
     return sum(map(int, _status(pid)[11:13])) / TICKS
 
