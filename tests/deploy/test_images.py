@@ -1,13 +1,18 @@
-"""The images of the gateway and the pull have what these import, and no more of the project's own requirements."""
+"""The images: that of Triton in the Pythons of its releases; those of the gateway and the pull have what these import,
+and no more of the project's own requirements. They are built where an engine can fetch what they begin with.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shlex
+import shutil
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
@@ -15,7 +20,10 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from builder.deploy.image import image_files
+from builder.triton.releases import RELEASES
 from builder.verify.runtimes import cache_folder
+from tests.deploy.deployments import ENCODER, STORED
 
 ROOT = Path(__file__).parent.parent.parent
 # By the image: its requirements, and what is imported when its command runs.
@@ -91,6 +99,47 @@ def test_the_image_of_the_pull_has_the_versions_of_the_project() -> None:
         assert all((ROOT / name).exists() for name in source.split())
     assert 'ENTRYPOINT ["build-repo", "pull"]' in dockerfile
     assert "USER 1000:1000" in dockerfile
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("release", ["24.10", "26.08"])
+def test_the_step_of_tritons_image_has_nothing_left_to_install_in_its_python(release: str, tmp_path: Path) -> None:
+    """What the Containerfile runs, where scripts/pythons has done it with the Python of that release."""
+    version = RELEASES[release].python
+    python = cache_folder() / f"python-{version}" / "bin" / "python"
+    if not python.exists():
+        pytest.skip(f"scripts/pythons makes an environment of Python {version} where that is installed")
+    written = image_files(replace(STORED, models=(replace(ENCODER, release=release),)))
+    (tmp_path / "requirements.txt").write_text(written["image/requirements.txt"])
+    (step,) = re.findall(r"^RUN pip (.*) \\$", written["image/Containerfile"], re.MULTILINE)
+    options = shlex.split(step.replace("/opt", str(tmp_path)))
+    command = [str(python), "-m", "pip", *options, "--dry-run", "--no-index", "--disable-pip-version-check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert not done.returncode, done.stderr
+    assert "Would install" not in done.stdout
+
+
+def _engine() -> str:
+    """A program that builds images, and runs."""
+    for name in ("docker", "podman", "buildah"):
+        if shutil.which(name) and not subprocess.run([name, "info"], capture_output=True, check=False).returncode:
+            return name
+    pytest.skip("no engine builds images here: docker, podman or buildah")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("file", ["Dockerfile.gateway", "Dockerfile.pull"])
+def test_an_image_is_built_and_says_what_it_does(file: str) -> None:
+    engine, steps = _engine(), (ROOT / file).read_text()
+    (base,) = re.findall(r"^FROM (\S+)", steps, re.MULTILINE)
+    if subprocess.run([engine, "pull", base], capture_output=True, check=False).returncode:
+        pytest.skip(f"{engine} cannot fetch {base}")
+    image = f"localhost/build-repo-test:{file.removeprefix('Dockerfile.')}"
+    subprocess.run([engine, "build", "--tag", image, "--file", file, "."], cwd=ROOT, capture_output=True, check=True)
+    if engine != "buildah":  # which builds alone
+        said = subprocess.run([engine, "run", "--rm", image, "--help"], capture_output=True, text=True, check=True)
+        assert "usage: build-repo" in said.stdout
 
 
 def _image(kind: str) -> tuple[Path, dict[str, str]]:
