@@ -30,6 +30,18 @@ def test_16_bits_are_read_as_fp32_and_nothing_else_changes(dtype: torch.dtype, t
         assert torch.equal(wide[name], tensor.to(wide[name].dtype))
 
 
+def test_a_checkpoint_in_shards_is_widened_shard_by_shard(tmp_path: Path) -> None:
+    """Its index leads from each name to the file that it is in."""
+    model = make_decoder("llama").to(torch.bfloat16)
+    model.save_pretrained(tmp_path, max_shard_size="50KB")
+    shards = sorted(tmp_path.glob("*.safetensors"))
+    with widened(tmp_path, shards) as folder:
+        loaded = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+        assert len(shards) == len([*folder.glob("*.safetensors")]) > 1
+    wide = loaded.state_dict()
+    assert all(torch.equal(wide[name], tensor.float()) for name, tensor in model.state_dict().items())
+
+
 def test_a_checkpoint_in_fp32_is_read_where_it_is(tmp_path: Path) -> None:
     make_decoder("llama").save_pretrained(tmp_path)
     with widened(tmp_path, list(tmp_path.glob("*.safetensors"))) as folder:
