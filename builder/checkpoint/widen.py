@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import torch
 from safetensors import safe_open
 
 NARROW = (torch.bfloat16, torch.float16)
+PIECE = 1 << 22  # numbers that are widened at once: a whole table of words may be a fifth of a checkpoint
 
 
 @contextmanager
@@ -41,18 +42,18 @@ def widened(folder: Path, files: Sequence[Path]) -> Iterator[Path]:
 
 def _is_narrow(file: Path) -> bool:
     with safe_open(file, framework="pt") as opened:
-        return any(opened.get_tensor(name).dtype in NARROW for name in opened.keys())  # noqa: SIM118  # it is no mapping
+        return any(tensor.dtype in NARROW for tensor in _tensors(opened).values())
 
 
 def _widen(narrow: Path, wide: Path) -> None:
+    """The tensors with the largest numbers come first, so that each is aligned to its type."""
     with safe_open(narrow, framework="pt") as opened, wide.open("wb") as file:
-        names = sorted(
-            opened.keys(), key=lambda name: (-_wide(opened, name).itemsize, name)
-        )  # each aligned to its type
+        tensors = _tensors(opened)
+        names = sorted(tensors, key=lambda name: (-_wide(tensors[name]).itemsize, name))
         described: dict[str, Any] = {"__metadata__": opened.metadata() or {}}
         end = 0
         for name in names:
-            dtype, tensor = _wide(opened, name), opened.get_tensor(name)
+            dtype, tensor = _wide(tensors[name]), tensors[name]
             begin, end = end, end + tensor.numel() * dtype.itemsize
             kind = opened.get_slice(name).get_dtype() if dtype == tensor.dtype else "F32"
             described[name] = {"dtype": kind, "shape": list(tensor.shape), "data_offsets": [begin, end]}
@@ -60,10 +61,16 @@ def _widen(narrow: Path, wide: Path) -> None:
         header += b" " * (-len(header) % 8)
         file.write(len(header).to_bytes(8, "little") + header)
         for name in names:
-            content = opened.get_tensor(name).to(_wide(opened, name)).contiguous()
-            file.write(content.reshape(-1).view(torch.uint8).numpy().data)
+            numbers = tensors[name].reshape(-1)
+            for start in range(0, len(numbers), PIECE):
+                piece = numbers[start : start + PIECE].to(_wide(numbers))
+                file.write(piece.view(torch.uint8).numpy().data)
 
 
-def _wide(opened: Any, name: str) -> torch.dtype:
-    dtype: torch.dtype = opened.get_tensor(name).dtype
-    return torch.float32 if dtype in NARROW else dtype
+def _tensors(opened: Any) -> Mapping[str, torch.Tensor]:
+    """All of a file, which are mapped: reading their types and shapes reads none of them."""
+    return {name: opened.get_tensor(name) for name in opened.keys()}  # noqa: SIM118  # it is no mapping
+
+
+def _wide(tensor: torch.Tensor) -> torch.dtype:
+    return torch.float32 if tensor.dtype in NARROW else tensor.dtype
