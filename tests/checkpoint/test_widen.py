@@ -15,7 +15,11 @@ from tests.decoders import make_decoder
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_16_bits_are_read_as_fp32_and_nothing_else_changes(dtype: torch.dtype, tmp_path: Path) -> None:
+def test_16_bits_are_read_as_fp32_and_nothing_else_changes(
+    dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Piece by piece, the last of which is smaller."""
+    monkeypatch.setattr("builder.checkpoint.widen.PIECE", 1000)
     make_decoder("llama").to(dtype).save_pretrained(tmp_path)
     file = tmp_path / "model.safetensors"
     stored = {**load_file(file), "odd": torch.arange(3, dtype=torch.uint8), "none": torch.zeros((0, 2), dtype=dtype)}
