@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from builder.spec import BuildSpec
 
 ROOM = "decoding"
+LARGE = 1_000_000_000  # bytes of a graph from which what only judges it leaves the weights in their file
 
 Executors = Callable[[Geometry], Executor]  # all over one open graph, each with a cache of its own
 
@@ -55,6 +56,7 @@ class DecodingEngine(ABC):
     attention: ClassVar[str]  # the operator over a cache, as reports count it
     paged: ClassVar[bool] = False  # whether sequences share the blocks of its cache
     timed: ClassVar[bool] = True  # whether this machine runs it as it will be served, so that speed is measured
+    maps: ClassVar[bool] = False  # whether it has `opened_mapped`
 
     @abstractmethod
     def refuse(self) -> None:
@@ -91,6 +93,12 @@ class DecodingEngine(ABC):
     def opened(cls, graph: Graph, threads: int) -> Executors:
         """What makes emitted executors over `graph`, on this machine's CPU. Where each opens the graph anew, `let_go`
         comes first."""
+
+    @classmethod
+    def opened_mapped(cls, graph: Graph, threads: int) -> Executors:
+        """The same with the weights in their file alone, which is mapped: the memory of one layer instead of all, and
+        slower. Where `maps`."""
+        raise NotImplementedError(f"{cls.__module__} has weights in a form of its own")
 
     def rung(self, precision: str) -> str:
         """What a rung of the ladder in `precision` is called."""
@@ -145,6 +153,19 @@ def opened(graph: Graph, threads: int) -> Executors:
     """A function that makes emitted executors over `graph`, in the engine that the graph is for."""
     let_go(graph)
     return _kind(graph.engine).opened(graph, threads)
+
+
+def is_mapped(graph: Graph) -> bool:
+    """Whether what only judges `graph` leaves its weights in their file."""
+    return graph.size >= LARGE and _kind(graph.engine).maps
+
+
+def judging(graph: Graph, threads: int) -> Executors:
+    """What makes emitted executors over `graph`, which is judged and perhaps never served."""
+    if not is_mapped(graph):
+        return opened(graph, threads)
+    let_go(graph)
+    return _kind(graph.engine).opened_mapped(graph, threads)
 
 
 def let_go(graph: Graph) -> None:

@@ -14,10 +14,9 @@ from transformers import PreTrainedModel
 
 from builder.engines.decoding import Executors
 from builder.errors import VerificationError
-from builder.onnx.graph import Graph
-from builder.runtime.contract import CacheType, LayerShape, Session
+from builder.runtime.contract import CacheType, LayerShape
 from builder.runtime.generation.executors.base import Geometry
-from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.executors.in_process import InPlace
 from builder.verify.emitted import Taught, generate, perplexity, teacher_forced
 
 TOLERANCE = 2e-3  # largest difference of a token's log-probability in fp32
@@ -92,11 +91,12 @@ def geometry_of(
 
 
 def largest_values(
-    graph: Graph, caches: Sequence[LayerShape], vocabulary: int, reference: Reference, threads: int
+    executors: Executors, caches: Sequence[LayerShape], vocabulary: int, reference: Reference
 ) -> dict[str, np.ndarray]:
-    """The largest key and value of each channel, (heads, size), that the samples put into the cache."""
+    """The largest key and value of each channel, (heads, size), that the samples put into the cache of ONNX Runtime."""
     longest = max(map(len, reference.rows))
-    executor = InProcess(graph.path, geometry_of(caches, 1, longest, vocabulary), Session(threads=threads))
+    executor = executors(geometry_of(caches, 1, longest, vocabulary))
+    assert isinstance(executor, InPlace)
     largest = {name: np.zeros((t.shape[1], t.shape[3]), np.float32) for name, t in executor.arena.items()}
     for row in reference.rows:
         executor.run(0, np.array([row], np.int64), np.zeros(1, np.int64))

@@ -8,8 +8,21 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
+import onnxruntime
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
+from builder.engines.decoding import judging, opened
+from builder.engines.onnxruntime.decoding import MAPPED as LEFT_IN_FILE
+from builder.families.decoder.one_engine import MAPPED
+from builder.fleet.memory import own_memory
+from builder.onnx.graph import Graph, save_graph
+from builder.pipeline import build
+from builder.runtime.contract import Session
+from builder.runtime.sessions import open_session
+from builder.spec import make_spec
 from tests.decoders import make_decoder_checkpoint
 
 WIDE: dict[str, Any] = {
@@ -69,3 +82,61 @@ def test_a_build_takes_about_its_weights_once(tmp_path: Path) -> None:
     base = peaks.pop("libraries")
     times = {stage: round((peak - base) / weights, 2) for stage, peak in peaks.items()}
     assert max(times.values()) < AT_MOST, f"times the weights, beside {base / 1e6:.0f} MB: {times}"
+
+
+WIDTH = 4096
+
+
+def _product(path: Path) -> Graph:
+    """A product by a square matrix of 64 MiB."""
+    value = helper.make_tensor_value_info
+    matrix = numpy_helper.from_array(np.ones((WIDTH, WIDTH), np.float32), "w")
+    sides = (value("x", TensorProto.FLOAT, ["rows", WIDTH]), value("y", TensorProto.FLOAT, ["rows", WIDTH]))
+    graph = helper.make_graph([helper.make_node("MatMul", ["x", "w"], ["y"])], "g", [sides[0]], [sides[1]], [matrix])
+    model: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    return save_graph(model, path)
+
+
+def test_what_only_judges_a_large_graph_takes_no_memory_for_its_weights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What serves it multiplies by a copy in another order."""
+    monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", 10_000)
+    monkeypatch.setattr("builder.engines.decoding.LARGE", 10_000)
+    graph = _product(tmp_path / "model.onnx")
+    opened(graph, 1)  # what the first session of a process takes
+    executors, taken = [], [own_memory()]
+    for how in (judging, opened):
+        executors.append(how(graph, 1))
+        taken.append(own_memory())
+    judged, served = np.diff(taken)
+    assert judged < 0.2 * graph.size
+    assert served > 0.9 * graph.size
+
+
+def test_fp32_is_judged_over_its_file_and_anew_where_it_is_served(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the first build has verified, the second takes from the cache."""
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr("builder.engines.decoding.LARGE", 10_000)
+    sessions: list[tuple[str, bool]] = []
+
+    def noting(model: Path, session: Session) -> onnxruntime.InferenceSession:
+        sessions.append((model.parent.name, session.entries == LEFT_IN_FILE))
+        return open_session(model, session)
+
+    monkeypatch.setattr("builder.engines.onnxruntime.decoding.open_session", noting)
+    checkpoint = make_decoder_checkpoint(tmp_path / "checkpoint", "gpt2")
+    options: dict[str, Any] = {"quality": 0.0, "perplexity": 1e9, "slots": 2, "max_length": 64}
+    spec = {"model": str(checkpoint), "name": "m", "output": tmp_path / "repository", **options}
+    small = build(make_spec(**spec, precision="int8", cache="int8"))
+    assert {place for name, place in sessions if name.startswith("fused")} == {True}
+    assert {place for name, place in sessions if not name.startswith("fused")} == {False}
+    assert MAPPED in small.warnings
+    sessions.clear()
+    exact = build(make_spec(**spec))
+    assert list(exact.kept) == ["verify"]
+    assert {place for _, place in sessions} == {False}
+    assert MAPPED not in exact.warnings
+    assert exact.ladder[1].latency_ms != small.ladder[1].latency_ms, "timed as it is served"

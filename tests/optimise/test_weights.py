@@ -100,7 +100,7 @@ def test_a_row_does_not_see_the_rows_beside_it(precision: str, fused: Callable[[
 
 def test_an_int8_cache(fused: Callable[[str], Fused], tmp_path: Path) -> None:
     graph, caches, reference = fused("qwen3")
-    largest = largest_values(graph, caches, VOCABULARY, reference, 1)
+    largest = largest_values(opened(graph, 1), caches, VOCABULARY, reference)
     small = quantise_cache(graph, largest, tmp_path)
     found = measure(opened(small, 1), caches, VOCABULARY, reference, "int8")
     assert 1e-4 < found.error < 0.5

@@ -34,10 +34,14 @@ INPUTS = {  # of a step, other than its caches: builder/export/decoder.py and, t
     "new_cache_length": ("TYPE_INT64", (1,)),
 }
 CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "int8": "int8"}
+# No second copy of the matrices, in the order in which the kernels read them: what is mapped is multiplied by.
+# Source: ONNX Runtime, include/onnxruntime/core/session/onnxruntime_session_options_config_keys.h
+MAPPED = {"session.disable_prepacking": "1"}
 
 
 class Decoding(DecodingEngine):
     attention: ClassVar[str] = CACHED_ATTENTION
+    maps: ClassVar[bool] = True
     cache_tensor: ClassVar[str] = "TYPE_FP32"  # keys and values, between Triton models
 
     def refuse(self) -> None:
@@ -71,8 +75,11 @@ class Decoding(DecodingEngine):
 
     @classmethod
     def opened(cls, graph: Graph, threads: int) -> Executors:
-        session = open_session(graph.path, Session(threads=threads))
-        return lambda geometry: InPlace(geometry, session)
+        return _over(graph, Session(threads=threads))
+
+    @classmethod
+    def opened_mapped(cls, graph: Graph, threads: int) -> Executors:
+        return _over(graph, Session(threads=threads, entries=MAPPED))
 
     def shrink_cache(self, graph: Graph, largest: Callable[[], Mapping[str, np.ndarray]], folder: Path) -> Graph:
         return quantise_cache(graph, largest(), folder)
@@ -89,6 +96,11 @@ class Decoding(DecodingEngine):
     @property
     def _in_process(self) -> bool:
         return self.spec.executor == "in-process"
+
+
+def _over(graph: Graph, session: Session) -> Executors:
+    opened = open_session(graph.path, session)
+    return lambda geometry: InPlace(geometry, opened)
 
 
 def _field(name: str, layers: Sequence[LayerShape], cache_tensor: str) -> Field:

@@ -15,7 +15,7 @@ from builder.checkpoint.chat_template import chat_template, tool_template
 from builder.checkpoint.generation_config import total_length
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.checkpoint.tool_parser import tool_parser
-from builder.engines.decoding import DecodingEngine, Executors, Lowered, let_go, opened
+from builder.engines.decoding import DecodingEngine, Executors, Lowered, is_mapped, judging, let_go, opened
 from builder.errors import VerificationError
 from builder.export.decoder import DecoderExport, export_decoder
 from builder.export.experts import cost_of_experts
@@ -60,6 +60,10 @@ from builder.verify.recording import STEPS, Case, Recorder, drive, past_the_wind
 from builder.verify.runtimes import Replay
 from builder.verify.verdict import Bound, Comparison
 
+FP32 = "fp32"  # the rung that is verified number by number
+MAPPED = (
+    "fp32 was judged and timed with its weights left in their file, which takes less memory: served, it would be faster"
+)
 LONG_PROMPT = 24  # tokens of the prompts that are run on the engine of the release too
 
 
@@ -139,7 +143,7 @@ class Decoder:
 
     def climb(self, exact: Exact, stage: Stage) -> Chosen:
         """The precision as asked, or the fastest that keeps the quality; then the cache; then the release's form."""
-        checkpoint = self.checkpoint
+        exact, checkpoint = self._as_served(exact, stage), self.checkpoint
         metric, first = checkpoint.task.metric, Lowered(exact.fused.graph, exact.fused.graph)
         rungs = PrecisionRungs(
             exact.pytorch.rung,
@@ -150,7 +154,7 @@ class Decoder:
             timed=lambda precision, lowered: self._timed(self.engine.rung(precision), exact.fused, lowered),
             judged=lambda rung, made: self._judged(rung, exact.fused, exact.pytorch, made, self._open(made))[0],
         )
-        climbed = climb(rungs, precisions(self.spec.precision, self.spec.triton, self._in_process), stage)
+        climbed = climb(rungs, self._precisions, stage)
         rung, lowered = climbed.chosen.rung, rungs.made(climbed.chosen.option)
         graph = lowered.graph
         ladder = (exact.pytorch.rung, exact.rung, *(one for one in climbed.rungs if one is not exact.rung))
@@ -234,6 +238,7 @@ class Decoder:
             samples=len(chosen.exact.pytorch.answers.rows),
             warnings=(
                 *(() if self.engine.timed else (UNTIMED,)),
+                *((MAPPED,) if self._only_judged(chosen.exact.fused.graph) else ()),
                 *unreached(checkpoint.model.config, checkpoint.max_length),
                 *filter(None, [cost_of_experts(checkpoint.model), larger_than_stored(self.spec.precision, checkpoint)]),
                 *(f"{name} runs as separate operators, which is right but slower" for name in exported.rotary_left),
@@ -247,14 +252,32 @@ class Decoder:
         return self.spec.executor == "in-process"
 
     @property
+    def _precisions(self) -> tuple[str, ...]:
+        return precisions(self.spec.precision, self.spec.triton, self._in_process)
+
+    def _only_judged(self, graph: Graph) -> bool:
+        """Whether the graph in fp32 was never opened as it would be served."""
+        return self.engine.timed and is_mapped(graph) and FP32 not in self._precisions
+
+    def _as_served(self, exact: Exact, stage: Stage) -> Exact:
+        """Judged and timed anew as it would be served, where it may be and was judged otherwise."""
+        lowered = Lowered(exact.fused.graph, exact.fused.graph)
+        if not is_mapped(lowered.graph) or FP32 not in self._precisions:
+            return exact
+        with stage(f"judge {FP32} as served"):
+            rung, agreement = self._rung(FP32, exact.fused, exact.pytorch, lowered, self._open(lowered))
+        refuse_wrong_probabilities(agreement)
+        return replace(exact, rung=rung)
+
+    @property
     def _required(self) -> Required:
         return Required(self.checkpoint.task.required(self.spec.quality), self.spec.perplexity)
 
     def _compared(self, fused: Fused, reference: Measured) -> tuple[Rung, Agreement, float]:
         """The graph in fp32 measured in every way, and its error on a long row; the weights are in memory once."""
-        lowered = Lowered(fused.graph, fused.graph)
-        executors, long = self._open(lowered), reference.long
-        rung, agreement = self._rung("fp32", fused, reference, lowered, executors)
+        lowered, long = Lowered(fused.graph, fused.graph), reference.long
+        executors = judging(fused.graph, self.spec.build_threads)
+        rung, agreement = self._rung(FP32, fused, reference, lowered, executors)
         refuse_wrong_probabilities(agreement)
         vocabulary = vocabulary_of(self.checkpoint.model)
         geometry = geometry_of(fused.exported.caches, 1, len(long.row.tokens), vocabulary)
@@ -297,8 +320,8 @@ class Decoder:
     def _largest_values(self, exact: Exact) -> Mapping[str, np.ndarray]:
         """Of keys and values on the samples, which an 8-bit cache is scaled by."""
         fused, vocabulary = exact.fused, vocabulary_of(self.checkpoint.model)
-        answers, threads = exact.pytorch.answers, self.spec.build_threads
-        return largest_values(fused.graph, fused.exported.caches, vocabulary, answers, threads)
+        executors = judging(fused.graph, self.spec.build_threads)
+        return largest_values(executors, fused.exported.caches, vocabulary, exact.pytorch.answers)
 
     def _case(self, chosen: Chosen) -> Case:
         """What `own` says in this build's engine, for `graph` to say."""
