@@ -23,7 +23,7 @@ class Graph:
     """One model file with its signature. `operators` counts nodes by operator type.
 
     `engine` is the Triton backend it is for, `arithmetic` what that computes real products in: fp32, bf16, or fp16 on a
-    GPU.
+    GPU. `beside`: files of weights that other graphs read too.
     """
 
     path: Path
@@ -36,11 +36,12 @@ class Graph:
     size: int  # bytes, weights included
     engine: str = "onnxruntime"
     arithmetic: str = "fp32"
+    beside: tuple[Path, ...] = ()
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """The file, and the file of its weights where that is another."""
-        return tuple(sorted(self.path.parent.glob(f"{self.path.stem}.*")))
+        """The file, and the files of its weights where those are others."""
+        return tuple(sorted((*self.path.parent.glob(f"{self.path.stem}.*"), *self.beside)))
 
 
 # Bytes of weights from which they have a file of their own, which is mapped: protobuf holds what it reads or writes

@@ -128,7 +128,7 @@ def beside(model: onnx.ModelProto, data: Path) -> onnx.ModelProto:
     if not any(_is_in(data, tensor) for tensor in model.graph.initializer):
         data.unlink(missing_ok=True)  # it may be a file of others too
     with data.open("r+b" if data.exists() else "wb") as file:
-        outline.graph.initializer.extend(_moved(tensor, file, data) for tensor in model.graph.initializer)
+        outline.graph.initializer.extend(moved(tensor, file, data) for tensor in model.graph.initializer)
     return outline
 
 
@@ -146,7 +146,9 @@ def _copy(source: Any, target: Any) -> None:
             target.MergeFrom(type(source)(**{field.name: value}))
 
 
-def _moved(tensor: TensorProto, file: BinaryIO, data: Path) -> TensorProto:
+def moved(tensor: TensorProto, file: BinaryIO, data: Path) -> TensorProto:
+    """`tensor` with its values at the end of `file`, which is `data`; where they are there already, and where they are
+    few, as it is."""
     place = place_of(tensor)
     described = TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
     if place is not None and place.file == data:
@@ -155,12 +157,12 @@ def _moved(tensor: TensorProto, file: BinaryIO, data: Path) -> TensorProto:
         return tensor if place is None else numpy_helper.from_array(values_of(tensor), tensor.name)
     offset = -(-file.seek(0, os.SEEK_END) // ALIGNED) * ALIGNED
     file.seek(offset)
-    for piece in _pieces(tensor):
+    for piece in pieces(tensor):
         file.write(piece)
     return _at(described, data.name, offset, size_of(tensor))
 
 
-def _pieces(tensor: TensorProto) -> Iterator[memoryview]:
+def pieces(tensor: TensorProto) -> Iterator[memoryview]:
     """The bytes of the values: of what is computed some rows at once."""
     place = place_of(tensor)
     if place is None:

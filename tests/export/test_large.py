@@ -17,6 +17,7 @@ from builder.serve.triton import running
 from builder.spec import make_spec
 from builder.triton.check import check
 from tests.decoders import make_decoder_checkpoint
+from tests.seq2seqs import make_seq2seq_checkpoint
 
 
 @pytest.mark.slow
@@ -63,3 +64,25 @@ def test_weights_beside_a_decoder(precision: str, tmp_path: Path, monkeypatch: p
     service.submit(request, {}, lambda answer, last: answers.append(answer))
     service.engine.run_until_idle()
     assert answers[0]["completion_tokens"].tolist() == [5]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_an_encoder_and_a_decoder_read_one_table(
+    precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It lies beside both graphs of the generating model, and the emitted code runs from there."""
+    monkeypatch.setattr("builder.onnx.shared_tables.LEAST", 1_000)
+    checkpoint = make_seq2seq_checkpoint(tmp_path / "checkpoint", "t5")
+    kept = {"precision": precision, "quality": 0.0, "perplexity": 100.0}
+    options = {"task": "summarization", "slots": 4, "max_length": 96, "max_answer": 40, **kept}
+    output = tmp_path / "model_repository"
+    build(make_spec(model=str(checkpoint), name="m", output=output, **options))
+    assert {"model.onnx", "encoder.onnx", "shared.data"} <= {path.name for path in (output / "m" / "1").iterdir()}
+    assert check(output) == []
+    service = Service(output / "m" / "1")
+    answers: list[Any] = []
+    request = {"text_input": np.array([b"A fox"], np.object_), "max_tokens": np.array([5])}
+    service.submit(request, {}, lambda answer, last: answers.append(answer))
+    service.engine.run_until_idle()
+    assert 1 <= answers[0]["completion_tokens"].item() <= 5

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from builder.errors import ExportError, VerificationError
 from builder.export.seq2seq import export_seq2seq
+from builder.onnx.shared_tables import with_shared_tables
 from builder.optimise.fusion import fuse
 from builder.pipeline import build
 from builder.runtime.generation.options import Options
@@ -105,6 +107,23 @@ def test_a_build_for_one_beam_serves_greedy_rows_alone(tmp_path: Path) -> None:
     executor = graphs_of(model, tmp_path, beams=1).executor(2, 40, 40, threads=1)
     found = answer(executor, [asked(source, {}, 20) for source in sources()])
     assert [one[0].tokens for one in found] == [expected(model, source, {}, 20)[0] for source in sources()]
+
+
+def test_tables_that_both_graphs_have_are_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The words' table, and answers are what they are of graphs that have one each."""
+    monkeypatch.setattr("builder.onnx.shared_tables.LEAST", 10_000)
+    model = make_seq2seq("t5")
+    graphs = graphs_of(model, tmp_path)
+    decoder, encoder = with_shared_tables([graphs.decoder, graphs.encoder], tmp_path / "served")
+    files = {*decoder.files, *encoder.files}
+    assert {file.name for file in files} == {"model.onnx", "encoder.onnx", "shared.data"}
+    table = model.get_input_embeddings().weight.nbytes
+    assert sum(file.stat().st_size for file in files) < graphs.size - 0.9 * table
+    executor = replace(graphs, decoder=decoder, encoder=encoder).executor(5, 40, 40, threads=1)
+    found = answer(executor, [asked(source, {}, 20) for source in sources()])
+    assert [one[0].tokens for one in found] == [expected(model, source, {}, 20)[0] for source in sources()]
+    others = [decoder, graphs_of(make_seq2seq("bart"), tmp_path / "bart").encoder]
+    assert with_shared_tables(others, tmp_path / "none") == others
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from builder.families.seq2seq.settings import Settings, read_settings, source_of
 from builder.families.seq2seq.texts import first_token, texts_to_judge, token_rows
 from builder.memory import Memory, cache_bytes, refuse_slots, weights_bytes
 from builder.onnx.graph import check_release
+from builder.onnx.shared_tables import with_shared_tables
 from builder.optimise.fusion import fuse
 from builder.optimise.quantised import Quantised
 from builder.optimise.weights import quantise_weights
@@ -189,7 +190,8 @@ class Seq2Seq:
         checkpoint, source, graphs = self.checkpoint, self.source, chosen.graphs
         fields = checkpoint.task.fields({"languages": bool(source.languages or source.pairs)})
         serving, tokenizer = self.serving(graphs, fields[0]), tokenizer_json(checkpoint.tokenizer)
-        return lay_out_generating(self.spec.layout, serving, tokenizer, [graphs.decoder, graphs.encoder], fields)
+        served = with_shared_tables([graphs.decoder, graphs.encoder], self.folder / "served")
+        return lay_out_generating(self.spec.layout, serving, tokenizer, served, fields)
 
     def serving(self, graphs: Graphs, fields: Sequence[Field]) -> GenerationServing:
         """What serving.json tells the emitted loop over `graphs`, whose requests have `fields`."""
