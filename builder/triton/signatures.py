@@ -20,7 +20,7 @@ from builder.hashing import sha256_of
 from builder.runtime.contract import HOSTED, ContractError
 from builder.triton.hosting import MODELS, hosted_repositories, read_hosted, refuse_other
 from builder.triton.render import parse
-from builder.triton.versions import CONFIG, REPORT, numbers
+from builder.triton.versions import CONFIG, REPORT, entries, numbers
 
 SIGNATURE = "model.sig"  # model-signing's own name for it
 HOW = "build-repo sign --key FILE"
@@ -152,8 +152,11 @@ def _moved(version: Path) -> Iterator[str]:
 
 
 def _beside(folder: Path) -> Iterator[str]:
-    """What lies beside the version folders and is not what a version says."""
+    """What lies beside the version folders and is not what a version says, and what is missing there."""
     versions = {str(number): folder / str(number) for number in numbers(folder)}
+    for wanted in (CONFIG, REPORT):
+        if not (folder / wanted).exists() and any((version / wanted).is_file() for version in versions.values()):
+            yield f"{wanted} is missing beside its versions"
     for path in sorted(path for path in folder.rglob("*") if path.is_file() or path.is_symlink()):
         name = path.relative_to(folder)
         if name.parts[0] in versions or (name.parts[0] == MODELS and (folder / MODELS / HOSTED).is_file()):
@@ -225,14 +228,15 @@ def _wanted(repository: Path, names: Sequence[str]) -> dict[str, Path]:
 
 
 def _with_engine(repository: Path, name: str) -> list[str]:
-    """The folders of a model: its own, and those of its build. Raises RepositoryError where it is not there."""
-    if not (repository / name).is_dir() or Path(name).name != name:
-        raise RepositoryError(f"{repository} has no model {name}; it has {', '.join(_folders(repository))}")
-    try:
-        built = json.loads((repository / name / "build.json").read_text("utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError):
-        built = ()
-    return [name, *(other for other in built if other != name and (repository / other).is_dir())]
+    """The folders of a model: its own, and those of each of its versions, which are loaded with it.
+
+    By what the versions say, for that is signed. Raises RepositoryError where the model is not there.
+    """
+    folders = _folders(repository)
+    if name not in folders:
+        raise RepositoryError(f"{repository} has no model {name}; it has {', '.join(folders)}")
+    built = [entry for number in numbers(folders[name]) for entry in entries(repository, name, number)]
+    return [name, *(entry for entry in built if entry in folders)]
 
 
 def _signing(signer: Signer) -> Any:

@@ -88,6 +88,45 @@ def test_what_is_asked_for_is_verified_with_its_engine(repository: Path, keys: t
         unsigned(repository, public, ["absent"])
 
 
+def _without_a_report(repository: Path) -> None:
+    (repository / "front" / "build.json").unlink()
+
+
+def _with_the_report_of_before(repository: Path) -> None:
+    """Of a version that was signed, and had no engine."""
+    shutil.copyfile(repository / "front" / "2" / "build.json", repository / "front" / "build.json")
+
+
+def _with_a_damaged_report(repository: Path) -> None:
+    (repository / "front" / "build.json").write_text("{")
+
+
+@pytest.mark.parametrize("hide", [_without_a_report, _with_the_report_of_before, _with_a_damaged_report])
+def test_no_file_beside_the_versions_hides_an_engine(
+    hide: Callable[[Path], None], repository: Path, keys: tuple[Path, Path]
+) -> None:
+    """What is loaded with a model is what its versions say, which is signed."""
+    private, public = keys
+    shutil.rmtree(repository / "front" / "2")
+    shutil.rmtree(repository / "front" / "warmup" / "2")
+    _write_version(repository / "front", 2, ("front",))
+    sign(repository, Signer(private))
+    hide(repository)
+    (repository / "front_model" / "1" / "model.py").write_text("import os\n")
+    assert "front_model: 1/model.py was changed after it was signed" in unsigned(repository, public, ["front"])
+
+
+def test_what_belongs_beside_the_versions_is_missed(repository: Path, keys: tuple[Path, Path]) -> None:
+    private, public = keys
+    sign(repository, Signer(private))
+    for name in ("build.json", "config.pbtxt"):
+        (repository / "other" / name).unlink()
+    assert unsigned(repository, public, ["other"]) == [
+        "other: config.pbtxt is missing beside its versions",
+        "other: build.json is missing beside its versions",
+    ]
+
+
 def test_a_rollback_and_a_version_that_is_gone_leave_what_was_signed(repository: Path, keys: tuple[Path, Path]) -> None:
     private, public = keys
     sign(repository, Signer(private))
