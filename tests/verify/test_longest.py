@@ -20,13 +20,13 @@ from builder.verify.causes import BUG, cause
 from builder.verify.parity import TOLERANCE, error_at, long_references
 from tests.checkpoints import make_checkpoint
 
-ONE: dict[str, Any] = {"num_hidden_layers": 1}  # layer branches as two do
+ONE: dict[str, Any] = {"num_hidden_layers": 1}
 
 
 @pytest.mark.slow
 def test_a_branch_on_length_is_found_and_named(tmp_path: Path) -> None:
     """BigBird up to (5 + 2 * 1) * 8 tokens attends to all, beyond to blocks; a short text makes it do so for good."""
-    folder = make_checkpoint(tmp_path / "c", "big_bird", "text-classification", **ONE)
+    folder = make_checkpoint(tmp_path / "c", "big_bird", "text-classification")
     with pytest.raises(VerificationError, match=r"up to 56 tokens and not at 57: .* Build it with --max-length 56"):
         build(make_spec(model=str(folder), name="m", output=tmp_path / "r", max_length=128))
     spec = make_spec(model=str(folder), max_length=56)
