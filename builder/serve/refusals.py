@@ -41,7 +41,8 @@ def refuse_unsigned(repository: Path, key: Path, names: Sequence[str] = ()) -> N
     """Raises ServeError where a model, or one of `names`, is not what was signed with `key`."""
     problems = unsigned(repository, key, names)
     if problems:
-        raise ServeError(f"{problems[0]}. {_none(repository, names)} is served; see all: build-repo verify")
+        see = f"build-repo verify {repository} --key {key}"
+        raise ServeError(f"{problems[0]}. {_none(repository, names)} is served; see all: {see}")
 
 
 def _none(repository: Path, names: Sequence[str]) -> str:

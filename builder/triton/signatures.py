@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,9 +70,7 @@ def unsigned(repository: Path, trusted: Path, names: Sequence[str] = ()) -> list
     configuration, wanted = _verifying(trusted), _wanted(repository, names)
     hosting = [hosted for hosted in hosted_repositories(repository) if hosted.parent.name in wanted]
     return [
-        f"{name}: {found}"
-        for name, folder in wanted.items()
-        for found in [*_unsigned_versions(folder, configuration, trusted), *_beside(folder)]
+        f"{name}: {found}" for name, folder in wanted.items() for found in _unsigned(folder, configuration, trusted)
     ] + [sentence for hosted in hosting for sentence in _unsigned_hosted(hosted, trusted)]
 
 
@@ -96,6 +94,20 @@ def _unsigned_hosted(repository: Path, trusted: Path) -> Iterator[str]:
             refuse_other(hosted, name, repository)
         except (RepositoryError, ContractError) as error:
             yield f"{place}/{name}: {error}"
+        except (OSError, ValueError) as error:
+            yield f"{place}/{name}: {_not_read(error)}"
+
+
+def _unsigned(folder: Path, configuration: Any, trusted: Path) -> list[str]:
+    """What keeps one model from being what was signed; also that it cannot be read, or went while it was."""
+    try:
+        return [*_unsigned_versions(folder, configuration, trusted), *_beside(folder)]
+    except (OSError, ValueError) as error:
+        return [_not_read(error)]
+
+
+def _not_read(error: Exception) -> str:
+    return f"it cannot be verified, for it cannot be read ({_first_line(error)}); where it is being changed, try again"
 
 
 def _unsigned_versions(folder: Path, configuration: Any, trusted: Path) -> Iterator[str]:
@@ -198,7 +210,7 @@ def _changes(folder: Path) -> Iterator[str]:
     """What has changed since the version was signed, a sentence a file; its signature itself is good."""
     signed = {item["name"]: item["digest"] for item in _statement(folder)["predicate"]["resources"]}
     here = {str(path.relative_to(folder)): path for path in sorted(folder.rglob("*")) if path.is_file()}
-    del here[SIGNATURE]
+    here.pop(SIGNATURE, None)
     yield from (f"{name} was added after it was signed" for name in here if name not in signed)
     yield from (f"{name} was removed after it was signed" for name in signed if name not in here)
     for name in signed:
@@ -222,17 +234,19 @@ def _folders(repository: Path) -> dict[str, Path]:
 
 def _wanted(repository: Path, names: Sequence[str]) -> dict[str, Path]:
     """The folders of `names` and of their engines; where none are named, all."""
-    folders = _folders(repository)
-    named = dict.fromkeys(entry for name in names for entry in _with_engine(repository, name))
+    try:
+        folders = _folders(repository)
+        named = dict.fromkeys(entry for name in names for entry in _with_engine(folders, repository, name))
+    except OSError as error:
+        raise RepositoryError(f"{repository} cannot be read: {error}") from error
     return {name: folders[name] for name in named} or folders
 
 
-def _with_engine(repository: Path, name: str) -> list[str]:
+def _with_engine(folders: Mapping[str, Path], repository: Path, name: str) -> list[str]:
     """The folders of a model: its own, and those of each of its versions, which are loaded with it.
 
     By what the versions say, for that is signed. Raises RepositoryError where the model is not there.
     """
-    folders = _folders(repository)
     if name not in folders:
         raise RepositoryError(f"{repository} has no model {name}; it has {', '.join(folders)}")
     built = [entry for number in numbers(folders[name]) for entry in entries(repository, name, number)]

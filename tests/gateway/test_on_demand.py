@@ -192,6 +192,7 @@ def test_only_what_is_signed_is_loaded_where_a_key_says_so(tmp_path: Path) -> No
         refused = await case.embed("embeds-a")
         assert (refused.status, refused.error["code"]) == (503, "model_failed")
         assert "embeds-a: version 1 is not signed" in refused.error["message"]
+        assert f"build-repo verify {repository} --key {public}" in refused.error["message"]
         assert (await case.embed("embeds-b")).status == 200
         assert case.triton.tried == ["embeds-b"]
 

@@ -17,7 +17,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 
 from builder.cli import main
 from builder.errors import RepositoryError, ServeError, SpecError
+from builder.serve.refusals import refuse_unsigned
 from builder.serve.triton import running
+from builder.triton import signatures
 from builder.triton.signatures import SIGNATURE, Signer, sign, trusted_text, unsigned
 
 PEM, NOTHING = serialization.Encoding.PEM, serialization.NoEncryption()
@@ -125,6 +127,48 @@ def test_what_belongs_beside_the_versions_is_missed(repository: Path, keys: tupl
         "other: config.pbtxt is missing beside its versions",
         "other: build.json is missing beside its versions",
     ]
+
+
+def _in_no_utf_8(repository: Path) -> None:
+    (repository / "other" / "config.pbtxt").write_bytes(b"\xff\xfe")
+
+
+def _in_no_utf_8_and_signed(repository: Path) -> None:
+    (repository / "other" / "1" / "config.pbtxt").write_bytes(b"\xff\xfe")
+
+
+@pytest.mark.parametrize("damage", [_in_no_utf_8, _in_no_utf_8_and_signed])
+def test_what_is_no_text_is_a_sentence_of_its_model(
+    damage: Callable[[Path], None], repository: Path, keys: tuple[Path, Path]
+) -> None:
+    private, public = keys
+    if damage is _in_no_utf_8:
+        sign(repository, Signer(private))
+    damage(repository)
+    if damage is _in_no_utf_8_and_signed:
+        sign(repository, Signer(private))
+    (problem,) = unsigned(repository, public)
+    assert problem.startswith("other: it cannot be verified, for it cannot be read ('utf-8' codec can't decode")
+
+
+def test_what_goes_while_it_is_verified_is_a_sentence_of_its_model(
+    repository: Path, keys: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where a build takes an old version away meanwhile."""
+    private, public = keys
+    sign(repository, Signer(private))
+    _change(repository)
+
+    def gone(path: Path) -> str:
+        if path.name == "model.py":
+            shutil.rmtree(path.parent)
+        return hashlib.sha256(path.read_bytes()).hexdigest()
+
+    monkeypatch.setattr(signatures, "sha256_of", gone)
+    (problem,) = unsigned(repository, public)
+    assert problem.startswith("front: it cannot be verified, for it cannot be read ([Errno 2] No such file")
+    with pytest.raises(ServeError, match=r"see all: build-repo verify .*/model_repository --key .*/public\.pem"):
+        refuse_unsigned(repository, public, ["front"])
 
 
 def test_a_rollback_and_a_version_that_is_gone_leave_what_was_signed(repository: Path, keys: tuple[Path, Path]) -> None:

@@ -79,9 +79,11 @@ class TritonLoading:
 
     def _refuse_unsigned(self, name: str) -> None:
         if self.verify_key is not None:
-            problems = unsigned(self.offered.repository, self.verify_key, [name])
+            repository = self.offered.repository
+            problems = unsigned(repository, self.verify_key, [name])
             if problems:
-                raise RepositoryError(f"{problems[0]}. It is not loaded; see all: build-repo verify")
+                see = f"build-repo verify {repository} --key {self.verify_key}"
+                raise RepositoryError(f"{problems[0]}. It is not loaded; see all: {see}")
 
     async def unload(self, name: str) -> None:
         """See lifecycle.Loading. Raises ApiError."""
