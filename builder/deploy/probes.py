@@ -26,32 +26,38 @@ if echo "$metrics" | grep --quiet --extended-regexp '^build_repo_healthy.* 0(\\.
 
 
 def ready_probe(probed: Sequence[str]) -> dict[str, Any]:
-    """All models that load are there; where some are named, those."""
+    """All models that load are there; where some are named, those say so themselves too."""
     if not probed:
         return {"httpGet": {"path": "/v2/health/ready", "port": "http"}}
-    asked = " ".join(f"{ADDRESS}/models/{name}/ready" for name in probed)
-    return {"exec": {"command": ["curl", "--fail", "--silent", "--fail-early", *asked.split()]}}
+    asked = [f"{ADDRESS}/health/ready", *(f"{ADDRESS}/models/{name}/ready" for name in probed)]
+    return {"exec": {"command": ["curl", "--fail", "--silent", "--fail-early", *asked]}}
 
 
 def live_probe(deployment: Deployment) -> dict[str, Any]:
     """Whether it has to be started again. No model is loaded or unloaded while it runs: once ready, it stays so."""
     if deployment.probed:
         return request_probe(deployment)
-    says_so = version_tuple(deployment.release) >= version_tuple(SAYS_SO_SINCE)
+    health = _health(deployment)
     return {
-        "httpGet": {"path": f"/v2/health/{'ready' if says_so else 'live'}", "port": "http"},
+        "httpGet": {"path": f"/v2/health/{health}", "port": "http"},
         "periodSeconds": PERIOD_S,
         "timeoutSeconds": ANSWER_S + 1,
-        "failureThreshold": UNREADY_S // PERIOD_S if says_so else 3,
+        "failureThreshold": UNREADY_S // PERIOD_S if health == "ready" else 3,
     }
 
 
+def _health(deployment: Deployment) -> str:
+    """What of the server's health says most: whether its models are well, where its release knows that."""
+    return "ready" if version_tuple(deployment.release) >= version_tuple(SAYS_SO_SINCE) else "live"
+
+
 def request_probe(deployment: Deployment) -> dict[str, Any]:
-    """One request to each model that is probed. Only an answer that its process is dead counts: a server that is busy,
-    or refuses because its queue is full, is not started again.
+    """One request to each model that is probed, after what the server says of all. Only an answer that its process is
+    dead counts: a server that is busy, or refuses because its queue is full, is not started again.
     """
     models = [model for model in deployment.models if model.name in deployment.probed]
-    script = "\n".join([f"curl --fail --silent --max-time {ANSWER_S} {ADDRESS}/health/live", LOOPS, *map(_ask, models)])
+    server = f"curl --fail --silent --max-time {ANSWER_S} {ADDRESS}/health/{_health(deployment)}"
+    script = "\n".join([server, LOOPS, *map(_ask, models)])
     return {
         "exec": {"command": ["sh", "-ec", script]},
         "periodSeconds": 30,

@@ -149,6 +149,11 @@ def test_a_server_that_says_that_a_model_died_is_started_again(release: str, pat
     assert triton["livenessProbe"]["httpGet"]["path"] == f"/v2/health/{path}"
     probed = _containers(pod(replace(STORED, models=models, probed=("minilm",))))["triton"]
     assert "generate" in probed["livenessProbe"]["exec"]["command"][-1]
+    assert f"/v2/health/{path}\n" in probed["livenessProbe"]["exec"]["command"][-1], "another model may have died"
+    assert [url.partition("/v2/")[2] for url in probed["readinessProbe"]["exec"]["command"][-2:]] == [
+        "health/ready",
+        "models/minilm/ready",
+    ]
 
 
 def test_triton_outlives_the_gateway_and_both_have_their_time() -> None:
