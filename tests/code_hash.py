@@ -1,7 +1,9 @@
 """A hash of code by what it does: a definition and all that it names, wherever that is in the project, without prose.
 
-Comments, docstrings and annotations of types change nothing, nor does what stands beside a definition in its file.
-What is reached by attributes of objects alone is not followed.
+Comments, docstrings and annotations of types change nothing, nor does what stands beside a definition in its file. Of a
+name all definitions count, in whatever branch of the file, and so do the statements that change it where it stands:
+`NAME[...] = x`, `NAME.update(x)`. What is reached by attributes of objects alone is not followed, nor what a decorator
+enters into a table, nor what another module does to this one's names.
 """
 
 from __future__ import annotations
@@ -39,24 +41,31 @@ def places_of(module: str, *names: str) -> dict[Place, str]:
 
 def _look(module: str, name: str) -> tuple[str, Sequence[Place]]:
     """What a definition says, and the places of what it names. One that is no definition is a module, or not ours."""
-    definition = _definitions(module).get(name)
-    if isinstance(definition, tuple):
-        return "imported", [definition]
-    if definition is not None:
-        return ast.dump(definition), [(module, node.id) for node in ast.walk(definition) if isinstance(node, ast.Name)]
+    if definitions := _definitions(module).get(name):
+        said, needed = zip(*(_read(module, definition) for definition in definitions), strict=True)
+        return "\n".join(said), [place for places in needed for place in places]
     inside = f"{module}.{name}" if name else module
     return "", [(inside, other) for other in _definitions(inside)]
 
 
+def _read(module: str, definition: ast.stmt | Place) -> tuple[str, Sequence[Place]]:
+    if isinstance(definition, tuple):
+        return "imported", [definition]
+    return ast.dump(definition), [(module, node.id) for node in ast.walk(definition) if isinstance(node, ast.Name)]
+
+
 @functools.cache
-def _definitions(module: str) -> Mapping[str, ast.stmt | Place]:
+def _definitions(module: str) -> Mapping[str, Sequence[ast.stmt | Place]]:
     """The definitions of a module by name; where a name is imported, from where. None of modules of other projects."""
     path = ROOT.joinpath(*module.split("."))
     file = next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
     if file is None or not module.startswith(PROJECT):
         return {}
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    return dict(_named(ast.parse(file.read_text("utf-8")).body, package))
+    found: dict[str, list[ast.stmt | Place]] = {}
+    for name, definition in _named(ast.parse(file.read_text("utf-8")).body, package):
+        found.setdefault(name, []).append(definition)
+    return found
 
 
 def _named(statements: Sequence[ast.stmt], package: str) -> Iterator[tuple[str, ast.stmt | Place]]:
@@ -69,16 +78,26 @@ def _named(statements: Sequence[ast.stmt], package: str) -> Iterator[tuple[str, 
             yield from ((alias.asname or alias.name.split(".")[0], (alias.name, "")) for alias in statement.names)
         elif isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
             yield statement.name, _without_prose(statement)
-        elif isinstance(statement, ast.If | ast.Try):
-            yield from _named([*statement.body, *statement.orelse], package)
         else:
-            targets = [node.id for node in ast.walk(statement) if isinstance(node, ast.Name)]
-            yield from ((target, _without_prose(statement)) for target in targets if _is_assigned(statement, target))
+            within = list(_named(_within(statement), package))
+            yield from within
+            changed = {*_changed(statement), *(name for name, _ in within)}
+            yield from ((name, _without_prose(statement)) for name in sorted(changed))
 
 
-def _is_assigned(statement: ast.stmt, name: str) -> bool:
-    nodes = (node for node in ast.walk(statement) if isinstance(node, ast.Name) and node.id == name)
-    return any(isinstance(node.ctx, ast.Store) for node in nodes)
+def _within(statement: ast.stmt) -> list[ast.stmt]:
+    """The statements of all branches of one; none of a simple one."""
+    branches = [statement, *getattr(statement, "handlers", ()), *getattr(statement, "cases", ())]
+    bodies = [getattr(branch, name, ()) for branch in branches for name in ("body", "orelse", "finalbody")]
+    return [inside for body in bodies for inside in body]
+
+
+def _changed(statement: ast.stmt) -> Iterator[str]:
+    """The names that a statement outside of functions assigns, or whose values it may change."""
+    for node in ast.walk(statement):
+        store = isinstance(getattr(node, "ctx", None), ast.Store | ast.Del)
+        if store or isinstance(node, ast.Expr):
+            yield from (name.id for name in ast.walk(node) if isinstance(name, ast.Name))
 
 
 def _without_prose(statement: ast.stmt) -> ast.stmt:

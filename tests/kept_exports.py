@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 import onnx
@@ -141,9 +141,27 @@ def _name(code: Any) -> str:
     return f"{code.__module__}.{code.__qualname__}"
 
 
-def _code(code: Any) -> str:
-    """The name of a class or a function and, of one that belongs to this project, what it does."""
-    return _name(code) + (digest_of(code.__module__, code.__qualname__.split(".")[0]) if _is_ours(code) else "")
+def _code(code: Any, above: tuple[object, ...] = ()) -> str:
+    """The name of a class or a function and, of one that belongs to this project, what it does. With what a function
+    holds, in its closure or by default: which that is, its definition does not say. `above`: those that hold it.
+    """
+    said = _name(code) + (digest_of(code.__module__, code.__qualname__.split(".")[0]) if _is_ours(code) else "")
+    return said + "".join(_value(value, (*above, code)) for value in _held(code))
+
+
+def _value(value: object, above: tuple[object, ...]) -> str:
+    if isinstance(value, FunctionType | MethodType | type):
+        return f" of ({_code(value, above) if value not in above else _name(value)})"
+    return f" of {value!r}" if isinstance(value, PLAIN) else ""
+
+
+def _held(code: Any) -> Iterator[object]:
+    """What the closure of a function and its defaults have, as far as they are filled."""
+    for cell in getattr(code, "__closure__", None) or ():
+        with suppress(ValueError):  # an empty cell
+            yield cell.cell_contents
+    yield from getattr(code, "__defaults__", None) or ()
+    yield from (getattr(code, "__kwdefaults__", None) or {}).values()
 
 
 def _is_ours(code: Any) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from transformers.models.t5.modeling_t5 import T5Attention
 
-from tests import code_hash
+from builder.export.architectures.t5 import with_bias_by_row
+from tests import code_hash, kept_exports
 
 FILES = {
     "builder/graph.py": """
@@ -14,6 +17,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from builder import sizes
 from builder.parts.layers import scale as scaled
+from builder.parts.tables import MOST, TABLE, of_the_machine
 if TYPE_CHECKING:
     from builder.other import Anything
 
@@ -21,7 +25,7 @@ WIDTH = 3
 
 class Graph:
     def forward(self, x: Anything) -> int:
-        return scaled(x) * WIDTH + sizes.LEAST
+        return scaled(x) * WIDTH + sizes.LEAST + TABLE["w"] + of_the_machine() + MOST
 
 def unused():
     return 1
@@ -29,6 +33,22 @@ def unused():
     "builder/sizes.py": "LEAST = 5\n",
     "builder/other.py": "class Anything: ...\n",
     "builder/parts/__init__.py": "",
+    "builder/parts/tables.py": """
+TABLE = {"w": 1}
+TABLE["v"] = 3
+TABLE.update(u=5)
+for size in range(7):
+    TABLE[size] = size
+try:
+    from machine import of_the_machine
+except ImportError:
+    def of_the_machine():
+        return 9
+MOST = 11
+MOST += 13
+SEEN = 15
+SEEN += 1
+""",
     "builder/parts/layers.py": """
 from ..sizes import LEAST
 def scale(x):
@@ -72,6 +92,14 @@ def _digest(folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         ),
         ("builder/parts/layers.py", "def another(x):\n    return x", "", False),
         ("builder/other.py", "...", "pass", False),
+        ("builder/parts/tables.py", '"w": 1', '"w": 2', True),
+        ("builder/parts/tables.py", '"v"] = 3', '"v"] = 4', True),
+        ("builder/parts/tables.py", "u=5", "u=6", True),
+        ("builder/parts/tables.py", "range(7)", "range(8)", True),
+        ("builder/parts/tables.py", "return 9", "return 10", True),
+        ("builder/parts/tables.py", "MOST = 11", "MOST = 12", True),
+        ("builder/parts/tables.py", "MOST += 13", "MOST += 14", True),
+        ("builder/parts/tables.py", "SEEN = 15", "SEEN = 16", False),
     ],
 )
 def test_an_edit_counts_where_the_code_reaches_it(
@@ -96,3 +124,48 @@ def test_what_is_traced_reaches_the_rewrites_after_it() -> None:
         "builder.export.decoder", "DecoderGraph"
     )
     assert ("builder.checkpoint.resolve", "resolve") not in reached
+
+
+def _within(held: Callable[..., int]) -> Callable[..., int]:
+    def wrapper(x: int) -> int:
+        return wrapper(x - 1) if x > 1 else held(x)  # which holds itself, too
+
+    return wrapper
+
+
+def _by_default(x: int, held: Callable[..., int] = abs) -> int:
+    return held(x)
+
+
+def _by_keyword(x: int, *, held: Callable[..., int] = abs) -> int:
+    return held(x)
+
+
+def test_what_a_function_holds_is_of_its_hash(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its definition does not say which function that is."""
+    monkeypatch.setattr(_by_default, "__defaults__", (code_hash._is_text,))
+    monkeypatch.setattr(_by_keyword, "__kwdefaults__", {"held": code_hash._is_text})
+    asked = _asked(monkeypatch)
+    for function in (_within(code_hash._is_text), _within(_within(code_hash._is_text)), _by_default, _by_keyword):
+        asked.clear()
+        kept_exports._code(function)
+        assert ("tests.code_hash", "_is_text") in asked
+
+
+def test_the_buckets_of_t5_are_of_the_hash_of_its_bias(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = _asked(monkeypatch)
+    with with_bias_by_row(T5Attention):
+        kept_exports._code(T5Attention.compute_bias)
+    assert asked >= {("builder.export.architectures.t5", name) for name in ("_by_row", "buckets")}
+
+
+def _asked(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, ...]]:
+    """Which definitions a hash is made of."""
+    asked: set[tuple[str, ...]] = set()
+
+    def digest_of(module: str, *names: str) -> str:
+        asked.add((module, *names))
+        return ""
+
+    monkeypatch.setattr(kept_exports, "digest_of", digest_of)
+    return asked
