@@ -9,7 +9,7 @@ from __future__ import annotations
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from builder.cache.keys import build_key
 from builder.cache.stages import Context, keeping
@@ -18,9 +18,11 @@ from builder.checkpoint.resolve import Checkpoint, locate, resolve
 from builder.engines.gpu import refuse_card
 from builder.errors import RepositoryError
 from builder.families import Family, begin, hand_over
+from builder.families.decoder.drafted import Drafted, resolve_draft
 from builder.progress import Stage
 from builder.report.record import BuildReport
 from builder.report.summary import told
+from builder.runtime.contract import DRAFT
 from builder.spec import BuildSpec
 from builder.stores.publish import publish_to, source_in
 from builder.stores.store import Store, open_store
@@ -53,8 +55,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
         refuse_card(spec.layout, spec.runs)
         if isinstance(checkpoint, Checkpoint):
             stage = giving_back(checkpoint.model, stage)
-            context = Context(spec, checkpoint, folder)
-            family = keeping(begin(spec, checkpoint, folder, stage), context)
+            family = _family(spec, checkpoint, folder, stage)
             release = spec.triton if spec.target == "cpu" else None  # no GPU is here to make the calls again on
             outcome: Verified | Unverified = verified(family, key, release, stage)
         else:  # files alone: vLLM and TensorRT-LLM run the checkpoint as it is, so that there is no graph to compare
@@ -65,6 +66,17 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
             if store is not None:
                 return publish_to(store, outcome, folder)
             return publish(spec.output, outcome, spec.keep)
+
+
+def _family(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Family[Any, Any, Any, Any, Any]:
+    """The stages of `checkpoint`, those that the cache has taken from there; with those of its draft, if it has one."""
+    folder.mkdir(exist_ok=True)
+    family = keeping(begin(spec, checkpoint, folder, stage), Context(spec, checkpoint, folder))
+    if spec.draft is None:
+        return family
+    with stage("resolve the draft"):
+        own, draft = resolve_draft(spec, checkpoint)
+    return Drafted(family, _family(own, draft, folder / DRAFT, stage), own.model)
 
 
 def verified(

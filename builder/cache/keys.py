@@ -38,6 +38,7 @@ def build_key(spec: BuildSpec) -> str:
         {
             "options": spec.facts,
             "files": own_files(spec.samples, spec.graph),
+            "draft": None if spec.draft_source is None else checkpoint_facts(spec.draft_source),
             **surroundings(),
             **checkpoint_facts(spec.source),
         }

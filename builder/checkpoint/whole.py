@@ -49,6 +49,7 @@ def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, precisions: Map
         "--graph": spec.graph is not None,
         "--level": spec.level != "O2",
         "--samples": spec.samples is not None,
+        "--draft": spec.draft is not None,
         "--quality": spec.quality is not None,
         "--beams": spec.beams is not None,
         "--max-answer": spec.max_answer is not None,

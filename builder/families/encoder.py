@@ -103,6 +103,7 @@ def begin(
         "--beams": spec.beams,
         "--max-answer": spec.max_answer,
         "--cache-gb": spec.cache_gb,
+        "--draft": spec.draft,
         "serving.tool_parser": spec.serving.tool_parser,
         "serving.batch_dimension": spec.serving.batch_dimension or None,
     }

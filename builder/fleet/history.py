@@ -66,7 +66,8 @@ def work_of(spec: BuildSpec) -> Work:
     """The work that `spec` is."""
     pruned = "pruned" if spec.prune is not None else "whole"
     options = " ".join(map(str, (spec.target, spec.precision, spec.engine, spec.level, pruned)))
-    return Work(spec.entry_name, options, _weights_of(spec.model), 2 if spec.engine == "auto" else 1)
+    weights = sum(map(_weights_of, filter(None, (spec.model, spec.draft))))
+    return Work(spec.entry_name, options, weights, 2 if spec.engine == "auto" else 1)
 
 
 class History:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,7 +20,7 @@ from tritonclient.grpc import model_config_pb2
 
 from builder.errors import RepositoryError
 from builder.lint.pbtxt import Place, places
-from builder.runtime.contract import FILE, ContractError, GenerationServing, Serving, load
+from builder.runtime.contract import DRAFT, FILE, ContractError, GenerationServing, Serving, load
 from builder.runtime.recipe import compile as program
 from builder.triton.releases import RELEASES
 from builder.triton.render import parse
@@ -225,10 +225,25 @@ class Version:
     @cached_property
     def serving(self) -> Serving | None:
         """What serving.json says of a front; None where there is none, or none that can be read."""
-        try:
-            return load(self.path) if (self.path / FILE).is_file() else None
-        except ContractError:
-            return None
+        return _serving(self.path)
+
+    @property
+    def draft(self) -> Path:
+        """The folder of the model that guesses for it; it may be absent."""
+        return self.path / DRAFT
+
+    @cached_property
+    def documents(self) -> Sequence[tuple[Path, Serving]]:
+        """What can be read of `serving` and of that of the draft, with their folders."""
+        found = ((self.path, self.serving), (self.draft, _serving(self.draft)))
+        return [(folder, serving) for folder, serving in found if serving is not None]
+
+
+def _serving(folder: Path) -> Serving | None:
+    try:
+        return load(folder) if (folder / FILE).is_file() else None
+    except ContractError:
+        return None
 
 
 def is_paged(serving: Serving) -> bool:

@@ -51,7 +51,7 @@ def _config(repository: Path, name: str) -> model_config_pb2.ModelConfig:
 
 def _generating(repository: Path, name: str, needs: Needs, serving: GenerationServing) -> Plan:
     cache = (read_report(repository, name).memory or {}).get("cache", 0)
-    memory, size = memory_line(1, needs.weights, cache)
+    memory, size = memory_line(1, needs.weights, cache, needs.draft)
     requests = serving.arena.slots + serving.queue
     shm, shared = shared_memory_line(1, requests, serving.limits.request_bytes, needs.answer_bytes)
     threads = serving.session.threads

@@ -45,7 +45,7 @@ def plan_generating(capacity: Capacity, load: Load, needs: Needs) -> Plan:
     elif not needs.cross:
         settings["max_length"] = length
     settings["slots"] = slots
-    memory, size = memory_line(1, needs.weights, cache)
+    memory, size = memory_line(1, needs.weights, cache, needs.draft)
     lines.append(memory)
     if size > capacity.memory:
         lacking = [*lacking, _too_large(capacity, needs, length, cache)]
@@ -209,8 +209,9 @@ def _cache(capacity: Capacity, load: Load, needs: Needs, slots: int, length: int
         formula = f"{needs.source} tokens x {number(_values(needs.cross))} x {width} bytes"
         lines.append(Line("what a slot reads", formula, megabytes(read)))
         of_slot += read
-    most = max(0, int((capacity.memory - needs.weights - PROCESS) // of_slot))
-    free = f"({megabytes(capacity.memory)} - {megabytes(needs.weights + PROCESS)} of the rest) / {megabytes(of_slot)}"
+    rest = needs.weights + needs.draft + PROCESS
+    most = max(0, int((capacity.memory - rest) // of_slot))
+    free = f"({megabytes(capacity.memory)} - {megabytes(rest)} of the rest) / {megabytes(of_slot)}"
     lines += [
         Line("cache", f"{slots} slots x {megabytes(of_slot)}", megabytes(slots * of_slot)),
         Line("most slots", free, number(most)),
@@ -234,6 +235,6 @@ def _shared_cache(capacity: Capacity, load: Load, needs: Needs, slots: int, leng
 def _too_large(capacity: Capacity, needs: Needs, length: int, cache: int) -> str:
     return (
         f"weights and cache exceed the {megabytes(capacity.memory)} that may be used, by "
-        f"{megabytes(needs.weights + cache - capacity.memory)}. What would: a max_length below {length}, "
+        f"{megabytes(needs.weights + needs.draft + cache - capacity.memory)}. What would: a max_length below {length}, "
         "fewer slots, --cache int8, or --precision int8"
     )

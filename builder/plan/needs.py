@@ -22,7 +22,8 @@ STRING = 64  # bytes of a text in an answer: a label, a name
 @dataclass(frozen=True)
 class Needs:
     """`weights`: bytes of one instance; `threads`: of the measured speeds, 0 where all cores had them; `length`: tokens
-    of a text or of a slot; `cross`: of what an encoder-decoder reads, over `source` tokens.
+    of a text or of a slot; `cross`: of what an encoder-decoder reads, over `source` tokens; `draft`: bytes of the model
+    that guesses, its cache included.
     """
 
     kind: Literal["encoder", "generation"]
@@ -37,6 +38,7 @@ class Needs:
     measured: str = ""
     faster: str = ""
     answer_bytes: int = STRING
+    draft: int = 0
 
 
 def needs_of(spec: BuildSpec) -> Needs:
@@ -73,6 +75,7 @@ def published(repository: Path, name: str) -> Needs:
         measured=f"{report.chosen}, measured by its build on {report.cpu['model']}",
         faster="" if better is rung or not better.latency_ms else better.name,
         answer_bytes=_answer_bytes(repository / name),
+        draft=(report.memory or {}).get("draft", 0),
     )
     return found if isinstance(serving, EncoderServing) else _with_cache(found, serving)
 

@@ -16,11 +16,12 @@ SHARED_MEMORY_STEP = 64 << 20  # to the next of which /dev/shm is rounded up
 SERVER = 100_000_000  # bytes of tritonserver itself: 34 to 83 MB were measured
 
 
-def memory_line(instances: int, weights: int, cache: int = 0) -> tuple[Line, int]:
+def memory_line(instances: int, weights: int, cache: int = 0, draft: int = 0) -> tuple[Line, int]:
     """Resident bytes: each instance has its own process and its own weights."""
-    total = instances * (PROCESS + weights) + cache
+    total = instances * (PROCESS + weights) + cache + draft
     parts = f"{instances} x ({megabytes(PROCESS)} of Python + {megabytes(weights)} of weights)"
-    formula = parts + (f" + {megabytes(cache)} of cache" if cache else "")
+    besides = (("cache", cache), ("the draft", draft))
+    formula = parts + "".join(f" + {megabytes(size)} of {what}" for what, size in besides if size)
     return Line("memory", formula, megabytes(total)), total
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 
 from builder.checkpoint.resolve import describe
@@ -9,7 +11,9 @@ from builder.engines.decoding import DecodingEngine, engine_of, measurable
 from builder.errors import SpecError
 from builder.export.decoder import cache_shapes
 from builder.export.seq2seq import seq2seq_shapes
+from builder.families.decoder.drafted import draft_spec
 from builder.families.seq2seq.settings import read_settings
+from builder.memory import WIDTHS, cache_bytes
 from builder.plan.needs import Needs
 from builder.spec import BuildSpec
 
@@ -38,10 +42,18 @@ def unbuilt(spec: BuildSpec) -> Needs:
         if family == "decoder":
             layers, engine = cache_shapes(checkpoint.model), _engine(spec)
             cache, paged = engine.cache_type, engine.paged
-            return Needs("generation", size, length, layers, cache=cache, paged=paged, measured=NOT_MEASURED)
+            draft = 0 if spec.draft is None else _bytes(draft_spec(spec, checkpoint.task.name, length))
+            needs = Needs("generation", size, length, layers, cache=cache, paged=paged, measured=NOT_MEASURED)
+            return replace(needs, draft=draft)
         own, cross = seq2seq_shapes(checkpoint.model)
     answer = read_settings(checkpoint, spec.task, spec.slots, spec.beams, spec.max_answer).max_answer
     return Needs("generation", size, answer, own, cross, source=length, measured=NOT_MEASURED)
+
+
+def _bytes(draft: BuildSpec) -> int:
+    """Of a draft, its cache included."""
+    needs = unbuilt(draft)
+    return needs.weights + cache_bytes(needs.layers, draft.slots, needs.length, WIDTHS[needs.cache])
 
 
 def _engine(spec: BuildSpec) -> DecodingEngine:

@@ -9,6 +9,7 @@ import hashlib
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -28,15 +29,18 @@ Component = dict[str, Any]
 
 def bom(report: BuildReport) -> str:
     """The bill of materials of what `report` describes."""
-    libraries = list(_libraries(report))
+    libraries, checkpoints = list(_libraries(report)), [_checkpoint(report)]
+    if report.draft is not None:
+        draft = replace(report, checkpoint=report.draft["checkpoint"])
+        checkpoints.append({**_checkpoint(draft), "bom-ref": f"{CHECKPOINT} of the draft"})
     document = {
         "bomFormat": "CycloneDX",
         "specVersion": "1.6",
         "version": 1,
         "metadata": {"tools": {"components": list(_tools(report))}, "component": _served(report)},
-        "components": [_checkpoint(report), *libraries],
+        "components": [*checkpoints, *libraries],
         "dependencies": [
-            {"ref": report.name, "dependsOn": [CHECKPOINT, *(library["bom-ref"] for library in libraries)]}
+            {"ref": report.name, "dependsOn": [component["bom-ref"] for component in (*checkpoints, *libraries)]}
         ],
     }
     content = hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

@@ -127,6 +127,8 @@ class BuildReport:
     """Stages that an earlier build did with the same key: the key of each, and when it was made (UTC)."""
     tuned_for: tuple[str, ...] = ()
     """Instruction sets of the processor that the choice rests on; a machine that serves should have one of them."""
+    draft: dict[str, Any] | None = None
+    """The model that guesses: its checkpoint, the variant of it that is served, and its stages that were kept."""
     settings: str | None = None
     """What was changed after the build, without one, and why: `build-repo tune`."""
 

@@ -1,6 +1,6 @@
 """serving.json: what a build tells the Python that it emits. Written and read here and nowhere else.
 
-Beside it hosted.json: which models a shared front hosts.
+Beside it hosted.json: which models a shared front hosts; and a folder of its own with that of a draft model.
 
 Standard library only, Python 3.10: the build imports this module, and a copy of it is emitted with every model.
 """
@@ -19,6 +19,7 @@ from .typed_json import document_of, read_as
 
 FILE = "serving.json"
 HOSTED = "hosted.json"
+DRAFT = "draft"  # folder with serving.json and graph of a model that guesses, beside those of the one that answers
 # What the rows of one call must have in common: nothing, their length, or how often they have a token, by its id.
 Alike = Union[Literal["length"], int, None]
 CacheType = Literal["float32", "float16", "bfloat16", "int8", "uint8"]  # of keys and values

@@ -44,6 +44,8 @@ FAMILIES = (
     ("encoder_calls", "COUNTER", "Runs of the encoder"),
     ("guessed_tokens", "COUNTER", "Tokens that were run ahead because the text may repeat itself"),
     ("right_guesses", "COUNTER", "Of those, tokens that were kept"),
+    ("drafted_tokens", "COUNTER", "Tokens that were run ahead because a draft model said them"),
+    ("right_drafts", "COUNTER", "Of those, tokens that were kept"),
     ("moved_positions", "COUNTER", "Positions of the cache copied because a beam split"),
     ("preemptions", "COUNTER", "Sequences that gave way to others when the cache was full, and were computed again"),
     ("running", "GAUGE", "Sequences in slots"),

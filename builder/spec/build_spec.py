@@ -18,7 +18,8 @@ from builder.spec.weights import WeightOptions
 from builder.spec.whole_checkpoint import VLLM, WHOLE_CHECKPOINT, TensorRTLLM, WholeCheckpoint
 
 HEADROOM = 0.9  # of the memory that is free: what a model may be planned to take
-ELSEWHERE = {"model", "revision", "output", "store", "keep", "load", "samples", "graph"}  # options that are no facts
+# options that are no facts
+ELSEWHERE = {"model", "revision", "draft", "output", "store", "keep", "load", "samples", "graph"}
 
 
 class BuildSpec(Choices):
@@ -115,6 +116,11 @@ class BuildSpec(Choices):
     def source(self) -> Source:
         """Which checkpoint is meant."""
         return Source(self.model, self.revision, self.task, self.max_length, self.pooling)
+
+    @property
+    def draft_source(self) -> Source | None:
+        """Which checkpoint guesses, where one does."""
+        return None if self.draft is None else Source(self.draft)
 
     @property
     def whole_checkpoint(self) -> WholeCheckpoint:

@@ -87,6 +87,9 @@ class Choices(Options):
     samples: Path | None = Field(None, json_schema_extra={"flag": True})
     """File with one JSON object a line, each a request of the task, to verify and calibrate on; labels may be
     added."""
+    draft: str | None = Field(None, json_schema_extra={"flag": True})
+    """Hub id or local folder of a smaller decoder with the same tokeniser, which guesses tokens ahead; the text stays
+    the same. Text generation on the CPU only."""
     target: Literal["cpu", "cuda", "tensorrt"] = Field("cpu", json_schema_extra={"flag": True})
     """What the repository runs on. tensorrt: a plan that is compiled later on the GPU machine; with --engine
     onnxruntime, ONNX Runtime's TensorRT provider compiles while the model loads."""

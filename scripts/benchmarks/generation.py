@@ -4,7 +4,9 @@ Work: prompts and answers of the lengths in WORKS (log-uniform, seed 0), greedy,
 `concurrency` clients that each send the next request when the last is answered. Real architecture sizes, random
 weights. One side at a time, equal threads, each warmed up. Tokens per second are those that requests asked for; the
 times to the first token and from token to token are medians over requests. Random weights soon repeat themselves, which
-flatters guessing by prompt lookup: of our sides, the share of tokens that were guessed is said.
+flatters guessing by prompt lookup: of our sides, the share of tokens that were guessed is said. A draft is the first
+layers of the model: of a model with random weights nothing smaller is nearer to it, and what share of its guesses was
+right is said too, for it is no trained draft's.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ from builder.spec import make_spec
 from builder.variants.measurements import measurements_of
 from scripts.benchmarks import peers
 from scripts.benchmarks.circumstances import circumstances, refuse_other, write_figures
-from scripts.benchmarks.generators import make_checkpoint
+from scripts.benchmarks.generators import first_layers, make_checkpoint
 from scripts.benchmarks.peers.clock import Clock
 from scripts.benchmarks.traffic import counters
 
@@ -77,7 +79,7 @@ def main() -> None:
     parser.add_argument("--concurrency", default="1,4,8,16")
     parser.add_argument("--requests", type=int, default=8, help="at least; more with more clients")
     parser.add_argument("--per-client", type=int, default=3)
-    parser.add_argument("--ours", default=",".join(OURS), help="[openvino:]PRECISION[@BLOCK SIZE][/CACHE]")
+    parser.add_argument("--ours", default=",".join(OURS), help="[openvino:]PRECISION[@BLOCK SIZE][/CACHE][+LAYERS]")
     parser.add_argument("--peers", default=",".join(name for name, _, _ in PEERS))
     parser.add_argument("--environments", type=Path, default=Path(".peers"), help="where the peers are installed")
     parser.add_argument("--checkpoints", type=Path, help="keep checkpoints, conversions and repositories here")
@@ -123,12 +125,14 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
     sides: dict[str, dict[str, Any]] = {}
     for kind in filter(None, options.ours.split(",")):
         engine, _, rest = kind.rpartition(":")
+        rest, _, layers = rest.partition("+")
         weights, _, cache = rest.partition("/")
         precision, _, block = weights.partition("@")
         title = (
             f"ours {'OpenVINO ' * bool(engine)}{precision}"
             + (f", blocks of {block}" if block else "")
             + (f", {cache} cache" if cache else "")
+            + (f", draft of {layers} layers" if layers else "")
         )
         wanted = {
             "engine": engine or None,
@@ -137,6 +141,7 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
             "block_size": int(block or 32),
             "max_length": longest,
             "slots": max(concurrencies),
+            "draft": str(first_layers(checkpoint, int(layers))) if layers else None,
             "quality": 0.0,  # random weights have none to lose
             "perplexity": 1e9,
         }
@@ -184,13 +189,19 @@ def _work_document(work: Sequence[Asked], concurrency: int, longest: int) -> dic
 
 
 def _counted(server: Server, work: Sequence[Asked], concurrency: int) -> dict[str, float]:
-    """What `load` says, and the share of tokens that prompt lookup had guessed."""
+    """What `load` says, the shares of tokens that prompt lookup and a draft had guessed, and of the draft's that were
+    right."""
     before = counters(server)
     figures = load(server.url, work, concurrency)
     time.sleep(1.5)  # counters are sent once a second
-    right = "build_repo_right_guesses_total"
-    guessed = counters(server).get(right, 0.0) - before.get(right, 0.0)
-    return {**figures, "guessed_share": guessed / sum(asked.new_tokens for asked in work)}
+    after, tokens = counters(server), sum(asked.new_tokens for asked in work)
+    names = ("right_guesses", "drafted_tokens", "right_drafts")
+    totals = [f"build_repo_{name}_total" for name in names]
+    guessed, drafted, right = (after.get(total, 0.0) - before.get(total, 0.0) for total in totals)
+    shares = {"guessed_share": guessed / tokens}
+    if drafted:
+        shares |= {"drafted_share": right / tokens, "draft_acceptance": right / drafted}
+    return {**figures, **shares}
 
 
 def load(url: str, work: Sequence[Asked], concurrency: int) -> dict[str, float]:
@@ -263,9 +274,11 @@ def _table(name: str, sides: dict[str, dict[str, Any]], concurrencies: Sequence[
 
 
 def _cell(figures: dict[str, float]) -> str:
-    guessed = figures.get("guessed_share", 0.0)
-    return f"{figures['tokens_per_s']:.1f} ({figures['first_token_ms']:.0f}, {figures['inter_token_ms']:.1f})" + (
-        f", {guessed:.0%} guessed" if guessed else ""
+    guessed, drafted = figures.get("guessed_share", 0.0), figures.get("drafted_share", 0.0)
+    return (
+        f"{figures['tokens_per_s']:.1f} ({figures['first_token_ms']:.0f}, {figures['inter_token_ms']:.1f})"
+        + (f", {guessed:.0%} guessed" if guessed else "")
+        + (f", {drafted:.0%} drafted of {figures['draft_acceptance']:.0%} right" if drafted else "")
     )
 
 

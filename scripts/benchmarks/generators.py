@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
 from builder.samples import TEXTS
 
@@ -68,6 +68,20 @@ def make_checkpoint(name: str, folder: Path, dtype: torch.dtype = torch.float32)
     config = AutoConfig.for_model(model_type, **options)
     AutoModelForCausalLM.from_config(config).to(dtype).save_pretrained(folder, max_shard_size="100GB")
     save_tokenizer(folder, config.vocab_size)
+    return folder
+
+
+def first_layers(checkpoint: Path, count: int) -> Path:
+    """The first `count` layers of a checkpoint, with its embeddings and its tokeniser, in a folder beside it."""
+    folder = checkpoint.with_name(f"{checkpoint.name}-first-{count}-layers")
+    if not (folder / "model.safetensors").exists():
+        config = AutoConfig.from_pretrained(checkpoint)
+        config.num_hidden_layers = count
+        if getattr(config, "layer_types", None):
+            config.layer_types = config.layer_types[:count]
+        model = AutoModelForCausalLM.from_pretrained(checkpoint, config=config, dtype="auto")
+        model.save_pretrained(folder, max_shard_size="100GB")
+        AutoTokenizer.from_pretrained(checkpoint).save_pretrained(folder)
     return folder
 
 

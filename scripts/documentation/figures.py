@@ -149,7 +149,8 @@ def _first(cell: dict[str, float]) -> str:
     times = [
         f"{cell[name]:.{digits}f}" for name, digits in (("first_token_ms", 0), ("inter_token_ms", 1)) if name in cell
     ]
-    guessed = [f"{100 * share:.0f}% guessed"] if (share := cell.get("guessed_share", 0.0)) >= 0.005 else []
+    shares = [(cell.get(f"{word}_share", 0.0), word) for word in ("guessed", "drafted")]
+    guessed = [f"{share:.0%} {word}" for share, word in shares if share >= 0.005]
     return f"{cell['tokens_per_s']:.0f} ({', '.join([*times, *guessed])})"
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -67,6 +68,15 @@ def test_each_file_counts(folder: Path, name: str) -> None:
     assert build_key(_spec(folder)) == key
     (folder / name).rename(folder / f"{name}.json")
     assert build_key(_spec(folder)) != key
+
+
+def test_the_files_of_a_draft_count_and_not_where_they_are(folder: Path, tmp_path: Path) -> None:
+    drafts = [Path(shutil.copytree(folder, tmp_path / parent / "small")) for parent in ("one", "other")]
+    key = build_key(_spec(folder, draft=str(drafts[0])))
+    assert key == build_key(_spec(folder, draft=str(drafts[1])))
+    assert key != build_key(_spec(folder))
+    (drafts[1] / "config.json").write_text("[]")
+    assert key != build_key(_spec(folder, draft=str(drafts[1])))
 
 
 def test_the_users_own_files_count(folder: Path, tmp_path: Path) -> None:

@@ -34,6 +34,7 @@ FUSED_OPERATORS = (*FUSED_ATTENTION, "SkipLayerNormalization", "LayerNormalizati
 # `scripts/bench fusions`). They are neither saved in a graph nor made at load here; 1.19 gains from this one, and
 # makes it itself when it loads the graph.
 SLOW_FUSIONS = ("SkipLayerNormFusion",)
+SPIN = "session.intra_op.allow_spinning"
 REST = "session.force_spinning_stop"  # when a call ends
 
 
@@ -60,7 +61,7 @@ def _options(threads: int, spinning: bool) -> onnxruntime.SessionOptions:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "1" if spinning else "0")
+    options.add_session_config_entry(SPIN, "1" if spinning else "0")
     return options
 
 
@@ -91,7 +92,7 @@ def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
 
 def loop_session(threads: int, spinning: bool) -> Session:
     """How emitted code opens its graphs on the CPU; 0 `threads`: all cores that it finds."""
-    return Session(threads=threads, entries={"session.intra_op.allow_spinning": "1" if spinning else "0"})
+    return Session(threads=threads, entries={SPIN: "1" if spinning else "0"})
 
 
 def parameters(graph: Graph, threads: int, instances: int) -> dict[str, str]:
@@ -109,10 +110,16 @@ def session(graph: Graph, threads: int, spinning: bool) -> Session:
 
     Left alone, each spins for many times as long as a short text takes, on the cores that carry the answer to its
     client (`scripts/bench spinning`).
+    """
+    return resting(loop_session(threads, spinning))
+
+
+def resting(session: Session) -> Session:
+    """`session`, whose threads spin within a call at most.
+
     Source of the entry: ONNX Runtime, include/onnxruntime/core/session/onnxruntime_session_options_config_keys.h
     """
-    looped = loop_session(threads, spinning)
-    return replace(looped, entries={**looped.entries, REST: "1"}) if spinning else looped
+    return replace(session, entries={**session.entries, REST: "1"}) if session.entries[SPIN] == "1" else session
 
 
 def served_version(triton: str, in_process: bool) -> str:

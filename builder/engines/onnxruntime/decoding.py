@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from builder.engines.decoding import DecodingEngine, Executors
-from builder.engines.onnxruntime import loop_session
+from builder.engines.onnxruntime import loop_session, resting
 from builder.engines.onnxruntime.older import for_runtime
 from builder.errors import SpecError
 from builder.export.decoder import CACHED_ATTENTION
@@ -67,7 +67,9 @@ class Decoding(DecodingEngine):
         return CACHE_TYPES[self.spec.cache]
 
     def session(self) -> Session:
-        return loop_session(self.spec.loop_threads, self.spec.serving.spinning)
+        """With a draft, whose threads work on the same cores by turns, none spins while the other works."""
+        looped = loop_session(self.spec.loop_threads, self.spec.serving.spinning)
+        return looped if self.spec.draft is None else resting(looped)
 
     @staticmethod
     def session_here(cache: CacheType, threads: int) -> Session:

@@ -1,7 +1,7 @@
 """Decoders: one graph for prefill and decoding over a cache, run by the emitted decode loop.
 
 A decoder is built for one engine (one_engine.py), or for each that this machine can measure, of which one is chosen
-(fastest_engine.py).
+(fastest_engine.py). One with a draft is two decoders that are built side by side (drafted.py).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from builder.engines.decoding import DecodingEngine, engine_of, measurable
 from builder.errors import CheckpointError, SpecError
 from builder.export.decoder import cache_shapes
 from builder.families import Family
+from builder.families.decoder.drafted import refuse_draft
 from builder.families.decoder.fastest_engine import Engines, FastestEngine, of_each
 from builder.families.decoder.one_engine import Decoder
 from builder.families.generating import read_samples, refuse_options
@@ -29,6 +30,7 @@ from builder.spec import BuildSpec
 def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Family[Any, Any, Any, Any, Any]:
     """The steps of a decoder. Raises SpecError and CheckpointError for what is refused before the work begins."""
     refuse_options(spec, {"--max-answer (use --max-length)": spec.max_answer is not None}, "a decoder")
+    refuse_draft(spec)
     refuse_unserved(checkpoint.model.generation_config, is_decoder=True)
     chat_template(checkpoint.tokenizer)  # one that cannot be served
     refuse_other_text(checkpoint.tokenizer)

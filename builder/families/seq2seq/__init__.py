@@ -110,6 +110,7 @@ def begin(
         "--executor bls (its cross-attention cache would travel at each step)": spec.executor == "bls",
         f"--cache {spec.cache}": spec.cache != "fp32",
         "--cache-gb": spec.cache_gb is not None,
+        "--draft": spec.draft is not None,
         "--engine auto (it runs on one engine)": spec.engine == "auto",
         f"--engine {spec.engine} (it has no cross-attention over a cache)": spec.target == "cpu"
         and spec.engine not in (None, "auto", BACKEND),

@@ -64,12 +64,12 @@ def has_a_serving_document_that_its_code_reads(version: Version) -> Iterator[Pro
 
     The two are written together. A file that was edited, or copied from another build, stops the model when it loads.
     """
-    if not (version.path / FILE).is_file():
-        return
-    try:
-        read(version.path)
-    except ContractError as error:
-        yield Problem(str(error), file=f"{version.number}/{FILE}")
+    for folder in (version.path, version.draft):
+        try:
+            if (folder / FILE).is_file():
+                read(folder)
+        except ContractError as error:
+            yield Problem(str(error), file=version.file(folder / FILE))
 
 
 @rule(
@@ -99,19 +99,21 @@ def has_a_chat_template_that_compiles(version: Version) -> Iterator[Problem]:
     right="the whole folder, as it was built",
 )
 def has_the_graph_that_it_runs(version: Version) -> Iterator[Problem]:
-    """The graph that a front runs in its own process is beside it, and its engine opens it.
+    """The graph that a front runs in its own process is beside it, and its engine opens it; that of its draft too.
 
     The front opens it when it loads, and does not load without it.
     """
-    served = version.serving
-    if served is None or served.model is None:
-        return
-    model = version.path / served.model
+    for folder, served in version.documents:
+        if served.model is not None:
+            yield from _not_opened(version, folder / served.model, is_paged(served))
+
+
+def _not_opened(version: Version, model: Path, paged: bool) -> Iterator[Problem]:
     files = [model, model.with_suffix(".bin")] if model.suffix == Path(openvino.MODEL_FILE).suffix else [model]
     missing = [file for file in files if not file.is_file()]
     if missing:
         yield Problem(f"{version.file(missing[0])} is missing", "build it again", file=version.file(missing[0]))
-    elif is_paged(served):
+    elif paged:
         yield from _refused_by_openvino(version, model)
 
 

@@ -16,7 +16,7 @@ from builder.lint.findings import Problem
 from builder.lint.repository import Repository, Version
 from builder.lint.rule import WARNING, rule
 from builder.machine import total_memory
-from builder.runtime.contract import Arena, GenerationServing
+from builder.runtime.contract import Arena, GenerationServing, Serving
 
 KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
 SHARED_MEMORY = Path("/dev/shm")
@@ -56,11 +56,16 @@ def _bytes(version: Version) -> int:
     if not version.served or any(group.kind == KIND_GPU for group in model.config.instance_group):
         return 0
     if served is not None:
-        graphs = sum(_size(version.path / name) for name in (served.model,) if name is not None)
-        return model.instances * (graphs + (_cache(served.arena) if isinstance(served, GenerationServing) else 0))
+        return model.instances * sum(_loaded(folder, one) for folder, one in version.documents)
     if model.config.backend == openvino.BACKEND:
         return _size(version.graph)
     return model.instances * _size(version.graph) if model.config.backend == onnxruntime.BACKEND else 0
+
+
+def _loaded(folder: Path, served: Serving) -> int:
+    """Bytes of the graph that a process opens, and of its cache."""
+    graph = 0 if served.model is None else _size(folder / served.model)
+    return graph + (_cache(served.arena) if isinstance(served, GenerationServing) else 0)
 
 
 def _size(graph: Path) -> int:

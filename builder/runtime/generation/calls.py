@@ -12,10 +12,21 @@ import numpy as np
 
 from .blocks import Growth
 from .cache import SlotCache
+from .drafting import Drafter
+from .lookup import Lookup
+from .pace import Pace
 from .sequences import GeneratedSequence, Request, Running, SequenceStatus
 
 SCORED_TOKENS = 64  # of a prompt in one call, where each has logits: of a large vocabulary 0.6 MB a token
 PromptPiece = tuple[Running, Sequence[int]]  # whose prompt, and tokens of it
+
+
+@dataclass(frozen=True)
+class Guess:
+    """Tokens that a sequence may say next, at least one; `by`: who learns how many of them were right."""
+
+    tokens: Sequence[int]
+    by: Lookup | Pace
 
 
 @dataclass(frozen=True)
@@ -25,7 +36,7 @@ class Call:
     `tokens`: (rows, new) int64, written at `positions`, (rows,) int64, of each slot; `written`: those that count, by
     slot; `wanted`: after which of `tokens` logits are wanted, see Executor.run; `sequences` get their next tokens from
     the last of those, each of their inputs from one, in order. `scored`: the request whose prompt these logits score.
-    `guess`: the tokens after the first that the one sequence may say.
+    `guess`: what the one sequence may say, which is `tokens` after the first.
     """
 
     first: int
@@ -35,7 +46,7 @@ class Call:
     wanted: np.ndarray
     sequences: Sequence[Running]
     scored: Request | None = None
-    guess: Sequence[int] = ()
+    guess: Guess | None = None
 
 
 def piece(cache: SlotCache, sequence: Running, most: int) -> Sequence[int]:
@@ -90,15 +101,30 @@ def step(cache: SlotCache, sequences: Sequence[Running]) -> Call:
     return Call(first, tokens, cache.positions(first, last), written, rows, sequences)
 
 
-def guess(cache: SlotCache, sequence: Running, most: int) -> Call | None:
+def guess(cache: SlotCache, sequence: Running, most: int, drafter: Drafter | None) -> Call | None:
     """A step of one sequence, and of up to `most` tokens that it may say next; None where there is nothing to guess."""
-    guessed = sequence.guess(cache.max_length)[:most] if isinstance(sequence, GeneratedSequence) else []
-    if not guessed:
+    if not isinstance(sequence, GeneratedSequence):
         return None
-    (slot,), tokens = sequence.slots, [*sequence.inputs(), *guessed]
+    found = _guessed(sequence, min(most, sequence.room(cache.max_length)), drafter)
+    if found is None:
+        return None
+    (slot,), tokens = sequence.slots, [*sequence.inputs(), *found.tokens]
     positions = np.array([cache.length(slot)], np.int64)
     wanted = np.arange(len(tokens))
-    return Call(slot, np.array([tokens], np.int64), positions, {slot: tokens}, wanted, [sequence], guess=guessed)
+    return Call(slot, np.array([tokens], np.int64), positions, {slot: tokens}, wanted, [sequence], guess=found)
+
+
+def _guessed(sequence: GeneratedSequence, most: int, drafter: Drafter | None) -> Guess | None:
+    """Up to `most` tokens that came after the same ones before or, where none did, that the draft says."""
+    if not most:
+        return None
+    if tokens := sequence.looked_up(most):
+        return Guess(tokens, sequence.lookup)
+    if drafter is None:
+        return None
+    ahead = min(most, sequence.pace.ahead(sequence.generated))
+    tokens = drafter.guess(sequence.turn, sequence.tokens, ahead) if ahead else []
+    return Guess(tokens, sequence.pace) if tokens else None
 
 
 def growth(call: Call) -> Growth:

@@ -17,7 +17,8 @@ import numpy as np
 
 from .beams import reorder
 from .cache import SlotCache
-from .calls import Call
+from .calls import Call, Guess
+from .drafting import Drafter
 from .errors import EngineFailed
 from .executors.base import Candidates, EncodingExecutor, Executor, Part
 from .reading import Reader
@@ -34,14 +35,19 @@ Logits = Union[np.ndarray, Candidates]  # of a call that needs all of them, all
 class Engine:
     """Owns the executor, the scheduler and the thread that steps them."""
 
-    def __init__(self, executor: Executor, limits: Limits, reuse_prefixes: bool = True) -> None:
+    def __init__(
+        self, executor: Executor, limits: Limits, reuse_prefixes: bool = True, draft: Executor | None = None
+    ) -> None:
+        """`draft`: over a smaller model with the same tokens, which guesses."""
         geometry = executor.geometry
+        drafter = None if draft is None else Drafter(draft, geometry.vocabulary)
         self.executor = executor
         self.stats = Stats(slots=geometry.slots)
         self.reader = Reader(executor, limits.prefill_tokens) if isinstance(executor, EncodingExecutor) else None
         reuse = reuse_prefixes and self.reader is None
         self.cache = SlotCache(geometry.slots, geometry.max_length, executor.copy, reuse, executor.blocks)
-        self.scheduler = Scheduler(self.cache, limits, self.stats, self.reader, executor.guesses, executor.joins)
+        guesses, joins = executor.guesses, executor.joins
+        self.scheduler = Scheduler(self.cache, limits, self.stats, self.reader, guesses, joins, drafter)
         self.failure: BaseException | None = None
         self._stopping = False
         self._threads = [threading.Thread(target=self._loop, name="decode loop", daemon=True)]
@@ -79,8 +85,8 @@ class Engine:
                 if call.scored is not None:
                     assert isinstance(logits, np.ndarray)
                     self._score(call.scored, int(call.positions[0]), logits)
-                if call.guess:
-                    self._verify(call, logits)
+                if call.guess is not None:
+                    self._verify(call, call.guess, logits)
                 else:
                     self._accept(call, logits[-1:] if call.scored is not None else logits)
         self.stats.steps += 1
@@ -96,7 +102,7 @@ class Engine:
 
     def _settled(self, call: Call) -> bool:
         """Whether the executor's candidates are all that the call's sequences need."""
-        count, tokens = self.executor.candidates, 1 + len(call.guess)
+        count, tokens = self.executor.candidates, 1 + (0 if call.guess is None else len(call.guess.tokens))
         if not count or call.scored is not None:
             return False
         return all(
@@ -166,13 +172,12 @@ class Engine:
         except Exception as error:
             self.scheduler.refuse(request, error)
 
-    def _verify(self, call: Call, logits: Logits) -> None:
+    def _verify(self, call: Call, guess: Guess, logits: Logits) -> None:
         """Choose token after token as without the guess, as long as what was chosen is what was guessed."""
         (sequence,) = call.sequences
         assert isinstance(sequence, GeneratedSequence)
-        assert sequence.lookup is not None
         right, slot, length = 0, call.first, int(call.positions[0]) + 1
-        for row, guessed in enumerate([*call.guess, None]):
+        for row, guessed in enumerate([*guess.tokens, None]):
             self._accept_tokens([sequence], logits[row : row + 1])
             if sequence.status is SequenceStatus.FINISHED or not sequence.request.active:
                 break
@@ -180,9 +185,8 @@ class Engine:
                 break
             right += 1
         self.cache.trim(slot, length + right)
-        self.stats.guessed_tokens += len(call.guess)
-        self.stats.right_guesses += right
-        sequence.lookup.learn(len(call.guess), right)
+        self.stats.count_guess(len(guess.tokens), right, drafted=guess.by is sequence.pace)
+        guess.by.learn(len(guess.tokens), right)
 
     def _accept(self, call: Call, logits: Logits) -> None:
         """Choose the next tokens of the call's sequences, and pass them on."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 
 from .cache import SlotCache
 from .calls import Call, PromptPiece, growth, growths, guess, joined, piece, prefill, step
+from .drafting import Drafter
 from .errors import DeadlineExceeded, QueueFull
 from .reading import Reader
 from .sequences import GeneratedSequence, Request, Running, SequenceStatus
@@ -45,9 +46,12 @@ class Scheduler:
         reader: Reader | None = None,
         guesses: bool = False,
         joins: bool = False,
+        drafter: Drafter | None = None,
     ) -> None:
-        """`guesses`: whether rows may run tokens ahead; `joins`: whether beginnings run as one call; see Executor."""
-        self.guesses, self.joins = guesses, joins
+        """`guesses`: whether rows may run tokens ahead; `joins`: whether beginnings run as one call; see Executor.
+        `drafter`: what guesses where no text repeats.
+        """
+        self.guesses, self.joins, self.drafter = guesses, joins, drafter
         self.cache, self.limits, self.stats, self.reader = cache, limits, stats, reader
         self.waiting: list[tuple[int, int, Running]] = []  # a heap: priority, then arrival
         self.running: list[Running] = []
@@ -265,10 +269,12 @@ class Scheduler:
         """Steps of those that have a guess, the first come first, while all together run no more than `FEW` tokens."""
         calls: list[Call] = []
         left = FEW - sum(sequence.width for sequence in sequences) if self.guesses else 0
+        if self.drafter is not None:
+            self.drafter.begin(self.limits.prefill_tokens)
         for sequence in sequences:
-            if left > 0 and (call := guess(self.cache, sequence, left)) is not None:
+            if left > 0 and (call := guess(self.cache, sequence, left, self.drafter)) is not None:
                 calls.append(call)
-                left -= len(call.guess)
+                left -= call.tokens.shape[1] - 1
         return calls
 
     def _preempt(self) -> None:

@@ -9,6 +9,7 @@ import enum
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Union
 
 import numpy as np
@@ -16,6 +17,7 @@ import numpy as np
 from .beams import BeamSearch
 from .lookup import Lookup
 from .options import Options
+from .pace import Pace
 from .sampling import Choice, Sampler, choice
 from .text import Detokenizer, StopStrings
 
@@ -125,7 +127,7 @@ class GeneratedSequence:
     turn: int = 0  # in the order of arrival
     restarted: bool = False
     unsent: "list[Choice]" = field(default_factory=list)
-    lookup: "Lookup | None" = None  # made with the first guess
+    pace: Pace = field(default_factory=Pace)  # of a draft model
 
     width = 1
 
@@ -150,16 +152,21 @@ class GeneratedSequence:
         """The token that the next step runs."""
         return [(self.sampler.generated or self.request.prompt)[-1]]
 
-    def guess(self, max_length: int) -> "list[int]":
-        """Tokens that may come after its `inputs`, no more than it may say; none for a guided one."""
-        sampler, request = self.sampler, self.request
-        room = min(request.max_tokens, max_length - len(request.prompt)) - len(sampler.generated) - 1
-        if sampler.guide is not None or room < 1:
-            return []
-        if self.lookup is None:
-            self.lookup = Lookup(request.prompt)
-        self.lookup.extend(sampler.generated[len(self.lookup.tokens) - len(request.prompt) :])
-        return self.lookup.guess(room)
+    def room(self, max_length: int) -> int:
+        """How many tokens may be guessed after its `inputs`: no more than it may say; none of a guided one."""
+        request = self.request
+        left = min(request.max_tokens, max_length - len(request.prompt)) - self.generated - 1
+        return 0 if self.sampler.guide is not None else max(0, left)
+
+    @cached_property
+    def lookup(self) -> Lookup:
+        """What its text repeats, as far as `looked_up` was asked."""
+        return Lookup(self.request.prompt)
+
+    def looked_up(self, most: int) -> "list[int]":
+        """Up to `most` tokens that may come after its `inputs`, for they did before."""
+        self.lookup.extend(self.sampler.generated[len(self.lookup.tokens) - len(self.request.prompt) :])
+        return self.lookup.guess(most)
 
     def advance(self, choice: Choice, max_length: int) -> "Piece | None":
         """Append a token: the piece to pass on; None where it only began a character or a stop string.

@@ -16,7 +16,7 @@ from typing import Any, Union
 import numpy as np
 from tokenizers import Tokenizer
 
-from ..contract import ContractError, GenerationServing, load_generation
+from ..contract import DRAFT, FILE, ContractError, GenerationServing, load_generation
 from ..fields import InputError, Tensors, refuse_large, refuse_long
 from ..panics import survived
 from .beams import BeamSearch
@@ -56,7 +56,8 @@ class Service:
             self.prompt = DecoderPrompts(serving.arena.length, serving.chat, self.tokenizer)
             assert serving.prefill_tokens is not None
             limits = Limits(serving.queue, serving.prefill_tokens, serving.queue_timeout_ms / 1000)
-        self.engine = Engine(make_executor(folder, serving, infer), limits, serving.prefix_cache)
+        executor, draft = make_executor(folder, serving, infer), make_draft(folder, serving)
+        self.engine = Engine(executor, limits, serving.prefix_cache, draft)
 
     def submit(self, tensors: Tensors, parameters: "Mapping[str, Any]", respond: Respond) -> Request:
         """Prepare one request and start answering it. Raises InputError, QueueFull and EngineFailed."""
@@ -197,6 +198,17 @@ def make_executor(folder: Path, serving: GenerationServing, infer: "EngineModel 
         return BlsCuda(infer, serving.inputs, serving.outputs, geometry)
     executor: Executor = _engine(serving.session.engine).open_executor(folder, serving, geometry)
     return executor
+
+
+def make_draft(folder: Path, serving: GenerationServing) -> "Executor | None":
+    """The executor of the model that guesses, opened as the one that answers is; None where there is none.
+
+    Raises ContractError.
+    """
+    beside = folder / DRAFT
+    if not (beside / FILE).is_file():
+        return None
+    return make_executor(beside, replace(load_generation(beside), session=serving.session), None)
 
 
 def _engine(name: str) -> Any:

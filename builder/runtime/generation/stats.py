@@ -22,8 +22,10 @@ class Stats:
     later_tokens: int = 0
     encoded_tokens: int = 0
     encoder_calls: int = 0
-    guessed_tokens: int = 0
+    guessed_tokens: int = 0  # by prompt lookup
     right_guesses: int = 0  # of those tokens
+    drafted_tokens: int = 0  # by a draft model
+    right_drafts: int = 0  # of those tokens
     moved_positions: int = 0  # of beams' keys and values
     preemptions: int = 0
     running: int = 0
@@ -31,3 +33,12 @@ class Stats:
     slots: int = 0
     healthy: int = 1
     loaded_timestamp_seconds: float = field(default_factory=time.time)
+
+    def count_guess(self, tokens: int, right: int, drafted: bool) -> None:
+        """A guess of so many tokens was verified, of which so many were right."""
+        if drafted:
+            self.drafted_tokens += tokens
+            self.right_drafts += right
+        else:
+            self.guessed_tokens += tokens
+            self.right_guesses += right

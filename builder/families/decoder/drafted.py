@@ -1,0 +1,159 @@
+"""A decoder with a draft: a smaller one with the same tokens, whose guesses it verifies while it serves.
+
+The draft goes through the stages of any decoder, beside those of its target, in the same precision and for the same
+engine; it is laid into a folder of the target's version (builder/runtime/generation/drafting.py says how it guesses).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
+
+from builder.checkpoint.resolve import Checkpoint, locate, resolve
+from builder.checkpoint.same_tokens import difference
+from builder.engines.decoding import engine_of
+from builder.errors import BuilderError, CheckpointError, SpecError
+from builder.export.decoder import cache_shapes
+from builder.families import Family
+from builder.memory import refuse_slots, weights_bytes
+from builder.progress import Stage
+from builder.report.record import BuildReport, EngineCheck
+from builder.runtime.contract import DRAFT
+from builder.runtime.generation.scheduler import FEW
+from builder.spec import BuildSpec
+from builder.triton.emitted import runtime_files
+from builder.triton.entries import RepositoryEntry
+from builder.verify.recording import Case
+from builder.verify.runtimes import Replay
+from builder.verify.verdict import Comparison
+
+SLOTS = FEW // 2  # sequences that guess in one step, at most: each has its own token and a guess
+ITS_TARGETS = ("1/tokenizer.json", *runtime_files("generating"))  # what a version folder has once for both
+
+Made = TypeVar("Made")
+Steps = Family[Any, Any, Any, Any, Any]
+
+
+def refuse_draft(spec: BuildSpec) -> None:
+    """Raises SpecError where --draft is given and what runs the steps could not verify a guess."""
+    unable = {
+        "--engine auto (name the engine)": spec.engine == "auto",
+        f"--executor {spec.executor}": spec.executor != "in-process",
+        f"--target {spec.target}": spec.target != "cpu",
+        "--cache int8 of OpenVINO, which guesses nothing": spec.engine == "openvino" and spec.cache == "int8",
+    }
+    given = [name for name, used in unable.items() if used]
+    if spec.draft is not None and given:
+        raise SpecError(f"--draft is not for {', '.join(given)}: it runs in process on the CPU")
+
+
+def draft_spec(spec: BuildSpec, task: str, length: int) -> BuildSpec:
+    """What is built of --draft for texts of `length` tokens."""
+    own = {"model": spec.draft, "draft": None, "revision": None, "name": None, "task": task, "max_length": length}
+    return spec.model_copy(update={**own, "slots": min(spec.slots, SLOTS), "beams": None, "cache_gb": None})
+
+
+def resolve_draft(spec: BuildSpec, target: Checkpoint) -> tuple[BuildSpec, Checkpoint]:
+    """The draft of `spec`, and how it is built. Raises CheckpointError, and SpecError where memory is short."""
+    own = draft_spec(spec, target.task.name, target.max_length)
+    with _named(own.model):
+        other = difference(locate(own.source, weights=False).tokenizer, target.tokenizer)
+        if other is not None:
+            raise CheckpointError(f"{other}; a draft has the tokeniser of its target, {target.source}")
+        checkpoint = resolve(own)
+        caches = [_cache(own, checkpoint), _cache(spec, target)]
+    slots = f"{spec.slots} slots of {target.max_length} tokens, and {own.slots} of the draft"
+    needs = "the caches of the model and its draft need"
+    refuse_slots(sum(caches), spec.usable_memory, needs, slots, "--slots or --max-length")
+    return own, checkpoint
+
+
+def _cache(spec: BuildSpec, checkpoint: Checkpoint) -> int:
+    """Bytes of the keys and values."""
+    shapes, weights = cache_shapes(checkpoint.model), weights_bytes(checkpoint.model)
+    return engine_of(spec).plan_memory(shapes, weights, checkpoint.max_length).cache
+
+
+def _in_its_folder(case: Case) -> Case:
+    return replace(case, name=f"{DRAFT}/{case.name}")
+
+
+@contextmanager
+def _named(draft: str) -> Iterator[None]:
+    """An error says that it is the draft's."""
+    try:
+        yield
+    except BuilderError as error:
+        raise type(error)(f"--draft {draft}: {error}") from error
+
+
+@dataclass(frozen=True)
+class Both:
+    """What a stage made."""
+
+    target: Any
+    draft: Any
+
+
+@dataclass(frozen=True)
+class Drafted:
+    """The steps of `target`, each with that of its `draft`, whose checkpoint errors name by `source`."""
+
+    target: Steps
+    draft: Steps
+    source: str
+
+    def export(self) -> Both:
+        return Both(self.target.export(), self._of_draft(self.draft.export))
+
+    def reference(self, exported: Both) -> Both:
+        return self._each("reference", exported)
+
+    def fuse(self, exported: Both) -> Both:
+        return self._each("fuse", exported)
+
+    def verify(self, fused: Both, reference: Both) -> Both:
+        return self._each("verify", fused, reference)
+
+    def climb(self, exact: Both, stage: Stage) -> Both:
+        target = self.target.climb(exact.target, stage)
+        return Both(target, self._of_draft(self.draft.climb, exact.draft, lambda name: stage(f"{name} of the draft")))
+
+    def replay(self, chosen: Both) -> Replay:
+        """The calls of both, which the same engine makes again."""
+        own, draft = self.target.replay(chosen.target), self.draft.replay(chosen.draft)
+        return replace(own, cases=lambda: [*own.cases(), *map(_in_its_folder, draft.cases())])
+
+    def lay_out(self, chosen: Both, stage: Stage) -> tuple[RepositoryEntry, ...]:
+        """The target's entry, with what is the draft's own in a folder of it."""
+        (entry,), (beside,) = self.target.lay_out(chosen.target, stage), self.draft.lay_out(chosen.draft, stage)
+        own = {path: content for path, content in beside.files.items() if path not in ITS_TARGETS}
+        files = {f"1/{DRAFT}/{path.removeprefix('1/')}": content for path, content in own.items()}
+        return (replace(entry, files={**entry.files, **files}),)
+
+    def comparison(self, chosen: Both) -> Comparison:
+        own, draft = self.target.comparison(chosen.target), self.draft.comparison(chosen.draft)
+        named = (replace(bound, what=f"of the draft, {bound.what}") for bound in draft.bounds)
+        return Comparison((*own.bounds, *named))
+
+    def report(self, chosen: Both, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]) -> BuildReport:
+        """The target's, with what is to be known of its draft."""
+        own, draft = self.target.report(chosen.target, entries, checks), self.draft.report(chosen.draft, (), ())
+        served = next(rung for rung in draft.ladder if rung.name == draft.chosen)
+        return replace(
+            own,
+            draft={"checkpoint": draft.checkpoint, "served": asdict(served), "kept": draft.kept},
+            memory={**(own.memory or {}), "draft": sum((draft.memory or {}).values())},
+            warnings=(*own.warnings, *(f"the draft: {warning}" for warning in draft.warnings)),
+        )
+
+    def _each(self, step: str, *before: Both) -> Both:
+        """What `step` makes of what those before made."""
+        target = getattr(self.target, step)(*(both.target for both in before))
+        return Both(target, self._of_draft(getattr(self.draft, step), *(both.draft for both in before)))
+
+    def _of_draft(self, step: Callable[..., Made], *arguments: Any) -> Made:
+        with _named(self.source):
+            return step(*arguments)

@@ -1,0 +1,196 @@
+"""A draft model guesses: the text is the same whatever it says, and the fewer steps the more of it is right."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.runtime.generation.drafting import Drafter
+from builder.runtime.generation.engine import Engine
+from builder.runtime.generation.executors.base import Executor, last_of_rows
+from builder.runtime.generation.pace import FIRST, LONGEST_PAUSE, MOST, Pace
+from builder.runtime.generation.scheduler import Limits
+from tests.generation.executors import VOCABULARY, PagedSumExecutor, SumExecutor, expected
+from tests.generation.test_engine import Asked
+from tests.generation.test_lookup import CopyingExecutor, said
+
+LENGTH = 400
+PROMPT = np.random.default_rng(3).integers(0, VOCABULARY, 30).tolist()
+
+
+class Target(SumExecutor):
+    guesses = True
+
+
+class PagedTarget(PagedSumExecutor):
+    guesses = True
+
+
+class Wrong(SumExecutor):
+    """Always says another token than SumExecutor."""
+
+    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
+        return np.roll(super().run(first, tokens, lengths, wanted), 1, axis=1)
+
+
+class Fickle(SumExecutor):
+    """Is wrong after each third token."""
+
+    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
+        logits = super().run(first, tokens, lengths, wanted)
+        assert wanted is None
+        rows, places = np.divmod(last_of_rows(tokens), tokens.shape[1])
+        wrong = (lengths[rows] + places) % 3 == 0
+        return np.where(wrong[:, None], np.roll(logits, 1, axis=1), logits)
+
+
+DRAFTS: dict[str, type[SumExecutor]] = {"right": SumExecutor, "wrong": Wrong, "fickle": Fickle}
+
+
+def answered(executor: Executor, asked: list[Asked], draft: Executor | None = None, prefill: int = 64) -> Engine:
+    engine = Engine(executor, Limits(100, prefill), draft=draft)
+    for one in asked:
+        engine.submit(one.sequences)
+    engine.run_until_idle()
+    assert engine.cache.free == executor.geometry.slots
+    assert not any(one.errors for one in asked)
+    return engine
+
+
+@pytest.mark.parametrize("kind", DRAFTS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"temperature": 3.0, "random_seed": 3},
+        {"temperature": 5.0, "random_seed": 4, "top_p": 0.9, "logprobs": 2},
+        {"repetition_penalty": 1.05, "no_repeat_ngram_size": 30},
+        {"n": 2, "temperature": 4.0, "random_seed": 5},
+        {"ends": (7,), "min_tokens": 20},
+        {"stop_words": ("ABC", "Q")},
+    ],
+)
+def test_the_answer_is_what_it_is_without(options: dict[str, Any], kind: str) -> None:
+    for count in (1, 2, 100):
+        plain, ahead = (Asked(PROMPT, count, **options) for _ in range(2))
+        slow = answered(Target(4, LENGTH), [plain])
+        fast = answered(Target(4, LENGTH), [ahead], DRAFTS[kind](2, LENGTH))
+        for a, b in zip(plain.sequences, ahead.sequences, strict=True):
+            assert a.sampler.generated == b.sampler.generated
+        assert said(ahead) == said(plain)
+        assert fast.stats.steps <= slow.stats.steps
+
+
+def test_a_draft_that_is_right_saves_steps_and_one_that_is_not_is_asked_rarely() -> None:
+    stats = {}
+    for kind, draft in DRAFTS.items():
+        asked = Asked(PROMPT, 50)
+        stats[kind] = answered(Target(4, LENGTH), [asked], draft(1, LENGTH)).stats
+        assert asked.tokens == expected(PROMPT, 50)
+    assert stats["right"].right_drafts == stats["right"].drafted_tokens > 35
+    assert stats["right"].steps <= 10
+    assert stats["wrong"].right_drafts == 0 < stats["wrong"].drafted_tokens <= 16
+    assert stats["wrong"].steps == 49, "the first token comes with the end of the prompt"
+    assert 0 < stats["fickle"].right_drafts < stats["fickle"].drafted_tokens
+    assert stats["right"].steps < stats["fickle"].steps < stats["wrong"].steps
+    assert all(stat.guessed_tokens == 0 for stat in stats.values()), "nothing repeats"
+
+
+def test_what_repeats_is_looked_up_and_what_does_not_is_drafted() -> None:
+    """The target copies nine tokens of ten; the draft would go on otherwise each time."""
+    prompt = [*PROMPT, *PROMPT[:3]]
+    plain, ahead = Asked(prompt, 150), Asked(prompt, 150)
+    slow = answered(CopyingExecutor(1, LENGTH), [plain]).stats
+    fast = answered(CopyingExecutor(1, LENGTH), [ahead], SumExecutor(1, LENGTH)).stats
+    assert ahead.tokens == plain.tokens
+    assert fast.right_guesses > 0 < fast.drafted_tokens
+    assert fast.steps <= slow.steps
+
+
+@pytest.mark.parametrize("blocks", [13, 60])
+@pytest.mark.parametrize("paged", [True, False])
+def test_rows_over_blocks_say_the_same(blocks: int, paged: bool) -> None:
+    """24 over 4 slots, more than the draft has; on few blocks some give way and are computed again."""
+    prompts = [np.random.default_rng(seed).integers(0, VOCABULARY, 20 + seed).tolist() for seed in range(24)]
+    asked = [Asked([*PROMPT[:10], *prompt], 90) for prompt in prompts]
+    draft = PagedSumExecutor(2, LENGTH, 13) if paged else SumExecutor(2, LENGTH)
+    stats = answered(PagedTarget(4, LENGTH, blocks), asked, draft).stats
+    for one in asked:
+        assert one.tokens == expected(one.request.prompt, 90)
+    assert (stats.preemptions > 0) == (blocks == 13)
+    assert stats.right_drafts == stats.drafted_tokens > 0
+
+
+def test_a_sequence_that_moved_to_another_slot_is_guessed_for() -> None:
+    """The second ends, and the third moves into its slot, where it is alone when the first ends too."""
+    asked = [Asked([1, 2], 6), Asked([3], 3), Asked(PROMPT, 60)]
+    stats = answered(Target(3, LENGTH), asked, SumExecutor(1, LENGTH)).stats
+    for one in asked:
+        assert one.tokens == expected(one.request.prompt, one.request.max_tokens)
+    assert asked[2].sequences[0].slots == [1]
+    assert stats.right_drafts == stats.drafted_tokens > 30
+
+
+def test_a_long_prompt_is_read_in_pieces() -> None:
+    draft = SumExecutor(1, LENGTH)
+    asked = Asked([*PROMPT] * 5, 40)
+    stats = answered(Target(1, LENGTH), [asked], draft, prefill=16).stats
+    assert max(new for _, _, new in draft.calls) == 16
+    assert stats.right_drafts == stats.drafted_tokens > 0
+    assert asked.tokens == expected(asked.request.prompt, 40)
+
+
+def test_a_step_reads_no_more_than_a_piece_for_all_its_rows() -> None:
+    draft = SumExecutor(2, LENGTH)
+    drafter = Drafter(draft, VOCABULARY)
+    first, second = PROMPT[:10], PROMPT[10:20]
+    drafter.begin(16)
+    assert drafter.guess(1, first, 3) == expected(first, 3)
+    assert drafter.guess(2, second, 3) == []
+    assert [new for _, _, new in draft.calls] == [10, 1, 1, 6]
+    drafter.begin(16)
+    assert drafter.guess(2, second, 3) == expected(second, 3)
+    other = [*first, 49]
+    assert drafter.guess(1, other, 2) == expected(other, 2), "of a guess that was not kept nothing is left"
+    assert draft.calls[-2] == (0, 1, 1), "and what was read is not read again"
+
+
+def test_a_draft_with_more_rows_in_its_last_matrix_guesses_tokens_that_there_are() -> None:
+    """Matrices are padded, some more than others."""
+    drafter = Drafter(SumExecutor(1, LENGTH), 10)
+    drafter.begin(100)
+    assert max(drafter.guess(1, PROMPT, 20)) < 10
+
+
+def test_a_guided_answer_is_not_guessed() -> None:
+    asked = Asked(PROMPT, 20)
+    (sequence,) = asked.sequences
+    assert sequence.room(LENGTH) == 19
+    sequence.sampler.guide = object()  # type: ignore[assignment]
+    assert sequence.room(LENGTH) == 0
+
+
+def test_the_pace_of_a_draft_follows_what_was_right() -> None:
+    pace, sizes, place = Pace(), [], 0
+    for right in (4, 6, 7, 3, 2, 0, 0, 0, 0, 0):
+        sizes.append(pace.ahead(place))
+        pace.learn(sizes[-1], right)
+        place += 1 + right
+    assert sizes == [FIRST, 6, MOST, MOST, 6, 5, 4, 3, 2, 1]
+    assert pace.ahead(place) == 0
+    assert pace.ahead(place + 6) == 0
+    assert pace.ahead(place + 7) == 1
+    pace.learn(1, 1)
+    assert pace.ahead(place + 9) == 3
+
+
+def test_a_draft_that_is_never_right_costs_next_to_nothing() -> None:
+    pace, guessed = Pace(), 0
+    for place in range(2000):
+        ahead = pace.ahead(place)
+        if ahead:
+            guessed += ahead
+            pace.learn(ahead, 0)
+    assert guessed <= 10 + 6 + 2000 // LONGEST_PAUSE
