@@ -5,7 +5,6 @@ Tests that share something expensive run on one worker (`--dist loadgroup`), as 
 
 from __future__ import annotations
 
-import fcntl
 import gc
 import os
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from builder.spec import make_spec
 from builder.variants import timing, traffic
 from tests.kept_exports import kept_exports, user_folder
 from tests.models import NAMES, REAL, checkpoint_of, join, minilm, options_of
+from tests.once import once
 from tests.sharing import Sharing
 
 settings.register_profile("here", deadline=None, derandomize=True, database=None)  # the same on every machine
@@ -69,7 +69,7 @@ def checkpoint(shared: Path) -> Callable[[str], Path]:
 
     def get(name: str) -> Path:
         place = shared / "checkpoints" / name
-        _once(place, lambda: checkpoint_of(name, place))
+        once(place, lambda: checkpoint_of(name, place))
         return place / f"{name}-checkpoint"
 
     return get
@@ -82,7 +82,7 @@ def built(shared: Path, checkpoint: Callable[[str], Path]) -> Callable[[str], Pa
     def get(name: str) -> Path:
         folder = shared / "built" / name / "model_repository"
         model, options = str(minilm() if name in REAL else checkpoint(name)), options_of(name)
-        _once(folder.parent, lambda: build(make_spec(model=model, name=name, output=folder, **options)))
+        once(folder.parent, lambda: build(make_spec(model=model, name=name, output=folder, **options)))
         return folder
 
     return get
@@ -92,7 +92,7 @@ def built(shared: Path, checkpoint: Callable[[str], Path]) -> Callable[[str], Pa
 def repository(shared: Path, built: Callable[[str], Path]) -> Path:
     """All models of tests/models.py: the generated ones, and the real MiniLM in several precisions."""
     folder = shared / "served" / "model_repository"
-    _once(folder.parent, lambda: join([built(name) for name in NAMES], folder))
+    once(folder.parent, lambda: join([built(name) for name in NAMES], folder))
     return folder
 
 
@@ -100,17 +100,6 @@ def repository(shared: Path, built: Callable[[str], Path]) -> Path:
 def small_repository(built: Callable[[str], Path]) -> Path:
     """One model, `topics`: a server on it starts in a fraction of the time that `repository` takes."""
     return built("topics")
-
-
-def _once(place: Path, make: Callable[[], object]) -> None:
-    """What `make` leaves in `place` is for all workers: the first to need it makes it, the others wait."""
-    place.mkdir(parents=True, exist_ok=True)
-    done = place / "done"
-    with (place / "lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if not done.exists():
-            make()
-            done.touch()
 
 
 @pytest.fixture(scope="session")
