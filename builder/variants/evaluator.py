@@ -225,12 +225,15 @@ def _engine_feeds(
 ) -> tuple[dict[str, np.ndarray], ...]:
     """The engine's inputs on the samples, call by call, as the emitted code makes them; shortest first.
 
-    Raises SpecError for a sample that the emitted code refuses: the reference could not answer it either.
+    Raises SpecError for a sample that the emitted code refuses: the reference could not answer it either. An error of
+    that code itself is raised as it is.
     """
     feeds, answers = Pipeline(front, _no_engine).feeds([to_tensors(sample, fields[0]) for sample in samples])
     for place, answer in sorted(answers.items()):
         if isinstance(answer, InputError):
             raise SpecError(f"sample {place + 1} is refused by the model itself: {answer}")
+        if isinstance(answer, Exception):
+            raise answer
     return tuple(feeds)
 
 
