@@ -3,6 +3,9 @@
 pytest-xdist's own groups are a suffix of a test's id, which pytest 9.2 does not let it add; so the fixtures that a test
 takes are read off its file and the conftest.py above it: tests of the served repository are one group, and so are those
 that take a fixture which their file, or the conftest.py of their folder, makes once for all of them.
+
+A fixture is seen where its name stands: in the arguments, in a mark of the function, in `getfixturevalue("name")` or as
+one of every test; not where the name is computed, nor in a `pytestmark`, nor of tests in classes.
 """
 
 from __future__ import annotations
@@ -28,10 +31,11 @@ class Sharing(LoadScopeScheduling):  # type: ignore[misc]  # where mypy does not
 
 @dataclass(frozen=True)
 class Function:
-    """A test or a fixture: the fixtures that it takes, and whether it is made once for several tests."""
+    """A test or a fixture: the fixtures that it takes, whether it is made once for several tests, and for all tests."""
 
     takes: tuple[str, ...]
     once: bool
+    everywhere: bool
 
 
 def group_of(nodeid: str) -> str | None:
@@ -41,7 +45,9 @@ def group_of(nodeid: str) -> str | None:
     """
     path, _, test = nodeid.partition("[")[0].partition("::")
     file = ROOT / path
-    needed = dict(_needed((file, file.with_name("conftest.py"), SHARED), test))
+    files = (file, file.with_name("conftest.py"), SHARED)
+    everywhere = [name for place in files for name, function in _functions(place).items() if function.everywhere]
+    needed = dict(found for name in (test, *everywhere) for found in _needed(files, name))
     if (SHARED, "repository") in needed:
         return "served"
     made = {where for (where, _), function in needed.items() if function.once and where != SHARED}
@@ -62,9 +68,19 @@ def _needed(files: Sequence[Path], name: str) -> Iterator[tuple[tuple[Path, str]
 def _functions(file: Path) -> Mapping[str, Function]:
     tree = ast.parse(file.read_text("utf-8")) if file.is_file() else ast.Module([], [])
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return {one.name: Function(tuple(arg.arg for arg in one.args.args), _once(one)) for one in functions}
+    return {one.name: _read(one) for one in functions}
 
 
-def _once(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
+def _read(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Function:
     decorators = " ".join(map(ast.unparse, function.decorator_list))
-    return "scope='module'" in decorators or "scope='session'" in decorators
+    once = "scope='module'" in decorators or "scope='session'" in decorators
+    arguments = (*function.args.args, *function.args.kwonlyargs)
+    takes = (*(argument.arg for argument in arguments), *_by_name(function))
+    return Function(takes, once, "autouse=True" in decorators)
+
+
+def _by_name(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[str]:
+    """The fixtures that marks of a function and its own calls name."""
+    for node in ast.walk(function):
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith((".usefixtures", ".getfixturevalue")):
+            yield from (str(name.value) for name in node.args if isinstance(name, ast.Constant))

@@ -30,6 +30,19 @@ def test_of_the_served_repository(client): ...
 async def test_of_both(site, client): ...
 @pytest.mark.parametrize("name", ["a::b"])
 def test_alone(name, tmp_path, checkpoint): ...
+def test_by_keyword(tmp_path, *, page): ...
+@pytest.mark.usefixtures("tmp_path", "page")
+def test_by_a_mark(): ...
+@pytest.fixture
+def maybe(request):
+    return request.getfixturevalue("store") if request.param else None
+def test_at_its_run(maybe): ...
+"""
+EVERYWHERE = """
+import pytest
+@pytest.fixture(scope="module", autouse=True)
+def site(): ...
+def test_any(): ...
 """
 OWN = """
 import pytest
@@ -47,6 +60,9 @@ def test_of_its_own(repository): ...
         ("of_the_served_repository", "served"),
         ("of_both", "served"),
         ("alone[a::b]", None),
+        ("by_keyword", "test_file.py"),
+        ("by_a_mark", "test_file.py"),
+        ("at_its_run", "conftest.py"),
     ],
 )
 def test_what_shares_a_fixture_is_a_group(test: str, group: str | None, tmp_path: Path) -> None:
@@ -59,3 +75,8 @@ def test_what_shares_a_fixture_is_a_group(test: str, group: str | None, tmp_path
 def test_a_file_with_a_repository_of_its_own_is_not_served(tmp_path: Path) -> None:
     (tmp_path / "test_own.py").write_text(OWN)
     assert group_of(f"{tmp_path}/test_own.py::test_of_its_own") is None
+
+
+def test_what_every_test_of_a_file_takes_makes_one_group(tmp_path: Path) -> None:
+    (tmp_path / "test_file.py").write_text(EVERYWHERE)
+    assert group_of(f"{tmp_path}/test_file.py::test_any") == f"{tmp_path}/test_file.py"
