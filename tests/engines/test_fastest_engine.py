@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from builder.errors import SpecError
+from builder.errors import BuilderError, ExportError, SpecError
+from builder.families.decoder.fastest_engine import Engines, of_each
 from builder.pipeline import build
 from builder.report.record import BuildReport
 from builder.runtime.contract import GenerationServing, load_generation
@@ -68,5 +70,34 @@ def test_both_are_measured_and_another_option_chooses_anew(tmp_path: Path, monke
 
 
 def test_options_that_no_engine_has_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"no engine can: ONNX Runtime \(--cache-gb .*\), OpenVINO \(--executor bls"):
+    with pytest.raises(
+        SpecError, match=r"no engine can serve .*: ONNX Runtime \(--cache-gb .*\), OpenVINO \(--executor bls"
+    ):
         built(tmp_path, cache_gb=0.00004, executor="bls")
+
+
+@pytest.mark.parametrize(
+    ("refused", "errors", "kind"),
+    [
+        ({}, [SpecError("one"), SpecError("other")], SpecError),
+        ({}, [SpecError("one"), ExportError("other")], BuilderError),
+        ({}, [ExportError("one"), SpecError("other")], BuilderError),
+        ({"onnxruntime": "one"}, [ExportError("other")], BuilderError),
+    ],
+)
+def test_that_no_engine_is_left_is_an_error_of_all_their_reasons(
+    refused: dict[str, str], errors: list[BuilderError], kind: type[BuilderError]
+) -> None:
+    """Of no type that only one of them has."""
+    made = dict(zip(["onnxruntime", "openvino"][-len(errors) :], errors, strict=True))
+
+    def failing(engine: str) -> Callable[[BuilderError], None]:
+        def step(error: BuilderError) -> None:
+            raise error
+
+        return step
+
+    text = r"no engine can serve this model with these options: ONNX Runtime \(one\), OpenVINO \(other\)"
+    with pytest.raises(kind, match=text) as raised:
+        of_each(Engines(made, refused), failing, (SpecError, ExportError))
+    assert raised.type is kind

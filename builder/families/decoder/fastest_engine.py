@@ -139,17 +139,22 @@ def of_each(
 ) -> Engines[After]:
     """`step` for each engine. One that raises an error of the types `unable` is left out.
 
-    Where none is left, raises that error, with the reasons of all.
+    Where none is left, raises an error with the reasons of all: of their type where all failed here with one type,
+    else BuilderError itself.
     """
     made: dict[str, After] = {}
     refused = dict(before.refused)
+    kinds: list[type[BuilderError]] = []
     for engine, one in before.made.items():
         try:
             made[engine] = step(engine)(one)
         except unable as error:
             refused[engine] = str(error)
-            if len(refused) - len(before.refused) == len(before.made):
-                raise type(error)(f"no engine can: {_reasons(refused)}") from error
+            kinds.append(type(error))
+            if len(kinds) == len(before.made):
+                kind = kinds[0] if len({*kinds}) == 1 and not before.refused else BuilderError
+                reasons = _reasons(refused)
+                raise kind(f"no engine can serve this model with these options: {reasons}") from error
     return Engines(made, refused)
 
 
