@@ -24,6 +24,8 @@ DRAFT = "draft"  # folder with serving.json and graph of a model that guesses, b
 Alike = Union[Literal["length"], int, None]
 CacheType = Literal["float32", "float16", "bfloat16", "int8", "uint8"]  # of keys and values
 SCHEMA = 3  # counts up when a field changes its name, its type or its meaning
+BUILD = "Build the model again"  # what to do where serving.json does not fit
+SHARE = "Share its models again: build-repo share"  # and where hosted.json does not
 
 
 @dataclass(frozen=True)
@@ -278,11 +280,11 @@ def load(folder: Path) -> Serving:
 def read(folder: Path) -> Document:
     """Read serving.json in `folder`. Raises ContractError where another version wrote it, or it is damaged."""
     path = folder / FILE
-    document = document_of(path, SCHEMA, "Build the model again")
+    document = document_of(path, SCHEMA, BUILD)
     kind = document.pop("kind", None)
     if kind not in KINDS:
-        raise ContractError(f"{path} is of the kind {kind!r}; known are {', '.join(KINDS)}. Build the model again")
-    serving: Document = read_as(KINDS[kind], document, path.name)
+        raise ContractError(f"{path} is of the kind {kind!r}; known are {', '.join(KINDS)}. {BUILD}")
+    serving: Document = read_as(KINDS[kind], document, path.name, BUILD)
     return serving
 
 
@@ -300,13 +302,13 @@ class Hosted(Mapping[str, HostedModel]):
     """
 
     def __init__(self, folder: Path) -> None:
-        entries = document_of(folder / HOSTED, SCHEMA, "Share its models again: build-repo share").get("models")
+        entries = document_of(folder / HOSTED, SCHEMA, SHARE).get("models")
         if not isinstance(entries, dict):
-            raise ContractError(f"{folder / HOSTED} has no models. Share them again: build-repo share")
+            raise ContractError(f"{folder / HOSTED} has no models. {SHARE}")
         self.entries = entries
 
     def __getitem__(self, name: str) -> HostedModel:
-        found: HostedModel = read_as(HostedModel, self.entries[name], f"{HOSTED}.{name}")
+        found: HostedModel = read_as(HostedModel, self.entries[name], f"{HOSTED}.{name}", SHARE)
         return found
 
     def __iter__(self) -> Iterator[str]:

@@ -37,8 +37,9 @@ def document_of(path: Path, schema: int, instead: str) -> dict[str, Any]:
     return document
 
 
-def read_as(kind: Any, value: Any, where: str) -> Any:
-    """`value`, of JSON, as `kind`: a dataclass, or what type annotations are made of.
+def read_as(kind: Any, value: Any, where: str, instead: str) -> Any:
+    """`value`, of JSON, as `kind`: a dataclass, or what type annotations are made of. `instead`: what to do where it
+    does not fit.
 
     Raises ContractError with the place, from `where` on, of what does not fit.
     """
@@ -46,18 +47,18 @@ def read_as(kind: Any, value: Any, where: str) -> Any:
     if kind is Any:
         return value
     if dataclasses.is_dataclass(kind):
-        return _read_fields(kind, value, where)
+        return _read_fields(kind, value, where, instead)
     if origin in (types.UnionType, typing.Union):
-        return _read_union(arguments, value, where)
+        return _read_union(arguments, value, where, instead)
     if origin is Literal and value in arguments:
         return value
     if origin is not None and _is_subclass(origin, Mapping) and isinstance(value, dict):
-        return {key: read_as(arguments[1], item, f"{where}.{key}") for key, item in value.items()}
+        return {key: read_as(arguments[1], item, f"{where}.{key}", instead) for key, item in value.items()}
     if origin is not None and _is_subclass(origin, Sequence) and isinstance(value, list):
-        return tuple(read_as(arguments[0], item, f"{where}[{place}]") for place, item in enumerate(value))
+        return tuple(read_as(arguments[0], item, f"{where}[{place}]", instead) for place, item in enumerate(value))
     if isinstance(kind, type) and isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
-    raise ContractError(f"{where} is {value!r}; expected {getattr(kind, '__name__', kind)}. Build the model again")
+    raise ContractError(f"{where} is {value!r}; expected {getattr(kind, '__name__', kind)}. {instead}")
 
 
 @functools.lru_cache(maxsize=None)
@@ -66,13 +67,13 @@ def _hints(kind: Any) -> Mapping[str, Any]:
     return typing.get_type_hints(kind)
 
 
-def _read_union(kinds: Sequence[Any], value: Any, where: str) -> Any:
+def _read_union(kinds: Sequence[Any], value: Any, where: str, instead: str) -> Any:
     if value is None and type(None) in kinds:
         return None
     problems = []
     for kind in kinds:
         try:
-            return read_as(kind, value, where)
+            return read_as(kind, value, where, instead)
         except ContractError as error:
             problems.append(error)
     raise problems[0]
@@ -82,9 +83,9 @@ def _is_subclass(origin: Any, base: type) -> bool:
     return isinstance(origin, type) and issubclass(origin, base)
 
 
-def _read_fields(kind: Any, value: Any, where: str) -> Any:
+def _read_fields(kind: Any, value: Any, where: str, instead: str) -> Any:
     if not isinstance(value, dict):
-        raise ContractError(f"{where} is {value!r}; expected a mapping. Build the model again")
+        raise ContractError(f"{where} is {value!r}; expected a mapping. {instead}")
     hints = _hints(kind)
     known = {entry.name for entry in dataclasses.fields(kind)}
     required = {
@@ -95,5 +96,5 @@ def _read_fields(kind: Any, value: Any, where: str) -> Any:
     wrong = sorted(set(value) - known) or sorted(required - set(value))
     if wrong:
         verb = "has an unknown field" if wrong[0] in value else "lacks the field"
-        raise ContractError(f"{where} {verb} {wrong[0]!r}. Build the model again")
-    return kind(**{name: read_as(hints[name], item, f"{where}.{name}") for name, item in value.items()})
+        raise ContractError(f"{where} {verb} {wrong[0]!r}. {instead}")
+    return kind(**{name: read_as(hints[name], item, f"{where}.{name}", instead) for name, item in value.items()})

@@ -152,6 +152,14 @@ def test_what_is_no_list_of_models_is_refused_and_the_one_before_stays(tmp_path:
             Hosted(tmp_path)
 
 
+@pytest.mark.parametrize("entry", [3, {"version": "one"}, {"no": "version"}, {"versions": ["one"]}])
+def test_an_entry_that_is_damaged_is_to_be_shared_again(entry: Any, tmp_path: Path) -> None:
+    """To build the model again changes nothing in the list of the shared front."""
+    (tmp_path / HOSTED).write_text(dump_hosted({"a": entry}))
+    with pytest.raises(ContractError, match=r"hosted\.json\.a.*\. Share its models again: build-repo share$"):
+        Hosted(tmp_path)["a"]
+
+
 class Waiting:
     """A loader over `host`, and what came of the requests that it was asked for."""
 
