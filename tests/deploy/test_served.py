@@ -147,6 +147,7 @@ def _fake_triton(answers: dict[str, tuple[int, str]]) -> Iterator[Ports]:
 
 WELL = {
     "/health/live": (200, ""),
+    "/health/ready": (200, ""),
     "/metrics": (200, 'build_repo_healthy{model="a",version="1"} 1\n'),
     "/generate": (200, "{}"),
 }
@@ -168,9 +169,13 @@ def test_only_what_is_dead_is_started_again(change: dict[str, tuple[int, str]], 
         assert _run(request_probe(replace(STORED, probed=("minilm",)))["exec"]["command"], ports) == status
 
 
-def test_a_server_that_does_not_answer_is_dead() -> None:
-    with _fake_triton({**WELL, "/health/live": (500, "")}) as ports:
-        assert _run(request_probe(replace(STORED, probed=("minilm",)))["exec"]["command"], ports) not in (0, 1)
+@pytest.mark.parametrize(("release", "path"), [("26.03", "live"), ("26.04", "ready")])
+def test_a_server_that_does_not_answer_is_dead(release: str, path: str) -> None:
+    """From 26.04 on one is as well that says that a model which is not probed has died."""
+    models = tuple(replace(model, release=release) for model in STORED.models)
+    with _fake_triton({**WELL, f"/health/{path}": (500, "")}) as ports:
+        probe = request_probe(replace(STORED, models=models, probed=("minilm",)))
+        assert _run(probe["exec"]["command"], ports) not in (0, 1)
 
 
 def test_a_request_with_quotes_reaches_the_model() -> None:
