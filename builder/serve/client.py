@@ -17,6 +17,8 @@ from builder.runtime.fields import Field
 from builder.serve.responses import Responses
 from builder.tensors import WIRE, to_tensors, to_values
 
+IN_PIECES = ("stream", "streaming")  # inputs that ask for it: of this project and vLLM, and of TensorRT-LLM
+
 
 @dataclass(frozen=True)
 class Signature:
@@ -51,7 +53,7 @@ class Client:
     def ask(self, sample: Mapping[str, Any]) -> dict[str, Any]:
         """Answer one sample. Raises SpecError for values that do not fit, ServeError for refusals."""
         if self.signature.streams:
-            whole = {"stream": False} if self.signature.in_pieces else {}
+            whole = {field.name: False for field in self.signature.inputs if field.name in IN_PIECES}
             return list(self.stream({**sample, **whole}))[-1]
         return self.ask_tensors(to_tensors(sample, self.signature.inputs))[0]
 

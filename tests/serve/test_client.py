@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Any
+
 import pytest
 from tritonclient.grpc import service_pb2
 
 from builder.errors import ServeError
+from builder.runtime.fields import Field
+from builder.serve.client import Client, Signature
 from builder.serve.responses import Responses
 
 
@@ -14,3 +19,23 @@ def test_a_connection_that_is_gone_is_an_error_of_the_server() -> None:
     with pytest.raises(ServeError, match=r"front: the server at 127\.0\.0\.1:1 does not answer: .*connect"):
         next(iter(responses))
     responses.close()
+
+
+class FakeClient(Client):
+    """Of a server that answers at once; `sent`: what it was asked."""
+
+    def __init__(self, *inputs: Field) -> None:
+        self.signature = Signature(inputs, (), {}, streams=True)
+        self.sent: dict[str, Any] = {}
+
+    def stream(self, sample: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+        self.sent = dict(sample)
+        yield {"text_output": "whole"}
+
+
+@pytest.mark.parametrize("name", ["stream", "streaming"])
+def test_an_answer_is_asked_for_whole(name: str) -> None:
+    """TensorRT-LLM's model calls it `streaming`; of pieces the last one alone would be taken for the answer."""
+    client = FakeClient(Field("text_input", "TYPE_STRING", (1,)), Field(name, "TYPE_BOOL", (1,), True))
+    assert client.ask({"text_input": "x", name: True}) == {"text_output": "whole"}
+    assert client.sent == {"text_input": "x", name: False}
