@@ -32,14 +32,15 @@ def workplace() -> Iterator[Path]:
         sweep(Path(tempfile.gettempdir()))
         with tempfile.TemporaryDirectory(prefix=PREFIX) as folder, _locked(Path(folder)):
             yield Path(folder)
-    except RepositoryError:
-        raise  # it says itself which disk is full
     except Exception as error:
-        cause = _full(error)
-        if cause is None:
-            raise
+        found = full(error)
+        if found is None or (isinstance(error, RepositoryError) and PREFIX not in str(error)):
+            raise  # a RepositoryError says itself which disk is full, unless that is the one of this folder
+        said = " ".join(str(found).split())[:300]
+        if isinstance(found, OSError) and found.filename is not None and PREFIX not in str(found.filename):
+            raise RepositoryError(f"a disk is full ({said}): free some space there") from error
         raise RepositoryError(
-            f"the files of the build have no room ({cause}). Free some space, or have them on another disk: set TMPDIR "
+            f"the files of the build have no room ({said}). Free some space, or have them on another disk: set TMPDIR "
             "to a folder there"
         ) from error
 
@@ -76,11 +77,13 @@ def _lock(descriptor: int) -> bool:
     return True
 
 
-def _full(error: BaseException | None) -> str | None:
-    """What says that a disk is full, in a line: `error`, or what it came from; None where nothing does."""
-    while error is not None:
-        text = str(error)
-        if (isinstance(error, OSError) and error.errno in FULL) or any(words in text for words in SAY_FULL):
-            return " ".join(text.split())[:300]
-        error = error.__cause__ or error.__context__
-    return None
+def full(error: BaseException) -> BaseException | None:
+    """What says that a disk is full, `error` or what it came from, by errno before words; None where nothing does."""
+    chain: list[BaseException] = []
+    following: BaseException | None = error
+    while following is not None:
+        chain.append(following)
+        following = following.__cause__ or following.__context__
+    by_number = (one for one in chain if isinstance(one, OSError) and one.errno in FULL)
+    by_words = (one for one in chain if any(words in str(one) for words in SAY_FULL))
+    return next(by_number, None) or next(by_words, None)

@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 
 from builder import pipeline
+from builder.checkpoint import fetch as fetch_module
+from builder.checkpoint.resolve import resolve
 from builder.cli import main
 from builder.errors import ExportError, RepositoryError
+from builder.export import encoder
+from builder.spec import make_spec
 from builder.workplace import PREFIX, workplace
 
 FULL_DEVICE = Path("/dev/full")  # on which every write fails as on a full disk
@@ -59,6 +63,56 @@ def test_other_errors_are_themselves(error: Exception) -> None:
     with pytest.raises(type(error)) as raised, workplace():
         raise error
     assert raised.value is error
+
+
+def test_another_disk_that_is_full_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RepositoryError) as refusal, workplace():
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(tmp_path / "kept"))
+    assert str(tmp_path / "kept") in str(refusal.value)
+    assert "TMPDIR" not in str(refusal.value)
+
+
+def test_the_cache_of_the_hub_is_named_where_it_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
+    def snapshot(*_: object, **__: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(fetch_module, "snapshot_download", snapshot)
+    with (
+        pytest.raises(RepositoryError, match=r"has no room in the cache of the Hub, .*HF_HOME") as refusal,
+        workplace(),
+    ):
+        fetch_module.fetch("org/writer", None, weights=True)
+    assert "TMPDIR" not in str(refusal.value)
+
+
+def test_a_version_that_is_laid_out_for_a_store_is_a_file_of_the_build() -> None:
+    """The user chose a store, and no folder."""
+
+    def lay_out(folder: Path) -> None:
+        try:
+            _python()
+        except OSError as error:
+            raise RepositoryError(f"{folder} could not be written (No space left on device). Choose another") from error
+
+    with pytest.raises(RepositoryError, match=r"No space left on device.*TMPDIR") as refusal, workplace() as folder:
+        lay_out(folder / "version_1")
+    assert "version_1" not in str(refusal.value)
+
+
+def test_a_disk_that_is_full_is_no_fault_of_the_fused_graph(
+    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The unfused one might have room, and would be published as if the model had no other."""
+    tried = []
+
+    def write(*_: object) -> None:
+        tried.append(1)
+        _python()
+
+    monkeypatch.setattr(encoder, "export_module", write)
+    with pytest.raises(OSError, match="No space left on device"):
+        encoder.export(resolve(make_spec(model=str(checkpoint("topics")))), tmp_path)
+    assert tried == [1]
 
 
 def test_what_a_killed_build_left_is_taken_away_and_nothing_else(

@@ -6,10 +6,12 @@ import re
 from pathlib import Path
 
 from huggingface_hub import snapshot_download
+from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from builder.checkpoint.card import CARD
-from builder.errors import CheckpointError
+from builder.errors import CheckpointError, RepositoryError
+from builder.workplace import full
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 # Nothing that runs but chat templates, which do in a sandbox, and nothing pickled.
@@ -17,7 +19,7 @@ FILES = ["*.json", "*.jinja", "*.safetensors", "*.txt", "*.model", "*.spm", CARD
 
 
 def fetch(model: str, revision: str | None, weights: bool) -> tuple[Path, str | None]:
-    """The folder of `model` and, of a Hub id, the commit. Raises CheckpointError.
+    """The folder of `model` and, of a Hub id, the commit. Raises CheckpointError; RepositoryError for a full disk.
 
     Without `weights`, those of a Hub id stay there.
     """
@@ -30,6 +32,11 @@ def fetch(model: str, revision: str | None, weights: bool) -> tuple[Path, str | 
     try:
         local = Path(snapshot_download(model, revision=revision, allow_patterns=wanted))
     except (HfHubHTTPError, LocalEntryNotFoundError, OSError, ValueError) as error:
+        if full(error) is not None:
+            raise RepositoryError(
+                f"{model} has no room in the cache of the Hub, {HF_HUB_CACHE} ({error}). Free some space there, or "
+                "have it on another disk: set HF_HOME to a folder there"
+            ) from error
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise CheckpointError(
             f"no folder {model} here, and the Hub did not give a model of that name ({reason}). "

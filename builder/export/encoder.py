@@ -24,6 +24,7 @@ from builder.export.program import export_graph
 from builder.export.rows import TOKENIZER_INPUTS, Rows, rows_of
 from builder.onnx.graph import Graph, read_graph
 from builder.tasks.base import TaskGraph, encoder_task
+from builder.workplace import full
 
 EXAMPLE = (7, 5)  # tokens of each row of the example: sizes that no axis is specialised on
 
@@ -82,6 +83,8 @@ def _try_export(module: TaskGraph, rows: Rows, path: Path, fused: bool) -> str |
             model.set_attn_implementation(ONNXRUNTIME if fused else UNFUSED)
             export_module(module, rows, path)
     except Exception as error:  # torch.export raises whatever the model's own code raises
+        if full(error) is not None:
+            raise  # says nothing of the model
         return reason(error)
     finally:
         model.set_attn_implementation(before)
