@@ -49,8 +49,9 @@ class Stream:
         if not self.last:
             await self.call.write(ending(self.request))
         await self.call.done_writing()
-        while (message := await self.next()) is not None and not refuses_to_end(message):
-            pass
+        while (message := await self.next()) is not None:
+            if refuses_to_end(message, self.request):
+                break
 
     async def _read(self) -> service_pb2.ModelStreamInferResponse | None:
         message = await self.call.read()

@@ -64,8 +64,9 @@ class Responses:
         self._asked.put(None)
         until = time.monotonic() + PATIENCE_S
         with contextlib.suppress(ServeError):
-            while (message := self._next(until - time.monotonic())) is not None and not refuses_to_end(message):
-                pass
+            while (message := self._next(until - time.monotonic())) is not None:
+                if refuses_to_end(message, self._request):
+                    break
         self._call.cancel()  # does nothing to what has ended
         self._channel.close()
 
@@ -147,6 +148,12 @@ def is_last(message: service_pb2.ModelStreamInferResponse) -> bool:
     return bool(message.error_message) or message.infer_response.parameters[LAST].bool_param
 
 
-def refuses_to_end(message: service_pb2.ModelStreamInferResponse) -> bool:
-    """Whether the model does not take what `ending` made."""
+def refuses_to_end(message: service_pb2.ModelStreamInferResponse, request: service_pb2.ModelInferRequest) -> bool:
+    """Whether the model does not take what `ending` made of `request`.
+
+    For TensorRT-LLM that has the id of `request` itself; Triton names the input that it does not know
+    (core, infer_request.cc, Normalize: "unexpected inference input 'stop'").
+    """
+    if _streams_in_tensorrt_llm(request):
+        return f"'{STOP}'" in message.error_message
     return bool(message.error_message) and message.infer_response.id.endswith(ENDING)

@@ -62,7 +62,7 @@ class FakeStreams(FakeServer):
         running = ""
         try:
             async for request in requests:
-                ends = request.parameters["cancel"].string_param
+                ends = request.parameters["cancel"].string_param or _stopped(request)
                 if not ends:
                     running = "" if request.model_name == "once" else request.id
                     self.seen.append("asked")
@@ -71,8 +71,8 @@ class FakeStreams(FakeServer):
                 elif self.told == "ends":
                     self.seen.append("ended" if ends == running else f"{running} is not {ends}")
                     running = ""
-                elif self.told == "refuses":
-                    yield _response(request, False, error="no option")
+                elif self.told.startswith("refuses"):
+                    yield _response(request, False, error="unexpected inference input 'stop' for model 'for ever'")
             if running:
                 await self.released.wait()
             self.seen.append("closed")
@@ -81,6 +81,11 @@ class FakeStreams(FakeServer):
             raise
         finally:
             self.ended.set()
+
+
+def _stopped(request: service_pb2.ModelInferRequest) -> str:
+    """The request that one of TensorRT-LLM's is to end: it has the same id."""
+    return str(request.id) if any(sent.name == "stop" for sent in request.inputs) else ""
 
 
 def _response(
@@ -178,23 +183,24 @@ def test_a_gateway_that_stops_waits_for_what_was_left() -> None:
     [
         ("ends", ["asked", "ended", "closed"]),
         ("refuses", ["asked", "cancelled"]),
+        ("refuses TensorRT-LLM's", ["asked", "cancelled"]),
         ("ignores", ["asked", "cancelled"]),
     ],
 )
 def test_a_stream_that_nobody_reads_is_cancelled_only_where_its_model_does_not_end_it(
     told: str, seen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if told == "ignores":
-        monkeypatch.setattr(streams, "PATIENCE_S", 0.1)
+    monkeypatch.setattr(streams, "PATIENCE_S", 0.1 if told == "ignores" else 3600.0)
 
     async def left() -> list[str]:
         async with serving(FakeStreams(told)) as (fake, triton):
-            reading = asyncio.ensure_future(read(triton))
+            reading = asyncio.ensure_future(read(triton, streaming="TensorRT-LLM" in told))
             await fake.asked.wait()
             reading.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await reading
-            await fake.ended.wait()
+            async with asyncio.timeout(60):
+                await fake.ended.wait()
             return fake.seen
 
     assert asyncio.run(left()) == seen
@@ -210,7 +216,9 @@ def test_a_stream_whose_last_response_has_come_is_closed() -> None:
     assert asyncio.run(asked()) == (["1"], ["asked", "closed"])
 
 
-async def read(triton: Triton, model: str = "for ever") -> list[str]:
-    """All that a model says."""
+async def read(triton: Triton, model: str = "for ever", streaming: bool = False) -> list[str]:
+    """All that a model says; `streaming`: as TensorRT-LLM's is asked."""
     request = service_pb2.ModelInferRequest(model_name=model, id="of the client")
+    if streaming:
+        request.inputs.add(name="streaming", datatype="BOOL", shape=[1]).contents.bool_contents.append(True)
     return [text async for outputs in triton.stream(request) for text in outputs["text_output"].strings()]
