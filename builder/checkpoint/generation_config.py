@@ -141,9 +141,10 @@ _COMBINATIONS: Mapping[str, Callable[[GenerationConfig, bool], bool]] = {
 
 
 def option_defaults(config: GenerationConfig, beams: int, start: int | None = None) -> dict[str, Any]:
-    """Options that a request leaves out; greedy unless the checkpoint samples or searches. What it says of sampling
-    holds for a request that samples, too.
+    """Options that a request leaves out; greedy unless the checkpoint samples or searches.
 
+    A greedy checkpoint's filters, such as top_p, hold for a request that samples, where they make sense; its
+    temperature does not: such a request samples at 1.0, as the table of options says.
     `beams`: the most that were built for; `start`: of an encoder-decoder, the tokens its decoder starts with, which
     transformers counts in min_length. (A decoder's min_length counts a prompt that nobody knows here.)
     """
@@ -156,13 +157,21 @@ def option_defaults(config: GenerationConfig, beams: int, start: int | None = No
         defaults["n"] = config.num_return_sequences
         if defaults["top_k"] is None:
             defaults["top_k"] = 50  # transformers' own default for sampling
-    elif min(config.num_beams or 1, beams) > 1:
+    else:
+        defaults |= {name: None for name in SAMPLING if not _makes_sense(name, defaults[name])}
+    if not config.do_sample and min(config.num_beams or 1, beams) > 1:
         defaults["num_beams"] = min(config.num_beams, beams)
         defaults["length_penalty"] = config.length_penalty
         defaults["early_stopping"] = str(config.early_stopping or False).lower()
         if config.num_return_sequences is not None:
             defaults["n"] = min(config.num_return_sequences, defaults["num_beams"])
     return {name: value for name, value in defaults.items() if value is not None}
+
+
+def _makes_sense(name: str, value: Any) -> bool:
+    """Whether a request could say this of sampling. transformers never reads it of a greedy checkpoint."""
+    least, most = RANGES.get(name, (0.0, 1.0))
+    return isinstance(value, int | float) and least <= value <= most
 
 
 def token_rules(config: GenerationConfig, ends: list[int]) -> TokenRules:

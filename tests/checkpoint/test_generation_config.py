@@ -59,6 +59,19 @@ def test_sampling_with_its_own_filters() -> None:
     assert (defaults["temperature"], defaults["top_p"], defaults["top_k"]) == (0.7, 0.9, 50)
 
 
+@pytest.mark.parametrize(
+    "values", [{"top_k": -1}, {"top_p": 17.0}, {"top_k": -1, "top_p": 0.5}, {"top_p": "high"}, {"epsilon_cutoff": -2.0}]
+)
+def test_a_greedy_checkpoint_may_say_anything_of_sampling(values: dict[str, Any]) -> None:
+    """transformers does not read it where do_sample is false; such checkpoints were refused."""
+    config = GenerationConfig(do_sample=False)
+    for name, value in values.items():
+        setattr(config, name, value)
+    refuse_unserved(config, is_decoder=True)
+    sensible = {"top_p": 0.5} if values.get("top_p") == 0.5 else {}
+    assert option_defaults(config, beams=4) == {"temperature": 0.0, "min_tokens": 0, **sensible}
+
+
 def test_words_that_never_come() -> None:
     config = GenerationConfig(bad_words_ids=[[58100], [3, 4], [2], [2, 3]], suppress_tokens=[9])
     found = token_rules(config, ends=[2])
