@@ -40,10 +40,19 @@ SETTINGS = (  # the file of a Transformer module's settings, in the order in whi
     "sentence_xlnet_config.json",
 )
 LOADED = {  # of those settings, how a transformer is loaded (older name): the arguments that change no answer
-    "model_kwargs": ("model_args", {"add_pooling_layer", "attn_implementation", "device_map", "dtype", "torch_dtype"}),
-    "processor_kwargs": ("tokenizer_args", {"model_max_length", "padding_side", "use_fast"}),
+    "model_kwargs": (
+        "model_args",
+        {
+            "add_pooling_layer", "attn_implementation", "device_map", "dtype", "low_cpu_mem_usage", "torch_dtype",
+            "use_safetensors",
+        },
+    ),
+    "processor_kwargs": (
+        "tokenizer_args",
+        {"clean_up_tokenization_spaces", "model_max_length", "padding_side", "use_fast"},
+    ),
     "config_kwargs": ("config_args", {"use_cache"}),
-}
+}  # fmt: skip
 UNREAD = {"trust_remote_code", "cache_dir", "token", "revision", "subfolder", "local_files_only"}  # where files are
 NOT_HONOURED = ("query_length", "document_length", "query_expansion", "processing_kwargs")  # of those settings
 ACTIVATIONS = {"Tanh": torch.nn.Tanh, "Identity": torch.nn.Identity, "ReLU": torch.nn.ReLU, "GELU": torch.nn.GELU}
@@ -182,7 +191,8 @@ def _settings(transformer: Path, root: Path, kind: str) -> dict[str, Any]:
 def _refuse_arguments(settings: dict[str, Any], root: Path) -> None:
     """Raise CheckpointError for an argument that its transformer or tokeniser is loaded with, and that changes it."""
     for name, (older, harmless) in LOADED.items():
-        given = settings.get(name) or settings.get(older) or {}
+        found = _mapping(settings, name, root) or _mapping(settings, older, root)
+        given = {key: value for key, value in found.items() if value is not None}
         wrong = sorted(set(given) - harmless - UNREAD)
         if wrong:
             raise CheckpointError(
@@ -194,7 +204,7 @@ def _refuse_arguments(settings: dict[str, Any], root: Path) -> None:
 def _refuse_reading(settings: dict[str, Any], task: str, output: str, root: Path) -> None:
     """Raise CheckpointError where a text is not read by `task`'s forward, or another output of it is used."""
     usual = {"method": "forward", "method_output_name": output}
-    read = (settings.get("modality_config") or {"text": usual}).get("text") or {}
+    read = _mapping(_mapping(settings, "modality_config", root) or {"text": usual}, "text", root)
     names = read.get("method_output_name")
     found = settings.get("transformer_task") or task, read.get("method"), [names] if isinstance(names, str) else names
     if found != (task, "forward", [output]):
@@ -205,9 +215,18 @@ def _refuse_reading(settings: dict[str, Any], task: str, output: str, root: Path
 
 
 def _refuse_normalize(config: dict[str, Any], root: Path) -> None:
-    names = {config.get(key) or "sentence_embedding" for key in ("module_input_name", "module_output_name")}
-    if names != {"sentence_embedding"}:
-        raise CheckpointError(f"{root.name} normalises {min(names - {'sentence_embedding'})}, which is not supported")
+    """Raise CheckpointError where something else than the embedding is normalised."""
+    for key in ("module_input_name", "module_output_name"):
+        if (config.get(key) or "sentence_embedding") != "sentence_embedding":
+            raise CheckpointError(f"{root.name} normalises {config[key]}, which is not supported")
+
+
+def _mapping(settings: dict[str, Any], name: str, root: Path) -> dict[str, Any]:
+    """What `settings` say under `name`, nothing where it is empty. Raises CheckpointError unless it is a mapping."""
+    found = settings.get(name) or {}
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{root.name}: its setting {name} is {str(found)[:100]!r}; expected a mapping")
+    return found
 
 
 def _processor(settings: dict[str, Any]) -> dict[str, Any]:
@@ -217,7 +236,7 @@ def _processor(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _prompts(general: dict[str, Any], root: Path) -> tuple[dict[str, str], str | None]:
     """Prompts by name, none where all are empty, and the name of the one that a text gets without asking."""
-    prompts = {name: text or "" for name, text in (general.get("prompts") or {}).items()}
+    prompts = {name: text or "" for name, text in _mapping(general, "prompts", root).items()}
     default = general.get("default_prompt_name")
     if default is not None and default not in prompts:
         raise CheckpointError(
@@ -304,10 +323,10 @@ class Pooler(torch.nn.Module):
 def _dense(folder: Path) -> list[torch.nn.Module]:
     """The linear layer and activation of a sentence-transformers Dense module."""
     config = _json(folder / "config.json")
-    places = {config.get(key) or "sentence_embedding" for key in ("module_input_name", "module_output_name")}
-    if config.get("use_residual") or places != {"sentence_embedding"}:
+    places = [config.get(key) or "sentence_embedding" for key in ("module_input_name", "module_output_name")]
+    if config.get("use_residual") or places != ["sentence_embedding"] * 2:
         raise CheckpointError(f"{folder}: a Dense with a residual, or not of the whole embedding, is not supported")
-    activation = config.get("activation_function", "torch.nn.modules.activation.Tanh").rsplit(".", 1)[-1]
+    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rsplit(".", 1)[-1]
     if activation not in ACTIVATIONS:
         raise CheckpointError(f"{folder}: activation {activation} is not known; known are {', '.join(ACTIVATIONS)}")
     if not (folder / "model.safetensors").is_file():

@@ -127,6 +127,12 @@ def test_a_module_that_is_code_of_the_checkpoint_is_refused(copy: Path) -> None:
         read_modules(copy)
 
 
+def test_prompts_that_are_no_mapping_are_refused(copy: Path) -> None:
+    _write(copy / "config_sentence_transformers.json", {"prompts": ["query: "]})
+    with pytest.raises(CheckpointError, match=r"prompts is .*; expected a mapping"):
+        read_modules(copy)
+
+
 @pytest.mark.parametrize("order", [("Pooling", "Transformer"), ("Transformer", "Dense", "Pooling"), ("Transformer",)])
 def test_modules_in_another_order_are_refused(order: tuple[str, ...], copy: Path) -> None:
     _modules(copy, *((f"{i}", f"sentence_transformers.models.{kind}") for i, kind in enumerate(order)))
@@ -140,7 +146,9 @@ def test_a_sparse_encoder_is_refused_by_its_name(copy: Path) -> None:
         read_modules(copy)
 
 
-@pytest.mark.parametrize("config", [{"use_residual": True}, {"module_input_name": "token_embeddings"}])
+@pytest.mark.parametrize(
+    "config", [{"use_residual": True}, {"module_input_name": "token_embeddings"}, {"module_output_name": ["x"]}]
+)
 def test_a_dense_that_is_more_than_a_layer_is_refused(config: dict[str, Any], tmp_path: Path) -> None:
     _write(tmp_path / "2_Dense" / "config.json", {"in_features": 4, "out_features": 4, **config})
     save_file({"linear.weight": torch.eye(4), "linear.bias": torch.zeros(4)}, tmp_path / "2_Dense/model.safetensors")
@@ -231,6 +239,10 @@ TEXT = {"method": "forward", "method_output_name": "last_hidden_state"}
         ({"modality_config": {"text": {**TEXT, "method_output_name": "pooler_output"}}}, "reads .'pooler_output'."),
         ({"modality_config": {"text": {**TEXT, "method": "get_text_features"}}}, "get_text_features for texts"),
         ({"modality_config": {"message": TEXT}}, "reads None of its transformer's None"),
+        ({"model_args": "x"}, "its setting model_args is 'x'; expected a mapping"),
+        ({"processor_kwargs": [40]}, "processor_kwargs is .* expected a mapping"),
+        ({"modality_config": ["text"]}, "modality_config is .* expected a mapping"),
+        ({"modality_config": {"text": "forward"}}, "text is 'forward'; expected a mapping"),
     ],
 )
 def test_settings_that_would_change_answers_are_refused(settings: dict[str, Any], message: str, copy: Path) -> None:
@@ -250,6 +262,23 @@ def test_settings_that_change_no_answer_are_taken(copy: Path) -> None:
     assert found.max_length == 40
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"model_args": {"low_cpu_mem_usage": True}},
+        {"model_kwargs": {"use_safetensors": True}},
+        {"tokenizer_args": {"clean_up_tokenization_spaces": True}},
+        {"model_kwargs": {"quantization_config": None}},
+        {"processor_kwargs": {"add_eos_token": None}},
+        {"config_args": {"rope_theta": None}},
+    ],
+)
+def test_arguments_that_change_no_answer_are_taken(settings: dict[str, Any], copy: Path) -> None:
+    """Checkpoints were refused for them."""
+    _write(copy / "sentence_bert_config.json", settings)
+    assert read_modules(copy) is not None
+
+
 def test_what_is_normalised_is_the_embedding(copy: Path) -> None:
     kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
     _modules(copy, *((path, f"sentence_transformers.models.{kind}") for path, kind in kinds))
@@ -258,6 +287,9 @@ def test_what_is_normalised_is_the_embedding(copy: Path) -> None:
         if name == "sentence_embedding":
             assert read_modules(copy)
     with pytest.raises(CheckpointError, match="normalises token_embeddings"):
+        read_modules(copy)
+    _write(copy / "2_Normalize" / "config.json", {"module_input_name": ["sentence_embedding"]})
+    with pytest.raises(CheckpointError, match=r"normalises \['sentence_embedding'\]"):
         read_modules(copy)
 
 
