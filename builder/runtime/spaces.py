@@ -5,11 +5,17 @@ transformers: PreTrainedTokenizerBase.clean_up_tokenization, where a tokeniser s
 
 from __future__ import annotations
 
+import re
+
 SPACES = (  # in transformers' order
     *((f" {mark}", mark) for mark in (".", "?", "!", ",")),
     (" ' ", "'"),
     *((f" {end}", end) for end in ("n't", "'m", "'s", "'ve", "'re")),
 )
+
+# The end of a text that what follows may change. Not only what begins one of SPACES: " ' " may leave a short form
+# behind (" n ' t", "  ' s") or begin after another one (" ' ' "). Of many spaces, only the last two can go.
+OPEN = re.compile(r"(?= )(?: {1,2}(?:n'?|'))*(?: {0,2}|(?<=') ?[vr])$")
 
 
 def cleaned(text: str) -> str:
@@ -20,7 +26,7 @@ def cleaned(text: str) -> str:
 
 
 class Cleaner:
-    """The same of a text that comes in pieces: what may still lose a space is held back, about a word."""
+    """The same of a text that comes in pieces: what may still lose a space is held back, a few characters."""
 
     def __init__(self) -> None:
         self.held = ""
@@ -28,11 +34,8 @@ class Cleaner:
     def push(self, text: str) -> str:
         """What may be shown now."""
         self.held += text
-        place = self.held.rfind(" ")
-        while place > 0 and not _parts(self.held[:place]):
-            place = self.held.rfind(" ", 0, place)
-        if place <= 0:
-            return ""
+        found = OPEN.search(self.held)
+        place = found.start() if found else len(self.held)
         shown, self.held = cleaned(self.held[:place]), self.held[place:]
         return shown
 
@@ -40,8 +43,3 @@ class Cleaner:
         """What was held back."""
         shown, self.held = cleaned(self.held), ""
         return shown
-
-
-def _parts(text: str) -> bool:
-    """Whether nothing of `text` is changed together with a space that follows it."""
-    return not text.endswith((" ", "'", " n"))

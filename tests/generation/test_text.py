@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import numpy as np
@@ -86,26 +87,75 @@ def test_spaces_that_go_are_the_same_in_pieces() -> None:
     for _ in range(500):
         text = "".join(generator.choice(list("  .?!,'ntmsvreé"), int(generator.integers(1, 30))))
         cuts = sorted(generator.integers(0, len(text) + 1, 4).tolist())
-        cleaner = Cleaner()
-        pieces = [cleaner.push(text[begin:end]) for begin, end in zip([0, *cuts], [*cuts, len(text)], strict=True)]
-        assert "".join(pieces) + cleaner.flush() == tokenizer.clean_up_tokenization(text), repr(text)
+        for places in ([0, *cuts, len(text)], range(len(text) + 1)):
+            cleaner = Cleaner()
+            pieces = [cleaner.push(text[begin:end]) for begin, end in itertools.pairwise(places)]
+            assert "".join(pieces) + cleaner.flush() == tokenizer.clean_up_tokenization(text), repr(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "most"),
+    [
+        ("日本語のテキストです。", 0),
+        ("https://example.org/a?b=c", 0),
+        ("It ' s no rhythm , and we  ' ve 't n'to vary n ' t , l'été", 5),
+        ("a" + " " * 20 + "b", 2),
+    ],
+)
+def test_only_what_may_change_is_held_back(text: str, most: int) -> None:
+    """So that a text comes as it is said, without spaces too."""
+    cleaner = Cleaner()
+    held = []
+    for character in text:
+        cleaner.push(character)
+        held.append(len(cleaner.held))
+    assert max(held) == most
 
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_service_writes_its_answers_so(stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    marks = {f" .{chr(ord('A') + number)}": number for number in range(50)}
-    tokenizer = Tokenizer(models.WordLevel(marks, unk_token=" .A"))
-    tokenizer.decoder = decoders.Fuse()
-    tokenizer.save(str(tmp_path / "tokenizer.json"))
-    monkeypatch.setattr(service_module, "make_executor", lambda *given: SumExecutor(4, 64))
-    said = []
-    for clean_up in (False, True):
-        fields = [field.name for field in (*COMMON, *PROMPT)]
-        (tmp_path / "serving.json").write_text(dump(decoder_serving(fields=fields, end_ids=(), clean_up=clean_up)))
-        answers = answers_of(Service(tmp_path), {"text_input": np.array([b"x"], object)}, stream=stream, max_tokens=6)
-        said.append(b"".join(answer["text_output"][0] for answer in answers).decode())
+    said = [
+        b"".join(
+            answer["text_output"][0]
+            for answer in answers_of(
+                service_of(" .", clean_up, tmp_path, monkeypatch), prompt(), stream=stream, max_tokens=6
+            )
+        ).decode()
+        for clean_up in (False, True)
+    ]
     assert said[0].count(" .") == 6
     assert said[1] == said[0].replace(" .", ".")
+
+
+@pytest.mark.parametrize("before", ["", " ", " ."])
+def test_a_stop_word_ends_a_cleaned_answer_at_once(
+    before: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = service_of(before, True, tmp_path, monkeypatch)
+    *pieces, last = answers_of(service, prompt(), stream=True, max_tokens=6)
+    said = b"".join(answer["text_output"][0] for answer in (*pieces, last)).decode().replace(" ", "").replace(".", "")
+    assert len(pieces) >= 5
+    assert len(said) == 6
+    (stopped,) = answers_of(service, prompt(), stop_words=[said[3]], max_tokens=6)
+    assert stopped["finish_reason"].tolist() == [b"stop"]
+    assert stopped["completion_tokens"].tolist() == [said.index(said[3]) + 1]
+
+
+def prompt() -> dict[str, np.ndarray]:
+    return {"text_input": np.array([b"x"], object)}
+
+
+def service_of(before: str, clean_up: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
+    """A service whose model is a SumExecutor, and whose tokens are letters with `before` before each."""
+    marks = {f"{before}{chr(ord('A') + number)}": number for number in range(50)}
+    tokenizer = Tokenizer(models.WordLevel(marks, unk_token=f"{before}A"))
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    monkeypatch.setattr(service_module, "make_executor", lambda *given: SumExecutor(4, 64))
+    fields = [field.name for field in (*COMMON, *PROMPT)]
+    serving = decoder_serving(fields=fields, end_ids=(), clean_up=clean_up, defaults={"temperature": 0.0})
+    (folder / "serving.json").write_text(dump(serving))
+    return Service(folder)
 
 
 def test_a_tokeniser_that_writes_its_tokens_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
