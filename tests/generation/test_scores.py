@@ -51,3 +51,12 @@ def test_log_sum_exp(best: float) -> None:
     exact = best + np.log(np.exp(kept.astype(np.float64) - best).sum())
     assert log_sum_exp(row, np.empty_like(row)) == pytest.approx(exact, abs=1e-5 if abs(best) < 100 else 1e-4)
     np.testing.assert_array_equal(row, kept, "only the room is written over")
+
+
+def test_a_row_that_is_forbidden_stays_so_beside_others() -> None:
+    """As that of a beam that may go on with no token, whose rest is made probabilities again."""
+    rows = [np.full(2000, -np.inf, np.float32), np.linspace(0, 1, 2000, dtype=np.float32)]
+    totals = np.array([log_sum_exp(row, np.empty_like(row)) for row in rows])
+    found, tokens, _ = highest(rows, totals, np.zeros(2, np.float32), 2)
+    assert found.tolist() == [1, 1]
+    assert tokens.tolist() == [1999, 1998]

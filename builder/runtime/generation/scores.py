@@ -14,8 +14,13 @@ SMALL = 32  # exponentials of scores no further from zero neither overflow nor l
 
 
 def log_sum_exp(row: np.ndarray, room: np.ndarray) -> np.float32:
-    """The logarithm of the sum of exponentials of (vocabulary,) float32. `room`: one more, which is written over."""
+    """The logarithm of the sum of exponentials of (vocabulary,) float32. `room`: one more, which is written over.
+
+    Zero where all are -inf: they stay so when it is taken away, and -inf would make them NaN.
+    """
     best = row.max()
+    if best == -np.inf:
+        return np.float32(0)
     shift = np.float32(0) if abs(best) < SMALL else best
     np.exp(np.subtract(row, shift, out=room) if shift else row, out=room)
     total: np.float32 = shift + np.log(np.add.reduce(room))
