@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
+import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,8 @@ from builder.report.record import BuildReport
 from builder.runtime.contract import DRAFT, load_generation
 from builder.runtime.generation.service import Service
 from builder.runtime.generation.stats import Stats
+from builder.serve.client import Client
+from builder.serve.triton import running
 from builder.spec import make_spec
 from builder.triton.check import check
 from tests.decoders import make_decoder_checkpoint
@@ -95,6 +99,32 @@ def test_the_text_is_what_it_is_without(engine: str, right: bool, folder: Path, 
     assert [len(text) for (text,) in texts] == [12] * len(TEXTS)
     assert stats.drafted_tokens == 0
     _is_said(report, draft, version)
+
+
+@pytest.mark.slow
+def test_the_real_triton_answers_so_and_counts_what_was_drafted(folder: Path, tmp_path: Path) -> None:
+    built(tmp_path, folder / "large", folder / "large")
+    expected, _ = said(tmp_path / "repository" / "writes" / "1")
+    with running(tmp_path / "repository") as server:
+        with Client(server.url, "writes") as client:
+            answers = [
+                client.ask({"text_input": text, "max_tokens": 25 * number, "ignore_eos": True})
+                for number, text in enumerate(TEXTS, 1)
+            ]
+        url = f"http://{server.host}:{server.ports.metrics}/metrics"
+        deadline = time.monotonic() + 60  # metrics are published once a second
+        while (
+            not 0 < _counted(url, "right_drafts") == _counted(url, "drafted_tokens")
+        ):  # the draft is the target itself
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    assert [[text.encode() for text in answer["text_output"]] for answer in answers] == expected
+
+
+def _counted(url: str, name: str) -> float:
+    with urllib.request.urlopen(url, timeout=30) as response:
+        lines = response.read().decode().splitlines()
+    return sum(float(line.split()[-1]) for line in lines if line.startswith(f"build_repo_{name}_total{{"))
 
 
 def _is_said(report: BuildReport, draft: Path, version: Path) -> None:

@@ -16,6 +16,7 @@ from builder.plan.machine import plan
 from builder.plan.needs import needs_of, published
 from builder.runtime.contract import load_generation
 from builder.spec import make_spec
+from tests.decoders import make_decoder_checkpoint
 
 
 def test_a_config_says_what_the_weights_would(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
@@ -36,6 +37,12 @@ def test_a_config_says_what_the_weights_would(checkpoint: Callable[[str], Path],
             assert needs.source == built.max_length
         else:
             assert (needs.kind, needs.length) == ("encoder", built.max_length)
+
+
+def test_a_model_that_looks_for_padding_is_planned_without_its_weights(tmp_path: Path) -> None:
+    folder = make_decoder_checkpoint(tmp_path / "pads", "gpt2", pad_token_id=0)
+    needs = needs_of(make_spec(model=str(folder), output=tmp_path))
+    assert needs.layers == cache_shapes(resolve(make_spec(model=str(folder), output=tmp_path)).model)
 
 
 def test_a_published_model_says_its_sizes_and_speeds(repository: Path, checkpoint: Callable[[str], Path]) -> None:
