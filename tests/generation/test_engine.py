@@ -12,6 +12,8 @@ import pytest
 
 from builder.runtime.generation import sampling
 from builder.runtime.generation.beams import BeamSearch
+from builder.runtime.generation.cache import SlotCache
+from builder.runtime.generation.calls import joined
 from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.errors import DeadlineExceeded, EngineFailed, QueueFull
 from builder.runtime.generation.options import Options
@@ -149,6 +151,31 @@ def test_prompts_that_begin_together_are_rows_of_one_call() -> None:
     engine.run_until_idle()
     assert all(rows == 1 for _, rows, new in executor.calls if new > 1), "one of the two goes on from what a slot held"
     assert [one.tokens for one in (again, other)] == [expected(one.request.prompt, 2) for one in (again, other)]
+
+
+def test_no_more_than_half_of_a_joined_call_is_padding() -> None:
+    """Three rows of the longest were run for it, and a step took several times its limit of tokens."""
+    executor = JoiningSumExecutor(slots=4, max_length=64)
+    engine = engine_of(executor, prefill=40)
+    asked = [Asked(list(range(1, length + 1)), 2) for length in (1, 1, 12, 12)]
+    for one in asked:
+        engine.submit(one.sequences)
+    engine.step()
+    assert executor.calls == [(0, 2, 1), (2, 2, 12), (0, 4, 1)]
+    engine.run_until_idle()
+    assert [one.tokens for one in asked] == [expected(one.request.prompt, 2) for one in asked]
+
+
+def test_joined_prompts_run_in_the_order_of_their_arrival() -> None:
+    """They ran in the order of the slots that happened to be free."""
+    executor = JoiningSumExecutor(slots=4, max_length=64)
+    cache = SlotCache(4, 64, executor.copy)
+    asked = [Asked(list(range(1, length + 1)), 2) for length in (9, 3, 3)]
+    sequences = [one.sequences[0] for one in asked]
+    for sequence, slot in zip(sequences, (3, 1, 0), strict=True):
+        sequence.slots = [slot]
+    groups = joined(cache, [(sequence, sequence.tokens) for sequence in sequences], 20)
+    assert [[one.slots[0] for one, _ in group] for group in groups] == [[3], [0, 1]]
 
 
 def test_a_long_prompt_does_not_stall_the_others() -> None:

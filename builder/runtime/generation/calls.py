@@ -71,20 +71,24 @@ def prefill(cache: SlotCache, sequence: Running, tokens: Sequence[int]) -> Call:
 def joined(cache: SlotCache, pieces: Sequence[PromptPiece], most: int) -> list[list[PromptPiece]]:
     """`pieces` in groups, each for one call: beginnings of prompts in slots beside one another, padded to the longest.
 
-    A group has up to `most` tokens with its padding; one whose prompt is scored, or goes on, is alone.
+    A group has up to `most` tokens with its padding, of which no more than half is padding, so that a step is no longer
+    than twice its tokens; one whose prompt is scored, or goes on, is alone. First come first, by the earliest of each.
     """
+    arrivals = {sequence.slots[0]: place for place, (sequence, _) in enumerate(pieces)}
     groups: list[list[PromptPiece]] = []
     for one in sorted(pieces, key=lambda one: one[0].slots[0]) if most else pieces:
         if groups and _joins(cache, groups[-1], one, most):
             groups[-1].append(one)
         else:
             groups.append([one])
-    return groups
+    return sorted(groups, key=lambda group: min(arrivals[sequence.slots[0]] for sequence, _ in group))
 
 
 def _joins(cache: SlotCache, group: Sequence[PromptPiece], one: PromptPiece, most: int) -> bool:
     rows = [*group, one]
-    if one[0].slots[0] != group[-1][0].slots[0] + 1 or len(rows) * max(len(tokens) for _, tokens in rows) > most:
+    lengths = [len(tokens) for _, tokens in rows]
+    padded = len(rows) * max(lengths)
+    if one[0].slots[0] != group[-1][0].slots[0] + 1 or padded > min(most, 2 * sum(lengths)):
         return False
     return not any(cache.length(sequence.slots[0]) or sequence.request.scored for sequence, _ in rows)
 
