@@ -21,8 +21,8 @@ HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
 REAL = (SINGLE, *HALVES)
 # What hands numbers on as they are, or says something else than a number.
 HANDED_ON = frozenset({
-    "Concat", "Constant", "ConstantOfShape", "DequantizeLinear", "Expand", "Flatten", "Gather", "GatherBlockQuantized",
-    "GatherElements", "GatherND", "Identity", "Max", "Min", "Neg", "Abs", "Clip", "Relu", "Reshape", "ScatterElements",
+    "Concat", "Constant", "ConstantOfShape", "Expand", "Flatten", "Gather", "GatherElements", "GatherND", "Identity",
+    "Max", "Min", "Neg", "Abs", "Clip", "Relu", "Reshape", "ScatterElements",
     "ScatterND", "Slice", "Split", "Squeeze", "Tile", "TopK", "Transpose", "Trilu", "Unsqueeze", "Where",
 })  # fmt: skip
 WHOLE = frozenset({  # what answers in whole numbers or truth
@@ -81,7 +81,7 @@ def _kinds(graph: onnx.GraphProto) -> dict[str, int]:
         for name in filter(None, node.output[: 1 if node.op_type == "TopK" else None]):
             if cast is not None:
                 kinds[name] = cast
-            elif taken and node.op_type not in WHOLE and kinds.get(name, SINGLE) in REAL:
+            elif taken and node.op_type not in WHOLE and not kinds.get(name):
                 kinds[name] = taken[0]
     return kinds
 

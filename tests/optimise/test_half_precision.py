@@ -20,6 +20,7 @@ from builder.errors import VerificationError
 from builder.export.decoder import export_decoder
 from builder.onnx.bfloat16 import bfloat16
 from builder.onnx.graph import Graph, load_graph, save_graph
+from builder.onnx.rounding import rounded
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
 from builder.verify.generation import make_reference, measure
@@ -120,6 +121,31 @@ def test_what_is_too_large_for_fp16_shows_on_a_cpu(tmp_path: Path) -> None:
     small = judged({"x": np.array([1.7], np.float32)})["out"]
     steps = np.float16(np.float16(np.float16(1.7) * np.float16(3000)) - np.float16(1)) / np.float16(3000)
     np.testing.assert_array_equal(small, np.float32(np.float16(steps)))
+
+
+def test_what_is_multiplied_by_a_scale_is_rounded_too(tmp_path: Path) -> None:
+    """It was taken for a number that is handed on, and 127 * 0.1 came in fp32."""
+    scale = numpy_helper.from_array(np.array(0.1, np.float16), "scale")
+    tensors = [
+        helper.make_tensor_value_info(name, kind, [None])
+        for name, kind in (("x", TensorProto.INT8), ("out", TensorProto.FLOAT16))
+    ]
+    node = helper.make_node("DequantizeLinear", ["x", "scale"], ["out"], name="real")
+    graph = helper.make_graph([node], "g", tensors[:1], tensors[1:], [scale])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=9)
+    judged = infer(replace(save_graph(model, tmp_path / "model.onnx"), arithmetic="fp16"), 1)
+    numbers = np.arange(-128, 128).astype(np.int8)
+    wanted = (numbers.astype(np.float32) * np.float32(np.float16(0.1))).astype(np.float16)
+    np.testing.assert_array_equal(judged({"x": numbers})["out"], wanted.astype(np.float32))
+
+
+def test_the_type_that_a_graph_states_counts() -> None:
+    """That of the first number was taken, and a result in fp16 of one in fp32 was not rounded."""
+    kinds = {"x": TensorProto.FLOAT, "y": TensorProto.FLOAT16}
+    tensors = [helper.make_tensor_value_info(name, kind, [1]) for name, kind in kinds.items()]
+    node = helper.make_node("Mixed", ["x"], ["y"], domain="tests")
+    made = rounded(helper.make_model(helper.make_graph([node], "g", tensors[:1], tensors[1:])))
+    assert [node.op_type for node in made.graph.node] == ["Mixed", "Cast", "Cast"]
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "qwen2_moe"])
