@@ -29,7 +29,11 @@ def refuse_other_text(tokenizer: PreTrainedTokenizerFast) -> None:
         text = "".join(map(detokenizer.push, tokens)) + detokenizer.flush()
         wanted = tokenizer.decode(tokens, skip_special_tokens=True)
         if text != wanted:
+            pairs = enumerate(zip(text, wanted, strict=False))
+            place = next((at for at, (a, b) in pairs if a != b), min(len(text), len(wanted)))
+            here, there = (whole[max(0, place - 20) : place + 40] for whole in (text, wanted))
             raise CheckpointError(
-                f"tokens of this checkpoint are written {text[:60]!r} here and {wanted[:60]!r} by transformers: a bug "
-                f"worth reporting, with its tokenizer class, {type(tokenizer).__name__}"
+                f"tokens of this checkpoint are written {here!r} here and {there!r} by transformers: a bug worth "
+                f"reporting, with its tokenizer class, {type(tokenizer).__name__}. A decoder can be served with "
+                "--engine vllm, which writes text itself"
             )

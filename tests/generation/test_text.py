@@ -163,7 +163,16 @@ def test_a_tokeniser_that_writes_its_tokens_otherwise_is_refused(monkeypatch: py
     refuse_other_text(tokenizer)
     own = tokenizer.decode
     monkeypatch.setattr(tokenizer, "decode", lambda tokens, **options: own(tokens, **options).replace(" ", "_"))
-    with pytest.raises(CheckpointError, match="The_train_to_the_coast_leaves_at_nine"):
+    with pytest.raises(CheckpointError, match=r"The_train_to_the_coast_leaves_at_nine.* with --engine vllm"):
+        refuse_other_text(tokenizer)
+
+
+def test_where_a_tokeniser_writes_otherwise_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two beginnings were shown, which were the same."""
+    tokenizer = make_tokenizer("bpe", type_ids=False)
+    own = tokenizer.decode
+    monkeypatch.setattr(tokenizer, "decode", lambda tokens, **options: own(tokens, **options) + "_at_its_end")
+    with pytest.raises(CheckpointError, match=r"and '.{20}_at_its_end' by transformers"):
         refuse_other_text(tokenizer)
 
 
