@@ -49,7 +49,7 @@ class Agreeing:
         if not all(np.isfinite(values).all() for values in self.logprobs):
             raise VerificationError(
                 "the graph gives NaN on the samples. Nothing was published: check the weights and, where its results "
-                "are in fp16, which ends at 65504, use --precision bf16"
+                "are in fp16, which ends at 65504, choose a --precision of wider range that its engine has"
             )
 
     def error(self, reference: Sequence[np.ndarray]) -> float:

@@ -162,7 +162,9 @@ def test_a_decoder_is_judged_in_fp16_as_a_gpu_rounds_it(model_type: str, tmp_pat
     table = next(t for t in large.graph.initializer if list(t.dims) == [VOCABULARY, 32])
     table.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(table) * np.float32(1e7), table.name))
     wrong = save_graph(large, tmp_path / "large" / "model.onnx")
-    with pytest.raises(VerificationError, match="fp16, which ends at 65504, use --precision bf16"):
+    with pytest.raises(
+        VerificationError, match="fp16, which ends at 65504, choose a --precision of wider range that its engine has"
+    ):
         measure(opened(wrong, 1), exported.caches, VOCABULARY, reference, "float32")
 
 
