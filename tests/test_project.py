@@ -14,7 +14,7 @@ import builder
 from builder.runtime.encoder.task import Task as RuntimeTask
 from builder.tasks import all_tasks
 from builder.tasks.base import EncoderTask
-from builder.triton.emitted import RUNTIME, RUNTIME_FILES, TASKS, task_files
+from builder.triton.emitted import RUNTIME, RUNTIME_FILES, task_files
 from tests.checkpoints import ARCHITECTURES
 from tests.decoders import DECODERS
 from tests.seq2seqs import SEQ2SEQS
@@ -39,12 +39,7 @@ def test_every_task_has_its_emitted_half_and_every_emitted_file_is_listed() -> N
             assert [step for step in steps if getattr(task.runtime, step) is getattr(RuntimeTask, step)] == []
     files = {str(path.relative_to(RUNTIME)) for path in RUNTIME.rglob("*.py")}
     emitted = {source for family in RUNTIME_FILES.values() for source in family.values()}
-    tasks = {
-        f"{TASKS}/{name}"
-        for task in all_tasks().values()
-        if isinstance(task, EncoderTask)
-        for name in task_files(task.module)
-    }
+    tasks = {name for task in all_tasks().values() if isinstance(task, EncoderTask) for name in task_files(task.module)}
     assert emitted | tasks == files - {"__init__.py", "recipe/__init__.py", "recipe/compile.py"}
 
 

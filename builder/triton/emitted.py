@@ -9,7 +9,7 @@ from pathlib import Path
 RUNTIME = Path(__file__).parent.parent / "runtime"
 TASKS = "encoder/tasks"
 EXECUTORS = "encoder/executors"
-SHARED_FILES = ("contract.py", "fields.py", "panics.py", "spaces.py", "tensors_check.py", "tokens.py", "typed_json.py")
+SHARED_FILES = ("contract.py", "fields.py", "panics.py", "tensors_check.py", "tokens.py", "typed_json.py")
 
 
 def with_imports(file: str) -> tuple[str, ...]:
@@ -35,7 +35,7 @@ ENCODER = (
 )
 GENERATION = tuple(sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "generation").rglob("*.py")))
 GENERATING = {
-    **{name: name for name in (*SHARED_FILES, "sessions.py", "cores.py")},
+    **{name: name for name in (*SHARED_FILES, "sessions.py", "spaces.py", "cores.py")},
     "model.py": "generation_model.py",
     **{name: name for name in GENERATION},
 }
@@ -64,6 +64,5 @@ def runtime_files(kind: str) -> dict[str, bytes | Path]:
 
 
 def task_files(module: str) -> tuple[str, ...]:
-    """The emitted task and the tasks it builds on."""
-    files = map(Path, with_imports(f"{TASKS}/{module}.py"))
-    return tuple(file.name for file in files if file.parent == Path(TASKS))
+    """The emitted task, and what it builds on."""
+    return with_imports(f"{TASKS}/{module}.py")

@@ -19,7 +19,7 @@ from builder.onnx.graph import Graph
 from builder.runtime.contract import FILE, Alike, Batching, EncoderServing, RequestLimits, dump
 from builder.runtime.fields import Field
 from builder.spec import FrontOptions, LayoutOptions, RequestLimitOptions
-from builder.triton.emitted import RUNTIME, TASKS, runtime_files, task_files
+from builder.triton.emitted import RUNTIME, runtime_files, task_files
 from builder.triton.entries import Config, RepositoryEntry, WarmUp
 from builder.triton.placement import InstanceGroup, graph_buckets, place
 from builder.triton.profiles import Calls
@@ -95,7 +95,7 @@ def lay_out(
     else:
         serving = replace(serving, not_on_cpus_with=engine(graph.engine).wrong_cpus(graph))
     files = runtime_files(f"encoder, {serving.executor}")
-    files.update({f"1/{TASKS}/{name}": RUNTIME / TASKS / name for name in task_files(serving.task)})
+    files.update({f"1/{name}": RUNTIME / name for name in task_files(serving.task)})
     files[f"1/{FILE}"] = dump(serving).encode()
     files["1/tokenizer.json"] = tokenizer.encode()
     if options.in_process:
