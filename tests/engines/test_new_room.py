@@ -42,6 +42,7 @@ NAMING = {  # the files beside the engines' own that may name one
     "runtime/contract.py",  # the engine of a decode loop, where nothing is said
     "runtime/recipe/compile.py",  # plans, which have a verb
     "commands/compile.py",
+    "families/decoder/drafted.py",  # whose 8-bit cache guesses nothing
 }
 
 
