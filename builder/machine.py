@@ -43,5 +43,5 @@ def total_memory() -> int:
 
 
 def _memory(field: str) -> int:
-    found = counted("meminfo", field)
-    return 1 << 62 if found is None else found
+    size = counted("meminfo", field)
+    return 1 << 62 if size is None else size

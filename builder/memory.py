@@ -48,15 +48,15 @@ def refuse_slots(cache: int, usable: float, needs: str, slots: str, lower: str) 
         )
 
 
-def whole_blocks(asked: float, block: int, length: int, block_tokens: int) -> int:
-    """The blocks of `block` bytes, of `block_tokens` tokens each, in `asked` bytes.
+def whole_blocks(wanted: float, block: int, length: int, block_tokens: int) -> int:
+    """The blocks of `block` bytes, of `block_tokens` tokens each, in `wanted` bytes.
 
     Raises SpecError where one text of `length` tokens would not fit.
     """
-    blocks, text = int(asked // block), -(-length // block_tokens)
+    blocks, text = int(wanted // block), -(-length // block_tokens)
     if blocks < text:
         raise SpecError(
-            f"a cache of {asked / 1e9:.3g} GB has {blocks} blocks of {block_tokens} tokens, and a text of {length} "
+            f"a cache of {wanted / 1e9:.3g} GB has {blocks} blocks of {block_tokens} tokens, and a text of {length} "
             f"tokens needs {text} ({text * block / 1e9:.3g} GB): raise --cache-gb, or lower --max-length"
         )
     return blocks

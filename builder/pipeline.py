@@ -21,7 +21,7 @@ from builder.families import Family, begin, hand_over
 from builder.families.decoder.drafted import Drafted, resolve_draft
 from builder.progress import Stage
 from builder.report.record import BuildReport
-from builder.report.summary import told
+from builder.report.summary import with_summary
 from builder.runtime.contract import DRAFT
 from builder.spec import BuildSpec
 from builder.stores.publish import publish_to, source_in
@@ -60,8 +60,8 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
             outcome: Verified | Unverified = verified(family, key, release, stage)
         else:  # files alone: vLLM and TensorRT-LLM run the checkpoint as it is, so that there is no graph to compare
             with stage("lay out"):
-                made = hand_over(spec, checkpoint)
-                outcome = replace(made, report=replace(made.report, build_key=key))
+                result = hand_over(spec, checkpoint)
+                outcome = replace(result, report=replace(result.report, build_key=key))
         with stage("publish"):
             if store is not None:
                 return publish_to(store, outcome, folder)
@@ -98,14 +98,14 @@ def verified(
     checks = () if release is None else verify_where_it_runs(release, family.replay(chosen), stage)
     entries = family.lay_out(chosen, stage)
     report = replace(family.report(chosen, entries, checks), build_key=key)
-    return Verified.after(family.comparison(chosen), told(entries, report), report)
+    return Verified.after(family.comparison(chosen), with_summary(entries, report), report)
 
 
-def _refuse_another_checkpoint(place: Path | Store, model: str, source: str) -> None:
+def _refuse_another_checkpoint(output: Path | Store, model: str, source: str) -> None:
     for name in (model, f"{model}_model"):
-        before = existing_source(place, name) if isinstance(place, Path) else source_in(place, name)
+        before = existing_source(output, name) if isinstance(output, Path) else source_in(output, name)
         if before is not None and before != source:
-            where = place if isinstance(place, Path) else place.url
+            where = output if isinstance(output, Path) else output.url
             raise RepositoryError(
                 f"{where} already has a model {name}, built from {before}; this one is built from "
                 f"{source}. Give it another name with --name, or remove that folder first"

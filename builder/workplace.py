@@ -33,21 +33,21 @@ def workplace() -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix=PREFIX) as folder, _locked(Path(folder)):
             yield Path(folder)
     except Exception as error:
-        found = full(error)
-        if found is None or (isinstance(error, RepositoryError) and PREFIX not in str(error)):
+        reason = full(error)
+        if reason is None or (isinstance(error, RepositoryError) and PREFIX not in str(error)):
             raise  # a RepositoryError says itself which disk is full, unless that is the one of this folder
-        said = " ".join(str(found).split())[:300]
-        if isinstance(found, OSError) and found.filename is not None and PREFIX not in str(found.filename):
-            raise RepositoryError(f"a disk is full ({said}): free some space there") from error
+        text = " ".join(str(reason).split())[:300]
+        if isinstance(reason, OSError) and reason.filename is not None and PREFIX not in str(reason.filename):
+            raise RepositoryError(f"a disk is full ({text}): free some space there") from error
         raise RepositoryError(
-            f"the files of the build have no room ({said}). Free some space, or have them on another disk: set TMPDIR "
+            f"the files of the build have no room ({text}). Free some space, or have them on another disk: set TMPDIR "
             "to a folder there"
         ) from error
 
 
-def sweep(place: Path) -> None:
-    """Remove what killed builds left in `place`."""
-    for folder in place.glob(f"{PREFIX}*"):
+def sweep(parent: Path) -> None:
+    """Remove what killed builds left in `parent`."""
+    for folder in parent.glob(f"{PREFIX}*"):
         with suppress(OSError):  # it is another user's, or its build has just ended
             if time.time() - folder.stat().st_mtime > FRESH_S:
                 _remove_unlocked(folder)

@@ -121,18 +121,18 @@ class Entries:
         """Forget the entries that were not used for longest, until the rest takes `most` bytes at most; and blobs that
         belong to none. Returns what is gone."""
         newest_first = sorted(self.all(), key=lambda pair: pair[1], reverse=True)
-        kept: dict[str, int] = {}
+        remaining: dict[str, int] = {}
         gone: list[Entry] = []
         for entry, _ in newest_first:
-            more = {digest: self._size(digest) for digest in entry.blobs - set(kept)}
-            if gone or sum(kept.values()) + sum(more.values()) > most:
+            more = {digest: self._size(digest) for digest in entry.blobs - set(remaining)}
+            if gone or sum(remaining.values()) + sum(more.values()) > most:
                 gone.append(entry)
                 self._path(entry.key).unlink(missing_ok=True)
             else:
-                kept |= more
+                remaining |= more
         theirs = {digest for entry in gone for digest in entry.blobs}
         for blob in self.blobs.glob("*"):
-            if blob.name not in kept and (blob.name in theirs or not _written_now(blob)):
+            if blob.name not in remaining and (blob.name in theirs or not _written_now(blob)):
                 blob.unlink(missing_ok=True)
         return gone
 

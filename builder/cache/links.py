@@ -27,10 +27,10 @@ def link(source: Path, target: Path) -> str:
 
 def clone(source: Path, target: Path) -> str:
     """The same as a file of its own, whose blocks are shared until one of the two is written. Raises OSError."""
-    with source.open("rb") as held, target.open("xb") as made:
+    with source.open("rb") as held, target.open("xb") as copy:
         try:
-            fcntl.ioctl(made.fileno(), FICLONE, held.fileno())
+            fcntl.ioctl(copy.fileno(), FICLONE, held.fileno())
         except OSError:  # not on this file system, or not across two
-            shutil.copyfileobj(held, made, 1 << 22)
+            shutil.copyfileobj(held, copy, 1 << 22)
             return "copy"
     return "reflink"

@@ -43,12 +43,12 @@ def stage_keys(spec: BuildSpec) -> dict[str, str]:
     laid_out = [name for name in SERVING_LAID_OUT if spec.engine != "auto" or name not in MEASURED_AS_SERVED]
     options["serving"] = {name: v for name, v in options["serving"].items() if name not in laid_out}
     around, files = surroundings(), own_files(spec.samples, spec.graph)
-    made = {**checkpoint_facts(spec.source), "code": around["code"], "libraries": around["libraries"]}
-    measured = {**made, **around, "samples": files["samples"]}
+    exported = {**checkpoint_facts(spec.source), "code": around["code"], "libraries": around["libraries"]}
+    measured = {**exported, **around, "samples": files["samples"]}
     exact = {**measured, "options": _some(options, EXACT if spec.engine != "auto" else ANY_ENGINE), "fits": spec.fits}
     every = {name: value for name, value in options.items() if name not in LAID_OUT}
     facts = {
-        "export": {**made, "options": _some(options, EXPORT)},
+        "export": {**exported, "options": _some(options, EXPORT)},
         "reference": {**measured, "options": _some(options, REFERENCE)},
         "fuse": exact,
         "verify": exact,

@@ -56,12 +56,12 @@ class Once(Generic[Value]):
 
     def __init__(self, make: Callable[[], Value]) -> None:
         self.make = make
-        self.made: list[Value] = []
+        self.values: list[Value] = []
 
     def get(self) -> Value:
-        if not self.made:
-            self.made.append(self.make())
-        return self.made[0]
+        if not self.values:
+            self.values.append(self.make())
+        return self.values[0]
 
 
 @dataclass(frozen=True)
@@ -100,8 +100,8 @@ class Shelf:
         entry = self.entries.find(key)
         document = None if entry is None else self.entries.read(entry, self.context.folder)
         if entry is not None and document is not None:
-            made = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.made))
-            self.taken[stage] = {"key": key, "made": made}
+            built_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(entry.made))
+            self.taken[stage] = {"key": key, "made": built_at}
             value: Value = Reader(io.BytesIO(document), self.context).load()
             return value
         begun = time.perf_counter()

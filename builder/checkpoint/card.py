@@ -30,5 +30,5 @@ def read_card(folder: Path) -> dict[str, list[str]]:
 
 
 def _texts(value: Any) -> list[str]:
-    found = value if isinstance(value, list) else [value]
-    return [text for text in found if isinstance(text, str) and text and text.isprintable()]
+    entries = value if isinstance(value, list) else [value]
+    return [text for text in entries if isinstance(text, str) and text and text.isprintable()]

@@ -30,8 +30,8 @@ def refuse_other_text(tokenizer: PreTrainedTokenizerFast) -> None:
         wanted = tokenizer.decode(tokens, skip_special_tokens=True)
         if text != wanted:
             pairs = enumerate(zip(text, wanted, strict=False))
-            place = next((at for at, (a, b) in pairs if a != b), min(len(text), len(wanted)))
-            here, there = (whole[max(0, place - 20) : place + 40] for whole in (text, wanted))
+            position = next((at for at, (a, b) in pairs if a != b), min(len(text), len(wanted)))
+            here, there = (whole[max(0, position - 20) : position + 40] for whole in (text, wanted))
             raise CheckpointError(
                 f"tokens of this checkpoint are written {here!r} here and {there!r} by transformers: a bug worth "
                 f"reporting, with its tokenizer class, {type(tokenizer).__name__}. A decoder can be served with "

@@ -215,8 +215,8 @@ def bad_words(config: GenerationConfig, ends: list[int]) -> list[list[int]]:
 
 def sequence_bias(config: GenerationConfig) -> list[TokenBias]:
     """Runs of tokens, and what is added to the score of the last of them."""
-    given = config.sequence_bias or []
-    pairs = given.items() if isinstance(given, dict) else given
+    entries = config.sequence_bias or []
+    pairs = entries.items() if isinstance(entries, dict) else entries
     return [TokenBias(list(map(int, tokens)), float(bias)) for tokens, bias in pairs]
 
 

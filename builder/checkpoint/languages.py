@@ -23,7 +23,7 @@ def languages(tokenizer: PreTrainedTokenizerFast) -> dict[str, Language]:
     if not hasattr(tokenizer, "src_lang"):
         return {}
     own = tokenizer.src_lang
-    found = {}
+    by_code = {}
     try:
         for code in filter(CODE.fullmatch, sorted(tokenizer.get_vocab())):
             token = tokenizer.convert_tokens_to_ids(code)
@@ -31,15 +31,15 @@ def languages(tokenizer: PreTrainedTokenizerFast) -> dict[str, Language]:
                 continue
             tokenizer.src_lang = code
             before, after = list(tokenizer.prefix_tokens), list(tokenizer.suffix_tokens)
-            found[code] = Language(before, after, token)
+            by_code[code] = Language(before, after, token)
     finally:
         tokenizer.src_lang = own
-    return found
+    return by_code
 
 
 def nearest(code: str | None, known: Mapping[str, Language]) -> str | None:
     """The one known code that `code` means: "en" is en_XX where there is no other English; None where none is."""
     if code is None or code in known:
         return code
-    found = [name for name in known if name.split("_")[0] == code]
-    return found[0] if len(found) == 1 else None
+    candidates = [name for name in known if name.split("_")[0] == code]
+    return candidates[0] if len(candidates) == 1 else None

@@ -78,10 +78,10 @@ def without_quantisation(config: PreTrainedConfig) -> PreTrainedConfig:
 
 def refuse_packed(precision: str, stated: Collection[str], grids: Grids) -> None:
     """Raise SpecError for options, of those that were `stated`, that a checkpoint on `grids` leaves no choice of."""
-    asked = {"--block-size": "block_size", "--asymmetric": "asymmetric"}
+    flags = {"--block-size": "block_size", "--asymmetric": "asymmetric"}
     if precision != f"int{grids.bits}-weights":
         return
-    for flag, name in asked.items():
+    for flag, name in flags.items():
         if name in stated:
             raise SpecError(f"{flag}: the checkpoint's own blocks are served as they are; leave it out")
     if grids.scattered:
@@ -168,6 +168,6 @@ def _matrix(packed: PackedFormat, module: str, parts: Mapping[str, torch.Tensor]
 
 def _unpacked(words: np.ndarray, bits: int, order: Sequence[int]) -> np.ndarray:
     """The codes in the 32-bit `words` (rows, words), as (rows, codes): the n-th of a word is in its place order[n]."""
-    shifts = np.array([bits * place for place in order], np.uint32)
+    shifts = np.array([bits * position for position in order], np.uint32)
     codes = (words.view(np.uint32)[..., None] >> shifts) & np.uint32(2**bits - 1)
     return codes.reshape(len(words), -1).astype(np.uint8)

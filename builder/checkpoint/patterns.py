@@ -38,20 +38,21 @@ for text in asked["texts"]:
 def refuse_endless_patterns(tokenizer: PreTrainedTokenizerFast, model: str) -> None:
     """Raises CheckpointError for a tokeniser whose expressions take more than SECONDS on texts of LENGTH letters."""
     document = tokenizer.backend_tokenizer.to_str()
-    found = sorted(set(_patterns(json.loads(document))))
-    if not found:
+    patterns = sorted(set(_patterns(json.loads(document))))
+    if not patterns:
         return
-    letters = sorted({letter for pattern in found for letter in pattern if letter.isalnum()} | set(COMMON))
+    letters = sorted({letter for pattern in patterns for letter in pattern if letter.isalnum()} | set(COMMON))
     end = SPARE + "".join(letters)
     texts = [letter * LENGTH + end for letter in letters] + ["".join(letters) * (LENGTH // len(letters)) + end]
-    asked = json.dumps({"tokenizer": document, "texts": texts})
+    request = json.dumps({"tokenizer": document, "texts": texts})
     command = [sys.executable, "-I", "-c", PROGRAM]
     try:
-        subprocess.run(command, input=asked, text=True, capture_output=True, timeout=SECONDS, check=False)
+        subprocess.run(command, input=request, text=True, capture_output=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
         raise CheckpointError(
             f"the tokenizer of {model} does not finish on {len(texts)} texts of {LENGTH} characters: one of "
-            f"its expressions backtracks ({'; '.join(found)[:200]}). It could block a server for ever; use another one"
+            f"its expressions backtracks ({'; '.join(patterns)[:200]}). It could block a server for ever; use "
+            "another one"
         ) from error
 
 

@@ -82,30 +82,30 @@ class Checkpoint(CheckpointFiles):
     grids: Grids | None = None
 
 
-def locate(asked: Source, weights: bool = True) -> CheckpointFiles:
+def locate(source: Source, weights: bool = True) -> CheckpointFiles:
     """Find and check the checkpoint that is asked for. Raises CheckpointError.
 
     Without `weights`, those of a Hub id stay there.
     """
-    root, revision = fetch(asked.model, asked.revision, weights)
+    root, revision = fetch(source.model, source.revision, weights)
     sentence = read_modules(root)
     folder = sentence.transformer if sentence is not None else root
-    refuse_untrusted(root, folder, asked.model)
-    _refuse_adapter(folder, asked.model)
-    files = _weights(folder, asked.model) if weights or revision is None else []
-    config = _config(folder, asked.model)
-    tokenizer = _tokenizer(folder, asked.model, config)
+    refuse_untrusted(root, folder, source.model)
+    _refuse_adapter(folder, source.model)
+    files = _weights(folder, source.model) if weights or revision is None else []
+    config = _config(folder, source.model)
+    tokenizer = _tokenizer(folder, source.model, config)
     if sentence is not None and sentence.lower_case:
         read_in_lower_case(tokenizer)
     return CheckpointFiles(
-        source=asked.model.rstrip("/") if revision else root.resolve().name,
+        source=source.model.rstrip("/") if revision else root.resolve().name,
         revision=revision,
         folder=folder,
         weights=tuple(files),
         weights_sha256=digest_of(files) if files else None,
         config=config,
         tokenizer=tokenizer,
-        task=find_task(asked.task) if asked.task else infer_task(config, sentence.kind if sentence else None),
+        task=find_task(source.task) if source.task else infer_task(config, sentence.kind if sentence else None),
         sentence=sentence,
         card=read_card(root),
     )
@@ -121,25 +121,25 @@ def resolve(spec: BuildSpec) -> Checkpoint:
     return replace(_checkpoint(spec.source, files, model), grids=grids)
 
 
-def describe(asked: Source) -> Checkpoint:
+def describe(source: Source) -> Checkpoint:
     """The same with a model whose tensors have shapes and no memory: no weight is read. Raises CheckpointError."""
-    files = locate(asked, weights=False)
+    files = locate(source, weights=False)
     try:
         with torch.device("meta"):
             model = files.task.auto_class().from_config(without_quantisation(files.config))
         _read_generation_config(model, files.folder)
     except Exception as error:  # whatever a broken checkpoint makes transformers raise
         raise CheckpointError(
-            f"{asked.model} is not a checkpoint for {files.task.name}: {_first_line(error)}"
+            f"{source.model} is not a checkpoint for {files.task.name}: {_first_line(error)}"
         ) from error
-    return _checkpoint(asked, files, model.eval())
+    return _checkpoint(source, files, model.eval())
 
 
-def _checkpoint(asked: Source, files: CheckpointFiles, model: PreTrainedModel) -> Checkpoint:
-    longest = _max_length(asked.max_length, files.tokenizer, model, files.sentence, files.task.longest)
+def _checkpoint(source: Source, files: CheckpointFiles, model: PreTrainedModel) -> Checkpoint:
+    longest = _max_length(source.max_length, files.tokenizer, model, files.sentence, files.task.longest)
     if longest is None:
-        raise CheckpointError(f"{asked.model} does not say how long a text may be; set the limit with --max-length")
-    return Checkpoint(**vars(files), model=model, max_length=longest, pooling=asked.pooling)
+        raise CheckpointError(f"{source.model} does not say how long a text may be; set the limit with --max-length")
+    return Checkpoint(**vars(files), model=model, max_length=longest, pooling=source.pooling)
 
 
 def _drop_inputs(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> None:
@@ -229,8 +229,8 @@ def _config(folder: Path, model: str) -> PreTrainedConfig:
         value = getattr(config, name, None)
         if value is not None and not (isinstance(value, int) and value >= 1):
             raise CheckpointError(f"the config.json of {model} says {name} {value!r}; expected a number of at least 1")
-    found: PreTrainedConfig = config
-    return found
+    typed: PreTrainedConfig = config
+    return typed
 
 
 def _tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrainedTokenizerFast:
@@ -254,8 +254,8 @@ def _tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrained
             "they do not belong together"
         )
     refuse_endless_patterns(tokenizer, model)
-    found: PreTrainedTokenizerFast = tokenizer
-    return found
+    typed: PreTrainedTokenizerFast = tokenizer
+    return typed
 
 
 def _highest_token(tokenizer: PreTrainedTokenizerFast) -> int:

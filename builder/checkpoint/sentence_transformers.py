@@ -145,11 +145,11 @@ def read_in_lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
 def _modules(root: Path) -> list[dict[str, str]]:
     """modules.json. Raises CheckpointError unless it is a list of modules with a type and a path."""
     modules = _json(root / "modules.json", kind=list)
-    for place, module in enumerate(modules):
+    for index, module in enumerate(modules):
         texts = [module.get(key) for key in ("type", "path")] if isinstance(module, dict) else [None]
         if not all(isinstance(text, str) for text in texts):
             raise CheckpointError(
-                f"{root.name}: module {place} of modules.json is {str(module)[:100]}; expected a mapping with a type "
+                f"{root.name}: module {index} of modules.json is {str(module)[:100]}; expected a mapping with a type "
                 "and a path, as sentence-transformers writes it"
             )
     return list(modules)
@@ -178,8 +178,8 @@ def _folder(root: Path, path: str) -> Path:
 
 
 def _settings(transformer: Path, root: Path, kind: str) -> dict[str, Any]:
-    found = (_json(transformer / name, {}) for name in SETTINGS)
-    settings: dict[str, Any] = next((settings for settings in found if settings), {})
+    documents = (_json(transformer / name, {}) for name in SETTINGS)
+    settings: dict[str, Any] = next((settings for settings in documents if settings), {})
     unknown = [name for name in NOT_HONOURED if settings.get(name)]
     if unknown:
         raise CheckpointError(f"{root.name} sets {', '.join(unknown)} for its transformer, which is not supported")
@@ -191,12 +191,12 @@ def _settings(transformer: Path, root: Path, kind: str) -> dict[str, Any]:
 def _refuse_arguments(settings: dict[str, Any], root: Path) -> None:
     """Raise CheckpointError for an argument that its transformer or tokeniser is loaded with, and that changes it."""
     for name, (older, harmless) in LOADED.items():
-        found = _mapping(settings, name, root) or _mapping(settings, older, root)
-        given = {key: value for key, value in found.items() if value is not None}
-        wrong = sorted(set(given) - harmless - UNREAD)
+        arguments = _mapping(settings, name, root) or _mapping(settings, older, root)
+        stated = {key: value for key, value in arguments.items() if value is not None}
+        wrong = sorted(set(stated) - harmless - UNREAD)
         if wrong:
             raise CheckpointError(
-                f"{root.name} loads its transformer with {wrong[0]} {given[wrong[0]]!r} ({name}), which is not "
+                f"{root.name} loads its transformer with {wrong[0]} {stated[wrong[0]]!r} ({name}), which is not "
                 "supported; write it into the configuration of the transformer or of its tokeniser"
             )
 
@@ -206,11 +206,11 @@ def _refuse_reading(settings: dict[str, Any], task: str, output: str, root: Path
     usual = {"method": "forward", "method_output_name": output}
     read = _mapping(_mapping(settings, "modality_config", root) or {"text": usual}, "text", root)
     names = read.get("method_output_name")
-    found = settings.get("transformer_task") or task, read.get("method"), [names] if isinstance(names, str) else names
-    if found != (task, "forward", [output]):
+    actual = settings.get("transformer_task") or task, read.get("method"), [names] if isinstance(names, str) else names
+    if actual != (task, "forward", [output]):
         raise CheckpointError(
-            f"{root.name} reads {found[2]} of its transformer's {found[1]} for texts, loaded for {found[0]}; known is "
-            f"{output} of forward, for {task}"
+            f"{root.name} reads {actual[2]} of its transformer's {actual[1]} for texts, loaded for {actual[0]}; known "
+            f"is {output} of forward, for {task}"
         )
 
 
@@ -223,10 +223,10 @@ def _refuse_normalize(config: dict[str, Any], root: Path) -> None:
 
 def _mapping(settings: dict[str, Any], name: str, root: Path) -> dict[str, Any]:
     """What `settings` say under `name`, nothing where it is empty. Raises CheckpointError unless it is a mapping."""
-    found = settings.get(name) or {}
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{root.name}: its setting {name} is {str(found)[:100]!r}; expected a mapping")
-    return found
+    value = settings.get(name) or {}
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{root.name}: its setting {name} is {str(value)[:100]!r}; expected a mapping")
+    return value
 
 
 def _processor(settings: dict[str, Any]) -> dict[str, Any]:
@@ -256,24 +256,24 @@ def _pooling(config: dict[str, Any], root: Path) -> tuple[str, ...]:
 
 def _refuse_splade(config: dict[str, Any], root: Path) -> None:
     """Raise CheckpointError for another pooling of logits than the largest log(1 + relu) of each token."""
-    found = {"pooling_strategy": "max", "activation_function": "relu", **config}
+    merged = {"pooling_strategy": "max", "activation_function": "relu", **config}
     for name, wanted in (("pooling_strategy", "max"), ("activation_function", "relu")):
-        if found[name] != wanted:
-            raise CheckpointError(f"{root.name} has a {name} {found[name]!r} of its SpladePooling; known is {wanted}")
+        if merged[name] != wanted:
+            raise CheckpointError(f"{root.name} has a {name} {merged[name]!r} of its SpladePooling; known is {wanted}")
 
 
 def _json(path: Path, default: Any = None, kind: type = dict) -> Any:
     if default is not None and not path.is_file():
         return default
     try:
-        found = json.loads(path.read_text("utf-8"))
+        value = json.loads(path.read_text("utf-8"))
     except RecursionError as error:
         raise CheckpointError(f"{path} is nested too deeply") from error
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
-    if not isinstance(found, kind):
-        raise CheckpointError(f"{path} holds a JSON {type(found).__name__}; expected a {kind.__name__}")
-    return found
+    if not isinstance(value, kind):
+        raise CheckpointError(f"{path} holds a JSON {type(value).__name__}; expected a {kind.__name__}")
+    return value
 
 
 class Pooler(torch.nn.Module):

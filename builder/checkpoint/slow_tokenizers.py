@@ -42,7 +42,7 @@ def as_fast(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
     fast.post_processor = processors.TemplateProcessing(
         single=f"$A {end}", special_tokens=[(end, tokenizer.encoder[end])]
     )
-    made = PreTrainedTokenizerFast(
+    converted = PreTrainedTokenizerFast(
         tokenizer_object=fast,
         eos_token=end,
         unk_token=tokenizer.unk_token,
@@ -53,9 +53,9 @@ def as_fast(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
     )
     tokenizer.punc_normalizer = str  # as transformers does without sacremoses, which the emitted code has not
     for text in PROBES:
-        if made(text)["input_ids"] != tokenizer(text)["input_ids"]:
+        if converted(text)["input_ids"] != tokenizer(text)["input_ids"]:
             raise CheckpointError(
                 f"{name} cannot be written as a tokenizer.json that tokenises {text[:40]!r} in the same way; "
                 "add a tokenizer.json"
             )
-    return made
+    return converted

@@ -29,10 +29,10 @@ def tool_parser(chat: Chat) -> str | None:
 def _written(template: ChatTemplate) -> str:
     """What is rendered where an answer of text would begin; nothing where the template refuses calls."""
     try:
-        said, called = template([USER, ASSISTANT], TOOLS), template([USER, CALLING], TOOLS)
+        answered, called = template([USER, ASSISTANT], TOOLS), template([USER, CALLING], TOOLS)
     except InputError:
         return ""
-    return called[_alike(said, called) :]
+    return called[_alike(answered, called) :]
 
 
 def _alike(one: str, other: str) -> int:
@@ -43,5 +43,5 @@ def _alike(one: str, other: str) -> int:
 def _reads(name: str, written: str) -> bool:
     """Whether this parser finds the call, at the beginning, and no other."""
     parser = PARSERS[name]()
-    found = parser.push(written) + parser.finish()
-    return found[:1] == [CALL] and not any(isinstance(part, ToolCall) for part in found[1:])
+    parts = parser.push(written) + parser.finish()
+    return parts[:1] == [CALL] and not any(isinstance(part, ToolCall) for part in parts[1:])

@@ -46,7 +46,7 @@ def _links_out(root: Path) -> Iterator[tuple[str, Path]]:
     places = [here, here.parent.parent / "blobs"] if here.parent.name == "snapshots" else [here]
     for path in sorted([*root.glob("*"), *root.glob("*/*")]):
         target = path.resolve() if path.is_symlink() else here
-        if not any(target.is_relative_to(place) for place in places):
+        if not any(target.is_relative_to(folder) for folder in places):
             yield str(path.relative_to(root)), target
 
 

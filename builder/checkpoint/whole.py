@@ -44,7 +44,7 @@ def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, precisions: Map
             "as it is: leave --precision out"
         )
     section = str(spec.engine).replace("-", "_")
-    given = {
+    stated = {
         "--prune": spec.prune is not None,
         "--graph": spec.graph is not None,
         "--level": spec.level != "O2",
@@ -60,7 +60,7 @@ def refuse_options(spec: BuildSpec, checkpoint: CheckpointFiles, precisions: Map
         "--truncate": spec.truncate,
         "--pooling": spec.pooling is not None,
     }
-    unusable = [name for name, used in given.items() if used]
+    unusable = [name for name, used in stated.items() if used]
     if unusable:
         raise SpecError(f"{', '.join(unusable)} cannot be used with {flag}, which runs the checkpoint as it is")
 

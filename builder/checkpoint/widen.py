@@ -31,13 +31,13 @@ def widened(folder: Path, files: Sequence[Path]) -> Iterator[Path]:
     if not narrow:
         yield folder
         return
-    with tempfile.TemporaryDirectory(prefix="build-repo-") as place:
+    with tempfile.TemporaryDirectory(prefix="build-repo-") as scratch:
         for file in folder.iterdir():
             if file.name not in narrow:
-                os.symlink(file.resolve(), Path(place, file.name))
+                os.symlink(file.resolve(), Path(scratch, file.name))
         for name in sorted(narrow):
-            _widen(folder / name, Path(place, name))
-        yield Path(place)
+            _widen(folder / name, Path(scratch, name))
+        yield Path(scratch)
 
 
 def _is_narrow(file: Path) -> bool:

@@ -173,12 +173,12 @@ def _one(model: Planned, options: argparse.Namespace) -> BuildReport:
     spec = model.spec
     screen.print(f"[bold]{spec.entry_name}[/] from {spec.model}", highlight=False)
     if model.status == "unchanged" and model.report is not None:
-        report, made = model.report, f"nothing to do: version {model.report.version} of {spec.entry_name}"
-        done = f"{made} is what this would build, and is in {spec.store or spec.output} (--rebuild builds it again)"
+        report, outcome = model.report, f"nothing to do: version {model.report.version} of {spec.entry_name}"
+        done = f"{outcome} is what this would build, and is in {spec.store or spec.output} (--rebuild builds it again)"
     else:
         report = _built(spec, options.verbose)
-        made = f"version {report.version} of {' and '.join(report.files)}"
-        done = f"published {made} in {spec.store or spec.output}"
+        outcome = f"version {report.version} of {' and '.join(report.files)}"
+        done = f"published {outcome} in {spec.store or spec.output}"
     if not options.json:
         screen_table(report.table())
     screen.print(f"  {done}", highlight=False, soft_wrap=True)
@@ -236,12 +236,12 @@ def _stage(name: str) -> Iterator[None]:
 def _library_output(shown: bool) -> Iterator[None]:
     """Send what libraries print, from Python or C++, to standard error, or nowhere: never to standard output."""
     sys.stdout.flush()
-    kept = os.dup(1)
+    duplicate = os.dup(1)
     try:
         with open(os.devnull, "w") as nowhere:
             os.dup2(2 if shown else nowhere.fileno(), 1)
             yield
     finally:
         sys.stdout.flush()
-        os.dup2(kept, 1)
-        os.close(kept)
+        os.dup2(duplicate, 1)
+        os.close(duplicate)

@@ -54,14 +54,14 @@ def _table(entries: Entries) -> Table:
     table = Table(title=str(home), title_justify="left")
     for column in ("", "kept", "MB", "last used", "saves, s"):
         table.add_column(column, justify="left" if column in ("", "last used") else "right")
-    found = defaultdict(list)
+    by_stage = defaultdict(list)
     for entry, used in entries.all():
-        found[entry.stage].append((entry, used))
-    for stage, kept in found.items():
-        last = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(used for _, used in kept)))
-        took = sum(entry.took for entry, _ in kept)
-        table.add_row(stage, str(len(kept)), _mb(sum(entry.size for entry, _ in kept)), last, f"{took:.0f}")
-    table.add_row("all stages", str(sum(map(len, found.values()))), _mb(_size(entries.blobs)), "", "", style="bold")
+        by_stage[entry.stage].append((entry, used))
+    for stage, stored in by_stage.items():
+        last = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(used for _, used in stored)))
+        took = sum(entry.took for entry, _ in stored)
+        table.add_row(stage, str(len(stored)), _mb(sum(entry.size for entry, _ in stored)), last, f"{took:.0f}")
+    table.add_row("all stages", str(sum(map(len, by_stage.values()))), _mb(_size(entries.blobs)), "", "", style="bold")
     for name, what in (("runtimes", "engines of releases"), ("measured", "measurements"), ("digests", "digests")):
         if (home / name).is_dir():
             table.add_row(what, str(len(list((home / name).iterdir()))), _mb(_size(home / name)), "", "")

@@ -55,8 +55,8 @@ def run(options: argparse.Namespace) -> int:
         screen.print(f"{name}: an interrupted build was undone", highlight=False)
     findings = lint(options.repository, options.triton, options.verify_key)
     if options.fix:
-        for said in fix(options.repository, findings):
-            screen.print(f"[green]✎[/] {escape(said)}", highlight=False, soft_wrap=True)
+        for line in fix(options.repository, findings):
+            screen.print(f"[green]✎[/] {escape(line)}", highlight=False, soft_wrap=True)
         findings = lint(options.repository, options.triton, options.verify_key)
     if options.format == TEXT:
         _show(options.repository, findings)
@@ -66,9 +66,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _show(repository: Path, findings: Sequence[Finding]) -> None:
-    for finding in sorted(findings, key=lambda found: found.severity):
-        place = finding.file if finding.line is None else f"{finding.file}:{finding.line}"
-        text = f"{MARKS[finding.severity]} {escape(str(finding))} [dim]({finding.code}, {escape(place)})[/]"
+    for finding in sorted(findings, key=lambda finding: finding.severity):
+        location = finding.file if finding.line is None else f"{finding.file}:{finding.line}"
+        text = f"{MARKS[finding.severity]} {escape(str(finding))} [dim]({finding.code}, {escape(location)})[/]"
         screen.print(text, highlight=False, soft_wrap=True)
     for name, verdict in verdicts(repository).items():
         screen.print(f"  {name}: {escape(verdict)}", highlight=False, soft_wrap=True)

@@ -88,8 +88,8 @@ def _show_pods(
         )
         return
     undivided = whole()
-    made, left = divided(undivided, pods, size)
-    console.print(_pods_table(f"{pods} pods that divide the models, with all requests for them", made))
+    filled, left = divided(undivided, pods, size)
+    console.print(_pods_table(f"{pods} pods that divide the models, with all requests for them", filled))
     needed = pods_needed(undivided, size)
     if left:
         names = ", ".join(one.name for one in left)

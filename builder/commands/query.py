@@ -74,7 +74,7 @@ def _requests(options: argparse.Namespace, required: list[str]) -> Iterator[dict
 
 
 def _key_value(item: str) -> tuple[str, Any]:
-    key, found, value = item.partition("=")
-    if not found:
+    key, separator, value = item.partition("=")
+    if not separator:
         raise SpecError(f"{item!r} is not KEY=VALUE")
     return key, json.loads(value) if value.startswith("[") else value

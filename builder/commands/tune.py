@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     with served(version, None) as url:
         samples = model_samples(url, options.name, options.samples)
     conditions = Conditions(samples, levels, options.seconds, options.p99_ms)
-    found = search(
+    result = search(
         space,
         choices(read_settings(version), cores, space),
         options.trials,
@@ -80,25 +80,25 @@ def run(options: argparse.Namespace) -> int:
         options.repeats,
         lambda text: screen.print(f"  {escape(text)}", highlight=False, soft_wrap=True),
     )
-    _keep(options, found, cores)
+    _keep(options, result, cores)
     return 0
 
 
-def _keep(options: argparse.Namespace, found: Finding, cores: int) -> None:
+def _keep(options: argparse.Namespace, result: Finding, cores: int) -> None:
     """Publish and write the winner, or say that there is none."""
     console = Console()
-    if found.settings is None:
-        console.print(f"{options.name} stays as it is: {found.reason}", highlight=False, soft_wrap=True)
+    if result.settings is None:
+        console.print(f"{options.name} stays as it is: {result.reason}", highlight=False, soft_wrap=True)
         return
     today = datetime.now(UTC).date().isoformat()
-    reason = f"build-repo tune, {today}, {cores} cores of {cpu()['model']}: {found.reason}"
-    console.print(f"{options.name}: {found.reason}", highlight=False, soft_wrap=True)
-    number = publish_settings(options.repository, options.name, found.settings, reason)
-    console.print(f"version {number} of {options.name} has {_yaml(found)}", highlight=False, soft_wrap=True)
+    reason = f"build-repo tune, {today}, {cores} cores of {cpu()['model']}: {result.reason}"
+    console.print(f"{options.name}: {result.reason}", highlight=False, soft_wrap=True)
+    number = publish_settings(options.repository, options.name, result.settings, reason)
+    console.print(f"version {number} of {options.name} has {_yaml(result)}", highlight=False, soft_wrap=True)
     if options.models is not None:
-        write_settings(options.models, options.name, found.settings, reason)
+        write_settings(options.models, options.name, result.settings, reason)
         console.print(f"written into {options.models}", highlight=False)
 
 
-def _yaml(found: Finding) -> str:
-    return ", ".join(f"{key}: {value}" for key, value in (found.settings or {}).items())
+def _yaml(result: Finding) -> str:
+    return ", ".join(f"{key}: {value}" for key, value in (result.settings or {}).items())

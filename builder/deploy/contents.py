@@ -26,18 +26,18 @@ def contents(repository: str, wanted: Sequence[str] = ()) -> tuple[Model, ...]:
 
     Raises SpecError and RepositoryError.
     """
-    asked = dict(named_version(text) for text in wanted)
+    versions = dict(named_version(text) for text in wanted)
     if not is_store(repository):
-        return _of_folder(Path(repository), asked)
-    with tempfile.TemporaryDirectory(prefix="outline-") as place:
-        outline(open_store(repository), asked, Path(place))
-        return _of_folder(Path(place), {}, repository)
+        return _of_folder(Path(repository), versions)
+    with tempfile.TemporaryDirectory(prefix="outline-") as folder:
+        outline(open_store(repository), versions, Path(folder))
+        return _of_folder(Path(folder), {}, repository)
 
 
-def outline(store: Store, asked: dict[str, int | None], folder: Path) -> None:
-    """Write to `folder` what says what the versions of a store are: the newest of each model, or those `asked` for."""
-    for name in asked or store.models():
-        manifest = store.manifest(name, asked.get(name))
+def outline(store: Store, versions: dict[str, int | None], folder: Path) -> None:
+    """Write to `folder` what says what the versions of a store are: the newest of each model, or the `versions`."""
+    for name in versions or store.models():
+        manifest = store.manifest(name, versions.get(name))
         for path, blob in manifest.files.items():
             entry, *_, file = PurePosixPath(path).parts
             if file not in OUTLINE or path != f"{entry}/{manifest.version}/{file}":
@@ -49,15 +49,15 @@ def outline(store: Store, asked: dict[str, int | None], folder: Path) -> None:
                 (folder / entry / file).write_bytes(target.read_bytes())
 
 
-def _of_folder(folder: Path, asked: dict[str, int | None], said: str = "") -> tuple[Model, ...]:
+def _of_folder(folder: Path, versions: dict[str, int | None], origin: str = "") -> tuple[Model, ...]:
     fronts = [path.parent.name for path in sorted(folder.glob(f"*/{REPORT}")) if is_front(path.parent)]
-    missing = sorted(set(asked) - set(fronts))
+    missing = sorted(set(versions) - set(fronts))
     if missing or not fronts:
         there = ", ".join(fronts) or "no model that was built"
-        raise RepositoryError(f"{said or folder} has no {missing[0] if missing else 'model'}; it has {there}")
-    models = tuple(_model(folder, name) for name in fronts if not asked or name in asked)
+        raise RepositoryError(f"{origin or folder} has no {missing[0] if missing else 'model'}; it has {there}")
+    models = tuple(_model(folder, name) for name in fronts if not versions or name in versions)
     for model in models:
-        wanted = asked.get(model.name)
+        wanted = versions.get(model.name)
         if wanted not in (None, model.version):
             raise RepositoryError(
                 f"{folder} serves version {model.version} of {model.name}, not {wanted}; "

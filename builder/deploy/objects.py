@@ -16,7 +16,7 @@ PICKER_PORT = 9002  # of the endpoint picker's service, as its chart has it
 
 def objects(deployment: Deployment) -> dict[str, Document]:
     """By the name of a file each."""
-    found = {
+    documents = {
         "deployment": workload(deployment),
         "service": _service(deployment),
         "disruption-budget": disruption_budget(deployment),
@@ -24,13 +24,13 @@ def objects(deployment: Deployment) -> dict[str, Document]:
         **trusted(deployment),
     }
     if deployment.monitored:
-        found["pod-monitor"] = _pod_monitor(deployment)
+        documents["pod-monitor"] = _pod_monitor(deployment)
     if deployment.scaling is not None:
         spec = scaled_object(deployment, deployment.scaling)
-        found["scaled-object"] = document(deployment, "keda.sh/v1alpha1", "ScaledObject", spec)
+        documents["scaled-object"] = document(deployment, "keda.sh/v1alpha1", "ScaledObject", spec)
     if deployment.pooled:
-        found["inference-pool"] = _inference_pool(deployment)
-    return found
+        documents["inference-pool"] = _inference_pool(deployment)
+    return documents
 
 
 def document(deployment: Deployment, version: str, kind: str, spec: Document) -> Document:

@@ -198,14 +198,14 @@ def gateway(deployment: Deployment) -> Document:
 def volumes(deployment: Deployment) -> list[Document]:
     """/dev/shm of the plan's size, /tmp, and where models are pulled to and engines are kept."""
     shm = {"medium": "Memory", "sizeLimit": deployment.size.shm}
-    kept = [*(["models"] if deployment.stored else []), *(["engines"] if deployment.on_gpu else [])]
-    found: list[Document] = [
+    claims = [*(["models"] if deployment.stored else []), *(["engines"] if deployment.on_gpu else [])]
+    entries: list[Document] = [
         {"name": "shm", "emptyDir": shm},
-        *({"name": name, "emptyDir": {}} for name in ("tmp", *kept)),
+        *({"name": name, "emptyDir": {}} for name in ("tmp", *claims)),
     ]
     if deployment.trusted is not None:
-        found.append({"name": "trusted", "configMap": {"name": trusted_name(deployment)}})
-    return found
+        entries.append({"name": "trusted", "configMap": {"name": trusted_name(deployment)}})
+    return entries
 
 
 def trusted_name(deployment: Deployment) -> str:

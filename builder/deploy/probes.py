@@ -29,8 +29,8 @@ def ready_probe(probed: Sequence[str]) -> dict[str, Any]:
     """All models that load are there; where some are named, those say so themselves too."""
     if not probed:
         return {"httpGet": {"path": "/v2/health/ready", "port": "http"}}
-    asked = [f"{ADDRESS}/health/ready", *(f"{ADDRESS}/models/{name}/ready" for name in probed)]
-    return {"exec": {"command": ["curl", "--fail", "--silent", "--fail-early", *asked]}}
+    urls = [f"{ADDRESS}/health/ready", *(f"{ADDRESS}/models/{name}/ready" for name in probed)]
+    return {"exec": {"command": ["curl", "--fail", "--silent", "--fail-early", *urls]}}
 
 
 def live_probe(deployment: Deployment) -> dict[str, Any]:

@@ -23,15 +23,15 @@ def queries(deployment: Deployment, pods: str, with_gateway: bool = True) -> dic
     """
     of = f'namespace="{deployment.namespace}", pod=~"{pods}-.*"'
     batched = "|".join(re.escape(model.name) for model in deployment.models if not model.generates)
-    found = {}
+    by_name = {}
     if batched:  # of the fronts: their engines answer them alone
         of_fronts = f'{of}, model=~"{batched}"'.replace("\\", "\\\\")
-        found["batcher"] = _mean(
+        by_name["batcher"] = _mean(
             "nv_inference_queue_duration_us", "nv_inference_request_success", of_fronts, "model", "/ 1000"
         )
     if any(model.generates for model in deployment.models):
-        found["decode-loop"] = _of_the_gateway(of) if with_gateway else _of_the_loops(of)
-    return found
+        by_name["decode-loop"] = _of_the_gateway(of) if with_gateway else _of_the_loops(of)
+    return by_name
 
 
 def _of_the_gateway(of: str) -> str:

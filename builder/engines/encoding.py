@@ -106,8 +106,8 @@ class EncodingEngine(ABC):
 
 def encoding_engine(name: str) -> EncodingEngine:
     """The engine `name`."""
-    made: EncodingEngine = importlib.import_module(f"builder.engines.{name}.{ROOM}").Encoding()
-    return made
+    engine: EncodingEngine = importlib.import_module(f"builder.engines.{name}.{ROOM}").Encoding()
+    return engine
 
 
 def all_variants() -> tuple[Variant, ...]:

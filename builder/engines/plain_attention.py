@@ -24,21 +24,21 @@ def spell_out_attention(graph: Graph, folder: Path) -> Graph:
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
         if node.op_type == "MultiHeadAttention":
-            nodes.extend(_attention(model.graph, node, {output for made in nodes for output in made.output}))
+            nodes.extend(_attention(model.graph, node, {output for other in nodes for output in other.output}))
         elif node.domain in ("", "ai.onnx"):
             nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
         else:
             raise ExportError(f"{node.domain} {node.op_type} has no standard form here; use --engine onnxruntime")
     del model.graph.node[:]
     model.graph.node.extend(nodes)
-    kept = [entry for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    opsets = [entry for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
     del model.opset_import[:]
-    model.opset_import.extend(kept)
+    model.opset_import.extend(opsets)
     return save_graph(model, folder / "plain" / graph.path.name)
 
 
-def _attention(graph: onnx.GraphProto, node: onnx.NodeProto, made: set[str]) -> list[onnx.NodeProto]:
-    """softmax(query key^T * scale + mask + bias) value. `made`: tensors that earlier nodes make."""
+def _attention(graph: onnx.GraphProto, node: onnx.NodeProto, produced: set[str]) -> list[onnx.NodeProto]:
+    """softmax(query key^T * scale + mask + bias) value. `produced`: tensors that earlier nodes make."""
     query, key, value = node.input[:3]
     padding, bias = ([*node.input[4:6], "", ""])[:2]
     attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
@@ -54,7 +54,7 @@ def _attention(graph: onnx.GraphProto, node: onnx.NodeProto, made: set[str]) -> 
     nodes.append(helper.make_node("MatMul", [f"{out}.q", f"{out}.k"], [f"{out}.products"]))
     nodes.append(helper.make_node("Mul", [f"{out}.products", f"scale.{attributes['scale']}"], [f"{out}.scores"]))
     scores = f"{out}.scores"
-    if padding and f"{padding}.added" not in made:
+    if padding and f"{padding}.added" not in produced:
         _constant(graph, "mask.axes", np.array([1, 2], np.int64))
         _constant(graph, "mask.one", np.array(1, np.float32))
         _constant(graph, "mask.value", np.array(MASKED, np.float32))
@@ -62,9 +62,9 @@ def _attention(graph: onnx.GraphProto, node: onnx.NodeProto, made: set[str]) -> 
         nodes.append(helper.make_node("Sub", ["mask.one", f"{padding}.real"], [f"{padding}.absent"]))
         nodes.append(helper.make_node("Mul", [f"{padding}.absent", "mask.value"], [f"{padding}.rows"]))
         nodes.append(helper.make_node("Unsqueeze", [f"{padding}.rows", "mask.axes"], [f"{padding}.added"]))
-    for place, term in enumerate([f"{padding}.added"] * bool(padding) + [bias] * bool(bias)):
-        nodes.append(helper.make_node("Add", [scores, term], [f"{out}.scores.{place}"]))
-        scores = f"{out}.scores.{place}"
+    for index, term in enumerate([f"{padding}.added"] * bool(padding) + [bias] * bool(bias)):
+        nodes.append(helper.make_node("Add", [scores, term], [f"{out}.scores.{index}"]))
+        scores = f"{out}.scores.{index}"
     nodes.append(helper.make_node("Softmax", [scores], [f"{out}.weights"], axis=-1))
     nodes.append(helper.make_node("MatMul", [f"{out}.weights", f"{out}.v"], [f"{out}.mixed"]))
     nodes.append(helper.make_node("Transpose", [f"{out}.mixed"], [f"{out}.rows"], perm=(0, 2, 1, 3)))

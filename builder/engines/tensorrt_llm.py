@@ -42,22 +42,24 @@ INPUTS = (
 OUTPUTS = (Field("text_output", "TYPE_STRING", (-1,)), *(Field(n, kind, (-1,)) for n, kind in _RETURNED.items()))
 
 
-def model_document(options: TensorRTLLM, asked: WholeCheckpoint, model: str, revision: str | None) -> dict[str, Any]:
+def model_document(
+    options: TensorRTLLM, checkpoint: WholeCheckpoint, model: str, revision: str | None
+) -> dict[str, Any]:
     """What model.yaml says: arguments of tensorrt_llm.LLM, and Triton's own. Raises SpecError for an older release."""
-    if version_tuple(asked.triton) < version_tuple(SINCE):
+    if version_tuple(checkpoint.triton) < version_tuple(SINCE):
         raise SpecError(
             f"--engine {NAME} needs --triton {SINCE} or later: before, TensorRT-LLM had no Triton model that takes a "
             "checkpoint as it is"
         )
     optional = {
         "revision": revision,
-        "max_seq_len": asked.max_length,
-        "max_batch_size": asked.slots,
+        "max_seq_len": checkpoint.max_length,
+        "max_batch_size": checkpoint.slots,
     }
     return {
         "model": model,
         "backend": "pytorch",
-        "dtype": DTYPES[asked.precision],
+        "dtype": DTYPES[checkpoint.precision],
         "tensor_parallel_size": options.tensor_parallel_size,
         "pipeline_parallel_size": options.pipeline_parallel_size,
         "kv_cache_config": {"free_gpu_memory_fraction": options.free_gpu_memory_fraction},

@@ -32,25 +32,25 @@ INPUTS = (
 OUTPUTS = (Field("text_output", "TYPE_STRING", (-1,)),)
 
 
-def engine_arguments(options: VLLM, asked: WholeCheckpoint, model: str, revision: str | None) -> dict[str, Any]:
+def engine_arguments(options: VLLM, checkpoint: WholeCheckpoint, model: str, revision: str | None) -> dict[str, Any]:
     """What model.json says. Raises SpecError for an argument that the vLLM of the release does not have.
 
     `asked.slots`, as max_num_seqs, is vLLM's to choose by the card's memory where it is None.
     """
-    _refuse_unknown(options.arguments, asked.triton)
+    _refuse_unknown(options.arguments, checkpoint.triton)
     arguments: dict[str, Any] = {
         "model": model,
-        "dtype": DTYPES[asked.precision],
+        "dtype": DTYPES[checkpoint.precision],
         "tensor_parallel_size": options.tensor_parallel_size,
         "pipeline_parallel_size": options.pipeline_parallel_size,
         "gpu_memory_utilization": options.gpu_memory_utilization,
     }
     optional = {
-        "max_num_seqs": asked.slots,
+        "max_num_seqs": checkpoint.slots,
         "revision": revision,
         "tokenizer_revision": revision,
-        "max_model_len": asked.max_length,
-        "quantization": "fp8" if asked.precision == "fp8" else None,
+        "max_model_len": checkpoint.max_length,
+        "quantization": "fp8" if checkpoint.precision == "fp8" else None,
     }
     arguments.update({name: value for name, value in optional.items() if value is not None})
     return {**arguments, **options.arguments}

@@ -69,8 +69,8 @@ def task_graph(checkpoint: Checkpoint) -> TaskGraph:
 def graph_inputs(checkpoint: Checkpoint) -> tuple[str, ...]:
     """What the tokeniser makes and the model takes, then the task's own inputs."""
     accepted = inspect.signature(checkpoint.model.forward).parameters
-    made = checkpoint.tokenizer.model_input_names
-    names = [name for name in TOKENIZER_INPUTS if name in accepted and name in made]
+    produced = checkpoint.tokenizer.model_input_names
+    names = [name for name in TOKENIZER_INPUTS if name in accepted and name in produced]
     return (*names, *encoder_task(checkpoint.task).extra_inputs)
 
 

@@ -91,9 +91,9 @@ def _drop_flattening(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto
         projection.product.input[0] = before.input[0]
         for node in after:
             for reader in readers[node.output[0]]:
-                for place, name in enumerate(reader.input):
+                for index, name in enumerate(reader.input):
                     if name == node.output[0]:
-                        reader.input[place] = projection.output
+                        reader.input[index] = projection.output
 
 
 def _merge(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto]) -> None:
@@ -121,10 +121,10 @@ def _merge(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto]) -> None
         split = [nodes[-1].output[0], f"{name}.sizes"]
         nodes.append(helper.make_node("Split", split, [p.output for p in group], name=f"{name}.split", axis=-1))
         gone = {node.output[0] for p in group for node in (p.product, p.bias) if node is not None}
-        place = next(i for i, node in enumerate(graph.node) if node.output[0] in gone)
-        kept = [*graph.node[:place], *nodes, *graph.node[place:]]
+        first = next(i for i, node in enumerate(graph.node) if node.output[0] in gone)
+        rest = [*graph.node[:first], *nodes, *graph.node[first:]]
         del graph.node[:]
-        graph.node.extend(node for node in kept if node.name == f"{name}.split" or node.output[0] not in gone)
+        graph.node.extend(node for node in rest if node.name == f"{name}.split" or node.output[0] not in gone)
 
 
 def _rewrite_reciprocals(graph: onnx.GraphProto) -> None:
@@ -133,12 +133,12 @@ def _rewrite_reciprocals(graph: onnx.GraphProto) -> None:
     for node in graph.node:
         if node.op_type != "Mul":
             continue
-        for place in (0, 1):
-            inverse = producers.get(node.input[place])
+        for operand in (0, 1):
+            inverse = producers.get(node.input[operand])
             root = producers.get(inverse.input[0]) if inverse is not None and inverse.op_type == "Reciprocal" else None
             if inverse is not None and root is not None and root.op_type == "Sqrt":
                 divided = helper.make_node(
-                    "Div", [node.input[1 - place], inverse.input[0]], node.output, name=node.name
+                    "Div", [node.input[1 - operand], inverse.input[0]], node.output, name=node.name
                 )
                 node.CopyFrom(divided)
                 break
@@ -158,15 +158,15 @@ def _pack_queries(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto]) 
 def _projections(
     graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto], readers: dict[str, list[onnx.NodeProto]]
 ) -> list[Projection]:
-    found = []
+    projections = []
     for node in graph.node:
         if node.op_type != "MatMul" or node.input[1] not in weights or len(weights[node.input[1]].dims) != 2:
             continue
         (reader,) = readers[node.output[0]] if len(readers[node.output[0]]) == 1 else (None,)
         projection = Projection(node, reader)
         biased = reader is not None and reader.op_type == "Add" and _bias(projection, weights) in weights
-        found.append(projection if biased else Projection(node, None))
-    return found
+        projections.append(projection if biased else Projection(node, None))
+    return projections
 
 
 def _bias(projection: Projection, weights: dict[str, onnx.TensorProto]) -> str:

@@ -33,8 +33,8 @@ class Rows:
         A row is the same in whatever batch. What the tokeniser does not make are positions, (rows, MASKS).
         """
         generators = [np.random.default_rng([seed, row]) for row in range(len(lengths))]
-        made = [self._row(length, generator) for length, generator in zip(lengths, generators, strict=True)]
-        return {name: self._padded(name, [row[name] for row in made]) for name in names}
+        rows = [self._row(length, generator) for length, generator in zip(lengths, generators, strict=True)]
+        return {name: self._padded(name, [row[name] for row in rows]) for name in names}
 
     def _padded(self, name: str, rows: Sequence[np.ndarray]) -> np.ndarray:
         longest, value = max(map(len, rows)), self.pad if name == "input_ids" else 0

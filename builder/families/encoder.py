@@ -107,9 +107,9 @@ def begin(
         "serving.tool_parser": spec.serving.tool_parser,
         "serving.batch_dimension": spec.serving.batch_dimension or None,
     }
-    given = [name for name, value in generating.items() if value is not None]
-    if given:
-        raise SpecError(f"{given[0]} is for models that generate; {checkpoint.task.name} does not")
+    stated = [name for name, value in generating.items() if value is not None]
+    if stated:
+        raise SpecError(f"{stated[0]} is for models that generate; {checkpoint.task.name} does not")
     refuse_without_process(spec.layout, "executor" in spec.model_fields_set)
     _refuse_composed(checkpoint)
     return Encoder(spec, checkpoint, folder, tuple(requested_variants(spec, cpu()["flags"])))
@@ -171,7 +171,7 @@ class Encoder:
         rungs = EncoderRungs(evaluator, maker, pytorch, verified, threshold, known, self._prefix(exact.rung))
         climbed = climb(rungs, self.variants, stage)
         chosen = climbed.chosen
-        quantised = rungs.made(chosen.option, chosen.left_alone)
+        quantised = rungs.variant(chosen.option, chosen.left_alone)
         if spec.target != "cpu":
             weights = f"the weights of {spec.instances} instances"
             refuse_size(spec.gpu, quantised.graph.size * spec.instances, weights, "use fewer --instances")
@@ -225,12 +225,12 @@ class Encoder:
     def comparison(self, chosen: Chosen) -> Comparison:
         """The fused graph number by number and as it is served; then the variant by its quality."""
         exact = chosen.exact
-        kept = exact.evaluator.kept(chosen.climbed.chosen.rung)
+        quality = exact.evaluator.relative_quality(chosen.climbed.chosen.rung)
         return Comparison(
             (
                 Bound("the error of the fused graph", _error(exact.rung), at_most=TOLERANCE),
                 Bound("the error of the answers in fp32", exact.quality.error, at_most=SERVED_TOLERANCE),
-                Bound(f"the {exact.evaluator.metric}", kept, at_least=chosen.threshold - ROUNDING),
+                Bound(f"the {exact.evaluator.metric}", quality, at_least=chosen.threshold - ROUNDING),
             )
         )
 

@@ -56,7 +56,7 @@ def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: s
 
     `of_the_family`: what this one refuses beyond that, and whether it was given.
     """
-    given = {
+    stated = {
         "--pooling": spec.pooling is not None,
         "--truncate": spec.truncate,
         "--instances (use --slots)": spec.instances > 1,
@@ -75,7 +75,7 @@ def refuse_options(spec: BuildSpec, of_the_family: Mapping[str, bool], family: s
         "serving.preferred_batch_sizes": bool(spec.serving.preferred_batch_sizes),
         "serving.priority_levels": spec.serving.priority_levels > 0,
     }
-    unusable = [name for name, used in given.items() if used]
+    unusable = [name for name, used in stated.items() if used]
     if unusable:
         raise SpecError(f"{', '.join(unusable)}: {family} does not have that; build without it")
 

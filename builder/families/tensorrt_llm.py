@@ -19,15 +19,15 @@ from builder.verify.verdict import Unverified
 def hand_over(
     options: LayoutOptions,
     tensorrt_llm: TensorRTLLM,
-    asked: WholeCheckpoint,
+    whole: WholeCheckpoint,
     checkpoint: CheckpointFiles,
     about: Mapping[str, Any],
 ) -> Unverified:
     """The one entry that runs in the trtllm container; `about`: what its report begins with. Raises SpecError."""
     model, files = place_checkpoint(options.name, tensorrt_llm.models_folder, checkpoint)
-    document = model_document(tensorrt_llm, asked, model, checkpoint.revision)
+    document = model_document(tensorrt_llm, whole, model, checkpoint.revision)
     files[f"1/{MODEL_FILE}"] = yaml.safe_dump(document, sort_keys=False).encode()
     files["1/model.py"] = RUNTIME / RUNTIME_FILES[NAME]["model.py"]
     group = InstanceGroup(1)  # as in its template: where it runs is TensorRT-LLM's to say
     entry = front(options.name, "python", group, (INPUTS, OUTPUTS), options.serving, files)
-    return unverified(about, NAME, checkpoint, f"{DTYPES[asked.precision]} TensorRT-LLM", entry)
+    return unverified(about, NAME, checkpoint, f"{DTYPES[whole.precision]} TensorRT-LLM", entry)

@@ -15,12 +15,12 @@ from builder.verify.verdict import Unverified
 
 
 def hand_over(
-    options: LayoutOptions, vllm: VLLM, asked: WholeCheckpoint, checkpoint: CheckpointFiles, about: Mapping[str, Any]
+    options: LayoutOptions, vllm: VLLM, whole: WholeCheckpoint, checkpoint: CheckpointFiles, about: Mapping[str, Any]
 ) -> Unverified:
     """The one entry that Triton's vLLM backend takes; `about`: what its report begins with. Raises SpecError."""
     model, files = place_checkpoint(options.name, vllm.models_folder, checkpoint)
-    arguments = engine_arguments(vllm, asked, model, checkpoint.revision)
+    arguments = engine_arguments(vllm, whole, model, checkpoint.revision)
     files[f"1/{MODEL_FILE}"] = json.dumps(arguments, indent=1).encode()
     group = InstanceGroup(1, "KIND_MODEL")  # where it runs is vLLM's to say
     entry = front(options.name, BACKEND, group, (INPUTS, OUTPUTS), options.serving, files)
-    return unverified(about, BACKEND, checkpoint, f"{DTYPES[asked.precision]} vLLM", entry)
+    return unverified(about, BACKEND, checkpoint, f"{DTYPES[whole.precision]} vLLM", entry)

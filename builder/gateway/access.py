@@ -28,17 +28,17 @@ def read_keys(file: Path | None, environment: str) -> tuple[tuple[str, str], ...
     except (OSError, UnicodeDecodeError) as error:
         raise SpecError(f"the keys in {file} cannot be read: {error}") from error
     entries = [line.strip() for line in (*text.splitlines(), *environment.split(","))]
-    found = []
+    keys = []
     for number, entry in enumerate(entry for entry in entries if entry and not entry.startswith("#")):
         name, colon, secret = entry.partition(":")
         if not colon or not name.strip() or not secret.strip():
             raise SpecError(f"key {number + 1} is not NAME:SECRET; write one a line")
-        found.append((name.strip(), secret.strip()))
-    if file is not None and not found:
+        keys.append((name.strip(), secret.strip()))
+    if file is not None and not keys:
         raise SpecError(f"{file} holds no keys; write NAME:SECRET, one a line")
-    if len({name for name, _ in found}) < len(found):
+    if len({name for name, _ in keys}) < len(keys):
         raise SpecError("two keys have the same name; a name says whose requests are whose")
-    return tuple(found)
+    return tuple(keys)
 
 
 class Keys:
@@ -52,15 +52,15 @@ class Keys:
         if not self.digests:
             return NOBODY
         scheme, _, secret = authorization.partition(" ")
-        given, found = _digest(secret.strip()), None
+        presented, match = _digest(secret.strip()), None
         for name, digest in self.digests:
-            if hmac.compare_digest(given, digest):
-                found = name
-        if found is None or scheme.lower() != "bearer":
+            if hmac.compare_digest(presented, digest):
+                match = name
+        if match is None or scheme.lower() != "bearer":
             raise ApiError(
                 401, "no key, or one that is not known; send Authorization: Bearer KEY", code="invalid_api_key"
             )
-        return found
+        return match
 
 
 def _digest(secret: str) -> bytes:
@@ -124,13 +124,13 @@ class Access:
                 self.tokens.spend(facts.key, facts.prompt_tokens + facts.completion_tokens)
 
     def _admit(self, scope: Scope, facts: Facts) -> None:
-        given = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+        header = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
         if scope["path"].startswith(ADMIN):
             if self.admin is None:
                 raise ApiError(403, "this gateway takes no orders; start it with --admin-key FILE", code="no_admin_key")
-            facts.key = self.admin.name(given)
+            facts.key = self.admin.name(header)
             return
-        facts.key = self.keys.name(given)
+        facts.key = self.keys.name(header)
         for allowance in filter(None, (self.requests, self.tokens)):
             allowance.refuse(facts.key)
         if self.requests:

@@ -123,10 +123,10 @@ async def metrics_text(call: Call) -> Plain:
 
 async def either_rerank(call: Call) -> Any:
     """POST /rerank: TEI's where there are texts, Jina's and Cohere's where there are documents."""
-    given = call.body.model_extra
-    if "texts" in given:
-        return await tei.rank(replace(call, body=checked(tei.RerankBody, given)))
-    return await rerank.rerank(replace(call, body=checked(rerank.Body, given)))
+    fields = call.body.model_extra
+    if "texts" in fields:
+        return await tei.rank(replace(call, body=checked(tei.RerankBody, fields)))
+    return await rerank.rerank(replace(call, body=checked(rerank.Body, fields)))
 
 
 async def openapi(call: Call) -> dict[str, Any]:

@@ -183,6 +183,8 @@ def _is_fault(error: ApiError) -> bool:
 
 
 def _quantiles(times: Sequence[float] | deque[float]) -> dict[str, float | None]:
-    found = sorted(times)
+    ordered = sorted(times)
     shares = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
-    return {name: round(1000 * found[int(q * (len(found) - 1))], 3) if found else None for name, q in shares.items()}
+    return {
+        name: round(1000 * ordered[int(q * (len(ordered) - 1))], 3) if ordered else None for name, q in shares.items()
+    }

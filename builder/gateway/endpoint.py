@@ -126,9 +126,9 @@ def _metadata(scope: Scope) -> tuple[tuple[str, str], ...]:
 
 def _refuse_media_type(scope: Scope) -> None:
     """JSON alone: what a page of another origin can send without being asked for leave is of another type."""
-    given = dict(scope["headers"]).get(b"content-type", b"").decode("latin-1").split(";")[0].strip().lower()
-    if given != "application/json":
-        raise ApiError(415, f"content-type is {given or 'missing'}; send JSON as application/json")
+    media_type = dict(scope["headers"]).get(b"content-type", b"").decode("latin-1").split(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise ApiError(415, f"content-type is {media_type or 'missing'}; send JSON as application/json")
 
 
 async def _read_body(scope: Scope, receive: Receive, limit: int, timeout_s: float) -> bytes:
@@ -168,6 +168,6 @@ def checked(schema: type[BaseModel], value: Any) -> BaseModel:
         return schema.model_validate(value)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = [str(part) for part in first["loc"]]
-        name = place[0] if place else "body"
-        raise bad_field(name, f"{'.'.join(place) or 'body'}: {first['msg']}") from error
+        location = [str(part) for part in first["loc"]]
+        name = location[0] if location else "body"
+        raise bad_field(name, f"{'.'.join(location) or 'body'}: {first['msg']}") from error

@@ -63,9 +63,9 @@ class Journal:
 
 def _facts(scope: Scope) -> Facts:
     facts = Facts(method=scope["method"], path=scope["path"], client=(scope.get("client") or ("",))[0])
-    given = dict(scope["headers"]).get(b"x-request-id", b"")
-    if REQUEST_ID.fullmatch(given):
-        facts.id = given.decode()
+    request_id = dict(scope["headers"]).get(b"x-request-id", b"")
+    if REQUEST_ID.fullmatch(request_id):
+        facts.id = request_id.decode()
     return facts
 
 

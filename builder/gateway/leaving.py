@@ -37,12 +37,12 @@ class Leaving:
                 code="queue_full",
                 retry_after=1,
             )
-        asked = asyncio.ensure_future(call)
+        running = asyncio.ensure_future(call)
         try:
-            return await asyncio.shield(asked)
+            return await asyncio.shield(running)
         except asyncio.CancelledError:
-            if not asked.done():
-                self.end(self._end(model, asked))
+            if not running.done():
+                self.end(self._end(model, running))
             raise
 
     def end(self, work: Coroutine[Any, Any, None]) -> None:
@@ -51,13 +51,13 @@ class Leaving:
         self.ends.add(task)
         task.add_done_callback(self.ends.discard)
 
-    async def _end(self, model: str, asked: asyncio.Future[Any]) -> None:
+    async def _end(self, model: str, running: asyncio.Future[Any]) -> None:
         self.left[model] += 1
         try:
             self.known = self.known or await self.version()
             if version_tuple(self.known) >= TAKES_CANCELLING:
-                asked.cancel()
+                running.cancel()
             with contextlib.suppress(Exception, asyncio.CancelledError):
-                await asked
+                await running
         finally:
             self.left[model] -= 1

@@ -48,8 +48,8 @@ class Model:
     @cached_property
     def labels(self) -> list[str]:
         """The labels of a classifier, in the order of its outputs; none where it has none."""
-        found = json.loads(self.parameters.get("labels", "[]"))
-        return [str(label) for label in found]
+        labels = json.loads(self.parameters.get("labels", "[]"))
+        return [str(label) for label in labels]
 
     @cached_property
     def languages(self) -> list[str]:
@@ -60,10 +60,10 @@ class Model:
     def report(self) -> dict[str, Any] | None:
         """What its build measured (builder/report/summary.py); None of a model that does not say it."""
         try:
-            found = json.loads(self.parameters["report"])
+            report = json.loads(self.parameters["report"])
         except (KeyError, ValueError, RecursionError):
             return None
-        return found if isinstance(found, dict) else None
+        return report if isinstance(report, dict) else None
 
     @property
     def chats(self) -> bool:
@@ -149,8 +149,8 @@ class Catalogue:
         await self.get(of)
         if name not in self.candidates:
             await asyncio.shield(self._refresh())
-        found = self.candidates.get(name)
-        if found is None or found.parameters[CANDIDATE_OF] != of:
+        candidate = self.candidates.get(name)
+        if candidate is None or candidate.parameters[CANDIDATE_OF] != of:
             raise ApiError(404, f"{name} is no candidate for the place of {of}", param="candidate")
 
     async def _look(self, old_s: float) -> None:
@@ -166,7 +166,7 @@ class Catalogue:
     async def _read(self) -> None:
         ready = await self.server.index()
         configs = await asyncio.gather(*(self.server.config(*entry) for entry in ready), return_exceptions=True)
-        found: dict[str, Model] = {}
+        models: dict[str, Model] = {}
         candidates: dict[str, Model] = {}
         for (name, version), config in zip(ready, configs, strict=True):
             if isinstance(config, ApiError):  # unloaded since
@@ -175,11 +175,11 @@ class Catalogue:
                 raise config
             model = read_model(config, version)
             if model is not None:
-                (candidates if CANDIDATE_OF in model.parameters else found)[name] = model
-        fronts = [found.pop(name) for name in list(found) if found[name].is_shared_front]
+                (candidates if CANDIDATE_OF in model.parameters else models)[name] = model
+        fronts = [models.pop(name) for name in list(models) if models[name].is_shared_front]
         for front in fronts:
-            found = {**await self._hosted(front), **found}
-        self.models, self.candidates, self.read_at = found, candidates, time.monotonic()
+            models = {**await self._hosted(front), **models}
+        self.models, self.candidates, self.read_at = models, candidates, time.monotonic()
 
     async def _hosted(self, front: Model) -> dict[str, Model]:
         """The models of a shared front; those of before where it said the same, none where it is gone."""
@@ -200,13 +200,13 @@ async def one_of(models: Models, what: str, fits: Callable[[Model], bool], name:
         if not fits(model):
             raise ApiError(400, f"{name} is a model for {model.task}; expected one {what}", param="model")
         return model
-    found = [model for model in await models.all() if fits(model)]
-    if len(found) != 1:
-        names = listed([model.name for model in found])
+    fitting = [model for model in await models.all() if fits(model)]
+    if len(fitting) != 1:
+        names = listed([model.name for model in fitting])
         raise ApiError(
             400, f"name the model in `model`: of those {what} there are: {names}", param="model", code="no_model"
         )
-    return found[0]
+    return fitting[0]
 
 
 def unknown(name: str, known: Sequence[str]) -> ApiError:

@@ -28,9 +28,9 @@ async def ask_rows(call: Call, model: Model, rows: Sequence[Row], options: Mappi
     requests = [(first, _request(call, model, part, options)) for first, part in _parts(rows, max(1, model.batch))]
     calls = [_ask(call, request, first, len(requests)) for first, request in requests]
     answers = await _all(calls)
-    found = [row for answer in answers for row in _rows(answer)]
-    call.facts.prompt_tokens += sum(int(row[TOKENS][0]) for row in found if TOKENS in row)
-    return found
+    answered = [row for answer in answers for row in _rows(answer)]
+    call.facts.prompt_tokens += sum(int(row[TOKENS][0]) for row in answered if TOKENS in row)
+    return answered
 
 
 async def _all(calls: Sequence[Any]) -> list[Outputs]:
@@ -77,8 +77,8 @@ def _request(call: Call, model: Model, rows: Sequence[Row], options: Mapping[str
         refuse_count(model.inputs[name], rows[0][name])
         values = [value for row in rows for value in row[name]]
         add_tensor(request, model.inputs[name], values, (len(rows), len(rows[0][name])))
-    for name, given in options.items():
-        values = list(given) if isinstance(given, (list, tuple)) else [given]
+    for name, option in options.items():
+        values = list(option) if isinstance(option, (list, tuple)) else [option]
         refuse_count(model.inputs[name], values)
         add_tensor(request, model.inputs[name], values * len(rows), (len(rows), len(values)))
     return request

@@ -36,8 +36,8 @@ async def run(call: Call) -> dict[str, Any]:
     body: Body = call.body
     task = call.path["task"]
     model = await call.model_for(f"for {task}", lambda model: model.task == task, body.model)
-    given = body.inputs if isinstance(body.inputs, list) else [body.inputs]
-    rows = [_row(model, number, entry) for number, entry in enumerate(given)]
+    inputs = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+    rows = [_row(model, number, entry) for number, entry in enumerate(inputs)]
     options = {name: value for name, value in body.parameters.items() if value is not None}
     _refuse_unknown(model, options)
     results = await (_generated if model.streams else _answered)(call, model, rows, options)
@@ -72,21 +72,21 @@ def _result(model: Model, row: dict[str, Any]) -> dict[str, Any]:
     return {name: json.loads(value) if name in IN_JSON else value for name, value in values.items()}
 
 
-def _row(model: Model, number: int, given: str | dict[str, Any]) -> dict[str, Any]:
+def _row(model: Model, number: int, value: str | dict[str, Any]) -> dict[str, Any]:
     required = [field.name for field in model.inputs.values() if not field.optional] or ["text_input"]
-    if isinstance(given, str):
+    if isinstance(value, str):
         if len(required) > 1:
             wanted = ", ".join(required)
             raise bad_field("inputs", f"inputs[{number}] is text; {model.name} needs {wanted}: send an object")
-        return {required[0]: given}
-    missing = [name for name in required if name not in given]
+        return {required[0]: value}
+    missing = [name for name in required if name not in value]
     if missing:
         raise bad_field("inputs", f"inputs[{number}] has no {missing[0]}, which {model.name} needs")
-    _refuse_unknown(model, given)
-    return given
+    _refuse_unknown(model, value)
+    return value
 
 
-def _refuse_unknown(model: Model, given: dict[str, Any]) -> None:
-    for name in given:
+def _refuse_unknown(model: Model, value: dict[str, Any]) -> None:
+    for name in value:
         if name not in model.inputs or (model.streams and name in OF_THE_SERVER):
             raise bad_field(name, f"{name} is not something that {model.name} takes; it has {', '.join(model.inputs)}")

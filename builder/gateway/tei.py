@@ -100,10 +100,10 @@ async def embed_tokens(call: Call) -> list[np.ndarray]:
     model = await call.model_for("for a vector a token", _per_token, body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     options = {} if body.truncate is None else {"truncate": body.truncate}
-    found = []
+    answers = []
     for text in texts:  # texts of unequal length have no common shape
-        found += await ask_rows(call, model, [{"text_input": [text]}], options)
-    return [row["embedding"] for row in found]
+        answers += await ask_rows(call, model, [{"text_input": [text]}], options)
+    return [row["embedding"] for row in answers]
 
 
 async def embed_sparse(call: Call) -> list[list[dict[str, Any]]]:
@@ -112,8 +112,8 @@ async def embed_sparse(call: Call) -> list[list[dict[str, Any]]]:
     body.check()
     model = await call.model_for("for sparse embeddings", _sparse, body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    given = {"prompt_name": body.prompt_name, "truncate": body.truncate}
-    options = {name: value for name, value in given.items() if value is not None}
+    stated = {"prompt_name": body.prompt_name, "truncate": body.truncate}
+    options = {name: value for name, value in stated.items() if value is not None}
     for name in options:
         if name not in model.inputs:
             raise bad_field(name, f"{name} is not something that {model.name} takes")
@@ -137,7 +137,7 @@ async def predict(call: Call) -> list[Any]:
     single = isinstance(body.inputs, str) or (len(body.inputs) <= 2 and all(isinstance(i, str) for i in body.inputs))
     inputs: list[Any] = [body.inputs] if single else list(body.inputs)
     options = {"top_k": LARGEST, **({} if body.truncate is None else {"truncate": body.truncate})}
-    rows = await ask_rows(call, model, [_pair(number, given) for number, given in enumerate(inputs)], options)
+    rows = await ask_rows(call, model, [_pair(number, value) for number, value in enumerate(inputs)], options)
     answers = [
         [{"score": float(s), "label": label} for label, s in zip(row["label"], row["score"], strict=True)]
         for row in rows
@@ -198,8 +198,8 @@ def _sparse(model: Model) -> bool:
     return {"indices", "values"} <= set(model.outputs)
 
 
-def _pair(number: int, given: str | list[str]) -> dict[str, list[str]]:
-    texts = [given] if isinstance(given, str) else given
+def _pair(number: int, value: str | list[str]) -> dict[str, list[str]]:
+    texts = [value] if isinstance(value, str) else value
     if not 1 <= len(texts) <= 2:
         raise bad_field("inputs", f"inputs[{number}] has {len(texts)} texts; send one, or a pair")
     return dict(zip(("text_input", "text_pair"), ([text] for text in texts), strict=False))

@@ -58,12 +58,12 @@ class Output:
 
     def strings(self) -> list[str]:
         """The strings of a BYTES tensor, flat: each has its length before it."""
-        found, raw, at = [], self.raw, 0
+        texts, raw, at = [], self.raw, 0
         while at < len(raw):
             (size,) = LENGTH.unpack_from(raw, at)
             at += LENGTH.size + size
-            found.append(raw[at - size : at].decode("utf-8", "replace"))
-        return found
+            texts.append(raw[at - size : at].decode("utf-8", "replace"))
+        return texts
 
     def array(self) -> np.ndarray:
         """The tensor in numpy; strings as objects."""

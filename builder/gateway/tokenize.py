@@ -69,10 +69,10 @@ class DetokenizeBody(BaseModel):
 
 async def tokenize(call: Call) -> Any:
     """POST /tokenize, of either kind."""
-    given = call.body.model_extra
-    if "inputs" in given:
-        return await _tokenize_texts(replace(call, body=checked(TeiBody, given)))
-    return await _tokenize_prompt(replace(call, body=checked(Body, given)))
+    fields = call.body.model_extra
+    if "inputs" in fields:
+        return await _tokenize_texts(replace(call, body=checked(TeiBody, fields)))
+    return await _tokenize_prompt(replace(call, body=checked(Body, fields)))
 
 
 async def decode(call: Call) -> list[str]:

@@ -23,15 +23,15 @@ def lint(repository: Path, triton: str | None = None, verify_key: Path | None = 
     model must have been signed with, as builder/triton/signatures.py takes it. Raises SpecError where it is not one.
     """
     looked_at = Repository(repository, triton, verify_key)
-    found = [finding for rule in all_rules() for finding in rule.findings(looked_at)]
+    findings = [finding for rule in all_rules() for finding in rule.findings(looked_at)]
     for hosted in hosted_repositories(repository):
-        found += _of_hosted(hosted, triton)
-    return sorted(dict.fromkeys(found), key=lambda finding: finding.model)
+        findings += _of_hosted(hosted, triton)
+    return sorted(dict.fromkeys(findings), key=lambda finding: finding.model)
 
 
 def _of_hosted(repository: Path, triton: str | None) -> Iterator[Finding]:
     """What was found of the models of a shared front, one by one: no server loads all of them."""
-    place = f"{repository.parent.name}/{repository.name}"
+    prefix = f"{repository.parent.name}/{repository.name}"
     for rule in all_rules():
         for finding in rule.findings(Repository(repository, triton)) if rule.scope is not Repository else ():
-            yield replace(finding, model=f"{place}/{finding.model}", file=f"{place}/{finding.file}")
+            yield replace(finding, model=f"{prefix}/{finding.model}", file=f"{prefix}/{finding.file}")

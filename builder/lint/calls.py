@@ -62,10 +62,10 @@ def _bound(tree: ast.Module) -> Iterator[str]:
 def _calls(tree: ast.Module) -> Iterator[Call]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "InferenceRequest":
-            given = {keyword.arg: keyword.value for keyword in node.keywords}
-            model = _text(given.get("model_name"))
+            keywords = {keyword.arg: keyword.value for keyword in node.keywords}
+            model = _text(keywords.get("model_name"))
             if model is not None:
-                yield Call(model, tuple(_texts(given.get("requested_output_names"))), node.lineno)
+                yield Call(model, tuple(_texts(keywords.get("requested_output_names"))), node.lineno)
 
 
 def _text(node: ast.expr | None) -> str | None:

@@ -24,26 +24,26 @@ def fix(repository: Path, findings: Sequence[Finding]) -> list[str]:
     for finding in findings:
         if finding.fix is not None:
             edits.setdefault((finding.model, finding.file), []).append(finding)
-    return [_fix(repository / file, file, model, found) for (model, file), found in edits.items()]
+    return [_fix(repository / file, file, model, wanted) for (model, file), wanted in edits.items()]
 
 
 def _fix(path: Path, file: str, model: str, findings: Sequence[Finding]) -> str:
     wanted: dict[Edit, str] = {finding.fix: finding.code for finding in findings if finding.fix is not None}
-    said = ", ".join(f"{edit} ({code})" for edit, code in wanted.items())
+    what = ", ".join(f"{edit} ({code})" for edit, code in wanted.items())
     if path.is_symlink():
-        return f"{file}: left as it is: it is a link. By hand: {said}"
+        return f"{file}: left as it is: it is a link. By hand: {what}"
     if (path.parent / SIGNATURE).exists():
-        return f"{file}: left as it is: the model is signed. By hand, and then sign it again: {said}"
+        return f"{file}: left as it is: the model is signed. By hand, and then sign it again: {what}"
     try:
-        made = edited(path.read_text("utf-8"), list(wanted), model)
-        if made is None:
-            return f"{file}: left as it is: it is written in a way that is not understood here. By hand: {said}"
+        text = edited(path.read_text("utf-8"), list(wanted), model)
+        if text is None:
+            return f"{file}: left as it is: it is written in a way that is not understood here. By hand: {what}"
         unfinished = path.with_name(f"{path.name}.unfinished")
-        unfinished.write_text(made, "utf-8")
+        unfinished.write_text(text, "utf-8")
         unfinished.chmod(path.stat().st_mode)
         os.replace(unfinished, path)
     except UnicodeDecodeError:
-        return f"{file}: left as it is: it is not UTF-8. By hand: {said}"
+        return f"{file}: left as it is: it is not UTF-8. By hand: {what}"
     except OSError as error:
         raise RepositoryError(f"{path} cannot be written: {error.strerror or error}") from error
-    return f"{file}: {said}"
+    return f"{file}: {what}"

@@ -18,8 +18,8 @@ DISTRIBUTION = "triton-model-repository-builder"
 
 def as_json(repository: Path, findings: Sequence[Finding]) -> str:
     """An object with the repository and its findings, each with the fields of a Finding."""
-    found = [{**asdict(finding), "fix": None if finding.fix is None else str(finding.fix)} for finding in findings]
-    return json.dumps({"repository": str(repository), "findings": found}, indent=1, ensure_ascii=False)
+    documents = [{**asdict(finding), "fix": None if finding.fix is None else str(finding.fix)} for finding in findings]
+    return json.dumps({"repository": str(repository), "findings": documents}, indent=1, ensure_ascii=False)
 
 
 def as_sarif(repository: Path, findings: Sequence[Finding]) -> str:
@@ -49,14 +49,14 @@ def _sarif_rule(rule: Rule) -> dict[str, Any]:
 
 
 def _sarif_result(finding: Finding) -> dict[str, Any]:
-    place: dict[str, Any] = {"artifactLocation": {"uri": finding.file or ".", "uriBaseId": "REPOSITORY"}}
+    location: dict[str, Any] = {"artifactLocation": {"uri": finding.file or ".", "uriBaseId": "REPOSITORY"}}
     if finding.line is not None:
-        place["region"] = {"startLine": finding.line}
+        location["region"] = {"startLine": finding.line}
     return {
         "ruleId": finding.code,
         "level": finding.severity.value,
         "message": {"text": str(finding)},
-        "locations": [{"physicalLocation": place}],
+        "locations": [{"physicalLocation": location}],
     }
 
 
@@ -70,8 +70,8 @@ def _annotation(repository: Path, finding: Finding) -> str:
     if finding.line is not None:
         properties["line"] = str(finding.line)
     level = "error" if finding.severity is Severity.ERROR else "warning"
-    given = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in properties.items())
-    return f"::{level} {given}::{_escaped(str(finding))}"
+    attributes = ",".join(f"{name}={_escaped(value, ':,')}" for name, value in properties.items())
+    return f"::{level} {attributes}::{_escaped(str(finding))}"
 
 
 def _escaped(text: str, more: str = "") -> str:

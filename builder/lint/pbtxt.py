@@ -40,30 +40,30 @@ def places(text: str) -> dict[str, Place]:
     return _Reader(text).read()
 
 
-def place_of(field: str, found: Mapping[str, Place]) -> Place | None:
+def place_of(field: str, known: Mapping[str, Place]) -> Place | None:
     """Where a field is, of `places`: `input[0].dims` or `input.dims`; None where it is not in the text."""
-    return found.get(field.replace("[0]", ""))
+    return known.get(field.replace("[0]", ""))
 
 
 def edited(text: str, edits: list[Edit], name: str) -> str | None:
     """`text` with `edits`, as it is otherwise; None where that would not be the same configuration with these edits."""
     wanted = parse(text, name)
-    made = text
+    result = text
     for edit in edits:
-        made = _apply(made, edit)
+        result = _apply(result, edit)
         _apply_to(wanted, edit)
     try:
-        same = parse(made, name) == wanted
+        same = parse(result, name) == wanted
     except RepositoryError:
         return None
-    return made if same else None
+    return result if same else None
 
 
 def _apply(text: str, edit: Edit) -> str:
-    found = places(text)
+    known = places(text)
     numbered = re.compile(rf"{re.escape(edit.field)}(\[\d+\])?")
-    spots = {place for path, place in found.items() if numbered.fullmatch(path) and place.alone}
-    for spot in sorted(spots, key=lambda place: place.start, reverse=True):
+    spots = {spot for path, spot in known.items() if numbered.fullmatch(path) and spot.alone}
+    for spot in sorted(spots, key=lambda spot: spot.start, reverse=True):
         if edit.value is None:
             text = _without(text, spot)
         else:
@@ -97,11 +97,11 @@ class _Reader:
         self.text = text
         self.tokens = [(m["token"], m.start("token"), m.end("token")) for m in TOKEN.finditer(text) if m["token"]]
         self.at = 0
-        self.found: dict[str, Place] = {}
+        self.places: dict[str, Place] = {}
 
     def read(self) -> dict[str, Place]:
         self._message("", "")
-        return self.found
+        return self.places
 
     def _peek(self) -> str:
         return self.tokens[self.at][0] if self.at < len(self.tokens) else ""
@@ -121,19 +121,19 @@ class _Reader:
                 continue
             if self._peek() == ":":
                 self._next()
-            for place, inner in self._values(f"{path}{name}", start, counts, name):
-                self._keep(f"{path}{name}", counts[name], place, inner)
+            for spot, inner in self._values(f"{path}{name}", start, counts, name):
+                self._keep(f"{path}{name}", counts[name], spot, inner)
                 counts[name] += 1
             if name == "key":
-                key = _unquoted(self.text[self.found[f"{path}key"].value : self.found[f"{path}key"].end])
+                key = _unquoted(self.text[self.places[f"{path}key"].value : self.places[f"{path}key"].end])
         if closing and self.at < len(self.tokens):
             self._next()
         return key
 
-    def _keep(self, path: str, number: int, place: Place, key: str | None) -> None:
-        self.found[f"{path}[{number}]" if number else path] = place
+    def _keep(self, path: str, number: int, spot: Place, key: str | None) -> None:
+        self.places[f"{path}[{number}]" if number else path] = spot
         if key is not None:
-            self.found[f"{path}[{key}]"] = place
+            self.places[f"{path}[{key}]"] = spot
 
     def _values(self, path: str, start: int, counts: dict[str, int], name: str) -> Iterator[tuple[Place, str | None]]:
         """The value of a field, or of a list of messages one by one; with the key of an entry of a map."""

@@ -97,15 +97,15 @@ class Repository:
     @cached_property
     def models(self) -> tuple[Model, ...]:
         """Those whose configuration can be read, or whose backend Triton finds without one."""
-        found = []
+        models = []
         for folder in self.folders:
             try:
                 config = folder.config()
             except RepositoryError:
                 continue
             if folder.text is not None or config.backend:
-                found.append(Model(self, folder.path, folder.file, folder.text or "", config))
-        return tuple(found)
+                models.append(Model(self, folder.path, folder.file, folder.text or "", config))
+        return tuple(models)
 
     @cached_property
     def by_name(self) -> Mapping[str, Model]:
@@ -235,8 +235,8 @@ class Version:
     @cached_property
     def documents(self) -> Sequence[tuple[Path, Serving]]:
         """What can be read of `serving` and of that of the draft, with their folders."""
-        found = ((self.path, self.serving), (self.draft, _serving(self.draft)))
-        return [(folder, serving) for folder, serving in found if serving is not None]
+        pairs = ((self.path, self.serving), (self.draft, _serving(self.draft)))
+        return [(folder, serving) for folder, serving in pairs if serving is not None]
 
 
 def _serving(folder: Path) -> Serving | None:

@@ -98,14 +98,14 @@ def _finding(rule: Rule, subject: Repository | Model | Version, problem: Problem
         file = f"{problem.model}/{problem.file}" if problem.file else problem.model
         return Finding(rule.code, severity, problem.model, file, problem.field, None, problem.found, problem.instead)
     in_config = not problem.file
-    place = place_of(problem.field, model.places) if in_config else None
+    position = place_of(problem.field, model.places) if in_config else None
     return Finding(
         code=rule.code,
         severity=severity,
         model=problem.model or model.name,
         file=f"{model.name}/{problem.file or model.file}",
         field=problem.field,
-        line=None if place is None else place.line,
+        line=None if position is None else position.line,
         found=problem.found,
         instead=problem.instead,
         fix=problem.fix if in_config else None,

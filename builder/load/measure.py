@@ -76,9 +76,9 @@ def load_test(
 def _over(loads: Sequence[Load], level: Level, limit_ms: float) -> str | None:
     """The model whose p99 is above the limit in most of the repeats; None where there is none."""
     for name in dict.fromkeys(load.model for load in loads):
-        found = median(load.client.bounded_ms for load in loads if load.model == name)
-        if found > limit_ms:
-            return f"{level}: p99 of {name} is {found:.0f} ms, more than {limit_ms:g} ms"
+        p99 = median(load.client.bounded_ms for load in loads if load.model == name)
+        if p99 > limit_ms:
+            return f"{level}: p99 of {name} is {p99:.0f} ms, more than {limit_ms:g} ms"
     return None
 
 
@@ -98,17 +98,17 @@ def measure(url: str, targets: Sequence[Target], level: Level, seconds: float, s
 def _measure(url: str, targets: Sequence[Target], level: Level, seconds: float, seed: int) -> list[Load]:
     program, environment = find_perf_analyzer()
     with contextlib.ExitStack() as stack:
-        place = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         clients = [stack.enter_context(Client(url, target.name)) for target in targets]
         before = [client.statistics() for client in clients]
         with ThreadPoolExecutor(len(targets)) as pool:
             runs = [
                 pool.submit(
                     _drive,
-                    [str(program), *_command(client, target.samples, level.part(target.share), seconds, seed, place)],
+                    [str(program), *_command(client, target.samples, level.part(target.share), seconds, seed, folder)],
                     environment,
                     client,
-                    place,
+                    folder,
                     SLOWEST * seconds + 60,
                 )
                 for client, target in zip(clients, targets, strict=True)
@@ -121,22 +121,22 @@ def _measure(url: str, targets: Sequence[Target], level: Level, seconds: float, 
 
 
 def _command(
-    client: Client, samples: Sequence[Mapping[str, Any]], level: Level, seconds: float, seed: int, place: Path
+    client: Client, samples: Sequence[Mapping[str, Any]], level: Level, seconds: float, seed: int, folder: Path
 ) -> list[str]:
-    """perf_analyzer's options. Its input is written to the folder `place`, where it will write its results too."""
-    data = place / f"{client.name}.input.json"
+    """perf_analyzer's options. Its input is written to `folder`, where it will write its results too."""
+    data = folder / f"{client.name}.input.json"
     data.write_text(json.dumps(_input_data(samples, client.signature.inputs)), "utf-8")
     command = ["-m", client.name, "-u", client.url, "-i", "grpc", "--input-data", str(data)]
     command += ["--measurement-interval", str(round(1000 * seconds / WINDOWS)), "--stability-percentage", "999"]
-    command += ["--percentile", "50", "-f", str(_report(place, client.name))]
+    command += ["--percentile", "50", "-f", str(_report(folder, client.name))]
     if level.kind == "rate":  # sent when it is time, whether or not the ones before are answered
-        intervals = place / f"{client.name}.intervals"
+        intervals = folder / f"{client.name}.intervals"
         intervals.write_text("\n".join(map(str, _intervals(level.value, seconds, seed))), "ascii")
         command += ["--request-intervals", str(intervals), "--async"]
     else:
         command += ["--concurrency-range", f"{level.value:g}"]
     if client.signature.streams:
-        command += ["--streaming", "--profile-export-file", str(_export(place, client.name))]
+        command += ["--streaming", "--profile-export-file", str(_export(folder, client.name))]
     return command
 
 
@@ -149,15 +149,15 @@ def _intervals(rate: float, seconds: float, seed: int) -> list[int]:
     return [max(1, round(value)) for value in drawn * (1e6 * count / rate / drawn.sum())]
 
 
-def _report(place: Path, name: str) -> Path:
-    return place / f"{name}.csv"
+def _report(folder: Path, name: str) -> Path:
+    return folder / f"{name}.csv"
 
 
-def _export(place: Path, name: str) -> Path:
-    return place / f"{name}.json"
+def _export(folder: Path, name: str) -> Path:
+    return folder / f"{name}.json"
 
 
-def _drive(command: list[str], environment: dict[str, str], client: Client, place: Path, limit_s: float) -> Seen:
+def _drive(command: list[str], environment: dict[str, str], client: Client, folder: Path, limit_s: float) -> Seen:
     """Run perf_analyzer and read what it wrote. Raises ServeError; _BrokenOff where measuring again may help."""
     try:
         finished = subprocess.run(
@@ -168,7 +168,7 @@ def _drive(command: list[str], environment: dict[str, str], client: Client, plac
             f"perf_analyzer did not end within {limit_s:.0f} s. Ask {client.name} something with build-repo query; a "
             "model with response_cache makes perf_analyzer 2.51 hang: test without"
         ) from error
-    report, export = _report(place, client.name), _export(place, client.name)
+    report, export = _report(folder, client.name), _export(folder, client.name)
     if not report.is_file():
         lines = [line for line in (finished.stdout + finished.stderr).splitlines() if line.strip()]
         raise ServeError(f"perf_analyzer measured nothing: {lines[-1] if lines else 'it said nothing'}")

@@ -47,10 +47,10 @@ def _levels(run: Run, model: str) -> Repeats:
 def _charts(model: str, levels: Repeats, before: Repeats) -> dict[str, str]:
     """The charts of one model: latency against throughput, where its time was spent, and its batches."""
     lines = {**_latencies(levels, ""), **(_latencies(before, " before") if before else {})}
-    found = {f"{model}: latency against throughput": charts.lines(lines, ("requests/s", "ms"), None)}
+    charts_by_title = {f"{model}: latency against throughput": charts.lines(lines, ("requests/s", "ms"), None)}
     streams = [load.client.stream for loads in levels.values() for load in loads if load.client.stream is not None]
     if streams:
-        return {**found, **_stream_charts(model, levels)}
+        return {**charts_by_title, **_stream_charts(model, levels)}
     times = {
         str(level): {
             "queue": _mean([load.server.queue_ms for load in loads]),
@@ -58,10 +58,10 @@ def _charts(model: str, levels: Repeats, before: Repeats) -> dict[str, str]:
         }
         for level, loads in levels.items()
     }
-    found[f"{model}: queue against compute, ms a request"] = charts.stacked(times, "{:.1f}")
+    charts_by_title[f"{model}: queue against compute, ms a request"] = charts.stacked(times, "{:.1f}")
     batches = {str(level): _batches(loads) for level, loads in levels.items()}
-    found[f"{model}: sizes of batches, % of executions"] = charts.stacked(batches, "")
-    return found
+    charts_by_title[f"{model}: sizes of batches, % of executions"] = charts.stacked(batches, "")
+    return charts_by_title
 
 
 def _latencies(levels: Repeats, suffix: str) -> dict[str, dict[float, float]]:
@@ -74,7 +74,7 @@ def _latencies(levels: Repeats, suffix: str) -> dict[str, dict[float, float]]:
 
 
 def _stream_charts(model: str, levels: Repeats) -> dict[str, str]:
-    found = {}
+    by_title = {}
     for title, names in {
         "ms to the first token": ("first_p50_ms", "first_p99_ms"),
         "ms from one token to the next": ("between_p50_ms", "between_p99_ms"),
@@ -85,13 +85,13 @@ def _stream_charts(model: str, levels: Repeats) -> dict[str, str]:
                 values = [getattr(load.client.stream, name) for load in loads if load.client.stream is not None]
                 lines.setdefault(name.split("_")[1], {})[level.value] = _mean(values)
         axis = "requests at once" if next(iter(levels)).kind == "concurrency" else "requests/s offered"
-        found[f"{model}: {title}"] = charts.lines(lines, (axis, "ms"), None)
+        by_title[f"{model}: {title}"] = charts.lines(lines, (axis, "ms"), None)
     tokens = {
         str(level): _mean([load.client.stream.tokens_per_s for load in loads if load.client.stream is not None])
         for level, loads in levels.items()
     }
-    found[f"{model}: tokens/s"] = charts.bars(tokens, "{:.0f}", None)
-    return found
+    by_title[f"{model}: tokens/s"] = charts.bars(tokens, "{:.0f}", None)
+    return by_title
 
 
 def _batches(loads: Sequence[Load]) -> dict[str, float]:

@@ -42,10 +42,10 @@ class Run:
 
     def repeats(self) -> dict[tuple[str, Level], list[Load]]:
         """The repeats of each model and level, in the order in which they were first measured."""
-        found: dict[tuple[str, Level], list[Load]] = {}
+        groups: dict[tuple[str, Level], list[Load]] = {}
         for load in self.loads:
-            found.setdefault((load.model, load.level), []).append(load)
-        return found
+            groups.setdefault((load.model, load.level), []).append(load)
+        return groups
 
     def document(self) -> dict[str, Any]:
         """The run as JSON values."""
@@ -121,9 +121,9 @@ def read(path: Path) -> Run:
     """The run in a file that `save` wrote. Raises SpecError where it is not one."""
     try:
         document = json.loads(path.read_text("utf-8"))
-        found = document.pop("schema")
-        if found != SCHEMA:
-            raise SpecError(f"{path} has schema {found} and this version reads {SCHEMA}: measure again")
+        schema = document.pop("schema")
+        if schema != SCHEMA:
+            raise SpecError(f"{path} has schema {schema} and this version reads {SCHEMA}: measure again")
         return Run(**{**document, "loads": tuple(map(_load, document["loads"]))})
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise SpecError(f"{path} is not a load test that was saved with --save ({error!r})") from error

@@ -39,8 +39,8 @@ class Target:
 
 def concurrencies(text: str) -> tuple[Level, ...]:
     """Levels from an option such as `1,8,32` or `1:33:8`. Raises SpecError."""
-    found = _numbers("--concurrency", text, int)
-    return tuple(Level("concurrency", value) for value in found)
+    numbers = _numbers("--concurrency", text, int)
+    return tuple(Level("concurrency", value) for value in numbers)
 
 
 def rates(text: str) -> tuple[Level, ...]:
@@ -67,15 +67,15 @@ def _numbers(option: str, text: str, kind: Callable[[str], float]) -> list[float
 
 def shares(texts: Sequence[str]) -> dict[str, float]:
     """The models of a mix and their shares, which add up to 1, from NAME or NAME:SHARE. Raises SpecError."""
-    found: dict[str, float] = {}
+    by_model: dict[str, float] = {}
     for text in texts:
         name, _, share = text.partition(SHARE)
         try:
             value = float(share) if share else 1.0
         except ValueError:
             value = 0.0
-        if value <= 0 or name in found:
+        if value <= 0 or name in by_model:
             raise SpecError(f"{text!r}: expected each model once, as NAME or NAME:SHARE with a share above 0")
-        found[name] = value
-    total = sum(found.values())
-    return {name: value / total for name, value in found.items()}
+        by_model[name] = value
+    total = sum(by_model.values())
+    return {name: value / total for name, value in by_model.items()}

@@ -154,11 +154,10 @@ def check_release(graph: Graph, triton: str, in_process: bool = False) -> None:
     for need in operator_needs(graph):
         least = version_tuple(OPERATOR_NEEDS[need])
         if least > version_tuple(has):
-            found = [name for name in RELEASES if version_tuple(runtime_of(name, in_process)) >= least]
+            able = [name for name in RELEASES if version_tuple(runtime_of(name, in_process)) >= least]
             raise ExportError(
                 f"{graph.path.name} uses {need}, which ONNX Runtime computes rightly from {OPERATOR_NEEDS[need]} on; "
-                f"{where} has {has}. "
-                + (f"Build for Triton {found[0]} or later" if found else "No known release has it")
+                f"{where} has {has}. " + (f"Build for Triton {able[0]} or later" if able else "No known release has it")
             )
     _check_meaning(graph, where, has)
     opset, ir_version = LIMITS[has]

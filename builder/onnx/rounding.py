@@ -35,7 +35,7 @@ CACHED = {"GroupQueryAttention": 1}  # outputs that count; those after them are 
 def rounded(model: onnx.ModelProto) -> onnx.ModelProto:
     """`model` with fp32 for half precision, constants as they were rounded, and each result rounded as it was to be."""
     kinds = _kinds(model.graph)
-    nodes = [made for node in model.graph.node for made in _rounded(node, kinds)]
+    nodes = [new for node in model.graph.node for new in _rounded(node, kinds)]
     for tensor in model.graph.initializer:
         if tensor.data_type in HALVES:
             tensor.CopyFrom(_single(tensor))
@@ -57,9 +57,9 @@ def _rounded(node: onnx.NodeProto, kinds: dict[str, int]) -> Iterator[onnx.NodeP
             attribute.t.CopyFrom(_single(attribute.t))
     halves = [] if node.op_type in HANDED_ON else [name for name in node.output if kinds.get(name) in HALVES]
     halves = halves[: CACHED.get(node.op_type)]
-    for place, name in enumerate(node.output):
+    for index, name in enumerate(node.output):
         if name in halves:
-            node.output[place] = f"{name}.exact"
+            node.output[index] = f"{name}.exact"
     yield node
     for name in halves:
         yield from _through(kinds[name], f"{name}.exact", name)

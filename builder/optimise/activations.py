@@ -23,8 +23,8 @@ def watch(model: onnx.ModelProto, names: Sequence[str], feeds: Sequence[Feeds]) 
     watched = onnx.ModelProto.FromString(model.SerializeToString())
     del watched.graph.output[:]
     watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in sorted({*names}))
-    with tempfile.TemporaryDirectory() as place:
-        session = open_session(save_graph(watched, Path(place) / MODEL_FILE).path, threads=0)
+    with tempfile.TemporaryDirectory() as folder:
+        session = open_session(save_graph(watched, Path(folder) / MODEL_FILE).path, threads=0)
     wanted = list(dict.fromkeys(names))
     inputs = {value.name for value in session.get_inputs()}
     for feed in feeds:

@@ -40,9 +40,9 @@ def _tidy(model: onnx.ModelProto, ir_version: int) -> None:
     foreign = used - set(STANDARD_DOMAINS)
     if foreign:
         raise ExportError(f"the optimiser used operators of {', '.join(sorted(foreign))}, which stock servers lack")
-    kept = [entry for entry in model.opset_import if entry.domain in used]
+    opsets = [entry for entry in model.opset_import if entry.domain in used]
     del model.opset_import[:]
-    model.opset_import.extend(kept)
+    model.opset_import.extend(opsets)
     _drop_defaults(model)
     model.ir_version = ir_version
     model.producer_version = ""

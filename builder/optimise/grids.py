@@ -58,10 +58,10 @@ class Grids:
     def blocks(self, matrix: np.ndarray, largest: int) -> Blocks | None:
         """Blocks of `matrix`, (inputs, outputs), of up to `largest` inputs; None where it is not the checkpoint's."""
         rows = np.ascontiguousarray(matrix.T, np.float32)
-        found = [self._rows.get(_digest(row)) for row in rows]
-        known = [one for one in found if one is not None]
+        blocks = [self._rows.get(_digest(row)) for row in rows]
+        known = [one for one in blocks if one is not None]
         inputs = rows.shape[1]
-        if len(known) < len(found) or len({len(scale) for scale, _ in known}) != 1:
+        if len(known) < len(blocks) or len({len(scale) for scale, _ in known}) != 1:
             return None
         group = -(-inputs // len(known[0][0]))
         size = _block(group, inputs, largest)

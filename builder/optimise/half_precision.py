@@ -28,9 +28,13 @@ WHOLE = (TensorProto.INT32, TensorProto.INT64)  # rounded to a place in a table,
 
 
 def to_half(
-    graph: Graph, path: Path, precision: str = "fp16", kept: Collection[str] = (), real: Collection[str] | None = None
+    graph: Graph,
+    path: Path,
+    precision: str = "fp16",
+    in_float: Collection[str] = (),
+    real: Collection[str] | None = None,
 ) -> Graph:
-    """Write `graph` in fp16 or bf16 to `path`, but for operators of `kept`.
+    """Write `graph` in fp16 or bf16 to `path`, but for operators of `in_float`.
 
     Its inputs and outputs stay as they are; where `real` names some, those alone.
 
@@ -44,7 +48,7 @@ def to_half(
         keep_io_types=True if real is None else list(real),
         disable_shape_infer=True,
         node_block_list=_what_must_be_exact(original.graph),
-        op_block_list=[*DEFAULT_OP_BLOCK_LIST, *SQUARES, *kept],
+        op_block_list=[*DEFAULT_OP_BLOCK_LIST, *SQUARES, *in_float],
     )
     if not any(tensor.data_type == TensorProto.FLOAT16 for tensor in model.graph.initializer):
         raise VerificationError("no constant became fp16; nothing was published. Use --precision fp32")
@@ -59,17 +63,17 @@ def _bound_both_sides(graph: onnx.GraphProto) -> None:
     """Give every Clip in fp16 both bounds: without the upper one ONNX Runtime 1.19 answers 0 (its issue 21957)."""
     constants = {tensor.name: tensor.data_type for tensor in graph.initializer}
     for node in list(graph.node):
-        given = [*node.input, "", ""][:3]
-        if node.op_type != "Clip" or all(given[1:]):
+        bounds = [*node.input, "", ""][:3]
+        if node.op_type != "Clip" or all(bounds[1:]):
             continue
-        if TensorProto.FLOAT16 not in [constants.get(name) for name in given[1:]]:
+        if TensorProto.FLOAT16 not in [constants.get(name) for name in bounds[1:]]:
             continue
-        for place, (name, bound) in enumerate((("least", -LARGEST), ("largest", LARGEST)), start=1):
-            if not given[place]:
-                given[place] = f"{node.output[0]}_{name}"
-                graph.initializer.append(numpy_helper.from_array(np.array(bound, np.float16), given[place]))
+        for index, (name, bound) in enumerate((("least", -LARGEST), ("largest", LARGEST)), start=1):
+            if not bounds[index]:
+                bounds[index] = f"{node.output[0]}_{name}"
+                graph.initializer.append(numpy_helper.from_array(np.array(bound, np.float16), bounds[index]))
         node.ClearField("input")
-        node.input.extend(given)
+        node.input.extend(bounds)
 
 
 def _join_real(graph: onnx.GraphProto) -> None:
@@ -85,11 +89,11 @@ def _join_real(graph: onnx.GraphProto) -> None:
         else:
             nodes[tuple(node.output)] = node
     for node in nodes.values():
-        for place, name in enumerate(node.input):
-            node.input[place] = real.get(name, name)
+        for index, name in enumerate(node.input):
+            node.input[index] = real.get(name, name)
     used = {name for node in nodes.values() for name in node.input} | {value.name for value in graph.output}
-    kept = [node for node in nodes.values() if node.output[0] not in narrowed or node.output[0] in used]
-    replace_nodes(graph, in_order(kept))
+    rest = [node for node in nodes.values() if node.output[0] not in narrowed or node.output[0] in used]
+    replace_nodes(graph, in_order(rest))
 
 
 def _casts(node: onnx.NodeProto, suffix: str, to: int) -> bool:
@@ -105,14 +109,14 @@ def _target(node: onnx.NodeProto) -> int | None:
 def _what_must_be_exact(graph: onnx.GraphProto) -> list[str]:
     """The names of the nodes that take sines and cosines or round to whole numbers, and of all that lead to them."""
     maker = {output: node for node in graph.node for output in node.output}
-    found: dict[str, None] = {}
+    exact: dict[str, None] = {}
     left = [n for n in graph.node if n.op_type in ANGLES or _target(n) in WHOLE]
     while left:
         node = left.pop()
-        if node.name not in found:
-            found[node.name] = None
+        if node.name not in exact:
+            exact[node.name] = None
             left.extend(maker[name] for name in node.input if name in maker)
-    return list(found)
+    return list(exact)
 
 
 def _as_bfloat16(graph: onnx.GraphProto, exact: dict[str, TensorProto]) -> None:

@@ -41,11 +41,11 @@ def prune(graph: Graph, module: TaskGraph, share: float, feeds: Sequence[Feeds],
     """
     model, structures = open_structures(graph)
     importance = fisher(model, module, structures, feeds)
-    kept = search_mask([importance[s] for s in structures], [_cost(model, s) for s in structures], share)
+    mask = search_mask([importance[s] for s in structures], [_cost(model, s) for s in structures], share)
     pruned = onnx.ModelProto.FromString(model.SerializeToString())
     shorter = {
         structure: keep_units(pruned, structure, units)
-        for structure, units in zip(structures, kept, strict=True)
+        for structure, units in zip(structures, mask, strict=True)
         if len(units) < structure.units
     }
     wanted = _outputs(model, list(shorter), feeds)
@@ -53,7 +53,7 @@ def prune(graph: Graph, module: TaskGraph, share: float, feeds: Sequence[Feeds],
         _reconstruct(pruned, after, wanted[structure], feeds)
     count = {
         kind: (
-            sum(s.units - len(k) for s, k in zip(structures, kept, strict=True) if s.kind == kind),
+            sum(s.units - len(k) for s, k in zip(structures, mask, strict=True) if s.kind == kind),
             sum(s.units for s in structures if s.kind == kind),
         )
         for kind in ("heads", "neurons")
@@ -68,7 +68,7 @@ def fisher(
     """(units,) for each structure: the mean square derivative of the outputs by a mask of the unit."""
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     linears = {_fingerprint(weight): layer for layer, weight in _matrices(module)}
-    found: dict[Structure, np.ndarray] = {}
+    totals: dict[Structure, np.ndarray] = {}
     seen: dict[torch.nn.Module, torch.Tensor] = {}
     layers, hooks = [], []
     for structure in structures:
@@ -80,7 +80,7 @@ def fisher(
             )
         layers.append(layer)
         hooks.append(layer.register_forward_pre_hook(lambda mod, args: seen.__setitem__(mod, args[0])))
-        found[structure] = np.zeros(structure.units)
+        totals[structure] = np.zeros(structure.units)
     generator = torch.Generator().manual_seed(0)
     try:
         for feed in feeds:
@@ -97,11 +97,11 @@ def fisher(
                 gradients = torch.autograd.grad(target, [seen[layer] for layer in layers], retain_graph=True)
                 for structure, layer, gradient in zip(structures, layers, gradients, strict=True):
                     by_row = (seen[layer] * gradient).detach().reshape(len(mask), -1, structure.units, structure.size)
-                    found[structure] += by_row.sum(dim=(1, 3)).square().sum(dim=0).double().numpy()
+                    totals[structure] += by_row.sum(dim=(1, 3)).square().sum(dim=0).double().numpy()
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return totals
 
 
 def search_mask(importance: Sequence[np.ndarray], costs: Sequence[float], share: float) -> list[list[int]]:
@@ -119,17 +119,17 @@ def search_mask(importance: Sequence[np.ndarray], costs: Sequence[float], share:
         if unit != int(np.argmax(values))
     ]
     divide = (min(costs) * max(costs)) ** 0.5 if costs else 0.0
-    dear = sorted(place for place in places if place[1] > divide)
-    cheap = sorted(place for place in places if place[1] <= divide)
+    dear = sorted(unit for unit in places if unit[1] > divide)
+    cheap = sorted(unit for unit in places if unit[1] <= divide)
     target = share * total
-    reachable = sum(place[1] for place in places) / total if total else 0.0
+    reachable = sum(unit[1] for unit in places) / total if total else 0.0
     if share > reachable:
         raise VerificationError(
             f"--prune {share} is more than can be removed: {reachable:.2f} of the weights of the attentions and "
             f"feed-forwards ({len(costs)} found) whose units can be told apart. Nothing was published: ask for less"
         )
-    value_of = np.concatenate([[0.0], np.cumsum([place[0] for place in cheap])])
-    cost_of = np.concatenate([[0.0], np.cumsum([place[1] for place in cheap])])
+    value_of = np.concatenate([[0.0], np.cumsum([unit[0] for unit in cheap])])
+    cost_of = np.concatenate([[0.0], np.cumsum([unit[1] for unit in cheap])])
     best: tuple[float, int, int] | None = None
     lost = paid = 0.0
     for count in range(len(dear) + 1):
@@ -139,7 +139,7 @@ def search_mask(importance: Sequence[np.ndarray], costs: Sequence[float], share:
         if count < len(dear):
             lost, paid = lost + dear[count][0], paid + dear[count][1]
     assert best is not None
-    gone = {(place[2], place[3]) for place in [*dear[: best[1]], *cheap[: best[2]]]}
+    gone = {(unit[2], unit[3]) for unit in [*dear[: best[1]], *cheap[: best[2]]]}
     return [[u for u in range(len(values)) if (index, u) not in gone] for index, values in enumerate(importance)]
 
 
@@ -153,12 +153,12 @@ def _outputs(
     model: onnx.ModelProto, structures: Sequence[Structure], feeds: Sequence[Feeds]
 ) -> dict[Structure, list[np.ndarray]]:
     """What the product after each structure makes of the tokens of each feed, without its bias: (tokens, outputs)."""
-    made = {structure: _product(model, structure) for structure in structures}
-    found: dict[Structure, list[np.ndarray]] = {structure: [] for structure in structures}
-    for values, feed in zip(watch(model, list(made.values()), feeds), feeds, strict=True):
-        for structure, name in made.items():
-            found[structure].append(_of_tokens(values[name], feed))
-    return found
+    products = {structure: _product(model, structure) for structure in structures}
+    by_structure: dict[Structure, list[np.ndarray]] = {structure: [] for structure in structures}
+    for values, feed in zip(watch(model, list(products.values()), feeds), feeds, strict=True):
+        for structure, name in products.items():
+            by_structure[structure].append(_of_tokens(values[name], feed))
+    return by_structure
 
 
 def _reconstruct(
@@ -229,14 +229,14 @@ def _of_tokens(values: np.ndarray, feed: Feeds) -> np.ndarray:
 
 def _matrices(module: torch.nn.Module) -> list[tuple[torch.nn.Module, np.ndarray]]:
     """Layers with a matrix, and the matrix as a graph has it, (inputs, outputs)."""
-    found: list[tuple[torch.nn.Module, np.ndarray]] = []
+    matrices: list[tuple[torch.nn.Module, np.ndarray]] = []
     for layer in module.modules():
         weight = getattr(layer, "weight", None)
         if isinstance(layer, torch.nn.Linear):
-            found.append((layer, layer.weight.detach().T.contiguous().numpy()))
+            matrices.append((layer, layer.weight.detach().T.contiguous().numpy()))
         elif isinstance(weight, torch.Tensor) and weight.ndim == 2 and type(layer).__name__ == "Conv1D":
-            found.append((layer, weight.detach().contiguous().numpy()))
-    return found
+            matrices.append((layer, weight.detach().contiguous().numpy()))
+    return matrices
 
 
 def _fingerprint(matrix: np.ndarray) -> tuple[tuple[int, ...], bytes]:

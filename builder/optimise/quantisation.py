@@ -32,10 +32,10 @@ def quantise(graph: Graph, path: Path, left_alone: Collection[str] = ()) -> Quan
 
     Raises VerificationError where a product was missed.
     """
-    found = candidates(graph)
-    chosen = [name for name in found if name not in left_alone]
-    with tempfile.TemporaryDirectory() as place:
-        written = Path(place) / MODEL_FILE
+    layers = candidates(graph)
+    chosen = [name for name in layers if name not in left_alone]
+    with tempfile.TemporaryDirectory() as folder:
+        written = Path(folder) / MODEL_FILE
         quantize_dynamic(
             load_whole(graph.path),
             str(written),
@@ -47,7 +47,7 @@ def quantise(graph: Graph, path: Path, left_alone: Collection[str] = ()) -> Quan
             extra_options={"DefaultTensorType": onnx.TensorProto.FLOAT, "MatMulConstBOnly": True},
         )
         result = save_graph(onnx.load(str(written)), path)
-    expected = sum(found[name] == PRODUCT for name in chosen)
+    expected = sum(layers[name] == PRODUCT for name in chosen)
     if not expected or result.operators["MatMulInteger"] != expected:
         raise VerificationError(
             f"{result.operators['MatMulInteger']} of {expected} matrix products were quantised; nothing was published. "
@@ -61,18 +61,18 @@ def candidates(graph: Graph) -> dict[str, str]:
     model = load_graph(graph.path)
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
     products = {node.name for node in constant_products(model.graph)}
-    found = {}
+    layers = {}
     for node in model.graph.node:
         if node.name in products:
-            found[node.name] = PRODUCT
+            layers[node.name] = PRODUCT
         elif node.op_type == LOOKUP and node.input[0] in weights:
             table = weights[node.input[0]]
             if table.data_type == onnx.TensorProto.FLOAT and 4 * int(np.prod(table.dims)) >= EMBEDDING_BYTES:
-                found[node.name] = LOOKUP
-    return found
+                layers[node.name] = LOOKUP
+    return layers
 
 
-def sensitivity(graph: Graph, found: Mapping[str, str], feeds: Sequence[Feeds]) -> list[str]:
+def sensitivity(graph: Graph, layers: Mapping[str, str], feeds: Sequence[Feeds]) -> list[str]:
     """Candidates by the relative error that quantising each alone puts into its own output, worst first.
 
     Measured on `feeds`: activations are quantised per tensor to 8 bits as DynamicQuantizeLinear does, weights
@@ -80,8 +80,8 @@ def sensitivity(graph: Graph, found: Mapping[str, str], feeds: Sequence[Feeds]) 
     """
     model = load_whole(graph.path)
     weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    nodes = {node.name: node for node in model.graph.node if node.name in found}
-    errors = dict.fromkeys(found, 0.0)
+    nodes = {node.name: node for node in model.graph.node if node.name in layers}
+    errors = dict.fromkeys(layers, 0.0)
     for values in watch(model, [node.input[0] for node in nodes.values() if node.op_type == PRODUCT], feeds):
         for name, node in nodes.items():
             if node.op_type == PRODUCT:

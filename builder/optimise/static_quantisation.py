@@ -53,18 +53,18 @@ def quantise_statically(
     Raises VerificationError where a product was missed.
     """
     model = load_whole(graph.path)
-    found = candidates(graph)
-    chosen = [name for name, kind in found.items() if kind != LOOKUP and name not in left_alone]
+    layers = candidates(graph)
+    chosen = [name for name, kind in layers.items() if kind != LOOKUP and name not in left_alone]
     if calibration.smooth:
         smooth(model, calibration.smooth, feeds, left_alone)
-    tables = {n for n, k in found.items() if lookups and k == LOOKUP and n not in left_alone}
+    tables = {n for n, k in layers.items() if lookups and k == LOOKUP and n not in left_alone}
     rounded = _eight_bit_lookups(model.graph, tables)
     drop_unused(model.graph)
     _state_types(model.graph)
-    with tempfile.TemporaryDirectory() as place:
-        prepared = Path(place) / "prepared" / MODEL_FILE
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = Path(folder) / "prepared" / MODEL_FILE
         save_graph(model, prepared)
-        written = Path(place) / MODEL_FILE
+        written = Path(folder) / MODEL_FILE
         quantize_static(
             str(prepared),
             str(written),

@@ -54,7 +54,7 @@ def open_structures(graph: Graph) -> tuple[onnx.ModelProto, tuple[Structure, ...
     """The model, to be changed, and its structures whose matrices serve nothing else, in the order they run in."""
     model = load_whole(graph.path)
     _unshare(model.graph)
-    return model, _Finder(model.graph).found()
+    return model, _Finder(model.graph).structures()
 
 
 def _unshare(graph: onnx.GraphProto) -> None:
@@ -64,14 +64,14 @@ def _unshare(graph: onnx.GraphProto) -> None:
     weights = {tensor.name: tensor for tensor in graph.initializer}
     readers = Counter(name for node in graph.node for name in node.input)
     for node in graph.node:
-        for place, name in enumerate(node.input):
+        for index, name in enumerate(node.input):
             tensor = weights.get(name)
             if tensor is None or readers[name] < 2 or node.op_type not in ("Add", "MatMul"):
                 continue
             if len(tensor.dims) == 1 or (len(tensor.dims) == 2 and not numpy_helper.to_array(tensor).any()):
                 readers[name] -= 1
-                node.input[place] = f"{name}.of.{node.output[0]}"
-                graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(tensor), node.input[place]))
+                node.input[index] = f"{name}.of.{node.output[0]}"
+                graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(tensor), node.input[index]))
 
 
 class _Finder:
@@ -82,7 +82,7 @@ class _Finder:
         self.readers = Counter(name for node in graph.node for name in node.input)
         self.readers.update(output.name for output in graph.output)
 
-    def found(self) -> tuple[Structure, ...]:
+    def structures(self) -> tuple[Structure, ...]:
         structures = []
         for node in self.graph.node:
             if node.op_type != "MatMul" or not self._own_matrix(node.input[1]):
@@ -121,15 +121,15 @@ class _Finder:
         node = self.producers.get(name)
         if node is None or node.op_type not in ELEMENTWISE:
             return None
-        found: list[Maker] = []
+        behind: list[Maker] = []
         for source in dict.fromkeys(node.input):
             if int(np.prod(self.shapes.get(source, (2,)))) == 1:
                 continue  # a scalar constant
             makers = self._behind(source, activated=True)
             if makers is None:
                 return None
-            found.extend(makers)
-        return tuple(dict.fromkeys(found))
+            behind.extend(makers)
+        return tuple(dict.fromkeys(behind))
 
     def _maker(self, name: str) -> Maker | None:
         """MatMul with an own matrix, and the Add of an own bias, if `name` is made so."""
@@ -155,14 +155,14 @@ class _Finder:
         return None
 
 
-def keep_units(model: onnx.ModelProto, structure: Structure, kept: Sequence[int]) -> Structure:
-    """In place: leave only the units `kept`, in their order. The structure as it is then."""
+def keep_units(model: onnx.ModelProto, structure: Structure, remaining: Sequence[int]) -> Structure:
+    """In place: leave only the units `remaining`, in their order. The structure as it is then."""
     weights = {tensor.name: tensor for tensor in model.graph.initializer}
 
     def cut(name: str, axis: int) -> None:
         values = numpy_helper.to_array(weights[name])
         size = values.shape[axis] // structure.units
-        places = (np.asarray(kept)[:, None] * size + np.arange(size)).ravel()
+        places = (np.asarray(remaining)[:, None] * size + np.arange(size)).ravel()
         weights[name].CopyFrom(numpy_helper.from_array(np.ascontiguousarray(values.take(places, axis)), name))
 
     for maker in structure.makers:
@@ -173,7 +173,7 @@ def keep_units(model: onnx.ModelProto, structure: Structure, kept: Sequence[int]
     for node in model.graph.node:
         if node.name == structure.attention:
             next(a for a in node.attribute if a.name == "num_heads").CopyFrom(
-                helper.make_attribute("num_heads", len(kept))
+                helper.make_attribute("num_heads", len(remaining))
             )
     del model.graph.value_info[:]  # the sizes it states are those of before
-    return replace(structure, units=len(kept))
+    return replace(structure, units=len(remaining))

@@ -106,11 +106,11 @@ def _architecture(report: BuildReport) -> dict[str, str]:
 
 def _licences(report: BuildReport) -> dict[str, Any]:
     """By its card; an SPDX identifier where it is one."""
-    found = [_licence(text) for text in report.checkpoint.get("license", ())]
+    licences = [_licence(text) for text in report.checkpoint.get("license", ())]
     links = report.checkpoint.get("license_link", ())
-    if len(found) == len(links) == 1:
-        found[0]["url"] = links[0]
-    return {"licenses": [{"license": licence} for licence in found]} if found else {}
+    if len(licences) == len(links) == 1:
+        licences[0]["url"] = links[0]
+    return {"licenses": [{"license": licence} for licence in licences]} if licences else {}
 
 
 def _licence(text: str) -> dict[str, str]:

@@ -51,14 +51,14 @@ def _against_speed(report: BuildReport, speeds: Mapping[str, float]) -> Mapping[
 
 def _by_length(report: BuildReport) -> Mapping[str, str]:
     """Latency by sequence length, a chart a batch size; none for a model that is measured by the token."""
-    batches = sorted({int(found[1]) for cell in report.ladder[0].latency_ms if (found := SHAPE.fullmatch(cell))})
+    batches = sorted({int(match[1]) for cell in report.ladder[0].latency_ms if (match := SHAPE.fullmatch(cell))})
     return {
         f"Milliseconds by sequence length, batch of {batch}": charts.lines(
             {
                 rung.name: {
-                    float(found[2]): ms
+                    float(match[2]): ms
                     for cell, ms in rung.latency_ms.items()
-                    if (found := SHAPE.fullmatch(cell)) and int(found[1]) == batch
+                    if (match := SHAPE.fullmatch(cell)) and int(match[1]) == batch
                 }
                 for rung in report.ladder
             },

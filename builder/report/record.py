@@ -57,8 +57,8 @@ class EngineCheck:
     def __str__(self) -> str:
         if not self.verified:
             return f"{self.note} on {self.where}, {self.version}"
-        found = f"{self.calls} calls, off by {self.error:.0e}" if self.note is None else self.note
-        return f"verified on {self.where}, {self.version} ({found})"
+        result = f"{self.calls} calls, off by {self.error:.0e}" if self.note is None else self.note
+        return f"verified on {self.where}, {self.version} ({result})"
 
 
 @dataclass(frozen=True)

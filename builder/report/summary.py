@@ -41,9 +41,9 @@ def summary(report: BuildReport, day: date) -> dict[str, Any]:
     }
 
 
-def told(entries: Sequence[RepositoryEntry], report: BuildReport) -> tuple[RepositoryEntry, ...]:
+def with_summary(entries: Sequence[RepositoryEntry], report: BuildReport) -> tuple[RepositoryEntry, ...]:
     """`entries`, the front model first, whose configuration tells its report."""
     front, *others = entries
-    said = json.dumps(summary(report, date.today()), ensure_ascii=False, separators=(",", ":"))
-    config = replace(front.config, parameters={**front.config.parameters, REPORT: said})
+    document = json.dumps(summary(report, date.today()), ensure_ascii=False, separators=(",", ":"))
+    config = replace(front.config, parameters={**front.config.parameters, REPORT: document})
     return replace(front, config=config), *others

@@ -308,8 +308,8 @@ class Hosted(Mapping[str, HostedModel]):
         self.entries = entries
 
     def __getitem__(self, name: str) -> HostedModel:
-        found: HostedModel = read_as(HostedModel, self.entries[name], f"{HOSTED}.{name}", SHARE)
-        return found
+        model: HostedModel = read_as(HostedModel, self.entries[name], f"{HOSTED}.{name}", SHARE)
+        return model
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.entries)

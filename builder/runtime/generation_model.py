@@ -114,13 +114,13 @@ class TritonPythonModel:
     def _submit(self, request: Any, sender: Any) -> None:
         parameters = json.loads(request.parameters() or "{}")
         parameters.pop("triton_enable_empty_final_response", None)  # what gRPC clients send beside their options
-        found = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self.inputs}
-        given = {name: tensor for name, tensor in found.items() if tensor is not None}
+        inputs = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self.inputs}
+        present = {name: tensor for name, tensor in inputs.items() if tensor is not None}
         if CANCEL in parameters:
-            self._cancel_all(named_to_end(parameters, given))
+            self._cancel_all(named_to_end(parameters, present))
             sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
             return
-        tensors = {name: tensor.as_numpy() for name, tensor in given.items()}
+        tensors = {name: tensor.as_numpy() for name, tensor in present.items()}
         if request.timeout():
             parameters.setdefault("timeout_ms", max(request.timeout() // 1000, 1))
         prepared = self.service.prepare(
@@ -220,9 +220,9 @@ class TritonPythonModel:
         ).exec()
         if response.has_error():
             raise RuntimeError(f"{self.engine_name}: {response.error().message()}")
-        found = {name: pb_utils.get_output_tensor_by_name(response, name) for name in names}
+        tensors = {name: pb_utils.get_output_tensor_by_name(response, name) for name in names}
         stays = "present_" if self.service.serving.session.device == "cuda" else None
-        return {n: t if stays is not None and n.startswith(stays) else _array(t) for n, t in found.items()}
+        return {n: t if stays is not None and n.startswith(stays) else _array(t) for n, t in tensors.items()}
 
 
 def _tensor(name: str, value: Any) -> Any:

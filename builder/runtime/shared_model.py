@@ -49,21 +49,21 @@ class TritonPythonModel:
         responses: list[Any] = [None] * len(requests)
         groups: dict[str, list[int]] = {}
         tensors = [self._tensors(request) for request in requests]
-        for index, asked in enumerate(tensors):
+        for index, tensor in enumerate(tensors):
             try:
-                name = _model(asked)
+                name = _model(tensor)
                 if name == ALL:
                     responses[index] = self._list()
                     continue
-                _refuse_misfit(name, self.listing.get(name), asked)
+                _refuse_misfit(name, self.listing.get(name), tensor)
                 groups.setdefault(name, []).append(index)
             except InputError as error:
                 responses[index] = _refusal(error, pb_utils.TritonError.INVALID_ARG)
         answered = (self.pool.map if len(groups) > 1 else map)(
             lambda name: self._answers(name, groups[name], requests, tensors), groups
         )
-        for members, found in zip(groups.values(), answered):
-            for index, response in zip(members, found):
+        for members, answers in zip(groups.values(), answered):
+            for index, response in zip(members, answers):
                 responses[index] = response
         return responses
 
@@ -114,8 +114,8 @@ def _model(tensors: dict[str, np.ndarray]) -> str:
 
 def _refuse_misfit(name: str, model: HostedModel, tensors: dict[str, np.ndarray]) -> None:
     """Raise InputError for what the model's own front would not take: Triton knows the shared one alone."""
-    given = [tensor for tensor in tensors if tensor != MODEL]
-    for tensor in given:
+    inputs = [tensor for tensor in tensors if tensor != MODEL]
+    for tensor in inputs:
         if tensor not in model.inputs:
             raise InputError(f"{tensor} is not an input of {name}; it has {', '.join(model.inputs)}")
     for tensor, optional in model.inputs.items():
@@ -133,9 +133,9 @@ def _kept(request: Any, tensors: dict[str, np.ndarray]) -> Job:
 
 def _answered(model: Loaded, tensors: Sequence[dict[str, np.ndarray]]) -> list[Any]:
     """The responses of a model that is taken, by its own emitted Python."""
-    asked = [{name: array for name, array in one.items() if name != MODEL} for one in tensors]
+    arrays = [{name: array for name, array in one.items() if name != MODEL} for one in tensors]
     with model.lock:
-        answers = model.front.answer(asked)
+        answers = model.front.answer(arrays)
     return [model.front.response(answer) for answer in answers]
 
 

@@ -34,9 +34,9 @@ class Cleaner:
     def push(self, text: str) -> str:
         """What may be shown now."""
         self.held += text
-        found = OPEN.search(self.held)
-        place = found.start() if found else len(self.held)
-        shown, self.held = cleaned(self.held[:place]), self.held[place:]
+        match = OPEN.search(self.held)
+        end = match.start() if match else len(self.held)
+        shown, self.held = cleaned(self.held[:end]), self.held[end:]
         return shown
 
     def flush(self) -> str:

@@ -29,15 +29,15 @@ def tokens_of(tokenizer: Tokenizer, texts: "Sequence[Any]", special: bool = True
 
 def _listed(text: Any, encoding: Encoding) -> "list[dict[str, Any]]":
     parts = (text,) if isinstance(text, str) else text
-    found = []
-    for place, token in enumerate(encoding.ids):
-        entry = {"id": token, "text": encoding.tokens[place], "special": True, "start": None, "stop": None}
-        if not encoding.special_tokens_mask[place]:
-            start, stop = encoding.offsets[place]
-            part = parts[encoding.sequence_ids[place] or 0]
+    listed = []
+    for index, token in enumerate(encoding.ids):
+        entry = {"id": token, "text": encoding.tokens[index], "special": True, "start": None, "stop": None}
+        if not encoding.special_tokens_mask[index]:
+            start, stop = encoding.offsets[index]
+            part = parts[encoding.sequence_ids[index] or 0]
             entry.update(text=part[start:stop], special=False, start=start, stop=stop)
-        found.append(entry)
-    return found
+        listed.append(entry)
+    return listed
 
 
 def tokens_of_ids(tokenizer: Tokenizer, ids: "Sequence[int]") -> str:
@@ -45,5 +45,5 @@ def tokens_of_ids(tokenizer: Tokenizer, ids: "Sequence[int]") -> str:
     texts = [survived(tokenizer.decode, [token], skip_special_tokens=False) for token in ids]
     nowhere = {"start": None, "stop": None}
     special = {token for token, added in survived(tokenizer.get_added_tokens_decoder).items() if added.special}
-    found = [{"id": token, "text": text, "special": token in special, **nowhere} for token, text in zip(ids, texts)]
-    return json.dumps(found, ensure_ascii=False)
+    tokens = [{"id": token, "text": text, "special": token in special, **nowhere} for token, text in zip(ids, texts)]
+    return json.dumps(tokens, ensure_ascii=False)

@@ -28,10 +28,10 @@ def document_of(path: Path, schema: int, instead: str) -> dict[str, Any]:
         document = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError) as error:
         raise ContractError(f"{path} cannot be read: {error}. {instead}") from error
-    found = document.pop("schema", 1) if isinstance(document, dict) else None
-    if found != schema:
+    written = document.pop("schema", 1) if isinstance(document, dict) else None
+    if written != schema:
         raise ContractError(
-            f"{path} has schema {found} and the code beside it reads schema {schema}: they come from different "
+            f"{path} has schema {written} and the code beside it reads schema {schema}: they come from different "
             f"versions of build-repo. {instead}"
         )
     return document
@@ -55,7 +55,7 @@ def read_as(kind: Any, value: Any, where: str, instead: str) -> Any:
     if origin is not None and _is_subclass(origin, Mapping) and isinstance(value, dict):
         return {key: read_as(arguments[1], item, f"{where}.{key}", instead) for key, item in value.items()}
     if origin is not None and _is_subclass(origin, Sequence) and isinstance(value, list):
-        return tuple(read_as(arguments[0], item, f"{where}[{place}]", instead) for place, item in enumerate(value))
+        return tuple(read_as(arguments[0], item, f"{where}[{index}]", instead) for index, item in enumerate(value))
     if isinstance(kind, type) and isinstance(value, kind) and not (kind is int and isinstance(value, bool)):
         return value
     raise ContractError(f"{where} is {value!r}; expected {getattr(kind, '__name__', kind)}. {instead}")

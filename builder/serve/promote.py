@@ -79,20 +79,20 @@ class Trial:
 
     def refusals(self, agreement: float, slower: float) -> list[str]:
         """Why the candidate must not take the place: it fails, answers otherwise, or takes longer than allowed."""
-        found = []
+        reasons = []
         if self.candidate.errors:
-            found.append(f"{len(self.candidate.errors)} requests failed: {self.candidate.errors[0]}")
+            reasons.append(f"{len(self.candidate.errors)} requests failed: {self.candidate.errors[0]}")
         elif not self.agreements:
-            found.append(
+            reasons.append(
                 f"no request was answered by both, so nothing is known of its answers{_first(self.running.errors)}; "
                 "build-repo rollback NAME VERSION changes versions without a trial"
             )
         if self.agreements and self.agreement < agreement:
-            found.append(f"its answers agree by {self.agreement:.4f}; at least {agreement} is asked for")
+            reasons.append(f"its answers agree by {self.agreement:.4f}; at least {agreement} is asked for")
         medians = [side.quantile(0.5) for side in (self.running, self.candidate)]
         if medians[1] > slower * medians[0]:
-            found.append(f"it takes {medians[1] / medians[0]:.2f} times as long; at most {slower} is allowed")
-        return found
+            reasons.append(f"it takes {medians[1] / medians[0]:.2f} times as long; at most {slower} is allowed")
+        return reasons
 
     def table(self, name: str) -> Table:
         table = Table(title=f"{name}: what answers, and what is to take its place", title_justify="left")
@@ -148,14 +148,14 @@ def compare(
     sides = Side(numbers[0]), Side(numbers[1])
     agreements = []
     with Client(url, names[0]) as one, Client(url, names[1]) as other:
-        asked = [greedy(sample, one) for sample in samples(one)]
-        for sample in asked:  # it is warm then
+        requests = [greedy(sample, one) for sample in samples(one)]
+        for sample in requests:  # it is warm then
             Side(numbers[1]).ask(other, sample)
-        for turn in range(ROUNDS * len(asked)):
-            sample = asked[turn % len(asked)]
+        for turn in range(ROUNDS * len(requests)):
+            sample = requests[turn % len(requests)]
             order = (0, 1) if turn % 2 else (1, 0)
-            found = {side: sides[side].ask((one, other)[side], sample) for side in order}
-            expected, actual = found[0], found[1]
+            answers = {side: sides[side].ask((one, other)[side], sample) for side in order}
+            expected, actual = answers[0], answers[1]
             if expected is not None and actual is not None:
                 agreements.append(agreement(expected, actual))
     return Trial(*sides, agreements)
@@ -180,12 +180,12 @@ def same_tokens(expected: Mapping[str, Any], actual: Mapping[str, Any]) -> Match
     one, other = (_tokens(answer) for answer in (expected, actual))
     if not one and not other:
         return Match(1.0)  # both end at once
-    same = next((place for place, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
+    same = next((index for index, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]), None)
     if same is None:
         same = min(len(one), len(other))
     return Match(same, max(1, same + (same < max(len(one), len(other)))))
 
 
 def _tokens(answer: Mapping[str, Any]) -> list[int]:
-    (said,) = answer["logprobs_output"]
-    return [token["token"] for token in json.loads(said)]
+    (logprobs,) = answer["logprobs_output"]
+    return [token["token"] for token in json.loads(logprobs)]

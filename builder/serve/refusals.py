@@ -72,10 +72,10 @@ def refuse_repository(repository: Path, backends: Path, strict: bool) -> None:
 def _names(backends: Path) -> set[str]:
     """What `backends` holds. Raises ServeError where that is nothing."""
     libraries = {path.parent.name for path in backends.glob("*/libtriton_*.so")}
-    found = libraries | {path.parent.name for path in backends.glob("*/model.py")}
-    if not found:
+    names = libraries | {path.parent.name for path in backends.glob("*/model.py")}
+    if not names:
         raise ServeError(f"{backends} holds no backend: expected NAME/libtriton_NAME.so in it")
-    return found
+    return names
 
 
 def _not_here(repository: Path, backends: set[str], strict: bool) -> list[str]:
@@ -83,7 +83,7 @@ def _not_here(repository: Path, backends: set[str], strict: bool) -> list[str]:
 
     Raises RepositoryError for a configuration that cannot be read, where every model must load.
     """
-    found = []
+    missing = []
     here = backends | {"python"}
     for path in sorted(repository.glob("*/config.pbtxt")):
         name = path.parent.name
@@ -95,14 +95,16 @@ def _not_here(repository: Path, backends: set[str], strict: bool) -> list[str]:
             continue  # Triton does not load it either
         if config.backend and config.backend not in here:
             profile = "vllm" if config.backend == vllm.BACKEND else "gpu"
-            found.append(
+            missing.append(
                 f"{name}: the embedded Triton has no {config.backend}; serve it in the container: "
                 f"docker compose --profile {profile} up"
             )
         elif any(path.parent.glob(f"*/{tensorrt_llm.MODEL_FILE}")):
-            found.append(
+            missing.append(
                 f"{name}: the embedded Triton has no TensorRT-LLM; serve it in the trtllm-python-py3 container"
             )
         elif any(group.kind == KIND_GPU for group in config.instance_group) and not gpus():
-            found.append(f"{name} runs on a GPU and none is here; serve it where there is one, or build it for the CPU")
-    return found
+            missing.append(
+                f"{name} runs on a GPU and none is here; serve it where there is one, or build it for the CPU"
+            )
+    return missing

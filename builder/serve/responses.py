@@ -122,11 +122,11 @@ def _streams_in_tensorrt_llm(request: service_pb2.ModelInferRequest) -> bool:
 
 def _stopping(request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferRequest:
     """For TensorRT-LLM. The text is not read; its model takes no request without."""
-    made = service_pb2.ModelInferRequest(model_name=request.model_name, id=request.id)
-    made.model_version = request.model_version
-    made.inputs.add(name=TEXT, datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"")
-    made.inputs.add(name=STOP, datatype="BOOL", shape=[1]).contents.bool_contents.append(True)
-    return made
+    ending = service_pb2.ModelInferRequest(model_name=request.model_name, id=request.id)
+    ending.model_version = request.model_version
+    ending.inputs.add(name=TEXT, datatype="BYTES", shape=[1]).contents.bytes_contents.append(b"")
+    ending.inputs.add(name=STOP, datatype="BOOL", shape=[1]).contents.bool_contents.append(True)
+    return ending
 
 
 def _cancelling(request: service_pb2.ModelInferRequest) -> service_pb2.ModelInferRequest:
@@ -135,12 +135,12 @@ def _cancelling(request: service_pb2.ModelInferRequest) -> service_pb2.ModelInfe
     One input goes along: Triton's Python backend refuses a request without any where tensors have a batch dimension
     (python_backend, python_be.cc, CheckIncomingRequests). Not the text: vLLM, which needs it, would answer it again.
     """
-    made = service_pb2.ModelInferRequest(model_name=request.model_name, id=request.id + ENDING)
-    made.model_version = request.model_version
+    ending = service_pb2.ModelInferRequest(model_name=request.model_name, id=request.id + ENDING)
+    ending.model_version = request.model_version
     shape = [1] * max((len(sent.shape) for sent in request.inputs), default=1)
-    made.inputs.add(name=BESIDE_CANCEL, datatype="BOOL", shape=shape).contents.bool_contents.append(True)
-    made.parameters[CANCEL].string_param = request.id
-    return made
+    ending.inputs.add(name=BESIDE_CANCEL, datatype="BOOL", shape=shape).contents.bool_contents.append(True)
+    ending.parameters[CANCEL].string_param = request.id
+    return ending
 
 
 def is_last(message: service_pb2.ModelStreamInferResponse) -> bool:

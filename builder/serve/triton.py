@@ -140,8 +140,8 @@ def running(
     controlled = is_loopback(host)  # whoever reaches the ports may use model control
     options = [*ports.options(host), *_loading(strict, controlled, () if on_demand else ("--load-model=*",))]
     with (
-        tempfile.TemporaryDirectory(prefix="triton-") as place,
-        _started(embedded(repository, Path(place), backends), options) as process,
+        tempfile.TemporaryDirectory(prefix="triton-") as folder,
+        _started(embedded(repository, Path(folder), backends), options) as process,
         _read(process, echo) as log,
     ):
         server = Server(host, ports, process, log, controlled, repository, on_demand, verify_key)

@@ -199,7 +199,7 @@ def children(parent: int) -> dict[int, tuple[bool, Running | None]]:
 
     The first argument of Triton's Python stub is the file of its model, MODEL/VERSION/FILE.
     """
-    found = {}
+    by_parent = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             state, owner = (folder / "stat").read_text().rsplit(")", 1)[1].split()[:2]
@@ -209,8 +209,11 @@ def children(parent: int) -> dict[int, tuple[bool, Running | None]]:
         if int(owner) == parent:
             stub = len(arguments) > 1 and arguments[0].endswith(b"triton_python_backend_stub")
             version = Path(arguments[1].decode(errors="replace")).parent if stub else None
-            found[int(folder.name)] = (state == "Z", Running(version.parent.name, version.name) if version else None)
-    return found
+            by_parent[int(folder.name)] = (
+                state == "Z",
+                Running(version.parent.name, version.name) if version else None,
+            )
+    return by_parent
 
 
 def _ended(server: Server, status: int) -> str:

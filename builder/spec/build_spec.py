@@ -51,7 +51,7 @@ class BuildSpec(Choices):
         engines = allowed.get(self.target, ("tensorrt", "onnxruntime"))
         if self.engine is not None and self.engine not in engines:
             raise ValueError(f"--target {self.target} has no --engine {self.engine}; it has {', '.join(engines)}")
-        meant = {
+        needed = {
             "gpu": (self.gpu != Gpu() and self.target == "cpu", "--target cuda or tensorrt"),
             "gpu.cuda_graphs": (self.gpu.cuda_graphs and not self.makes_plan, "plans: --target tensorrt"),
             "tensorrt": (self.tensorrt != TensorRT() and self.target != "tensorrt", "--target tensorrt"),
@@ -61,7 +61,7 @@ class BuildSpec(Choices):
                 "--engine tensorrt-llm",
             ),
         }
-        for name, (useless, where) in meant.items():
+        for name, (useless, where) in needed.items():
             if useless:
                 raise ValueError(f"`{name}:` is for {where}")
         cores = self.serving_cores

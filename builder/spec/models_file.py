@@ -44,7 +44,7 @@ class Written:
     """The options of one model."""
 
     options: Mapping[str, Any]
-    place: Place
+    origin: Place
 
 
 def read_models_file(path: Path) -> Iterator[Written]:
@@ -91,31 +91,31 @@ def _included(path: Path, listed: object) -> Iterator[Path]:
     if not isinstance(patterns, Sequence) or not all(isinstance(pattern, str) for pattern in patterns):
         raise SpecError(f"{path}: `include` is a path, or a list of them; found {listed!r}")
     for pattern in patterns:
-        found = sorted(glob.glob(pattern, root_dir=path.parent)) if PATTERN.search(pattern) else [pattern]
-        if not found:
+        paths = sorted(glob.glob(pattern, root_dir=path.parent)) if PATTERN.search(pattern) else [pattern]
+        if not paths:
             raise SpecError(f"{path}: include: no file is called {pattern}, from {path.parent.resolve()} on")
-        yield from (path.parent / name for name in found)
+        yield from (path.parent / name for name in paths)
 
 
-def _expanded(defaults: Mapping[str, Any], entry: object, place: Place) -> Iterator[Written]:
+def _expanded(defaults: Mapping[str, Any], entry: object, origin: Place) -> Iterator[Written]:
     """The models of one entry: one, or one for each combination of its matrix and each folder of its pattern."""
-    own = _mapping(entry, f"{place}: each of `models`")
+    own = _mapping(entry, f"{origin}: each of `models`")
     options = {**defaults, **own}
-    matrix = _matrix(options.pop(MATRIX, None), place)
+    matrix = _matrix(options.pop(MATRIX, None), origin)
     if "model" not in {**options, **matrix}:
-        raise SpecError(f"{place}: each of `models` needs a key `model`; found {entry!r}")
-    made = [one for chosen in _combinations(matrix) for one in _of_folders(options, chosen, place)]
+        raise SpecError(f"{origin}: each of `models` needs a key `model`; found {entry!r}")
+    expanded = [one for chosen in _combinations(matrix) for one in _of_folders(options, chosen, origin)]
     alone = not matrix and not _is_pattern(options)
-    yield from (Written(one, Place(place.file, place.line, place.position, alone)) for one in made)
+    yield from (Written(one, Place(origin.file, origin.line, origin.position, alone)) for one in expanded)
 
 
-def _matrix(found: object, place: Place) -> dict[str, list[Any]]:
-    matrix = _mapping(found, f"{place}: `{MATRIX}`")
+def _matrix(value: object, origin: Place) -> dict[str, list[Any]]:
+    matrix = _mapping(value, f"{origin}: `{MATRIX}`")
     for key, values in matrix.items():
         plain = isinstance(values, list) and values and all(isinstance(v, str | int | float) for v in values)
         if not plain or key == "name":
             expected = "names come of the other options" if key == "name" else "expected a list of texts and numbers"
-            raise SpecError(f"{place}: {MATRIX}.{key}: {expected}; found {values!r}")
+            raise SpecError(f"{origin}: {MATRIX}.{key}: {expected}; found {values!r}")
     return matrix
 
 
@@ -123,19 +123,19 @@ def _combinations(matrix: Mapping[str, Sequence[Any]]) -> Iterator[dict[str, Any
     yield from (dict(zip(matrix, values, strict=True)) for values in itertools.product(*matrix.values()))
 
 
-def _of_folders(options: Mapping[str, Any], chosen: Mapping[str, Any], place: Place) -> Iterator[dict[str, Any]]:
+def _of_folders(options: Mapping[str, Any], chosen: Mapping[str, Any], origin: Place) -> Iterator[dict[str, Any]]:
     """`options` with what was chosen of a matrix, once for each folder that `model` stands for."""
     merged = dict(options)
     for key, value in chosen.items():
         merged = _with(merged, key.split("."), value)
     models = [merged["model"]]
     if _is_pattern(merged):
-        models = [str(Path(found)) for found in sorted(glob.glob(merged["model"])) if Path(found).is_dir()]
+        models = [str(Path(folder)) for folder in sorted(glob.glob(merged["model"])) if Path(folder).is_dir()]
         if not models:
-            raise SpecError(f"{place}: no folder is called {merged['model']}, from {Path.cwd()} on")
+            raise SpecError(f"{origin}: no folder is called {merged['model']}, from {Path.cwd()} on")
     for model in models:
         one = {**merged, "model": model}
-        yield _named(one, chosen, place) if chosen or "{" in str(one.get("name")) else one
+        yield _named(one, chosen, origin) if chosen or "{" in str(one.get("name")) else one
 
 
 def _with(options: Mapping[str, Any], keys: Sequence[str], value: object) -> dict[str, Any]:
@@ -145,17 +145,17 @@ def _with(options: Mapping[str, Any], keys: Sequence[str], value: object) -> dic
     return {**options, key: _with(inner if isinstance(inner, dict) else {}, deeper, value) if deeper else value}
 
 
-def _named(options: dict[str, Any], chosen: Mapping[str, Any], place: Place) -> dict[str, Any]:
+def _named(options: dict[str, Any], chosen: Mapping[str, Any], origin: Place) -> dict[str, Any]:
     """With a name of its own: the stated one where that has placeholders, or what was chosen after it."""
     values = {key: _as_text(value) for key, value in chosen.items()} | {"model": Path(str(options["model"])).name}
     name = str(options.get("name", "{model}"))
     if "{" not in name or "name" not in options:
         name += "".join(f"-{{{key}}}" for key in chosen if key != "model")
     try:
-        return {**options, "name": re.sub(r"\{(.*?)\}", lambda found: values[found[1]], name)}
+        return {**options, "name": re.sub(r"\{(.*?)\}", lambda match: values[match[1]], name)}
     except KeyError as error:
         known = ", ".join(f"{{{key}}}" for key in values)
-        raise SpecError(f"{place}: the name {name!r} has {{{error.args[0]}}}; there are {known}") from None
+        raise SpecError(f"{origin}: the name {name!r} has {{{error.args[0]}}}; there are {known}") from None
 
 
 def _as_text(value: object) -> str:
@@ -166,12 +166,12 @@ def _is_pattern(options: Mapping[str, Any]) -> bool:
     return isinstance(options.get("model"), str) and PATTERN.search(options["model"]) is not None
 
 
-def _mapping(found: object, what: str) -> dict[str, Any]:
-    if found is None:
+def _mapping(value: object, what: str) -> dict[str, Any]:
+    if value is None:
         return {}
-    if not isinstance(found, dict) or not all(isinstance(key, str) for key in found):
-        raise SpecError(f"{what}: expected a mapping of options; found {found!r}")
-    return found
+    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
+        raise SpecError(f"{what}: expected a mapping of options; found {value!r}")
+    return value
 
 
 def nearest(key: str, known: Sequence[str]) -> str:

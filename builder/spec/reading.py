@@ -21,7 +21,7 @@ class Entry:
     """One model of a models.yaml, and where it is written."""
 
     spec: BuildSpec
-    place: Place
+    origin: Place
 
 
 def make_spec(**options: Any) -> BuildSpec:
@@ -50,9 +50,9 @@ def load_entries(path: Path) -> list[Entry]:
     entries, errors = [], []
     for written in read_models_file(path):
         try:
-            entries.append(Entry(make_spec(**written.options), written.place))
+            entries.append(Entry(make_spec(**written.options), written.origin))
         except SpecError as error:
-            errors.append(f"{written.place}: {error}")
+            errors.append(f"{written.origin}: {error}")
     if errors:
         more = f"\nand {len(errors) - SHOWN} more" * (len(errors) > SHOWN)
         raise SpecError("\n".join(errors[:SHOWN]) + more)
@@ -66,10 +66,10 @@ def _refuse_equal_names(entries: Sequence[Entry]) -> None:
         name = entry.spec.entry_name
         if name in known:
             raise SpecError(
-                f"{entry.place}: the name {name!r} is used twice, first at {known[name]}; give each model its own "
+                f"{entry.origin}: the name {name!r} is used twice, first at {known[name]}; give each model its own "
                 "`name` ({model} in it is the last part of MODEL)"
             )
-        known[name] = entry.place
+        known[name] = entry.origin
 
 
 def _explain(error: ValidationError, model: str | None) -> str:

@@ -16,16 +16,16 @@ NAMED = re.compile(r"([A-Za-z0-9_.+-]+)(?:@([1-9]\d*))?")
 
 def named_version(text: str) -> tuple[str, int | None]:
     """A model as a command line says it, NAME or NAME@VERSION, as both. Raises SpecError."""
-    found = NAMED.fullmatch(text)
-    if found is None:
+    match = NAMED.fullmatch(text)
+    if match is None:
         raise SpecError(f"{text!r} is not a model: expected NAME or NAME@VERSION")
-    return found[1], int(found[2]) if found[2] else None
+    return match[1], int(match[2]) if match[2] else None
 
 
 def store_address(output: str | Path) -> str | None:
     """`output` as the address of an object store; None where it is a folder. A Path has lost a slash."""
-    found = ADDRESS.fullmatch(str(output))
-    if found is None:
+    match = ADDRESS.fullmatch(str(output))
+    if match is None:
         return None
-    scheme, rest = found[1], found[2].lstrip("/")
+    scheme, rest = match[1], match[2].lstrip("/")
     return f"{scheme}:///{rest}" if scheme == "file" else f"{scheme}://{rest}"

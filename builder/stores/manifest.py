@@ -51,10 +51,10 @@ def load(text: bytes, where: str) -> Manifest:
             raise ValueError(f"schema {document['schema']}; this version reads {SCHEMA}")
         version = int(document["version"])
         files = {_path(path, version): _blob(blob) for path, blob in document["files"].items()}
-        found = Manifest(str(document["name"]), version, document["source"], files)
-        if found.name not in found.entries():
-            raise ValueError(f"no file of {found.name}")
-        return found
+        manifest = Manifest(str(document["name"]), version, document["source"], files)
+        if manifest.name not in manifest.entries():
+            raise ValueError(f"no file of {manifest.name}")
+        return manifest
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
         raise RepositoryError(f"{where} is not the manifest of a version ({error}); push the version again") from error
 
@@ -62,9 +62,9 @@ def load(text: bytes, where: str) -> Manifest:
 def _path(path: str, version: int) -> str:
     """Raises ValueError for one that does not stay within the version's folders of a model."""
     entry, *parts = path.split("/")
-    place = parts[1:] if parts[:1] == ["warmup"] else parts
+    rest = parts[1:] if parts[:1] == ["warmup"] else parts
     plain = all(PART.fullmatch(part) and part.strip(".") for part in (entry, *parts))
-    if not plain or len(place) < 2 or place[0] != str(version):
+    if not plain or len(rest) < 2 or rest[0] != str(version):
         raise ValueError(f"the path {path!r}")
     return path
 

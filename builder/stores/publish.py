@@ -11,12 +11,12 @@ from builder.triton.publish import publish
 from builder.verify.verdict import Unverified, Verified
 
 
-def publish_to(store: Store, made: Verified | Unverified, folder: Path) -> BuildReport:
-    """Make `made` the next version in `store`; `folder`: where it is laid out. Raises RepositoryError."""
+def publish_to(store: Store, outcome: Verified | Unverified, folder: Path) -> BuildReport:
+    """Make `outcome` the next version in `store`; `folder`: where it is laid out. Raises RepositoryError."""
     while True:
-        number = 1 + max(store.versions(made.report.name), default=0)
+        number = 1 + max(store.versions(outcome.report.name), default=0)
         repository = folder / f"version_{number}"
-        report = publish(repository, made, first=number)
+        report = publish(repository, outcome, first=number)
         try:
             push(repository, report.name, store)
         except VersionTakenError:  # somebody was faster: it becomes the version after theirs

@@ -47,17 +47,17 @@ def pull(
     """
     manifest = store.manifest(name, version)
     repository.mkdir(parents=True, exist_ok=True)
-    place = repository.parent / f".{repository.name}.pull"
-    with alone(place):
-        place.mkdir(exist_ok=True)
+    staging = repository.parent / f".{repository.name}.pull"
+    with alone(staging):
+        staging.mkdir(exist_ok=True)
         here = _here(manifest, repository)
-        wanted = {blob for blob in manifest.files.values() if blob not in here and not (place / blob.sha256).exists()}
+        wanted = {blob for blob in manifest.files.values() if blob not in here and not (staging / blob.sha256).exists()}
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            for done in [pool.submit(store.get, blob, place / blob.sha256) for blob in wanted]:
+            for done in [pool.submit(store.get, blob, staging / blob.sha256) for blob in wanted]:
                 done.result()
-        fetched = {blob: place / blob.sha256 for blob in manifest.files.values() if blob not in here}
+        fetched = {blob: staging / blob.sha256 for blob in manifest.files.values() if blob not in here}
         _publish(manifest, {**here, **fetched}, repository, keep, verify_key)
-        shutil.rmtree(place)
+        shutil.rmtree(staging)
     return Pulled(manifest, sum(blob.size for blob in wanted))
 
 
@@ -66,8 +66,8 @@ def _here(manifest: Manifest, repository: Path) -> dict[Blob, Path]:
     sizes = {blob.size for blob in manifest.files.values()}
     folders = (repository / entry for entry in manifest.entries())
     files = (file for folder in folders for file in sorted(folder.rglob("*")) if file.is_file())
-    found = {blob_of(file): file for file in files if file.stat().st_size in sizes}
-    return {blob: found[blob] for blob in manifest.files.values() if blob in found}
+    by_blob = {blob_of(file): file for file in files if file.stat().st_size in sizes}
+    return {blob: by_blob[blob] for blob in manifest.files.values() if blob in by_blob}
 
 
 def _publish(

@@ -50,7 +50,7 @@ class Store:
     def versions(self, name: str) -> list[int]:
         """The versions of a model, in order."""
         names = (Path(path).name for path in self._list(f"{self.root}/models/{name}"))
-        return sorted(int(found[1]) for text in names if (found := re.fullmatch(r"([1-9]\d*)\.json", text)))
+        return sorted(int(match[1]) for text in names if (match := re.fullmatch(r"([1-9]\d*)\.json", text)))
 
     def manifest(self, name: str, version: int | None = None) -> Manifest:
         """That of a version of a model, the newest where none is named. Raises RepositoryError where there is none."""
@@ -62,10 +62,12 @@ class Store:
             raise RepositoryError(f"{self.url} has no version {wanted} of {name}; it has {', '.join(map(str, there))}")
         path = self._manifest(name, wanted)
         with _told(f"{self.url} could not be read"):
-            found = load(self.files.cat_file(path), path)
-        if (found.name, found.version) != (name, wanted):
-            raise RepositoryError(f"{path} is the manifest of version {found.version} of {found.name}; push it again")
-        return found
+            manifest = load(self.files.cat_file(path), path)
+        if (manifest.name, manifest.version) != (name, wanted):
+            raise RepositoryError(
+                f"{path} is the manifest of version {manifest.version} of {manifest.name}; push it again"
+            )
+        return manifest
 
     def publish(self, manifest: Manifest) -> None:
         """Write a manifest whose blobs are all there. Raises VersionTakenError where there is one of that number."""
@@ -93,18 +95,18 @@ class Store:
     def read(self, blob: Blob) -> bytes:
         """What a small blob holds. Raises RepositoryError where that is not what its name says."""
         with _told(f"{self.url} could not be read"):
-            found: bytes = self.files.cat_file(self._blob(blob))
-        if hashlib.sha256(found).hexdigest() != blob.sha256:
+            content: bytes = self.files.cat_file(self._blob(blob))
+        if hashlib.sha256(content).hexdigest() != blob.sha256:
             raise RepositoryError(f"{self.url}: the blob {self._blob(blob)} is not what its name says")
-        return found
+        return content
 
     def get(self, blob: Blob, target: Path) -> None:
         """Bring a blob to `target`, going on where an earlier attempt ended. Raises RepositoryError."""
         path, unfinished = self._blob(blob), target.with_name(f"{target.name}.part")
         size = self._size(path)
         if size != blob.size:
-            found = "is not there" if size is None else f"has {size} bytes instead of {blob.size}"
-            raise RepositoryError(f"{self.url}: the blob {path} {found}; push the version again")
+            problem = "is not there" if size is None else f"has {size} bytes instead of {blob.size}"
+            raise RepositoryError(f"{self.url}: the blob {path} {problem}; push the version again")
         unfinished.touch()
         if unfinished.stat().st_size > blob.size:
             unfinished.unlink()
@@ -123,9 +125,9 @@ class Store:
         problem = ""
         for attempt in range(ATTEMPTS):
             try:
-                found: bytes = self.files.cat_file(path, start=begin, end=min(begin + CHUNK, size))
-                if found:
-                    return found
+                content: bytes = self.files.cat_file(path, start=begin, end=min(begin + CHUNK, size))
+                if content:
+                    return content
             except Exception as error:  # whatever a connection that breaks makes the libraries raise
                 problem = _first_line(error)
             time.sleep(PAUSE_S * 2**attempt)
@@ -166,15 +168,15 @@ class Store:
 
     def _link(self, path: str, content: bytes, replace: bool = False) -> None:
         """The same in a folder: written beside, and linked to its name."""
-        place = Path(path)
-        place.parent.mkdir(parents=True, exist_ok=True)
-        unfinished = place.with_name(f".{place.name}.{uuid.uuid4().hex}")
+        target = Path(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
         try:
             unfinished.write_bytes(content)
             if replace:
-                os.replace(unfinished, place)
+                os.replace(unfinished, target)
             else:
-                os.link(unfinished, place)
+                os.link(unfinished, target)
         finally:
             unfinished.unlink(missing_ok=True)
 

@@ -73,9 +73,9 @@ class Task(ABC):
         """Whether `name`, of a specification, means this task."""
         return name == self.name
 
-    def required(self, asked: float | None) -> float:
+    def required(self, stated: float | None) -> float:
         """The least mean agreement with PyTorch: what the user asked for, or the task's own threshold."""
-        return self.threshold if asked is None else asked
+        return self.threshold if stated is None else stated
 
     def auto_class(self) -> Any:
         """transformers' auto class for the head, by Optimum's table."""

@@ -75,10 +75,10 @@ class QuestionAnswering(EncoderTask):
             text = sample["context"][begin:stop]
             span = merged.setdefault(text.lower(), {"answer": text, "start": begin, "end": stop, "score": 0.0})
             span["score"] += float(scores.flat[flat])
-        found = list(merged.values())
+        answers = list(merged.values())
         if sample.get("handle_impossible_answer"):
-            found.append({"answer": "", "start": 0, "end": 0, "score": float(starts[0] * ends[0])})
-        return max(found, key=lambda span: span["score"])
+            answers.append({"answer": "", "start": 0, "end": 0, "score": float(starts[0] * ends[0])})
+        return max(answers, key=lambda span: span["score"])
 
     def agreement(self, expected: Answer, actual: Answer) -> float:
         return float(expected["answer"] == actual["answer"])

@@ -67,8 +67,8 @@ class SparseEmbedding(FeatureExtraction):
     def difference(self, expected: Answer, actual: Answer) -> tuple[float, str]:
         """Of the weights: a token that only one of two answers has may have next to none."""
         size = 1 + max([0, *expected["indices"], *actual["indices"]])
-        wanted, found = _dense(expected, size), _dense(actual, size)
-        apart = np.abs(wanted - found) / np.maximum(1, wanted)
+        wanted, reached = _dense(expected, size), _dense(actual, size)
+        apart = np.abs(wanted - reached) / np.maximum(1, wanted)
         token = int(apart.argmax())
         return float(apart[token]), f"answer.values of token {token}"
 

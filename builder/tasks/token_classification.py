@@ -50,26 +50,26 @@ class TokenClassification(EncoderTask):
 
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """`entities`: a list of {"start", "end", "entity"}, in characters."""
-        found = [json.loads(answer["entities"]) for answer in answers]
+        entities_of_answers = [json.loads(answer["entities"]) for answer in answers]
         expected, predicted = (
-            [_spans(entities) for entities in side] for side in ([s["entities"] for s in samples], found)
+            [_spans(entities) for entities in side] for side in ([s["entities"] for s in samples], entities_of_answers)
         )
         return spans([sample["text_input"] for sample in samples], expected, predicted)
 
 
 def _spans(entities: Sequence[Mapping[str, Any]]) -> list[Span]:
     """(begin, end, type) of each; tokens that follow one another in one entity become one."""
-    found: list[Span] = []
+    spans: list[Span] = []
     for entity in entities:
         tag = str(entity.get("entity_group") or entity["entity"])
         begins, kind = tag[:2] != "I-", tag[2:] if tag[:2] in ("B-", "I-") else tag
         if kind == "O":
             continue
-        if not begins and found and found[-1][2] == kind and entity["start"] - found[-1][1] <= 1:
-            found[-1] = (found[-1][0], int(entity["end"]), kind)
+        if not begins and spans and spans[-1][2] == kind and entity["start"] - spans[-1][1] <= 1:
+            spans[-1] = (spans[-1][0], int(entity["end"]), kind)
         else:
-            found.append((int(entity["start"]), int(entity["end"]), kind))
-    return found
+            spans.append((int(entity["start"]), int(entity["end"]), kind))
+    return spans
 
 
 TASK = TokenClassification()

@@ -24,9 +24,9 @@ class Translation(Seq2SeqTask):
         """As transformers' pipeline had it: config.json's task_specific_params for each pair of languages."""
         pairs, options = {}, {}
         for key, settings in (getattr(config, "task_specific_params", None) or {}).items():
-            found = PAIR.fullmatch(key)
-            if found and "prefix" in settings:
-                pairs[f"{found[1]} to {found[2]}"] = str(settings["prefix"])
+            match = PAIR.fullmatch(key)
+            if match and "prefix" in settings:
+                pairs[f"{match[1]} to {match[2]}"] = str(settings["prefix"])
                 options[key] = {option: value for option, value in settings.items() if option != "prefix"}
         wanted = PAIR.fullmatch(name)
         source, target = (wanted[1], wanted[2]) if wanted else (None, None)

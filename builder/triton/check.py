@@ -44,10 +44,10 @@ def pending(repository: Path, unserved: bool = False) -> dict[str, str]:
 
 def verdicts(repository: Path) -> dict[str, str]:
     """Whether each model was verified, and on what; of the reports that can be read. `check` names the others."""
-    found = {}
+    by_name = {}
     for path in sorted(repository.glob("*/build.json")):
         with contextlib.suppress(RepositoryError):
             report = read_report(repository, path.parent.name)
             if report.name == path.parent.name:  # an engine beside its front has the same report
-                found[report.name] = report.verdict
-    return found
+                by_name[report.name] = report.verdict
+    return by_name

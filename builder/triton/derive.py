@@ -52,14 +52,14 @@ def publish_settings(repository: Path, name: str, settings: Settings, reason: st
             slots = read_settings(entry / str(now))["slots"]
             cache = report.memory["cache"] // slots * settings["slots"]
             report = replace(report, memory={**report.memory, "cache": cache})
-        made = change.staging / "new" / name
-        _write(made, entry, changed, report, now)
-        problems = check(made.parent)
+        staged = change.staging / "new" / name
+        _write(staged, entry, changed, report, now)
+        problems = check(staged.parent)
         if problems:
             raise RepositoryError(
                 f"the model would not load with {dict(settings)}: {problems[0]}. Nothing was published"
             )
-        move_in(change, made, entry, number)
+        move_in(change, staged, entry, number)
         activate(change, repository, [name], number)
         change.commit()
         tidy(repository, name, change.staging / "removed", keep, [number, now])
@@ -73,13 +73,13 @@ def _report(
     serving = f"{before}/{FILE}"
     files = {**report.files[report.name], serving: hashlib.sha256(changed[serving]).hexdigest()}
     own = {numbered(path, number, of=before): digest for path, digest in files.items()}
-    said = f"{', '.join(f'{key} {value}' for key, value in settings.items())}, of version {before}: {reason}"
-    return replace(report, version=number, files={**report.files, report.name: own}, settings=said)
+    changes = f"{', '.join(f'{key} {value}' for key, value in settings.items())}, of version {before}: {reason}"
+    return replace(report, version=number, files={**report.files, report.name: own}, settings=changes)
 
 
-def _write(made: Path, entry: Path, changed: Mapping[str, bytes], report: BuildReport, now: int) -> None:
+def _write(staged: Path, entry: Path, changed: Mapping[str, bytes], report: BuildReport, now: int) -> None:
     """The entry with its new version alone, whose configuration lies beside it too."""
-    folder = made / str(report.version)
+    folder = staged / str(report.version)
     shutil.copytree(entry / str(now), folder, copy_function=os.link, ignore=shutil.ignore_patterns(SIGNATURE))
     own = {
         FILE: changed[f"{now}/{FILE}"],
@@ -93,12 +93,12 @@ def _write(made: Path, entry: Path, changed: Mapping[str, bytes], report: BuildR
         (folder / name).write_bytes(content)
         sync(folder / name)
     for name in BESIDE:
-        shutil.copyfile(folder / name, made / name)
+        shutil.copyfile(folder / name, staged / name)
     sync(folder)
 
 
 def _with_version(config: str, number: int) -> str:
-    text, found = POLICY.subn(rf"\g<1>{number}\g<2>", config)
-    if found != 1:
-        raise RepositoryError(f"{CONFIG} has {found} version policies, not the one that build-repo writes")
+    text, count = POLICY.subn(rf"\g<1>{number}\g<2>", config)
+    if count != 1:
+        raise RepositoryError(f"{CONFIG} has {count} version policies, not the one that build-repo writes")
     return text

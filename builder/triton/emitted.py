@@ -14,12 +14,12 @@ SHARED_FILES = ("contract.py", "fields.py", "panics.py", "tensors_check.py", "to
 
 def with_imports(file: str) -> tuple[str, ...]:
     """`file` of builder/runtime and the modules there that it imports, by its own relative imports."""
-    found = [file]
+    files = [file]
     for node in ast.walk(ast.parse((RUNTIME / file).read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level and node.module:
             folder = Path(file).parents[node.level - 1]
-            found.extend(with_imports(f"{folder / node.module.replace('.', '/')}.py"))
-    return tuple(dict.fromkeys(found))
+            files.extend(with_imports(f"{folder / node.module.replace('.', '/')}.py"))
+    return tuple(dict.fromkeys(files))
 
 
 EXECUTOR_FILES = {  # by EncoderServing.executor

@@ -51,7 +51,7 @@ def lay_out_generating(
     weights = {name: file for graph in graphs for name, file in version_files(graph).items()}
     if options.executor == "in-process":
         return (RepositoryEntry(front.name, front, {**files, **weights}),)
-    said, known = _said(serving.vocabulary), graphs[0].outputs
+    logprobs, known = _said(serving.vocabulary), graphs[0].outputs
     presents = [_present(field) for field in step_inputs if field.name.startswith("past_")]
     placement = place(options, graphs[0], options.serving.prefill_tokens, serving.arena.length)
     step = Config(
@@ -59,7 +59,7 @@ def lay_out_generating(
         backend=graphs[0].engine,
         max_batch_size=0,
         inputs=step_inputs,
-        outputs=[*(field for name, field in said.items() if name in known), *presents],
+        outputs=[*(field for name, field in logprobs.items() if name in known), *presents],
         groups=placement.groups,
         serving=options.serving,
         dynamic_batching=False,

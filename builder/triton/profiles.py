@@ -73,10 +73,10 @@ def buckets(calls: Calls) -> tuple[Shape, ...]:
 
 
 def _doublings(first: int, end: int) -> list[int]:
-    found = [first]
-    while found[-1] * 2 < end:
-        found.append(found[-1] * 2)
-    return found
+    sizes = [first]
+    while sizes[-1] * 2 < end:
+        sizes.append(sizes[-1] * 2)
+    return sizes
 
 
 def takes(profile: Profile, shape: Shape) -> bool:

@@ -38,7 +38,7 @@ from builder.triton.versions import BESIDE, CONFIG, REPORT, activate, adopt, num
 from builder.verify.verdict import Unverified, Verified
 
 
-def publish(repository: Path, made: Verified | Unverified, keep: int = KEEP, first: int = 1) -> BuildReport:
+def publish(repository: Path, outcome: Verified | Unverified, keep: int = KEEP, first: int = 1) -> BuildReport:
     """Make its entries the next version in `repository` and have that served; `keep` versions remain. `first`: the
     least number that it may have.
 
@@ -46,13 +46,13 @@ def publish(repository: Path, made: Verified | Unverified, keep: int = KEEP, fir
     that can. Returns the report of the version, which lies in it as build.json. Raises RepositoryError when the disk or
     the folder does not allow it; the repository is then as before.
     """
-    if not isinstance(made, Verified | Unverified):
-        raise TypeError(f"only Verified or Unverified entries are published, not {type(made).__name__}")
+    if not isinstance(outcome, Verified | Unverified):
+        raise TypeError(f"only Verified or Unverified entries are published, not {type(outcome).__name__}")
     _make(repository)
-    names = [entry.name for entry in made.entries]
+    names = [entry.name for entry in outcome.entries]
     with changing(repository, names[0]) as change:
         number = max([first, *(1 + n for name in names for n in numbers(repository / name))])
-        entries, report = _as_version(made, number)
+        entries, report = _as_version(outcome, number)
         published = Published(repository)
         for entry in entries:
             _write(change.staging / "new" / entry.name, entry, report, repository / entry.name, published)
@@ -77,10 +77,10 @@ def _note(repository: Path, report: BuildReport, published: Published) -> None:
             published.note(digest, repository / name / path)
 
 
-def tidy(repository: Path, name: str, place: Path, keep: int, also: Sequence[int | None]) -> None:
+def tidy(repository: Path, name: str, staging: Path, keep: int, also: Sequence[int | None]) -> None:
     try:
-        place.mkdir()
-        prune(repository, name, place, keep, also)
+        staging.mkdir()
+        prune(repository, name, staging, keep, also)
     except OSError as error:
         raise RepositoryError(
             f"{name} was published, but its earlier versions could not be removed ({error.strerror or error}). "
@@ -108,15 +108,15 @@ def existing_source(repository: Path, name: str) -> str | None:
         return "something else than build-repo"
 
 
-def _as_version(made: Verified | Unverified, number: int) -> tuple[list[RepositoryEntry], BuildReport]:
+def _as_version(outcome: Verified | Unverified, number: int) -> tuple[list[RepositoryEntry], BuildReport]:
     """The entries and their report as version `number`."""
-    entries = [entry.at(number) for entry in made.entries]
+    entries = [entry.at(number) for entry in outcome.entries]
     files = {}
     for entry in entries:
-        hashes = {numbered(path, number): digest for path, digest in made.report.files[entry.name].items()}
-        said = {path: hashlib.sha256(c).hexdigest() for path, c in entry.files.items() if isinstance(c, bytes)}
-        files[entry.name] = {**hashes, **said}
-    return entries, replace(made.report, version=number, files=files)
+        hashes = {numbered(path, number): digest for path, digest in outcome.report.files[entry.name].items()}
+        sums = {path: hashlib.sha256(c).hexdigest() for path, c in entry.files.items() if isinstance(c, bytes)}
+        files[entry.name] = {**hashes, **sums}
+    return entries, replace(outcome.report, version=number, files=files)
 
 
 def _served(entry: Path) -> int | None:
@@ -183,16 +183,16 @@ def _holds(path: Path, content: bytes | Path) -> bool:
     return path.stat().st_size == len(content) and path.read_bytes() == content
 
 
-def move_in(change: Change, made: Path, entry: Path, number: int) -> None:
+def move_in(change: Change, staged: Path, entry: Path, number: int) -> None:
     """Put a version beside the others, where Triton does not look for it yet; where there are none, the whole entry."""
     if not entry.exists():
-        change.move(made, entry)
+        change.move(staged, entry)
         return
     if _served(entry) is not None:
         adopt(change, entry)
-    for part in _parts(made, number):
-        change.move(made / part, entry / part)
+    for part in _parts(staged, number):
+        change.move(staged / part, entry / part)
 
 
-def _parts(made: Path, number: int) -> Iterator[str]:
-    return (part for part in (f"warmup/{number}", str(number)) if (made / part).is_dir())
+def _parts(staged: Path, number: int) -> Iterator[str]:
+    return (part for part in (f"warmup/{number}", str(number)) if (staged / part).is_dir())

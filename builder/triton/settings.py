@@ -43,10 +43,14 @@ def read_settings(version: Path) -> dict[str, int]:
             "serving.token_budget": serving.batching.token_budget,
             "serving.call_cost": serving.batching.call_cost,
         }
-    found = {"threads": serving.session.threads, "slots": serving.arena.slots, "serving.queue.max_size": serving.queue}
+    settings = {
+        "threads": serving.session.threads,
+        "slots": serving.arena.slots,
+        "serving.queue.max_size": serving.queue,
+    }
     if serving.prefill_tokens is not None:
-        found["serving.prefill_tokens"] = serving.prefill_tokens
-    return found
+        settings["serving.prefill_tokens"] = serving.prefill_tokens
+    return settings
 
 
 def with_settings(version: Path, settings: Settings) -> dict[str, bytes]:
@@ -59,8 +63,8 @@ def with_settings(version: Path, settings: Settings) -> dict[str, bytes]:
     text = (version.parent / CONFIG).read_text("utf-8")
     for name in LINES:
         if name in settings:
-            found = _line(text, name)
-            text = text[: found.start(2)] + str(settings[name]) + text[found.end(2) :]
+            line = _line(text, name)
+            text = text[: line.start(2)] + str(settings[name]) + text[line.end(2) :]
     _refuse_config(text, version.parent.name)
     changed = _encoder(serving, settings) if isinstance(serving, EncoderServing) else _generation(serving, settings)
     return {CONFIG: text.encode(), f"{version.name}/{FILE}": dump(changed).encode()}
@@ -77,10 +81,10 @@ def _load(version: Path) -> Serving:
 
 
 def _line(text: str, name: str) -> re.Match[str]:
-    found = list(LINES[name].finditer(text))
-    if len(found) != 1:
-        raise RepositoryError(f"{CONFIG} has {len(found)} lines for {name}, not the one that build-repo writes")
-    return found[0]
+    matches = list(LINES[name].finditer(text))
+    if len(matches) != 1:
+        raise RepositoryError(f"{CONFIG} has {len(matches)} lines for {name}, not the one that build-repo writes")
+    return matches[0]
 
 
 def _refuse_config(text: str, name: str) -> None:

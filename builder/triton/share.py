@@ -147,9 +147,9 @@ def _entry(front: Path, configs: Sequence[Any], memory_mb: int | None) -> Reposi
     else:
         memory, task = MEMORY_MB, configs[0].parameters["task"].string_value
         config = _config(front.name, task, configs, max(config.max_batch_size for config in configs))
-        made = _parsed(config)
+        parsed = _parsed(config)
         for other in configs:
-            refuse_misfit(made, other)
+            refuse_misfit(parsed, other)
     serving = SharedServing(config.parameters["task"], MODELS, memory_mb or memory)
     files = {**runtime_files("shared"), f"1/{FILE}": dump(serving).encode()}
     return RepositoryEntry(front.name, config, files)
@@ -207,12 +207,12 @@ def _put(change: Change, repository: Path, entry: RepositoryEntry) -> None:
     if now is not None and _is(front, entry.at(now)):
         return
     number = 1 + max(numbers(front), default=0)
-    made = change.staging / "new" / entry.name
-    _write(made, entry.at(number), hosts=now is None)
-    problems = check(made.parent)
+    staged = change.staging / "new" / entry.name
+    _write(staged, entry.at(number), hosts=now is None)
+    problems = check(staged.parent)
     if problems:
         raise RepositoryError(f"the shared front would not load: {problems[0]}. Nothing was changed")
-    move_in(change, made, front, number)
+    move_in(change, staged, front, number)
     activate(change, repository, [entry.name], number)
 
 

@@ -70,7 +70,7 @@ def unsigned(repository: Path, trusted: Path, names: Sequence[str] = ()) -> list
     configuration, wanted = _verifying(trusted), _wanted(repository, names)
     hosting = [hosted for hosted in hosted_repositories(repository) if hosted.parent.name in wanted]
     return [
-        f"{name}: {found}" for name, folder in wanted.items() for found in _unsigned(folder, configuration, trusted)
+        f"{name}: {problem}" for name, folder in wanted.items() for problem in _unsigned(folder, configuration, trusted)
     ] + [sentence for hosted in hosting for sentence in _unsigned_hosted(hosted, trusted)]
 
 
@@ -85,17 +85,17 @@ def trusted_text(trusted: Path) -> str:
 
 def _unsigned_hosted(repository: Path, trusted: Path) -> Iterator[str]:
     """The same of the models of a shared front; hosted.json must say what they say."""
-    place = f"{repository.parent.name}/{repository.name}"
+    prefix = f"{repository.parent.name}/{repository.name}"
     hosted = read_hosted(repository)
     if hosted:
-        yield from (f"{place}/{sentence}" for sentence in unsigned(repository, trusted))
+        yield from (f"{prefix}/{sentence}" for sentence in unsigned(repository, trusted))
     for name in hosted:
         try:
             refuse_other(hosted, name, repository)
         except (RepositoryError, ContractError) as error:
-            yield f"{place}/{name}: {error}"
+            yield f"{prefix}/{name}: {error}"
         except (OSError, ValueError) as error:
-            yield f"{place}/{name}: {_not_read(error)}"
+            yield f"{prefix}/{name}: {_not_read(error)}"
 
 
 def _unsigned(folder: Path, configuration: Any, trusted: Path) -> list[str]:
@@ -127,7 +127,7 @@ def _problems(version: Path, configuration: Any, trusted: Path) -> Iterator[str]
         configuration.verify(version, version / SIGNATURE)
     except ValueError as error:
         if str(error).startswith("Signature mismatch"):  # the signature itself holds
-            yield from (f"{version.name}/{found}" for found in _changes(version))
+            yield from (f"{version.name}/{problem}" for problem in _changes(version))
         else:
             yield _not_held(version, error, trusted)
         return
@@ -149,10 +149,10 @@ def _mixed(version: Path) -> Iterator[str]:
 def _files(version: Path) -> dict[str, Any]:
     """What the report of a version says of the files of its build, by model; nothing where it has none."""
     try:
-        found = json.loads((version / REPORT).read_text("utf-8"))["files"]
+        hashes = json.loads((version / REPORT).read_text("utf-8"))["files"]
     except (OSError, ValueError, KeyError, TypeError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return hashes if isinstance(hashes, dict) else {}
 
 
 def _moved(version: Path) -> Iterator[str]:
@@ -226,10 +226,10 @@ def _statement(folder: Path) -> Any:
 
 def _folders(repository: Path) -> dict[str, Path]:
     """What Triton takes for a model: every folder. Raises RepositoryError where there is none."""
-    found = {path.name: path for path in sorted(repository.iterdir()) if path.is_dir()} if repository.is_dir() else {}
-    if not found:
+    folders = {path.name: path for path in sorted(repository.iterdir()) if path.is_dir()} if repository.is_dir() else {}
+    if not folders:
         raise RepositoryError(f"{repository} holds no model; build one first: build-repo MODEL --output {repository}")
-    return found
+    return folders
 
 
 def _wanted(repository: Path, names: Sequence[str]) -> dict[str, Path]:

@@ -167,8 +167,8 @@ def parameters(config: Config) -> dict[str, str]:
 
 def accelerators(config: Config) -> Sequence[Mapping[str, Any]]:
     """The execution accelerators of GPU instances, each with `name` and `parameters`."""
-    found = config.get("optimization", {}).get("execution_accelerators", {})
-    return found.get("gpu_execution_accelerator", ())  # type: ignore[no-any-return]
+    stated = config.get("optimization", {}).get("execution_accelerators", {})
+    return stated.get("gpu_execution_accelerator", ())  # type: ignore[no-any-return]
 
 
 def _kinds(config: Config) -> set[str]:

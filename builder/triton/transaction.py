@@ -57,15 +57,15 @@ class Change:
         """Put a file of `content` in the place of `target`, in one rename."""
         if target.is_file() and target.read_bytes() == content:
             return
-        made = self.staging / f"written_{len(self.steps)}"
+        path = self.staging / f"written_{len(self.steps)}"
         before = self.staging / f"before_{len(self.steps)}"
-        made.write_bytes(content)
-        sync(made)
+        path.write_bytes(content)
+        sync(path)
         if target.exists():
             shutil.copyfile(target, before)
             sync(before)
         self._note(Step("write", self._place(before) if target.exists() else None, self._place(target)))
-        os.replace(made, target)
+        os.replace(path, target)
         sync(target.parent)
 
     def undo(self) -> None:
@@ -174,11 +174,11 @@ def recover(repository: Path) -> list[str]:
     recovered: list[str] = []
     try:
         with alone(repository):
-            for place in _left(repository):
-                steps = _read_journal(place / JOURNAL)
+            for folder in _left(repository):
+                steps = _read_journal(folder / JOURNAL)
                 undo(repository.parent, steps)
                 recovered.extend(Path(step.target).parts[1] for step in steps)
-                shutil.rmtree(place, ignore_errors=True)
+                shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
         raise RepositoryError(
             f"{repository}: a build was killed while it published, and what it replaced cannot be put back "
@@ -189,12 +189,12 @@ def recover(repository: Path) -> list[str]:
 
 def _left(repository: Path) -> list[Path]:
     """The staging folders whose process is over: it held a lock on each."""
-    return [place for place in sorted(repository.parent.glob(f".{repository.name}.*.staging")) if not _held(place)]
+    return [folder for folder in sorted(repository.parent.glob(f".{repository.name}.*.staging")) if not _held(folder)]
 
 
-def _held(place: Path) -> bool:
+def _held(folder: Path) -> bool:
     try:
-        descriptor = os.open(place, os.O_RDONLY)
+        descriptor = os.open(folder, os.O_RDONLY)
     except FileNotFoundError:
         return True  # it is being removed
     try:
@@ -230,14 +230,14 @@ def staging(repository: Path) -> Iterator[Path]:
 
     It stays where it holds what could not be put back.
     """
-    place = Path(tempfile.mkdtemp(prefix=f".{repository.name}.", suffix=".staging", dir=repository.parent))
-    descriptor = os.open(place, os.O_RDONLY)
+    folder = Path(tempfile.mkdtemp(prefix=f".{repository.name}.", suffix=".staging", dir=repository.parent))
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)  # `recover` leaves it alone
-        yield place
+        yield folder
     finally:
-        if not (place / JOURNAL).exists():
-            shutil.rmtree(place, ignore_errors=True)
+        if not (folder / JOURNAL).exists():
+            shutil.rmtree(folder, ignore_errors=True)
         os.close(descriptor)
 
 

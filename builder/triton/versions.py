@@ -47,8 +47,8 @@ class Version:
 
 def numbers(entry: Path) -> list[int]:
     """The versions of a model of the repository, in order."""
-    found = (path.name for path in entry.iterdir() if path.is_dir()) if entry.is_dir() else ()
-    return sorted(int(name) for name in found if name.isdecimal() and not name.startswith("0"))
+    names = (path.name for path in entry.iterdir() if path.is_dir()) if entry.is_dir() else ()
+    return sorted(int(name) for name in names if name.isdecimal() and not name.startswith("0"))
 
 
 def loaded(entry: Path) -> list[int]:
@@ -130,9 +130,9 @@ def rollback(repository: Path, name: str, number: int | None = None) -> int:
     if number is None:
         number = max((n for n in there if now is not None and n < now), default=None)
     if number not in there or not _keeps(repository / name, number):
-        asked = "earlier version" if number is None else f"version {number}"
+        wanted = "earlier version" if number is None else f"version {number}"
         raise RepositoryError(
-            f"{name} has no {asked} to go back to; it has {', '.join(map(str, there))}, and {now} is served"
+            f"{name} has no {wanted} to go back to; it has {', '.join(map(str, there))}, and {now} is served"
         )
     with changing(repository, name) as change:
         activate(change, repository, entries(repository, name, number), number)
@@ -205,24 +205,24 @@ def adopt(change: Change, entry: Path) -> None:
             change.write(content, entry / name)
 
 
-def prune(repository: Path, name: str, place: Path, keep: int, also: Sequence[int | None]) -> None:
-    """Move all versions of a model but `keep` to `place`: `also` stay first, then the newest.
+def prune(repository: Path, name: str, staging: Path, keep: int, also: Sequence[int | None]) -> None:
+    """Move all versions of a model but `keep` to `staging`: `also` stay first, then the newest.
 
     An engine goes with the last version that calls it, unless another model does.
     """
     front = repository / name
-    kept = dict.fromkeys([*(n for n in also if n is not None), *reversed(numbers(front))])
-    remain = list(kept)[: max(keep, 1)]
+    remaining = dict.fromkeys([*(n for n in also if n is not None), *reversed(numbers(front))])
+    remain = list(remaining)[: max(keep, 1)]
     engines = {mate for number in numbers(front) for mate in entries(repository, name, number)[1:]}
     called = {mate for number in remain for mate in entries(repository, name, number)[1:]}
     for entry in [front, *(repository / engine for engine in sorted(engines))]:
         if entry != front and entry.name not in called and not callers(repository, entry.name, name):
-            entry.rename(place / entry.name)
+            entry.rename(staging / entry.name)
             continue
         for number in set(numbers(entry)) - set(remain):
             for folder in (entry / str(number), entry / "warmup" / str(number)):
                 if folder.is_dir():
-                    folder.rename(place / f"{entry.name}.{folder.parent.name}.{number}")
+                    folder.rename(staging / f"{entry.name}.{folder.parent.name}.{number}")
     sync(repository)
 
 
@@ -272,10 +272,10 @@ def _files(entry: Path, number: int) -> Mapping[str, Any]:
 def _read(path: Path) -> Mapping[str, Any]:
     """A JSON object; an empty one where the file holds none."""
     try:
-        found = json.loads(path.read_text("utf-8"))
+        document = json.loads(path.read_text("utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return document if isinstance(document, dict) else {}
 
 
 def _size(folder: Path) -> int:

@@ -134,19 +134,19 @@ def verdict(
     tried: tuple[Tried, ...],
 ) -> Finding:
     """Whether the winner is within the limit still, and more than noise ahead of what was there."""
-    found: Change | None = change_by_turns([throughput(load) for load in old], [throughput(load) for load in new])
+    change: Change | None = change_by_turns([throughput(load) for load in old], [throughput(load) for load in new])
     after, before = (Estimate.of([throughput(load) for load in loads]) for loads in (new, old))
     p99, had = (mean(load.client.bounded_ms for load in loads) for loads in (new, old))
     unit = "answers/s" if new[0].client.stream is None else "tokens/s"
     text = (
         f"{after} {unit} with p99 {p99:.0f} ms at {best.level}; as it was {before} with p99 {had:.0f} ms at "
-        f"{base.level}; change {found}, {len(new)} times by turns"
+        f"{base.level}; change {change}, {len(new)} times by turns"
     )
     if p99 > limit_ms:
         return Finding(None, f"the best of {len(tried)} trials was beyond {limit_ms:g} ms when repeated: {text}", tried)
     if base.score < 0:
         return Finding(settings, f"within {limit_ms:g} ms, which it was not before: {text}", tried)
-    if found is None or not found.sure or found.share <= 0:
+    if change is None or not change.sure or change.share <= 0:
         return Finding(None, f"the best of {len(tried)} trials is not more than noise ahead: {text}", tried)
     return Finding(settings, f"within {limit_ms:g} ms: {text}", tried)
 

@@ -35,31 +35,31 @@ def space_of(version: Path, cores: int, memory: float) -> Space:
             "serving.token_budget": _with(budgets, now["serving.token_budget"]),
             "serving.call_cost": _with(CALL_COSTS, now["serving.call_cost"]),
         }
-    found: dict[str, Sequence[object]] = {"threads": _with(_halves(cores), now["threads"] or cores)}
+    space: dict[str, Sequence[object]] = {"threads": _with(_halves(cores), now["threads"] or cores)}
     if serving.arena.blocks is None:
-        found["slots"] = _with(_slots(serving, memory), now["slots"])
+        space["slots"] = _with(_slots(serving, memory), now["slots"])
     if "serving.prefill_tokens" in now:
-        found["serving.prefill_tokens"] = _with(PREFILLS, now["serving.prefill_tokens"])
-    return found
+        space["serving.prefill_tokens"] = _with(PREFILLS, now["serving.prefill_tokens"])
+    return space
 
 
 def choices(settings: Settings, cores: int, space: Space) -> dict[str, object]:
     """`settings` as a point of `space`."""
-    found: dict[str, object] = {name: settings[name] for name in space if name != SHARED and name != "threads"}
+    first: dict[str, object] = {name: settings[name] for name in space if name != SHARED and name != "threads"}
     if SHARED in space:
-        found[SHARED] = _share(settings["instances"], settings["threads"] or max(1, cores // settings["instances"]))
+        first[SHARED] = _share(settings["instances"], settings["threads"] or max(1, cores // settings["instances"]))
     else:
-        found["threads"] = settings["threads"] or cores
-    return found
+        first["threads"] = settings["threads"] or cores
+    return first
 
 
 def settings_of(point: Mapping[str, object]) -> dict[str, int]:
     """The settings of a point."""
-    found = {name: int(str(value)) for name, value in point.items() if name != SHARED}
+    settings = {name: int(str(value)) for name, value in point.items() if name != SHARED}
     if SHARED in point:
         instances, threads = str(point[SHARED]).split("x")
-        found.update(instances=int(instances), threads=int(threads))
-    return found
+        settings.update(instances=int(instances), threads=int(threads))
+    return settings
 
 
 def _shares(cores: int, now: Settings) -> list[str]:
@@ -75,10 +75,10 @@ def _share(instances: int, threads: int) -> str:
 
 def _halves(cores: int) -> list[int]:
     """All cores, a half, a quarter and so on."""
-    found = [cores]
-    while found[-1] > 1:
-        found.append(found[-1] // 2)
-    return found
+    halves = [cores]
+    while halves[-1] > 1:
+        halves.append(halves[-1] // 2)
+    return halves
 
 
 def _slots(serving: GenerationServing, memory: float) -> list[int]:

@@ -73,8 +73,8 @@ def again(version: Path, settings: Settings | None, conditions: Conditions, leve
 def served(version: Path, settings: Settings | None) -> Iterator[str]:
     """The address of a server on a copy of the model under `settings`. The model itself is only read."""
     changed = {} if settings is None else with_settings(version, settings)
-    with tempfile.TemporaryDirectory(prefix="build-repo-tune-") as place:
-        model = Path(place) / "model_repository" / version.parent.name
+    with tempfile.TemporaryDirectory(prefix="build-repo-tune-") as folder:
+        model = Path(folder) / "model_repository" / version.parent.name
         shutil.copytree(version.parent, model, copy_function=_link)
         for name, content in changed.items():
             (model / name).unlink()  # a link: what it names is not to change

@@ -16,15 +16,17 @@ def write_settings(path: Path, name: str, settings: Mapping[str, object], reason
 
     The file is read as specifications before it takes the place of the one that was there.
     """
-    places = {entry.spec.entry_name: entry.place for entry in load_entries(path)}
+    places = {entry.spec.entry_name: entry.origin for entry in load_entries(path)}
     if name not in places:
         raise SpecError(f"{path} has no model {name}; it has {', '.join(places)}")
-    place = places[name]
-    if place.file != path or not place.alone:
-        raise SpecError(f"{name} is made of {place}, by `include`, `matrix` or a pattern: give it an entry of its own")
+    position = places[name]
+    if position.file != path or not position.alone:
+        raise SpecError(
+            f"{name} is made of {position}, by `include`, `matrix` or a pattern: give it an entry of its own"
+        )
     yaml = _yaml()
     document = yaml.load(path.read_text("utf-8"))
-    entry = document["models"][place.position]
+    entry = document["models"][position.position]
     for key, value in settings.items():
         _set(entry, key.split("."), value)
     first = next(iter(settings)).split(".")[0]

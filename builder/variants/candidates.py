@@ -58,11 +58,11 @@ def requested_variants(spec: BuildSpec, flags: Collection[str]) -> tuple[Variant
     return tuple(able if spec.engine == "auto" or precision == "auto" else able[:1])
 
 
-def _on_gpu(target: str, asked: str | None, precision: str, triton: str) -> Variant:
+def _on_gpu(target: str, stated: str | None, precision: str, triton: str) -> Variant:
     """The variant for a GPU, whatever this machine has. Raises SpecError."""
     here = [v for v in all_variants() if v.target == target]
     engines = list(dict.fromkeys(v.engine for v in here))
-    engine = asked or (target if target in engines else engines[0])
+    engine = stated or (target if target in engines else engines[0])
     encoding_engine(engine).refuse_release(target, triton)
     of_engine = [v for v in here if v.engine == engine]
     for variant in of_engine:
@@ -105,7 +105,7 @@ class VariantMaker:
         return {}
 
     @cached_property
-    def given(self) -> Graph:
+    def own_graph(self) -> Graph:
         """The user's own graph. Raises SpecError where it is not one of this checkpoint's task."""
         path = self.spec.graph
         assert path is not None
@@ -140,8 +140,8 @@ class VariantMaker:
             quantised = quantise_weights(source, variant.precision, spec.weight_options, self.folder)
             check_release(quantised.graph, spec.triton, spec.in_process)
         elif variant.precision in HALVES and not engine.halves_itself:
-            kept = engine.without_half(source.operators, variant.precision, variant.target, spec.triton)
-            half = to_half(source, path, variant.precision, kept)
+            in_float = engine.without_half(source.operators, variant.precision, variant.target, spec.triton)
+            half = to_half(source, path, variant.precision, in_float)
             on_gpu = variant.target != "cpu" and variant.precision == "fp16"
             quantised = Quantised(replace(half, arithmetic="fp16") if on_gpu else half)
         return engine.finish(quantised, variant.precision, path)
@@ -162,7 +162,7 @@ class VariantMaker:
 
     def _source(self, variant: Variant) -> Graph:
         if variant.precision == GIVEN:
-            return self.given
+            return self.own_graph
         key = (variant.engine, variant.target)
         if key not in self._sources:
             self._sources[key] = encoding_engine(variant.engine).source(self, variant.target)

@@ -37,7 +37,7 @@ class EncoderRungs:
     prefix: str
     qualities: dict[str, Quality] = field(default_factory=dict)
     """Of what was judged in this build, by the name of the rung."""
-    _made: dict[tuple[Variant, int], Quantised] = field(default_factory=dict)
+    _variants: dict[tuple[Variant, int], Quantised] = field(default_factory=dict)
     _layers: dict[Variant, list[str]] = field(default_factory=dict)
 
     def name(self, option: Variant) -> str:
@@ -48,7 +48,7 @@ class EncoderRungs:
         name = self.name(option) + (f", {left_alone} layers fp32" if left_alone else "")
         rung = self.exact[0] if name == self.exact[0].name else self.known.recall(name)
         if rung is None:
-            graph = self.made(option, left_alone).graph
+            graph = self.variant(option, left_alone).graph
             rung = Rung(name, graph.size, self.evaluator.latency(graph))
             self.known.remember(rung)
         return rung
@@ -64,7 +64,7 @@ class EncoderRungs:
             return rung
         if rung.quality is not None and not self.keeps(rung):
             return rung
-        graph = self.made(candidate.option, candidate.left_alone).graph
+        graph = self.variant(candidate.option, candidate.left_alone).graph
         quality = self.qualities[rung.name] = self.evaluator.quality(graph)
         rung = self.evaluator.judged(rung, graph, quality)
         self.known.remember(rung)
@@ -74,7 +74,7 @@ class EncoderRungs:
         return self.quality(rung) >= self.threshold - ROUNDING
 
     def quality(self, rung: Rung) -> float:
-        return self.evaluator.kept(rung)
+        return self.evaluator.relative_quality(rung)
 
     def leave_more(self, candidate: Candidate[Variant]) -> int | None:
         """Twice as many, at most half of them."""
@@ -84,30 +84,30 @@ class EncoderRungs:
     def served(self, candidates: Sequence[Candidate[Variant]]) -> Mapping[str, Rates]:
         """The emitted front's own traffic over each."""
         return self.evaluator.traffic(
-            {one.rung.name: self.made(one.option, one.left_alone).graph for one in candidates}
+            {one.rung.name: self.variant(one.option, one.left_alone).graph for one in candidates}
         )
 
-    def found(self, rung: Rung) -> str:
+    def reached(self, rung: Rung) -> str:
         return f"{self.evaluator.metric} of {self.quality(rung):.4f}"
 
-    def asked(self) -> str:
+    def requirement(self) -> str:
         return f"{self.threshold:.4f}"
 
     def refusal(self, judged: Sequence[Rung]) -> str:
         best = max(judged, key=self.quality)
         return (
-            f"{best.name} reaches a {self.found(best)} on the samples, the best of {len(judged)} tried, layers left in "
-            f"fp32 included; {self.asked()} is required. Nothing was published: use --precision fp32"
+            f"{best.name} reaches a {self.reached(best)} on the samples, the best of {len(judged)} tried, layers left "
+            f"in fp32 included; {self.requirement()} is required. Nothing was published: use --precision fp32"
             + ", a smaller --prune" * (self.maker.spec.prune is not None)
             + ", or accept less with --quality"
         )
 
-    def made(self, option: Variant, left_alone: int) -> Quantised:
+    def variant(self, option: Variant, left_alone: int) -> Quantised:
         """The graph of a rung."""
         key = (option, left_alone)
-        if key not in self._made:
-            self._made[key] = self.maker.make(option, self._sensitive(option)[:left_alone] if left_alone else [])
-        return self._made[key]
+        if key not in self._variants:
+            self._variants[key] = self.maker.make(option, self._sensitive(option)[:left_alone] if left_alone else [])
+        return self._variants[key]
 
     def _sensitive(self, option: Variant) -> list[str]:
         if option not in self._layers:

@@ -75,7 +75,7 @@ class Evaluator:
         """PyTorch's answers to the rows that every graph is compared on."""
         return usual_references(self.module, self.rows, self.checkpoint.max_length)
 
-    def kept(self, rung: Rung) -> float:
+    def relative_quality(self, rung: Rung) -> float:
         """The quality of a rung, as `metric` says."""
         if not self.labels:
             return rung.quality or 0.0
@@ -135,7 +135,7 @@ class Evaluator:
     def error_on(self, graph: Graph, references: Sequence[Reference]) -> float:
         """The largest relative error of `graph` on `references`, which PyTorch has answered."""
         infer, per_token = infer_with(graph, self.spec.build_threads), encoder_task(self.checkpoint.task).per_token
-        return max(error_at(infer, graph, asked, per_token) for asked in references)
+        return max(error_at(infer, graph, reference, per_token) for reference in references)
 
     def rung(self, name: str, graph: Graph) -> tuple[Rung, Quality]:
         """`graph` measured in every way."""
@@ -229,9 +229,9 @@ def _engine_feeds(
     that code itself is raised as it is.
     """
     feeds, answers = Pipeline(front, _no_engine).feeds([to_tensors(sample, fields[0]) for sample in samples])
-    for place, answer in sorted(answers.items()):
+    for index, answer in sorted(answers.items()):
         if isinstance(answer, InputError):
-            raise SpecError(f"sample {place + 1} is refused by the model itself: {answer}")
+            raise SpecError(f"sample {index + 1} is refused by the model itself: {answer}")
         if isinstance(answer, Exception):
             raise answer
     return tuple(feeds)

@@ -11,7 +11,7 @@ from builder.speed import Latencies, speed_up
 from builder.variants.ladder import Candidate
 from builder.verify.verdict import Bound
 
-Made = TypeVar("Made")
+Variant = TypeVar("Variant")
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class Required:
         )
 
     def keeps(self, rung: Rung, base: Rung) -> bool:
-        return all(bound.kept for bound in self.bounds(rung, base, ""))
+        return all(bound.holds for bound in self.bounds(rung, base, ""))
 
     def refusal(self, rung: Rung, base: Rung, metric: str) -> str:
         """Why a rung that loses too much is not served, and what to do."""
@@ -41,7 +41,7 @@ class Required:
 
 
 @dataclass
-class PrecisionRungs(Generic[Made]):
+class PrecisionRungs(Generic[Variant]):
     """The ladder of precisions. `exact`: the verified rung in fp32, and its graphs; `base`: PyTorch's rung.
 
     The family gives three functions: `make` builds the graphs of a precision, `timed` makes its rung, with size and
@@ -49,20 +49,20 @@ class PrecisionRungs(Generic[Made]):
     """
 
     base: Rung
-    exact: tuple[Rung, Made]
+    exact: tuple[Rung, Variant]
     required: Required
     metric: str
-    make: Callable[[str], Made]
-    timed: Callable[[str, Made], Rung]
-    judged: Callable[[Rung, Made], Rung]
+    make: Callable[[str], Variant]
+    timed: Callable[[str, Variant], Rung]
+    judged: Callable[[Rung, Variant], Rung]
     served: None = None
-    _made: dict[str, Made] = field(default_factory=dict)
+    _variants: dict[str, Variant] = field(default_factory=dict)
 
     def name(self, option: str) -> str:
         return option
 
     def time(self, option: str, left_alone: int) -> Rung:
-        return self.exact[0] if option == self.exact[0].name else self.timed(option, self.made(option))
+        return self.exact[0] if option == self.exact[0].name else self.timed(option, self.variant(option))
 
     def speed(self, latency: Latencies) -> float:
         """Of tokens alone: a prompt is a small part of the time."""
@@ -71,7 +71,7 @@ class PrecisionRungs(Generic[Made]):
 
     def judge(self, candidate: Candidate[str]) -> Rung:
         rung = candidate.rung
-        return rung if rung is self.exact[0] else self.judged(rung, self.made(candidate.option))
+        return rung if rung is self.exact[0] else self.judged(rung, self.variant(candidate.option))
 
     def keeps(self, rung: Rung) -> bool:
         return rung is self.exact[0] or self.required.keeps(rung, self.base)
@@ -82,22 +82,22 @@ class PrecisionRungs(Generic[Made]):
     def leave_more(self, candidate: Candidate[str]) -> int | None:
         return None
 
-    def found(self, rung: Rung) -> str:
+    def reached(self, rung: Rung) -> str:
         return f"{self.metric} of {rung.quality or 0.0:.4f} and {growth(rung, self.base):.4f} of PyTorch's perplexity"
 
-    def asked(self) -> str:
+    def requirement(self) -> str:
         return f"at least {self.required.quality:.4f}, and at most {self.required.perplexity:.4f},"
 
     def refusal(self, judged: Sequence[Rung]) -> str:
         return self.required.refusal(max(judged, key=self.quality), self.base, self.metric)
 
-    def made(self, option: str) -> Made:
+    def variant(self, option: str) -> Variant:
         """The graphs of a precision, built at the first use."""
         if option == self.exact[0].name:
             return self.exact[1]
-        if option not in self._made:
-            self._made[option] = self.make(option)
-        return self._made[option]
+        if option not in self._variants:
+            self._variants[option] = self.make(option)
+        return self._variants[option]
 
 
 def growth(rung: Rung, base: Rung) -> float:

@@ -79,11 +79,11 @@ class Rungs(Protocol[Option]):
         """How many layers to leave in fp32 next; None where more would not help."""
         ...
 
-    def found(self, rung: Rung) -> str:
+    def reached(self, rung: Rung) -> str:
         """The quality of a rung in words, for example "cosine of 0.9981"."""
         ...
 
-    def asked(self) -> str:
+    def requirement(self) -> str:
         """The quality asked for in words."""
         ...
 
@@ -193,11 +193,11 @@ class _Climb(Generic[Option]):
         missed = [candidate.rung for candidate in self.judged if not self.rungs.keeps(candidate.rung)]
         words = (
             f"chose {chosen.name}: {self._times(chosen)} PyTorch's speed over fixed shapes, with a "
-            f"{self.rungs.found(chosen)} where {self.rungs.asked()} is asked"
+            f"{self.rungs.reached(chosen)} where {self.rungs.requirement()} is asked"
         )
         if missed:
             words += "; missed it: "
-            words += ", ".join(f"{rung.name} ({self._times(rung)}, {self.rungs.found(rung)})" for rung in missed)
+            words += ", ".join(f"{rung.name} ({self._times(rung)}, {self.rungs.reached(rung)})" for rung in missed)
         if slower:
             words += "; slower: " + ", ".join(f"{rung.name} ({self._times(rung)})" for rung in slower)
         if self.impossible:

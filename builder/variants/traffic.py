@@ -70,19 +70,23 @@ def measure(
 ) -> dict[str, Rates]:
     """The rates of each of `fronts` over `requests`, by name. A front answers a list of requests as one batch."""
     count = traffic.requests
-    found: dict[str, dict[int, list[float]]] = {name: {clients: [] for clients in traffic.clients} for name in fronts}
+    measured: dict[str, dict[int, list[float]]] = {
+        name: {clients: [] for clients in traffic.clients} for name in fronts
+    }
     for front in fronts.values():
         front(requests[:count])
     begun = time.perf_counter()
     for number in range(MOST_ROUNDS):
-        if number >= LEAST_ROUNDS and (time.perf_counter() - begun > ENOUGH_S or settled(list(_rates(found).values()))):
+        if number >= LEAST_ROUNDS and (
+            time.perf_counter() - begun > ENOUGH_S or settled(list(_rates(measured).values()))
+        ):
             break
         for clients in traffic.clients:
             drawn = np.random.default_rng([number, clients]).integers(len(requests), size=count)
             batches = [[requests[i] for i in drawn[at : at + clients]] for at in range(0, count, clients)]
             for name, front in fronts.items():
-                found[name][clients].append(count / _seconds(front, batches))
-    return _rates(found)
+                measured[name][clients].append(count / _seconds(front, batches))
+    return _rates(measured)
 
 
 def in_words(rates: Mapping[str, Rates]) -> str:
@@ -104,8 +108,8 @@ def settled(rates: Sequence[Rates]) -> bool:
     return all(one.typical < NEAR * fastest.typical and bool((fastest.rounds > one.rounds).all()) for one in others)
 
 
-def _rates(found: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[str, Rates]:
-    return {name: Rates({clients: tuple(rates) for clients, rates in by.items()}) for name, by in found.items()}
+def _rates(measured: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[str, Rates]:
+    return {name: Rates({clients: tuple(rates) for clients, rates in by.items()}) for name, by in measured.items()}
 
 
 def _seconds(front: Callable[[Sequence[Request]], object], batches: Sequence[Sequence[Request]]) -> float:

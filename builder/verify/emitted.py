@@ -121,7 +121,7 @@ def generate(
     """Greedy tokens after each prompt, all of them together in the emitted engine, joining and leaving as they may."""
     rules = Rules(Options(temperature=0.0), max_tokens=count)
     prompted = [Prompted(tuple(prompt), rules) for prompt in prompts]
-    return [list(found[0].tokens) for found in answer(executor, prompted, prefill_tokens)]
+    return [list(hypotheses[0].tokens) for hypotheses in answer(executor, prompted, prefill_tokens)]
 
 
 def answer(

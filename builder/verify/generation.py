@@ -59,16 +59,18 @@ class Agreement:
 def make_reference(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Reference:
     """Run `model` over token rows, and let it write on from the first half of the first; the graph is to write on from
     more of them."""
-    kept = tuple(tuple(row[:LONGEST_SAMPLE]) for row in rows if len(row) > 2)
+    sampled = tuple(tuple(row[:LONGEST_SAMPLE]) for row in rows if len(row) > 2)
     best, logprobs = [], []
     with torch.no_grad():
-        for row in kept:
+        for row in sampled:
             logits = model(input_ids=torch.tensor([row]), use_cache=False).logits[0].float()
             chosen = torch.log_softmax(logits[:-1], dim=-1).gather(-1, torch.tensor(row[1:])[:, None])
             best.append(logits[:-1].argmax(dim=-1).numpy())
             logprobs.append(chosen[:, 0].numpy())
-    prompts = tuple(row[: max(2, len(row) // (2 + index % 3))] for index, row in enumerate(kept[:6]))
-    return Reference(kept, tuple(best), tuple(logprobs), prompts, tuple(greedy_tokens(model, prompts[0], NEW_TOKENS)))
+    prompts = tuple(row[: max(2, len(row) // (2 + index % 3))] for index, row in enumerate(sampled[:6]))
+    return Reference(
+        sampled, tuple(best), tuple(logprobs), prompts, tuple(greedy_tokens(model, prompts[0], NEW_TOKENS))
+    )
 
 
 def greedy_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:
@@ -168,9 +170,9 @@ def _refuse_other_tokens(model: PreTrainedModel, prompt: Sequence[int], text: Se
     gaps, allowed = best.values - own, TIE * logits.abs().amax(dim=-1).clamp(min=1.0)
     wrong = (~(gaps <= allowed)).nonzero()[:, 0].tolist()  # NaN is wrong too
     if wrong:
-        place = wrong[0]
+        first = wrong[0]
         raise VerificationError(
-            f"greedy token {place + 1} of {writer} is {text[place]}, the best by transformers' forward pass is "
-            f"{int(best.indices[place])} (logits {float(gaps[place]):.1e} apart). Nothing was published: this is a "
+            f"greedy token {first + 1} of {writer} is {text[first]}, the best by transformers' forward pass is "
+            f"{int(best.indices[first])} (logits {float(gaps[first]):.1e} apart). Nothing was published: this is a "
             "bug worth reporting, with the checkpoint's name"
         )

@@ -82,8 +82,8 @@ def ask_long_row(model: PreTrainedModel, max_length: int) -> LongAnswers:
     """Run `model` over a long row, of no more than `max_length` tokens."""
     row = long_row(model.config, int(model.get_input_embeddings().weight.shape[0]), max_length)
     logits = pytorch_logits(model, row)
-    found = torch.log_softmax(logits, dim=-1).topk(min(BEST, logits.shape[-1]), dim=-1)
-    return LongAnswers(row, found.indices.numpy(), found.values.numpy())
+    best = torch.log_softmax(logits, dim=-1).topk(min(BEST, logits.shape[-1]), dim=-1)
+    return LongAnswers(row, best.indices.numpy(), best.values.numpy())
 
 
 def refuse_wrong_long_row(answers: LongAnswers, executor: Executor) -> float:

@@ -27,18 +27,18 @@ def spans(texts: Sequence[str], expected: Sequence[Sequence[Span]], predicted: S
     """Entities, (begin, end, type) in characters; scored as tags of the words they touch."""
     from seqeval.metrics import f1_score
 
-    truth = [_tags(text, found) for text, found in zip(texts, expected, strict=True)]
-    tags = [_tags(text, found) for text, found in zip(texts, predicted, strict=True)]
+    truth = [_tags(text, labels) for text, labels in zip(texts, expected, strict=True)]
+    tags = [_tags(text, labels) for text, labels in zip(texts, predicted, strict=True)]
     return {"entity F1": float(f1_score(truth, tags, zero_division=1))}
 
 
-def _tags(text: str, found: Sequence[Span]) -> list[str]:
+def _tags(text: str, labels: Sequence[Span]) -> list[str]:
     """A tag a word, B- where an entity begins and I- where it goes on."""
-    tags, place, last = [], 0, None
+    tags, end, last = [], 0, None
     for word in text.split():
-        begin = text.index(word, place)
-        place = begin + len(word)
-        touching = next((span for span in found if span[0] < place and span[1] > begin), None)
+        begin = text.index(word, end)
+        end = begin + len(word)
+        touching = next((span for span in labels if span[0] < end and span[1] > begin), None)
         tags.append("O" if touching is None else f"{'I' if touching == last else 'B'}-{touching[2]}")
         last = touching
     return tags
@@ -53,8 +53,8 @@ def questions(expected: Sequence[Sequence[str]], predicted: Sequence[str]) -> Sc
         {"answers": {"answer_start": [0] * max(1, len(texts)), "text": list(texts) or [""]}, "id": str(number)}
         for number, texts in enumerate(expected)
     ]
-    found = squad(answers, truth)
-    return {"F1": float(found["f1"]) / 100, "exact match": float(found["exact_match"]) / 100}
+    scores = squad(answers, truth)
+    return {"F1": float(scores["f1"]) / 100, "exact match": float(scores["exact_match"]) / 100}
 
 
 def ranking(relevance: Sequence[Sequence[float]], scores: Sequence[Sequence[float]]) -> Scores:
@@ -62,7 +62,7 @@ def ranking(relevance: Sequence[Sequence[float]], scores: Sequence[Sequence[floa
     from sklearn.metrics import ndcg_score
 
     pairs = [(r, s) for r, s in zip(relevance, scores, strict=True) if len(r) > 1]
-    values = [ndcg_score([truth], [found], k=10) for truth, found in pairs]
+    values = [ndcg_score([truth], [scores], k=10) for truth, scores in pairs]
     return {"nDCG@10": float(np.mean(values)) if values else 1.0}
 
 

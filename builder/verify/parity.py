@@ -36,8 +36,8 @@ def reference(module: TaskGraph, rows: Rows, lengths: Sequence[int], seed: int =
     feeds = rows.feeds(module.inputs, lengths, seed)
     with torch.no_grad():
         outputs = module(*(torch.from_numpy(feeds[name]) for name in module.inputs))
-    made = {name: output.numpy() for name, output in zip(module.outputs, outputs, strict=True)}
-    return Reference(tuple(lengths), feeds, made)
+    arrays = {name: output.numpy() for name, output in zip(module.outputs, outputs, strict=True)}
+    return Reference(tuple(lengths), feeds, arrays)
 
 
 def long_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[Reference, ...]:
@@ -76,22 +76,24 @@ def graph_error(graph: Graph, module: TaskGraph, rows: Rows, max_length: int, th
     Raises VerificationError for NaN.
     """
     infer = infer_with(graph, threads)
-    return max(error_at(infer, graph, asked, per_token) for asked in usual_references(module, rows, max_length))
+    return max(error_at(infer, graph, reference, per_token) for reference in usual_references(module, rows, max_length))
 
 
-def error_at(infer: Infer, graph: Graph, asked: Reference, per_token: bool) -> float:
+def error_at(infer: Infer, graph: Graph, reference: Reference, per_token: bool) -> float:
     """The largest relative error of `graph`, opened as `infer`, on one batch. Raises VerificationError for NaN."""
-    actual = infer({name: asked.feeds[name] for name in graph.inputs})
-    return max(_difference(name, output, actual[name], asked, per_token) for name, output in asked.outputs.items())
+    actual = infer({name: reference.feeds[name] for name in graph.inputs})
+    return max(
+        _difference(name, output, actual[name], reference, per_token) for name, output in reference.outputs.items()
+    )
 
 
-def _difference(name: str, a: np.ndarray, b: np.ndarray, asked: Reference, per_token: bool) -> float:
+def _difference(name: str, a: np.ndarray, b: np.ndarray, reference: Reference, per_token: bool) -> float:
     if a.shape != b.shape or not np.isfinite(a).all() or not np.isfinite(b).all():
         raise VerificationError(
             f"output {name} has shape {b.shape} in the graph and {a.shape} in PyTorch, or one holds NaN. "
             "Nothing was published: check the checkpoint's weights"
         )
-    if per_token and a.ndim > 1 and a.shape[1] == max(asked.lengths):
-        keep = np.arange(a.shape[1]) < np.array(asked.lengths)[:, None]
+    if per_token and a.ndim > 1 and a.shape[1] == max(reference.lengths):
+        keep = np.arange(a.shape[1]) < np.array(reference.lengths)[:, None]
         a, b = a[keep], b[keep]
     return float(np.abs(a - b).max() / max(np.abs(a).max(), 1e-6))

@@ -67,9 +67,9 @@ def graph_case(graph: Graph, feeds: Sequence[Mapping[str, np.ndarray]], threads:
 
 def _replay_file(engine: str) -> str:
     """The part of replay.py that opens its graphs."""
-    found = importlib.util.find_spec(f"builder.engines.{engine}.replay")
-    assert found is not None
-    return str(found.origin)
+    spec = importlib.util.find_spec(f"builder.engines.{engine}.replay")
+    assert spec is not None
+    return str(spec.origin)
 
 
 def _rows(call: Mapping[str, np.ndarray]) -> int:

@@ -24,11 +24,11 @@ def loop(room: Any, case: "dict[str, Any]") -> "list[Any]":
     """Calls of an emitted executor, in their order: a cache is filled and read again."""
     sys.path.append(case["builder"])
     executor = room.open_executor(case)
-    found = []
+    answers = []
     for name, arguments in case["calls"]:
         answer = getattr(executor, name)(*arguments)
-        found.append(np.array(answer) if name == "run" else answer if name == "encode" else None)
-    return found
+        answers.append(np.array(answer) if name == "run" else answer if name == "encode" else None)
+    return answers
 
 
 WAYS = {"graph": graph, "loop": loop}
@@ -46,13 +46,13 @@ def room(file: str) -> Any:
 
 def main(calls: Path, answers: Path) -> None:
     """Each case's answers, or in words why it has none."""
-    found: list[list[Any] | str] = []
+    replies: list[list[Any] | str] = []
     for case in pickle.loads(calls.read_bytes()):
         try:
-            found.append(WAYS[case["way"]](room(case["room"]), case))
+            replies.append(WAYS[case["way"]](room(case["room"]), case))
         except Exception as error:
-            found.append(f"{type(error).__name__}: {error}")
-    answers.write_bytes(pickle.dumps(found))
+            replies.append(f"{type(error).__name__}: {error}")
+    answers.write_bytes(pickle.dumps(replies))
 
 
 if __name__ == "__main__":

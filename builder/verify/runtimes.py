@@ -66,9 +66,9 @@ def install(engine: str, version: str) -> Path:
     """Install `engine` in `version` into the cache; whole, or not at all. Raises NotAtHand."""
     folder = cache_folder() / f"{engine}-{version}"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as place:
+    with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
-        pip += ["--only-binary", ":all:", "--retries", "0", "--timeout", "10", "--target", f"{place}/whole"]
+        pip += ["--only-binary", ":all:", "--retries", "0", "--timeout", "10", "--target", f"{scratch}/whole"]
         try:
             done = subprocess.run(
                 [*pip, f"{engine}=={version}"], capture_output=True, text=True, timeout=INSTALLING_S, check=False
@@ -79,14 +79,14 @@ def install(engine: str, version: str) -> Path:
             errors = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
             raise NotAtHand(f"pip could not install {engine} {version} ({(errors or ['offline?'])[-1]})")
         if not folder.is_dir():  # another process may have been first
-            Path(place, "whole").rename(folder)
+            Path(scratch, "whole").rename(folder)
     return folder
 
 
 def replayed(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> list[list[Any] | str]:
     """The answers to `jobs` on the engine in `folder`, or in words why one has none. Raises VerificationError."""
-    with tempfile.TemporaryDirectory() as place:
-        calls, answers = Path(place, "calls"), Path(place, "answers")
+    with tempfile.TemporaryDirectory() as scratch:
+        calls, answers = Path(scratch, "calls"), Path(scratch, "answers")
         calls.write_bytes(pickle.dumps(list(jobs)))
         done = subprocess.run(
             [sys.executable, str(Path(__file__).with_name("replay.py")), str(calls), str(answers)],
@@ -99,25 +99,25 @@ def replayed(folder: Path, jobs: Sequence[Mapping[str, Any]]) -> list[list[Any] 
         if done.returncode:
             reason = done.stderr.strip().splitlines()[-1:] or [f"ended with {done.returncode}"]
             raise VerificationError(f"{folder.name} did not run the model's calls: {reason[0]}. Nothing was published")
-        found: list[list[Any] | str] = pickle.loads(answers.read_bytes())
-        return found
+        results: list[list[Any] | str] = pickle.loads(answers.read_bytes())
+        return results
 
 
-def difference(expected: Any, found: Any, by_norm: bool = False) -> float:
+def difference(expected: Any, actual: Any, by_norm: bool = False) -> float:
     """The largest, as a share of the largest value expected, or by their norms; infinite where shapes or NaN differ."""
     if expected is None:
         return 0.0
     if isinstance(expected, Mapping):
-        return max(difference(values, found[name], by_norm) for name, values in expected.items())
+        return max(difference(values, actual[name], by_norm) for name, values in expected.items())
     if isinstance(expected, list):
-        return max((difference(a, b, by_norm) for a, b in zip(expected, found, strict=True)), default=0.0)
-    if expected.shape != found.shape or not np.isfinite(found).all():
+        return max((difference(a, b, by_norm) for a, b in zip(expected, actual, strict=True)), default=0.0)
+    if expected.shape != actual.shape or not np.isfinite(actual).all():
         return float("inf")
     if not expected.size:
         return 0.0
     if by_norm:
-        return float(np.linalg.norm(expected - found) / max(float(np.linalg.norm(expected)), 1e-9))
-    return float(np.abs(expected - found).max() / max(float(np.abs(expected).max()), 1e-9))
+        return float(np.linalg.norm(expected - actual) / max(float(np.linalg.norm(expected)), 1e-9))
+    return float(np.abs(expected - actual).max() / max(float(np.abs(expected).max()), 1e-9))
 
 
 def compare(engine: str, version: str, where: str, cases: Callable[[], Sequence[Case]]) -> EngineCheck:
@@ -133,13 +133,13 @@ def compare(engine: str, version: str, where: str, cases: Callable[[], Sequence[
     except NotAtHand as reason:
         return replace(check, note=f"not verified: {reason}")
     named, errors, count = cases(), [], 0
-    for case, found in zip(named, replayed(folder, [case.job for case in named]), strict=True):
-        if isinstance(found, str):
+    for case, actual in zip(named, replayed(folder, [case.job for case in named]), strict=True):
+        if isinstance(actual, str):
             raise VerificationError(
-                f"{engine} {version}, which will serve ({where}), does not run {case.name}: {found[:300]}. Nothing "
+                f"{engine} {version}, which will serve ({where}), does not run {case.name}: {actual[:300]}. Nothing "
                 "was published: build for another release (--triton) or in another --precision"
             )
-        error = difference(list(case.answers), found, case.by_norm)
+        error = difference(list(case.answers), actual, case.by_norm)
         if not error <= case.tolerance:
             measure = "norm" if case.by_norm else "largest value"
             raise VerificationError(

@@ -103,22 +103,22 @@ def make_reference(
     beams: int,
 ) -> Reference:
     """Let PyTorch answer `sources`, one by one."""
-    kept = tuple(tuple(source[:LONGEST_SAMPLE]) for source in sources)
+    sampled = tuple(tuple(source[:LONGEST_SAMPLE]) for source in sources)
     greedy, best, logprobs = [], [], []
-    for source in kept:
-        said = pytorch_answer(model, source, start, ends, NEW_TOKENS, forced_bos_token_id=first)[0]
+    for source in sampled:
+        tokens = pytorch_answer(model, source, start, ends, NEW_TOKENS, forced_bos_token_id=first)[0]
         with torch.no_grad():
-            inputs = torch.tensor([[start, *said[:-1]]])
+            inputs = torch.tensor([[start, *tokens[:-1]]])
             logits = model(input_ids=torch.tensor([source]), decoder_input_ids=inputs, use_cache=False).logits[0]
-        own = torch.log_softmax(logits.float(), dim=-1).gather(-1, torch.tensor(said)[:, None])
-        greedy.append(said)
+        own = torch.log_softmax(logits.float(), dim=-1).gather(-1, torch.tensor(tokens)[:, None])
+        greedy.append(tokens)
         best.append(logits.argmax(dim=-1).numpy())
         logprobs.append(own[:, 0].numpy())
     options = {"num_beams": beams, "forced_bos_token_id": first}
-    chosen = kept[:: max(1, len(kept) // SEARCHED)][:SEARCHED] if beams > 1 else ()
+    chosen = sampled[:: max(1, len(sampled) // SEARCHED)][:SEARCHED] if beams > 1 else ()
     searched = tuple(pytorch_answer(model, source, start, ends, NEW_TOKENS, **options)[0] for source in chosen)
     answers = (tuple(greedy), tuple(best), tuple(logprobs))
-    return Reference(kept, start, first, tuple(ends), *answers, beams, chosen, searched)
+    return Reference(sampled, start, first, tuple(ends), *answers, beams, chosen, searched)
 
 
 def pytorch_answer(
@@ -157,7 +157,7 @@ def pytorch_answer(
 
 def cut(tokens: Sequence[int], ends: Sequence[int], count: int) -> tuple[int, ...]:
     """Up to the first end token; what follows is padding."""
-    places = [place for place, token in enumerate(tokens) if token in ends]
+    places = [index for index, token in enumerate(tokens) if token in ends]
     return tuple(tokens[: places[0] + 1] if places else tokens[:count])
 
 
@@ -175,14 +175,14 @@ def measure(graphs: Graphs, reference: Reference, threads: int) -> Agreement:
     forced.refuse_nan()
     greedy = Rules(Options(temperature=0.0), reference.ends, first=reference.first, max_tokens=NEW_TOKENS)
     prompted = [Prompted((reference.start,), greedy, source) for source in reference.sources]
-    together = [found[0].tokens for found in answer(executor, prompted)]
+    together = [hypotheses[0].tokens for hypotheses in answer(executor, prompted)]
     alone = [answer(executor, [one])[0][0].tokens for one in prompted]
     searched: list[tuple[int, ...]] = []
     if reference.beams > 1:
         options = Options(temperature=0.0, num_beams=reference.beams)
         search = Rules(options, reference.ends, first=reference.first, max_tokens=NEW_TOKENS)
         prompted = [Prompted((reference.start,), search, source) for source in reference.searched_sources]
-        searched = [found[0].tokens for found in answer(executor, prompted)]
+        searched = [hypotheses[0].tokens for hypotheses in answer(executor, prompted)]
     return Agreement(
         error=forced.error(reference.logprobs),
         hits=forced.share,
@@ -225,11 +225,11 @@ def refuse_wrong_answers(model: PreTrainedModel, reference: Reference, agreement
         ("searched", reference.searched_sources, reference.searched, agreement.searched),
     )
     for kind, sources, answers, actual in kinds:
-        for source, expected, found in zip(sources, answers, actual, strict=True):
+        for source, expected, got in zip(sources, answers, actual, strict=True):
             whole = kind == "searched"
-            if expected != found and abs(_gap(model, reference, source, (expected, found), whole)) > TIE:
+            if expected != got and abs(_gap(model, reference, source, (expected, got), whole)) > TIE:
                 raise VerificationError(
-                    f"a {kind} answer begins {list(found[:6])}, transformers' {list(expected[:6])}, and they are not a "
+                    f"a {kind} answer begins {list(got[:6])}, transformers' {list(expected[:6])}, and they are not a "
                     "tie. Nothing was published: this is a bug worth reporting, with the checkpoint's name"
                 )
 

@@ -26,7 +26,7 @@ class Bound:
     at_most: float = math.inf
 
     @property
-    def kept(self) -> bool:
+    def holds(self) -> bool:
         """Whether it is in its range; NaN is in none."""
         return self.at_least <= self.value <= self.at_most
 
@@ -43,7 +43,7 @@ class Comparison:
 
     def refuse(self) -> None:
         """Raise VerificationError where a bound was missed, or where nothing was compared."""
-        missed = [str(bound) for bound in self.bounds if not bound.kept]
+        missed = [str(bound) for bound in self.bounds if not bound.holds]
         if missed or not self.bounds:
             raise VerificationError(f"{'; '.join(missed) or 'nothing was compared'}. Nothing was published")
 

@@ -40,11 +40,11 @@ def _files(deployment: Deployment) -> dict[str, str]:
     templates = objects(replace(deployment, name=RELEASE, namespace=NAMESPACE))
     values = {}
     for key, (name, path) in VALUES.items():
-        if name in plain and (found := _find(plain[name], path)) is not None:
-            parent, last = found
+        if name in plain and (location := _find(plain[name], path)) is not None:
+            parent, last = location
             values[key] = parent[last]
-            place, at = _find(templates[name], path) or found
-            place[at] = f"the-value-{key}"
+            template, at = _find(templates[name], path) or location
+            template[at] = f"the-value-{key}"
     chart = {
         "apiVersion": "v2",
         "name": deployment.name,

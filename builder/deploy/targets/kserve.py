@@ -34,7 +34,7 @@ def _files(deployment: Deployment) -> dict[str, str]:
         "serving-runtime.yaml": _runtime(deployment),
         "inference-service.yaml": _service(deployment),
         "disruption-budget.yaml": disruption_budget(deployment),
-        **{f"{name}.yaml": found for name, found in trusted(deployment).items()},
+        **{f"{name}.yaml": document for name, document in trusted(deployment).items()},
     }
     return {**{name: text(manifest) for name, manifest in manifests.items()}, **image_files(deployment)}
 
@@ -79,11 +79,11 @@ def _scaling(deployment: Deployment, scaling: Scaling) -> Document:
     """By KEDA, through KServe, which has it divide by the number of replicas (keda_reconciler.go names no metricType):
     so that number is a factor here.
     """
-    found = queries(deployment, f"{deployment.name}-predictor", with_gateway=False)
+    triggers = queries(deployment, f"{deployment.name}-predictor", with_gateway=False)
     return {
         "maxReplicas": scaling.most,
         "autoScaling": {
-            "metrics": [_metric(scaling, f"{query} * {replicas_query(deployment)}") for query in found.values()],
+            "metrics": [_metric(scaling, f"{query} * {replicas_query(deployment)}") for query in triggers.values()],
             "behavior": behavior(),
         },
     }

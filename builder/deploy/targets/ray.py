@@ -40,7 +40,7 @@ def _files(deployment: Deployment) -> dict[str, str]:
         "metadata": {"name": deployment.name, "namespace": deployment.namespace, "labels": pod.labels(deployment)},
         "spec": {"serveConfigV2": config, "rayClusterConfig": _cluster(deployment)},
     }
-    beside = {f"{name}.yaml": text(found) for name, found in trusted(deployment).items()}
+    beside = {f"{name}.yaml": text(document) for name, document in trusted(deployment).items()}
     return {CONFIG: config, SERVICE: text(service), **beside, "image/Containerfile": _containerfile()}
 
 

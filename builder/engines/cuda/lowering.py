@@ -25,6 +25,6 @@ def decoder_for_cuda(fused: Graph, precision: str, triton: str, folder: Path) ->
             "its attention adds a bias to scores (ALiBi), which ONNX Runtime's CUDA kernel does not have; build it for "
             "the CPU, or with --engine vllm"
         )
-    kept = without_kernel(fused.operators, precision, triton)
-    half = to_half(fused, folder / precision / MODEL_FILE, precision, kept, real=("logits",))
+    in_float = without_kernel(fused.operators, precision, triton)
+    half = to_half(fused, folder / precision / MODEL_FILE, precision, in_float, real=("logits",))
     return half, save_graph(rounded(load_whole(half.path)), folder / "judged" / MODEL_FILE)

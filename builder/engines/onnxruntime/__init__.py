@@ -84,8 +84,8 @@ def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
     """
     if graph.arithmetic == "fp32":
         return run_with(open_session(graph.path, threads, spinning))
-    with tempfile.TemporaryDirectory() as place:
-        stand_in = Path(place) / MODEL_FILE
+    with tempfile.TemporaryDirectory() as folder:
+        stand_in = Path(folder) / MODEL_FILE
         save_graph(rounded(load_whole(graph.path)), stand_in)
         return run_with(open_session(stand_in, threads, spinning))
 
@@ -157,13 +157,13 @@ def external_files(path: Path) -> dict[str, int]:
 
     Fields: ONNX, docs/ExternalData.md.
     """
-    found: dict[str, int] = {}
+    files: dict[str, int] = {}
     for tensor in onnx.load(str(path), load_external_data=False).graph.initializer:
         entries = {entry.key: entry.value for entry in tensor.external_data}
         if tensor.data_location == onnx.TensorProto.EXTERNAL and "location" in entries:
             end = sum(int(entries.get(key, "0") or 0) for key in ("offset", "length"))
-            found[entries["location"]] = max(found.get(entries["location"], 0), end)
-    return found
+            files[entries["location"]] = max(files.get(entries["location"], 0), end)
+    return files
 
 
 def open_clips(path: Path) -> bool:

@@ -33,12 +33,12 @@ def for_runtime(graph: Graph, version: str, folder: Path) -> Graph:
     for attribute in windows:
         attribute.i -= older
     model.metadata_props.add(key="onnxruntime_below" if older else "onnxruntime_from", value=CHANGED)
-    place = folder / f"for-{version}"
-    place.mkdir(parents=True, exist_ok=True)
+    target = folder / f"for-{version}"
+    target.mkdir(parents=True, exist_ok=True)
     for file in graph.files:
         if file != graph.path:  # the weights, as they are
-            os.link(file, place / file.name)
-    path = place / graph.path.name
+            os.link(file, target / file.name)
+    path = target / graph.path.name
     path.write_bytes(model.SerializeToString(deterministic=True))
     return replace(graph, path=path, size=read_graph(path).size)
 
@@ -46,5 +46,5 @@ def for_runtime(graph: Graph, version: str, folder: Path) -> Graph:
 def unmarked_windows(path: Path) -> bool:
     """Whether the graph in `path` has windows and does not say which ONNX Runtime they were written for."""
     model = onnx.load(str(path), load_external_data=False)
-    said = {entry.key for entry in model.metadata_props} & {"onnxruntime_below", "onnxruntime_from"}
-    return not said and any(a.name == WINDOW and a.i > 0 for node in model.graph.node for a in node.attribute)
+    marks = {entry.key for entry in model.metadata_props} & {"onnxruntime_below", "onnxruntime_from"}
+    return not marks and any(a.name == WINDOW and a.i > 0 for node in model.graph.node for a in node.attribute)

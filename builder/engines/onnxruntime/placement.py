@@ -24,14 +24,14 @@ def place(options: LayoutOptions, graph: Graph, calls: Calls) -> Placement:
     if options.target == "cpu":
         return on_cpu(options, parameters(graph, options.threads, options.instances))
     groups = (InstanceGroup(options.instances, "KIND_GPU", tuple(options.gpu.devices)),)
-    told, accelerators = cuda.parameters(options.gpu), cuda.accelerators
+    settings, accelerators = cuda.parameters(options.gpu), cuda.accelerators
     if options.target == "cuda":
-        return Placement(groups, told, accelerators=accelerators(options))
+        return Placement(groups, settings, accelerators=accelerators(options))
     (profile,) = profiles_of(options.tensorrt.profiles, calls, plan=False)
     shapes = input_shapes(profile, graph.inputs, OF_TOKENS)
     accelerator = Accelerator("tensorrt", _tensorrt_parameters(options, graph, shapes))
     tuned = {name: sides["opt"] for name, sides in shapes.items()}
-    return Placement(groups, told, accelerators=(accelerator, *accelerators(options)), warm_ups=(tuned,))
+    return Placement(groups, settings, accelerators=(accelerator, *accelerators(options)), warm_ups=(tuned,))
 
 
 def _tensorrt_parameters(

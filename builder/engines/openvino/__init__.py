@@ -95,12 +95,12 @@ def buckets(max_rows: int, max_length: int, token_budget: int) -> tuple[tuple[in
 
 def _steps(first: int, each: int, last: int) -> list[int]:
     """From `first` to `last` in steps that double: `each` values of the first, half as many of each other."""
-    found, step = [first], first
-    while found[-1] < last:
-        if found[-1] == each * step:
+    steps, step = [first], first
+    while steps[-1] < last:
+        if steps[-1] == each * step:
             step *= 2
-        found.append(min(found[-1] + step, last))
-    return found
+        steps.append(min(steps[-1] + step, last))
+    return steps
 
 
 def session(graph: Graph, threads: int, spinning: bool) -> OpenVinoSession:

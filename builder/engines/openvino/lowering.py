@@ -103,8 +103,8 @@ def _unpacked(graph: onnx.GraphProto, node: onnx.NodeProto, size: int) -> Iterat
         return
     heads = {a.name: a.i for a in node.attribute}
     sizes, parts = f"{node.name}.sizes", [f"{node.name}.{part}" for part in ("query", "key", "value")]
-    kept = [heads["num_heads"], heads["kv_num_heads"], heads["kv_num_heads"]]
-    add_constant(graph, sizes, np.array(kept, np.int64) * size)
+    counts = [heads["num_heads"], heads["kv_num_heads"], heads["kv_num_heads"]]
+    add_constant(graph, sizes, np.array(counts, np.int64) * size)
     yield helper.make_node("Split", [node.input[0], sizes], parts, axis=-1)
     node.input[0], node.input[1], node.input[2] = parts
 
@@ -134,13 +134,13 @@ def _slopes(model: onnx.ModelProto) -> dict[str, str]:
 
     Raises ExportError for a bias that is another function of positions.
     """
-    found = {}
+    slopes = {}
     for node in model.graph.node:
         bias = node.input[BIAS] if node.op_type == CACHED_ATTENTION and len(node.input) > BIAS else ""
-        if bias and bias not in found:
-            found[bias] = f"{bias}.slopes"
-            add_constant(model.graph, found[bias], _slopes_of(model, bias))
-    return found
+        if bias and bias not in slopes:
+            slopes[bias] = f"{bias}.slopes"
+            add_constant(model.graph, slopes[bias], _slopes_of(model, bias))
+    return slopes
 
 
 def _slopes_of(model: onnx.ModelProto, bias: str) -> np.ndarray:
@@ -190,15 +190,15 @@ def _shape_of_the_batch(node: onnx.NodeProto) -> None:
 
 def _declare(graph: onnx.GraphProto, renamed: dict[str, str]) -> None:
     """The graph's inputs and its output, as the module says above."""
-    kept = {value.name: value for value in graph.input}
+    declared = {value.name: value for value in graph.input}
     logits = next(value for value in graph.output if value.name == "logits")
     del graph.output[:]
     graph.output.append(logits)
     del graph.input[:]
     for name in ("input_ids", "position_ids"):
-        if name in kept:
+        if name in declared:
             graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.INT64, [1, "tokens"]))
-    graph.input.append(kept["logits_positions"])
+    graph.input.append(declared["logits_positions"])
     for name in renamed.values():
         graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [None] * 4))
     for name, rank in TABLES.items():

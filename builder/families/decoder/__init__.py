@@ -57,7 +57,7 @@ def _on_each(engines: Mapping[str, DecodingEngine], checkpoint: Checkpoint, fold
     decoders = of_each(
         Engines(engines), lambda name: lambda engine: _on_one(engine, checkpoint, folder / name), (SpecError,)
     )
-    return FastestEngine(decoders.made, decoders.refused)
+    return FastestEngine(decoders.by_engine, decoders.refused)
 
 
 def sample_rows(path: Path | None, checkpoint: Checkpoint) -> list[list[int]]:

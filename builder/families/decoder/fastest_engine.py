@@ -40,7 +40,7 @@ After = TypeVar("After")
 class Engines(Generic[After]):
     """What a stage made for each engine, by its name in options; `refused`: the engines left out, and why."""
 
-    made: Mapping[str, After]
+    by_engine: Mapping[str, After]
     refused: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -76,10 +76,10 @@ class FastestEngine:
     def climb(self, exact: Engines[Exact], stage: Stage) -> Picked:
         """The precision that each engine would serve, and of these the one that generates most tokens a second."""
         chosen = of_each(exact, lambda engine: partial(self._climb, engine, stage=stage), (*UNABLE, VerificationError))
-        rates = self._rates(chosen.made, stage) if len(chosen.made) > 1 else {}
-        fastest = max(chosen.made, key=lambda engine: rates[engine].typical if rates else 0.0)
-        ladder = [rung for one in chosen.made.values() for rung in one.ladder[1:]]
-        picked = chosen.made[fastest]
+        rates = self._rates(chosen.by_engine, stage) if len(chosen.by_engine) > 1 else {}
+        fastest = max(chosen.by_engine, key=lambda engine: rates[engine].typical if rates else 0.0)
+        ladder = [rung for one in chosen.by_engine.values() for rung in one.ladder[1:]]
+        picked = chosen.by_engine[fastest]
         return Picked(fastest, replace(picked, ladder=(picked.ladder[0], *ladder)), _choice(fastest, rates, chosen))
 
     def replay(self, picked: Picked) -> Replay:
@@ -142,26 +142,26 @@ def of_each(
     Where none is left, raises an error with the reasons of all: of their type where all failed here with one type,
     else BuilderError itself.
     """
-    made: dict[str, After] = {}
+    results: dict[str, After] = {}
     refused = dict(before.refused)
     kinds: list[type[BuilderError]] = []
-    for engine, one in before.made.items():
+    for engine, one in before.by_engine.items():
         try:
-            made[engine] = step(engine)(one)
+            results[engine] = step(engine)(one)
         except unable as error:
             refused[engine] = str(error)
             kinds.append(type(error))
-            if len(kinds) == len(before.made):
+            if len(kinds) == len(before.by_engine):
                 kind = kinds[0] if len({*kinds}) == 1 and not before.refused else BuilderError
                 reasons = _reasons(refused)
                 raise kind(f"no engine can serve this model with these options: {reasons}") from error
-    return Engines(made, refused)
+    return Engines(results, refused)
 
 
 def _choice(fastest: str, rates: Mapping[str, Rates], chosen: Engines[Chosen]) -> str:
     words = f"chose {title(fastest)}"
     if rates:
-        named = {chosen.made[engine].rung.name: rate for engine, rate in rates.items()}
+        named = {chosen.by_engine[engine].rung.name: rate for engine, rate in rates.items()}
         words += f": answers of {ANSWER} tokens a second as served, {in_words(named)}{remark_on_noise(rates, 'engine')}"
     return words + (f"; not possible: {_reasons(chosen.refused)}" if chosen.refused else "")
 

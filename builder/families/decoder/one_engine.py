@@ -152,10 +152,10 @@ class Decoder:
             metric,
             make=lambda precision: self.engine.lower(exact.fused.graph, precision, self.folder, checkpoint.grids),
             timed=lambda precision, lowered: self._timed(self.engine.rung(precision), exact.fused, lowered),
-            judged=lambda rung, made: self._judged(rung, exact.fused, exact.pytorch, made, self._open(made))[0],
+            judged=lambda rung, form: self._judged(rung, exact.fused, exact.pytorch, form, self._open(form))[0],
         )
         climbed = climb(rungs, self._precisions, stage)
-        rung, lowered = climbed.chosen.rung, rungs.made(climbed.chosen.option)
+        rung, lowered = climbed.chosen.rung, rungs.variant(climbed.chosen.option)
         graph = lowered.graph
         ladder = (exact.pytorch.rung, exact.rung, *(one for one in climbed.rungs if one is not exact.rung))
         if self.spec.cache != "fp32":
@@ -216,8 +216,8 @@ class Decoder:
         """Log-probabilities of the fused graph, on a long row too; what quantising kept."""
         exact, metric = chosen.exact, self.checkpoint.task.metric
         long = Bound("the same on a long row", exact.long_error, at_most=TOLERANCE)
-        kept = kept_bounds(self._required, exact.rung, chosen.rung, exact.pytorch.rung, metric)
-        return Comparison((exact_bound(exact.rung), long, *kept))
+        bounds = kept_bounds(self._required, exact.rung, chosen.rung, exact.pytorch.rung, metric)
+        return Comparison((exact_bound(exact.rung), long, *bounds))
 
     def report(
         self, chosen: Chosen, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]
@@ -310,12 +310,12 @@ class Decoder:
     ) -> tuple[Rung, Agreement]:
         """`rung` with what PyTorch's answers say of it."""
         vocabulary = vocabulary_of(self.checkpoint.model)
-        found = measure(executors, fused.exported.caches, vocabulary, reference.answers, lowered.cache)
+        agreement = measure(executors, fused.exported.caches, vocabulary, reference.answers, lowered.cache)
         judged = replace(
-            rung, error=found.error, quality=found.mean, worst=found.worst, batch_agreement=found.alone,
-            perplexity=found.perplexity,
+            rung, error=agreement.error, quality=agreement.mean, worst=agreement.worst, batch_agreement=agreement.alone,
+            perplexity=agreement.perplexity,
         )  # fmt: skip
-        return judged, found
+        return judged, agreement
 
     def _largest_values(self, exact: Exact) -> Mapping[str, np.ndarray]:
         """Of keys and values on the samples, which an 8-bit cache is scaled by."""

@@ -178,7 +178,7 @@ class Seq2Seq:
             judged=lambda rung, parts: self._judged(rung, _with(graphs, parts), exact.pytorch.answers)[0],
         )
         climbed = climb(rungs, precisions(self.spec.precision, self.spec.triton, in_process=True), stage)
-        quantised = rungs.made(climbed.chosen.option)
+        quantised = rungs.variant(climbed.chosen.option)
         ladder = (exact.pytorch.rung, exact.rung, *(one for one in climbed.rungs if one is not exact.rung))
         return Chosen(exact, _with(graphs, quantised), quantised, ladder, climbed)
 
@@ -215,8 +215,8 @@ class Seq2Seq:
     def comparison(self, chosen: Chosen) -> Comparison:
         """Log-probabilities of the fused graphs; what quantising kept."""
         exact, metric = chosen.exact, self.checkpoint.task.metric
-        kept = kept_bounds(self._required, exact.rung, chosen.climbed.chosen.rung, exact.pytorch.rung, metric)
-        return Comparison((exact_bound(exact.rung), *kept))
+        bounds = kept_bounds(self._required, exact.rung, chosen.climbed.chosen.rung, exact.pytorch.rung, metric)
+        return Comparison((exact_bound(exact.rung), *bounds))
 
     def report(
         self, chosen: Chosen, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]
@@ -272,20 +272,20 @@ class Seq2Seq:
 
     def _judged(self, rung: Rung, graphs: Graphs, reference: Reference) -> tuple[Rung, Agreement]:
         """`rung` with what PyTorch's answers say of it."""
-        found = measure(graphs, reference, self.spec.build_threads)
-        texts = text_agreement(reference.greedy, found.greedy, self._decode)
+        agreement = measure(graphs, reference, self.spec.build_threads)
+        texts = text_agreement(reference.greedy, agreement.greedy, self._decode)
         judged = replace(
             rung,
-            error=found.error,
+            error=agreement.error,
             quality=float(np.mean(texts)),
             worst=min(texts),
-            batch_agreement=found.alone,
-            perplexity=found.perplexity,
-            tokens=found.hits,
-            answers=float(np.mean([a == b for a, b in zip(reference.greedy, found.greedy, strict=True)])),
-            scores=self._scores(found.greedy),
+            batch_agreement=agreement.alone,
+            perplexity=agreement.perplexity,
+            tokens=agreement.hits,
+            answers=float(np.mean([a == b for a, b in zip(reference.greedy, agreement.greedy, strict=True)])),
+            scores=self._scores(agreement.greedy),
         )
-        return judged, found
+        return judged, agreement
 
     def _quantised(self, graphs: Graphs, precision: str) -> tuple[Quantised, ...]:
         both, options = (graphs.encoder, graphs.decoder), self.spec.weight_options

@@ -8,7 +8,7 @@ from builder.gateway.models import Model
 from builder.gateway.openai.calls import call_body, reader_of
 from builder.gateway.openai.generation import Piece
 from builder.gateway.openai.guide import Calling
-from builder.gateway.tool_calls import Found, ToolCall
+from builder.gateway.tool_calls import Part, ToolCall
 
 
 def demands_reading(body: Calling) -> bool:
@@ -24,7 +24,7 @@ class Answer:
         self.most = 1 if body.parallel_tool_calls is False else None
         self.request, self.index = request, index
         self.calls: list[dict[str, Any]] = []
-        self.last: Found = ""
+        self.last: Part = ""
         self.begun = False
         self.logprobs: list[dict[str, Any]] | None = None  # of tokens whose text is held back
 
@@ -63,7 +63,7 @@ class Answer:
             if isinstance(part, str):
                 deltas.append({"content": part})
             elif self.most is None or len(self.calls) < self.most:
-                made = call_body(part, self.request, self.index, len(self.calls))
-                deltas.append({"tool_calls": [{"index": len(self.calls), **made}]})
-                self.calls.append(made)
+                body = call_body(part, self.request, self.index, len(self.calls))
+                deltas.append({"tool_calls": [{"index": len(self.calls), **body}]})
+                self.calls.append(body)
         return deltas

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict
 
 from builder.gateway.errors import bad_field
 from builder.gateway.models import Model
-from builder.gateway.tool_calls import PARSERS, Found, ToolCall
+from builder.gateway.tool_calls import PARSERS, Part, ToolCall
 
 OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf")
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}  # what leaving `parameters` out means
@@ -56,9 +56,9 @@ def closed(schema: dict[str, Any]) -> dict[str, Any]:
 class Reader(Protocol):
     """Reads one answer: what is said in it, and what is called."""
 
-    def push(self, text: str) -> list[Found]: ...
+    def push(self, text: str) -> list[Part]: ...
 
-    def finish(self) -> list[Found]: ...
+    def finish(self) -> list[Part]: ...
 
 
 class Demanded:
@@ -67,11 +67,11 @@ class Demanded:
     def __init__(self) -> None:
         self.text = ""
 
-    def push(self, text: str) -> list[Found]:
+    def push(self, text: str) -> list[Part]:
         self.text += text
         return []
 
-    def finish(self) -> list[Found]:
+    def finish(self) -> list[Part]:
         try:
             call = json.loads(self.text)
         except ValueError:
@@ -85,10 +85,10 @@ def reader_of(model: Model, choice: Any) -> Callable[[], Reader]:
         return Demanded
     notation = model.parameters.get("tool_parser")
     if notation is None or notation not in PARSERS:
-        found = "it does not say how it writes calls" if notation is None else f"it writes calls as {notation!r}"
+        reason = "it does not say how it writes calls" if notation is None else f"it writes calls as {notation!r}"
         raise bad_field(
             "tool_choice",
-            f"whether to call a tool cannot be left to {model.name}: {found}, and known are {', '.join(PARSERS)}. "
+            f"whether to call a tool cannot be left to {model.name}: {reason}, and known are {', '.join(PARSERS)}. "
             "Send tool_choice required, or name a function",
         )
     return PARSERS[notation]

@@ -82,8 +82,8 @@ def _choice(call: Call, model: Model, index: int, choice: Choice, body: Body) ->
     reason = choice.finish_reason
     if demands_reading(body):
         answer = Answer(model, body, call.facts.id, index)
-        said, calls = answer.whole(choice.text)
-        message |= {"content": said or None, "tool_calls": calls} if calls else {"content": said}
+        content, calls = answer.whole(choice.text)
+        message |= {"content": content or None, "tool_calls": calls} if calls else {"content": content}
         reason = answer.reason(reason)
     return {
         "index": index,
@@ -106,8 +106,10 @@ async def _call_events(call: Call, model: Model, inputs: Mapping[str, Any], body
             if piece.index not in answers:
                 answers[piece.index] = Answer(model, body, call.facts.id, piece.index)
             for chunk in answers[piece.index].chunks(piece):
-                said = chunk["logprobs"]
-                yield event({**head, "choices": [{**chunk, "logprobs": None if said is None else _logprobs(said)}]})
+                logprobs = chunk["logprobs"]
+                yield event(
+                    {**head, "choices": [{**chunk, "logprobs": None if logprobs is None else _logprobs(logprobs)}]}
+                )
     call.facts.prompt_tokens = usage.prompt
     if body.usage_wanted:
         yield event({**head, "choices": [], "usage": usage.body})

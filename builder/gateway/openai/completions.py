@@ -73,9 +73,9 @@ def _prompt_logprobs(model: Model, body: Body) -> dict[str, Any]:
     return {"prompt_logprobs": body.logprobs}
 
 
-def _prompts(given: str | list[Any]) -> list[str | list[int]]:
+def _prompts(value: str | list[Any]) -> list[str | list[int]]:
     """The prompts of a request: texts, or lists of token ids of the model's own."""
-    prompts = [given] if isinstance(given, str) or _are_ids(given) else given
+    prompts = [value] if isinstance(value, str) or _are_ids(value) else value
     if not 1 <= len(prompts) <= MOST_PROMPTS:
         raise bad_field("prompt", f"prompt holds {len(prompts)} texts; send 1 to {MOST_PROMPTS}")
     for prompt in prompts:
@@ -86,8 +86,8 @@ def _prompts(given: str | list[Any]) -> list[str | list[int]]:
     return prompts
 
 
-def _are_ids(given: Any) -> bool:
-    return isinstance(given, list) and bool(given) and all(type(token) is int for token in given)
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(token) is int for token in value)
 
 
 async def _whole(
@@ -100,7 +100,7 @@ async def _whole(
             choices.setdefault(number * n + piece.index, Choice()).add(piece)
             usage.add(piece, number)
     call.facts.prompt_tokens = usage.prompt
-    found = [
+    completed = [
         {
             "index": index,
             "text": choice.text,
@@ -109,7 +109,7 @@ async def _whole(
         }
         for index, choice in sorted(choices.items())
     ]
-    return {**_head(call, model), "choices": found, "usage": usage.body}
+    return {**_head(call, model), "choices": completed, "usage": usage.body}
 
 
 async def _events(

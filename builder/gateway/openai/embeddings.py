@@ -52,11 +52,11 @@ def refuse_other_models(model: Model) -> None:
 async def embed(call: Call, model: Model, texts: list[str], **options: Any) -> list[np.ndarray]:
     """One vector a text, float32. `options` that are None are left to the model."""
     refuse_other_models(model)
-    given = {name: value for name, value in options.items() if value is not None}
-    for name in given:
+    stated = {name: value for name, value in options.items() if value is not None}
+    for name in stated:
         if name not in model.inputs:
             raise bad_field(name, f"{name} is not something that {model.name} takes")
-    rows = await ask_rows(call, model, [{"text_input": [text]} for text in texts], given)
+    rows = await ask_rows(call, model, [{"text_input": [text]} for text in texts], stated)
     return [row["embedding"] for row in rows]
 
 
@@ -72,16 +72,16 @@ def unit(vector: np.ndarray) -> np.ndarray:
     return vector / np.float32(max(float(np.linalg.norm(vector)), 1e-12))
 
 
-def _texts(given: Any, vocabulary: Vocabulary | None) -> list[str]:
+def _texts(inputs: Any, vocabulary: Vocabulary | None) -> list[str]:
     """The texts of an input: one or several, or the ids of the tokens of one or several."""
-    single = isinstance(given, str) or isinstance(given[0], int)
-    return [_text(number, one, vocabulary) for number, one in enumerate([given] if single else given)]
+    single = isinstance(inputs, str) or isinstance(inputs[0], int)
+    return [_text(number, one, vocabulary) for number, one in enumerate([inputs] if single else inputs)]
 
 
-def _text(number: int, given: Any, vocabulary: Vocabulary | None) -> str:
-    if isinstance(given, str):
-        return given
-    if not isinstance(given, list) or not given or not all(type(token) is int for token in given):
+def _text(number: int, value: Any, vocabulary: Vocabulary | None) -> str:
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list) or not value or not all(type(token) is int for token in value):
         raise bad_field("input", f"input[{number}] is neither a text nor a list of token ids")
     if vocabulary is None:
         raise bad_field(
@@ -90,7 +90,7 @@ def _text(number: int, given: Any, vocabulary: Vocabulary | None) -> str:
             "check_embedding_ctx_length=False), or start the gateway with --token-ids and the vocabulary they are of",
         )
     try:
-        return vocabulary.text(given)
+        return vocabulary.text(value)
     except KeyError as error:
         raise bad_field("input", f"input[{number}] holds {error.args[0]}, which {vocabulary.name} has not") from error
 

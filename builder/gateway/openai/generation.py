@@ -153,14 +153,14 @@ def usage_member(body: Body, usage: Usage) -> str:
 def option_inputs(model: Model, body: Body) -> dict[str, Any]:
     """The inputs that a request's options become. Raises ApiError for a field that the model cannot heed."""
     inputs: dict[str, Any] = {**guide_inputs(model, body), **_counting(model, body)}
-    given = {name: value for name, value in body if value is not None and value != []}
-    for name, value in given.items():
+    stated = {name: value for name, value in body if value is not None and value != []}
+    for name, value in stated.items():
         if name in ROUTED or name in ABOUT_THE_CLIENT or (name in HARMLESS and value == HARMLESS[name]):
             continue
-        meant = MEANING.get(name, name)
-        if meant not in model.inputs or meant in OF_THE_ROUTE:
+        target = MEANING.get(name, name)
+        if target not in model.inputs or target in OF_THE_ROUTE:
             raise bad_field(name, f"{name} is not something that {model.name} can heed; leave it out")
-        inputs[meant] = dumps(value) if name == "logit_bias" else value
+        inputs[target] = dumps(value) if name == "logit_bias" else value
     return inputs
 
 
@@ -262,8 +262,8 @@ def make_request(call: Call, model: Model, inputs: Mapping[str, Any]) -> Any:
     request = service_pb2.ModelInferRequest(model_name=model.name, id=call.facts.id)
     if PERF in model.inputs:
         inputs = {**inputs, PERF: True}
-    for name, given in inputs.items():
-        values = given if isinstance(given, list) else [given]
+    for name, value in inputs.items():
+        values = value if isinstance(value, list) else [value]
         try:
             refuse_count(model.inputs[name], values)
             add_tensor(request, model.inputs[name], values, (1, len(values)) if model.batch else (len(values),))
@@ -288,8 +288,8 @@ def _pieces(outputs: Outputs) -> list[Piece]:
     cached = _whole(outputs, "cached_tokens")[0] if "cached_tokens" in outputs else 0
     waited = float(outputs["queue_seconds"].array().item()) if "queue_seconds" in outputs else None
     return [
-        Piece(index, text, said, reason, count, prompt, cached, waited)
-        for index, text, said, reason, count in zip(indices, texts, logprobs, reasons, counts, strict=True)
+        Piece(index, text, entry, reason, count, prompt, cached, waited)
+        for index, text, entry, reason, count in zip(indices, texts, logprobs, reasons, counts, strict=True)
     ]
 
 
@@ -303,7 +303,7 @@ def _logprobs(outputs: Outputs, texts: int) -> list[list[dict[str, Any]] | None]
     if "logprobs_output" not in outputs:
         return [None] * texts
     prompt = json.loads(outputs["prompt_logprobs_output"].strings()[0]) if "prompt_logprobs_output" in outputs else []
-    return [prompt + json.loads(said) for said in outputs["logprobs_output"].strings()]
+    return [prompt + json.loads(entry) for entry in outputs["logprobs_output"].strings()]
 
 
 def _openai_name(model: Model, name: str) -> str | None:

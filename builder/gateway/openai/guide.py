@@ -32,19 +32,19 @@ class Calling(BaseModel):
 
 def guide_inputs(model: Model, body: BaseModel) -> dict[str, Any]:
     """The inputs that say what form an answer has. Raises ApiError for a form that the model cannot keep to."""
-    asked = {name: value for name, value in body if name in GUIDING and _means_something(name, value)}
+    forms = {name: value for name, value in body if name in GUIDING and _means_something(name, value)}
     if isinstance(body, Calling) and body.tools:
-        asked = {name: value for name, value in asked.items() if name not in CALLING}
+        forms = {name: value for name, value in forms.items() if name not in CALLING}
     if isinstance(body, Calling) and body.tools and body.tool_choice != "none":
-        return _call_inputs(model, body.tools, body.tool_choice, min(asked, default=None))
-    for name in asked:
+        return _call_inputs(model, body.tools, body.tool_choice, min(forms, default=None))
+    for name in forms:
         if name in CALLING:
             raise bad_field(name, f"{name} is not of this route; tools are called in chats")
         if GUIDE not in model.inputs:
             raise bad_field(name, f"{model.name} was built without guided decoding, which {name} needs")
-    if len(asked) > 1:
-        raise bad_field(max(asked), f"{' and '.join(sorted(asked))} each say what the answer is; send one of them")
-    return {GUIDE: dumps(_guide(*asked.popitem()))} if asked else {}
+    if len(forms) > 1:
+        raise bad_field(max(forms), f"{' and '.join(sorted(forms))} each say what the answer is; send one of them")
+    return {GUIDE: dumps(_guide(*forms.popitem()))} if forms else {}
 
 
 def _call_inputs(model: Model, tools: Sequence[Tool], choice: Any, other: str | None) -> dict[str, Any]:

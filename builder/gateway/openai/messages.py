@@ -35,18 +35,18 @@ def as_template(number: int, message: Message) -> dict[str, Any]:
                 )
             texts.append(part["text"])
         content = "\n".join(texts)
-    found = {**(message.model_extra or {}), "role": message.role, "content": content}
+    rendered = {**(message.model_extra or {}), "role": message.role, "content": content}
     if message.tool_calls:
-        found["tool_calls"] = [_earlier_call(at, made) for at, made in enumerate(message.tool_calls)]
-    return {**found, "role": "system"} if message.role == "developer" else found
+        rendered["tool_calls"] = [_earlier_call(at, call) for at, call in enumerate(message.tool_calls)]
+    return {**rendered, "role": "system"} if message.role == "developer" else rendered
 
 
-def _earlier_call(number: int, made: Mapping[str, Any]) -> dict[str, Any]:
+def _earlier_call(number: int, call: Mapping[str, Any]) -> dict[str, Any]:
     """A call of an earlier answer as templates know it: OpenAI's clients send its arguments as text.
 
     Source: https://huggingface.co/docs/transformers/chat_extras
     """
-    function = made.get("function")
+    function = call.get("function")
     if not isinstance(function, Mapping):
         raise bad_field("messages", f"tool_calls[{number}] of a message has no function")
     arguments = function.get("arguments")
@@ -57,4 +57,4 @@ def _earlier_call(number: int, made: Mapping[str, Any]) -> dict[str, Any]:
             raise bad_field("messages", f"the arguments of tool_calls[{number}] are not JSON: {error}") from error
     if not isinstance(arguments, Mapping):
         raise bad_field("messages", f"the arguments of tool_calls[{number}] are not a JSON object")
-    return {**made, "function": {**function, "arguments": arguments}}
+    return {**call, "function": {**function, "arguments": arguments}}

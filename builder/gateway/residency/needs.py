@@ -56,8 +56,8 @@ def _shared(folder: Path) -> int:
 
 def _cache(entry: Path, number: int) -> int:
     """What the build of a generating model says its cache takes."""
-    for place in (entry / str(number) / REPORT, entry / REPORT):
-        if place.is_file():
-            memory = json.loads(place.read_text("utf-8")).get("memory") or {}
+    for path in (entry / str(number) / REPORT, entry / REPORT):
+        if path.is_file():
+            memory = json.loads(path.read_text("utf-8")).get("memory") or {}
             return int(memory.get("cache", 0))
     return 0

@@ -64,8 +64,8 @@ class Offered:
         if self.reading is None or self.reading.done():
             self.reading = asyncio.ensure_future(asyncio.to_thread(self._read))
         await asyncio.shield(self.reading)
-        found = {front: self.hosting[front].models for front in self.hosting}
-        models = {name: model for hosted in found.values() for name, model in hosted.items()} | self._own()
+        hosted_by = {front: self.hosting[front].models for front in self.hosting}
+        models = {name: model for hosted in hosted_by.values() for name, model in hosted.items()} | self._own()
         return [models[name] for name in sorted(models)]
 
     def _own(self) -> dict[str, Model]:
@@ -79,9 +79,9 @@ class Offered:
             if look_anew:
                 self.hosting.update(dict.fromkeys(map(_front_of, hosted_repositories(self.repository)), NOTHING))
             for front in list(self.hosting):
-                found = self._read_hosting(front).get(name)
-                if found is not None:
-                    return found
+                model = self._read_hosting(front).get(name)
+                if model is not None:
+                    return model
         raise self._unknown(name)
 
     def _read_hosting(self, front: str) -> Mapping[str, Model]:
@@ -152,5 +152,5 @@ def _front_of(repository: Path) -> str:
 
 
 def _stamp(path: Path | str) -> Stamp:
-    found = os.stat(path)
-    return found.st_mtime_ns, found.st_ino, found.st_size
+    status = os.stat(path)
+    return status.st_mtime_ns, status.st_ino, status.st_size

@@ -139,7 +139,7 @@ def _is_here(host: str) -> bool:
 
 def _listening(port: int) -> set[str]:
     """Inodes of the sockets that listen on a port."""
-    found = set()
+    ports = set()
     for table in ("tcp", "tcp6"):
         try:
             lines = (PROC / "net" / table).read_text().splitlines()[1:]
@@ -148,5 +148,5 @@ def _listening(port: int) -> set[str]:
         for line in lines:
             fields = line.split()
             if fields[3] == LISTENING and int(fields[1].rpartition(":")[2], 16) == port:
-                found.add(fields[9])
-    return found
+                ports.add(fields[9])
+    return ports

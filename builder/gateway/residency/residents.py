@@ -30,15 +30,15 @@ class Residents:
     async def lease(self, name: str) -> Resident:
         """A model that is loaded and stays so until `release`. Raises ApiError."""
         while True:
-            stamp, found = self.offered.stamp(name), self.models.get(name)
-            if found is not None and found.state is State.READY and self._fits(found, stamp):
-                found.leases += 1
+            stamp, resident = self.offered.stamp(name), self.models.get(name)
+            if resident is not None and resident.state is State.READY and self._fits(resident, stamp):
+                resident.leases += 1
                 self.models.move_to_end(name)
-                return found
-            if found is None or found.state is State.READY or found.stamp == stamp:
-                return await self._wait(name, found)
-            if found.task is not None:  # loads what the repository said before
-                await asyncio.wait({found.task})
+                return resident
+            if resident is None or resident.state is State.READY or resident.stamp == stamp:
+                return await self._wait(name, resident)
+            if resident.task is not None:  # loads what the repository said before
+                await asyncio.wait({resident.task})
 
     def release(self, resident: Resident) -> None:
         """A request is answered."""
@@ -77,8 +77,8 @@ class Residents:
 
     def lost(self, name: str, before: float) -> None:
         """A model was not loaded any more when somebody looked, after `before`."""
-        found = self.models.get(name)
-        if found is not None and found.state is State.READY and found.since < before:
+        resident = self.models.get(name)
+        if resident is not None and resident.state is State.READY and resident.since < before:
             del self.models[name]
 
     def measured(self, server: int, models: dict[str, int]) -> None:
@@ -96,30 +96,31 @@ class Residents:
         """Whether a model is what the repository says; or what it says now does not load, and is not tried yet."""
         return resident.stamp == stamp or (stamp is not None and self.backoff.waits(resident.name, stamp))
 
-    async def _wait(self, name: str, found: Resident | None) -> Resident:
+    async def _wait(self, name: str, resident: Resident | None) -> Resident:
         """Wait for a load, which goes on where one who waits for it leaves."""
-        if found is None or found.state is not State.LOADING:
-            found = self.lifecycle.begin(name, found)
-        if found.waiting >= self.most_waiting:
+        if resident is None or resident.state is not State.LOADING:
+            resident = self.lifecycle.begin(name, resident)
+        if resident.waiting >= self.most_waiting:
             raise ApiError(
                 429,
-                f"{found.waiting} requests wait for {name} to be loaded, which is the limit; send this one again later",
+                f"{resident.waiting} requests wait for {name} to be loaded, which is the limit; send this one again "
+                "later",
                 code="queue_full",
                 retry_after=2,
             )
-        assert found.task is not None
-        found.waiting += 1
-        found.leases += 1
+        assert resident.task is not None
+        resident.waiting += 1
+        resident.leases += 1
         self.measures.waits.inc()
         try:
-            await asyncio.shield(found.task)
+            await asyncio.shield(resident.task)
         except BaseException as error:
-            self.release(found)
+            self.release(resident)
             before = self.models.get(name)
             if before is None or before.state is not State.READY or not isinstance(error, ApiError):
                 raise
             before.leases += 1  # a version that does not load takes the place of none that answers
             return before
         finally:
-            found.waiting -= 1
-        return found
+            resident.waiting -= 1
+        return resident

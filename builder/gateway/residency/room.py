@@ -108,14 +108,14 @@ class Room:
 
     def _victims(self, size: int, largest: int | None = None) -> list[Resident] | None:
         """Models to unload for `size` bytes, what was asked for longest ago first; None where there are not enough."""
-        found: list[Resident] = []
+        victims: list[Resident] = []
         for resident in self.models.values():
             if size <= 0:
                 break
             if self._may_go(resident) and (largest is None or resident.size <= largest):
-                found.append(resident)
+                victims.append(resident)
                 size -= resident.size
-        return found if size <= 0 else None
+        return victims if size <= 0 else None
 
     def _may_go(self, resident: Resident) -> bool:
         if resident.state is not State.READY or resident.leases or resident.name in self.pins:

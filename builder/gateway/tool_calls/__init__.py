@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from builder.gateway.tool_calls.finder import Finder, Found, ToolCall
+from builder.gateway.tool_calls.finder import Finder, Part, ToolCall
 from builder.gateway.tool_calls.hermes import Hermes
 from builder.gateway.tool_calls.llama3_json import Llama3Json
 from builder.gateway.tool_calls.mistral import Mistral
 from builder.gateway.tool_calls.pythonic import Pythonic
 
-__all__ = ["PARSERS", "Finder", "Found", "ToolCall"]
+__all__ = ["PARSERS", "Finder", "Part", "ToolCall"]
 
 PARSERS: Mapping[str, Callable[[], Finder]] = {
     "hermes": Hermes,

@@ -23,7 +23,7 @@ class ToolCall:
     arguments: str
 
 
-Found = str | ToolCall
+Part = str | ToolCall
 
 
 class NotACall(ValueError):
@@ -93,12 +93,12 @@ class Finder(ABC):
         `last`: nothing follows, so that None means that it is not a call. Raises NotACall where that is known earlier.
         """
 
-    def push(self, text: str) -> list[Found]:
+    def push(self, text: str) -> list[Part]:
         """What `text` settles: text that can be passed on, and calls that are whole."""
         self.held += text
         return self._settle(last=False)
 
-    def finish(self) -> list[Found]:
+    def finish(self) -> list[Part]:
         """What was held back, now that nothing follows."""
         return self._settle(last=True)
 
@@ -106,18 +106,18 @@ class Finder(ABC):
         """Where the value in brackets ends that `text` starts with; see Extent.end."""
         return self.extent.end(text)
 
-    def _settle(self, last: bool) -> list[Found]:
-        found: list[Found] = []
+    def _settle(self, last: bool) -> list[Part]:
+        parts: list[Part] = []
         while self.held:
             start, whole = self._start(last)
-            self._say(found, start)
+            self._say(parts, start)
             if not whole:
                 break
             reading = self._read(last)
             if reading is None:
                 break
-            self._take(found, reading)
-        return found
+            self._take(parts, reading)
+        return parts
 
     def _read(self, last: bool) -> Reading | None:
         try:
@@ -126,42 +126,42 @@ class Finder(ABC):
             return Reading(next(len(begin) for begin in self.begins if self.held.startswith(begin)))
         return Reading(len(self.held)) if reading is None and last else reading
 
-    def _take(self, found: list[Found], reading: Reading) -> None:
+    def _take(self, parts: list[Part], reading: Reading) -> None:
         """Pass on what the held text begins with."""
         self.extent = Extent(self.quotes)
         if not reading.calls:
-            self._pass_on(found, reading.length)
+            self._pass_on(parts, reading.length)
             return
-        found.extend(reading.calls)
+        parts.extend(reading.calls)
         self.held, self.gap, self.after_call = self.held[reading.length :], "", True
 
-    def _say(self, found: list[Found], length: int) -> None:
+    def _say(self, parts: list[Part], length: int) -> None:
         """Pass on so much of what is held; what separates a call from the next, or from the end, is dropped."""
         if self.after_call and not self.held[:length].strip(self.between):
             self.gap, self.held = self.gap + self.held[:length], self.held[length:]
         else:
-            self._pass_on(found, length)
+            self._pass_on(parts, length)
 
-    def _pass_on(self, found: list[Found], length: int) -> None:
+    def _pass_on(self, parts: list[Part], length: int) -> None:
         """So much of what is held is text, and what came before it since the last call is too."""
         text = self.gap + self.held[:length]
-        if found and isinstance(before := found[-1], str):
-            found[-1] = before + text
+        if parts and isinstance(before := parts[-1], str):
+            parts[-1] = before + text
         elif text:
-            found.append(text)
+            parts.append(text)
         self.held, self.gap, self.after_call = self.held[length:], "", False
 
     def _start(self, last: bool) -> tuple[int, bool]:
         """Where a call may begin, and whether its beginning is there as a whole."""
-        places = [place for begin in self.begins if (place := self.held.find(begin)) >= 0]
+        places = [position for begin in self.begins if (position := self.held.find(begin)) >= 0]
         if places:
             return min(places), True
         if last:
             return len(self.held), False
         longest = max(map(len, self.begins)) - 1
-        for place in range(max(0, len(self.held) - longest), len(self.held)):
-            if any(begin.startswith(self.held[place:]) for begin in self.begins):
-                return place, False
+        for position in range(max(0, len(self.held) - longest), len(self.held)):
+            if any(begin.startswith(self.held[position:]) for begin in self.begins):
+                return position, False
         return len(self.held), False
 
 
@@ -169,8 +169,8 @@ def object_call(value: Any, *names: str) -> ToolCall | None:
     """The call that a JSON value is whose arguments are under one of `names`; None for any other value."""
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         return None
-    given = [value[name] for name in names if name in value]
-    return as_call(value["name"], given[0]) if len(given) == 1 else None
+    arguments = [value[name] for name in names if name in value]
+    return as_call(value["name"], arguments[0]) if len(arguments) == 1 else None
 
 
 def as_call(name: str, arguments: Any) -> ToolCall | None:

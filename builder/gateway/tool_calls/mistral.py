@@ -40,7 +40,7 @@ def _calls(name: str, text: str) -> tuple[ToolCall, ...]:
     """The calls that the text of a value is: of `name`, or those that say their own; none where it is none."""
     value = parsed(text)
     if name:
-        found = [as_call(name, value)]
+        calls = [as_call(name, value)]
     else:
-        found = [object_call(entry, "arguments") for entry in (value if isinstance(value, list) else [value])]
-    return () if None in found else tuple(call for call in found if call is not None)
+        calls = [object_call(entry, "arguments") for entry in (value if isinstance(value, list) else [value])]
+    return () if None in calls else tuple(call for call in calls if call is not None)

@@ -49,10 +49,10 @@ def _calls(text: str) -> tuple[ToolCall, ...]:
     try:
         with warnings.catch_warnings(action="ignore"):  # of escapes that Python does not know
             parsed = ast.parse(text.strip(), mode="eval").body
-        found = [_call(element) for element in parsed.elts] if isinstance(parsed, ast.List) else []
+        calls = [_call(element) for element in parsed.elts] if isinstance(parsed, ast.List) else []
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
         return ()
-    return () if None in found else tuple(call for call in found if call is not None)
+    return () if None in calls else tuple(call for call in calls if call is not None)
 
 
 def _call(node: ast.expr) -> ToolCall | None:

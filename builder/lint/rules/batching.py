@@ -120,8 +120,8 @@ def priorities_are_among_the_levels(model: Model) -> Iterator[Problem]:
     if not levels:
         return
     if not 1 <= batching.default_priority_level <= levels:
-        found = f"default_priority_level is {batching.default_priority_level} of {levels} levels"
-        yield Problem(found, f"write one from 1 to {levels}", "dynamic_batching.priority_levels")
+        problem = f"default_priority_level is {batching.default_priority_level} of {levels} levels"
+        yield Problem(problem, f"write one from 1 to {levels}", "dynamic_batching.priority_levels")
     for level in sorted(batching.priority_queue_policy):
         if not 1 <= level <= levels:
             field = f"dynamic_batching.priority_queue_policy[{level}]"
@@ -144,8 +144,8 @@ def ordering_has_no_priorities(model: Model) -> Iterator[Problem]:
     if not batching.preserve_ordering:
         return
     if batching.priority_levels > 1:
-        found = f"preserve_ordering with {batching.priority_levels} priority levels"
-        yield Problem(found, "leave one of them out", "dynamic_batching.preserve_ordering")
+        problem = f"preserve_ordering with {batching.priority_levels} priority levels"
+        yield Problem(problem, "leave one of them out", "dynamic_batching.preserve_ordering")
     policies = [batching.default_queue_policy, *batching.priority_queue_policy.values()]
     if any(policy.default_timeout_microseconds and policy.timeout_action == DELAY for policy in policies):
         yield Problem(
@@ -231,8 +231,8 @@ def caches_single_answers(model: Model) -> Iterator[Problem]:
     """
     config = model.config
     decoupled, sequence = config.model_transaction_policy.decoupled, config.HasField("sequence_batching")
-    for kind, given in {"is decoupled": decoupled, "batches sequences": sequence}.items():
-        if given and config.response_cache.enable:
+    for kind, applies in {"is decoupled": decoupled, "batches sequences": sequence}.items():
+        if applies and config.response_cache.enable:
             yield Problem(
                 f"response_cache on a model that {kind}",
                 "leave response_cache out",

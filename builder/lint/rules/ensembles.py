@@ -75,8 +75,8 @@ def an_ensemble_runs_nothing_itself(model: Model) -> Iterator[Problem]:
     Its steps have. Triton refuses an ensemble with them.
     """
     for name in ("instance_group", "optimization", "model_warmup"):
-        given = getattr(model.config, name)
-        if model.is_ensemble and (model.config.HasField(name) if name == "optimization" else len(given)):
+        value = getattr(model.config, name)
+        if model.is_ensemble and (model.config.HasField(name) if name == "optimization" else len(value)):
             yield Problem(f"an ensemble with {name}", "leave it out: its steps have it", name, fix=Edit(name))
 
 
@@ -164,11 +164,11 @@ def steps_are_models(model: Model) -> Iterator[Problem]:
         if not step.model_name:
             continue  # TR553 says so
         if target is None:
-            found = f"the step {step.model_name} is not in the repository"
-            yield Problem(found, "add the model, or name another", f"{field}.model_name")
+            problem = f"the step {step.model_name} is not in the repository"
+            yield Problem(problem, "add the model, or name another", f"{field}.model_name")
         elif step.model_version > 0 and step.model_version not in target.served:
-            found = f"the step {step.model_name} asks for version {step.model_version}, which is not served"
-            yield Problem(found, "write model_version: -1 for the latest", f"{field}.model_version")
+            problem = f"the step {step.model_name} asks for version {step.model_version}, which is not served"
+            yield Problem(problem, "write model_version: -1 for the latest", f"{field}.model_version")
 
 
 @rule(
@@ -213,11 +213,11 @@ def steps_map_tensors_of_their_models(model: Model) -> Iterator[Problem]:
         if not inputs or not outputs:
             continue
         for name in sorted(set(step.input_map) - set(inputs)):
-            found = f"{target.name} has no input {name}; it has {', '.join(inputs)}"
-            yield Problem(found, "map one of them", f"{field}.input_map[{name}]")
+            problem = f"{target.name} has no input {name}; it has {', '.join(inputs)}"
+            yield Problem(problem, "map one of them", f"{field}.input_map[{name}]")
         for name in sorted(set(step.output_map) - outputs):
-            found = f"{target.name} has no output {name}; it has {', '.join(sorted(outputs))}"
-            yield Problem(found, "map one of them", f"{field}.output_map[{name}]")
+            problem = f"{target.name} has no output {name}; it has {', '.join(sorted(outputs))}"
+            yield Problem(problem, "map one of them", f"{field}.output_map[{name}]")
         for name, optional in inputs.items():
             if not optional and name not in step.input_map:
                 yield Problem(f"the input {name} of {target.name} is not mapped", "map it", field)
@@ -282,8 +282,8 @@ def tensors_of_an_ensemble_have_one_type_and_shape(model: Model) -> Iterator[Pro
                 known = tensors.setdefault(mapping[entry.name], tensor)
                 different = known.differs(tensor)
                 if different is not None:
-                    found = f"{mapping[entry.name]} is {different}"
-                    yield Problem(found, "let both declare the same", f"{field}.{kind}[{entry.name}]")
+                    problem = f"{mapping[entry.name]} is {different}"
+                    yield Problem(problem, "let both declare the same", f"{field}.{kind}[{entry.name}]")
 
 
 @rule(
@@ -323,5 +323,5 @@ def an_ensemble_that_streams_has_no_cache(model: Model) -> Iterator[Problem]:
     """
     streams = [target.name for _, _, target in _called(model) if target.config.model_transaction_policy.decoupled]
     if streams and model.config.response_cache.enable:
-        found = f"response_cache on an ensemble whose step {streams[0]} is decoupled"
-        yield Problem(found, "leave response_cache out", "response_cache")
+        problem = f"response_cache on an ensemble whose step {streams[0]} is decoupled"
+        yield Problem(problem, "leave response_cache out", "response_cache")

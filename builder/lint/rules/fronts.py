@@ -189,8 +189,8 @@ def a_decoupled_model_sends(version: Version) -> Iterator[Problem]:
         return
     sources = (read_source(path) for path in version.path.rglob("*.py"))
     if not any(source is None or source.sends for source in sources):
-        found = "the model is decoupled and its Python takes no response sender"
-        yield Problem(found, "send through request.get_response_sender(), or leave decoupled out", DECOUPLED)
+        problem = "the model is decoupled and its Python takes no response sender"
+        yield Problem(problem, "send through request.get_response_sender(), or leave decoupled out", DECOUPLED)
 
 
 DECOUPLED = "model_transaction_policy.decoupled"

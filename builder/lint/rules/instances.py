@@ -119,8 +119,8 @@ def _threads(version: Version, cores: int) -> int | None:
     """Of one instance; None where it is not known, or where instances share them."""
     config, served = version.model.config, version.serving
     if config.backend == onnxruntime.BACKEND:
-        given = config.parameters["intra_op_thread_count"].string_value if _has_threads(version) else "0"
-        return (int(given) if given.isdigit() else 0) or cores
+        count = config.parameters["intra_op_thread_count"].string_value if _has_threads(version) else "0"
+        return (int(count) if count.isdigit() else 0) or cores
     if served is not None and served.session is not None:
         return served.session.threads or cores
     return None

@@ -51,11 +51,11 @@ def belongs_to_its_tensorrt(version: Version) -> Iterator[Problem]:
         )
     here = gpus()
     if here and fingerprint.get("gpu") not in [gpu.name for gpu in here]:
-        found = f"its plan was compiled for {fingerprint.get('gpu')} and this machine has {here[0].name}"
-        yield Problem(found, again, file=version.file(version.graph))
+        problem = f"its plan was compiled for {fingerprint.get('gpu')} and this machine has {here[0].name}"
+        yield Problem(problem, again, file=version.file(version.graph))
     if _asked(version.recipe).get("onnx_sha256") != fingerprint.get("onnx_sha256"):
-        found = "its plan was compiled from another graph than the one beside it"
-        yield Problem(found, again, file=version.file(version.graph))
+        problem = "its plan was compiled from another graph than the one beside it"
+        yield Problem(problem, again, file=version.file(version.graph))
 
 
 def _asked(recipe: Path) -> dict[str, Any]:

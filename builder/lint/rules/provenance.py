@@ -135,5 +135,5 @@ def is_signed(repository: Repository) -> Iterator[Problem]:
     """
     if repository.verify_key is not None and repository.folders:
         for sentence in unsigned(repository.path, repository.verify_key):
-            name, _, found = sentence.partition(": ")
-            yield Problem(found, model=name)
+            name, _, problem = sentence.partition(": ")
+            yield Problem(problem, model=name)

@@ -99,8 +99,14 @@ def has_no_parameters_without_effect(model: Model) -> Iterator[Problem]:
 
 def _parameter(model: Model, reason: str) -> str:
     """The field that a refusal is about."""
-    found = [name for name in model.config.parameters if f"parameter {name} " in reason]
-    return f"parameters[{found[0]}]" if found else "optimization" if "accelerator" in reason else "instance_group"
+    parameters = [name for name in model.config.parameters if f"parameter {name} " in reason]
+    return (
+        f"parameters[{parameters[0]}]"
+        if parameters
+        else "optimization"
+        if "accelerator" in reason
+        else "instance_group"
+    )
 
 
 @rule(
@@ -124,11 +130,11 @@ def has_its_external_weights(version: Version) -> Iterator[Problem]:
     for name, needed in onnxruntime.external_files(version.graph).items():
         path = folder / name
         if not path.is_file() or not path.resolve().is_relative_to(folder.resolve()):
-            found = f"the weights of {version.file(version.graph)} are in {name}, which is not beside it"
-            yield Problem(found, "add the file", file=version.file(version.graph))
+            problem = f"the weights of {version.file(version.graph)} are in {name}, which is not beside it"
+            yield Problem(problem, "add the file", file=version.file(version.graph))
         elif path.stat().st_size < needed:
-            found = f"{name} has {path.stat().st_size} bytes, and {version.file(version.graph)} reads {needed} of it"
-            yield Problem(found, "copy the file again", file=version.file(version.graph))
+            problem = f"{name} has {path.stat().st_size} bytes, and {version.file(version.graph)} reads {needed} of it"
+            yield Problem(problem, "copy the file again", file=version.file(version.graph))
 
 
 @rule(
@@ -174,8 +180,8 @@ def clips_in_fp16_have_both_bounds(version: Version) -> Iterator[Problem]:
     if version.model.config.backend != onnxruntime.BACKEND or release is None or readable(version) is None:
         return
     if RELEASES[release].onnxruntime.startswith("1.19.") and onnxruntime.open_clips(version.graph):
-        found = f"a Clip of fp16 without max is 0 on the ONNX Runtime of Triton {release}"
-        yield Problem(found, "write both bounds", file=version.file(version.graph))
+        problem = f"a Clip of fp16 without max is 0 on the ONNX Runtime of Triton {release}"
+        yield Problem(problem, "write both bounds", file=version.file(version.graph))
 
 
 @rule(
@@ -192,10 +198,10 @@ def has_fields_that_its_release_knows(model: Model) -> Iterator[Problem]:
     """
     for path, since in FIELDS.items():
         if model.release is not None and version_tuple(model.release) < version_tuple(since):
-            found = [field for field in model.places if re.fullmatch(path, field)]
-            if found:
-                name = found[0].split(".")[-1]
-                yield Problem(f"Triton {model.release} does not know the field {name}", f"it is in {since}", found[0])
+            fields = [field for field in model.places if re.fullmatch(path, field)]
+            if fields:
+                name = fields[0].split(".")[-1]
+                yield Problem(f"Triton {model.release} does not know the field {name}", f"it is in {since}", fields[0])
 
 
 FIELDS = {  # and the first release that knows it

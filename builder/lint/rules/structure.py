@@ -146,9 +146,9 @@ def has_a_backend(model: Model) -> Iterator[Problem]:
     """
     if not model.config.backend and not model.is_ensemble:
         known = ", ".join(PLATFORMS)
-        found = f"platform {model.config.platform!r} is not one of {known}, and there is no backend"
+        problem = f"platform {model.config.platform!r} is not one of {known}, and there is no backend"
         yield Problem(
-            found if model.config.platform else f"{model.file} names no backend",
+            problem if model.config.platform else f"{model.file} names no backend",
             'write its backend, such as backend: "onnxruntime" or backend: "python"',
             "platform",
         )

@@ -141,19 +141,19 @@ def reshapes_keep_every_element(model: Model) -> Iterator[Problem]:
         dims, shape = list(tensor.dims), list(tensor.reshape.shape)
         empty_row = not shape and model.config.max_batch_size > 0 and dims == [1] * len(dims)
         if not empty_row and (not shape or _products(dims) != _products(shape)):
-            found = f"{tensor.name} has dims {dims} and is reshaped to {shape}"
-            yield Problem(found, "write a shape of as many elements", f"{field}.reshape")
+            problem = f"{tensor.name} has dims {dims} and is reshaped to {shape}"
+            yield Problem(problem, "write a shape of as many elements", f"{field}.reshape")
 
 
 def _products(sizes: list[int]) -> list[int]:
     """The products of the sizes between those of -1."""
-    found = [1]
+    products = [1]
     for size in sizes:
         if size == -1:
-            found.append(1)
+            products.append(1)
         else:
-            found[-1] *= size
-    return found
+            products[-1] *= size
+    return products
 
 
 @rule(
@@ -192,8 +192,8 @@ def formats_fit(model: Model) -> Iterator[Problem]:
     on_tensorrt = model.config.platform == tensorrt.PLATFORM or model.config.backend == tensorrt.BACKEND
     for field, tensor in _tensors(model):
         if getattr(tensor, "format", 0) and len(tensor.dims) != IMAGE:
-            found = f"{tensor.name} is an image of {len(tensor.dims)} dims"
-            yield Problem(found, "write three, or leave format out", f"{field}.format")
+            problem = f"{tensor.name} is an image of {len(tensor.dims)} dims"
+            yield Problem(problem, "write three, or leave format out", f"{field}.format")
         if not on_tensorrt and (tensor.is_shape_tensor or tensor.is_non_linear_format_io):
             name = "is_shape_tensor" if tensor.is_shape_tensor else "is_non_linear_format_io"
             yield Problem(f"{tensor.name} has {name}, which is for TensorRT", "leave it out", f"{field}.{name}")
@@ -227,8 +227,8 @@ def batch_tensors_have_sources(model: Model) -> Iterator[Problem]:
                 yield Problem("the batch_input is of another type", "write TYPE_INT32 or TYPE_FP32", field)
             targets = list(entry.target_name) if kind == "batch_output" else []
             for name in sorted({name for name in targets if name not in outputs or targets.count(name) > 1}):
-                found = f"the batch_output has the target {name!r}, which is not an output, or twice"
-                yield Problem(found, "name an output once", field)
+                problem = f"the batch_output has the target {name!r}, which is not an output, or twice"
+                yield Problem(problem, "name an output once", field)
 
 
 BATCH_TYPES = (model_config_pb2.TYPE_INT32, model_config_pb2.TYPE_FP32)

@@ -79,18 +79,18 @@ def warm_ups_have_their_data(model: Model) -> Iterator[Problem]:
 
     It is zero_data, random_data, or the name of a file. Triton refuses the model otherwise.
     """
-    for field, name, given in _given(model):
-        if given.WhichOneof("input_data_type") is None:
+    for field, name, tensor in _given(model):
+        if tensor.WhichOneof("input_data_type") is None:
             yield Problem(f"the warm-up does not say what {name} is", "write zero_data: true", field)
-        file = model.path / FOLDER / given.input_data_file
-        if not given.input_data_file:
+        file = model.path / FOLDER / tensor.input_data_file
+        if not tensor.input_data_file:
             continue
-        needed = prod(given.dims) * SIZES.get(given.data_type, 0)
+        needed = prod(tensor.dims) * SIZES.get(tensor.data_type, 0)
         if not file.is_file():
-            yield Problem(f"{FOLDER}/{given.input_data_file} is missing", "add it, or write zero_data: true", field)
-        elif given.data_type != STRING and file.stat().st_size < needed:
+            yield Problem(f"{FOLDER}/{tensor.input_data_file} is missing", "add it, or write zero_data: true", field)
+        elif tensor.data_type != STRING and file.stat().st_size < needed:
             yield Problem(
-                f"{FOLDER}/{given.input_data_file} has {file.stat().st_size} bytes, and {name} needs {needed}",
+                f"{FOLDER}/{tensor.input_data_file} has {file.stat().st_size} bytes, and {name} needs {needed}",
                 "write a file as long as the shape says",
                 field,
             )
@@ -115,14 +115,14 @@ def warm_ups_are_requests(model: Model) -> Iterator[Problem]:
     for number, warm_up in enumerate(model.config.model_warmup):
         missing = sorted(required - set(warm_up.inputs)) if warm_up.batch_size and not model.is_ensemble else []
         if missing:
-            found = f"the warm-up {warm_up.name!r} has no {missing[0]}, which is required"
-            yield Problem(found, "add the input", f"model_warmup[{number}]")
-    for field, name, given in _given(model):
-        dims, tensor = list(given.dims), declared.get(name)
+            problem = f"the warm-up {warm_up.name!r} has no {missing[0]}, which is required"
+            yield Problem(problem, "add the input", f"model_warmup[{number}]")
+    for field, name, entry in _given(model):
+        dims, tensor = list(entry.dims), declared.get(name)
         if -1 in dims:
             yield Problem(f"the warm-up of {name} has a size of -1", "write a number", field)
-        elif tensor is not None and tensor.data_type != given.data_type:
-            types = [model_config_pb2.DataType.Name(kind) for kind in (given.data_type, tensor.data_type)]
+        elif tensor is not None and tensor.data_type != entry.data_type:
+            types = [model_config_pb2.DataType.Name(kind) for kind in (entry.data_type, tensor.data_type)]
             yield Problem(f"the warm-up of {name} is {types[0]} and the input {types[1]}", f"write {types[1]}", field)
         elif tensor is not None and not _fits(dims, list(tensor.dims)):
             yield Problem(
@@ -256,7 +256,7 @@ def states_of_sequences_are_whole(model: Model) -> Iterator[Problem]:
             if not initial.name:
                 yield Problem(f"the initial state of {state.input_name} has no name", "write one", field)
             elif initial.data_type != state.data_type or not _fits(list(initial.dims), list(state.dims)):
-                found = f"the initial state of {state.input_name} has another type or shape than the state"
-                yield Problem(found, "write the same, with numbers for every size", field)
+                problem = f"the initial state of {state.input_name} has another type or shape than the state"
+                yield Problem(problem, "write the same, with numbers for every size", field)
             elif -1 in initial.dims:
                 yield Problem(f"the initial state of {state.input_name} has a size of -1", "write a number", field)

@@ -68,5 +68,5 @@ def calls_models_that_are_there(version: Version) -> Iterator[Problem]:
                 continue
             outputs = {tensor.name for tensor in target.config.output}
             for name in sorted(set(call.outputs) - outputs) if outputs else ():
-                found = f"{where} asks {call.model} for {name}; it has {', '.join(sorted(outputs))}"
-                yield Problem(found, "ask for one of them", file=file)
+                problem = f"{where} asks {call.model} for {name}; it has {', '.join(sorted(outputs))}"
+                yield Problem(problem, "ask for one of them", file=file)

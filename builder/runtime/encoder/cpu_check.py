@@ -13,9 +13,9 @@ def refuse_cpu(rounding: Collection[str], cpuinfo: Path = Path("/proc/cpuinfo"))
     """
     lines = cpuinfo.read_text().splitlines() if cpuinfo.is_file() else []
     flags = {flag for line in lines if line.startswith("flags") for flag in line.split()}
-    found = sorted(flags & set(rounding))
-    if found:
+    present = sorted(flags & set(rounding))
+    if present:
         raise RuntimeError(
-            f"this CPU has {', '.join(found)}: OpenVINO would multiply in bf16, and this model was verified in fp32. "
+            f"this CPU has {', '.join(present)}: OpenVINO would multiply in bf16, and this model was verified in fp32. "
             "Build it on a CPU like this one, or with --engine onnxruntime"
         )

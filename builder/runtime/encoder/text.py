@@ -57,8 +57,8 @@ class TextEncoder:
             self.tokenizer.no_truncation()
 
     def _encoded(self, texts: Sequence[Text]) -> list[Encoding]:
-        found: list[Encoding] = survived(self._encode_batch, list(texts))
-        return found
+        encodings: list[Encoding] = survived(self._encode_batch, list(texts))
+        return encodings
 
     def tokens(self, texts: Sequence[Text]) -> list[str]:
         """The tokens of each text, of any length, as JSON."""

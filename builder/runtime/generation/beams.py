@@ -33,7 +33,7 @@ class BeamSearch:
         self.prompt = prompt
         self.end_ids = end_ids
         self.width = rules.options.num_beams
-        self.said: "list[list[int]]" = [[]]
+        self.generated: "list[list[int]]" = [[]]
         self.scores = np.zeros(1, np.float32)
         self.ended: "list[Hypothesis]" = []  # the best `width`, best first
         self.done = False
@@ -44,7 +44,7 @@ class BeamSearch:
         At the last step `done` is set, and what is returned means nothing. Raises RuntimeError where no token may come.
         """
         candidates = max(2, 1 + len(self.end_ids)) * self.width
-        length = len(self.said[0])
+        length = len(self.generated[0])
         beams, tokens, scores = self._candidates(logits, candidates)
         full = length + 1 >= self.rules.max_tokens
         ending = np.array([full or token in self.end_ids for token in tokens.tolist()])
@@ -53,7 +53,9 @@ class BeamSearch:
         if full or not len(going):
             self.done = True
             return []
-        self.said = [[*self.said[beam], token] for beam, token in zip(beams[going].tolist(), tokens[going].tolist())]
+        self.generated = [
+            [*self.generated[beam], token] for beam, token in zip(beams[going].tolist(), tokens[going].tolist())
+        ]
         self.scores = scores[going]
         self.done = not self._may_improve()
         return beams[going].tolist()
@@ -61,30 +63,30 @@ class BeamSearch:
     def _candidates(self, logits: "Sequence[np.ndarray]", count: int) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
         """The best continuations of all beams, best first: beam, token, and log-probability of the whole."""
         room = np.empty_like(logits[0])
-        rows, totals = zip(*(self._scored(row, said, room) for row, said in zip(logits, self.said)))
+        rows, totals = zip(*(self._scored(row, generated, room) for row, generated in zip(logits, self.generated)))
         beams, tokens, scores = highest(rows, np.array(totals, np.float32), self.scores, count)
         if not len(tokens):
             raise RuntimeError("the options of this request forbid every token")
         return beams, tokens, scores
 
-    def _scored(self, row: np.ndarray, said: "list[int]", room: np.ndarray) -> "tuple[np.ndarray, np.float32]":
+    def _scored(self, row: np.ndarray, generated: "list[int]", room: np.ndarray) -> "tuple[np.ndarray, np.float32]":
         """The scores of a beam's next tokens, (vocabulary,), and what makes them log-probabilities when taken away."""
         total = log_sum_exp(row, room)
-        if self.rules.idle(len(said)):
+        if self.rules.idle(len(generated)):
             return row, total
         changed = row - total
-        self.rules.apply(changed, self.prompt, said)
+        self.rules.apply(changed, self.prompt, generated)
         return changed, log_sum_exp(changed, room) if self.rules.options.renormalize_logits else np.float32(0)
 
     def _end(self, beams: np.ndarray, tokens: np.ndarray, scores: np.ndarray, ending: np.ndarray) -> None:
         options = self.rules.options
         if options.early_stopping == "true" and len(self.ended) == self.width:
             return
-        for place in np.flatnonzero(ending).tolist():
-            token, said = int(tokens[place]), self.said[beams[place]]
+        for index in np.flatnonzero(ending).tolist():
+            token, generated = int(tokens[index]), self.generated[beams[index]]
             reason = "stop" if token in self.end_ids else "length"
-            score = float(scores[place]) / (len(said) + 1) ** options.length_penalty
-            self.ended.append(Hypothesis((*said, token), score, reason))
+            score = float(scores[index]) / (len(generated) + 1) ** options.length_penalty
+            self.ended.append(Hypothesis((*generated, token), score, reason))
         self.ended = sorted(self.ended, key=lambda hypothesis: -hypothesis.score)[: self.width]
 
     def _may_improve(self) -> bool:
@@ -94,7 +96,7 @@ class BeamSearch:
         options = self.rules.options
         if options.early_stopping == "true":
             return False
-        length = len(self.said[0])
+        length = len(self.generated[0])
         if options.early_stopping == "never" and options.length_penalty > 0:
             length = self.rules.max_tokens
         return float(self.scores[0]) / length**options.length_penalty > self.ended[-1].score

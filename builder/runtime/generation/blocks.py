@@ -61,12 +61,12 @@ class Blocks:
         table, needed = self.tables[growth.slot], self.of(growth.end)
         self.truncate(growth.slot, growth.end)
         copies = []
-        for place in range(growth.start // self.size, len(table)):
-            block = table[place]
+        for index in range(growth.start // self.size, len(table)):
+            block = table[index]
             if self.users[block] > 1:
                 self.users[block] -= 1
-                table[place] = self._take()
-                copies.append((block, table[place]))
+                table[index] = self._take()
+                copies.append((block, table[index]))
         while len(table) < needed:
             table.append(self._take())
         return copies

@@ -64,8 +64,8 @@ def prefill(cache: SlotCache, sequence: Running, tokens: Sequence[int]) -> Call:
         sequence.status = SequenceStatus.DECODING
     row, positions = np.array([tokens], np.int64), np.array([length], np.int64)
     wanted = np.arange(len(tokens)) if scored else np.array([len(tokens) - 1])
-    said = [sequence] if ends else []
-    return Call(slot, row, positions, {slot: tokens}, wanted, said, request if scored else None)
+    finished = [sequence] if ends else []
+    return Call(slot, row, positions, {slot: tokens}, wanted, finished, request if scored else None)
 
 
 def joined(cache: SlotCache, pieces: Sequence[PromptPiece], most: int) -> list[list[PromptPiece]]:
@@ -74,7 +74,7 @@ def joined(cache: SlotCache, pieces: Sequence[PromptPiece], most: int) -> list[l
     A group has up to `most` tokens with its padding, of which no more than half is padding, so that a step is no longer
     than twice its tokens; one whose prompt is scored, or goes on, is alone. First come first, by the earliest of each.
     """
-    arrivals = {sequence.slots[0]: place for place, (sequence, _) in enumerate(pieces)}
+    arrivals = {sequence.slots[0]: index for index, (sequence, _) in enumerate(pieces)}
     groups: list[list[PromptPiece]] = []
     for one in sorted(pieces, key=lambda one: one[0].slots[0]) if most else pieces:
         if groups and _joins(cache, groups[-1], one, most):
@@ -109,13 +109,13 @@ def guess(cache: SlotCache, sequence: Running, most: int, drafter: Drafter | Non
     """A step of one sequence, and of up to `most` tokens that it may say next; None where there is nothing to guess."""
     if not isinstance(sequence, GeneratedSequence):
         return None
-    found = _guessed(sequence, min(most, sequence.room(cache.max_length)), drafter)
-    if found is None:
+    guessed = _guessed(sequence, min(most, sequence.room(cache.max_length)), drafter)
+    if guessed is None:
         return None
-    (slot,), tokens = sequence.slots, [*sequence.inputs(), *found.tokens]
+    (slot,), tokens = sequence.slots, [*sequence.inputs(), *guessed.tokens]
     positions = np.array([cache.length(slot)], np.int64)
     wanted = np.arange(len(tokens))
-    return Call(slot, np.array([tokens], np.int64), positions, {slot: tokens}, wanted, [sequence], guess=found)
+    return Call(slot, np.array([tokens], np.int64), positions, {slot: tokens}, wanted, [sequence], guess=guessed)
 
 
 def _guessed(sequence: GeneratedSequence, most: int, drafter: Drafter | None) -> Guess | None:

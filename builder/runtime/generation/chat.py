@@ -77,8 +77,8 @@ class ChatTemplate:
         return "".join(pieces)
 
 
-def _message(given: "Mapping[str, Any]") -> "dict[str, Any]":
-    message = {name: value for name, value in given.items() if value is not None}
+def _message(entry: "Mapping[str, Any]") -> "dict[str, Any]":
+    message = {name: value for name, value in entry.items() if value is not None}
     reasoning = next((message[name] for name in REASONING if name in message), None)
     return message if reasoning is None else {"thinking": reasoning, **message, REASONING[0]: reasoning}
 
@@ -110,21 +110,21 @@ class _GenerationBlock(jinja2.ext.Extension):
 class _Dict:
     """`dict(...)` and `dict.fromkeys(...)`, and nothing else that a Python class would lead to."""
 
-    def __call__(self, *given: Any, **named: Any) -> "dict[Any, Any]":
-        return dict(*given, **named)
+    def __call__(self, *positional: Any, **named: Any) -> "dict[Any, Any]":
+        return dict(*positional, **named)
 
-    def fromkeys(self, *given: Any) -> "dict[Any, Any]":
-        return dict.fromkeys(*given)
+    def fromkeys(self, *positional: Any) -> "dict[Any, Any]":
+        return dict.fromkeys(*positional)
 
 
 class _Namespace(Namespace):
     """A namespace without attributes that begin with an underscore."""
 
-    def __init__(*given: Any, **named: Any) -> None:  # like jinja2's own, so that `self` is a name like any other
-        attributes = dict(*given[1:], **named)
+    def __init__(*positional: Any, **named: Any) -> None:  # like jinja2's own, so that `self` is a name like any other
+        attributes = dict(*positional[1:], **named)
         for name in attributes:
             _public(name)
-        Namespace.__init__(given[0], attributes)
+        Namespace.__init__(positional[0], attributes)
 
     def __setitem__(self, name: str, value: Any) -> None:
         _public(name)

@@ -67,24 +67,24 @@ GUIDE_TYPES = {"json": "json_object", "json_schema": "json_schema", "regex": "re
 LARGEST_SEED = 2**63 - 1
 
 
-def translated(given: "Mapping[str, list[Any]]") -> "dict[str, list[Any]]":
+def translated(inputs: "Mapping[str, list[Any]]") -> "dict[str, list[Any]]":
     """The values of a request by this model's names. Raises InputError for what it cannot give.
 
     What is sent under a name of its own counts, not what another name or `sampling_parameters` says.
     """
-    found = {name: values for name, values in given.items() if name not in _FOREIGN_NAMES and values}
-    foreign = {name: values[0] for name, values in given.items() if name in _FOREIGN_NAMES and values}
+    known = {name: values for name, values in inputs.items() if name not in _FOREIGN_NAMES and values}
+    foreign = {name: values[0] for name, values in inputs.items() if name in _FOREIGN_NAMES and values}
     for name in ("stop_words", "bad_words"):
-        if found.get(name) == [""]:  # TensorRT-LLM's way to send none
-            del found[name]
-    said = _sampling_parameters(foreign.pop("sampling_parameters", "{}"))
+        if known.get(name) == [""]:  # TensorRT-LLM's way to send none
+            del known[name]
+    sampling = _sampling_parameters(foreign.pop("sampling_parameters", "{}"))
     kind, guide = (foreign.pop(name, None) for name in ("guided_decoding_guide_type", "guided_decoding_guide"))
     if kind is not None or guide is not None:
-        said["guide"] = _typed_guide(kind, guide)
-    for name, value in {**said, **foreign}.items():
+        sampling["guide"] = _typed_guide(kind, guide)
+    for name, value in {**sampling, **foreign}.items():
         for own, values in _translate(name, value).items():
-            found.setdefault(own, values)
-    return found
+            known.setdefault(own, values)
+    return known
 
 
 def _translate(name: str, value: Any) -> "dict[str, list[Any]]":
@@ -109,34 +109,34 @@ def _translate(name: str, value: Any) -> "dict[str, list[Any]]":
 def _sampling_parameters(text: str) -> "dict[str, Any]":
     """vLLM's SamplingParams, of JSON."""
     try:
-        given = json.loads(text)
+        parameters = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InputError(f"sampling_parameters is not JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise InputError(f"sampling_parameters holds a JSON {type(given).__name__}; expected a dict")
-    found: "dict[str, Any]" = {}
-    for name, value in given.items():
+    if not isinstance(parameters, dict):
+        raise InputError(f"sampling_parameters holds a JSON {type(parameters).__name__}; expected a dict")
+    options: "dict[str, Any]" = {}
+    for name, value in parameters.items():
         if value is None or (name in HARMLESS and value is HARMLESS[name]):
             continue
         if name in ("guided_decoding", "structured_outputs"):
-            found["guide"] = _guide(name, value)
+            options["guide"] = _guide(name, value)
         elif name == "logit_bias":
-            found[name] = json.dumps(value)
+            options[name] = json.dumps(value)
         elif name == "early_stopping":
-            found[name] = str(value).lower()
+            options[name] = str(value).lower()
         elif name == "seed" and not (isinstance(value, int) and value >= 0):
             raise InputError(f"seed of sampling_parameters is {value!r}; expected a whole number of at least 0")
         else:
-            found[name] = 0 if name == "top_k" and value == -1 else value
-    return found
+            options[name] = 0 if name == "top_k" and value == -1 else value
+    return options
 
 
 def _guide(name: str, value: Any) -> str:
     """vLLM's guide as this model's; JSON in JSON, as NVIDIA's front sends it, is read too."""
     try:
-        given = json.loads(value) if isinstance(value, str) else value
-        asked = {key: guide for key, guide in given.items() if key in GUIDES and guide not in (None, False)}
-        ((kind, guide),) = asked.items()
+        document = json.loads(value) if isinstance(value, str) else value
+        guides = {key: guide for key, guide in document.items() if key in GUIDES and guide not in (None, False)}
+        ((kind, guide),) = guides.items()
         if kind == "json" and isinstance(guide, str):
             guide = json.loads(guide)
     except (ValueError, AttributeError, RecursionError) as error:

@@ -40,12 +40,12 @@ class Drafter:
         start = self.cache.length(slot)
         piece = tokens[start : start + self.unread]
         self.unread -= len(piece)
-        found = [self._run(slot, piece)] if piece else []
+        guesses = [self._run(slot, piece)] if piece else []
         if start + len(piece) < len(tokens):
             return []
-        while len(found) < most:
-            found.append(self._run(slot, found[-1:]))
-        return found
+        while len(guesses) < most:
+            guesses.append(self._run(slot, guesses[-1:]))
+        return guesses
 
     def _slot(self, number: int, tokens: "Sequence[int]") -> int:
         """The slot of a sequence, which then holds nothing but a beginning of its tokens; the last is left to run."""

@@ -78,10 +78,10 @@ class Engine:
     def step(self) -> None:
         """One turn of the loop: schedule, run, accept."""
         for calls in self.scheduler.schedule():
-            found = self._run(calls)
+            results = self._run(calls)
             for call in calls:
                 self.cache.record(call.first, call.positions, call.written)
-            for call, logits in zip(calls, found):
+            for call, logits in zip(calls, results):
                 if call.scored is not None:
                     assert isinstance(logits, np.ndarray)
                     self._score(call.scored, int(call.positions[0]), logits)

@@ -53,9 +53,9 @@ class Guide:
 
     def copy(self) -> Guide:
         """The same for another sequence, which has begun to compute what may come first."""
-        made = Guide(self.matcher.deep_copy(), self.vocabulary, self.beside)
-        made.prepare()
-        return made
+        copy = Guide(self.matcher.deep_copy(), self.vocabulary, self.beside)
+        copy.prepare()
+        return copy
 
     def push(self, token: int) -> None:
         """`token` came. Raises InputError where the guide cannot go on."""

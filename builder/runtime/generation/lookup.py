@@ -20,7 +20,7 @@ class Lookup:
     def __init__(self, tokens: "Sequence[int]") -> None:
         self.tokens: "list[int]" = []
         self.places: "dict[tuple[int, ...], int]" = {}  # what came after these tokens, when they came last
-        self.found: "int | None" = None
+        self.candidate: "int | None" = None
         self.size, self.pause, self.waiting = LEAST, 0, 0
         self.extend(tokens)
 
@@ -29,15 +29,15 @@ class Lookup:
         for token in tokens:
             self.tokens.append(token)
             last = tuple(self.tokens[-SAME:])
-            self.found = self.places.get(last)
+            self.candidate = self.places.get(last)
             self.places[last] = len(self.tokens)
         self.waiting = max(0, self.waiting - len(tokens))
 
     def guess(self, most: int) -> "list[int]":
         """Up to `most` tokens that may come next; none is the rule."""
-        if self.found is None or self.waiting:
+        if self.candidate is None or self.waiting:
             return []
-        return self.tokens[self.found : self.found + min(self.size, most)]
+        return self.tokens[self.candidate : self.candidate + min(self.size, most)]
 
     def learn(self, guessed: int, right: int) -> None:
         """Of the last guess so many tokens were right."""

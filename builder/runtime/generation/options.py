@@ -163,20 +163,20 @@ def read_options(
     """
     known = {f.name: f for f in (*COMMON, *PROMPT, *SOURCE, *LANGUAGES) if f.name in inputs}
     allowed = {**known, COUNT.name: COUNT}
-    given: "dict[str, Any]" = {}
+    stated: "dict[str, Any]" = {}
     for name, array in tensors.items():
-        given[name] = _values(name, array)
+        stated[name] = _values(name, array)
     for name, value in parameters.items():
         if name not in known:
             raise InputError(f"{name!r} is not an option of this model; it has {', '.join(known)}")
-        given.setdefault(name, list(value) if isinstance(value, (list, tuple)) else [value])
-    for name, values in given.items():
+        stated.setdefault(name, list(value) if isinstance(value, (list, tuple)) else [value])
+    for name, values in stated.items():
         _refuse_untyped(known[name], values)
-    given = {name: values for name, values in given.items() if values}  # an empty tensor is an option left out
-    own = translated(given)
+    stated = {name: values for name, values in stated.items() if values}  # an empty tensor is an option left out
+    own = translated(stated)
     options = dict(defaults)
     for name, values in own.items():
-        if name not in given:  # of another backend's name, or of JSON
+        if name not in stated:  # of another backend's name, or of JSON
             if name not in allowed:
                 raise InputError(f"{name!r} is not an option of this model; it has {', '.join(known)}")
             _refuse_untyped(allowed[name], values)
@@ -216,11 +216,11 @@ def _value(entry: Field, values: "Sequence[Any]") -> Any:
     return bool(values[0]) if entry.data_type == FLAG else values[0]
 
 
-def _checked(options: "dict[str, Any]", given: "set[str]") -> Options:
-    prompts = [name for name in ("text_input", "input_ids", "messages") if name in given and options.get(name)]
+def _checked(options: "dict[str, Any]", stated: "set[str]") -> Options:
+    prompts = [name for name in ("text_input", "input_ids", "messages") if name in stated and options.get(name)]
     if len(prompts) > 1:
         raise InputError(f"{' and '.join(prompts)} are both given; send one of them")
-    if "messages" in given and options.get("messages"):
+    if "messages" in stated and options.get("messages"):
         options["messages"] = _json("messages", options["messages"], list)
         bad = [m for m in options["messages"] if not isinstance(m, dict) or "role" not in m]
         if bad or not options["messages"]:
@@ -232,25 +232,25 @@ def _checked(options: "dict[str, Any]", given: "set[str]") -> Options:
     options["prompt"] = options.pop("text_input", "")
     if options.get("tools"):
         options["tools"] = _tools(_json("tools", options["tools"], list), chat="messages" in options)
-    if "logit_bias" in given:
+    if "logit_bias" in stated:
         options["logit_bias"] = _bias(_json("logit_bias", options["logit_bias"], dict))
     if options.get("guide"):
         options["guide"] = _guide(_json("guide", options["guide"], dict))
-        if "min_tokens" not in given:
+        if "min_tokens" not in stated:
             options["min_tokens"] = 0  # the guide says when an answer may end, not the checkpoint
-    for name in given & {"stop_words", "bad_words"}:
+    for name in stated & {"stop_words", "bad_words"}:
         if "" in options[name]:
             raise InputError(f"{name} holds an empty string, which is everywhere; send words of at least one character")
-    sampling = given & {"top_k", "top_p", "min_p", "typical_p", "random_seed"}
-    if sampling and "temperature" not in given and options.get("temperature") == 0:
+    sampling = stated & {"top_k", "top_p", "min_p", "typical_p", "random_seed"}
+    if sampling and "temperature" not in stated and options.get("temperature") == 0:
         options["temperature"] = 1.0  # an option of sampling means that sampling is wanted
-    if "min_tokens" not in given and options.get("max_tokens") is not None:
+    if "min_tokens" not in stated and options.get("max_tokens") is not None:
         options["min_tokens"] = min(
             options.get("min_tokens", 0), options["max_tokens"]
         )  # the checkpoint's own minimum must not exceed the requested maximum
-    if given & {"temperature", "top_k", "top_p", "min_p", "typical_p", "random_seed"} and "num_beams" not in given:
+    if stated & {"temperature", "top_k", "top_p", "min_p", "typical_p", "random_seed"} and "num_beams" not in stated:
         options["num_beams"] = 1  # ... and beam search is not, even if it is the checkpoint's default
-    if "n" not in given and options.get("n", 1) > 1:  # the checkpoint's own number of answers is limited as well
+    if "n" not in stated and options.get("n", 1) > 1:  # the checkpoint's own number of answers is limited as well
         beams = options.get("num_beams", 1)
         options["n"] = min(options["n"], beams) if beams > 1 or options.get("temperature") == 0 else options["n"]
     for name, (low, high) in RANGES.items():
@@ -262,7 +262,7 @@ def _checked(options: "dict[str, Any]", given: "set[str]") -> Options:
             f"temperature is {options['temperature']}; expected 0, which takes the most probable token, or at least "
             f"{COLDEST:g}"
         )
-    return _consistent(Options(**options), given)
+    return _consistent(Options(**options), stated)
 
 
 def _plain(limit: float) -> str:
@@ -270,9 +270,9 @@ def _plain(limit: float) -> str:
     return str(int(limit)) if limit == int(limit) else str(limit)
 
 
-def _bias(given: "Mapping[str, Any]") -> "dict[int, float]":
+def _bias(entries: "Mapping[str, Any]") -> "dict[int, float]":
     try:
-        bias = {int(token): float(value) for token, value in given.items()}
+        bias = {int(token): float(value) for token, value in entries.items()}
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f'logit_bias must map token ids to numbers, such as {{"42": -5}}: {error}') from error
     for token, value in bias.items():
@@ -284,29 +284,29 @@ def _bias(given: "Mapping[str, Any]") -> "dict[int, float]":
     return bias
 
 
-def _tools(given: "list[Any]", chat: bool) -> "list[dict[str, Any]] | None":
+def _tools(documents: "list[Any]", chat: bool) -> "list[dict[str, Any]] | None":
     if not chat:
         raise InputError("tools are of a chat; send it in messages")
-    if not all(isinstance(tool, dict) for tool in given):
+    if not all(isinstance(tool, dict) for tool in documents):
         raise InputError('tools must be a JSON list such as [{"type": "function", "function": {"name": "...", ...}}]')
-    return given or None
+    return documents or None
 
 
-def _guide(given: "dict[str, Any]") -> "dict[str, Any]":
-    kind = next(iter(given), "")
-    value: Any = given.get(kind)
-    if len(given) != 1 or not isinstance(value, GUIDES.get(kind, ())) or value is False:
+def _guide(stated: "dict[str, Any]") -> "dict[str, Any]":
+    kind = next(iter(stated), "")
+    value: Any = stated.get(kind)
+    if len(stated) != 1 or not isinstance(value, GUIDES.get(kind, ())) or value is False:
         raise InputError(
             'guide must be a JSON object with one of "json_schema": {...}, "json_object": true, "regex": "...", '
-            f'"grammar": "..." (Lark), "choice": ["...", ...]; it is {json.dumps(given)[:100]}'
+            f'"grammar": "..." (Lark), "choice": ["...", ...]; it is {json.dumps(stated)[:100]}'
         )
-    texts: "list[Any]" = given.get("choice", ["any"])
+    texts: "list[Any]" = stated.get("choice", ["any"])
     if not (texts and all(isinstance(text, str) and text for text in texts)):
         raise InputError("choice of guide must be a list of texts, none of them empty")
-    return given
+    return stated
 
 
-def _consistent(options: Options, given: "set[str]") -> Options:
+def _consistent(options: Options, stated: "set[str]") -> Options:
     """Refuse options that contradict one another. Raises InputError."""
     if options.early_stopping not in EARLY_STOPPING:
         raise InputError(f"early_stopping is {options.early_stopping!r}; expected one of {', '.join(EARLY_STOPPING)}")
@@ -319,7 +319,7 @@ def _consistent(options: Options, given: "set[str]") -> Options:
             if present:
                 raise InputError(f"guide and {name} contradict each other; send one of them")
     if options.num_beams == 1:
-        for name in sorted(given & {"length_penalty", "early_stopping"}):
+        for name in sorted(stated & {"length_penalty", "early_stopping"}):
             if getattr(options, name) != getattr(Options, name):
                 raise InputError(f"{name} is of beam search only; send num_beams of at least 2 with it")
         return options

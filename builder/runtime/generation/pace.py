@@ -16,12 +16,12 @@ class Pace:
 
     def __init__(self) -> None:
         self.size, self.pause = FIRST, 0
-        self.said, self.resumes = 0, 0  # tokens of the answer: when it last guessed, and when it may again
+        self.guessed_at, self.resumes = 0, 0  # tokens of the answer: when it last guessed, and when it may again
 
-    def ahead(self, said: int) -> int:
-        """How many tokens to guess after `said` tokens of an answer; 0 while it pauses."""
-        self.said = said
-        return self.size if said >= self.resumes else 0
+    def ahead(self, generated: int) -> int:
+        """How many tokens to guess after `generated` tokens of an answer; 0 while it pauses."""
+        self.guessed_at = generated
+        return self.size if generated >= self.resumes else 0
 
     def learn(self, guessed: int, right: int) -> None:
         """Of the last guess so many tokens were right."""
@@ -31,4 +31,4 @@ class Pace:
             self.size -= 1
         else:
             self.pause = min(max(2 * self.pause, SHORTEST_PAUSE), LONGEST_PAUSE)
-            self.resumes = self.said + self.pause
+            self.resumes = self.guessed_at + self.pause

@@ -158,20 +158,20 @@ def _follows(tokens: "Sequence[int]", word: "Sequence[int]") -> bool:
 
 def _continuations(tokens: "Sequence[int]", size: int) -> "dict[tuple[int, ...], list[int]]":
     """What followed each run of `size` - 1 tokens."""
-    found: "dict[tuple[int, ...], list[int]]" = {}
+    by_context: "dict[tuple[int, ...], list[int]]" = {}
     for start in range(len(tokens) - size + 1):
-        found.setdefault(tuple(tokens[start : start + size - 1]), []).append(tokens[start + size - 1])
-    return found
+        by_context.setdefault(tuple(tokens[start : start + size - 1]), []).append(tokens[start + size - 1])
+    return by_context
 
 
 def _ends_by_beginning(
     words: "Sequence[Sequence[int]]",
 ) -> "dict[int, dict[tuple[int, ...], list[int]]]":
     """By their size, then by all but their last token: the last tokens of `words`."""
-    found: "dict[int, dict[tuple[int, ...], list[int]]]" = {}
+    by_beginning: "dict[int, dict[tuple[int, ...], list[int]]]" = {}
     for word in words:
-        found.setdefault(len(word), {}).setdefault(tuple(word[:-1]), []).append(word[-1])
-    return found
+        by_beginning.setdefault(len(word), {}).setdefault(tuple(word[:-1]), []).append(word[-1])
+    return by_beginning
 
 
 def _tail(tokens: "Sequence[int]", size: int) -> "tuple[int, ...]":

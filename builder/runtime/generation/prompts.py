@@ -121,8 +121,8 @@ class SourceTexts:
     def _language(self, name: str, code: "str | None") -> Language:
         known = self.source.languages
         if code is None or code not in known:
-            found = f"{name} is {code!r}" if code else f"{name} is missing"
-            raise InputError(f"{found}; this model knows {', '.join(known)}")
+            reason = f"{name} is {code!r}" if code else f"{name} is missing"
+            raise InputError(f"{reason}; this model knows {', '.join(known)}")
         return known[code]
 
     def _pair(self, spoken: "str | None", wanted: "str | None") -> str:

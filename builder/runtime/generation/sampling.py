@@ -53,10 +53,10 @@ class Sampler:
 
     def settled_by(self, count: int, tokens: int) -> bool:
         """Whether its next `tokens` tokens are among the `count` with the highest logits, and these say which."""
-        options, said = self.options, len(self.generated)
+        options, length = self.options, len(self.generated)
         if self.guide is not None or options.logprobs >= 0 or not (self.greedy or 0 < options.top_k <= count):
             return False
-        return all(self.rules.idle(generated) for generated in range(said, said + tokens))
+        return all(self.rules.idle(generated) for generated in range(length, length + tokens))
 
     @property
     def guided(self) -> bool:
@@ -95,7 +95,7 @@ def choose(logits: "np.ndarray | Candidates", samplers: "Sequence[Sampler]") -> 
     """Choose one token a row. `logits`: (rows, vocabulary) float32, not changed; or what settles it (`settled_by`)."""
     if isinstance(logits, Candidates):
         places = choose(logits.logits, samplers)
-        return [Choice(int(tokens[place.token])) for tokens, place in zip(logits.tokens, places)]
+        return [Choice(int(tokens[position.token])) for tokens, position in zip(logits.tokens, places)]
     tokens = np.zeros(len(samplers), np.int64)
     simple = [row for row, sampler in enumerate(samplers) if sampler.plain]
     if simple:
@@ -136,8 +136,8 @@ def _sample(scores: np.ndarray, samplers: "Sequence[Sampler]") -> np.ndarray:
     if unfiltered:
         probabilities = _softmax(_rows(scores, unfiltered))
     if filtered:
-        order, kept = _candidates(_rows(scores, filtered), [samplers[row].options for row in filtered])
-        drawn = _draw(kept, [samplers[row] for row in filtered])
+        order, allowed = _candidates(_rows(scores, filtered), [samplers[row].options for row in filtered])
+        drawn = _draw(allowed, [samplers[row] for row in filtered])
         tokens[filtered] = order[np.arange(len(filtered)), drawn]
     if unfiltered:
         tokens[unfiltered] = _draw(probabilities, [samplers[row] for row in unfiltered])
@@ -147,10 +147,10 @@ def _sample(scores: np.ndarray, samplers: "Sequence[Sampler]") -> np.ndarray:
 def _candidates(scores: np.ndarray, options: "Sequence[Options]") -> "tuple[np.ndarray, np.ndarray]":
     """Tokens of each row, best first, and their probabilities after all filters; few of them where that settles it."""
     size = min(CANDIDATES, scores.shape[1])
-    order, kept = _filter(scores, options, size)
-    if size < scores.shape[1] and not _settled(order, kept, options):
-        order, kept = _filter(scores, options, scores.shape[1])
-    return order, kept
+    order, allowed = _filter(scores, options, size)
+    if size < scores.shape[1] and not _settled(order, allowed, options):
+        order, allowed = _filter(scores, options, scores.shape[1])
+    return order, allowed
 
 
 def _filters(options: Options) -> bool:
@@ -177,20 +177,20 @@ def _filter(scores: np.ndarray, options: "Sequence[Options]", size: int) -> "tup
     order, values = np.take_along_axis(order, ranks, axis=-1), np.take_along_axis(values, ranks, axis=-1)
     top_k = np.array([o.top_k or vocabulary for o in options])
     # each filter renormalises over what the one before left, as transformers' chain of processors does
-    kept = np.isfinite(values) & (np.arange(size) < top_k[:, None])
+    allowed = np.isfinite(values) & (np.arange(size) < top_k[:, None])
     outside = np.where(top_k < vocabulary, 0.0, _mass(scores, values))
-    probabilities = _normalised(values, kept, outside)
+    probabilities = _normalised(values, allowed, outside)
     top_p = np.array([o.top_p for o in options])[:, None]
-    kept &= (np.cumsum(probabilities, axis=-1) - probabilities < top_p) | (np.arange(size) < 1) | (top_p >= 1)
-    probabilities = _normalised(values, kept, np.where(top_p[:, 0] < 1, 0.0, outside))
+    allowed &= (np.cumsum(probabilities, axis=-1) - probabilities < top_p) | (np.arange(size) < 1) | (top_p >= 1)
+    probabilities = _normalised(values, allowed, np.where(top_p[:, 0] < 1, 0.0, outside))
     min_p = np.array([o.min_p for o in options])[:, None]
-    kept &= probabilities >= min_p * probabilities.max(axis=-1, keepdims=True)
+    allowed &= probabilities >= min_p * probabilities.max(axis=-1, keepdims=True)
     if any(o.typical_p < 1 for o in options):
-        kept &= _typical(_normalised(values, kept, np.zeros(len(options))), kept, options)
+        allowed &= _typical(_normalised(values, allowed, np.zeros(len(options))), allowed, options)
     if any(o.epsilon_cutoff > 0 or o.eta_cutoff > 0 for o in options):
         outside = np.where((top_p[:, 0] < 1) | (min_p[:, 0] > 0), 0.0, outside)
-        kept = _likely(values, kept, outside, options)
-    return order, _normalised(values, kept, np.zeros(len(options)))
+        allowed = _likely(values, allowed, outside, options)
+    return order, _normalised(values, allowed, np.zeros(len(options)))
 
 
 def _mass(scores: np.ndarray, values: np.ndarray) -> np.ndarray:
@@ -201,45 +201,45 @@ def _mass(scores: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.maximum(np.exp(scores - best).sum(axis=-1) - np.exp(values - best).sum(axis=-1), 0.0)
 
 
-def _settled(order: np.ndarray, kept: np.ndarray, options: "Sequence[Options]") -> bool:
+def _settled(order: np.ndarray, allowed: np.ndarray, options: "Sequence[Options]") -> bool:
     """Whether no token outside the candidates could have passed the filters."""
     for row, option in enumerate(options):
         if 0 < option.top_k <= order.shape[1]:
             continue
-        if kept[row, -1] > 0 or option.typical_p < 1 or option.eta_cutoff > 0:
+        if allowed[row, -1] > 0 or option.typical_p < 1 or option.eta_cutoff > 0:
             return False
     return True
 
 
-def _typical(probabilities: np.ndarray, kept: np.ndarray, options: "Sequence[Options]") -> np.ndarray:
+def _typical(probabilities: np.ndarray, allowed: np.ndarray, options: "Sequence[Options]") -> np.ndarray:
     """Keep the tokens whose surprise is nearest to the entropy, until their mass reaches typical_p."""
-    logs = np.log(np.where(kept, probabilities, 1.0))
+    logs = np.log(np.where(allowed, probabilities, 1.0))
     entropy = -(probabilities * logs).sum(axis=-1, keepdims=True)
-    distance = np.where(kept, np.abs(-logs - entropy), np.inf)
+    distance = np.where(allowed, np.abs(-logs - entropy), np.inf)
     ranks = np.argsort(distance, axis=-1, kind="stable")
     mass = np.cumsum(np.take_along_axis(probabilities, ranks, axis=-1), axis=-1)
     wanted = np.array([o.typical_p for o in options])[:, None]
     before = np.concatenate([np.zeros((len(mass), 1)), mass[:, :-1]], axis=-1)
-    chosen = np.zeros_like(kept)
+    chosen = np.zeros_like(allowed)
     np.put_along_axis(chosen, ranks, (before < wanted) | (wanted >= 1), axis=-1)
     return chosen
 
 
-def _likely(values: np.ndarray, kept: np.ndarray, outside: np.ndarray, options: "Sequence[Options]") -> np.ndarray:
+def _likely(values: np.ndarray, allowed: np.ndarray, outside: np.ndarray, options: "Sequence[Options]") -> np.ndarray:
     """Keep the tokens of at least a probability, or of one that falls with the entropy (arXiv:2210.15191)."""
     best = np.arange(values.shape[1]) < 1
     epsilon = np.array([o.epsilon_cutoff for o in options])[:, None]
-    kept = kept & ((_normalised(values, kept, outside) >= epsilon) | best)
+    allowed = allowed & ((_normalised(values, allowed, outside) >= epsilon) | best)
     eta = np.array([o.eta_cutoff for o in options])[:, None]
-    probabilities = _normalised(values, kept, np.where(epsilon[:, 0] > 0, 0.0, outside))
+    probabilities = _normalised(values, allowed, np.where(epsilon[:, 0] > 0, 0.0, outside))
     logs = np.log(np.where(probabilities > 0, probabilities, 1.0))
     entropy = -(probabilities * logs).sum(axis=-1, keepdims=True)
-    return kept & ((probabilities >= np.minimum(eta, np.sqrt(eta) * np.exp(-entropy))) | best)
+    return allowed & ((probabilities >= np.minimum(eta, np.sqrt(eta) * np.exp(-entropy))) | best)
 
 
-def _normalised(values: np.ndarray, kept: np.ndarray, outside: np.ndarray) -> np.ndarray:
+def _normalised(values: np.ndarray, allowed: np.ndarray, outside: np.ndarray) -> np.ndarray:
     """Probabilities of the kept values; `outside` is the mass beyond them, relative to the best."""
-    weights = np.where(kept, np.exp((values - values[:, :1]).astype(np.float64)), 0.0)
+    weights = np.where(allowed, np.exp((values - values[:, :1]).astype(np.float64)), 0.0)
     return weights / (weights.sum(axis=-1) + outside)[:, None]
 
 

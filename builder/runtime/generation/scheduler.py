@@ -227,14 +227,14 @@ class Scheduler:
 
     def _pieces(self) -> list[PromptPiece]:
         """Pieces of prompts, and of what is known to follow, first come first, up to the limit of a step."""
-        found, budget = [], self.limits.prefill_tokens
+        pieces, budget = [], self.limits.prefill_tokens
         for sequence in self._active(SequenceStatus.PREFILLING):
             if budget <= 0:
                 break
             tokens = piece(self.cache, sequence, budget)
             budget -= len(tokens)
-            found.append((sequence, tokens))
-        return found
+            pieces.append((sequence, tokens))
+        return pieces
 
     def _decode(self) -> Iterator[Call]:
         """One token of every sequence and beam that is past its prompt, in one call."""

@@ -39,12 +39,12 @@ def highest(
     """
     size = min(GROUPS, len(rows[0]))
     maxima = np.array([_maxima(row, size) for row in rows])
-    found, groups = np.divmod(_reaching(maxima - totals[:, None] + scores[:, None], count), size)
-    if not len(found):
-        return found, groups, np.zeros(0, np.float32)
-    members = [rows[row][group::size] for row, group in zip(found.tolist(), groups.tolist())]
+    beams, groups = np.divmod(_reaching(maxima - totals[:, None] + scores[:, None], count), size)
+    if not len(beams):
+        return beams, groups, np.zeros(0, np.float32)
+    members = [rows[row][group::size] for row, group in zip(beams.tolist(), groups.tolist())]
     sizes = [len(values) for values in members]
-    owners = np.repeat(found, sizes)
+    owners = np.repeat(beams, sizes)
     values = np.concatenate(members) - totals[owners] + scores[owners]
     inside = _reaching(values, count)
     tokens = np.concatenate([np.arange(group, len(rows[0]), size) for group in groups.tolist()])[inside]

@@ -190,7 +190,7 @@ class GeneratedSequence:
                 text += self.detokenizer.flush()
         if count > options.min_tokens:
             text = self.stops.push(text)
-            if self.stops.found:
+            if self.stops.matched:
                 reason = "stop"
             elif reason:
                 text += self.stops.flush()
@@ -227,7 +227,7 @@ class Beams:
 
     @property
     def generated(self) -> int:
-        return len(self.search.said[0])
+        return len(self.search.generated[0])
 
     @property
     def tokens(self) -> "list[int]":
@@ -236,19 +236,19 @@ class Beams:
 
     def inputs(self) -> "list[int]":
         """The token of each running beam that the next step runs."""
-        return [(said or self.request.prompt)[-1] for said in self.search.said]
+        return [(generated or self.request.prompt)[-1] for generated in self.search.generated]
 
     def pieces(self) -> "list[Piece]":
         """The n best hypotheses, best first."""
-        found = []
+        pieces = []
         for index, hypothesis in enumerate(self.search.ended[: self.request.options.n]):
             detokenizer = self.detokenizer()
-            said: "Sequence[int]" = hypothesis.tokens[: -1 if hypothesis.finish_reason == "stop" else None]
-            text = "".join(map(detokenizer.push, said)) + detokenizer.flush()
+            generated: "Sequence[int]" = hypothesis.tokens[: -1 if hypothesis.finish_reason == "stop" else None]
+            text = "".join(map(detokenizer.push, generated)) + detokenizer.flush()
             count = len(hypothesis.tokens)
             cached, waited = self.request.cached_tokens, self.request.queue_seconds or 0.0
-            found.append(Piece(index, text, (), hypothesis.finish_reason, count, hypothesis.score, cached, waited))
-        return found
+            pieces.append(Piece(index, text, (), hypothesis.finish_reason, count, hypothesis.score, cached, waited))
+        return pieces
 
 
 Running = Union[GeneratedSequence, Beams]

@@ -155,8 +155,8 @@ class Service:
 
     def _refuse_strange(self, options: Options) -> None:
         """Raise InputError for what is not a token of this model."""
-        given, vocabulary = (*options.logit_bias, *options.stop_token_ids, *options.input_ids), self.serving.vocabulary
-        strange = [token for token in given if not 0 <= token < vocabulary]
+        tokens, vocabulary = (*options.logit_bias, *options.stop_token_ids, *options.input_ids), self.serving.vocabulary
+        strange = [token for token in tokens if not 0 <= token < vocabulary]
         if strange:
             raise InputError(f"{strange[0]} is not a token id; this model has 0 to {vocabulary - 1}")
 
@@ -346,11 +346,11 @@ def _logprobs_by_id(tokens: "Sequence[Choice]", service: Service) -> str:
 
     A token's rank is that among those listed. Source: vllm_backend (8de0c14), src/utils/request.py.
     """
-    found = []
+    entries = []
     for choice in tokens:
         listed = {choice.token: choice.logprob, **dict(choice.top)}
         ranks = {token: rank for rank, (token, _) in enumerate(choice.top, 1)}
-        found.append(
+        entries.append(
             {
                 str(token): {
                     "logprob": logprob,
@@ -360,4 +360,4 @@ def _logprobs_by_id(tokens: "Sequence[Choice]", service: Service) -> str:
                 for token, logprob in listed.items()
             }
         )
-    return json.dumps(found, ensure_ascii=False)
+    return json.dumps(entries, ensure_ascii=False)

@@ -63,10 +63,10 @@ class StopStrings:
         for word in words:
             self.words.setdefault(word[0], []).append(word)
         self.held = ""
-        self.found = False
+        self.matched = False
 
     def push(self, text: str) -> str:
-        """What may be shown now. Sets `found` when a stop string is complete; nothing follows it."""
+        """What may be shown now. Sets `matched` when a stop string is complete; nothing follows it."""
         if not self.words:
             return text
         self.held += text
@@ -74,7 +74,7 @@ class StopStrings:
         for start, character in enumerate(self.held):
             for word in self.words.get(character, ()):
                 if self.held.startswith(word, start):
-                    self.found = True
+                    self.matched = True
                     shown, self.held = self.held[:start], ""
                     return shown
                 if keep == len(self.held) and word.startswith(self.held[start:]):

@@ -31,16 +31,16 @@ def compile_plan(recipe: Path) -> "dict[str, Any] | None":
 
     Raises CompileError; the version that was there is then as it was.
     """
-    asked = json.loads((recipe / "recipe.json").read_text("utf-8"))
+    options = json.loads((recipe / "recipe.json").read_text("utf-8"))
     version = recipe.parent
     model = version.parent
-    if sha256(*graph_files(recipe, asked["onnx"])) != asked["onnx_sha256"]:
-        raise CompileError(f"{model.name}: {asked['onnx']} is not the graph that was built; build the model again")
-    fingerprint = {**this_machine(), "onnx_sha256": asked["onnx_sha256"]}
-    has, least = fingerprint["compute_capability"], asked["least_capability"]
+    if sha256(*graph_files(recipe, options["onnx"])) != options["onnx_sha256"]:
+        raise CompileError(f"{model.name}: {options['onnx']} is not the graph that was built; build the model again")
+    fingerprint = {**this_machine(), "onnx_sha256": options["onnx_sha256"]}
+    has, least = fingerprint["compute_capability"], options["least_capability"]
     if [int(part) for part in has.split(".")] < [int(part) for part in least.split(".")]:
         raise CompileError(
-            f"{model.name}: {asked['precision']} needs a GPU of compute capability {least}; {fingerprint['gpu']} has "
+            f"{model.name}: {options['precision']} needs a GPU of compute capability {least}; {fingerprint['gpu']} has "
             f"{has}. Build it with --precision fp16"
         )
     if _compiled(version, fingerprint):
@@ -49,7 +49,7 @@ def compile_plan(recipe: Path) -> "dict[str, Any] | None":
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     try:
-        largest = build(recipe, asked, staging / PLAN)
+        largest = build(recipe, options, staging / PLAN)
         fingerprint.update(sha256=sha256(staging / PLAN), error=largest)
         _publish(version, staging, fingerprint)
     finally:
@@ -69,14 +69,14 @@ def this_machine() -> "dict[str, str]":
         ) from error
     query = ["nvidia-smi", "--query-gpu=name,compute_cap", "--format=csv,noheader"]
     try:
-        found = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
+        lines = subprocess.run(query, capture_output=True, text=True, check=True).stdout.splitlines()
     except (OSError, subprocess.CalledProcessError) as error:
         raise CompileError("no GPU here (nvidia-smi finds none): compile on the machine that is to serve") from error
-    name, capability = (part.strip() for part in found[0].rsplit(",", 1))
+    name, capability = (part.strip() for part in lines[0].rsplit(",", 1))
     return {"tensorrt": tensorrt.__version__, "gpu": name, "compute_capability": capability}
 
 
-def build(recipe: Path, asked: "dict[str, Any]", plan: Path) -> float:
+def build(recipe: Path, options: "dict[str, Any]", plan: Path) -> float:
     """Write the plan, and run it in each of its profiles; the largest error, relative to each output's largest value.
 
     Raises CompileError for a plan whose answers are not ONNX Runtime's.
@@ -86,25 +86,25 @@ def build(recipe: Path, asked: "dict[str, Any]", plan: Path) -> float:
     from polygraphy.exception import PolygraphyException
 
     profiles = []
-    for inputs in asked["profiles"]:
+    for inputs in options["profiles"]:
         profile = Profile()
         for name, sides in inputs.items():
             profile.add(name, *(tuple(sides[side]) for side in ("min", "opt", "max")))
         profiles.append(profile)
     timings = recipe / "timing.cache"
     limits = {}
-    if asked["workspace"] is not None:
-        limits[tensorrt.MemoryPoolType.WORKSPACE] = asked["workspace"]
+    if options["workspace"] is not None:
+        limits[tensorrt.MemoryPoolType.WORKSPACE] = options["workspace"]
     config = CreateConfig(
         profiles=profiles,
-        builder_optimization_level=asked["optimization_level"],
+        builder_optimization_level=options["optimization_level"],
         memory_pool_limits=limits or None,
         load_timing_cache=str(timings) if timings.is_file() else None,
         tf32=False,  # fp32 is fp32, as in ONNX Runtime, whose answers these are compared with
     )
     typed = hasattr(tensorrt.NetworkDefinitionCreationFlag, "STRONGLY_TYPED")  # else there is nothing else
     try:
-        network = network_from_onnx_path(str(recipe / asked["onnx"]), strongly_typed=typed)
+        network = network_from_onnx_path(str(recipe / options["onnx"]), strongly_typed=typed)
         engine = engine_from_network(network, config=config, save_timing_cache=str(timings))
     except PolygraphyException as error:
         raise CompileError(
@@ -112,7 +112,7 @@ def build(recipe: Path, asked: "dict[str, Any]", plan: Path) -> float:
             "above says why. Build it with --target cuda, or report it with the checkpoint's name"
         ) from error
     save_engine(engine, str(plan))
-    errors = [compare(recipe, asked, engine, number) for number in range(len(profiles))]
+    errors = [compare(recipe, options, engine, number) for number in range(len(profiles))]
     compared = [error for error in errors if error is not None]
     if not compared:
         raise CompileError(
@@ -122,7 +122,7 @@ def build(recipe: Path, asked: "dict[str, Any]", plan: Path) -> float:
     return max(compared)
 
 
-def compare(recipe: Path, asked: "dict[str, Any]", engine: Any, profile: int) -> "float | None":
+def compare(recipe: Path, options: "dict[str, Any]", engine: Any, profile: int) -> "float | None":
     """Run one profile on the recorded calls that it takes, by polygraphy's comparator; None where it takes none."""
     import numpy as np
     from polygraphy.backend.trt import TrtRunner
@@ -132,22 +132,23 @@ def compare(recipe: Path, asked: "dict[str, Any]", engine: Any, profile: int) ->
     calls = load_json(str(recipe / "inputs.json"))
     results = RunResults.load(str(recipe / "outputs.json"))
     name, expected = results[0]
-    limits = asked["profiles"][profile]
+    limits = options["profiles"][profile]
     fitting = [i for i, call in enumerate(calls) if all(_within(limits[n], a.shape) for n, a in call.items())]
     if not fitting:
         return None
     ran = Comparator.run([TrtRunner(engine, optimization_profile=profile)], data_loader=[calls[i] for i in fitting])
     largest = 0.0
-    for found, i in zip(ran[0][1], fitting):
-        atol = {n: asked["tolerance"] * float(np.abs(expected[i][n]).max()) for n in expected[i]}
-        one = RunResults([(name, [expected[i]]), ("TensorRT", [found])])
+    for output, i in zip(ran[0][1], fitting):
+        atol = {n: options["tolerance"] * float(np.abs(expected[i][n]).max()) for n in expected[i]}
+        one = RunResults([(name, [expected[i]]), ("TensorRT", [output])])
         if not Comparator.compare_accuracy(one, compare_func=SimpleCompareFunc(rtol=0.0, atol=atol)):
             raise CompileError(
                 f"{name_of(recipe)}: in profile {profile} the plan answers otherwise than ONNX Runtime, by more "
-                f"than {asked['tolerance']:g} of the largest value; nothing was published. Build with --precision fp32"
+                f"than {options['tolerance']:g} of the largest value; nothing was published. Build with "
+                "--precision fp32"
             )
         largest = max(
-            largest, *(float(np.abs(found[n] - expected[i][n]).max() / np.abs(expected[i][n]).max()) for n in found)
+            largest, *(float(np.abs(output[n] - expected[i][n]).max() / np.abs(expected[i][n]).max()) for n in output)
         )
     return largest
 
@@ -222,8 +223,8 @@ def main() -> int:
     except CompileError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    said = f"compiled for {fingerprint['gpu']}, TensorRT {fingerprint['tensorrt']}" if fingerprint else "up to date"
-    print(f"{name_of(recipe)}: {said}")
+    result = f"compiled for {fingerprint['gpu']}, TensorRT {fingerprint['tensorrt']}" if fingerprint else "up to date"
+    print(f"{name_of(recipe)}: {result}")
     return 0
 
 

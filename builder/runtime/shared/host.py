@@ -68,10 +68,10 @@ class Host:
     def take(self, name: str) -> Loaded | None:
         """A model that is in memory, kept there until `leave`; None where it has to be loaded."""
         with self.table:
-            found = self.loaded.get(name)
-            if found is not None:
-                self._enter(found)
-            return found
+            entry = self.loaded.get(name)
+            if entry is not None:
+                self._enter(entry)
+            return entry
 
     def leave(self, model: Loaded) -> None:
         """What was taken, or loaded, is no longer in use."""

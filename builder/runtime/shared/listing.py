@@ -41,5 +41,5 @@ class Listing:
         return (self.folder / HOSTED).read_text("utf-8")
 
     def _file(self) -> tuple[int, int]:
-        found = os.stat(self.folder / HOSTED)
-        return found.st_ino, found.st_mtime_ns
+        status = os.stat(self.folder / HOSTED)
+        return status.st_ino, status.st_mtime_ns

@@ -32,10 +32,10 @@ class Executor:
         }
         core = openvino.Core()
         compiled = core.compile_model(core.read_model(str(folder / serving.model)), "CPU", settings)
-        found = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
-        if found != wanted:
+        hint = compiled.get_property("INFERENCE_PRECISION_HINT").to_string()
+        if hint != wanted:
             raise RuntimeError(
-                f"OpenVINO multiplies in {found} on this CPU and the model was verified in {wanted}: build it on a CPU "
+                f"OpenVINO multiplies in {hint} on this CPU and the model was verified in {wanted}: build it on a CPU "
                 "like this one, or with --engine onnxruntime"
             )
         self.request = compiled.create_infer_request()

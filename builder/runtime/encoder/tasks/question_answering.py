@@ -76,14 +76,14 @@ class Task(task.Task):
         ]
 
     def answer(self, job: task.Job, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]) -> dict[str, np.ndarray]:
-        found = [self._spans(job, source, rows, outputs) for source in range(len(job.texts))]
-        best = [spans[0] for spans in found]
+        by_source = [self._spans(job, source, rows, outputs) for source in range(len(job.texts))]
+        best = [spans[0] for spans in by_source]
         return {
             "answer": as_bytes([[span["answer"]] for span in best]),
             "score": np.array([[span["score"]] for span in best], dtype=np.float32),
             "start": np.array([[span["start"]] for span in best], dtype=np.int32),
             "end": np.array([[span["end"]] for span in best], dtype=np.int32),
-            "answers": as_bytes([[json.dumps(spans, ensure_ascii=False)] for spans in found]),
+            "answers": as_bytes([[json.dumps(spans, ensure_ascii=False)] for spans in by_source]),
         }
 
     def _spans(
@@ -105,10 +105,10 @@ class Task(task.Task):
                     spans[text.lower()]["score"] += score
                 else:
                     spans[text.lower()] = {"score": score, "start": start, "end": end, "answer": text}
-        found = list(spans.values())
-        if job.options["impossible"] or not found:
-            found.append({"score": null_score, "start": 0, "end": 0, "answer": ""})
-        return sorted(found, key=lambda span: span["score"], reverse=True)[: job.options["top_k"]]
+        ordered = list(spans.values())
+        if job.options["impossible"] or not ordered:
+            ordered.append({"score": null_score, "start": 0, "end": 0, "answer": ""})
+        return sorted(ordered, key=lambda span: span["score"], reverse=True)[: job.options["top_k"]]
 
     def _window(
         self, encoding: Encoding, output: task.Outputs, options: Mapping[str, Any]
@@ -131,9 +131,9 @@ class Task(task.Task):
         else:
             best = np.argsort(-scores)
         firsts, lasts = np.unravel_index(best, (size, size))
-        kept = allowed[firsts] & allowed[lasts]
-        found = zip(firsts[kept].tolist(), lasts[kept].tolist(), scores[best][kept].tolist())
-        return list(found), null_score
+        inside = allowed[firsts] & allowed[lasts]
+        candidates = zip(firsts[inside].tolist(), lasts[inside].tolist(), scores[best][inside].tolist())
+        return list(candidates), null_score
 
 
 def _characters(encoding: Encoding, first: int, last: int) -> tuple[int, int]:

@@ -21,9 +21,9 @@ class Task(FeatureExtraction):
 
     def answer(self, job: task.Job, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]) -> dict[str, np.ndarray]:
         """Indices in ascending order, then -1 with the value 0 in rows that have fewer than the longest."""
-        found = [np.flatnonzero(output["weights"] > 0) for output in outputs]
-        shape = len(found), max(1, *map(len, found))
+        reached = [np.flatnonzero(output["weights"] > 0) for output in outputs]
+        shape = len(reached), max(1, *map(len, reached))
         indices, values = np.full(shape, NONE, np.int32), np.zeros(shape, np.float32)
-        for row, (tokens, output) in enumerate(zip(found, outputs)):
+        for row, (tokens, output) in enumerate(zip(reached, outputs)):
             indices[row, : len(tokens)], values[row, : len(tokens)] = tokens, output["weights"][tokens]
         return {"indices": indices, "values": values}

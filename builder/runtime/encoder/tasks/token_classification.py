@@ -50,8 +50,8 @@ class Task(task.Task):
             scores = softmax(output["logits"][: len(row.encoding)])
             tokens = self._tokens(str(job.texts[row.source]), row.encoding, scores)
             entities = self._aggregate(tokens, job.options["strategy"])
-            kept = [e for e in entities if e.get("entity", e.get("entity_group")) not in job.options["ignored"]]
-            answers.append([json.dumps(kept, ensure_ascii=False)])
+            reported = [e for e in entities if e.get("entity", e.get("entity_group")) not in job.options["ignored"]]
+            answers.append([json.dumps(reported, ensure_ascii=False)])
         return {"entities": as_bytes(answers)}
 
     def _tokens(self, text: str, encoding: Encoding, scores: np.ndarray) -> list[Entity]:
