@@ -201,11 +201,11 @@ def _generated(head: str, model: PreTrainedModel, tokenizer: Any, folder: Path) 
     service.engine.start()
     try:
         answers = [_answer(service, prompt) for prompt in prompts]
-        found = [wait() for wait in answers]
+        outcomes = [wait() for wait in answers]
     finally:
         service.engine.stop()
     errors = [0.0]
-    for prompt, answer in zip(prompts, found, strict=True):
+    for prompt, answer in zip(prompts, outcomes, strict=True):
         ids = tokenizer(prompt)["input_ids"]
         tokens = [entry["token"] for entry in answer]
         with torch.no_grad():
@@ -222,10 +222,10 @@ def _generated(head: str, model: PreTrainedModel, tokenizer: Any, folder: Path) 
 
 def _answer(service: Service, prompt: str) -> Any:
     """Ask for greedy text with its log-probabilities; returns what waits for it."""
-    done, found = threading.Event(), []
+    done, answers = threading.Event(), []
 
     def respond(answer: Any, last: bool) -> None:
-        found.append(answer)
+        answers.append(answer)
         if last:
             done.set()
 
@@ -233,9 +233,9 @@ def _answer(service: Service, prompt: str) -> Any:
     service.submit({"text_input": np.array([prompt.encode()], np.object_)}, options, respond)
 
     def wait() -> Any:
-        if not done.wait(LIMIT_S) or isinstance(found[-1], Exception):
-            raise Differs(f"the emitted service fails: {found[-1:]!r}")
-        return json.loads(found[-1]["logprobs_output"][0])
+        if not done.wait(LIMIT_S) or isinstance(answers[-1], Exception):
+            raise Differs(f"the emitted service fails: {answers[-1:]!r}")
+        return json.loads(answers[-1]["logprobs_output"][0])
 
     return wait
 

@@ -22,7 +22,7 @@ DEFINITIONS = Path(__file__).parent.parent / "tests" / "deploy" / "definitions"
 
 @dataclass(frozen=True)
 class Source:
-    """Where a definition is: `path` at `tag` of a repository of github.com. `kept`: of a part of it, these alone;
+    """Where a definition is: `path` at `tag` of a repository of github.com. `keys`: of a part of it, these alone;
     `opaque`: fields, of any depth, of which nothing is said here."""
 
     repository: str
@@ -30,7 +30,7 @@ class Source:
     path: str
     version: str
     part: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
     opaque: tuple[str, ...] = ()
 
 
@@ -88,13 +88,13 @@ SOURCES = {
 
 def schema(definition: dict[str, Any], source: Source) -> dict[str, Any]:
     """The schema of a version of a custom resource, without descriptions and without what is not kept."""
-    (found,) = [entry for entry in definition["spec"]["versions"] if entry["name"] == source.version]
-    whole = _bare(found["schema"]["openAPIV3Schema"], source.opaque)
+    (version,) = [entry for entry in definition["spec"]["versions"] if entry["name"] == source.version]
+    whole = _bare(version["schema"]["openAPIV3Schema"], source.opaque)
     if source.part:
         part = whole
         for key in source.part:
             part = part[key]
-        part["properties"] = {key: part["properties"][key] for key in source.kept}
+        part["properties"] = {key: part["properties"][key] for key in source.keys}
         if source.part[-1] != "spec":
             whole["properties"]["spec"]["properties"] = {source.part[-1]: part}
         del whole["properties"]["status"]
@@ -111,14 +111,14 @@ def _bare(node: Any, opaque: tuple[str, ...]) -> Any:
         return [_bare(entry, opaque) for entry in node]
     if not isinstance(node, dict):
         return node
-    said = {key: value for key, value in node.items() if not (key == "description" and isinstance(value, str))}
-    return {key: UNSAID if key in opaque else _bare(value, opaque) for key, value in said.items()}
+    described = {key: value for key, value in node.items() if not (key == "description" and isinstance(value, str))}
+    return {key: UNSAID if key in opaque else _bare(value, opaque) for key, value in described.items()}
 
 
 def _clone(folder: Path, repository: str) -> Path:
     owner, name = repository.split("/")
     places = [folder / name, folder / f"{name}.git", folder / f"{owner}+{name}" / "repo"]
-    return next(place for place in places if place.exists())
+    return next(folder for folder in places if folder.exists())
 
 
 def main(folder: Path) -> None:

@@ -63,9 +63,9 @@ def main() -> None:
 
 def list_kernels(version: str) -> dict[str, list[str]]:
     """Every operator with a CUDA kernel, and the types of its first type constraint."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
-        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", place]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        pip = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", scratch]
         subprocess.run([*pip, f"onnxruntime-gpu=={version}"], check=True, stderr=subprocess.DEVNULL)
         with zipfile.ZipFile(next(folder.glob("*.whl"))) as wheel:
             wheel.extractall(folder)
@@ -73,12 +73,12 @@ def list_kernels(version: str) -> dict[str, list[str]]:
         _make_stubs(libraries, folder)
         environment = {
             **os.environ,
-            "LD_LIBRARY_PATH": place,
+            "LD_LIBRARY_PATH": scratch,
             "LD_PRELOAD": str(folder / "device.so"),
-            "PYTHONPATH": place,
+            "PYTHONPATH": scratch,
         }
         program = [sys.executable, "-c", LIST]
-        ran = subprocess.run(program, env=environment, capture_output=True, text=True, cwd=place)
+        ran = subprocess.run(program, env=environment, capture_output=True, text=True, cwd=scratch)
         if ran.returncode:
             raise SystemExit(f"ONNX Runtime {version} lists no kernels ({ran.returncode}): {ran.stderr.strip()[-600:]}")
         kernels: dict[str, list[str]] = json.loads(ran.stdout)

@@ -63,7 +63,7 @@ class Row:
     case: Callable[[Sequence[Graph]], Case]
 
 
-def encoders(name: str, place: Path) -> Iterator[Row]:
+def encoders(name: str, folder: Path) -> Iterator[Row]:
     lengths = np.array([3, 40, 25])
     mask = (np.arange(40) < lengths[:, None]).astype(np.int64)
     ids = np.random.default_rng(0).integers(100, 350, mask.shape) * mask
@@ -71,22 +71,22 @@ def encoders(name: str, place: Path) -> Iterator[Row]:
     if name == "minilm":  # the real weights: 8 bits are judged by what they keep of them
         spec = make_spec(model=str(minilm()), name="model", max_length=64)
     else:
-        spec = make_spec(model=str(make_checkpoint(place / "checkpoint", name, "fill-mask")), name="model")
-    exported = export(resolve(spec), place).graph
+        spec = make_spec(model=str(make_checkpoint(folder / "checkpoint", name, "fill-mask")), name="model")
+    exported = export(resolve(spec), folder).graph
     mine = {key: feeds[key] for key in exported.inputs}
-    maker = VariantMaker(spec, exported, place, [mine])
+    maker = VariantMaker(spec, exported, folder, [mine])
     for precision in ("fp32", "fp16", "int8", "int8-static"):
         graph = maker.make(Variant(precision, "onnxruntime")).graph
         yield Row(name, "encoder", precision, (graph,), lambda served: graph_case(served[0], [mine], 1))
 
 
-def decoders(name: str, place: Path) -> Iterator[Row]:
-    exported = export_decoder(make_decoder(name), place, 128)
-    exact = fuse(exported.graph, place)
+def decoders(name: str, folder: Path) -> Iterator[Row]:
+    exported = export_decoder(make_decoder(name), folder, 128)
+    exact = fuse(exported.graph, folder)
     for precision in ("fp32", "int8", "int8-weights"):
         graph = exact
         if precision != "fp32":
-            graph = quantise_weights(exact, precision, WeightOptions(32, True), place).graph
+            graph = quantise_weights(exact, precision, WeightOptions(32, True), folder).graph
         long = past_the_window(graph, list(range(5, 45)), 128)
         geometry = geometry_of(exported.caches, 1 + len(PROMPTS), len(long) + STEPS, VOCABULARY)
         recorder = Recorder(InProcess(graph.path, geometry, Session(threads=1)))
@@ -98,14 +98,14 @@ def decoders(name: str, place: Path) -> Iterator[Row]:
         yield Row(name, "decoder", precision, (graph,), case)
 
 
-def seq2seqs(name: str, place: Path) -> Iterator[Row]:
+def seq2seqs(name: str, folder: Path) -> Iterator[Row]:
     """In process alone: that is how encoder-decoders are served."""
-    exported = export_seq2seq(make_seq2seq(name), place, BEAMS)
-    exact = [fuse(graph, place) for graph in (exported.decoder, exported.encoder)]
+    exported = export_seq2seq(make_seq2seq(name), folder, BEAMS)
+    exact = [fuse(graph, folder) for graph in (exported.decoder, exported.encoder)]
     for precision in ("fp32", "int8", "int8-weights"):
         both = exact
         if precision != "fp32":
-            both = [quantise_weights(graph, precision, WeightOptions(32, True), place).graph for graph in exact]
+            both = [quantise_weights(graph, precision, WeightOptions(32, True), folder).graph for graph in exact]
         graphs = Graphs(both[1], both[0], exported.caches, exported.cross, BEAMS, VOCABULARY)
         recorder = Recorder(graphs.executor(len(PROMPTS), STEPS + 1, max(map(len, PROMPTS)), 1))
         rules = Rules(Options(temperature=0.0), (3,), max_tokens=STEPS)
@@ -117,18 +117,18 @@ def seq2seqs(name: str, place: Path) -> Iterator[Row]:
         yield Row(name, "encoder-decoder", precision, tuple(both), case)
 
 
-def outcome(row: Row, version: str, place: Path) -> str:
+def outcome(row: Row, version: str, folder: Path) -> str:
     """verified, refused with the reason, or wrong."""
     if row.kind == "encoder-decoder" and version not in {release.in_process for release in RELEASES.values()}:
         return "refused: encoder-decoders run in process, in the version that their requirements pin"
     for need in [need for graph in row.own for need in operator_needs(graph)]:
         if version_tuple(version) < version_tuple(OPERATOR_NEEDS[need]):
             return f"refused: {need} is right from {OPERATOR_NEEDS[need]}"
-    case = row.case([for_runtime(graph, version, place / graph.path.stem) for graph in row.own])
-    (found,) = replayed(environment("onnxruntime", version), [case.job])
-    if isinstance(found, str):
-        return f"does not run: {found[:200]}"
-    error = difference(list(case.answers), found, case.by_norm)
+    case = row.case([for_runtime(graph, version, folder / graph.path.stem) for graph in row.own])
+    (outputs,) = replayed(environment("onnxruntime", version), [case.job])
+    if isinstance(outputs, str):
+        return f"does not run: {outputs[:200]}"
+    error = difference(list(case.answers), outputs, case.by_norm)
     return "verified" if error <= case.tolerance else f"wrong: off by {error:.0e}"
 
 
@@ -142,18 +142,20 @@ def main() -> int:
     table = read_table()
     with tempfile.TemporaryDirectory() as folder:
         for name in options.only:
-            place = Path(folder, name)
+            scratch = Path(folder, name)
             rows = decoders if name in DECODERS else seq2seqs if name in SEQ2SEQS else encoders
-            for row in rows(name, place):
-                runs = {v: outcome(row, v, place / f"{row.precision}-{v}") for v in options.versions}
-                print(name, row.precision, *(f"{v}: {said};" for v, said in runs.items()), flush=True)
+            for row in rows(name, scratch):
+                runs = {v: outcome(row, v, scratch / f"{row.precision}-{v}") for v in options.versions}
+                print(name, row.precision, *(f"{v}: {result};" for v, result in runs.items()), flush=True)
                 known = table.get((name, row.precision), {}).get("runtimes", {})
                 runs = dict(sorted({**known, **runs}.items(), key=lambda run: version_tuple(run[0])))
                 table[name, row.precision] = {
                     "model_type": name, "kind": row.kind, "precision": row.precision, "runtimes": runs,
                 }  # fmt: skip
             write_table(table)
-    return int(any(said.startswith(("wrong", "does")) for row in table.values() for said in row["runtimes"].values()))
+    return int(
+        any(result.startswith(("wrong", "does")) for row in table.values() for result in row["runtimes"].values())
+    )
 
 
 def read_table() -> dict[tuple[str, str], dict[str, Any]]:

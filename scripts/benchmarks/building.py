@@ -61,38 +61,38 @@ def main() -> None:
         return
     console, figures = Console(width=110), circumstances()
     figures["models"] = {}
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as scratch:
         for name in options.models.split(","):
-            folder = checkpoint_of(name, options.checkpoints or Path(place))
+            folder = checkpoint_of(name, options.checkpoints or Path(scratch))
             size = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
-            cache = f"{place}/cache-{name}" if options.again else OFF
+            cache = f"{scratch}/cache-{name}" if options.again else OFF
             builds = AGAIN if options.again else {p: {"precision": p} for p in options.precision.split(",")}
-            found = {title: child(name, folder, Path(place), cache, **more) for title, more in builds.items()}
-            figures["models"][name] = {"checkpoint_bytes": size, "builds": found}
-            console.print(table(name, size, found))
+            results = {title: child(name, folder, Path(scratch), cache, **more) for title, more in builds.items()}
+            figures["models"][name] = {"checkpoint_bytes": size, "builds": results}
+            console.print(table(name, size, results))
             if options.output:
                 write_figures(options.output, figures)
 
 
-def checkpoint_of(name: str, place: Path) -> Path:
-    """The folder of a checkpoint, made in `place` where it is none of a package."""
+def checkpoint_of(name: str, folder: Path) -> Path:
+    """The folder of a checkpoint, made in `folder` where it is none of a package."""
     if name == "minilm":
         from tests.models import minilm
 
         return minilm()
     from scripts.benchmarks.generators import make_checkpoint
 
-    return make_checkpoint(name, place / name, STORED.get(name, torch.float32))
+    return make_checkpoint(name, folder / name, STORED.get(name, torch.float32))
 
 
-def child(name: str, checkpoint: Path, place: Path, cache: str, **options: Any) -> dict[str, Any]:
+def child(name: str, checkpoint: Path, folder: Path, cache: str, **options: Any) -> dict[str, Any]:
     """The seconds of each stage and the peak of memory of one build, in a process of its own."""
-    spec = {"model": str(checkpoint), "name": name, "output": str(place / "repository"), **OPTIONS[name], **options}
+    spec = {"model": str(checkpoint), "name": name, "output": str(folder / "repository"), **OPTIONS[name], **options}
     command = [sys.executable, "-m", "scripts.benchmarks.building", "--one", json.dumps(spec)]
     spin_briefly()  # as a command does, before the child loads torch
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, VARIABLE: cache})
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return figures
 
 
 def one(options: dict[str, Any]) -> dict[str, Any]:
@@ -155,8 +155,8 @@ class Own:
 
     def most(self) -> int:
         """The most since this was asked last."""
-        found, self.highest = max(self.highest, own_memory()), 0
-        return found
+        highest, self.highest = max(self.highest, own_memory()), 0
+        return highest
 
     def stop(self) -> None:
         self.ended.set()
@@ -167,20 +167,20 @@ class Own:
             self.highest = max(self.highest, own_memory())
 
 
-def table(name: str, size: int, found: dict[str, dict[str, Any]]) -> Table:
+def table(name: str, size: int, figures: dict[str, dict[str, Any]]) -> Table:
     """One row a stage, one column a build."""
     words = f"{name}: checkpoint of {size / 1e6:.0f} MB; seconds, then the peak in MB and what of it is no mapped file"
-    made = Table(title=words, title_justify="left")
-    made.add_column("stage")
-    for precision in found:
-        made.add_column(precision, justify="right")
-    for stage in dict.fromkeys(stage for build in found.values() for stage in build["stages_s"]):
-        made.add_row(stage, *(_cell(stage, build) for build in found.values()))
-    made.add_row("all", *(f"{build['total_s']:.2f}" for build in found.values()), style="bold")
-    made.add_row("processor time", *(f"{build['processor_s']:.2f}" for build in found.values()))
+    shown = Table(title=words, title_justify="left")
+    shown.add_column("stage")
+    for precision in figures:
+        shown.add_column(precision, justify="right")
+    for stage in dict.fromkeys(stage for build in figures.values() for stage in build["stages_s"]):
+        shown.add_row(stage, *(_cell(stage, build) for build in figures.values()))
+    shown.add_row("all", *(f"{build['total_s']:.2f}" for build in figures.values()), style="bold")
+    shown.add_row("processor time", *(f"{build['processor_s']:.2f}" for build in figures.values()))
     for words, field in (("peak memory, MB", "peak_bytes"), ("of it no mapped file", "peak_own_bytes")):
-        made.add_row(words, *(f"{build[field] / 1e6:.0f} ({build[field] / size:.1f}x)" for build in found.values()))
-    return made
+        shown.add_row(words, *(f"{build[field] / 1e6:.0f} ({build[field] / size:.1f}x)" for build in figures.values()))
+    return shown
 
 
 def _cell(stage: str, build: dict[str, Any]) -> str:

@@ -36,7 +36,7 @@ from builder.runtime.sessions import open_session
 from builder.serve.triton import running
 from builder.spec import make_spec
 from scripts.benchmarks.circumstances import circumstances
-from scripts.benchmarks.generation import Asked, load, make_work
+from scripts.benchmarks.generation import WorkItem, load, make_work
 from scripts.benchmarks.generators import make_checkpoint
 
 CONTEXTS = (64, 256, 640)
@@ -49,9 +49,9 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
     options = parser.parse_args()
     console = Console(width=110)
-    with tempfile.TemporaryDirectory() as place:
-        checkpoint = make_checkpoint("gpt2", (options.checkpoints or Path(place)) / "gpt2")
-        folders = {name: Path(place) / name for name in ("prefixes", "none", "bls")}
+    with tempfile.TemporaryDirectory() as scratch:
+        checkpoint = make_checkpoint("gpt2", (options.checkpoints or Path(scratch)) / "gpt2")
+        folders = {name: Path(scratch) / name for name in ("prefixes", "none", "bls")}
         for name, folder in folders.items():
             serving = {"prefix_cache": name != "none"}
             executor = "bls" if name == "bls" else "in-process"
@@ -193,9 +193,9 @@ def int8_peak() -> float:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)])
     model.ir_version = 9
-    with tempfile.TemporaryDirectory() as place:
-        onnx.save(model, f"{place}/peak.onnx")
-        session = open_session(Path(place) / "peak.onnx", Session(threads=available_cores()))
+    with tempfile.TemporaryDirectory() as folder:
+        onnx.save(model, f"{folder}/peak.onnx")
+        session = open_session(Path(folder) / "peak.onnx", Session(threads=available_cores()))
     feeds = {"x": np.ones((size, size), np.uint8)}
     return 2 * size**3 / min(_timed(lambda: session.run(None, feeds)) for _ in range(10)) / 1e9
 
@@ -206,11 +206,11 @@ def _timed(run: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def prefixes(console: Console, folders: dict[str, Path], work: list[Asked]) -> dict[str, Any]:
+def prefixes(console: Console, folders: dict[str, Path], work: list[WorkItem]) -> dict[str, Any]:
     """Twelve requests that share their first 400 tokens or so, one after the other and four at once."""
-    longest = max(work, key=lambda asked: len(asked.prompt))
+    longest = max(work, key=lambda request: len(request.prompt))
     begin = longest.text[: len(longest.text) * 400 // max(len(longest.prompt), 400)]
-    shared = [Asked(f"{begin} {index} {asked.text[:60]}", [], 24) for index, asked in enumerate(work[:12])]
+    shared = [WorkItem(f"{begin} {index} {request.text[:60]}", [], 24) for index, request in enumerate(work[:12])]
     figures: dict[str, Any] = {}
     for name in ("prefixes", "none"):
         with running(folders[name]) as server:
@@ -227,7 +227,7 @@ def prefixes(console: Console, folders: dict[str, Path], work: list[Asked]) -> d
     return figures
 
 
-def executors(console: Console, folders: dict[str, Path], work: list[Asked]) -> dict[str, Any]:
+def executors(console: Console, folders: dict[str, Path], work: list[WorkItem]) -> dict[str, Any]:
     """The same requests through both executors."""
     figures: dict[str, Any] = {}
     for name, folder in (("in process", folders["prefixes"]), ("BLS", folders["bls"])):

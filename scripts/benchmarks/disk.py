@@ -26,19 +26,19 @@ def main() -> None:
     parser.add_argument("--kilobytes", default=",".join(map(str, KILOBYTES)), help=f"default {KILOBYTES}")
     sizes = [int(size) for size in parser.parse_args().kilobytes.split(",")]
     with tempfile.TemporaryDirectory() as folder:
-        place = Path(folder)
+        scratch = Path(folder)
         checkpoints = {
-            "encoder": make_checkpoint(place / "encoder", "bert", "text-classification", {0: "sport", 1: "food"}),
-            "decoder": make_decoder_checkpoint(place / "decoder", "llama"),
+            "encoder": make_checkpoint(scratch / "encoder", "bert", "text-classification", {0: "sport", 1: "food"}),
+            "decoder": make_decoder_checkpoint(scratch / "decoder", "llama"),
         }
         for name, checkpoint in checkpoints.items():
-            published = [_build(place, name, checkpoint, size) for size in sizes]
+            published = [_build(scratch, name, checkpoint, size) for size in sizes]
             assert published[-1], f"{name} was not built on the largest disk either: give larger ones"
 
 
-def _build(place: Path, name: str, checkpoint: Path, kilobytes: int) -> bool:
+def _build(folder: Path, name: str, checkpoint: Path, kilobytes: int) -> bool:
     """Whether a build on such a disk published; it says why not in a line."""
-    disk, repository = place / "disk", place / "repository"
+    disk, repository = folder / "disk", folder / "repository"
     disk.mkdir(exist_ok=True)
     before = numbers(repository / name)
     program = Path(sys.executable).with_name("build-repo")
@@ -51,7 +51,7 @@ def _build(place: Path, name: str, checkpoint: Path, kilobytes: int) -> bool:
     assert "Traceback" not in done.stderr, done.stderr
     assert done.returncode in (0, 1), f"it ended with {done.returncode}: {done.stderr}"
     assert (numbers(repository / name) != before) == (done.returncode == 0)
-    assert sorted(path.name for path in place.iterdir()) == sorted(["decoder", "disk", "encoder", *_has(repository)])
+    assert sorted(path.name for path in folder.iterdir()) == sorted(["decoder", "disk", "encoder", *_has(repository)])
     return done.returncode == 0
 
 

@@ -53,10 +53,10 @@ class Disturbances:
         order = [kind for kind, count in kinds.items() for _ in range(count)]
         random.Random(0).shuffle(order)
         begun = time.monotonic()
-        for place, kind in enumerate(order, 1):
-            time.sleep(max(0.0, begun + place * seconds / (len(order) + 1) - time.monotonic()))
+        for number, kind in enumerate(order, 1):
+            time.sleep(max(0.0, begun + number * seconds / (len(order) + 1) - time.monotonic()))
             try:
-                getattr(self, f"_{kind}")(place)
+                getattr(self, f"_{kind}")(number)
             except Exception as error:  # of a thread: whoever reads `wrong` says so
                 self.wrong.append(f"{kind}: {error!r}")
             self.counts[kind] += 1
@@ -103,10 +103,10 @@ class Disturbances:
 
     async def _all_at_once(self) -> None:
         triton = Triton(self.server.url)
-        asked = [turn % len(self.samples) for turn in range(AT_ONCE)]
-        found = await asyncio.gather(*(self._one(triton, index) for index in asked), return_exceptions=True)
+        indices = [turn % len(self.samples) for turn in range(AT_ONCE)]
+        outcomes = await asyncio.gather(*(self._one(triton, index) for index in indices), return_exceptions=True)
         await triton.close()
-        for index, answer in zip(asked, found, strict=True):
+        for index, answer in zip(indices, outcomes, strict=True):
             if isinstance(answer, ApiError) and answer.status in REFUSALS:
                 self.counts["refused_in_a_flood"] += 1
             elif answer != self.alone[index]:

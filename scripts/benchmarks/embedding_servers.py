@@ -37,9 +37,9 @@ class Door:
     def ask(self, connection: http.client.HTTPConnection, text: str) -> None:
         connection.request("POST", self.path, json.dumps(self.body(text)), {"Content-Type": "application/json"})
         response = connection.getresponse()
-        said = response.read()
+        content = response.read()
         if response.status != 200:
-            raise RuntimeError(said.decode()[:200])
+            raise RuntimeError(content.decode()[:200])
 
     def connect(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection("127.0.0.1", self.port)
@@ -96,12 +96,12 @@ def _program(engine: str, name: str, environments: Path) -> Path:
 def _serving(command: Sequence[str], door: Door, environment: dict[str, str]) -> Iterator[Door]:
     """The server that `command` starts, once it answers. Raises RuntimeError with its last line where it does not."""
     environment = {**os.environ, **environment, "OMP_NUM_THREADS": str(available_cores())}
-    with tempfile.TemporaryFile() as said:
-        process = subprocess.Popen(command, env=environment, stdout=said, stderr=said)
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log)
         try:
             if not _answers(process, door):
-                said.seek(0)
-                last = said.read().decode().strip().splitlines()[-1:] or ["no output"]
+                log.seek(0)
+                last = log.read().decode().strip().splitlines()[-1:] or ["no output"]
                 raise RuntimeError(f"{Path(command[0]).name} did not start: {last[0][:200]}")
             yield door
         finally:
@@ -130,12 +130,12 @@ def closed_loop(door: Door, texts: Sequence[str], concurrency: int, seconds: flo
 
     def loop(index: int) -> None:
         connection = door.connect()
-        place = index * len(texts) // concurrency
+        position = index * len(texts) // concurrency
         while time.perf_counter() < end:
             start = time.perf_counter()
-            door.ask(connection, texts[place % len(texts)])
+            door.ask(connection, texts[position % len(texts)])
             times[index].append(time.perf_counter() - start)
-            place += 1
+            position += 1
 
     threads = [threading.Thread(target=loop, args=(index,)) for index in range(concurrency)]
     started = time.perf_counter()

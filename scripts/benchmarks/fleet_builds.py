@@ -64,11 +64,11 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     refuse_other(options.output, models=options.models)
     executors = [name for name in options.executors.split(",") if name != "ray" or importlib.util.find_spec("ray")]
-    with tempfile.TemporaryDirectory() as place, quiet_libraries():
-        checkpoints = make_checkpoints(Path(place) / "checkpoints", options.models)
+    with tempfile.TemporaryDirectory() as folder, quiet_libraries():
+        checkpoints = make_checkpoints(Path(folder) / "checkpoints", options.models)
         figures = {}
         for name in executors:
-            figures[name] = measure(Path(place) / name, name, checkpoints)
+            figures[name] = measure(Path(folder) / name, name, checkpoints)
             show(figures, options.models)
             if options.output:
                 write_figures(options.output, {**circumstances(), "models": options.models, "builds": figures})
@@ -89,26 +89,26 @@ def _make(folder: Path, kind: str, width: int) -> Path:
     )
 
 
-def measure(place: Path, executor: str, checkpoints: Sequence[Path]) -> dict[str, Any]:
+def measure(folder: Path, executor: str, checkpoints: Sequence[Path]) -> dict[str, Any]:
     """Cold, warm, and with one option changed."""
-    cold = run(place, executor, checkpoints, OPTIONS, version=1)
-    warm = run(place, executor, checkpoints, OPTIONS, version=1)
-    changed = run(place, executor, checkpoints, {**OPTIONS, **CHANGED}, version=2)
+    cold = run(folder, executor, checkpoints, OPTIONS, version=1)
+    warm = run(folder, executor, checkpoints, OPTIONS, version=1)
+    changed = run(folder, executor, checkpoints, {**OPTIONS, **CHANGED}, version=2)
     return {"cold": cold, "warm": warm, "one option changed": changed}
 
 
 def run(
-    place: Path, executor: str, checkpoints: Sequence[Path], options: dict[str, Any], version: int
+    folder: Path, executor: str, checkpoints: Sequence[Path], options: dict[str, Any], version: int
 ) -> dict[str, float]:
     """One `build-repo models.yaml`, after which each model has to be of `version`."""
-    place.mkdir(exist_ok=True)
-    models = place / "models.yaml"
+    folder.mkdir(exist_ok=True)
+    models = folder / "models.yaml"
     slots = {name: {"slots": 2} for name in DECODERS}
     entries = [{"model": str(path), **slots.get(path.name.split("-")[0], {})} for path in checkpoints]
-    defaults = {"output": str(place / "repository"), **options}
+    defaults = {"output": str(folder / "repository"), **options}
     models.write_text(yaml.safe_dump({"defaults": defaults, "models": entries}), "utf-8")
     command = [BUILD_REPO, str(models), "--workers", EXECUTORS[executor], "--json"]
-    environment = {**os.environ, "BUILD_REPO_CACHE": str(place / "cache"), "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "BUILD_REPO_CACHE": str(folder / "cache"), "HF_HUB_OFFLINE": "1"}
     begun = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         used = Used()
@@ -144,10 +144,10 @@ def family(pid: int) -> list[int]:
     for status in Path("/proc").glob("[0-9]*"):
         if fields := _status(int(status.name)):
             parents[int(status.name)] = int(fields[1])
-    found = [pid]
-    for one in found:
-        found.extend(child for child, parent in parents.items() if parent == one)
-    return found
+    members = [pid]
+    for one in members:
+        members.extend(child for child, parent in parents.items() if parent == one)
+    return members
 
 
 def _status(pid: int) -> list[str]:

@@ -53,8 +53,8 @@ class Fleet:
     def _hosted(self) -> int:
         """Models that the shared front has loaded since it began."""
         with urllib.request.urlopen(self.metrics, timeout=10) as response:
-            found = HOSTED_LOADS.search(response.read().decode())
-        return int(float(found[1])) if found else 0
+            match = HOSTED_LOADS.search(response.read().decode())
+        return int(float(match[1])) if match else 0
 
     def disturb(self, every: float, dice: random.Random) -> None:
         """Roll back a model that is asked for often, kill a process, and so on until it is over."""

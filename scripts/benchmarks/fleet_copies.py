@@ -39,11 +39,11 @@ VERSIONS = (1, 2)
 
 def build_one(folder: Path, shape: dict[str, Any]) -> Path:
     """A classifier of that shape, built by the product. Returns its entry."""
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as scratch:
         labels = {index: f"label{index}" for index in range(LABELS)}
-        made = make_checkpoint(Path(place) / "checkpoint", "bert", "text-classification", labels, **shape)
+        checkpoint = make_checkpoint(Path(scratch) / "checkpoint", "bert", "text-classification", labels, **shape)
         spec = make_spec(
-            model=str(made),
+            model=str(checkpoint),
             name="one",
             output=folder,
             precision="int8",

@@ -66,8 +66,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
     options = parser.parse_args(arguments)
     allow_connections()
-    with tempfile.TemporaryDirectory() as place, quiet_libraries():
-        repository = options.repository or Path(place) / "repository"
+    with tempfile.TemporaryDirectory() as folder, quiet_libraries():
+        repository = options.repository or Path(folder) / "repository"
         names = make_fleet(repository, options.models, options.large, options.shared)
         figures = measure(repository, names, options)
     Console().print_json(json.dumps(figures))
@@ -143,7 +143,7 @@ def on_demand(server: Server, repository: Path, port: int, budget: float) -> Abs
 
 async def sizes_of(server: Server, repository: Path, names: Sequence[str], shared: bool) -> dict[str, int]:
     """Bytes of the server, of a shared front without models, and of a model of each kind that has answered."""
-    port, found, processes = free_ports().http, {}, Processes(server.url)
+    port, sizes, processes = free_ports().http, {}, Processes(server.url)
     processes.find()
     tiny, large = ([name for name in names if name.startswith(kind)] for kind in ("tiny", "large"))
     with on_demand(server, repository, port, 4e9):
@@ -153,15 +153,15 @@ async def sizes_of(server: Server, repository: Path, names: Sequence[str], share
                 assert (await ask(through, name, text))[0] == 200
             usage = processes.usage()
             if shared and name in (tiny[0], tiny[SOME - 1]):
-                found[name] = usage.models[SHARED]
+                sizes[name] = usage.models[SHARED]
             elif name in usage.models:
-                found[kind_of(name)] = usage.models[name]
+                sizes[kind_of(name)] = usage.models[name]
         through.idle.clear()
     if shared:
-        first, last = found.pop(tiny[0]), found.pop(tiny[SOME - 1])
-        found["tiny"] = (last - first) // (SOME - 1)
-        found["shared"] = first - found["tiny"]
-    return {**found, "server": usage.server}
+        first, last = sizes.pop(tiny[0]), sizes.pop(tiny[SOME - 1])
+        sizes["tiny"] = (last - first) // (SOME - 1)
+        sizes["shared"] = first - sizes["tiny"]
+    return {**sizes, "server": usage.server}
 
 
 def kind_of(name: str) -> str:
@@ -186,7 +186,7 @@ async def one_by_one(through: Through, names: Sequence[str]) -> dict[str, Any]:
             begun = time.perf_counter()
             assert (await ask(through, name, SHORT[turn % 10]))[0] == 200
             times[kind].append(1000 * (time.perf_counter() - begun))
-    return {kind: quantiles(found) for kind, found in times.items()}
+    return {kind: quantiles(values) for kind, values in times.items()}
 
 
 def traffic(through: Through, fleet: Fleet, options: argparse.Namespace) -> dict[str, Any]:

@@ -61,10 +61,10 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--rounds", type=int, default=2, help="turns of each (default 2)")
     parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
     options = parser.parse_args(arguments)
-    with tempfile.TemporaryDirectory() as place, quiet_libraries():
-        repository = options.repository or Path(place) / "repository"
+    with tempfile.TemporaryDirectory() as folder, quiet_libraries():
+        repository = options.repository or Path(folder) / "repository"
         if not repository.exists():
-            make_models(repository, Path(place), options)
+            make_models(repository, Path(folder), options)
         figures = measure(repository, options)
     kind = ("tiny" if options.tiny else "minilm_int8") + (f", threads {options.threads}" if options.threads else "")
     show(figures)
@@ -72,10 +72,10 @@ def main(arguments: Sequence[str]) -> None:
         write_figures(options.output, {**circumstances(), kind: figures})
 
 
-def make_models(repository: Path, place: Path, options: argparse.Namespace) -> None:
+def make_models(repository: Path, folder: Path, options: argparse.Namespace) -> None:
     """own-N with fronts of their own, and hosted-N behind `FRONT`."""
     checkpoint, chosen = (
-        (make_checkpoint(place / "tiny", "bert", "feature-extraction"), {})
+        (make_checkpoint(folder / "tiny", "bert", "feature-extraction"), {})
         if options.tiny
         else (minilm(), {"precision": "int8"})
     )
@@ -118,10 +118,10 @@ def stages(repository: Path) -> dict[str, dict[str, float]]:
     """Milliseconds of each stage of opening one version, the first of a process and the second; by a process alone."""
     folders = [str(repository / FRONT / "models" / f"hosted-{number}" / "1") for number in range(2)]
     program = [sys.executable, "-m", "scripts.benchmarks.opening", *folders]
-    found: dict[str, dict[str, float]] = json.loads(
+    figures: dict[str, dict[str, float]] = json.loads(
         subprocess.run(program, check=True, capture_output=True, text=True).stdout
     )
-    return found
+    return figures
 
 
 def loads(url: str, processes: Processes, count: int) -> dict[str, Any]:
@@ -165,10 +165,10 @@ def _rounded(seconds: Sequence[float]) -> list[float]:
 
 
 def ask(client: Any, name: str, model: str | None) -> None:
-    given = {"text_input": TEXTS[0]} | ({"model": model} if model is not None else {})
+    fields = {"text_input": TEXTS[0]} | ({"model": model} if model is not None else {})
     inputs = [
         grpc.InferInput(key, [1, 1], "BYTES").set_data_from_numpy(np.array([[value.encode()]], np.object_))
-        for key, value in given.items()
+        for key, value in fields.items()
     ]
     client.infer(name, inputs)
 
@@ -177,11 +177,11 @@ async def throughput(url: str, options: argparse.Namespace) -> dict[str, Any]:
     """Requests a second, and the median of a request in ms, by side and number of clients; all turns of each."""
     triton = Triton(url)
     texts = mixed_texts(lambda text: len(text.split()))
-    found: dict[str, dict[str, list[Any]]] = {side: {str(n): [] for n in CLIENTS} for side in SIDES}
+    figures: dict[str, dict[str, list[Any]]] = {side: {str(n): [] for n in CLIENTS} for side in SIDES}
     for _, clients, side in itertools.product(range(options.rounds), CLIENTS, SIDES):
-        found[side][str(clients)].append(await turn(triton, side, clients, texts, options))
+        figures[side][str(clients)].append(await turn(triton, side, clients, texts, options))
     await triton.close()
-    return found
+    return figures
 
 
 async def turn(
@@ -210,11 +210,11 @@ async def turn(
 
 def request(side: str, number: int, text: str) -> service_pb2.ModelInferRequest:
     number = number if side.startswith("all") else 0
-    made = service_pb2.ModelInferRequest(model_name=f"own-{number}" if "own" in side else FRONT)
+    message = service_pb2.ModelInferRequest(model_name=f"own-{number}" if "own" in side else FRONT)
     if "hosted" in side:
-        add_tensor(made, NAME, [f"hosted-{number}"], (1, 1))
-    add_tensor(made, TEXT, [text], (1, 1))
-    return made
+        add_tensor(message, NAME, [f"hosted-{number}"], (1, 1))
+    add_tensor(message, TEXT, [text], (1, 1))
+    return message
 
 
 def show(figures: Mapping[str, Any]) -> None:

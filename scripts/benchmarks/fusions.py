@@ -42,8 +42,8 @@ def main() -> None:
     feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
     table = Table(title=f"ONNX Runtime {onnxruntime.__version__}, MiniLM, 8 x 64 tokens, ms", title_justify="left")
     table.add_column("")
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
         spec = make_spec(model=str(Path(package.origin).parent / "model"))
         fused = fuse(export(resolve(spec), folder).graph, folder)
         int8 = quantise(fused, folder / "int8" / MODEL_FILE).graph

@@ -49,8 +49,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        repository = make_models(Path(place))
+    with tempfile.TemporaryDirectory() as folder:
+        repository = make_models(Path(folder))
         with running(repository) as server:
             report = _fuzz(server, options.requests, random.Random(options.seed))
     print(json.dumps(report, indent=1))
@@ -59,12 +59,12 @@ def main() -> None:
     assert report["answers_after"] == "as before", report
 
 
-def make_models(place: Path) -> Path:
+def make_models(scratch: Path) -> Path:
     """A repository of a classifier and a decoder, both tiny."""
-    folder = place / "repository"
-    encoder = make_checkpoint(place / "encoder", "bert", "text-classification", {0: "sport", 1: "food"})
+    folder = scratch / "repository"
+    encoder = make_checkpoint(scratch / "encoder", "bert", "text-classification", {0: "sport", 1: "food"})
     build(make_spec(model=str(encoder), name="encoder", output=folder))
-    decoder = make_decoder_checkpoint(place / "decoder", "llama", chat=True)
+    decoder = make_decoder_checkpoint(scratch / "decoder", "llama", chat=True)
     build(make_spec(model=str(decoder), name="decoder", output=folder, slots=4, max_length=128))
     return folder
 
@@ -102,11 +102,11 @@ def _names(server: Server, model: str) -> list[str]:
 
 
 def _answers(server: Server) -> dict[str, Any]:
-    found = {}
+    answers = {}
     for model, sample in SAMPLES.items():
         with Client(server.url, model) as client:
-            found[model] = client.ask(sample)
-    return found
+            answers[model] = client.ask(sample)
+    return answers
 
 
 def _shape(chance: random.Random) -> list[int]:

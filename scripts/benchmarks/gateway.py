@@ -51,8 +51,8 @@ def main() -> None:
     options = parser.parse_args()
     console = Console(width=110)
     allow_connections()
-    with tempfile.TemporaryDirectory() as place:
-        folder = options.repository or Path(place) / "repository"
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.repository or Path(scratch) / "repository"
         make_models(folder)
         port = free_ports().http
         with running(folder) as server, gateway(server.url, "127.0.0.1", port) as process:
@@ -65,8 +65,8 @@ def main() -> None:
 
 def make_models(folder: Path) -> None:
     if not (folder / "writes").exists():
-        with tempfile.TemporaryDirectory() as place:
-            checkpoint = make_checkpoint("gpt2", Path(place) / "gpt2")
+        with tempfile.TemporaryDirectory() as scratch:
+            checkpoint = make_checkpoint("gpt2", Path(scratch) / "gpt2")
             limits: dict[str, Any] = {"quality": 0.0, "perplexity": 1e9}  # random weights have none to lose
             shape: dict[str, Any] = {"precision": "int8", "max_length": 256, "slots": 32}
             build(make_spec(model=str(checkpoint), name="writes", output=folder, **shape, **limits))

@@ -63,7 +63,7 @@ PEERS = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class WorkItem:
     """One request: its prompt as text and as tokens, and the tokens of its answer."""
 
     text: str
@@ -90,15 +90,15 @@ def main() -> None:
     used = {title: peers.PACKAGES[peer] for title, peer, _ in PEERS if title in options.peers.split(",")}
     figures: dict[str, Any] = {**circumstances(), "peers": used, "work": options.work, "models": {}}
     console.print(f"{figures['cores']} cores, {figures['cpu']}", highlight=False)
-    with tempfile.TemporaryDirectory() as place:
-        root = options.checkpoints or Path(place)
+    with tempfile.TemporaryDirectory() as folder:
+        root = options.checkpoints or Path(folder)
         for name in options.models.split(","):
-            figures["models"][name] = _bench_model(console, name, root / name, Path(place), options)
+            figures["models"][name] = _bench_model(console, name, root / name, Path(folder), options)
             if options.output:
                 write_figures(options.output, figures)
 
 
-def make_work(tokenizer: Any, count: int, kind: str = "mixed", positions: int = 10**6) -> list[Asked]:
+def make_work(tokenizer: Any, count: int, kind: str = "mixed", positions: int = 10**6) -> list[WorkItem]:
     """`count` requests that fit into `positions`; the same for the same count, and the first ones the same for any."""
     generator = np.random.default_rng(0)
     words = " ".join(TEXTS).split()
@@ -107,14 +107,16 @@ def make_work(tokenizer: Any, count: int, kind: str = "mixed", positions: int = 
         prompt, answer = (int(np.exp(generator.uniform(np.log(least), np.log(most)))) for least, most in WORKS[kind])
         prompt = min(prompt, positions - WORKS[kind][1][1])
         start = int(generator.integers(0, len(words)))
-        text = " ".join(words[(start + place) % len(words)] for place in range(prompt))
+        text = " ".join(words[(start + index) % len(words)] for index in range(prompt))
         ids = tokenizer(text)["input_ids"][:prompt]
         text = tokenizer.decode(ids)
-        work.append(Asked(text, tokenizer(text)["input_ids"], answer))
+        work.append(WorkItem(text, tokenizer(text)["input_ids"], answer))
     return work
 
 
-def _bench_model(console: Console, name: str, folder: Path, place: Path, options: argparse.Namespace) -> dict[str, Any]:
+def _bench_model(
+    console: Console, name: str, folder: Path, scratch: Path, options: argparse.Namespace
+) -> dict[str, Any]:
     checkpoint = make_checkpoint(name, folder)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     concurrencies = [int(part) for part in options.concurrency.split(",")]
@@ -145,7 +147,7 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
             "quality": 0.0,  # random weights have none to lose
             "perplexity": 1e9,
         }
-        repository = (folder if options.checkpoints else place / name) / f"ours-{_key(wanted)}"
+        repository = (folder if options.checkpoints else scratch / name) / f"ours-{_key(wanted)}"
         if not repository.exists():
             build(make_spec(model=str(checkpoint), name="model", output=repository, **wanted))
         with running(repository, timeout_s=600) as server:
@@ -161,40 +163,40 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
         for concurrency in concurrencies:
             if kind == "no-cache" and concurrency > 1:
                 continue
-            asked = work[: counts[concurrency]]
+            requests = work[: counts[concurrency]]
             if kind == "no-cache":
-                asked = asked[:3]
-            path = place / "work.json"
-            path.write_text(json.dumps(_work_document(asked, concurrency, longest)))
+                requests = requests[:3]
+            path = scratch / "work.json"
+            path.write_text(json.dumps(_work_document(requests, concurrency, longest)))
             sides[title][str(concurrency)] = peers.run(peer, options.environments, path, checkpoint, kind)
         _show(console, name, title, sides)
     console.print(_table(name, sides, concurrencies))
     return sides
 
 
-def _key(asked: dict[str, Any]) -> str:
+def _key(figures: dict[str, Any]) -> str:
     """Names a repository that was kept: of other options, or of another version of this project, it is another one."""
-    path = measurements_of(asked).path
+    path = measurements_of(figures).path
     assert path is not None
     return path.stem[:12]
 
 
-def _work_document(work: Sequence[Asked], concurrency: int, longest: int) -> dict[str, Any]:
+def _work_document(work: Sequence[WorkItem], concurrency: int, longest: int) -> dict[str, Any]:
     return {
         "concurrency": concurrency,
         "threads": available_cores(),
         "max_length": longest,
-        "requests": [{"prompt": asked.prompt, "new_tokens": asked.new_tokens} for asked in work],
+        "requests": [{"prompt": item.prompt, "new_tokens": item.new_tokens} for item in work],
     }
 
 
-def _counted(server: Server, work: Sequence[Asked], concurrency: int) -> dict[str, float]:
+def _counted(server: Server, work: Sequence[WorkItem], concurrency: int) -> dict[str, float]:
     """What `load` says, the shares of tokens that prompt lookup and a draft had guessed, and of the draft's that were
     right."""
     before = counters(server)
     figures = load(server.url, work, concurrency)
     time.sleep(1.5)  # counters are sent once a second
-    after, tokens = counters(server), sum(asked.new_tokens for asked in work)
+    after, tokens = counters(server), sum(item.new_tokens for item in work)
     names = ("right_guesses", "drafted_tokens", "right_drafts")
     totals = [f"build_repo_{name}_total" for name in names]
     guessed, drafted, right = (after.get(total, 0.0) - before.get(total, 0.0) for total in totals)
@@ -204,15 +206,15 @@ def _counted(server: Server, work: Sequence[Asked], concurrency: int) -> dict[st
     return {**figures, **shares}
 
 
-def load(url: str, work: Sequence[Asked], concurrency: int) -> dict[str, float]:
+def load(url: str, work: Sequence[WorkItem], concurrency: int) -> dict[str, float]:
     """Clients over one gRPC stream: what `Clock` says of them."""
     outgoing: queue.SimpleQueue[Any] = queue.SimpleQueue()
     waiting = list(enumerate(work))
 
     def send() -> None:
-        index, asked = waiting.pop(0)
+        index, item = waiting.pop(0)
         clock.send(str(index))
-        outgoing.put(_request(str(index), asked))
+        outgoing.put(_request(str(index), item))
 
     with grpc.insecure_channel(url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
@@ -240,12 +242,12 @@ def load(url: str, work: Sequence[Asked], concurrency: int) -> dict[str, float]:
     return clock.figures()
 
 
-def _request(identity: str, asked: Asked) -> Any:
+def _request(identity: str, item: WorkItem) -> Any:
     request = service_pb2.ModelInferRequest(model_name="model", id=identity)
-    text = asked.text.encode()
+    text = item.text.encode()
     values = (
         ("text_input", "BYTES", len(text).to_bytes(4, "little") + text),
-        ("max_tokens", "INT32", np.int32(asked.new_tokens).tobytes()),
+        ("max_tokens", "INT32", np.int32(item.new_tokens).tobytes()),
         ("ignore_eos", "BOOL", b"\x01"),
         ("stream", "BOOL", b"\x01"),
     )

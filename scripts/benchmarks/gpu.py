@@ -71,16 +71,16 @@ def main() -> None:
     if PROVIDERS["cuda"] not in onnxruntime.get_available_providers():
         sys.exit("this onnxruntime has no CUDA: pip uninstall onnxruntime, then pip install onnxruntime-gpu")
     figures: dict[str, Any] = {"gpu": asdict(here[0]), "onnxruntime": onnxruntime.__version__}
-    with tempfile.TemporaryDirectory() as place:
-        encoders = {"PyTorch fp16": alone(encode_pytorch, "cuda"), "CUDA fp16": alone(encode, "cuda", Path(place))}
+    with tempfile.TemporaryDirectory() as folder:
+        encoders = {"PyTorch fp16": alone(encode_pytorch, "cuda"), "CUDA fp16": alone(encode, "cuda", Path(folder))}
         if importlib.util.find_spec("tensorrt") is not None:
-            encoders["TensorRT fp16"] = alone(encode_tensorrt, Path(place))
+            encoders["TensorRT fp16"] = alone(encode_tensorrt, Path(folder))
         decoders = {"PyTorch fp16": alone(decode_pytorch, "cuda")}
         for precision in ("fp16", "int4-weights"):
             for few in (False, True):
                 name = f"CUDA {precision}, {'the highest' if few else 'all'} logits"
-                decoders[name] = alone(decode, "cuda", Path(place), precision, few)
-        served = {executor: alone(serve, executor, Path(place)) for executor in ("in-process", "bls")}
+                decoders[name] = alone(decode, "cuda", Path(folder), precision, few)
+        served = {executor: alone(serve, executor, Path(folder)) for executor in ("in-process", "bls")}
     figures |= {"encoders": encoders, "decoders": decoders, "served": served}
     console = Console(width=140)
     console.print(_table(f"MiniLM on {here[0].name}, milliseconds, rows x tokens", encoders))
@@ -106,9 +106,9 @@ def encode_pytorch(device: str, shapes: tuple[tuple[int, int], ...] = SHAPES) ->
     return _times(run_of, shapes)
 
 
-def encode(device: str, place: Path, shapes: tuple[tuple[int, int], ...] = SHAPES) -> Times:
+def encode(device: str, folder: Path, shapes: tuple[tuple[int, int], ...] = SHAPES) -> Times:
     """The graph of --target cuda; inputs go in and outputs come out through the CPU, as they do in Triton."""
-    graph = _workshop(place / "cuda", "cuda").make(Variant("fp16", "onnxruntime", target="cuda")).graph
+    graph = _workshop(folder / "cuda", "cuda").make(Variant("fp16", "onnxruntime", target="cuda")).graph
     session = onnxruntime.InferenceSession(str(graph.path), providers=[PROVIDERS[device]])
 
     def run_of(feeds: dict[str, np.ndarray]) -> Callable[[], object]:
@@ -117,11 +117,11 @@ def encode(device: str, place: Path, shapes: tuple[tuple[int, int], ...] = SHAPE
     return _times(run_of, shapes)
 
 
-def encode_tensorrt(place: Path) -> Times:
+def encode_tensorrt(folder: Path) -> Times:
     """The plan of --target tensorrt, as `build-repo compile` makes it."""
     from polygraphy.backend.trt import CreateConfig, Profile, TrtRunner, engine_from_network, network_from_onnx_path
 
-    maker = _workshop(place / "tensorrt", "tensorrt")
+    maker = _workshop(folder / "tensorrt", "tensorrt")
     graph = maker.make(Variant("fp16", "tensorrt", target="tensorrt")).graph
     profile = Profile()  # one runner has one profile: the one that takes every shape that is measured
     every = covering_profile(Calls(maker.spec.max_batch_size, 512, 32 * 512))
@@ -135,7 +135,7 @@ def encode_tensorrt(place: Path) -> Times:
 
 def decode_pytorch(device: str, rows: tuple[int, ...] = ROWS) -> Times:
     model = _gpt2().half().to(device)
-    found = {}
+    times = {}
     for count in rows:
         ids = torch.full((count, CONTEXT), 100, device=device)
         with torch.inference_mode():
@@ -145,32 +145,32 @@ def decode_pytorch(device: str, rows: tuple[int, ...] = ROWS) -> Times:
                 model(ids[:, :1], past_key_values=past, use_cache=True).logits.float().cpu()
                 past.crop(-1)
 
-            found[str(count)] = median_ms(step)
-    return found
+            times[str(count)] = median_ms(step)
+    return times
 
 
 def decode(
-    device: Literal["cpu", "cuda"], place: Path, precision: str, few: bool, rows: tuple[int, ...] = ROWS
+    device: Literal["cpu", "cuda"], folder: Path, precision: str, few: bool, rows: tuple[int, ...] = ROWS
 ) -> Times:
     """The executor that --target cuda emits; `few`: only the highest logits are copied."""
-    exported = export_decoder(_gpt2(), place, 2 * CONTEXT)
-    graph = fuse(exported.graph, place)
+    exported = export_decoder(_gpt2(), folder, 2 * CONTEXT)
+    graph = fuse(exported.graph, folder)
     if precision != "fp16":
-        graph = quantise_weights(graph, precision, WeightOptions(32, True), place, room="cuda").graph
-    half = with_candidates(to_half(graph, place / "half" / "model.onnx", real=("logits",)), place)
-    copier = slot_copier(exported.caches, ELEMENTS["float16"], half, place)
+        graph = quantise_weights(graph, precision, WeightOptions(32, True), folder, room="cuda").graph
+    half = with_candidates(to_half(graph, folder / "half" / "model.onnx", real=("logits",)), folder)
+    copier = slot_copier(exported.caches, ELEMENTS["float16"], half, folder)
     geometry = geometry_of(exported.caches, max(rows), 2 * CONTEXT, GPT2Config().vocab_size, "float16")
     executor = Cuda(half.path, copier.path, geometry, Session(device=device))
-    found = {}
+    times = {}
     for count in rows:
         part = Part(0, np.full((count, 1), 100), np.full(count, CONTEXT))
-        found[str(count)] = median_ms(partial(executor.best, [part]) if few else partial(executor.run, *part))
-    return found
+        times[str(count)] = median_ms(partial(executor.best, [part]) if few else partial(executor.run, *part))
+    return times
 
 
-def serve(executor: str, place: Path) -> float:
+def serve(executor: str, folder: Path) -> float:
     """Tokens a second of one client."""
-    checkpoint, output = place / "gpt2", place / executor
+    checkpoint, output = folder / "gpt2", folder / executor
     make_checkpoint("gpt2", checkpoint)
     options = {"target": "cuda", "precision": "fp16", "executor": executor, "slots": 8, "max_length": 2 * CONTEXT}
     build(make_spec(model=str(checkpoint), name="writer", output=output, quality=0.0, perplexity=100, **options))
@@ -182,10 +182,10 @@ def serve(executor: str, place: Path) -> float:
         return ANSWER / (time.perf_counter() - start)
 
 
-def _workshop(place: Path, target: str) -> VariantMaker:
-    place.mkdir(exist_ok=True)
+def _workshop(folder: Path, target: str) -> VariantMaker:
+    folder.mkdir(exist_ok=True)
     spec = make_spec(model=str(minilm()), target=target, max_batch_size=32, max_length=512)
-    return VariantMaker(spec, export(resolve(spec), place).graph, place, ())
+    return VariantMaker(spec, export(resolve(spec), folder).graph, folder, ())
 
 
 def _gpt2() -> GPT2LMHeadModel:
@@ -194,12 +194,12 @@ def _gpt2() -> GPT2LMHeadModel:
 
 
 def _times(run_of: Callable[[dict[str, np.ndarray]], Callable[[], object]], shapes: Any) -> Times:
-    found = {}
+    times = {}
     for rows, length in shapes:
         ids = np.random.default_rng(0).integers(1000, 20000, (rows, length))
         feeds = {"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)}
-        found[f"{rows}x{length}"] = median_ms(run_of(feeds))
-    return found
+        times[f"{rows}x{length}"] = median_ms(run_of(feeds))
+    return times
 
 
 def _table(title: str, sides: dict[str, Times]) -> Table:

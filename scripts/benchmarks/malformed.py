@@ -36,8 +36,8 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        folder, port = make_models(Path(place)), free_ports().http
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, port = make_models(Path(scratch)), free_ports().http
         with running(folder) as server, gateway(server.url, "127.0.0.1", port):
             report = measure(port, options.requests, options.seed)
     print(json.dumps(report, indent=1))

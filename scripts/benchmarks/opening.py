@@ -18,7 +18,7 @@ from builder.runtime.shared.emitted import package_of
 
 def opened(folders: Sequence[str]) -> dict[str, dict[str, float]]:
     """Milliseconds of each stage, by which of them it is."""
-    found = {}
+    figures = {}
     for which, folder in zip(("first", "later"), map(Path, folders), strict=True):
         times = [time.perf_counter()]
         package = package_of(folder)
@@ -39,8 +39,10 @@ def opened(folders: Sequence[str]) -> dict[str, dict[str, float]]:
         times.append(time.perf_counter())
         del text, session
         names = ("imports", "serving.json", "tokeniser", "session", "first calls")
-        found[which] = {n: round(1000 * (b - a), 1) for n, (a, b) in zip(names, itertools.pairwise(times), strict=True)}
-    return found
+        figures[which] = {
+            n: round(1000 * (b - a), 1) for n, (a, b) in zip(names, itertools.pairwise(times), strict=True)
+        }
+    return figures
 
 
 if __name__ == "__main__":

@@ -42,10 +42,10 @@ def main() -> None:
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     with contextlib.ExitStack() as stack:
-        place = options.repository or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        if not (place / NAME).exists():
-            build(make_spec(model=str(minilm()), name=NAME, output=place, precision=options.precision))
-        report = {**circumstances(), "precision": options.precision, **compared(place, options)}
+        repository = options.repository or Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        if not (repository / NAME).exists():
+            build(make_spec(model=str(minilm()), name=NAME, output=repository, precision=options.precision))
+        report = {**circumstances(), "precision": options.precision, **compared(repository, options)}
     print(json.dumps(report, indent=1))
     if options.output:
         options.output.write_text(json.dumps(report, indent=1) + "\n")
@@ -59,10 +59,10 @@ def compared(repository: Path, options: argparse.Namespace) -> dict[str, Any]:
     with served(version, {name: int(str(value)) for name, value in settings.items()}) as url:
         target = Target(NAME, model_samples(url, NAME, None))
         run = load_test(url, [target], levels, options.repeats, options.seconds)
-    found = {}
+    figures = {}
     for (_, level), loads in run.repeats().items():
         lines = {line.quantity: line.result for line in plans[level.value].lines}
-        found[f"{level.value:g}"] = {
+        figures[f"{level.value:g}"] = {
             "planned": {name: lines[name] for name in ("p50", "p99")},
             "measured": {
                 "p50": [round(load.client.p50_ms, 1) for load in loads],
@@ -72,7 +72,7 @@ def compared(repository: Path, options: argparse.Namespace) -> dict[str, Any]:
             },
         }
     cost = next(line.result for line in plans[max(plans)].lines if line.quantity == "cost of a call")
-    return {"settings": settings, "cost_of_a_call": cost, "seconds": options.seconds, "rates": found}
+    return {"settings": settings, "cost_of_a_call": cost, "seconds": options.seconds, "rates": figures}
 
 
 def planned(repository: Path, version: Path, rate: float) -> Plan:

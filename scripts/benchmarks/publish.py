@@ -69,8 +69,8 @@ def main() -> None:
     parser.add_argument("--streams", type=int, default=3, help="at once (default 3)")
     parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place, quiet_libraries():
-        figures = measure(Path(place) / "repository", pairs(Path(place)), options)
+    with tempfile.TemporaryDirectory() as folder, quiet_libraries():
+        figures = measure(Path(folder) / "repository", pairs(Path(folder)), options)
     show(figures)
     if options.output:
         write_figures(options.output, {**circumstances(), **figures})
@@ -101,9 +101,9 @@ class Change:
 
 def measure(repository: Path, builds: Mapping[str, Pair], options: argparse.Namespace) -> dict[str, Any]:
     """Publish and roll back `builds` in `repository` under load, and count what came of it."""
-    for made in builds.values():
-        publish(repository, made[1], keep=3)
-        publish(repository, made[0], keep=3)
+    for pair in builds.values():
+        publish(repository, pair[1], keep=3)
+        publish(repository, pair[0], keep=3)
     with running(repository) as server:
         with ThreadPoolExecutor() as pool:
             expected = dict(zip(builds, pool.map(partial(answers, server.url, repository), builds), strict=True))
@@ -123,17 +123,17 @@ def measure(repository: Path, builds: Mapping[str, Pair], options: argparse.Name
     return figures_of(seen, changes, took, errors)
 
 
-def pairs(place: Path) -> dict[str, Pair]:
+def pairs(folder: Path) -> dict[str, Pair]:
     """Two builds that can be published under one name, for each model."""
     options: Mapping[str, Mapping[str, Any]] = {**ENCODERS, STREAM: {}}
     return {
-        name: (one_build(name, place, options[name], 0), one_build(name, place, options[name], 1)) for name in options
+        name: (one_build(name, folder, options[name], 0), one_build(name, folder, options[name], 1)) for name in options
     }
 
 
-def one_build(name: str, place: Path, options: Mapping[str, Any], turn: int) -> Verified:
+def one_build(name: str, scratch: Path, options: Mapping[str, Any], turn: int) -> Verified:
     """The first or the second of a pair."""
-    folder = place / f"{name}-{turn}"
+    folder = scratch / f"{name}-{turn}"
     if name == STREAM:
         checkpoint = make_decoder_checkpoint(folder / "checkpoint", "llama", intermediate_size=SIZES[turn])
         extra: dict[str, Any] = {"slots": 4, "max_length": 128}
@@ -141,7 +141,7 @@ def one_build(name: str, place: Path, options: Mapping[str, Any], turn: int) -> 
         shape: dict[str, Any] = {"labels": LABELS[turn], "intermediate_size": SIZES[turn]}
         checkpoint = make_checkpoint(folder / "checkpoint", "bert", "text-classification", **shape)
         extra = {"max_batch_size": 8}
-    spec = make_spec(model=str(checkpoint), name=name, output=place / "repository", threads=1, **extra, **options)
+    spec = make_spec(model=str(checkpoint), name=name, output=scratch / "repository", threads=1, **extra, **options)
     (folder / "graphs").mkdir()
     family = begin(spec, resolve(spec), folder / "graphs", lambda stage: nullcontext())
     return verified(family, build_key(spec), spec.triton, lambda stage: nullcontext())
@@ -149,7 +149,7 @@ def one_build(name: str, place: Path, options: Mapping[str, Any], turn: int) -> 
 
 def answers(url: str, repository: Path, name: str) -> list[Sequence[Any]]:
     """What each of the two builds answers alone, from the version of each that is there. The first serves after."""
-    found: list[Sequence[Any]] = []
+    answers_seen: list[Sequence[Any]] = []
     with Control(url, repository) as control:
         for number in (1, 2):
             rollback(repository, name, number)
@@ -157,11 +157,13 @@ def answers(url: str, repository: Path, name: str) -> list[Sequence[Any]]:
             with Client(url, name) as client:
                 if name == STREAM:
                     sample = {"max_tokens": TOKENS, "ignore_eos": True}
-                    found.append(["".join(client.ask({**sample, "text_input": p})["text_output"]) for p in PROMPTS])
+                    answers_seen.append(
+                        ["".join(client.ask({**sample, "text_input": p})["text_output"]) for p in PROMPTS]
+                    )
                 else:
-                    asked = [client.ask({"text_input": text, "top_k": 3}) for text in TEXTS]
-                    found.append([dict(zip(a["label"], a["score"], strict=True)) for a in asked])
-    return found[::-1]
+                    replies = [client.ask({"text_input": text, "top_k": 3}) for text in TEXTS]
+                    answers_seen.append([dict(zip(a["label"], a["score"], strict=True)) for a in replies])
+    return answers_seen[::-1]
 
 
 def change(
@@ -206,8 +208,8 @@ async def ask(
     end = time.monotonic() + options.seconds
 
     def going() -> bool:
-        asked = sum(len(seen[name].ms) + len(seen[name].failures) for name in ENCODERS)
-        return time.monotonic() < end and (changer.is_alive() or asked < options.requests)
+        requests = sum(len(seen[name].ms) + len(seen[name].failures) for name in ENCODERS)
+        return time.monotonic() < end and (changer.is_alive() or requests < options.requests)
 
     async def encoder(name: str, client: int) -> None:
         for turn in itertools.count(client):

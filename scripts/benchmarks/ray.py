@@ -52,8 +52,8 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=32, help="that ask at once (default 32)")
     parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        folder = options.repository or Path(place) / "repository"
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.repository or Path(scratch) / "repository"
         if not (folder / "minilm").exists():
             build(make_spec(model=str(minilm()), name="minilm", output=folder, precision="int8"))
         port = free_ports().http
@@ -66,11 +66,11 @@ def main() -> None:
 
 def measure(folder: Path, replicas: int, port: int, options: argparse.Namespace) -> list[dict[str, Any]]:
     """The gateway and `replicas`, by turns."""
-    asked = Options(
+    deployed = Options(
         repository=str(folder.resolve()), min_replicas=replicas, max_replicas=replicas, busy=BUSY, cores=0.25
     )
     ray_port = free_ports().http
-    with serving(asked, "127.0.0.1", ray_port):
+    with serving(deployed, "127.0.0.1", ray_port):
         sides = {"gateway": port, f"Ray, {replicas}": ray_port}
         for side in sides.values():
             asyncio.run(turn(side, options.clients, 3))  # every replica has loaded the model then

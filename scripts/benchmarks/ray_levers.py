@@ -78,8 +78,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
     options = parser.parse_args()
     figures: dict[str, list[dict[str, Any]]] = {name: [] for name in options.levers}
-    with tempfile.TemporaryDirectory() as place:
-        folder = options.repository or Path(place) / "repository"
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.repository or Path(scratch) / "repository"
         if not (folder / "minilm").exists():
             build(make_spec(model=str(minilm()), name="minilm", output=folder, precision="int8"))
         for name in [name for _ in range(options.rounds) for name in options.levers]:
@@ -143,10 +143,10 @@ async def _answers(process: subprocess.Popen[bytes], port: int) -> None:
 
 def _used(process: int) -> dict[str, float]:
     """Seconds of the processor by program, of a process and all that it has started."""
-    found: defaultdict[str, float] = defaultdict(float)
+    used: defaultdict[str, float] = defaultdict(float)
     for pid in family(process):
-        found[_program(pid)] += processor_s(pid)
-    return dict(found)
+        used[_program(pid)] += processor_s(pid)
+    return dict(used)
 
 
 def _program(process: int) -> str:

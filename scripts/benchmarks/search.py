@@ -44,8 +44,8 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
     options = parser.parse_args()
     figures: dict[str, Any] = {**circumstances(), "beams": BEAMS, "ms": {}}
-    with tempfile.TemporaryDirectory() as place:
-        sides = {options.before: _checked_out(options.before, Path(place)), HERE: ROOT}
+    with tempfile.TemporaryDirectory() as folder:
+        sides = {options.before: _checked_out(options.before, Path(folder)), HERE: ROOT}
         for rows, vocabulary in SHAPES:
             for title, forbidden in FORBIDDEN.items():
                 work = rows, vocabulary, options.steps, *forbidden
@@ -122,8 +122,8 @@ def _table(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
     table.add_column("rows x vocabulary")
     for side in sides:
         table.add_column(side, justify="right")
-    for work, found in figures.items():
-        table.add_row(work, *(f"{found[side]['least']:.2f}  {found[side]['median']:.2f}" for side in sides))
+    for work, row in figures.items():
+        table.add_row(work, *(f"{row[side]['least']:.2f}  {row[side]['median']:.2f}" for side in sides))
     return table
 
 

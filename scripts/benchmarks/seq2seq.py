@@ -82,7 +82,7 @@ PEERS = (
 
 
 @dataclass(frozen=True)
-class Asked:
+class WorkItem:
     """One request: its text, and the same as tokens."""
 
     text: str
@@ -106,10 +106,10 @@ def main() -> None:
     used = {title: peers.PACKAGES[peer] for title, peer, _ in PEERS if title in options.peers.split(",")}
     figures: dict[str, Any] = {**circumstances(), "peers": used, "models": {}}
     console.print(f"{figures['cores']} cores, {figures['cpu']}", highlight=False)
-    with tempfile.TemporaryDirectory() as place:
-        root = options.checkpoints or Path(place)
+    with tempfile.TemporaryDirectory() as folder:
+        root = options.checkpoints or Path(folder)
         for name in options.models.split(","):
-            figures["models"][name] = _bench_model(console, name, root / name, Path(place), options)
+            figures["models"][name] = _bench_model(console, name, root / name, Path(folder), options)
             if options.output:
                 options.output.write_text(json.dumps(figures, indent=1) + "\n")
 
@@ -128,7 +128,7 @@ def make_checkpoint(name: str, folder: Path) -> Path:
     return folder
 
 
-def make_work(tokenizer: Any, count: int) -> list[Asked]:
+def make_work(tokenizer: Any, count: int) -> list[WorkItem]:
     """`count` texts; the same for the same count, and the first ones the same for any."""
     generator = np.random.default_rng(0)
     words = " ".join(TEXTS).split()
@@ -137,11 +137,13 @@ def make_work(tokenizer: Any, count: int) -> list[Asked]:
         length = int(np.exp(generator.uniform(np.log(16), np.log(LONGEST))))
         start = int(generator.integers(0, len(words)))
         text = tokenizer.decode(tokenizer(" ".join((words[start:] + words + words)[:length]))["input_ids"][:length])
-        work.append(Asked(text, tokenizer(text)["input_ids"]))
+        work.append(WorkItem(text, tokenizer(text)["input_ids"]))
     return work
 
 
-def _bench_model(console: Console, name: str, folder: Path, place: Path, options: argparse.Namespace) -> dict[str, Any]:
+def _bench_model(
+    console: Console, name: str, folder: Path, scratch: Path, options: argparse.Namespace
+) -> dict[str, Any]:
     checkpoint = make_checkpoint(name, folder)
     concurrencies = [int(part) for part in options.concurrency.split(",")]
     widths = [int(part) for part in options.beams.split(",")]
@@ -151,7 +153,7 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
     ]
     sides: dict[str, dict[str, Any]] = {}
     for precision in filter(None, options.ours.split(",")):
-        repository = place / f"{name}-{precision}"
+        repository = scratch / f"{name}-{precision}"
         spec = make_spec(
             model=str(checkpoint),
             name="model",
@@ -169,7 +171,7 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
         with running(repository, timeout_s=600) as server:
             load(server.url, work[:2], 1, max(widths))
             sides[title] = {
-                f"{beams}/{clients}": load(server.url, asked, clients, beams) for beams, clients, asked in cells
+                f"{beams}/{clients}": load(server.url, requests, clients, beams) for beams, clients, requests in cells
             }
         sides[title]["megabytes"] = report.ladder[-1].size / 1e6
         _show(console, name, title, sides)
@@ -177,37 +179,37 @@ def _bench_model(console: Console, name: str, folder: Path, place: Path, options
         if title not in options.peers.split(","):
             continue
         sides[title] = {}
-        for beams, clients, asked in cells:
-            path = place / "work.json"
-            path.write_text(json.dumps(work_document(asked, clients, beams)))
+        for beams, clients, requests in cells:
+            path = scratch / "work.json"
+            path.write_text(json.dumps(work_document(requests, clients, beams)))
             sides[title][f"{beams}/{clients}"] = peers.run(peer, options.environments, path, checkpoint, kind)
         _show(console, name, title, sides)
     console.print(_table(name, sides, [(beams, clients) for beams, clients, _ in cells]))
     return sides
 
 
-def work_document(work: Sequence[Asked], concurrency: int, beams: int) -> dict[str, Any]:
+def work_document(work: Sequence[WorkItem], concurrency: int, beams: int) -> dict[str, Any]:
     """What a peer reads."""
     return {
         "concurrency": concurrency,
         "beams": beams,
         "threads": available_cores(),
-        "requests": [{"source": asked.source, "new_tokens": ANSWER} for asked in work],
+        "requests": [{"source": request.source, "new_tokens": ANSWER} for request in work],
     }
 
 
-def load(url: str, work: Sequence[Asked], clients: int, beams: int) -> dict[str, Any]:
+def load(url: str, work: Sequence[WorkItem], clients: int, beams: int) -> dict[str, Any]:
     """So many clients, each on its own stream: tokens per second, and the median time of an answer."""
     times: list[float] = []
 
-    def serve(mine: Sequence[Asked]) -> int:
+    def serve(mine: Sequence[WorkItem]) -> int:
         tokens = 0
         with grpc.InferenceServerClient(url) as client:
             arrived: queue.SimpleQueue[Any] = queue.SimpleQueue()
             client.start_stream(lambda result, error: arrived.put((result, error)))
-            for asked in mine:
+            for request in mine:
                 start = time.perf_counter()
-                client.async_stream_infer("model", _inputs(asked, beams))
+                client.async_stream_infer("model", _inputs(request, beams))
                 result, error = arrived.get()
                 if error is not None:
                     raise error
@@ -223,9 +225,9 @@ def load(url: str, work: Sequence[Asked], clients: int, beams: int) -> dict[str,
     return {"tokens_per_s": tokens / seconds, "answer_ms": float(np.median(times)) * 1000}
 
 
-def _inputs(asked: Asked, beams: int) -> list[Any]:
+def _inputs(request: WorkItem, beams: int) -> list[Any]:
     values = {
-        "text_input": ("BYTES", np.array([asked.text.encode()], np.object_)),
+        "text_input": ("BYTES", np.array([request.text.encode()], np.object_)),
         "max_tokens": ("INT32", np.array([ANSWER], np.int32)),
         "ignore_eos": ("BOOL", np.array([True])),
         "num_beams": ("INT32", np.array([beams], np.int32)),
@@ -249,8 +251,8 @@ def _table(name: str, sides: dict[str, dict[str, Any]], cells: Sequence[tuple[in
     for beams, clients in cells:
         table.add_column(f"{'greedy' if beams == 1 else f'{beams} beams'}, {clients} clients", justify="right")
     for title, figures in sides.items():
-        found = [figures.get(f"{beams}/{clients}", {}) for beams, clients in cells]
-        table.add_row(title, *(f"{c['tokens_per_s']:.1f}" if "tokens_per_s" in c else "-" for c in found))
+        row = [figures.get(f"{beams}/{clients}", {}) for beams, clients in cells]
+        table.add_row(title, *(f"{c['tokens_per_s']:.1f}" if "tokens_per_s" in c else "-" for c in row))
     return table
 
 

@@ -61,13 +61,13 @@ def main() -> None:
         parser.add_argument(f"--{kind}", type=int, default=0, metavar="N", help=f"so many {says} (default 0)")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        folder = make_decoder_checkpoint(Path(place) / "checkpoint", "llama", chat=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = make_decoder_checkpoint(Path(scratch) / "checkpoint", "llama", chat=True)
         quality = {"quality": 0.0, "perplexity": 1e9} if options.precision != "fp32" else {}
         spec = make_spec(
             model=str(folder),
             name="model",
-            output=Path(place) / "repository",
+            output=Path(scratch) / "repository",
             slots=6,
             precision=options.precision,
             serving={"prefill_tokens": 32},

@@ -54,8 +54,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=60, help="in all (default 60)")
     parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
     options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        folder = options.repository or Path(place) / "repository"
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = options.repository or Path(scratch) / "repository"
         make_models(folder)
         with running(folder) as server:
             figures = {**circumstances(), **asyncio.run(measure(server.url, folder, options.seconds))}
@@ -102,9 +102,9 @@ async def _turn(ask: Any, name: str, clients: int, process: int) -> tuple[float,
         while time.perf_counter() - start < TURN_S:
             request = service_pb2.ModelInferRequest(model_name=name)
             add_tensor(request, Field("text_input", "TYPE_STRING"), [next(texts)], (1, 1))
-            asked = time.perf_counter()
+            begun = time.perf_counter()
             await ask(request)
-            latencies.append(time.perf_counter() - asked)
+            latencies.append(time.perf_counter() - begun)
 
     await asyncio.gather(*(client() for _ in range(clients)))
     rate = len(latencies) / (time.perf_counter() - start)
@@ -156,11 +156,11 @@ def show(console: Console, figures: Mapping[str, Any]) -> None:
     for column in COLUMNS:
         table.add_column(column, justify="right")
     for name in SIDES:
-        for clients, found in figures[name].items():
-            low, high = found["quartiles"]
+        for clients, row in figures[name].items():
+            low, high = row["quartiles"]
             table.add_row(
-                name, str(clients), f"{found['requests_per_s']:.0f}", f"{low:.0f}-{high:.0f}",
-                f"{found['against_spin']:.2f}", f"{found['p50_ms']:.2f}", f"{found['cpu_ms']:.2f}",
+                name, str(clients), f"{row['requests_per_s']:.0f}", f"{low:.0f}-{high:.0f}",
+                f"{row['against_spin']:.2f}", f"{row['p50_ms']:.2f}", f"{row['cpu_ms']:.2f}",
             )  # fmt: skip
     console.print(table)
 

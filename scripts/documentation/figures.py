@@ -257,12 +257,12 @@ def _build_cell(run: dict[str, float]) -> str:
 def post(key: str) -> str:
     """One table of `scripts/bench posts`."""
     figures = _figures("posts")
-    found = figures["posts"][key]
+    figures_of_post = figures["posts"][key]
     rows = []
-    for row in found["rows"]:
+    for row in figures_of_post["rows"]:
         gain = "" if row["ratio"] is None else f"{row['ratio']:.1f}x"
         rows.append((row["technique"], row["value"], gain, row["claim"]))
-    return f"{found['title']}:\n\n{table(('technique', 'here', 'gain', 'the post says'), rows)}"
+    return f"{figures_of_post['title']}:\n\n{table(('technique', 'here', 'gain', 'the post says'), rows)}"
 
 
 def posts_machine() -> str:

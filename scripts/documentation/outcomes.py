@@ -115,7 +115,7 @@ def clients() -> str:
         listed = "; ".join(passed) if len(passed) <= MANY else f"{len(passed)} of {len(checks)}"
         others = {outcome: [c for c in checks if checks[c] == outcome] for outcome in checks.values()}
         others.pop("passed", None)
-        missed = [f"{'; '.join(found)} ({_plain(outcome)})" for outcome, found in others.items()]
+        missed = [f"{'; '.join(names)} ({_plain(outcome)})" for outcome, names in others.items()]
         rows.append((name, result["version"], listed, "<br>".join(missed)))
     rows += [(name, "", "", "not run yet") for name in CLIENTS if name not in document]
     return table(("client", "version", "passed", "did not"), rows)

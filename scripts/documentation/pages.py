@@ -71,11 +71,11 @@ def main() -> None:
     if unused:
         raise SystemExit(f"no page has a place for {', '.join(sorted(unused))}: <!-- NAME --> ... <!-- /NAME -->")
     for path, text in texts.items():
-        made = rendered(text)
-        if made != text and check:
+        page = rendered(text)
+        if page != text and check:
             raise SystemExit(f"{path.relative_to(ROOT)} is out of date: run scripts/docs")
-        if made != text:
-            path.write_text(made, "utf-8")
+        if page != text:
+            path.write_text(page, "utf-8")
 
 
 if __name__ == "__main__":

@@ -45,8 +45,8 @@ def main() -> None:
         parser.error(f"{unknown[0]} is none of {', '.join(CLIENTS)}")
     chosen = options.clients or list(CLIENTS)
     pythons = {name: environment(name, CLIENTS[name], options.environments) for name in chosen}
-    with tempfile.TemporaryDirectory() as place:
-        folder, checkpoint = make_models(Path(place))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, checkpoint = make_models(Path(scratch))
         port = free_ports().http
         with running(folder) as server, gateway(server.url, "127.0.0.1", port):
             work = {
@@ -56,30 +56,30 @@ def main() -> None:
                 **{kind: kind for kind in ("writes", "embeds", "ranks")},
             }
             for name, python in pythons.items():
-                found = {name: attempt(name, python, work)}
-                show(found)
+                outcomes = {name: attempt(name, python, work)}
+                show(outcomes)
                 if options.output:
-                    record(options.output, found)
+                    record(options.output, outcomes)
 
 
-def record(file: Path, found: dict[str, Any]) -> None:
+def record(file: Path, outcomes: dict[str, Any]) -> None:
     """Write results into `file`, in the order of CLIENTS, beside those of other clients."""
-    known = {**(json.loads(file.read_text("utf-8")) if file.exists() else {}), **found}
+    known = {**(json.loads(file.read_text("utf-8")) if file.exists() else {}), **outcomes}
     ordered = {name: known[name] for name in CLIENTS if name in known}
     file.write_text(json.dumps(ordered, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
-def make_models(place: Path) -> tuple[Path, Path]:
+def make_models(scratch: Path) -> tuple[Path, Path]:
     """A repository of a decoder that chats and calls tools, embeddings and a reranker; and the decoder's checkpoint."""
-    folder = place / "repository"
-    decoder = make_decoder_checkpoint(place / "writes", "llama", chat=True, max_position_embeddings=LENGTH)
+    folder = scratch / "repository"
+    decoder = make_decoder_checkpoint(scratch / "writes", "llama", chat=True, max_position_embeddings=LENGTH)
     settings = decoder / "tokenizer_config.json"
     (decoder / "chat_template.jinja").write_text(TEMPLATE)
     settings.write_text(json.dumps({**json.loads(settings.read_text()), "chat_template": TEMPLATE}))
     build(make_spec(model=str(decoder), name="writes", output=folder, slots=8, max_length=LENGTH))
-    embeds = make_checkpoint(place / "embeds", "bert", "sentence-similarity")
+    embeds = make_checkpoint(scratch / "embeds", "bert", "sentence-similarity")
     build(make_spec(model=str(embeds), name="embeds", task="sentence-similarity", output=folder, pooling="mean"))
-    ranks = make_checkpoint(place / "ranks", "bert", "text-ranking", {0: "LABEL_0"})
+    ranks = make_checkpoint(scratch / "ranks", "bert", "text-ranking", {0: "LABEL_0"})
     build(make_spec(model=str(ranks), name="ranks", task="text-ranking", output=folder))
     return folder, decoder
 
@@ -105,9 +105,9 @@ def version(name: str, python: Path) -> str:
     return subprocess.run([str(python), "-c", program], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def show(found: dict[str, Any]) -> None:
+def show(outcomes: dict[str, Any]) -> None:
     console = Console(width=140)
-    for name, result in found.items():
+    for name, result in outcomes.items():
         for check, outcome in result["checks"].items():
             console.print(f"{name} {result['version']}: {check}: {outcome}", markup=False, highlight=False)
 

@@ -25,8 +25,8 @@ def main() -> None:
     words = json.loads((target / "vocabulary.json").read_text())
 
     def group(clock: Clock, named: list[tuple[int, dict]]) -> None:
-        requests = [asked for _, asked in named]
-        left = [asked["new_tokens"] for asked in requests]
+        requests = [request for _, request in named]
+        left = [request["new_tokens"] for request in requests]
         for name, _ in named:
             clock.send(name)
 
@@ -49,8 +49,8 @@ def main() -> None:
     requests, size = list(enumerate(work["requests"])), work["concurrency"]
     group(Clock(), [(0, {**requests[0][1], "new_tokens": 8})])
     clock = Clock()
-    for place in range(0, len(requests), size):
-        group(clock, requests[place : place + size])
+    for start in range(0, len(requests), size):
+        group(clock, requests[start : start + size])
     print(json.dumps(clock.figures()))
 
 

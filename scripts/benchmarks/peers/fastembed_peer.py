@@ -31,8 +31,8 @@ def main() -> None:
         list(model.embed(ordered[:32], batch_size=batch))
         start, done = time.perf_counter(), 0
         while time.perf_counter() - start < work["seconds"]:
-            place = done % len(ordered)
-            done += len(list(model.embed(ordered[place : place + batch], batch_size=batch)))
+            index = done % len(ordered)
+            done += len(list(model.embed(ordered[index : index + batch], batch_size=batch)))
         rates[batch] = done / (time.perf_counter() - start)
     print(json.dumps({"alone_ms": 1000 / rates[1], "batched_per_s": rates[32]}))
 

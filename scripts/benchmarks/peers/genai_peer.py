@@ -30,14 +30,14 @@ def main() -> None:
     model = genai.Model(str(target))
 
     def serve_one_by_one(clock: Clock, requests: list[dict]) -> None:
-        for name, asked in enumerate(requests):
+        for name, request in enumerate(requests):
             params = genai.GeneratorParams(model)
-            total = len(asked["prompt"]) + asked["new_tokens"]
+            total = len(request["prompt"]) + request["new_tokens"]
             params.set_search_options(do_sample=False, max_length=total, min_length=total)
             clock.send(name)
             generator = genai.Generator(model, params)
-            generator.append_tokens(np.array(asked["prompt"], np.int32))
-            for _ in range(asked["new_tokens"]):
+            generator.append_tokens(np.array(request["prompt"], np.int32))
+            for _ in range(request["new_tokens"]):
                 generator.generate_next_token()
                 clock.tokens(name)
 
@@ -46,12 +46,12 @@ def main() -> None:
         waiting, running = list(enumerate(requests)), {}
         while waiting or running:
             while waiting and len(running) < work["concurrency"]:
-                name, asked = waiting.pop(0)
+                name, entry = waiting.pop(0)
                 params = genai.GeneratorParams(model)
-                total = len(asked["prompt"]) + asked["new_tokens"]
+                total = len(entry["prompt"]) + entry["new_tokens"]
                 params.set_search_options(do_sample=False, max_length=total, min_length=total)
                 request = genai.Request(params)
-                request.add_tokens(np.array(asked["prompt"], np.int32))
+                request.add_tokens(np.array(entry["prompt"], np.int32))
                 clock.send(name)
                 running[name] = request
                 engine.add_request(request)

@@ -113,7 +113,7 @@ def main() -> None:
 
     def serve(requests: list[tuple[list[int], int]]) -> tuple[Clock, list[list[int]]]:
         """Clients that send one request after the other: `slots` of them."""
-        clock, waiting, running, said = Clock(), list(enumerate(requests)), {}, [[] for _ in requests]
+        clock, waiting, running, generated = Clock(), list(enumerate(requests)), {}, [[] for _ in requests]
 
         def step(members: list[int]) -> None:
             """One call: what is pending of `members`, then a token for each whose prompt is through."""
@@ -131,14 +131,14 @@ def main() -> None:
             batch.n_tokens = size
             if size and llama.llama_decode(context, batch):
                 raise SystemExit("llama_decode failed")
-            for slot, place in wanted.items():
+            for slot, index in wanted.items():
                 state = running[slot]
-                pointer = llama.llama_get_logits_ith(context, place)
+                pointer = llama.llama_get_logits_ith(context, index)
                 token = int(np.ctypeslib.as_array(pointer, (vocabulary,)).argmax())
                 clock.tokens(state[0])
-                said[state[0]].append(token)
+                generated[state[0]].append(token)
                 state[1] = [token]
-                if len(said[state[0]]) == state[3]:
+                if len(generated[state[0]]) == state[3]:
                     llama.llama_memory_seq_rm(llama.llama_get_memory(context), slot, -1, -1)
                     del running[slot]
 
@@ -151,12 +151,12 @@ def main() -> None:
             for slot in [slot for slot, state in running.items() if len(state[1]) > 1 or not state[2]]:
                 step([slot])  # prompts in calls of their own: mixed with answers, its batches split badly
             step([slot for slot, state in running.items() if len(state[1]) == 1])
-        return clock, said
+        return clock, generated
 
     requests = [(r["prompt"], r["new_tokens"]) for r in work["requests"]]
     serve([(requests[0][0], 8)])
-    clock, said = serve(requests)
-    print(json.dumps({**clock.figures(), "sample": said[0][:8]}))
+    clock, generated = serve(requests)
+    print(json.dumps({**clock.figures(), "sample": generated[0][:8]}))
 
 
 main()

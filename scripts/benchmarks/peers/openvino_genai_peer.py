@@ -46,13 +46,13 @@ def main() -> None:
         clock, waiting, running = Clock(), list(enumerate(requests)), {}
         while waiting or running:
             while waiting and len(running) < work["concurrency"]:
-                name, asked = waiting.pop(0)
+                name, request = waiting.pop(0)
                 options = genai.GenerationConfig()
-                options.max_new_tokens = options.min_new_tokens = asked["new_tokens"]
+                options.max_new_tokens = options.min_new_tokens = request["new_tokens"]
                 options.ignore_eos, options.do_sample = True, False
                 clock.send(name)
-                ids = openvino.Tensor(np.array([asked["prompt"]], np.int64))
-                running[name] = (pipe.add_request(name, ids, options), asked["new_tokens"])
+                ids = openvino.Tensor(np.array([request["prompt"]], np.int64))
+                running[name] = (pipe.add_request(name, ids, options), request["new_tokens"])
             pipe.step()
             for name, (handle, wanted) in list(running.items()):
                 while handle.can_read():

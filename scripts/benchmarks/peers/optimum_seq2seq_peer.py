@@ -58,8 +58,8 @@ def main() -> None:
     requests, size = work["requests"], work["concurrency"]
     group([{**requests[0], "new_tokens": 4}])
     start = time.perf_counter()
-    for place in range(0, len(requests), size):
-        group(requests[place : place + size])
+    for first in range(0, len(requests), size):
+        group(requests[first : first + size])
     seconds = time.perf_counter() - start
     tokens = sum(r["new_tokens"] for r in requests)
     print(json.dumps({"tokens_per_s": tokens / seconds, "answer_ms": seconds / len(requests) * size * 1000}))

@@ -17,8 +17,8 @@ from transformers import GPT2Tokenizer
 
 def main() -> None:
     text, state = Path(sys.argv[1]).read_text(), json.loads(Path(sys.argv[2]).read_text())["model"]
-    with tempfile.TemporaryDirectory() as place:
-        vocabulary, merges = Path(place) / "vocab.json", Path(place) / "merges.txt"
+    with tempfile.TemporaryDirectory() as folder:
+        vocabulary, merges = Path(folder) / "vocab.json", Path(folder) / "merges.txt"
         vocabulary.write_text(json.dumps(state["vocab"]))
         pairs = [pair if isinstance(pair, str) else " ".join(pair) for pair in state["merges"]]
         merges.write_text("#version: 0.2\n" + "\n".join(pairs) + "\n")

@@ -18,7 +18,7 @@ class Watch(StoppingCriteria):
     """Never stops; says each token that a request asked for."""
 
     def __init__(self, clock: Clock, requests: list[tuple[int, dict]]) -> None:
-        self.clock, self.left = clock, {name: asked["new_tokens"] for name, asked in requests}
+        self.clock, self.left = clock, {name: request["new_tokens"] for name, request in requests}
 
     def __call__(self, input_ids: torch.Tensor, scores: object, **options: object) -> torch.Tensor:
         for name, left in self.left.items():
@@ -36,7 +36,7 @@ def main() -> None:
     model = AutoModelForCausalLM.from_pretrained(sys.argv[2], dtype=torch.float32).eval()
 
     def group(clock: Clock, named: list[tuple[int, dict]]) -> None:
-        requests = [asked for _, asked in named]
+        requests = [request for _, request in named]
         width = max(len(r["prompt"]) for r in requests)
         ids = torch.tensor([[0] * (width - len(r["prompt"])) + r["prompt"] for r in requests])
         mask = torch.tensor([[0] * (width - len(r["prompt"])) + [1] * len(r["prompt"]) for r in requests])
@@ -57,8 +57,8 @@ def main() -> None:
     requests, size = list(enumerate(work["requests"])), work["concurrency"]
     group(Clock(), [(0, {**requests[0][1], "new_tokens": 4})])
     clock = Clock()
-    for place in range(0, len(requests), size):
-        group(clock, requests[place : place + size])
+    for start in range(0, len(requests), size):
+        group(clock, requests[start : start + size])
     print(json.dumps(clock.figures()))
 
 

@@ -41,10 +41,10 @@ def main() -> None:
     figures: dict[str, Any] = {**circumstances(), "posts": {}}
     if options.output and options.output.exists():
         figures["posts"] = json.loads(options.output.read_text())["posts"]
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as folder:
         for name in options.posts or POSTS:
             title, measure = POSTS[name]
-            rows = measure(Path(place), options.environments)
+            rows = measure(Path(folder), options.environments)
             figures["posts"][name] = {"title": title, "rows": [asdict(row) for row in rows]}
             console.print(_table(title, rows))
             if options.output:

@@ -29,8 +29,8 @@ def with_pytorch() -> Any:
 
     def run(encoded: Any) -> tuple[np.ndarray, np.ndarray]:
         with torch.inference_mode():
-            found = model(**{name: torch.from_numpy(values) for name, values in encoded.items()})
-        return found.start_logits.numpy(), found.end_logits.numpy()
+            outputs = model(**{name: torch.from_numpy(values) for name, values in encoded.items()})
+        return outputs.start_logits.numpy(), outputs.end_logits.numpy()
 
     return run
 

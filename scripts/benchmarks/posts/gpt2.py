@@ -26,16 +26,16 @@ PROMPT, ANSWER = 32, 224
 CONTEXT = 256
 
 
-def accelerated_inference(place: Path, environments: Path) -> list[Row]:
+def accelerated_inference(folder: Path, environments: Path) -> list[Row]:
     """A text of 32 tokens continued by 224, one client, greedy; tokens a second from text to text."""
-    checkpoint = make_checkpoint("gpt2", place / "gpt2")
+    checkpoint = make_checkpoint("gpt2", folder / "gpt2")
     for precision in ("fp32", "int8"):
-        _build(checkpoint, place, precision)
+        _build(checkpoint, folder, precision)
     none = alone(_generate, checkpoint, False)
     cached = alone(_generate, checkpoint, True)
-    ours = {precision: alone(_serve, place / precision / "model" / "1") for precision in ("fp32", "int8")}
-    slow = peers.run("tokenizer_peer", environments, _texts(place), checkpoint / "tokenizer.json")
-    fast = alone(_tokenise, checkpoint, place)
+    ours = {precision: alone(_serve, folder / precision / "model" / "1") for precision in ("fp32", "int8")}
+    slow = peers.run("tokenizer_peer", environments, _texts(folder), checkpoint / "tokenizer.json")
+    fast = alone(_tokenise, checkpoint, folder)
     rows = [
         Row("PyTorch without cache", f"{none:.1f} tokens/s", 1.0),
         Row("with cache", f"{cached:.1f} tokens/s", cached / none, "10x"),
@@ -57,12 +57,12 @@ def accelerated_inference(place: Path, environments: Path) -> list[Row]:
     return rows
 
 
-def onnx_runtime(place: Path, environments: Path) -> list[Row]:
+def onnx_runtime(folder: Path, environments: Path) -> list[Row]:
     """One more token after 256: what each way to run GPT-2 takes, and what it moves beside attention's own reading."""
-    checkpoint = make_checkpoint("gpt2", place / "gpt2")
-    _build(checkpoint, place, "fp32")
+    checkpoint = make_checkpoint("gpt2", folder / "gpt2")
+    _build(checkpoint, folder, "fp32")
     without, with_cache = alone(_pytorch_step, checkpoint)
-    version = place / "fp32" / "model" / "1"
+    version = folder / "fp32" / "model" / "1"
     again = alone(_prefill, version)
     designs = next(row for row in alone(_designs, version) if row["context"] == CONTEXT)
     rows = [
@@ -80,14 +80,14 @@ def onnx_runtime(place: Path, environments: Path) -> list[Row]:
     return rows
 
 
-def _build(checkpoint: Path, place: Path, precision: str) -> None:
-    if (place / precision).exists():
+def _build(checkpoint: Path, folder: Path, precision: str) -> None:
+    if (folder / precision).exists():
         return
     build(
         make_spec(
             model=str(checkpoint),
             name="model",
-            output=place / precision,
+            output=folder / precision,
             precision=precision,
             max_length=768,
             slots=16,
@@ -166,12 +166,12 @@ def _prefill(version: Path) -> float:
     return median_ms(lambda: executor.run(0, tokens, np.array([0])))
 
 
-def _texts(place: Path) -> Path:
-    path = place / "texts.txt"
+def _texts(folder: Path) -> Path:
+    path = folder / "texts.txt"
     path.write_text(" ".join(" ".join(TEXTS).split()[:200]))
     return path
 
 
-def _tokenise(checkpoint: Path, place: Path) -> float:
-    tokenizer, text = AutoTokenizer.from_pretrained(checkpoint), _texts(place).read_text()
+def _tokenise(checkpoint: Path, folder: Path) -> float:
+    tokenizer, text = AutoTokenizer.from_pretrained(checkpoint), _texts(folder).read_text()
     return median_ms(lambda: tokenizer(text)["input_ids"])

@@ -43,11 +43,11 @@ RUNGS: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-def static_and_dynamic(place: Path, environments: Path) -> list[Row]:
+def static_and_dynamic(folder: Path, environments: Path) -> list[Row]:
     """The real MiniLM, 8 texts of 128 tokens: milliseconds and mean cosine to PyTorch."""
     rows: list[Row] = []
     for title, options in RUNGS:
-        spec = make_spec(model=str(minilm()), name="minilm", output=place / "minilm", quality=0.9, **options)
+        spec = make_spec(model=str(minilm()), name="minilm", output=folder / "minilm", quality=0.9, **options)
         base, exact, *rest = alone(build, spec).ladder
         if not rows:
             rows.append(Row("PyTorch", f"{base.latency_ms['8x128']:.0f} ms, cosine 1", 1.0))
@@ -59,25 +59,25 @@ def static_and_dynamic(place: Path, environments: Path) -> list[Row]:
     return rows
 
 
-def arithmetic(place: Path, environments: Path) -> list[Row]:
+def arithmetic(folder: Path, environments: Path) -> list[Row]:
     """The real MiniLM, 32 rows of 64 tokens: its products' 8-bit operations a second, of those this CPU reaches."""
     peak = alone(int8_peak)
     rows = [Row("one large 8-bit product, ONNX Runtime", f"{peak:.0f} GOP/s")]
     first = None
     for variant in ARITHMETIC:
-        operations, ms = alone(_timed, place, variant)
+        operations, ms = alone(_timed, folder, variant)
         first = first or ms
         rate = operations / ms / 1e6
         rows.append(Row(variant.name, f"{ms:.1f} ms, {rate:.0f} GOP/s, {rate / peak:.0%}", first / ms))
     return rows
 
 
-def _timed(place: Path, variant: Variant) -> tuple[float, float]:
+def _timed(scratch: Path, variant: Variant) -> tuple[float, float]:
     """(operations of the products with weights, ms)."""
     rows, length = 32, 64
     spec = make_spec(model=str(minilm()), name="minilm")
     checkpoint = resolve(spec)
-    with tempfile.TemporaryDirectory(dir=place) as folder:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
         tokens = dict(checkpoint.tokenizer(list(TEXTS), return_tensors="np", padding=True))
         maker = VariantMaker(spec, export(checkpoint, Path(folder)).graph, Path(folder), [tokens])
         products = constant_products(onnx.load(str(maker.exported.path)).graph)
@@ -90,7 +90,7 @@ def _timed(place: Path, variant: Variant) -> tuple[float, float]:
         return operations, median_ms(lambda: run({name: feed[name] for name in graph.inputs}), least=15)
 
 
-def encoder_decoders(place: Path, environments: Path) -> list[Row]:
+def encoder_decoders(folder: Path, environments: Path) -> list[Row]:
     """One client, greedy, tokens a second; recorded by `scripts/bench seq2seq`."""
     claims = {("mbart-large-50", "transformers dynamic int8"): "3.7x", ("t5-small", "ours fp32"): "2.7x by Optimum O3"}
     rows = []
@@ -99,29 +99,29 @@ def encoder_decoders(place: Path, environments: Path) -> list[Row]:
             continue
         base = sides["transformers eager"]["1/1"]["tokens_per_s"]
         for side, cells in sides.items():
-            found = cells.get("1/1", {}).get("tokens_per_s")
-            if found is not None:
+            speed = cells.get("1/1", {}).get("tokens_per_s")
+            if speed is not None:
                 claim = claims.get((model, side), "")
-                rows.append(Row(f"{model}, {side}", f"{found:.0f} tokens/s", found / base, claim))
+                rows.append(Row(f"{model}, {side}", f"{speed:.0f} tokens/s", speed / base, claim))
     return rows
 
 
-def optimum_level(place: Path, environments: Path) -> list[Row]:
+def optimum_level(folder: Path, environments: Path) -> list[Row]:
     """t5-small's shape with random weights, one client, greedy: what Optimum's own export and its O3 make of it."""
-    checkpoint = seq2seq.make_checkpoint("t5-small", place / "t5-small")
+    checkpoint = seq2seq.make_checkpoint("t5-small", folder / "t5-small")
     work = seq2seq.make_work(AutoTokenizer.from_pretrained(checkpoint), 8)
-    path = place / "work.json"
+    path = folder / "work.json"
     path.write_text(json.dumps(seq2seq.work_document(work, concurrency=1, beams=1)))
     rows: list[Row] = []
     base = None
     for title, peer, kind in seq2seq.PEERS:
         if kind not in ("eager", "fp32", "O3"):
             continue
-        found = peers.run(peer, environments, path, checkpoint, kind)
-        if "error" in found:
-            rows.append(Row(title, str(found["error"])))
+        figures = peers.run(peer, environments, path, checkpoint, kind)
+        if "error" in figures:
+            rows.append(Row(title, str(figures["error"])))
             continue
-        rate = found["tokens_per_s"]
+        rate = figures["tokens_per_s"]
         base = base or rate
         rows.append(Row(title, f"{rate:.0f} tokens/s", rate / base, "2.7x" if kind == "O3" else ""))
     return rows

@@ -56,26 +56,26 @@ STEPS: tuple[
 )
 
 
-def five_steps(place: Path, environments: Path) -> list[Row]:
+def five_steps(folder: Path, environments: Path) -> list[Row]:
     """Size, latency at one row of 384 tokens, and F1."""
-    checkpoint = make_large(place / "bert-large")
+    checkpoint = make_large(folder / "bert-large")
     base = alone(_pytorch, checkpoint)
     size = sum(file.stat().st_size for file in checkpoint.glob("*.safetensors")) / 1e6
     _, samples = question_answering()
-    rows = [Row("PyTorch", f"{size:.0f} MB, {base:.0f} ms, F1 {_small_f1(place, None):.3f}", 1.0)]
+    rows = [Row("PyTorch", f"{size:.0f} MB, {base:.0f} ms, F1 {_small_f1(folder, None):.3f}", 1.0)]
     for name, level, variant, emptied, options in STEPS:
-        megabytes, ms = alone(_step, checkpoint, place, level, variant, emptied)
+        megabytes, ms = alone(_step, checkpoint, folder, level, variant, emptied)
         if variant.precision == "int8-static":
             options = {**options, "precision": "int8-static", "engine": "openvino"}
-        f1 = _small_f1(place, {**options, "samples": samples})
+        f1 = _small_f1(folder, {**options, "samples": samples})
         rows.append(Row(name, f"{megabytes:.0f} MB, {ms:.0f} ms, F1 {f1:.3f}", base / ms))
     return rows
 
 
-def served(place: Path, environments: Path) -> list[Row]:
+def served(folder: Path, environments: Path) -> list[Row]:
     """Mean and deviation of 50 requests one after the other, at each length; ratios are to FastAPI with PyTorch."""
-    checkpoint = make_large(place / "bert-large")
-    graph = alone(_fused, checkpoint, place)
+    checkpoint = make_large(folder / "bert-large")
+    graph = alone(_fused, checkpoint, folder)
     figures: dict[str, dict[int, tuple[float, float]]] = {}
     for title, engine in (("FastAPI, PyTorch", "pytorch"), ("FastAPI, ONNX Runtime, I/O binding", str(graph))):
         with _fastapi(checkpoint, engine) as ask:
@@ -84,9 +84,9 @@ def served(place: Path, environments: Path) -> list[Row]:
         ("Triton, fp32, empty structure out", {}),
         ("Triton, int8-static OpenVINO", {"precision": "int8-static", "engine": "openvino"}),
     ):
-        output = place / title.replace(" ", "-")
+        output = folder / title.replace(" ", "-")
         name = {"name": "large", "task": "question-answering", "max_length": 512, "output": output}
-        alone(build, make_spec(model=str(checkpoint), quality=0.0, samples=_few_samples(place), **name, **options))
+        alone(build, make_spec(model=str(checkpoint), quality=0.0, samples=_few_samples(folder), **name, **options))
         with running(output, timeout_s=300) as server, Client(server.url, "large") as client:
             figures[title] = _lengths(client.ask, checkpoint)
     base = figures["FastAPI, PyTorch"]
@@ -131,9 +131,9 @@ def _exported(checkpoint: Path, folder: Path, level: str) -> tuple[Any, Graph]:
     return spec, export(resolve(spec), folder).graph
 
 
-def _step(checkpoint: Path, place: Path, level: str, variant: Variant, emptied: bool) -> tuple[float, float]:
+def _step(checkpoint: Path, scratch: Path, level: str, variant: Variant, emptied: bool) -> tuple[float, float]:
     """(MB, ms) of one variant of the large shape."""
-    with tempfile.TemporaryDirectory(dir=place) as folder:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
         spec, graph = _exported(checkpoint, Path(folder), level)
         if emptied:
             graph, removed = compact(graph, Path(folder))
@@ -143,33 +143,33 @@ def _step(checkpoint: Path, place: Path, level: str, variant: Variant, emptied: 
         shape = (4, 64)
         feed = {"input_ids": generator.integers(100, 600, shape), "attention_mask": np.ones(shape, np.int64)}
         feed["token_type_ids"] = np.zeros(shape, np.int64)
-        made = VariantMaker(spec, graph, Path(folder), [feed]).make(variant).graph
-        run = infer_with(made, available_cores(), spinning=True)
-        ones = {name: np.ones(SHAPE, np.int64) for name in made.inputs}
-        return made.size / 1e6, median_ms(lambda: run(ones))
+        optimised = VariantMaker(spec, graph, Path(folder), [feed]).make(variant).graph
+        run = infer_with(optimised, available_cores(), spinning=True)
+        ones = {name: np.ones(SHAPE, np.int64) for name in optimised.inputs}
+        return optimised.size / 1e6, median_ms(lambda: run(ones))
 
 
-def _fused(checkpoint: Path, place: Path) -> Path:
+def _fused(checkpoint: Path, scratch: Path) -> Path:
     """The graph that the FastAPI side serves: exported and fused, nothing removed, nothing rounded."""
-    folder = place / "fastapi-graph"
+    folder = scratch / "fastapi-graph"
     folder.mkdir(exist_ok=True)
     spec, graph = _exported(checkpoint, folder, "O2")
     return VariantMaker(spec, graph, folder, ()).fused.path
 
 
-def _small_f1(place: Path, options: dict[str, Any] | None) -> float:
+def _small_f1(folder: Path, options: dict[str, Any] | None) -> float:
     """F1 of the small trained model after a step; of PyTorch itself for None."""
     model, samples = question_answering()
     wanted = {"samples": samples, **(options or {})}
-    with tempfile.TemporaryDirectory(dir=place) as output:
+    with tempfile.TemporaryDirectory(dir=folder) as output:
         spec = make_spec(model=str(model), name="small", output=Path(output), quality=0.0, **wanted)
         report = alone(build, spec)
     return float(report.ladder[0 if options is None else -1].scores["F1"])
 
 
-def _few_samples(place: Path) -> Path:
+def _few_samples(folder: Path) -> Path:
     """Short samples: PyTorch answers each of them at every build."""
-    path = place / "few.jsonl"
+    path = folder / "few.jsonl"
     lines = [{"question": "What happened?", "context": text} for text in TEXTS[:24]]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     return path
@@ -180,7 +180,7 @@ def _lengths(ask: Callable[[dict[str, Any]], Any], checkpoint: Path) -> dict[int
     tokenizer = make_tokenizer("wordpiece", type_ids=True)
     words = [word for word in " ".join(TEXTS).split() if len(tokenizer(word)["input_ids"]) == 3]  # one token each
     generator = np.random.default_rng(0)
-    found = {}
+    lengths = {}
     for length in LENGTHS:
         times = []
         for number in range(REQUESTS + 3):
@@ -190,8 +190,8 @@ def _lengths(ask: Callable[[dict[str, Any]], Any], checkpoint: Path) -> dict[int
             ask(sample)
             if number >= 3:
                 times.append((time.perf_counter() - start) * 1000)
-        found[length] = (float(np.mean(times)), float(np.std(times)))
-    return found
+        lengths[length] = (float(np.mean(times)), float(np.std(times)))
+    return lengths
 
 
 @contextmanager

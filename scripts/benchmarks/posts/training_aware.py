@@ -45,17 +45,17 @@ def eight_bit_input(module: torch.nn.Module, arguments: tuple[torch.Tensor, ...]
     return (values + (torch.round((values - low) / step) * step + low - values).detach(),)
 
 
-def training_aware(place: Path, environments: Path) -> list[Row]:
+def training_aware(folder: Path, environments: Path) -> list[Row]:
     """F1 after rounding without and with training for it."""
     rows = []
     for bits in BITS:
         for title, steps in (("after training", 0), ("in training", STEPS)):
-            found = alone(_f1, place, bits, steps)
-            rows.append(Row(f"weights of {bits} bits, rounded {title}", f"F1 {found:.3f}"))
+            scores = alone(_f1, folder, bits, steps)
+            rows.append(Row(f"weights of {bits} bits, rounded {title}", f"F1 {scores:.3f}"))
     return rows
 
 
-def _f1(place: Path, bits: int, steps: int) -> float:
+def _f1(scratch: Path, bits: int, steps: int) -> float:
     """F1 of the served int8 graph, on questions that were in no training."""
     checkpoint, samples = question_answering()
     model, tokenizer = (
@@ -72,7 +72,7 @@ def _f1(place: Path, bits: int, steps: int) -> float:
             remove()
     for layer in layers:
         parametrize.remove_parametrizations(layer, "weight")
-    with tempfile.TemporaryDirectory(dir=place) as folder:
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
         rounded = Path(folder) / "rounded"
         model.eval().save_pretrained(rounded)
         tokenizer.save_pretrained(rounded)

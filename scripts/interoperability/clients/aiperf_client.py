@@ -16,14 +16,15 @@ ENVIRONMENT = {name: value for name, value in os.environ.items() if name != OFFL
 
 
 def profile(kind: str, model: str, *more: str) -> None:
-    with tempfile.TemporaryDirectory() as place:
+    with tempfile.TemporaryDirectory() as folder:
         command = [str(Path(sys.executable).parent / "aiperf"), "profile", "-m", model, "--endpoint-type", kind]
-        command += ["--url", WORK["gateway"], "--tokenizer", WORK["tokenizer"], "--artifact-dir", place, "--ui", "none"]
+        command += ["--url", WORK["gateway"], "--tokenizer", WORK["tokenizer"], "--ui", "none"]
+        command += ["--artifact-dir", folder]
         command += ["--concurrency", "2", "--request-count", "8", "--synthetic-input-tokens-mean", "32", *more]
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=ENVIRONMENT)
         print(done.stdout[-3000:], done.stderr[-3000:], file=sys.stderr)
         assert done.returncode == 0, (done.stderr.strip().splitlines() or done.stdout.strip().splitlines())[-1]
-        (figures,) = Path(place).rglob("profile_export_aiperf.json")
+        (figures,) = Path(folder).rglob("profile_export_aiperf.json")
         assert json.loads(figures.read_text())["request_count"]["avg"] == 8
 
 

@@ -13,8 +13,8 @@ from checking import WORK, check, report
 
 
 def benchmark(route: str) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        results = Path(place) / "benchmarks.json"
+    with tempfile.TemporaryDirectory() as folder:
+        results = Path(folder) / "benchmarks.json"
         command = [str(Path(sys.executable).parent / "guidellm"), "run", "--disable-console"]
         command += ["--backend", f"kind=openai_http,target={WORK['gateway']},model=writes,request_format={route}"]
         command += ["--tokenizer", f"kind=huggingface_auto,model={WORK['tokenizer']}", "--profile", "kind=synchronous"]
@@ -24,8 +24,8 @@ def benchmark(route: str) -> None:
         done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
         print(done.stdout[-3000:], done.stderr[-3000:], file=sys.stderr)
         assert done.returncode == 0, (done.stderr.strip().splitlines() or done.stdout.strip().splitlines())[-1]
-        (found,) = json.loads(results.read_text())["benchmarks"]
-        requests = found["requests"]
+        (benchmark,) = json.loads(results.read_text())["benchmarks"]
+        requests = benchmark["requests"]
         assert len(requests["successful"]) == 6, str(requests["errored"][:1])
 
 

@@ -76,8 +76,8 @@ asyncio_default_fixture_loop_scope = session
 
 
 def main() -> None:
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
         (folder / "test_standard.py").write_text(SUITE)
         (folder / "pytest.ini").write_text(INI)
         results = folder / "results.xml"

@@ -31,8 +31,8 @@ SAID = (
 
 
 def evaluate(model: str, task: str, path: str, *more: str) -> None:
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
         data = folder / "questions.jsonl"
         data.write_text("".join(json.dumps(question) + "\n" for question in QUESTIONS))
         for name, kind, rest in (("picks", "multiple_choice", CHOICES), ("says", "generate_until", SAID)):

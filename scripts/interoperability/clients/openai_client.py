@@ -26,13 +26,13 @@ def _() -> None:
 
 @check("tools: required, and its answer in the next turn")
 def _() -> None:
-    asked = {"model": "writes", "tools": TOOLS, "max_tokens": 60}
-    first = api.chat.completions.create(messages=CHAT, tool_choice="required", **asked).choices[0]
+    fields = {"model": "writes", "tools": TOOLS, "max_tokens": 60}
+    first = api.chat.completions.create(messages=CHAT, tool_choice="required", **fields).choices[0]
     (call,) = first.message.tool_calls
     assert first.finish_reason == "tool_calls"
     answer = {"role": "tool", "tool_call_id": call.id, "content": "rain"}
     turns = [*CHAT, first.message.model_dump(exclude_none=True), answer]
-    assert api.chat.completions.create(messages=turns, **asked).choices[0].finish_reason
+    assert api.chat.completions.create(messages=turns, **fields).choices[0].finish_reason
 
 
 @check("tools: auto, streamed")
