@@ -28,22 +28,22 @@ def digest_of(module: str, *names: str) -> str:
 
 def places_of(module: str, *names: str) -> dict[Place, str]:
     """What these definitions say, and all that they reach, by place."""
-    found: dict[Place, str] = {}
+    texts: dict[Place, str] = {}
     waiting = [(module, name) for name in names or _definitions(module)]
     while waiting:
-        place = waiting.pop()
-        if place in found:
+        where = waiting.pop()
+        if where in texts:
             continue
-        found[place], needed = _look(*place)
+        texts[where], needed = _look(*where)
         waiting += needed
-    return {place: said for place, said in found.items() if said}
+    return {where: text for where, text in texts.items() if text}
 
 
 def _look(module: str, name: str) -> tuple[str, Sequence[Place]]:
     """What a definition says, and the places of what it names. One that is no definition is a module, or not ours."""
     if definitions := _definitions(module).get(name):
-        said, needed = zip(*(_read(module, definition) for definition in definitions), strict=True)
-        return "\n".join(said), [place for places in needed for place in places]
+        texts, needed = zip(*(_read(module, definition) for definition in definitions), strict=True)
+        return "\n".join(texts), [where for places in needed for where in places]
     inside = f"{module}.{name}" if name else module
     return "", [(inside, other) for other in _definitions(inside)]
 
@@ -62,10 +62,10 @@ def _definitions(module: str) -> Mapping[str, Sequence[ast.stmt | Place]]:
     if file is None or not module.startswith(PROJECT):
         return {}
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    found: dict[str, list[ast.stmt | Place]] = {}
+    definitions: dict[str, list[ast.stmt | Place]] = {}
     for name, definition in _named(ast.parse(file.read_text("utf-8")).body, package):
-        found.setdefault(name, []).append(definition)
-    return found
+        definitions.setdefault(name, []).append(definition)
+    return definitions
 
 
 def _named(statements: Sequence[ast.stmt], package: str) -> Iterator[tuple[str, ast.stmt | Place]]:

@@ -114,19 +114,19 @@ def check_command(words: list[str]) -> None:
 
 
 def _build_repo(arguments: list[str]) -> None:
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        with contextlib.redirect_stderr(output), contextlib.redirect_stdout(output):
             command, options = cli.parse(arguments)
         verb = command.__name__.rsplit(".", 1)[-1]
         if verb == "build" and not options.model.endswith(".yaml"):
-            given = vars(options)
-            make_spec(model=options.model, **{key: given[key] for key in given if key not in OWN})
+            parsed = vars(options)
+            make_spec(model=options.model, **{key: parsed[key] for key in parsed if key not in OWN})
         for item in options.values if verb == "query" else ():
             assert item.split("=")[0] in request_fields(), f"no task has an input {item.split('=')[0]!r}"
     except SystemExit as stopped:
         if stopped.code:
-            raise AssertionError(said.getvalue().strip().splitlines()[-1]) from stopped
+            raise AssertionError(output.getvalue().strip().splitlines()[-1]) from stopped
     except SpecError as error:
         raise AssertionError(str(error)) from error
 
@@ -144,8 +144,8 @@ def _script(program: str, arguments: list[str]) -> None:
     sources = [path.read_text("utf-8")]
     if program == "scripts/bench" and arguments:
         module = ROOT / "scripts" / "benchmarks" / arguments.pop(0)
-        found = [module.with_suffix(".py"), module / "__main__.py", *module.parent.glob(f"{module.name}_*.py")]
-        sources = [source.read_text("utf-8") for source in found if source.is_file()]
+        files = [module.with_suffix(".py"), module / "__main__.py", *module.parent.glob(f"{module.name}_*.py")]
+        sources = [source.read_text("utf-8") for source in files if source.is_file()]
         assert sources, f"there is no benchmark {module.name}"
     elif program == "scripts/docs":
         sources = [(ROOT / "scripts" / "documentation" / "pages.py").read_text("utf-8")]

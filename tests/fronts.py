@@ -46,8 +46,8 @@ def front_over_pytorch(checkpoint: Checkpoint, spec: BuildSpec, folder: Path) ->
 def answers(pipeline: Pipeline, checkpoint: Checkpoint, samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The answers to `samples`, all in one batch."""
     inputs, outputs = checkpoint.task.fields(pipeline.serving.parameters)
-    found = []
+    result = []
     for answer in pipeline([to_tensors(sample, inputs) for sample in samples]):
         assert isinstance(answer, dict), answer
-        found.extend(to_values(answer, outputs))
-    return found
+        result.extend(to_values(answer, outputs))
+    return result

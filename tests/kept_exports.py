@@ -67,7 +67,7 @@ def kept_exports(of_the_user: Path, of_the_run: Path) -> Iterator[None]:
     """`to_onnx`, wherever the package calls it, reads from these folders what was exported before."""
     of_the_run.mkdir(parents=True, exist_ok=True)
 
-    def kept(
+    def exported_once(
         module: torch.nn.Module,
         tensors: Sequence[torch.Tensor],
         dynamic_axes: Sequence[Mapping[int, Any]],
@@ -94,7 +94,7 @@ def kept_exports(of_the_user: Path, of_the_run: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         for name, owner in list(sys.modules.items()):
             if name.startswith("builder.") and getattr(owner, "to_onnx", None) is to_onnx:
-                patch.setattr(owner, "to_onnx", kept)
+                patch.setattr(owner, "to_onnx", exported_once)
         yield
 
 
@@ -145,8 +145,8 @@ def _code(code: Any, above: tuple[object, ...] = ()) -> str:
     """The name of a class or a function and, of one that belongs to this project, what it does. With what a function
     holds, in its closure or by default: which that is, its definition does not say. `above`: those that hold it.
     """
-    said = _name(code) + (digest_of(code.__module__, code.__qualname__.split(".")[0]) if _is_ours(code) else "")
-    return said + "".join(_value(value, (*above, code)) for value in _held(code))
+    text = _name(code) + (digest_of(code.__module__, code.__qualname__.split(".")[0]) if _is_ours(code) else "")
+    return text + "".join(_value(value, (*above, code)) for value in _held(code))
 
 
 def _value(value: object, above: tuple[object, ...]) -> str:

@@ -61,28 +61,28 @@ def _words(values: np.ndarray, bits: int, order: tuple[int, ...]) -> np.ndarray:
     per_word = 32 // bits
     runs = values.astype(np.uint32).reshape(-1, per_word, values.shape[1])
     words = np.zeros((len(runs), values.shape[1]), np.uint32)
-    for place, which in enumerate(order):
-        words |= runs[:, which] << np.uint32(bits * place)
+    for index, which in enumerate(order):
+        words |= runs[:, which] << np.uint32(bits * index)
     return words.view(np.int32)
 
 
-def gptq(made: Codes, bits: int, version: int) -> dict[str, np.ndarray]:
+def gptq(codes: Codes, bits: int, version: int) -> dict[str, np.ndarray]:
     """The parts of a module. Version 1 stores zero points less one."""
     plain = tuple(range(32 // bits))
     return {
-        "qweight": _words(made.codes.T, bits, plain),
-        "qzeros": np.ascontiguousarray(_words(made.zeros - (version == 1), bits, plain).T),
-        "scales": np.ascontiguousarray(made.scales.T),
-        "g_idx": made.groups.astype(np.int32),
+        "qweight": _words(codes.codes.T, bits, plain),
+        "qzeros": np.ascontiguousarray(_words(codes.zeros - (version == 1), bits, plain).T),
+        "scales": np.ascontiguousarray(codes.scales.T),
+        "g_idx": codes.groups.astype(np.int32),
     }
 
 
-def awq(made: Codes) -> dict[str, np.ndarray]:
+def awq(codes: Codes) -> dict[str, np.ndarray]:
     """The parts of a module of 4 bits."""
     return {
-        "qweight": np.ascontiguousarray(_words(made.codes, 4, AWQ_ORDER).T),
-        "qzeros": np.ascontiguousarray(_words(made.zeros, 4, AWQ_ORDER).T),
-        "scales": np.ascontiguousarray(made.scales.T),
+        "qweight": np.ascontiguousarray(_words(codes.codes, 4, AWQ_ORDER).T),
+        "qzeros": np.ascontiguousarray(_words(codes.zeros, 4, AWQ_ORDER).T),
+        "scales": np.ascontiguousarray(codes.scales.T),
     }
 
 
@@ -91,10 +91,10 @@ def pack_checkpoint(
 ) -> dict[str, Codes]:
     """Pack the linear layers of the decoder in `folder`, in place; what was made of each, by its name."""
     path = folder / "model.safetensors"
-    tensors, made = load_file(path), {}
+    tensors, by_name = load_file(path), {}
     for name in [name for name in tensors if name.endswith("_proj.weight")]:
         module = name.removesuffix(".weight")
-        made[module] = codes = rounded(tensors.pop(name), bits, size, symmetric, shuffled)
+        by_name[module] = codes = rounded(tensors.pop(name), bits, size, symmetric, shuffled)
         parts = gptq(codes, bits, version) if method == "gptq" else awq(codes)
         tensors.update({f"{module}.{part}": values for part, values in parts.items()})
     save_file(tensors, path, metadata={"format": "pt"})
@@ -105,4 +105,4 @@ def pack_checkpoint(
         stated |= {"zero_point": not symmetric, "version": "gemm"}
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "quantization_config": stated}))
-    return made
+    return by_name

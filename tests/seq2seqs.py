@@ -73,7 +73,7 @@ def make_multilingual_tokenizer() -> MBart50Tokenizer:
     """A tokeniser of the few words of the packaged samples, with the languages of mBART-50."""
     words = sorted({word for text in TEXTS for word in text.lower().split()} | set("abcdefghijklmnopqrstuvwxyz"))[:300]
     pieces = [("<unk>", 0.0), ("<s>", 0.0), ("</s>", 0.0)]
-    pieces += [(f"▁{word}", -2.0 - 0.01 * place) for place, word in enumerate(words)]
+    pieces += [(f"▁{word}", -2.0 - 0.01 * index) for index, word in enumerate(words)]
     pieces += [(letter, -8.0) for letter in "abcdefghijklmnopqrstuvwxyz"]
     return MBart50Tokenizer(vocab=pieces, src_lang="en_XX", model_max_length=64)
 

@@ -46,21 +46,21 @@ def group_of(nodeid: str) -> str | None:
     path, _, test = nodeid.partition("[")[0].partition("::")
     file = ROOT / path
     files = (file, file.with_name("conftest.py"), SHARED)
-    everywhere = [name for place in files for name, function in _functions(place).items() if function.everywhere]
-    needed = dict(found for name in (test, *everywhere) for found in _needed(files, name))
+    everywhere = [name for where in files for name, function in _functions(where).items() if function.everywhere]
+    needed = dict(entry for name in (test, *everywhere) for entry in _needed(files, name))
     if (SHARED, "repository") in needed:
         return "served"
-    made = {where for (where, _), function in needed.items() if function.once and where != SHARED}
-    return str(min(made, key=lambda where: where == file)) if made else None
+    groups = {where for (where, _), function in needed.items() if function.once and where != SHARED}
+    return str(min(groups, key=lambda where: where == file)) if groups else None
 
 
 def _needed(files: Sequence[Path], name: str) -> Iterator[tuple[tuple[Path, str], Function]]:
     """A function of the first of `files` that has it, and the fixtures that it needs, with those that these need."""
-    for place, file in enumerate(files):
+    for depth, file in enumerate(files):
         if function := _functions(file).get(name):
             yield (file, name), function
             for taken in function.takes:
-                yield from _needed(files[place + 1 :] if taken == name else files, taken)
+                yield from _needed(files[depth + 1 :] if taken == name else files, taken)
             return
 
 

@@ -34,7 +34,7 @@ def test_every_outcome_is_known_and_has_its_reason() -> None:
 
 
 @pytest.mark.parametrize(
-    ("head", "model_type", "outcome", "said"),
+    ("head", "model_type", "outcome", "message"),
     [
         ("CAUSAL_LM", "cwm", "verified", ""),
         ("CAUSAL_LM", "mamba", "refused", "mamba cannot be served for generation: its state is a NoneType"),
@@ -42,10 +42,10 @@ def test_every_outcome_is_known_and_has_its_reason() -> None:
         pytest.param("TOKEN_CLASSIFICATION", "megatron-bert", "verified", "", marks=pytest.mark.slow),
     ],
 )
-def test_a_part_of_the_table(head: str, model_type: str, outcome: str, said: str, tmp_path: Path) -> None:
+def test_a_part_of_the_table(head: str, model_type: str, outcome: str, message: str, tmp_path: Path) -> None:
     row = tried(head, model_type, tmp_path)
     assert row.outcome == outcome, row
-    assert said in row.reason
+    assert message in row.reason
     assert (row.error is None) == (outcome != "verified")
 
 

@@ -73,8 +73,8 @@ class Words:
 def test_work_keeps_to_its_lengths_and_to_the_positions_of_the_model(kind: str) -> None:
     (least, most), (fewest, longest) = WORKS[kind]
     work = make_work(Words(), 20, kind)
-    assert all(least - 1 <= len(asked.prompt) <= most for asked in work)
-    assert all(fewest - 1 <= asked.new_tokens <= longest for asked in work)
+    assert all(least - 1 <= len(item.prompt) <= most for item in work)
+    assert all(fewest - 1 <= item.new_tokens <= longest for item in work)
     assert make_work(Words(), 5, kind) == work[:5]
     short = make_work(Words(), 20, kind, positions=400)
-    assert all(len(asked.prompt) + asked.new_tokens <= 400 for asked in short)
+    assert all(len(item.prompt) + item.new_tokens <= 400 for item in short)

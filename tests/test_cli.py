@@ -60,9 +60,9 @@ def test_build_from_a_models_yaml_then_check(
     (output / "topics" / "1" / "serving.json").write_text("{}")
     (output / "topics" / "1" / "model.onnx").unlink()
     assert main(["check", str(output)]) == 1
-    said = capfd.readouterr().err
-    assert "serving.json is not the file that was built" in said
-    assert "1/model.onnx is missing" in said
+    shown = capfd.readouterr().err
+    assert "serving.json is not the file that was built" in shown
+    assert "1/model.onnx is missing" in shown
 
 
 def test_commands_that_only_read_a_repository_load_no_torch() -> None:
@@ -147,10 +147,10 @@ def test_query_from_arguments_and_from_standard_input(server: Server) -> None:
 def test_query_reads_a_file_with_bytes_that_are_no_text(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "texts"
     path.write_bytes(b"fine\n\xff\xfe\nfine too\n")
-    asked = _run("query", "topics", "--file", str(path), "--url", server.url)
-    answers = [json.loads(line) for line in asked.stdout.splitlines()]
+    done = _run("query", "topics", "--file", str(path), "--url", server.url)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
     assert ["error" in answer for answer in answers] == [False, True, False]
-    assert asked.returncode == 1
+    assert done.returncode == 1
 
 
 @pytest.mark.parametrize("name", ["masks", "entail"])
@@ -237,12 +237,12 @@ def test_serve_names_the_model_that_does_not_load(small_repository: Path, tmp_pa
 
 def _children(pid: int) -> list[int]:
     """All descendants of a process."""
-    found = []
+    children = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = path.read_text().rsplit(")", 1)[1].split()
         except OSError:
             continue
         if int(fields[1]) == pid:
-            found.append(int(path.parent.name))
-    return [*found, *(grandchild for child in found for grandchild in _children(child))]
+            children.append(int(path.parent.name))
+    return [*children, *(grandchild for child in children for grandchild in _children(child))]

@@ -145,27 +145,27 @@ def test_what_a_function_holds_is_of_its_hash(monkeypatch: pytest.MonkeyPatch) -
     """Its definition does not say which function that is."""
     monkeypatch.setattr(_by_default, "__defaults__", (code_hash._is_text,))
     monkeypatch.setattr(_by_keyword, "__kwdefaults__", {"held": code_hash._is_text})
-    asked = _asked(monkeypatch)
+    looked_up = _asked(monkeypatch)
     for function in (_within(code_hash._is_text), _within(_within(code_hash._is_text)), _by_default, _by_keyword):
-        asked.clear()
+        looked_up.clear()
         kept_exports._code(function)
-        assert ("tests.code_hash", "_is_text") in asked
+        assert ("tests.code_hash", "_is_text") in looked_up
 
 
 def test_the_buckets_of_t5_are_of_the_hash_of_its_bias(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = _asked(monkeypatch)
+    looked_up = _asked(monkeypatch)
     with with_bias_by_row(T5Attention):
         kept_exports._code(T5Attention.compute_bias)
-    assert asked >= {("builder.export.architectures.t5", name) for name in ("_by_row", "buckets")}
+    assert looked_up >= {("builder.export.architectures.t5", name) for name in ("_by_row", "buckets")}
 
 
 def _asked(monkeypatch: pytest.MonkeyPatch) -> set[tuple[str, ...]]:
     """Which definitions a hash is made of."""
-    asked: set[tuple[str, ...]] = set()
+    looked_up: set[tuple[str, ...]] = set()
 
     def digest_of(module: str, *names: str) -> str:
-        asked.add((module, *names))
+        looked_up.add((module, *names))
         return ""
 
     monkeypatch.setattr(kept_exports, "digest_of", digest_of)
-    return asked
+    return looked_up

@@ -104,7 +104,7 @@ def test_prometheus_asks_the_server_and_grafana_asks_prometheus() -> None:
     assert source["url"] == "http://prometheus:9090"
     (provider,) = yaml.safe_load((folder / "dashboards.yml").read_text())["providers"]
     mounted = [volume.split(":")[1] for volume in SERVICES["grafana"]["volumes"]]
-    assert any(place.startswith(provider["options"]["path"]) for place in mounted)
+    assert any(path.startswith(provider["options"]["path"]) for path in mounted)
 
 
 def test_every_panel_has_a_place_of_its_own_and_something_to_ask() -> None:
@@ -185,13 +185,15 @@ def test_a_server_is_started_with_what_changes_it_restricted(name: str, key: str
     (tmp_path / "tritonserver").chmod(0o755)
     command = [word.replace("$$", "$") for word in SERVICES[name]["command"]]
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TRITON_ADMIN_KEY": key}
-    said = [subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout for _ in "ab"]
-    restricted = re.findall(r"^--(.*)=shared-memory,trace,logging:triton-admin-key=(.+)$", said[0], re.MULTILINE)
+    outputs = [
+        subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout for _ in "ab"
+    ]
+    restricted = re.findall(r"^--(.*)=shared-memory,trace,logging:triton-admin-key=(.+)$", outputs[0], re.MULTILINE)
     assert [option for option, _ in restricted] == ["grpc-restricted-protocol", "http-restricted-api"]
     assert [secret == key or len(secret) == 36 for _, secret in restricted] == [True, True]
-    assert (said[0] == said[1]) is bool(key), "another secret at each start, where none is given"
-    assert "--model-control-mode=none" in said[0]
-    assert ("--disable-auto-complete-config" in said[0]) is (name != "triton-vllm")
+    assert (outputs[0] == outputs[1]) is bool(key), "another secret at each start, where none is given"
+    assert "--model-control-mode=none" in outputs[0]
+    assert ("--disable-auto-complete-config" in outputs[0]) is (name != "triton-vllm")
 
 
 def test_every_option_is_one_that_the_release_knows() -> None:

@@ -172,14 +172,14 @@ class _Fetches(HTMLParser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.found: list[str] = []
+        self.sources: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
+        attributes = dict(attrs)
         if tag in ("script", "img", "iframe", "source"):
-            self.found.append(given.get("src") or "")
-        elif tag == "link" and given.get("rel") not in ("canonical", "prev", "next"):
-            self.found.append(given.get("href") or "")
+            self.sources.append(attributes.get("src") or "")
+        elif tag == "link" and attributes.get("rel") not in ("canonical", "prev", "next"):
+            self.sources.append(attributes.get("href") or "")
 
 
 def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
@@ -188,11 +188,11 @@ def test_the_site_builds_strictly_and_fetches_nothing(tmp_path: Path) -> None:
         command, cwd=ROOT, capture_output=True, text=True, check=False, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     )
     assert built.returncode == 0, built.stdout + built.stderr
-    made = sorted(tmp_path.rglob("*.html"))
-    assert {path.stem for path in made} >= {Path(page).stem for page in PAGES if page.startswith("docs/")}
-    for path in made:
+    pages = sorted(tmp_path.rglob("*.html"))
+    assert {path.stem for path in pages} >= {Path(page).stem for page in PAGES if page.startswith("docs/")}
+    for path in pages:
         reader = _Fetches()
         reader.feed(path.read_text("utf-8"))
-        assert not [source for source in reader.found if re.match(r"(https?:)?//", source)], path.name
+        assert not [source for source in reader.sources if re.match(r"(https?:)?//", source)], path.name
     for path in tmp_path.rglob("*.css"):
         assert not re.search(r"url\(['\"]?(https?:)?//|@import", path.read_text("utf-8")), path.name

@@ -24,7 +24,7 @@ def _refuse(options: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         (
             {"gpu": "t4", "precision": "bf16", "target": "cuda"},
@@ -36,8 +36,8 @@ def _refuse(options: dict[str, Any]) -> None:
         ({"gpu": "v100", "target": "tensorrt", "triton": "24.10"}, r"needs compute capability 7\.5 \(TensorRT"),
     ],
 )
-def test_what_a_card_cannot_run_is_refused_with_its_source(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_what_a_card_cannot_run_is_refused_with_its_source(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
         _refuse(options)
 
 

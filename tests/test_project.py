@@ -98,5 +98,5 @@ assert all((emitted.RUNTIME / name).is_file() for files in emitted.RUNTIME_FILES
 print("found", build.__name__)
 """
     arguments = [sys.executable, "-c", program, str(installed), str(ROOT)]
-    found = subprocess.run(arguments, cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert found.stdout.strip() == "found build"
+    done = subprocess.run(arguments, cwd=tmp_path, check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "found build"

@@ -21,7 +21,7 @@ from builder.pipeline import build
 from builder.report import charts
 from builder.report.page import page
 from builder.report.record import Rung, read_report
-from builder.report.summary import summary, told
+from builder.report.summary import summary, with_summary
 from builder.spec import Serving, make_spec
 from builder.triton.check import check, verdicts
 from builder.triton.entries import Config, RepositoryEntry
@@ -84,9 +84,9 @@ def test_a_choice_for_another_processor_is_warned_of(
     (tmp_path / "tags" / "build.json").write_text(json.dumps(built))
     (tmp_path / "tags" / "config.pbtxt").write_text('backend: "python"')
     monkeypatch.setattr(provenance, "cpu", lambda: {"model": "another", "flags": flags})
-    found = _found(tmp_path, "TR803")
-    assert len(found) == warned
-    assert all("tags: chosen on the one with VNNI for its avx512_vnni or avx_vnni" in text for text in found)
+    findings = _found(tmp_path, "TR803")
+    assert len(findings) == warned
+    assert all("tags: chosen on the one with VNNI for its avx512_vnni or avx_vnni" in text for text in findings)
 
 
 @pytest.mark.parametrize(("release", "warned"), [("24.10", True), ("25.05", True), ("25.06", False), ("26.08", False)])
@@ -95,9 +95,9 @@ def test_a_release_that_one_request_ends_is_warned_of(release: str, warned: bool
         (tmp_path / name).mkdir()
         (tmp_path / name / "build.json").write_text(json.dumps({"name": "tags", "triton": release}))
         (tmp_path / name / "config.pbtxt").write_text('backend: "python"')
-    found = "".join(_found(tmp_path, "TR804"))
-    assert ("one HTTP request with too large a shape ends the server" in found) == warned
-    assert ("CVE-2025-23310" in found) == (release < "25.07")
+    findings = "".join(_found(tmp_path, "TR804"))
+    assert ("one HTTP request with too large a shape ends the server" in findings) == warned
+    assert ("CVE-2025-23310" in findings) == (release < "25.07")
     assert _found(tmp_path, "TR804", "24.10")[0].startswith("tags: Triton 24.10 lacks fixes: ")
     assert len(_found(tmp_path, "TR804", "24.10")) == 1
 
@@ -158,7 +158,7 @@ def test_what_a_front_tells_of_its_build_is_small_and_of_the_variant_that_is_ser
     assert (untimed["latency_ms"], "speed_up" in untimed) == ({}, False), "a GPU is to serve it"
     config = Config("front", "python", 8, [], [], (), Serving(), True, parameters={"task": "fill-mask"})
     entries = [RepositoryEntry("front", config, {}), RepositoryEntry("front_model", replace(config, name="e"), {})]
-    front, engine = told(entries, report)
+    front, engine = with_summary(entries, report)
     assert front.config.parameters["task"] == "fill-mask"
     assert json.loads(front.config.parameters["report"])["cpu"] == "a CPU"
     assert len(front.config.parameters["report"]) < 500

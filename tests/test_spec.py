@@ -105,7 +105,7 @@ def test_a_models_yaml_that_cannot_be_meant(text: str, message: str, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"gpu": {"devices": [1]}}, "`gpu:` is for --target cuda or tensorrt"),
         ({"target": "cuda", "gpu": {"cuda_graphs": True}}, "`gpu.cuda_graphs:` is for plans: --target tensorrt"),
@@ -117,6 +117,6 @@ def test_a_models_yaml_that_cannot_be_meant(text: str, message: str, tmp_path: P
         ({"target": "tpu"}, "target: Input should be 'cpu', 'cuda' or 'tensorrt', found 'tpu'"),
     ],
 )
-def test_options_of_a_gpu_that_mean_nothing_are_refused(options: dict[str, Any], said: str) -> None:
-    with pytest.raises(SpecError, match=re.escape(said)):
+def test_options_of_a_gpu_that_mean_nothing_are_refused(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(SpecError, match=re.escape(message)):
         make_spec(model="x", **options)

@@ -120,11 +120,11 @@ def test_what_a_killed_build_left_is_taken_away_and_nothing_else(
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     places = {name: tmp_path / name for name in (f"{PREFIX}left", f"{PREFIX}fresh", "build-repo-another")}
-    for name, place in places.items():
-        (place / "graphs").mkdir(parents=True)
-        (place / "graphs" / "model.onnx").write_bytes(b"a graph")
+    for name, folder in places.items():
+        (folder / "graphs").mkdir(parents=True)
+        (folder / "graphs" / "model.onnx").write_bytes(b"a graph")
         if not name.endswith("fresh"):
-            os.utime(place, (0, 0))
+            os.utime(folder, (0, 0))
     with workplace() as running:
         os.utime(running, (0, 0))
         assert {path.name for path in tmp_path.iterdir()} == {*places, running.name} - {f"{PREFIX}left"}
@@ -144,7 +144,7 @@ def test_a_build_says_it(
 
     monkeypatch.setattr(pipeline, "resolve", full)
     assert main([str(checkpoint("topics")), "--output", str(tmp_path / "repository")]) == 1
-    said = " ".join(capsys.readouterr().err.split())
-    assert "No space left on device" in said
-    assert "Free some space" in said
-    assert "Traceback" not in said
+    output = " ".join(capsys.readouterr().err.split())
+    assert "No space left on device" in output
+    assert "Free some space" in output
+    assert "Traceback" not in output

@@ -8,15 +8,15 @@ from pathlib import Path
 from builder.triton.versions import entries
 
 
-def copy_version(repository: Path, name: str, number: int, made: int) -> None:
-    """Version `made` of a model, of what version `number` has, a compiled plan apart. It is not served."""
+def copy_version(repository: Path, name: str, number: int, copy: int) -> None:
+    """Version `copy` of a model, of what version `number` has, a compiled plan apart. It is not served."""
     for entry in (repository / mate for mate in entries(repository, name, number)):
         ignored = shutil.ignore_patterns("*.plan")
-        shutil.copytree(entry / str(number), entry / str(made), ignore=ignored)
+        shutil.copytree(entry / str(number), entry / str(copy), ignore=ignored)
         if (entry / "warmup").is_dir():
-            shutil.copytree(entry / "warmup" / str(number), entry / "warmup" / str(made))
+            shutil.copytree(entry / "warmup" / str(number), entry / "warmup" / str(copy))
         for file in ("build.json", "config.pbtxt"):
-            text = (entry / str(made) / file).read_text()
+            text = (entry / str(copy) / file).read_text()
             for form in ('"{}/', '"version": {}', "versions: [ {} ]"):
-                text = text.replace(form.format(number), form.format(made))
-            (entry / str(made) / file).write_text(text)
+                text = text.replace(form.format(number), form.format(copy))
+            (entry / str(copy) / file).write_text(text)

@@ -17,16 +17,16 @@ from builder.cli import main
 GRAPH = b"graph" * 1000
 
 
-def _write(entries: Entries, key: str, graph: bytes, place: Path, stage: str = "export") -> None:
-    (place / "exported").mkdir(parents=True, exist_ok=True)
-    (place / "exported" / "model.onnx").unlink(missing_ok=True)
-    (place / "exported" / "model.onnx").write_bytes(graph)
-    entries.write(stage, key, "model", 1.5, f"document of {key}".encode(), place, ["exported/model.onnx"])
+def _write(entries: Entries, key: str, graph: bytes, folder: Path, stage: str = "export") -> None:
+    (folder / "exported").mkdir(parents=True, exist_ok=True)
+    (folder / "exported" / "model.onnx").unlink(missing_ok=True)
+    (folder / "exported" / "model.onnx").write_bytes(graph)
+    entries.write(stage, key, "model", 1.5, f"document of {key}".encode(), folder, ["exported/model.onnx"])
 
 
-def _read(entries: Entries, key: str, place: Path) -> bytes | None:
+def _read(entries: Entries, key: str, folder: Path) -> bytes | None:
     entry = entries.find(key)
-    return None if entry is None else entries.read(entry, place)
+    return None if entry is None else entries.read(entry, folder)
 
 
 def test_a_stage_comes_back_as_it_was(tmp_path: Path) -> None:

@@ -30,12 +30,12 @@ def _cache_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Files that look like a checkpoint's."""
-    made = tmp_path / "checkpoint"
-    (made / "1_Pooling").mkdir(parents=True)
+    checkpoint = tmp_path / "checkpoint"
+    (checkpoint / "1_Pooling").mkdir(parents=True)
     for name in ("config.json", "tokenizer.json", "1_Pooling/config.json"):
-        (made / name).write_text("{}")
-    (made / "model.safetensors").write_bytes(b"w" * (2 << 20))
-    return made
+        (checkpoint / name).write_text("{}")
+    (checkpoint / "model.safetensors").write_bytes(b"w" * (2 << 20))
+    return checkpoint
 
 
 def _spec(folder: Path, **options: object) -> BuildSpec:
@@ -138,12 +138,12 @@ def test_other_libraries_and_other_code_are_another_build(
     code.mkdir()
     (code / "pipeline.py").write_text("def build(): ...")
     monkeypatch.setattr(keys, "PACKAGE", code)
-    found = set()
+    seen = set()
     for content in ("def build(): ...", "def build(): pass"):
         (code / "pipeline.py").write_text(content)
         keys.code.cache_clear()
-        found.add(build_key(_spec(folder)))
-    assert len(found) == 2
+        seen.add(build_key(_spec(folder)))
+    assert len(seen) == 2
 
 
 def test_it_is_made_without_torch(folder: Path) -> None:

@@ -35,11 +35,11 @@ Counted = Callable[..., tuple[BuildReport, list[str]]]
 @pytest.fixture(scope="module")
 def first(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The cache after one build of `topics`, and the repository beside it."""
-    place = tmp_path_factory.mktemp("first")
+    folder = tmp_path_factory.mktemp("first")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BUILD_REPO_CACHE", str(place / "cache"))
-        build(make_spec(model=str(checkpoint("topics")), name="topics", output=place / "repository"))
-    return place
+        patch.setenv("BUILD_REPO_CACHE", str(folder / "cache"))
+        build(make_spec(model=str(checkpoint("topics")), name="topics", output=folder / "repository"))
+    return folder
 
 
 @pytest.fixture
@@ -167,15 +167,15 @@ def test_a_stage_reads_no_option_that_its_key_leaves_out(
     checkpoint: Callable[[str], Path], tmp_path: Path, name: str
 ) -> None:
     read: set[str] = set()
-    given: dict[str, dict[str, Any]] = {"writes": {"max_length": 64}, "sums": {"task": "summarization"}}
-    spec = _recording(read)(model=str(checkpoint(name)), output=tmp_path, **given.get(name, {}))
+    changes: dict[str, dict[str, Any]] = {"writes": {"max_length": 64}, "sums": {"task": "summarization"}}
+    spec = _recording(read)(model=str(checkpoint(name)), output=tmp_path, **changes.get(name, {}))
     family = begin(spec, resolve(spec), tmp_path, lambda stage: nullcontext())
     laid_out = {*LAID_OUT, *(f"serving.{name}" for name in SERVING_LAID_OUT)}
 
     def unseen(known: tuple[str, ...]) -> set[str]:
-        found = {option for option in read if option.split(".")[0] not in known or option in laid_out}
+        unknown = {option for option in read if option.split(".")[0] not in known or option in laid_out}
         read.clear()
-        return found
+        return unknown
 
     read.clear()
     exported = family.export()
@@ -204,8 +204,8 @@ def _recording(read: set[str]) -> type[BuildSpec]:
         def __getattribute__(self, name: str) -> Any:
             if name in BuildSpec.model_fields and name != "serving":
                 read.add(name)
-            found = super().__getattribute__(name)
-            return RecordedServing(**dict(found)) if name == "serving" else found
+            value = super().__getattribute__(name)
+            return RecordedServing(**dict(value)) if name == "serving" else value
 
     return Recorded
 
@@ -236,7 +236,7 @@ def test_models_that_generate_are_kept_too(
 
 
 def test_entries_know_what_they_are(again: Counted, tmp_path: Path) -> None:
-    found = [entry for entry, _ in Entries(tmp_path / "cache").all()]
-    assert {entry.stage for entry in found} == set(STAGES)
-    assert {entry.model for entry in found} == {"topics"}
+    entries = [entry for entry, _ in Entries(tmp_path / "cache").all()]
+    assert {entry.stage for entry in entries} == set(STAGES)
+    assert {entry.model for entry in entries} == {"topics"}
     assert set(stage_keys(make_spec(model=str(tmp_path)))) == set(STAGES)

@@ -74,9 +74,9 @@ def test_a_greedy_checkpoint_may_say_anything_of_sampling(values: dict[str, Any]
 
 def test_words_that_never_come() -> None:
     config = GenerationConfig(bad_words_ids=[[58100], [3, 4], [2], [2, 3]], suppress_tokens=[9])
-    found = token_rules(config, ends=[2])
-    assert found.bad_words == [[58100], [3, 4], [2, 3]], "an end token alone is none of them"
-    assert found.suppressed == [9]
+    rules = token_rules(config, ends=[2])
+    assert rules.bad_words == [[58100], [3, 4], [2, 3]], "an end token alone is none of them"
+    assert rules.suppressed == [9]
 
 
 def test_every_field_of_transformers_is_in_one_table() -> None:
@@ -217,7 +217,7 @@ def test_searches_are_those_of_generate(fields: dict[str, Any]) -> None:
     search = BeamSearch(rules, prompt, frozenset([3]))
     with torch.no_grad():
         while not search.done:
-            rows = torch.tensor([[*prompt, *tokens] for tokens in search.said])
+            rows = torch.tensor([[*prompt, *tokens] for tokens in search.generated])
             search.step(list(model(input_ids=rows, use_cache=False).logits[:, -1].numpy()))
         ids = torch.tensor([prompt])
         model.generation_config = config

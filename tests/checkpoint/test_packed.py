@@ -38,11 +38,11 @@ def decoder(folder: Path, **form: Any) -> tuple[Path, dict[str, Any]]:
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_weights_are_read_as_they_were_written(form: dict[str, Any], tmp_path: Path) -> None:
-    folder, made = decoder(tmp_path / "checkpoint", **form)
+    folder, written = decoder(tmp_path / "checkpoint", **form)
     checkpoint = resolve(make_spec(model=str(folder), task="text-generation"))
     weights = dict(checkpoint.model.named_parameters())
-    assert len(made) == 14, "two layers of seven matrices"
-    for name, codes in made.items():
+    assert len(written) == 14, "two layers of seven matrices"
+    for name, codes in written.items():
         np.testing.assert_array_equal(weights[f"{name}.weight"].detach().numpy(), codes.weights)
     assert checkpoint.grids is not None
     assert checkpoint.grids.scattered == bool(form.get("shuffled"))
@@ -53,32 +53,32 @@ def served(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[BuildReport, onnx.ModelProto, dict[str, Any]]:
     """A checkpoint of AWQ's with zero points, built in its own 4 bits."""
-    folder, made = decoder(tmp_path_factory.mktemp("awq") / "checkpoint", **FORMS["awq"])
+    folder, codes = decoder(tmp_path_factory.mktemp("awq") / "checkpoint", **FORMS["awq"])
     output = folder.parent / "repository"
     options: dict[str, Any] = {"precision": "int4-weights", "quality": 0.0, "perplexity": 9.0, "target": request.param}
     report = build(make_spec(model=str(folder), name="m", output=output, **options))
-    return report, onnx.load(str(output / "m" / "1" / "model.onnx")), made
+    return report, onnx.load(str(output / "m" / "1" / "model.onnx")), codes
 
 
 def test_a_packed_checkpoint_is_served_code_for_code(
     served: tuple[BuildReport, onnx.ModelProto, dict[str, Any]],
 ) -> None:
     """Of every matrix: the codes, scales and zero points in the graph are those in the checkpoint."""
-    report, model, made = served
+    report, model, written = served
     assert report.chosen is not None
     assert report.chosen.startswith("int4-weights")
     tensors = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
     nodes = [n for n in model.graph.node if n.op_type == "MatMulNBits" for a in n.attribute if (a.name, a.i) == BITS]
-    found = set()
+    matched = set()
     for node in nodes:
         codes, scales, zeros = (tensors[name] for name in node.input[1:])
         low_first = np.stack([codes & 15, codes >> 4], -1).reshape(len(codes), -1)
         offsets = np.stack([zeros & 15, zeros >> 4], -1).reshape(len(zeros), -1)[:, : scales.shape[1]]
         for row in zip(low_first, scales, offsets, strict=True):
-            found.add(tuple(part.astype(np.float32).tobytes() for part in row))
-    for codes in made.values():
+            matched.add(tuple(part.astype(np.float32).tobytes() for part in row))
+    for codes in written.values():
         for row in zip(codes.codes, codes.scales, codes.zeros, strict=True):
-            assert tuple(part.astype(np.float32).tobytes() for part in row) in found
+            assert tuple(part.astype(np.float32).tobytes() for part in row) in matched
     assert report.quantised is not None
     assert report.quantised["matmuls"] == len(nodes) + 1, "the output matrix, which has no grid, is in 8 bits"
 

@@ -63,18 +63,18 @@ def test_a_position_table_of_the_models_own_class_is_counted() -> None:
 
 
 def test_a_sentence_transformer_is_known_by_its_modules() -> None:
-    found = _resolve(minilm())
-    assert found.task.name == "sentence-similarity"
-    assert found.max_length == 256
-    assert (found.sentence.pooling, found.sentence.normalize) == (("mean",), True)
+    resolved = _resolve(minilm())
+    assert resolved.task.name == "sentence-similarity"
+    assert resolved.max_length == 256
+    assert (resolved.sentence.pooling, resolved.sentence.normalize) == (("mean",), True)
 
 
 def test_a_cross_encoder_is_known_by_its_configuration(copy: Callable[[str], Path]) -> None:
     folder = copy("ranks")
     _edit(folder / "config.json", sentence_transformers={"activation_fn": "torch.nn.modules.linear.Identity"})
-    found = _resolve(folder)
-    assert found.task.name == "text-ranking"
-    assert encoder_task(found.task).parameters(found) == {"function": "none"}
+    resolved = _resolve(folder)
+    assert resolved.task.name == "text-ranking"
+    assert encoder_task(resolved.task).parameters(resolved) == {"function": "none"}
 
 
 def test_a_head_that_is_not_there_is_never_made_up(checkpoint: Callable[[str], Path]) -> None:
@@ -139,9 +139,9 @@ def test_a_tokenizer_of_another_model(copy: Callable[[str], Path]) -> None:
 def test_a_label_map_that_does_not_match(labels: dict[str, str], copy: Callable[[str], Path]) -> None:
     folder = copy("topics")
     _edit(folder / "config.json", id2label=labels)
-    found = _resolve(folder)
+    resolved = _resolve(folder)
     with pytest.raises(CheckpointError, match="id2label"):
-        encoder_task(found.task).parameters(found)
+        encoder_task(resolved.task).parameters(resolved)
 
 
 def test_weights_that_transformers_does_not_read_are_none(copy: Callable[[str], Path]) -> None:
@@ -184,21 +184,21 @@ def test_a_task_the_architecture_has_no_class_for(tmp_path: Path) -> None:
 
 
 def test_zero_shot_needs_an_entailment_label(checkpoint: Callable[[str], Path]) -> None:
-    found = _resolve(checkpoint("topics"), task="zero-shot-classification")
+    resolved = _resolve(checkpoint("topics"), task="zero-shot-classification")
     with pytest.raises(CheckpointError, match="a label 'entailment'; this one has sport, food, travel"):
-        encoder_task(found.task).parameters(found)
+        encoder_task(resolved.task).parameters(resolved)
 
 
 def test_ranking_needs_one_output(checkpoint: Callable[[str], Path]) -> None:
-    found = _resolve(checkpoint("topics"), task="text-ranking")
+    resolved = _resolve(checkpoint("topics"), task="text-ranking")
     with pytest.raises(CheckpointError, match="one output, a relevance; this one has 3"):
-        encoder_task(found.task).parameters(found)
+        encoder_task(resolved.task).parameters(resolved)
 
 
 def test_similarity_needs_to_know_how_to_pool(checkpoint: Callable[[str], Path]) -> None:
-    found = _resolve(checkpoint("features"), task="sentence-similarity")
+    resolved = _resolve(checkpoint("features"), task="sentence-similarity")
     with pytest.raises(CheckpointError, match="--pooling cls or mean"):
-        encoder_task(found.task).parameters(found)
+        encoder_task(resolved.task).parameters(resolved)
 
 
 def test_lengths_come_from_positions_counted_after_the_padding_index(
@@ -275,8 +275,8 @@ def test_a_hub_id_is_resolved_to_its_commit_from_the_cache(
     (cache / "refs" / "main").write_text(commit)
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    found = resolve(make_spec(model="org/topics"))
-    assert (found.source, found.revision) == ("org/topics", commit)
+    resolved = resolve(make_spec(model="org/topics"))
+    assert (resolved.source, resolved.revision) == ("org/topics", commit)
 
 
 @pytest.mark.parametrize("mode", ["cls", "mean", "max", "mean_sqrt_len", "weightedmean", "lasttoken"])

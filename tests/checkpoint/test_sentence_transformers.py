@@ -79,9 +79,9 @@ def test_pooled_parts_come_in_the_order_of_sentence_transformers(
     config: dict[str, Any], modes: tuple[str, ...], copy: Path
 ) -> None:
     _write(copy / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, **config})
-    found = read_modules(copy)
-    assert found is not None
-    assert found.pooling == modes
+    sentence = read_modules(copy)
+    assert sentence is not None
+    assert sentence.pooling == modes
     library = pytest.importorskip("sentence_transformers", reason="comes with the demo's model")
     theirs = library.SentenceTransformer(str(copy), device="cpu").encode("the train leaves at nine")
     spec = make_spec(model=str(copy))
@@ -193,9 +193,9 @@ def test_only_the_first_dimensions_where_the_checkpoint_says_so(copy: Path, tmp_
 @pytest.mark.parametrize("name", ["sentence_bert_config.json", "sentence_xlm-roberta_config.json"])
 def test_the_settings_of_earlier_releases(name: str, copy: Path) -> None:
     _write(copy / name, {"max_seq_length": 40, "do_lower_case": True})
-    found = read_modules(copy)
-    assert found is not None
-    assert (found.max_length, found.lower_case) == (40, True)
+    sentence = read_modules(copy)
+    assert sentence is not None
+    assert (sentence.max_length, sentence.lower_case) == (40, True)
     _write(copy / name, {"max_seq_length": 40, "query_expansion": {"strategy": "fixed"}})
     with pytest.raises(CheckpointError, match="sets query_expansion"):
         read_modules(copy)
@@ -257,9 +257,9 @@ def test_settings_that_change_no_answer_are_taken(copy: Path) -> None:
     read = {"transformer_task": "feature-extraction", "modality_config": {"text": TEXT, "message": TEXT}}
     limit = {"tokenizer_args": {"model_max_length": 40, "padding_side": "left"}}
     _write(copy / "sentence_bert_config.json", {**loaded, **read, **limit})
-    found = read_modules(copy)
-    assert found is not None
-    assert found.max_length == 40
+    sentence = read_modules(copy)
+    assert sentence is not None
+    assert sentence.max_length == 40
 
 
 @pytest.mark.parametrize(
@@ -356,12 +356,12 @@ PLACES: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
-@pytest.mark.parametrize("place", [*PLACES, "from 6"])
-def test_a_cross_encoder_scores_with_its_own_activation(place: str, ranker: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("source", [*PLACES, "from 6"])
+def test_a_cross_encoder_scores_with_its_own_activation(source: str, ranker: Path, tmp_path: Path) -> None:
     folder = Path(shutil.copytree(ranker, tmp_path / "ranker"))
-    changes, expected = PLACES.get(place, ({}, "identity"))
+    changes, expected = PLACES.get(source, ({}, "identity"))
     _edit(folder / "config.json", **changes)
-    if place == "from 6":
+    if source == "from 6":
         _modules(folder, ("", "sentence_transformers.base.modules.transformer.Transformer"))
         _write(folder / "sentence_bert_config.json", {"transformer_task": "sequence-classification"})
         general = {"model_type": "CrossEncoder", "activation_fn": IDENTITY}

@@ -40,7 +40,7 @@ def make_marian_tokenizer(folder: Path, kind: str = "unigram") -> MarianTokenize
         model = sentencepiece.SentencePieceProcessor(str(folder / f"{side}.spm"))
         pieces += [model.id_to_piece(index) for index in range(3, len(model))]
     unique = sorted(set(pieces))
-    shuffled = [unique[place] for place in np.random.default_rng(0).permutation(len(unique))]
+    shuffled = [unique[index] for index in np.random.default_rng(0).permutation(len(unique))]
     vocabulary = ["</s>", "<unk>", *shuffled, ">>fra<<", ">>deu<<", "<pad>"]
     (folder / "vocab.json").write_text(json.dumps({piece: index for index, piece in enumerate(vocabulary)}))
     tokenizer = MarianTokenizer(str(folder / "source.spm"), str(folder / "target.spm"), str(folder / "vocab.json"))

@@ -109,8 +109,8 @@ def test_links_within_a_checkpoint_and_into_the_hubs_own_store(folder: Path, tmp
     (store / "blobs").mkdir()
     (snapshot / "config.json").rename(store / "blobs" / "abc")
     (snapshot / "config.json").symlink_to("../../blobs/abc")
-    for place in (folder, snapshot):
-        assert locate(make_spec(model=str(place), name="model").source).task.name == "text-classification"
+    for root in (folder, snapshot):
+        assert locate(make_spec(model=str(root), name="model").source).task.name == "text-classification"
 
 
 @pytest.mark.parametrize(
@@ -141,15 +141,15 @@ def _tokenizer(folder: Path, **changes: Any) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["a*a*b", r"x*x*\w*y"])
-@pytest.mark.parametrize("place", ["pre_tokenizer", "normalizer"])
-def test_expressions_that_never_end(place: str, pattern: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("part", ["pre_tokenizer", "normalizer"])
+def test_expressions_that_never_end(part: str, pattern: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patterns, "SECONDS", 2.0)
     regex = {"pattern": {"Regex": pattern}}
     kinds = {
         "pre_tokenizer": {"type": "Split", **regex, "behavior": "Isolated", "invert": False},
         "normalizer": {"type": "Sequence", "normalizers": [{"type": "Replace", **regex, "content": "x"}]},
     }
-    _tokenizer(folder, **{place: kinds[place]})
+    _tokenizer(folder, **{part: kinds[part]})
     _refused(folder, "the tokenizer of .* does not finish on .* backtracks")
 
 
@@ -215,6 +215,6 @@ def test_labels_with_control_characters(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     first = next(iter(config["id2label"]))
     _edit(folder / "config.json", id2label={**config["id2label"], first: "a\x1b]0;owned\x07"})
-    found = resolve(make_spec(model=str(folder), name="model"))
+    resolved = resolve(make_spec(model=str(folder), name="model"))
     with pytest.raises(CheckpointError, match=r"id2label of config.json has a label with control characters: 'a\\x1b"):
-        encoder_task(found.task).parameters(found)
+        encoder_task(resolved.task).parameters(resolved)

@@ -23,15 +23,15 @@ SECCOMP = {"RuntimeDefault", "Localhost"}
 
 def violations(pod: dict[str, Any]) -> list[str]:
     """What of a pod's spec the standard forbids, a line each."""
-    found = [f"{name} is set" for name in ("hostNetwork", "hostPID", "hostIPC") if pod.get(name)]
+    problems = [f"{name} is set" for name in ("hostNetwork", "hostPID", "hostIPC") if pod.get(name)]
     for volume in pod.get("volumes", ()):
-        found += [f"the volume {volume['name']} is a {kind}" for kind in set(volume) - {"name"} - VOLUMES]
+        problems += [f"the volume {volume['name']} is a {kind}" for kind in set(volume) - {"name"} - VOLUMES]
     context = pod.get("securityContext", {})
     if context.get("runAsUser") == 0:
-        found.append("the pod is root")
+        problems.append("the pod is root")
     for container in (*pod.get("initContainers", ()), *pod["containers"]):
-        found += [f"{container['name']}: {problem}" for problem in _of_container(container, context)]
-    return found
+        problems += [f"{container['name']}: {problem}" for problem in _of_container(container, context)]
+    return problems
 
 
 def _of_container(container: dict[str, Any], pod: dict[str, Any]) -> Iterator[str]:

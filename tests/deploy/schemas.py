@@ -34,11 +34,11 @@ def _strict(schema: Any) -> Any:
         return [_strict(entry) for entry in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {key: _strict(value) for key, value in schema.items()}
-    named = isinstance(made.get("properties"), dict) and made.get("type") == "object"
-    if named and "additionalProperties" not in made and not made.get("x-kubernetes-preserve-unknown-fields"):
-        made["additionalProperties"] = False
-    return made
+    strict = {key: _strict(value) for key, value in schema.items()}
+    named = isinstance(strict.get("properties"), dict) and strict.get("type") == "object"
+    if named and "additionalProperties" not in strict and not strict.get("x-kubernetes-preserve-unknown-fields"):
+        strict["additionalProperties"] = False
+    return strict
 
 
 def _unsaid(document: Any) -> Iterator[None]:

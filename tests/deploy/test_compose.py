@@ -29,10 +29,10 @@ SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_tex
 
 @pytest.mark.parametrize("name", ["triton", "triton-gpu"])
 def test_triton_is_started_as_in_compose(name: str) -> None:
-    said = [word.replace("$$", "$") for word in SERVICES[name]["command"]]
-    assert said == [*command(), *arguments(NEWEST)]
+    words = [word.replace("$$", "$") for word in SERVICES[name]["command"]]
+    assert words == [*command(), *arguments(NEWEST)]
     (container,) = [c for c in pod(STORED)["initContainers"] if c["name"] == "triton"]
-    assert [*container["command"], *container["args"]] == said
+    assert [*container["command"], *container["args"]] == words
     assert container["securityContext"]["runAsUser"] == int(SERVICES[name]["user"].split(":")[0])
     environment = {variable["name"]: variable["value"] for variable in container["env"]}
     assert environment.items() <= SERVICES[name]["environment"].items()

@@ -27,13 +27,13 @@ def _chart(deployment: Deployment, folder: Path) -> Path:
 @pytest.mark.parametrize("deployment", DEPLOYMENTS.values(), ids=DEPLOYMENTS)
 def test_helm_finds_no_fault_and_renders_the_manifests(deployment: Deployment, tmp_path: Path) -> None:
     chart = _chart(deployment, tmp_path)
-    found = helm.lint(str(chart))
-    assert found["errors"] == []
-    assert [message for message in found["messages"] if message["severity"] >= WARNING] == []
+    problems = helm.lint(str(chart))
+    assert problems["errors"] == []
+    assert [message for message in problems["messages"] if message["severity"] >= WARNING] == []
     with helm.Chart.load(str(chart)) as loaded:
         rendered = loaded.render({}, name=deployment.name, namespace=deployment.namespace)
-    made = {Path(name).stem: yaml.safe_load(text) for name, text in rendered.items()}
-    assert made == objects(deployment)
+    manifests = {Path(name).stem: yaml.safe_load(text) for name, text in rendered.items()}
+    assert manifests == objects(deployment)
 
 
 def test_helm_refuses_values_that_a_chart_does_not_have(tmp_path: Path) -> None:

@@ -52,21 +52,21 @@ def _requirements(image: str) -> list[str]:
 
 def _closure(lines: list[str]) -> set[str]:
     """The distributions that an installation of these brings, as far as they are here."""
-    found: set[str] = set()
+    closure: set[str] = set()
     waiting = [Requirement(line) for line in lines]
     while waiting:
         requirement = waiting.pop()
         key = f"{canonicalize_name(requirement.name)}[{','.join(sorted(requirement.extras))}]"
-        if key in found:
+        if key in closure:
             continue
-        found |= {key, canonicalize_name(requirement.name)}
+        closure |= {key, canonicalize_name(requirement.name)}
         try:
             needed = [Requirement(text) for text in distribution(requirement.name).requires or ()]
         except PackageNotFoundError:
             continue  # of an object store that is not tested here
         extras = requirement.extras or {""}
         waiting += [r for r in needed if r.marker is None or any(r.marker.evaluate({"extra": e}) for e in extras)]
-    return found
+    return closure
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -138,8 +138,8 @@ def test_an_image_is_built_and_says_what_it_does(file: str) -> None:
     image = f"localhost/build-repo-test:{file.removeprefix('Dockerfile.')}"
     subprocess.run([engine, "build", "--tag", image, "--file", file, "."], cwd=ROOT, capture_output=True, check=True)
     if engine != "buildah":  # which builds alone
-        said = subprocess.run([engine, "run", "--rm", image, "--help"], capture_output=True, text=True, check=True)
-        assert "usage: build-repo" in said.stdout
+        done = subprocess.run([engine, "run", "--rm", image, "--help"], capture_output=True, text=True, check=True)
+        assert "usage: build-repo" in done.stdout
 
 
 def _image(kind: str) -> tuple[Path, dict[str, str]]:

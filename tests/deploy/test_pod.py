@@ -24,9 +24,9 @@ from tests.deploy.test_targets import documents
 
 def _kserve(deployment: Deployment) -> dict[str, Any]:
     """The pod that KServe makes of a runtime and a service."""
-    found = documents(deployment, "kserve")
-    runtime = found["serving-runtime.yaml"]["spec"]
-    predictor = found["inference-service.yaml"]["spec"]["predictor"]
+    written = documents(deployment, "kserve")
+    runtime = written["serving-runtime.yaml"]["spec"]
+    predictor = written["inference-service.yaml"]["spec"]["predictor"]
     return {**predictor, "containers": runtime["containers"], "volumes": runtime["volumes"]}
 
 
@@ -200,14 +200,14 @@ def test_who_may_talk_to_a_replica_and_to_whom_it_may() -> None:
 
 
 def test_whoever_selects_a_replica_finds_it() -> None:
-    found = objects(replace(ALL, secrets=STORED.secrets, pooled=True))
-    labels = found["deployment"]["spec"]["template"]["metadata"]["labels"]
+    documents_of_pod = objects(replace(ALL, secrets=STORED.secrets, pooled=True))
+    labels = documents_of_pod["deployment"]["spec"]["template"]["metadata"]["labels"]
     assert labels.pop("inference.networking.k8s.io/engine-type") == "build-repo"
-    assert found["service"]["spec"]["selector"] == labels
+    assert documents_of_pod["service"]["spec"]["selector"] == labels
     for name in ("deployment", "disruption-budget", "pod-monitor", "inference-pool"):
-        assert found[name]["spec"]["selector"]["matchLabels"] == labels, name
-    assert found["network-policy"]["spec"]["podSelector"]["matchLabels"] == labels
-    assert "replicas" not in found["deployment"]["spec"], "they are for the autoscaler to say"
+        assert documents_of_pod[name]["spec"]["selector"]["matchLabels"] == labels, name
+    assert documents_of_pod["network-policy"]["spec"]["podSelector"]["matchLabels"] == labels
+    assert "replicas" not in documents_of_pod["deployment"]["spec"], "they are for the autoscaler to say"
     assert objects(STORED)["deployment"]["spec"]["replicas"] == 2
-    (port,) = found["service"]["spec"]["ports"]
+    (port,) = documents_of_pod["service"]["spec"]["ports"]
     assert port["targetPort"] in {p["name"] for p in _containers(pod(ALL))["gateway"]["ports"]}

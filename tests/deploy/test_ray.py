@@ -39,8 +39,8 @@ def test_a_ray_service_is_what_kuberay_takes(deployment: Deployment) -> None:
         refuse_invalid(pod, "1.33")
         assert violations(pod["spec"]) == []
         (container,) = pod["spec"]["containers"]
-        said = {entry["name"]: entry.get("value") for entry in container["env"]}
-        assert said.items() >= {**SETTINGS, **PATIENCE}.items()
+        environment = {entry["name"]: entry.get("value") for entry in container["env"]}
+        assert environment.items() >= {**SETTINGS, **PATIENCE}.items()
         assert [pull["name"] for pull in pod["spec"]["initContainers"]] == ["pull"]
         (pull,) = pod["spec"]["initContainers"]
         mounts = {mount["name"] for mount in (*container["volumeMounts"], *pull["volumeMounts"])}

@@ -35,10 +35,10 @@ PICKED = re.findall(r'RequestsSpec: "([\w:]+)"', PAGE)  # what the page tells an
 
 def _names(exposed: str) -> dict[str, set[str]]:
     """The labels of each name, as Prometheus keeps both: as they are exposed."""
-    found: dict[str, set[str]] = {}
+    names: dict[str, set[str]] = {}
     for name, labels in re.findall(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? ", exposed, re.MULTILINE):
-        found.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
-    return found
+        names.setdefault(name, set()).update(re.findall(r'(\w+)="', labels))
+    return names
 
 
 def _of(repository: Path) -> Deployment:
@@ -65,9 +65,9 @@ def test_every_metric_that_is_asked_for_is_there(
     gateway = Metrics()
     gateway.queue.labels("writes").observe(0.1)
     there |= _names(gateway.text().decode())
-    asked = [*queries(deployment, "search").values(), *queries(deployment, "search", with_gateway=False).values()]
-    assert len(asked) == 4, "batchers and decode loops, with and without a gateway"
-    for query in [*asked, replicas_query(deployment)]:
+    wanted = [*queries(deployment, "search").values(), *queries(deployment, "search", with_gateway=False).values()]
+    assert len(wanted) == 4, "batchers and decode loops, with and without a gateway"
+    for query in [*wanted, replicas_query(deployment)]:
         for name, labels in _asks(query).items():
             assert name in there, name
             assert labels <= there[name] | {"pod"}, name

@@ -37,10 +37,10 @@ def test_the_folder_is_the_registry() -> None:
 @pytest.mark.parametrize("deployment", DEPLOYMENTS.values(), ids=DEPLOYMENTS)
 @pytest.mark.parametrize("version", VERSIONS)
 def test_manifests_are_valid_against_the_schemas_of_kubernetes(version: str, deployment: Deployment) -> None:
-    found = documents(deployment)
-    index = found.pop("kustomization.yaml")
-    assert index["resources"] == list(found)
-    for document in found.values():
+    written = documents(deployment)
+    index = written.pop("kustomization.yaml")
+    assert index["resources"] == list(written)
+    for document in written.values():
         refuse_invalid(document, version)
 
 
@@ -99,9 +99,9 @@ class Renderer:
         assert "{{" not in text, text
         return text
 
-    def _value(self, found: re.Match[str]) -> str:
-        value = self.known[found[1]][found[2]]
-        return json.dumps(value) if found[3] else str(value)
+    def _value(self, match: re.Match[str]) -> str:
+        value = self.known[match[1]][match[2]]
+        return json.dumps(value) if match[3] else str(value)
 
 
 @pytest.mark.parametrize("deployment", DEPLOYMENTS.values(), ids=DEPLOYMENTS)

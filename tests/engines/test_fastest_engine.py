@@ -89,7 +89,7 @@ def test_that_no_engine_is_left_is_an_error_of_all_their_reasons(
     refused: dict[str, str], errors: list[BuilderError], kind: type[BuilderError]
 ) -> None:
     """Of no type that only one of them has."""
-    made = dict(zip(["onnxruntime", "openvino"][-len(errors) :], errors, strict=True))
+    results = dict(zip(["onnxruntime", "openvino"][-len(errors) :], errors, strict=True))
 
     def failing(engine: str) -> Callable[[BuilderError], None]:
         def step(error: BuilderError) -> None:
@@ -99,5 +99,5 @@ def test_that_no_engine_is_left_is_an_error_of_all_their_reasons(
 
     text = r"no engine can serve this model with these options: ONNX Runtime \(one\), OpenVINO \(other\)"
     with pytest.raises(kind, match=text) as raised:
-        of_each(Engines(made, refused), failing, (SpecError, ExportError))
+        of_each(Engines(results, refused), failing, (SpecError, ExportError))
     assert raised.type is kind

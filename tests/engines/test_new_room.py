@@ -100,10 +100,10 @@ def test_the_emitted_files_of_an_executor_are_what_it_imports() -> None:
 
 def test_no_other_file_names_an_engine() -> None:
     names = {variant.engine for variant in all_variants()}
-    found = {
+    naming = {
         str(path.relative_to(BUILDER))
         for path in BUILDER.rglob("*.py")
         for node in ast.walk(ast.parse(path.read_text("utf-8")))
         if isinstance(node, ast.Constant) and node.value in names and not path.is_relative_to(BUILDER / "engines")
     }
-    assert found == NAMING
+    assert naming == NAMING

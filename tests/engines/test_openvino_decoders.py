@@ -90,9 +90,9 @@ def test_an_executor_that_has_answered_is_freed_before_the_graph_is_compiled_aga
     alive: list[bool] = []
 
     class Compiled(OpenVino):
-        def __init__(self, *given: Any) -> None:
+        def __init__(self, *arguments: Any) -> None:
             alive.append(before() is not None)
-            super().__init__(*given)
+            super().__init__(*arguments)
 
     gc.disable()  # it is to be freed on purpose, not by chance
     try:
@@ -123,12 +123,12 @@ def test_smaller_weights_keep_most_of_what_was_said(precision: str, tmp_path: Pa
     assert quantised.graph.size < graph.size
     reference = make_reference(make_decoder("gpt2"), [prompt for prompt in prompts() if len(prompt) > 9])
     exact = measure(opened(graph, 1), exported.caches, VOCABULARY, reference)
-    found = measure(opened(quantised.graph, 1), exported.caches, VOCABULARY, reference)
+    agreement = measure(opened(quantised.graph, 1), exported.caches, VOCABULARY, reference)
     assert exact.mean == 1
     assert exact.error < 1e-3
-    assert found.mean > (0.5 if precision == "int4-weights" else 0.9)
-    assert found.error > 1e-4
-    assert found.alone == 1, "a row's answer does not depend on the rows beside it"
+    assert agreement.mean > (0.5 if precision == "int4-weights" else 0.9)
+    assert agreement.error > 1e-4
+    assert agreement.alone == 1, "a row's answer does not depend on the rows beside it"
 
 
 def test_a_smaller_cache_takes_the_memory_that_was_planned(tmp_path: Path) -> None:
@@ -153,11 +153,11 @@ def test_rows_that_guess_say_what_they_say_without(cache: CacheType, tmp_path: P
     assert executor.guesses
     for executor.guesses in (False, True):
         engine = Engine(executor, Limits(100, 64), False)
-        asked = [Asked(prompt, 90) for prompt in beginnings]
-        for one in asked:
+        requests = [Asked(prompt, 90) for prompt in beginnings]
+        for one in requests:
             engine.submit(one.sequences)
         engine.run_until_idle()
-        texts.append([one.tokens for one in asked])
+        texts.append([one.tokens for one in requests])
         assert (engine.stats.right_guesses > 0) == executor.guesses
     assert texts[0] == texts[1]
 
@@ -217,7 +217,7 @@ def test_a_request_that_an_empty_cache_could_not_hold_is_an_error(built: Path) -
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"engine": "openvino", "cache_gb": 0.00002}, "a text of 128 tokens needs 4"),
         ({"engine": "openvino", "executor": "bls"}, "--executor bls"),
@@ -226,7 +226,7 @@ def test_a_request_that_an_empty_cache_could_not_hold_is_an_error(built: Path) -
         ({"engine": "openvino", "cache_gb": 5, "machine": {"memory_gb": 4}}, "takes 5.0 GB and 4.0 GB may be used"),
     ],
 )
-def test_what_cannot_be_is_refused_before_the_work_begins(options: dict[str, Any], said: str, built: Path) -> None:
+def test_what_cannot_be_is_refused_before_the_work_begins(options: dict[str, Any], message: str, built: Path) -> None:
     spec = make_spec(model=str(built.parent / "checkpoint"), output=built.parent / "no", max_length=128, **options)
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         build(spec)

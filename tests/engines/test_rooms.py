@@ -33,9 +33,9 @@ def engine(name: str, **options: Any) -> DecodingEngine:
 def test_the_rooms_are_the_registry() -> None:
     assert engines.rooms(ROOM) == sorted(OPTIONS)
     for name in engines.rooms(ROOM):
-        made = engine(name)  # an abstract method that is left out is a TypeError
-        made.refuse()
-        assert type(made).__module__ == f"builder.engines.{name}.decoding"
+        room = engine(name)  # an abstract method that is left out is a TypeError
+        room.refuse()
+        assert type(room).__module__ == f"builder.engines.{name}.decoding"
 
 
 def test_the_family_of_decoders_names_no_engine() -> None:

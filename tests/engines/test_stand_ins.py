@@ -51,8 +51,8 @@ def parameter(name: str, value: str) -> str:
 
 def accelerator(name: str, *parameters: str) -> str:
     pairs = " ".join(f'parameters {{ key: "{name}" value: "0" }}' for name in parameters)
-    found = f'gpu_execution_accelerator [{{ name: "{name}" {pairs} }}]'
-    return f"optimization {{ execution_accelerators {{ {found} }} }}"
+    text = f'gpu_execution_accelerator [{{ name: "{name}" {pairs} }}]'
+    return f"optimization {{ execution_accelerators {{ {text} }} }}"
 
 
 # In what OpenVINO computes in on this processor: without it, it loads nothing here.
@@ -61,7 +61,7 @@ WRITTEN = {
     "onnxruntime": onnxruntime.parameters(graph("onnxruntime"), 1, 1),
     "openvino": openvino.parameters(OF_THIS_CPU, 1, 1),
 }
-AS_WRITTEN = {name: "".join(parameter(*pair) for pair in told.items()) for name, told in WRITTEN.items()}
+AS_WRITTEN = {name: "".join(parameter(*pair) for pair in pairs.items()) for name, pairs in WRITTEN.items()}
 
 
 @pytest.fixture(scope="module")
@@ -140,8 +140,8 @@ def test_what_is_right_is_loaded_and_answered(backend: str, load: Callable[..., 
 @pytest.mark.parametrize("rule", LIMITED, ids=lambda rule: rule.name)
 def test_every_limited_parameter(rule: Parameter, load: Callable[..., Any]) -> None:
     text = CONFIG.replace("KIND_CPU", rule.kind or "KIND_CPU") + parameter(rule.name, "no-such-value")
-    said = rf"unable to load model 'm_model': the parameter {re.escape(rule.name)} is 'no-such-value'; Triton's"
-    with pytest.raises(RuntimeError, match=said):
+    message = rf"unable to load model 'm_model': the parameter {re.escape(rule.name)} is 'no-such-value'; Triton's"
+    with pytest.raises(RuntimeError, match=message):
         load(rule.backend, text, NEWEST)
 
 
@@ -153,7 +153,7 @@ def test_what_the_stand_in_has_not_itself_is_named(name: str, load: Callable[...
 
 
 @pytest.mark.parametrize(
-    ("added", "release", "said"),
+    ("added", "release", "message"),
     [
         (accelerator("no_such"), NEWEST, "the execution accelerator no_such is unknown"),
         (accelerator("cuda", "use_tf32"), "24.05", "the execution accelerator cuda is unknown .* of 24.05"),
@@ -165,8 +165,8 @@ def test_what_the_stand_in_has_not_itself_is_named(name: str, load: Callable[...
         ),
     ],
 )
-def test_every_accelerator(added: str, release: str, said: str, load: Callable[..., Any]) -> None:
-    with pytest.raises(RuntimeError, match=said):
+def test_every_accelerator(added: str, release: str, message: str, load: Callable[..., Any]) -> None:
+    with pytest.raises(RuntimeError, match=message):
         load("onnxruntime", CONFIG.replace("KIND_CPU", "KIND_GPU") + added, release)
 
 
@@ -180,7 +180,7 @@ def test_the_accelerator_cuda_is_what_onnx_runtime_is_told(load: Callable[..., A
 
 @pytest.mark.parametrize("backend", FILES)
 @pytest.mark.parametrize(
-    ("right", "wrong", "said"),
+    ("right", "wrong", "message"),
     [
         ('name: "input_ids"', 'name: "ids"', "declares the input ids, the graph has 1"),
         ('name: "features"', 'name: "logits"', "declares the output logits, the graph has 1"),
@@ -191,10 +191,10 @@ def test_the_accelerator_cuda_is_what_onnx_runtime_is_told(load: Callable[..., A
     ],
 )
 def test_a_configuration_that_is_not_the_graph_s(
-    backend: str, right: str, wrong: str, said: str, load: Callable[..., Any]
+    backend: str, right: str, wrong: str, message: str, load: Callable[..., Any]
 ) -> None:
     assert right in CONFIG
-    with pytest.raises(RuntimeError, match=said):
+    with pytest.raises(RuntimeError, match=message):
         load(backend, CONFIG.replace(right, wrong, 1) + AS_WRITTEN[backend])
 
 

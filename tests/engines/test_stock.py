@@ -102,14 +102,16 @@ def test_openvino_takes_exactly_its_batch_or_any_number_of_rows() -> None:
 @pytest.mark.parametrize("arithmetic", ["fp32", "bf16"])
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 def test_what_an_engine_is_told_is_read_and_taken_by_every_release(engine: str, arithmetic: str) -> None:
-    made: Graph = graph(engine)
-    object.__setattr__(made, "arithmetic", arithmetic)
-    told = {"onnxruntime": onnxruntime, "openvino": openvino}[engine].parameters(made, 2, 3)
+    served: Graph = graph(engine)
+    object.__setattr__(served, "arithmetic", arithmetic)
+    parameters = {"onnxruntime": onnxruntime, "openvino": openvino}[engine].parameters(served, 2, 3)
     for release in ("24.04", "25.09", None):
-        assert not list(stock.refusals(config(engine, told), release))
-        assert not stock.without_effect(config(engine, told), release)
+        assert not list(stock.refusals(config(engine, parameters), release))
+        assert not stock.without_effect(config(engine, parameters), release)
     if engine == "openvino":
-        assert (told["NUM_STREAMS"], told["INFERENCE_NUM_THREADS"]) == ("3", "6"), "instances share one model"
+        assert (parameters["NUM_STREAMS"], parameters["INFERENCE_NUM_THREADS"]) == ("3", "6"), (
+            "instances share one model"
+        )
 
 
 def test_spinning_is_refused_where_no_backend_could_be_told() -> None:

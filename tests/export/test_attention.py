@@ -14,17 +14,17 @@ from builder.export.attention import ONNXRUNTIME, multi_head_attention
 
 def test_a_bias_that_is_the_same_for_every_query_has_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """LayoutLM adds its padding as (batch, 1, 1, keys); ONNX Runtime refuses a bias of one query for many."""
-    given = []
+    biases = []
 
     def symbolic(name: str, inputs: list[torch.Tensor | None], **options: Any) -> torch.Tensor:
-        given.append(inputs[-1])
+        biases.append(inputs[-1])
         return torch.zeros(options["shape"])
 
     monkeypatch.setattr(torch.onnx.ops, "symbolic", symbolic)
     states = torch.zeros(2, 4, 7, 8)
     multi_head_attention(states, states, states, 1.0, attention_bias=torch.zeros(2, 1, 1, 7))
     multi_head_attention(states, states, states, 1.0, attention_bias=torch.zeros(1, 4, 7, 7))
-    assert [tuple(bias.shape) for bias in given if bias is not None] == [(2, 4, 7, 7), (2, 4, 7, 7)]
+    assert [tuple(bias.shape) for bias in biases if bias is not None] == [(2, 4, 7, 7), (2, 4, 7, 7)]
 
 
 def test_what_an_attention_is_given_beside_and_no_operator_takes_is_refused() -> None:

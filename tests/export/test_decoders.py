@@ -235,11 +235,11 @@ def test_beams_of_a_decoder_are_transformers(model_type: str, tmp_path: Path) ->
         {"num_beams": 2, "early_stopping": "true"},
         {},
     ]
-    asked = [
+    searches = [
         Prompted(tuple(prompt), Rules(Options(temperature=0.0, **options), (3,), max_tokens=20))
         for prompt, options in zip(prompts(), kinds * 2, strict=False)
     ]
-    for one, found in zip(asked, answer(executor, asked), strict=True):
+    for one, answers in zip(searches, answer(executor, searches), strict=True):
         options = one.rules.options
         ids = torch.tensor([one.prompt])
         with torch.no_grad():
@@ -257,5 +257,5 @@ def test_beams_of_a_decoder_are_transformers(model_type: str, tmp_path: Path) ->
                 pad_token_id=0,
             )
         wanted = [cut(row[len(one.prompt) :].tolist(), (3,), 20) for row in rows]
-        got = [cut(hypothesis.tokens, (3,), 20) for hypothesis in found]
+        got = [cut(hypothesis.tokens, (3,), 20) for hypothesis in answers]
         assert got == wanted, options

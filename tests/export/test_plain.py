@@ -34,8 +34,8 @@ def test_the_same_answers_without_operators_of_onnx_runtime(model_type: str, tmp
     assert [entry.domain for entry in model.opset_import] == [""]
     assert plain.operators["Softmax"] == 2
     converted = convert(plain, tmp_path / "ir" / "model.xml", "fp32", half_weights=False)
-    found = signature(converted.path)
-    assert (tuple(found.inputs), tuple(found.outputs)) == (plain.inputs, plain.outputs)
+    signature_found = signature(converted.path)
+    assert (tuple(signature_found.inputs), tuple(signature_found.outputs)) == (plain.inputs, plain.outputs)
     assert [file.name for file in converted.files] == ["model.bin", "model.xml"]
     prepared = for_tensorrt(plain, tmp_path)
     assert not prepared.operators["Gelu"]

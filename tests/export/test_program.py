@@ -147,9 +147,9 @@ def test_exporting_without_repetition_gives_the_same_model(monkeypatch: pytest.M
     before = [dict(vars(owner)) for owner in owners]
     axes = [{0: torch.export.Dim("batch")}]
     ids = torch.arange(6).reshape(2, 3)
-    made = to_onnx(Mixes(), [ids], axes, ["ids"], ["out"])
+    model = to_onnx(Mixes(), [ids], axes, ["ids"], ["out"])
     assert [dict(vars(owner)) for owner in owners] == before
     monkeypatch.setattr(program, "nothing_twice", nullcontext)
-    assert made.SerializeToString() == to_onnx(Mixes(), [ids], axes, ["ids"], ["out"]).SerializeToString()
-    (found,) = onnxruntime.InferenceSession(made.SerializeToString()).run(None, {"ids": ids.numpy()})
-    np.testing.assert_allclose(found, Mixes()(ids)[0].numpy())
+    assert model.SerializeToString() == to_onnx(Mixes(), [ids], axes, ["ids"], ["out"]).SerializeToString()
+    (output,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"ids": ids.numpy()})
+    np.testing.assert_allclose(output, Mixes()(ids)[0].numpy())

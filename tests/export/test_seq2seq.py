@@ -71,11 +71,11 @@ def test_answers_are_transformers(model_type: str, tmp_path: Path) -> None:
     executor = graphs.executor(slots=8, max_length=40, max_source=40, threads=1)
     together: list[tuple[tuple[int, ...], dict[str, Any], int, dict[str, Any]]] = []
     for number, source in enumerate(sources()):
-        for place, options in enumerate(SEARCHES):
-            together.append((source, options, 12 + (number + place) % 4 * 8, {}))
+        for index, options in enumerate(SEARCHES):
+            together.append((source, options, 12 + (number + index) % 4 * 8, {}))
         together.append((source, FORCED, 14, {"first": 7, "last": (END,)}))
-    found = answer(executor, [asked(source, options, count, **more) for source, options, count, more in together])
-    for (source, options, count, more), hypotheses in zip(together, found, strict=True):
+    answers = answer(executor, [asked(source, options, count, **more) for source, options, count, more in together])
+    for (source, options, count, more), hypotheses in zip(together, answers, strict=True):
         forced = {"forced_bos_token_id": 7, "forced_eos_token_id": END} if more else {}
         wanted = expected(model, source, options, count, **forced)
         assert [hypothesis.tokens for hypothesis in hypotheses] == wanted, (options, len(source))
@@ -92,9 +92,9 @@ def test_the_n_best_and_their_scores(model_type: str, tmp_path: Path) -> None:
     executor = graphs_of(model, tmp_path).executor(8, 40, 40, threads=1)
     source = sources()[1]
     options = {"num_beams": 4, "n": 3, "length_penalty": 1.5}
-    (found,) = answer(executor, [asked(source, options, 16)])
-    assert [hypothesis.tokens for hypothesis in found] == expected(model, source, options, 16)
-    for hypothesis in found:
+    (hypotheses,) = answer(executor, [asked(source, options, 16)])
+    assert [hypothesis.tokens for hypothesis in hypotheses] == expected(model, source, options, 16)
+    for hypothesis in hypotheses:
         ids = torch.tensor([[START, *hypothesis.tokens[:-1]]])
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([source]), decoder_input_ids=ids).logits[0]
@@ -105,8 +105,8 @@ def test_the_n_best_and_their_scores(model_type: str, tmp_path: Path) -> None:
 def test_a_build_for_one_beam_serves_greedy_rows_alone(tmp_path: Path) -> None:
     model = make_seq2seq("t5")
     executor = graphs_of(model, tmp_path, beams=1).executor(2, 40, 40, threads=1)
-    found = answer(executor, [asked(source, {}, 20) for source in sources()])
-    assert [one[0].tokens for one in found] == [expected(model, source, {}, 20)[0] for source in sources()]
+    answers = answer(executor, [asked(source, {}, 20) for source in sources()])
+    assert [one[0].tokens for one in answers] == [expected(model, source, {}, 20)[0] for source in sources()]
 
 
 def test_tables_that_both_graphs_have_are_stored_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,8 +120,8 @@ def test_tables_that_both_graphs_have_are_stored_once(tmp_path: Path, monkeypatc
     table = model.get_input_embeddings().weight.nbytes
     assert sum(file.stat().st_size for file in files) < graphs.size - 0.9 * table
     executor = replace(graphs, decoder=decoder, encoder=encoder).executor(5, 40, 40, threads=1)
-    found = answer(executor, [asked(source, {}, 20) for source in sources()])
-    assert [one[0].tokens for one in found] == [expected(model, source, {}, 20)[0] for source in sources()]
+    answers = answer(executor, [asked(source, {}, 20) for source in sources()])
+    assert [one[0].tokens for one in answers] == [expected(model, source, {}, 20)[0] for source in sources()]
     others = [decoder, graphs_of(make_seq2seq("bart"), tmp_path / "bart").encoder]
     assert with_shared_tables(others, tmp_path / "none") == others
 

@@ -24,7 +24,7 @@ from tests.decoders import make_decoder
 def test_a_graph_has_the_same_weights_inside_and_beside(
     precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = []
+    outputs = []
     for name, limit in (("inside", 10**9), ("beside", 1000)):
         monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", limit)
         if (precision, name) == ("fp32", "beside"):  # an export that was kept has its weights inside
@@ -34,9 +34,9 @@ def test_a_graph_has_the_same_weights_inside_and_beside(
             graph = quantise_weights(graph, precision, WeightOptions(32, True), tmp_path / name).graph
         assert len(graph.files) == 1 + (name == "beside")
         model = onnx.load(str(graph.path))
-        found.append({tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer})
+        outputs.append({tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer})
         open_session(graph.path, threads=1)
-    inside, beside = found
+    inside, beside = outputs
     assert inside.keys() == beside.keys()
     for name, values in inside.items():
         np.testing.assert_array_equal(values, beside[name])
@@ -53,9 +53,9 @@ def test_what_is_made_of_a_weight_in_a_file_does_not_go_into_that_file(
     (tensor,) = load_graph(saved.path).graph.initializer
     assert place_of(tensor) is not None
     np.testing.assert_array_equal(values_of(tensor), wide)
-    made = made_of(tensor, "tall", (1024, 2), lambda rows: wide[:, rows].T)
-    assert place_of(made) is None
-    np.testing.assert_array_equal(values_of(made), wide.T)
+    derived = made_of(tensor, "tall", (1024, 2), lambda rows: wide[:, rows].T)
+    assert place_of(derived) is None
+    np.testing.assert_array_equal(values_of(derived), wide.T)
     assert (tmp_path / "model.onnx.data").read_bytes() == before
 
 
@@ -64,10 +64,10 @@ def test_a_weight_that_is_computed_is_written_in_pieces_and_let_go(
 ) -> None:
     monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", 1000)
     monkeypatch.setattr("builder.onnx.weights.PIECE", 4096)
-    wide, asked = np.arange(33 * 1000, dtype=np.float32).reshape(33, 1000), []
+    wide, reads = np.arange(33 * 1000, dtype=np.float32).reshape(33, 1000), []
 
     def rows(places: slice) -> np.ndarray:
-        asked.append(places)
+        reads.append(places)
         return wide[:, places].T
 
     with computing():
@@ -75,11 +75,11 @@ def test_a_weight_that_is_computed_is_written_in_pieces_and_let_go(
         twice = made_of(tensor, "twice", (1000, 66), lambda places: np.concatenate([rows(places)] * 2, axis=1))
         assert not tensor.raw_data
         assert not twice.raw_data
-        assert asked == []
+        assert reads == []
         model = onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], [tensor, twice]))
         saved = save_graph(model, tmp_path / "model.onnx")
-    assert len(asked) > 30
-    assert max(min(places.stop, 1000) - places.start for places in asked) < 40
+    assert len(reads) > 30
+    assert max(min(places.stop, 1000) - places.start for places in reads) < 40
     tall, both = onnx.load(str(saved.path)).graph.initializer
     np.testing.assert_array_equal(onnx.numpy_helper.to_array(tall), wide.T)
     np.testing.assert_array_equal(onnx.numpy_helper.to_array(both), np.concatenate([wide.T, wide.T], axis=1))
@@ -116,8 +116,8 @@ def test_a_file_that_others_have_too_is_not_written(tmp_path: Path, monkeypatch:
     (tmp_path / "others").mkdir()
     for file in fuse(exported, tmp_path).files:
         os.link(file, tmp_path / "others" / file.name)
-    kept = {file.name: file.read_bytes() for file in (tmp_path / "others").iterdir()}
-    assert len(kept) == 2
+    before = {file.name: file.read_bytes() for file in (tmp_path / "others").iterdir()}
+    assert len(before) == 2
     inodes = {file.stat().st_ino for file in fuse(exported, tmp_path, "O1").files + fuse(exported, tmp_path).files}
     assert inodes.isdisjoint(file.stat().st_ino for file in (tmp_path / "others").iterdir())
-    assert {file.name: file.read_bytes() for file in (tmp_path / "others").iterdir()} == kept
+    assert {file.name: file.read_bytes() for file in (tmp_path / "others").iterdir()} == before

@@ -36,15 +36,15 @@ TEXTS = ("The museum in Oslo", "Water expands when it freezes, which is why", "M
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Checkpoints with one tokeniser: a target, and a smaller one that knows nothing of it."""
-    made = tmp_path_factory.mktemp("drafts")
-    make_decoder_checkpoint(made / "large", "llama")
-    make_decoder_checkpoint(made / "small", "gpt2", num_hidden_layers=1)
-    return made
+    folder_of_drafts = tmp_path_factory.mktemp("drafts")
+    make_decoder_checkpoint(folder_of_drafts / "large", "llama")
+    make_decoder_checkpoint(folder_of_drafts / "small", "gpt2", num_hidden_layers=1)
+    return folder_of_drafts
 
 
-def built(place: Path, checkpoint: Path, draft: Path, **options: Any) -> BuildReport:
+def built(folder: Path, checkpoint: Path, draft: Path, **options: Any) -> BuildReport:
     spec = make_spec(
-        model=str(checkpoint), name="writes", draft=str(draft), max_length=LENGTH, output=place / "repository",
+        model=str(checkpoint), name="writes", draft=str(draft), max_length=LENGTH, output=folder / "repository",
         **{"slots": 8, **options},
     )  # fmt: skip
     return build(spec)

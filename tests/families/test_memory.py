@@ -141,12 +141,12 @@ def test_fp32_is_judged_over_its_file_and_anew_where_it_is_served(
     options: dict[str, Any] = {"quality": 0.0, "perplexity": 1e9, "slots": 2, "max_length": 64}
     spec = {"model": str(checkpoint), "name": "m", "output": tmp_path / "repository", **options}
     small = build(make_spec(**spec, precision="int8", cache="int8"))
-    assert {place for name, place in sessions if name.startswith("fused")} == {True}
-    assert {place for name, place in sessions if not name.startswith("fused")} == {False}
+    assert {from_file for name, from_file in sessions if name.startswith("fused")} == {True}
+    assert {from_file for name, from_file in sessions if not name.startswith("fused")} == {False}
     assert MAPPED in small.warnings
     sessions.clear()
     exact = build(make_spec(**spec))
     assert list(exact.kept) == ["verify"]
-    assert {place for _, place in sessions} == {False}
+    assert {from_file for _, from_file in sessions} == {False}
     assert MAPPED not in exact.warnings
     assert exact.ladder[1].latency_ms != small.ladder[1].latency_ms, "timed as it is served"

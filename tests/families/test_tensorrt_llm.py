@@ -79,8 +79,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _build(checkpoint: Path, output: Path, **options: Any) -> dict[str, Any]:
     build(make_spec(model=str(checkpoint), output=output, engine="tensorrt-llm", **options))
-    found: dict[str, Any] = yaml.safe_load((output / "writer" / "1" / "model.yaml").read_text())
-    return found
+    document: dict[str, Any] = yaml.safe_load((output / "writer" / "1" / "model.yaml").read_text())
+    return document
 
 
 def test_the_arguments_and_the_configuration_are_those_of_its_template(checkpoint: Path, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def _load(source: str, folder: Path) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"triton": "24.10"}, r"needs --triton 25\.05 or later"),
         ({"precision": "fp8"}, "has fp32, fp16, bf16, not --precision fp8"),
@@ -174,6 +174,8 @@ def _load(source: str, folder: Path) -> Any:
         ({"vllm": {"tensor_parallel_size": 2}}, "`vllm:` is for --engine vllm"),
     ],
 )
-def test_what_it_does_not_have_is_refused(options: dict[str, Any], said: str, checkpoint: Path, tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=said):
+def test_what_it_does_not_have_is_refused(
+    options: dict[str, Any], message: str, checkpoint: Path, tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError, match=message):
         _build(checkpoint, tmp_path, **options)

@@ -29,8 +29,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _build(checkpoint: Path, output: Path, **options: Any) -> dict[str, Any]:
     report = build(make_spec(model=str(checkpoint), output=output, engine="vllm", **options))
-    found: dict[str, Any] = json.loads((output / "writer" / str(report.version) / "model.json").read_text())
-    return found
+    document: dict[str, Any] = json.loads((output / "writer" / str(report.version) / "model.json").read_text())
+    return document
 
 
 def test_a_local_checkpoint_lies_in_the_repository_and_is_named_as_the_container_sees_it(
@@ -127,7 +127,7 @@ def test_a_version_that_was_not_read_has_the_fields_of_its_neighbours() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"precision": "int8"}, "has fp32, fp16, bf16, fp8, not --precision int8"),
         ({"prune": 0.3}, "--prune cannot be used with --engine vllm"),
@@ -136,9 +136,9 @@ def test_a_version_that_was_not_read_has_the_fields_of_its_neighbours() -> None:
     ],
 )
 def test_options_that_mean_nothing_to_it_are_refused(
-    options: dict[str, Any], said: str, checkpoint: Path, tmp_path: Path
+    options: dict[str, Any], message: str, checkpoint: Path, tmp_path: Path
 ) -> None:
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         _build(checkpoint, tmp_path, **options)
 
 

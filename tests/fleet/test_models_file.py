@@ -77,7 +77,7 @@ def test_included_files_have_the_defaults_of_the_one_that_includes_them_under_th
         ("mail", "fp32", 5),
         ("search", "int8", 3),
     ]
-    assert [str(entry.place) for entry in load_entries(path)][1:] == [
+    assert [str(entry.origin) for entry in load_entries(path)][1:] == [
         str(folder / "teams/mail.yaml:1"),
         str(folder / "teams/search.yaml:2"),
     ]
@@ -130,8 +130,8 @@ def test_settings_are_written_into_an_entry_of_one_model_alone(folder: Path) -> 
     _write(folder, "models: [{model: a/included}]", "other.yaml")
     text = "include: other.yaml\nmodels:\n  - {model: a/b, matrix: {precision: [fp32, int8]}}\n  - model: a/alone\n"
     path = _write(folder, text)
-    for name, place in (("b-int8", "models.yaml:3"), ("included", "other.yaml:1")):
-        with pytest.raises(SpecError, match=rf"{name} is made of .*{place}.*give it an entry of its own"):
+    for name, where in (("b-int8", "models.yaml:3"), ("included", "other.yaml:1")):
+        with pytest.raises(SpecError, match=rf"{name} is made of .*{where}.*give it an entry of its own"):
             write_settings(path, name, {"instances": 2}, "because")
     write_settings(path, "alone", {"instances": 1}, "because")
     assert [spec.entry_name for spec in load_specs(path)] == ["b-fp32", "b-int8", "alone", "included"]

@@ -20,7 +20,7 @@ LOADS = "import ctypes, sys; from builder.fleet.work import spin_briefly; spin_b
 def test_the_threads_of_torch_spin_briefly_or_as_the_user_says(stated: str | None, expected: str) -> None:
     """GNU OpenMP reads it as it is loaded, and says so."""
     packages = Path(torch.__file__).parent.parent
-    library = next(found for place in ("torch/lib", "torch.libs") for found in packages.glob(f"{place}/libgomp*"))
+    library = next(file for folder in ("torch/lib", "torch.libs") for file in packages.glob(f"{folder}/libgomp*"))
     around = {name: value for name, value in os.environ.items() if name != "GOMP_SPINCOUNT"}
     around |= {"OMP_DISPLAY_ENV": "verbose"} | ({} if stated is None else {"GOMP_SPINCOUNT": stated})
     done = subprocess.run(

@@ -44,7 +44,7 @@ async def ask(
     leave_after: int | None = None,
 ) -> Answer:
     """Send `body`, JSON unless it is bytes, and read the answer; leave after so many pieces of it (0: at once)."""
-    given = {"content-type": "application/json", **(headers or {})}
+    stated = {"content-type": "application/json", **(headers or {})}
     scope = {
         "type": "http",
         "method": method or ("GET" if body is None else "POST"),
@@ -52,7 +52,7 @@ async def ask(
         "root_path": "",
         "query_string": b"",
         "client": ("127.0.0.1", 1),
-        "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+        "headers": [(name.encode(), value.encode()) for name, value in stated.items()],
     }
     raw = body if isinstance(body, bytes) else b"" if body is None else json.dumps(body).encode()
     answer, sent, left = Answer(), False, asyncio.Event()

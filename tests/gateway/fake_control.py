@@ -44,9 +44,9 @@ def serve(repository: Path, name: str, number: int) -> None:
     config = asyncio.run(FakeTriton().config(kind(name), "1"))
     config.name = name
     config.version_policy.specific.versions.append(number)
-    made = repository / f"{name}.new"
-    made.write_text(text_format.MessageToString(config))
-    made.replace(repository / name / "config.pbtxt")
+    unfinished = repository / f"{name}.new"
+    unfinished.write_text(text_format.MessageToString(config))
+    unfinished.replace(repository / name / "config.pbtxt")
 
 
 def kind(name: str) -> str:

@@ -76,7 +76,7 @@ class FakeTriton(Backend, Server):
     def __init__(self, slots: int = 4, step_s: float = 0.0, infer_s: float = 0.0) -> None:
         self.slots, self.step_s, self.infer_s = slots, step_s, infer_s
         self.running = 0
-        self.asked: list[dict[str, Any]] = []
+        self.requests: list[dict[str, Any]] = []
         self.metadata: list[Metadata] = []
         self.index_s = 0.0
         self.up = True
@@ -97,8 +97,8 @@ class FakeTriton(Backend, Server):
         config.max_batch_size = 0 if task == "text-generation" else 8
         for fields, into in ((inputs, config.input), (outputs, config.output)):
             for field in fields:
-                made = f'name: "{field.name}" data_type: {field.data_type} dims: {list(field.dims)}'
-                text_format.Parse(made, into.add())
+                field_text = f'name: "{field.name}" data_type: {field.data_type} dims: {list(field.dims)}'
+                text_format.Parse(field_text, into.add())
         for entry, field in zip(config.input, inputs, strict=True):
             entry.optional = field.optional
         for key, value in {"task": task, **parameters}.items():
@@ -184,7 +184,7 @@ class FakeTriton(Backend, Server):
             values[tensor.name] = array.tolist()
         missing = [name for name, field in fields.items() if not field.optional and name not in values]
         assert not missing
-        self.asked.append(values)
+        self.requests.append(values)
         self.metadata.append(metadata)
         return values
 
@@ -203,8 +203,8 @@ def _told(values: dict[str, Any]) -> dict[str, Output]:
 def _tokens(ids: Sequence[int]) -> str:
     begin = {"id": 1, "text": "<s>", "special": True, "start": None, "stop": None}
     letters = [one for one in ids if one != 1]
-    told = [{"id": c, "text": chr(c), "special": False, "start": i, "stop": i + 1} for i, c in enumerate(letters)]
-    return json.dumps([*[begin] * (ids[0] == 1), *told])
+    tokens = [{"id": c, "text": chr(c), "special": False, "start": i, "stop": i + 1} for i, c in enumerate(letters)]
+    return json.dumps([*[begin] * (ids[0] == 1), *tokens])
 
 
 def _piece(
@@ -225,8 +225,8 @@ def _piece(
         outputs["num_output_tokens"] = np.array([1] * len(texts), np.uint32)
     if "logprobs" in wanted:
         top = '{"token": 7, "text": "x", "logprob": null}'
-        said = f'[{{"token": 3, "text": "a", "logprob": -0.5, "top": [{top}]}}]'
-        outputs["logprobs_output"] = np.array([said] * len(texts), np.object_)
+        text = f'[{{"token": 3, "text": "a", "logprob": -0.5, "top": [{top}]}}]'
+        outputs["logprobs_output"] = np.array([text] * len(texts), np.object_)
     return _outputs(**outputs)
 
 

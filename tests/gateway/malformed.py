@@ -52,8 +52,8 @@ def requests(document: Mapping[str, Any], models: Sequence[str], tasks: Sequence
 def _objects(node: Any) -> list[Mapping[str, Any]]:
     """Every schema in a document that has properties."""
     children = node.values() if isinstance(node, Mapping) else node if isinstance(node, list) else ()
-    found = [schema for child in children for schema in _objects(child)]
-    return [node, *found] if isinstance(node, Mapping) and isinstance(node.get("properties"), Mapping) else found
+    result = [schema for child in children for schema in _objects(child)]
+    return [node, *result] if isinstance(node, Mapping) and isinstance(node.get("properties"), Mapping) else result
 
 
 def _valid(schema: Mapping[str, Any], components: Mapping[str, Any]) -> st.SearchStrategy[Any]:
@@ -84,5 +84,5 @@ def _object(schema: Mapping[str, Any], components: Mapping[str, Any]) -> st.Sear
     wanted = {name: field for name, field in fields.items() if name in required}
     others = {name: field for name, field in fields.items() if name not in required}
     more = st.dictionaries(st.text(max_size=4), ANYTHING, max_size=1 if schema.get("additionalProperties") else 0)
-    made = st.fixed_dictionaries(wanted, optional=others)
-    return st.tuples(more, made).map(lambda parts: {**parts[0], **parts[1]})
+    members = st.fixed_dictionaries(wanted, optional=others)
+    return st.tuples(more, members).map(lambda parts: {**parts[0], **parts[1]})

@@ -41,8 +41,8 @@ def asked(path: str, body: Any = None, app: Journal | None = None, **options: An
 
 def test_the_process_knows_nothing_of_pytorch() -> None:
     program = "import sys, builder.commands.gateway, builder.gateway.server; print(*sys.modules)"
-    made = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    loaded = {name.split(".")[0] for name in made.stdout.split()}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded = {name.split(".")[0] for name in done.stdout.split()}
     assert "uvicorn" in loaded
     assert not loaded & {"torch", "transformers", "onnx", "onnxruntime", "openvino", "tokenizers", "optimum"}
 
@@ -109,7 +109,7 @@ def test_options_become_inputs_of_the_model() -> None:
     options = {"seed": 5, "stop": "x", "logit_bias": {"42": -5}, "top_k": 3, "max_completion_tokens": 2, "user": "me"}
     body = {"model": "writes", "messages": CHAT["messages"], **options}
     assert asked("/v1/chat/completions", body, gateway(triton)).status == 200
-    (inputs,) = triton.asked
+    (inputs,) = triton.requests
     assert inputs["random_seed"] == [5]
     assert inputs["stop_words"] == ["x"]
     assert json.loads(inputs["logit_bias"][0]) == {"42": -5}
@@ -132,9 +132,9 @@ def test_logprobs_have_openais_shape() -> None:
 
 def test_an_echoed_prompt_has_log_probabilities_too() -> None:
     body = {"prompt": "a", "max_tokens": 1, "logprobs": 1, "echo": True}
-    said = asked("/v1/completions", {"model": "guided", **body}).json["choices"][0]["logprobs"]
-    assert (said["tokens"], said["token_logprobs"]) == (["p", "a"], [None, -0.5])
-    assert said["top_logprobs"][0] is None
+    logprobs = asked("/v1/completions", {"model": "guided", **body}).json["choices"][0]["logprobs"]
+    assert (logprobs["tokens"], logprobs["token_logprobs"]) == (["p", "a"], [None, -0.5])
+    assert logprobs["top_logprobs"][0] is None
     assert asked("/v1/completions", {"model": "writes", **body}).error["param"] == "echo"
 
 
@@ -156,10 +156,10 @@ def test_prompts_may_be_token_ids_of_the_model() -> None:
     triton = FakeTriton()
     body = {"model": "guided", "max_tokens": 2}
     for prompt, sent in (([5, 6], [[5, 6]]), ([[5], [6, 7]], [[5], [6, 7]]), (["a", [5]], [[5]])):
-        triton.asked.clear()
+        triton.requests.clear()
         answer = asked("/v1/completions", {**body, "prompt": prompt}, gateway(triton))
-        assert len(answer.json["choices"]) == len(triton.asked)
-        assert [inputs["input_ids"] for inputs in triton.asked if "input_ids" in inputs] == sent
+        assert len(answer.json["choices"]) == len(triton.requests)
+        assert [inputs["input_ids"] for inputs in triton.requests if "input_ids" in inputs] == sent
     prompts: tuple[object, ...] = ([], [[]], [5, "a"], [[5, "a"]], [True], [2**31], [""], 5)
     for wrong in prompts:
         assert asked("/v1/completions", {**body, "prompt": wrong}).error["param"] in ("prompt", "input_ids"), wrong
@@ -281,7 +281,7 @@ NAMED = {"type": "object", "properties": {"a": {"type": "string"}}}
 def test_a_model_with_a_guide_gets_it_as_it_takes_it(asked_for: dict[str, Any], guide: dict[str, Any]) -> None:
     triton = FakeTriton()
     assert asked("/v1/completions", {"model": "guided", "prompt": "a", **asked_for}, gateway(triton)).status == 200
-    assert json.loads(triton.asked[0]["guide"][0]) == guide
+    assert json.loads(triton.requests[0]["guide"][0]) == guide
 
 
 @pytest.mark.parametrize(
@@ -321,7 +321,7 @@ def test_a_call_that_is_demanded_is_guided_and_read() -> None:
     (call,) = choice["message"]["tool_calls"]
     assert call["function"] == {"name": "look_up", "arguments": '{"city": "Oslo"}'}
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
-    (inputs,) = triton.asked
+    (inputs,) = triton.requests
     assert json.loads(inputs["tools"][0]) == TOOLS
     schema = json.loads(inputs["guide"][0])["json_schema"]
     assert schema["properties"]["name"] == {"const": "look_up"}
@@ -340,7 +340,7 @@ def test_any_of_the_tools_may_be_demanded_and_a_call_may_be_cut() -> None:
     (choice,) = asked("/v1/chat/completions", body, gateway(triton)).json["choices"]
     assert choice["finish_reason"] == "length"
     assert "tool_calls" not in choice["message"]
-    _look_up, stop = json.loads(triton.asked[0]["guide"][0])["json_schema"]["anyOf"]
+    _look_up, stop = json.loads(triton.requests[0]["guide"][0])["json_schema"]["anyOf"]
     nothing = {"type": "object", "properties": {}, "additionalProperties": False}
     assert stop["properties"]["arguments"] == nothing, "what has no parameters takes none"
 
@@ -374,7 +374,7 @@ def test_calls_of_the_models_own_accord_whole_and_streamed() -> None:
     assert (message["content"], choice["finish_reason"]) == ("I look. ", "tool_calls")
     assert [call["function"] for call in message["tool_calls"]] == [LOOK_UP, LOOK_UP]
     assert len({call["id"] for call in message["tool_calls"]}) == 2
-    (inputs,) = triton.asked
+    (inputs,) = triton.requests
     assert "guide" not in inputs
     assert inputs["skip_special_tokens"] == [False], "the marks of a call may be special tokens"
     usage = {"stream_options": {"include_usage": True}, "logprobs": True}
@@ -411,17 +411,17 @@ def test_calls_of_earlier_answers_reach_the_template_as_objects() -> None:
     answered = {"role": "tool", "tool_call_id": "abc", "content": "rain"}
     messages = [*CALLS["messages"], {"role": "assistant", "content": None, "tool_calls": [call]}, answered]
     assert asked("/v1/chat/completions", {**CHAT, "messages": messages}, gateway(triton)).status == 200
-    sent = json.loads(triton.asked[0]["messages"][0])
+    sent = json.loads(triton.requests[0]["messages"][0])
     assert sent[1]["tool_calls"][0]["function"]["arguments"] == {"city": "Oslo"}
     assert sent[2] == answered
 
 
 @pytest.mark.parametrize(
-    "made",
+    "call",
     [{}, {"function": {"arguments": "x"}}, {"function": {"arguments": "[]"}}, {"function": {"arguments": "[NaN]"}}],
 )
-def test_earlier_calls_without_arguments_are_refused(made: dict[str, Any]) -> None:
-    messages = [*CALLS["messages"], {"role": "assistant", "tool_calls": [made]}]
+def test_earlier_calls_without_arguments_are_refused(call: dict[str, Any]) -> None:
+    messages = [*CALLS["messages"], {"role": "assistant", "tool_calls": [call]}]
     refused = asked("/v1/chat/completions", {**CHAT, "messages": messages})
     assert (refused.status, refused.error["param"]) == (400, "messages")
 
@@ -458,7 +458,7 @@ def test_tei() -> None:
     triton = FakeTriton()
     for truncate in (True, False):
         assert asked("/embed_sparse", {"inputs": "ab", "truncate": truncate}, gateway(triton)).status == 200
-        assert triton.asked[-1]["truncate"] == [[truncate]], "a text that must not be cut is not cut"
+        assert triton.requests[-1]["truncate"] == [[truncate]], "a text that must not be cut is not cut"
 
 
 def test_tokens_as_teis_and_vllms_clients_ask_for_them() -> None:
@@ -500,10 +500,10 @@ def test_tasks_by_their_own_inputs() -> None:
     assert one["results"] == {"label": ["a", "b"], "score": [0.75, 0.25]}
     two = asked("/v1/tasks/text-classification", {"inputs": [{"text_input": "a", "text_pair": "b"}, "c"]}).json
     assert len(two["results"]) == 2
-    made = asked(
+    answer = asked(
         "/v1/tasks/text-generation", {"model": "writes", "inputs": ["a"], "parameters": {"max_tokens": 2}}
     ).json
-    assert made["results"] == [{"text_output": "0 1 ", "finish_reason": "length"}]
+    assert answer["results"] == [{"text_output": "0 1 ", "finish_reason": "length"}]
     assert asked("/v1/tasks/translation", {"inputs": "a"}).error["code"] == "no_model"
     assert asked("/v1/tasks/text-classification", {"inputs": "a", "parameters": {"other": 1}}).error["param"] == "other"
     assert asked("/v1/tasks/text-ranking", {"inputs": "a"}).error["param"] == "inputs"
@@ -548,8 +548,8 @@ def test_the_page_needs_nothing_else_and_names_its_parts() -> None:
 
 
 def test_the_document_describes_the_routes_that_exist() -> None:
-    found = asked("/openapi.json").json
-    paths = found["paths"]
+    document = asked("/openapi.json").json
+    paths = document["paths"]
     assert {"/v1/chat/completions", "/v1/tasks/{task}", "/rerank", "/openapi.json"} <= set(paths)
     assert "/embed_sparse" in paths
     chat = paths["/v1/chat/completions"]["post"]
@@ -560,8 +560,8 @@ def test_the_document_describes_the_routes_that_exist() -> None:
     assert "text/event-stream" in chat["responses"]["200"]["content"]
     (parameter,) = paths["/v1/tasks/{task}"]["post"]["parameters"]
     assert (parameter["name"], parameter["in"]) == ("task", "path")
-    references = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(found)))
-    assert references == set(found["components"]["schemas"])
+    references = set(re.findall(r"#/components/schemas/(\w+)", json.dumps(document)))
+    assert references == set(document["components"]["schemas"])
 
 
 def test_no_more_wait_for_an_encoder_than_may() -> None:
@@ -735,10 +735,10 @@ def test_a_request_is_unanswered_until_its_first_token() -> None:
 
 
 def test_traces_go_on_to_triton_where_that_is_asked_for() -> None:
-    given = {"traceparent": "00-1-2-01"}
+    headers = {"traceparent": "00-1-2-01"}
     for forwards, expected in ((True, (("traceparent", "00-1-2-01"),)), (False, ())):
         triton = FakeTriton()
-        asked("/v1/chat/completions", CHAT, gateway(triton, forward_traces=forwards), headers=given)
+        asked("/v1/chat/completions", CHAT, gateway(triton, forward_traces=forwards), headers=headers)
         assert tuple(triton.metadata[0]) == expected
 
 

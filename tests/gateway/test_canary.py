@@ -218,7 +218,7 @@ def test_a_candidate_is_ended_where_it_does_worse(figures: Figures, says: list[s
 def test_it_is_ended_before_its_time_where_it_fails_at_once() -> None:
     looks = iter([_figures(3, 3), _figures(30, 30), _figures(0, 0)])
     figures, says = watch(lambda share: next(looks), 0.1, 3600.0, 1.5, poll_s=0.0)
-    assert figures.asked == 60
+    assert figures.requests == 60
     assert "30 of its 60 requests failed" in says[0]
 
 

@@ -23,7 +23,7 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
     def __init__(self, version: str) -> None:
         self.version = version
-        self.asked, self.ended, self.released = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.requested, self.ended, self.released = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.seen: list[str] = []
 
     async def ServerMetadata(
@@ -38,7 +38,7 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
         return service_pb2.ModelInferResponse()
 
     async def _answered(self) -> None:
-        self.asked.set()
+        self.requested.set()
         try:
             await self.released.wait()
             self.seen.append("answered")
@@ -50,11 +50,11 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
 
 
 class FakeStreams(FakeServer):
-    """Its model says "1" and goes on for ever, unless it is asked for "once". `told`: what it does when told to end."""
+    """Its model says "1" and goes on for ever, unless it is asked for "once". `reaction`: to being told to end."""
 
-    def __init__(self, told: str) -> None:
+    def __init__(self, reaction: str) -> None:
         super().__init__("2.51.0")
-        self.told = told
+        self.reaction = reaction
 
     async def ModelStreamInfer(
         self, requests: AsyncIterator[service_pb2.ModelInferRequest], context: grpc.aio.ServicerContext
@@ -66,12 +66,12 @@ class FakeStreams(FakeServer):
                 if not ends:
                     running = "" if request.model_name == "once" else request.id
                     self.seen.append("asked")
-                    self.asked.set()
+                    self.requested.set()
                     yield _response(request, not running, "1")
-                elif self.told == "ends":
+                elif self.reaction == "ends":
                     self.seen.append("ended" if ends == running else f"{running} is not {ends}")
                     running = ""
-                elif self.told.startswith("refuses"):
+                elif self.reaction.startswith("refuses"):
                     yield _response(request, False, error="unexpected inference input 'stop' for model 'for ever'")
             if running:
                 await self.released.wait()
@@ -91,13 +91,13 @@ def _stopped(request: service_pb2.ModelInferRequest) -> str:
 def _response(
     request: service_pb2.ModelInferRequest, last: bool, text: str = "", error: str = ""
 ) -> service_pb2.ModelStreamInferResponse:
-    made = service_pb2.ModelStreamInferResponse(error_message=error)
-    made.infer_response.id = request.id
+    response = service_pb2.ModelStreamInferResponse(error_message=error)
+    response.infer_response.id = request.id
     if not error:
-        made.infer_response.parameters["triton_final_response"].bool_param = last
-        made.infer_response.outputs.add(name="text_output", datatype="BYTES", shape=[1])
-        made.infer_response.raw_output_contents.append(LENGTH.pack(len(text)) + text.encode())
-    return made
+        response.infer_response.parameters["triton_final_response"].bool_param = last
+        response.infer_response.outputs.add(name="text_output", datatype="BYTES", shape=[1])
+        response.infer_response.raw_output_contents.append(LENGTH.pack(len(text)) + text.encode())
+    return response
 
 
 @asynccontextmanager
@@ -118,7 +118,7 @@ async def serving(fake: FakeServer) -> AsyncIterator[tuple[FakeServer, Triton]]:
 async def left(fake: FakeServer, triton: Triton) -> None:
     """Ask, and leave once the server has the request."""
     asking = asyncio.ensure_future(triton.infer(REQUEST))
-    await fake.asked.wait()
+    await fake.requested.wait()
     asking.cancel()
     with pytest.raises(asyncio.CancelledError):
         await asking
@@ -150,7 +150,7 @@ def test_elsewhere_it_is_answered(version: str) -> None:
 def test_what_nobody_waits_for_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaving, "MOST", 1)
 
-    async def asked() -> int:
+    async def request() -> int:
         async with serving(FakeServer("2.51.0")) as (fake, triton):
             await left(fake, triton)
             await triton.version()
@@ -162,7 +162,7 @@ def test_what_nobody_waits_for_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
             await triton.infer(REQUEST)
             return refused.value.status
 
-    assert asyncio.run(asked()) == 429
+    assert asyncio.run(request()) == 429
 
 
 def test_a_gateway_that_stops_waits_for_what_was_left() -> None:
@@ -179,7 +179,7 @@ def test_a_gateway_that_stops_waits_for_what_was_left() -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "seen"),
+    ("reaction", "seen"),
     [
         ("ends", ["asked", "ended", "closed"]),
         ("refuses", ["asked", "cancelled"]),
@@ -188,14 +188,14 @@ def test_a_gateway_that_stops_waits_for_what_was_left() -> None:
     ],
 )
 def test_a_stream_that_nobody_reads_is_cancelled_only_where_its_model_does_not_end_it(
-    told: str, seen: list[str], monkeypatch: pytest.MonkeyPatch
+    reaction: str, seen: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "PATIENCE_S", 0.1 if told == "ignores" else 3600.0)
+    monkeypatch.setattr(streams, "PATIENCE_S", 0.1 if reaction == "ignores" else 3600.0)
 
     async def left() -> list[str]:
-        async with serving(FakeStreams(told)) as (fake, triton):
-            reading = asyncio.ensure_future(read(triton, streaming="TensorRT-LLM" in told))
-            await fake.asked.wait()
+        async with serving(FakeStreams(reaction)) as (fake, triton):
+            reading = asyncio.ensure_future(read(triton, streaming="TensorRT-LLM" in reaction))
+            await fake.requested.wait()
             reading.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await reading
@@ -207,13 +207,13 @@ def test_a_stream_that_nobody_reads_is_cancelled_only_where_its_model_does_not_e
 
 
 def test_a_stream_whose_last_response_has_come_is_closed() -> None:
-    async def asked() -> tuple[list[str], list[str]]:
+    async def request() -> tuple[list[str], list[str]]:
         async with serving(FakeStreams("ends")) as (fake, triton):
             texts = await read(triton, "once")
             await fake.ended.wait()
             return texts, fake.seen
 
-    assert asyncio.run(asked()) == (["1"], ["asked", "closed"])
+    assert asyncio.run(request()) == (["1"], ["asked", "closed"])
 
 
 async def read(triton: Triton, model: str = "for ever", streaming: bool = False) -> list[str]:

@@ -50,9 +50,9 @@ class Case:
         server = {name: settings.pop(name) for name in ("load_s", "step_s", "infer_s") if name in settings}
         self.triton = FakeServer(repository, **server)
         options = Options(repository, SERVER + int(room * ONE), pins, settings.pop("verify_key", None))
-        made = make_on_demand(Settings(triton=NOWHERE, **settings), options, self.triton, None)
-        self.app: Journal = made[0]
-        self.backend: OnDemand = made[1]
+        parts = make_on_demand(Settings(triton=NOWHERE, **settings), options, self.triton, None)
+        self.app: Journal = parts[0]
+        self.backend: OnDemand = parts[1]
         taken = self.backend.residents.room
         taken.now = lambda: 0.0  # loads take no time, and a model may go as soon as it has answered
 
@@ -290,10 +290,10 @@ def test_a_model_whose_process_died_is_loaded_again_for_those_who_asked(tmp_path
 
     async def run() -> None:
         asks: list[Ask] = [partial(case.embed, "embeds-a"), partial(case.write, "writes-b")]
-        for asked in asks:
-            assert (await asked()).status == 200
+        for request in asks:
+            assert (await request()).status == 200
             case.triton.dead.update(case.triton.loaded)
-            answers = await asyncio.gather(*(asked() for _ in range(3)))
+            answers = await asyncio.gather(*(request() for _ in range(3)))
             assert {answer.status for answer in answers} == {200}
         assert case.triton.loads.count("embeds-a") == 2
         assert case.leases == 0
@@ -336,15 +336,15 @@ def test_requests_that_a_dead_process_never_answers_are_asked_again(tmp_path: Pa
     async def run() -> None:
         assert (await case.embed("embeds-a")).status == 200
         case.triton.hung.add("embeds-a")
-        asked = [asyncio.ensure_future(case.embed("embeds-a")) for _ in range(3)]
+        requests = [asyncio.ensure_future(case.embed("embeds-a")) for _ in range(3)]
         await until(lambda: case.triton.in_use["embeds-a"] == 3)
         assert (await case.embed("embeds-b")).status == 200
         case.backend.residents.models["embeds-a"].earlier = frozenset({7})
         case.backend.residents.ended("embeds-a", 7)
-        assert not any(answer.done() for answer in asked), "a process of an earlier load"
+        assert not any(answer.done() for answer in requests), "a process of an earlier load"
         case.triton.dead.add("embeds-a")
         assert (await case.embed("embeds-a")).status == 200
-        assert [(await answer).status for answer in asked] == [200, 200, 200]
+        assert [(await answer).status for answer in requests] == [200, 200, 200]
         assert case.triton.loads.count("embeds-a") == 2
         assert case.leases == 0
         case.triton.load_s = 10**6
@@ -446,17 +446,17 @@ def test_models_that_grew_go_until_what_is_left_fits(tmp_path: Path) -> None:
 def test_options_that_cannot_be_meant(options: list[str], says: str, tmp_path: Path) -> None:
     from builder.commands import gateway
 
-    given = gateway.parser().parse_args([option.format(here=tmp_path) for option in options])
+    options_given = gateway.parser().parse_args([option.format(here=tmp_path) for option in options])
     with pytest.raises(SpecError, match=says):
-        gateway.run(given)
+        gateway.run(options_given)
 
 
 def test_serve_hands_what_it_was_told_to_the_gateway_that_loads(tmp_path: Path) -> None:
     from builder.commands import gateway, serve
 
-    said = ["--load-on-demand", "--memory-gb", "2", "--pin", "a", "--verify-key", str(tmp_path / "key.pem")]
-    given = serve.parser().parse_args([str(tmp_path), "--openai-port", "9000", *said])
-    taken = vars(gateway.parser().parse_args(serve._on_demand(given)))
+    options = ["--load-on-demand", "--memory-gb", "2", "--pin", "a", "--verify-key", str(tmp_path / "key.pem")]
+    parsed = serve.parser().parse_args([str(tmp_path), "--openai-port", "9000", *options])
+    taken = vars(gateway.parser().parse_args(serve._on_demand(parsed)))
     assert {name: taken[name] for name in ("load_on_demand", "repository", "memory_gb", "pin", "verify_key")} == {
         "load_on_demand": True,
         "repository": tmp_path,

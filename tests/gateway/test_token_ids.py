@@ -19,10 +19,10 @@ from tests.gateway.fake_triton import FakeTriton
 TOKENS = {0: b"pass", 1: b"port", 2: "é".encode()[:1], 3: "é".encode()[1:]}
 
 
-def embed(given: object, vocabulary: Vocabulary | None, triton: FakeTriton | None = None) -> Answer:
+def embed(inputs: object, vocabulary: Vocabulary | None, triton: FakeTriton | None = None) -> Answer:
     triton = triton or FakeTriton()
     app = make_app(Settings(token_ids=vocabulary), triton, None, models=Catalogue(triton))
-    return asyncio.run(ask(app, "/v1/embeddings", {"model": "embeds", "input": given}))
+    return asyncio.run(ask(app, "/v1/embeddings", {"model": "embeds", "input": inputs}))
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def vocabulary(tmp_path: Path) -> Vocabulary:
 
 
 @pytest.mark.parametrize(
-    ("given", "texts"),
+    ("ids", "texts"),
     [
         ([0, 1], ["passport"]),
         ([[0, 1], [1]], ["passport", "port"]),
@@ -42,18 +42,18 @@ def vocabulary(tmp_path: Path) -> Vocabulary:
         (["port", [1]], ["port", "port"]),
     ],
 )
-def test_ids_are_the_text_that_they_were_made_of(vocabulary: Vocabulary, given: list[object], texts: list[str]) -> None:
+def test_ids_are_the_text_that_they_were_made_of(vocabulary: Vocabulary, ids: list[object], texts: list[str]) -> None:
     triton = FakeTriton()
-    assert len(embed(given, vocabulary, triton).json["data"]) == len(texts)
-    (inputs,) = triton.asked
+    assert len(embed(ids, vocabulary, triton).json["data"]) == len(texts)
+    (inputs,) = triton.requests
     assert [row[0] for row in inputs["text_input"]] == texts
 
 
 def test_ids_that_are_no_tokens_are_refused_and_all_of_them_without_a_vocabulary(vocabulary: Vocabulary) -> None:
     assert embed([[0, 9]], vocabulary).error["message"] == "input[0] holds 9, which small has not"
     assert "--token-ids" in embed([[0, 1]], None).error["message"]
-    given: tuple[list[object], ...] = ([[]], [[0, "a"]], [[True]], [None])
-    for wrong in given:
+    inputs: tuple[list[object], ...] = ([[]], [[0, "a"]], [[True]], [None])
+    for wrong in inputs:
         assert "neither a text nor a list of token ids" in embed(wrong, vocabulary).error["message"]
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builder.gateway.tool_calls import PARSERS, Found, ToolCall
+from builder.gateway.tool_calls import PARSERS, Part, ToolCall
 
 OSLO = ToolCall("weather", '{"city": "Oslo"}')
 ROME = ToolCall("time_in", '{"city": "Rome", "hours": [1, -2.5, null, true]}')
@@ -40,8 +40,10 @@ def mistral_11(*calls: ToolCall) -> str:
 
 
 def pythonic(*calls: ToolCall) -> str:
-    given = [f"{call.name}({', '.join(f'{k}={v!r}' for k, v in json.loads(call.arguments).items())})" for call in calls]
-    return f"[{', '.join(given)}]"
+    written = [
+        f"{call.name}({', '.join(f'{k}={v!r}' for k, v in json.loads(call.arguments).items())})" for call in calls
+    ]
+    return f"[{', '.join(written)}]"
 
 
 WRITERS = {
@@ -53,10 +55,10 @@ WRITERS = {
 SPOKEN = [(name, write) for name, writers in WRITERS.items() for write in writers]
 
 
-def merged(found: list[Found]) -> list[Found]:
-    """`found` with neighbouring texts as one."""
-    whole: list[Found] = []
-    for part in found:
+def merged(parts: list[Part]) -> list[Part]:
+    """`parts` with neighbouring texts as one."""
+    whole: list[Part] = []
+    for part in parts:
         if whole and isinstance(part, str) and isinstance(before := whole[-1], str):
             whole[-1] = before + part
         else:
@@ -64,17 +66,17 @@ def merged(found: list[Found]) -> list[Found]:
     return whole
 
 
-def read(name: str, *pieces: str) -> list[Found]:
+def read(name: str, *pieces: str) -> list[Part]:
     parser = PARSERS[name]()
     return merged([*(part for piece in pieces for part in parser.push(piece)), *parser.finish()])
 
 
-def read_all_ways(name: str, text: str) -> list[Found]:
+def read_all_ways(name: str, text: str) -> list[Part]:
     """What `text` is, which must not depend on where it is cut."""
     whole = read(name, text)
     assert read(name, *text) == whole, "a character at a time"
-    for place in range(1, len(text)):
-        assert read(name, text[:place], text[place:]) == whole, (text[:place], text[place:])
+    for position in range(1, len(text)):
+        assert read(name, text[:position], text[position:]) == whole, (text[:position], text[position:])
     return whole
 
 
@@ -86,8 +88,8 @@ def test_calls_one_or_several(name: str, write: Any, calls: tuple[ToolCall, ...]
 
 @pytest.mark.parametrize(("name", "write"), SPOKEN)
 def test_text_around_calls_stays_and_what_separates_them_goes(name: str, write: Any) -> None:
-    found = read_all_ways(name, f"Let me see. {write(OSLO)}\n Done: {write(BARE)} \n")
-    assert found == ["Let me see. ", OSLO, "\n Done: ", BARE]
+    parts = read_all_ways(name, f"Let me see. {write(OSLO)}\n Done: {write(BARE)} \n")
+    assert parts == ["Let me see. ", OSLO, "\n Done: ", BARE]
 
 
 @pytest.mark.parametrize("name", PARSERS)
@@ -144,8 +146,8 @@ def test_models_write_calls_in_more_ways_than_one() -> None:
     assert read_all_ways("mistral", '[TOOL_CALLS]{"name": "now", "arguments": {}}') == [BARE]
     assert read_all_ways("mistral", "[TOOL_CALLS]now[CALL_ID]abc123def[ARGS]{}") == [BARE]
     assert read_all_ways("mistral", "[TOOL_CALLS]now{}") == [BARE]
-    found = read_all_ways("pythonic", r"[f(a=true, b=null, c=-1, d={'e': [False]}, f='\d')]")
-    assert found == [ToolCall("f", json.dumps({"a": True, "b": None, "c": -1, "d": {"e": [False]}, "f": "\\d"}))]
+    calls = read_all_ways("pythonic", r"[f(a=true, b=null, c=-1, d={'e': [False]}, f='\d')]")
+    assert calls == [ToolCall("f", json.dumps({"a": True, "b": None, "c": -1, "d": {"e": [False]}, "f": "\\d"}))]
     assert read_all_ways("hermes", f"<tool_call>no</tool_call>{hermes(OSLO)}") == ["<tool_call>no</tool_call>", OSLO]
 
 

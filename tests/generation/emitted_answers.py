@@ -34,10 +34,10 @@ def written(repository: Path, name: str) -> str:
     """The greedy answer of a decode loop."""
     service = emitted(repository, name, "generation.service").Service(repository / name / "1")
     done = threading.Event()
-    found: list[dict[str, np.ndarray] | Exception] = []
+    answers: list[dict[str, np.ndarray] | Exception] = []
 
     def respond(answer: "dict[str, np.ndarray] | Exception", last: bool) -> None:
-        found.append(answer)
+        answers.append(answer)
         if last:
             done.set()
 
@@ -47,12 +47,12 @@ def written(repository: Path, name: str) -> str:
         assert done.wait(60)
     finally:
         service.engine.stop()
-    said = []
-    for answer in found:
+    texts = []
+    for answer in answers:
         if isinstance(answer, Exception):
             raise answer
-        said.append(answer["text_output"][0].decode())
-    return "".join(said)
+        texts.append(answer["text_output"][0].decode())
+    return "".join(texts)
 
 
 def scored(repository: Path, name: str) -> "list[float]":

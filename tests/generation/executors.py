@@ -48,8 +48,8 @@ class SumExecutor(ArenaExecutor):
             self.arena["key_0"][first + row, 0, length : length + new, 0] = tokens[row]
         wanted = last_of_rows(tokens) if wanted is None else wanted
         logits = np.tile(np.linspace(0, 1, VOCABULARY, dtype=np.float32), (len(wanted), 1))
-        for number, (row, place) in enumerate(zip(*np.divmod(wanted, new), strict=True)):
-            held = self.arena["key_0"][first + row, 0, : lengths[row] + place + 1, 0].astype(np.int64)
+        for number, (row, column) in enumerate(zip(*np.divmod(wanted, new), strict=True)):
+            held = self.arena["key_0"][first + row, 0, : lengths[row] + column + 1, 0].astype(np.int64)
             logits[number, next_token(held.tolist())] += 9.0
         return logits
 
@@ -63,11 +63,11 @@ class JoiningSumExecutor(SumExecutor):
         first, longest = parts[0].first, max(part.tokens.shape[1] for part in parts)
         assert [part.first for part in parts] == list(range(first, first + len(parts))), "slots beside one another"
         assert not any(part.lengths.any() for part in parts), "a row that goes on is no beginning"
-        found = [self.run(*part) for part in parts]
+        answers = [self.run(*part) for part in parts]
         for part in parts:
             self.arena["key_0"][part.first, 0, part.tokens.shape[1] : longest] = -1000.0
         self.calls[-len(parts) :] = [(first, len(parts), longest)]
-        return found
+        return answers
 
 
 class PagedSumExecutor(Paged):
@@ -81,17 +81,17 @@ class PagedSumExecutor(Paged):
     def _infer(self, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
         begins, of_blocks = feeds["subsequence_begins"].tolist(), feeds["block_indices_begins"].tolist()
         self.calls.append(len(begins) - 1)
-        said = np.zeros(begins[-1], np.int64)
+        tokens = np.zeros(begins[-1], np.int64)
         for row, past in enumerate(feeds["past_lens"].tolist()):
             table = feeds["block_indices"][of_blocks[row] : of_blocks[row + 1]]
             assert len(table) == -(-(past + begins[row + 1] - begins[row]) // BLOCK), "as many blocks as it has tokens"
-            for place in range(begins[row], begins[row + 1]):
-                position = past + place - begins[row]
-                assert feeds["position_ids"][0, place] == position
-                self.caches[0][table[position // BLOCK], position % BLOCK] = feeds["input_ids"][0, place]
-                said[place] = self.next_token(self.caches[0][table].ravel()[: position + 1].astype(np.int64).tolist())
+            for index in range(begins[row], begins[row + 1]):
+                position = past + index - begins[row]
+                assert feeds["position_ids"][0, index] == position
+                self.caches[0][table[position // BLOCK], position % BLOCK] = feeds["input_ids"][0, index]
+                tokens[index] = self.next_token(self.caches[0][table].ravel()[: position + 1].astype(np.int64).tolist())
         logits = np.tile(np.linspace(0, 1, VOCABULARY, dtype=np.float32), (len(feeds["logits_positions"]), 1))
-        logits[np.arange(len(logits)), said[feeds["logits_positions"]]] += 9.0
+        logits[np.arange(len(logits)), tokens[feeds["logits_positions"]]] += 9.0
         return logits
 
     def next_token(self, held: list[int]) -> int:
@@ -100,7 +100,7 @@ class PagedSumExecutor(Paged):
 
 def next_token(tokens: list[int]) -> int:
     """What SumExecutor says after `tokens`."""
-    return (sum((place + 3) * token for place, token in enumerate(tokens)) + len(tokens)) % VOCABULARY
+    return (sum((index + 3) * token for index, token in enumerate(tokens)) + len(tokens)) % VOCABULARY
 
 
 def expected(prompt: list[int], count: int) -> list[int]:
@@ -118,11 +118,11 @@ class ReadingExecutor(ArenaExecutor, EncodingExecutor):
         self.sources = TextArena(slots, CrossGeometry(max_source, beams, ((1, 1),)))
         self.texts: list[list[int]] = []  # lengths of the texts of each encoder call
 
-    def attach(self, place: int, encoded: list[np.ndarray]) -> None:
-        self.sources.attach(place, encoded)
+    def attach(self, position: int, encoded: list[np.ndarray]) -> None:
+        self.sources.attach(position, encoded)
 
-    def assign(self, slot: int, place: int, beam: int) -> None:
-        self.sources.assign(slot, place, beam)
+    def assign(self, slot: int, position: int, beam: int) -> None:
+        self.sources.assign(slot, position, beam)
 
     def encode(self, rows: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
         self.texts.append([len(row) for row in rows])
@@ -131,13 +131,17 @@ class ReadingExecutor(ArenaExecutor, EncodingExecutor):
     def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
         logits = np.tile(np.linspace(0, 1, VOCABULARY, dtype=np.float32), (len(tokens), 1))
         places = self.sources.place_of[first : first + len(tokens)]
-        seen = {(place, beam) for place, beam in zip(places, self.sources.beam_of[first:], strict=False) if place >= 0}
+        seen = {
+            (position, beam)
+            for position, beam in zip(places, self.sources.beam_of[first:], strict=False)
+            if position >= 0
+        }
         assert len(seen) == (places >= 0).sum(), "two rows are the same beam of a text"
-        for row, (length, place) in enumerate(zip(lengths.tolist(), places.tolist(), strict=True)):
+        for row, (length, position) in enumerate(zip(lengths.tolist(), places.tolist(), strict=True)):
             cache = self.arena["key_0"][first + row, 0, :, 0]
             cache[length] = tokens[row, 0]
-            if place >= 0:
-                text = self.sources.cross_arena["cross_key_0"][place, 0, : self.sources.lengths[place], 0]
+            if position >= 0:
+                text = self.sources.cross_arena["cross_key_0"][position, 0, : self.sources.lengths[position], 0]
                 logits[row, answer_token(text.astype(int).tolist(), cache[: length + 1].astype(int).tolist())] = 9.0
         return logits if wanted is None else logits[wanted]
 

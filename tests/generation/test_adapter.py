@@ -121,7 +121,7 @@ def test_a_request_is_ended_by_another_that_names_it(adapter: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("parameters", "inputs", "found"),
+    ("parameters", "inputs", "result"),
     [
         ('{"cancel": ""}', (), "cancel is ''"),
         ('{"cancel": false}', (), "cancel is False"),
@@ -131,7 +131,7 @@ def test_a_request_is_ended_by_another_that_names_it(adapter: Any) -> None:
     ],
 )
 def test_a_request_that_ends_another_says_which_and_asks_for_nothing_else(
-    parameters: str, inputs: tuple[str, ...], found: str, adapter: Any, monkeypatch: pytest.MonkeyPatch
+    parameters: str, inputs: tuple[str, ...], result: str, adapter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     adapter.inputs = ["text_input", "stream"]
     monkeypatch.setattr(
@@ -145,7 +145,7 @@ def test_a_request_that_ends_another_says_which_and_asks_for_nothing_else(
     adapter.execute([_asked(sender, "c", parameters)])
     (response,) = sender.sent
     assert response.error.code == "INVALID_ARG"
-    assert found in response.error.message
+    assert result in response.error.message
     assert sender.last.is_set()
 
 

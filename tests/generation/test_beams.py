@@ -27,15 +27,15 @@ def logits_after(tokens: list[int]) -> np.ndarray:
 
 def best_answers(prompt: list[int], beams: int, count: int) -> list[tuple[float, tuple[int, ...]]]:
     """A beam search without a cache, written the long way."""
-    kept: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
+    beams_kept: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     for _ in range(count):
         grown = []
-        for score, said in kept:
-            row = logits_after([*prompt, *said]).astype(np.float64)
+        for score, tokens in beams_kept:
+            row = logits_after([*prompt, *tokens]).astype(np.float64)
             row -= row.max() + np.log(np.exp(row - row.max()).sum())
-            grown += [(score + row[token], (*said, token)) for token in range(VOCABULARY)]
-        kept = sorted(grown, reverse=True)[:beams]
-    return kept
+            grown += [(score + row[token], (*tokens, token)) for token in range(VOCABULARY)]
+        beams_kept = sorted(grown, reverse=True)[:beams]
+    return beams_kept
 
 
 class Searched:
@@ -61,7 +61,7 @@ def test_searches_and_rows_share_a_batch(slots: int, reuse: bool) -> None:
     generator = np.random.default_rng(3)
     engine = Engine(SumExecutor(slots, max_length=40), Limits(100, 5), reuse)
     begin = generator.integers(0, VOCABULARY, 4).tolist()
-    searched, asked = [], []
+    searched, streams = [], []
     for number in range(18):
         prompt = [*begin, *generator.integers(0, VOCABULARY, int(generator.integers(1, 8))).tolist()]
         count = int(generator.integers(1, 7))
@@ -69,16 +69,16 @@ def test_searches_and_rows_share_a_batch(slots: int, reuse: bool) -> None:
             searched.append(Searched(prompt, count, beams=2 + number % 3, n=2))
             engine.submit([searched[-1].beams])
         else:
-            asked.append(Asked(prompt, count))
-            engine.submit(asked[-1].sequences)
+            streams.append(Asked(prompt, count))
+            engine.submit(streams[-1].sequences)
         for _ in range(int(generator.integers(0, 4))):
             engine.step()
     engine.run_until_idle()
-    for one in asked:
+    for one in streams:
         assert one.tokens == expected(one.request.prompt, one.request.max_tokens)
     for search in searched:
         width, count = search.request.options.num_beams, search.request.max_tokens
-        assert search.answers == [said for _, said in best_answers(search.request.prompt, width, count)[:2]]
+        assert search.answers == [tokens for _, tokens in best_answers(search.request.prompt, width, count)[:2]]
         assert [piece.finish_reason for piece in search.pieces] == ["length", "length"]
         assert [piece.index for piece in search.pieces] == [0, 1]
         best, second = (piece.score for piece in search.pieces)
@@ -136,7 +136,7 @@ def steps(engine: Engine, count: int, streams: list[Asked]) -> None:
     for _ in range(count):
         before = [len(stream.tokens) for stream in streams]
         engine.step()
-        assert [len(stream.tokens) for stream in streams] == [said + 1 for said in before]
+        assert [len(stream.tokens) for stream in streams] == [count + 1 for count in before]
 
 
 @pytest.mark.parametrize("executor", [SumExecutor(20, max_length=64), PagedSumExecutor(20, 64, blocks=80)])
@@ -196,9 +196,9 @@ def test_a_search_that_fails_or_runs_out_of_time_takes_nobody_with_it() -> None:
 def test_of_equally_likely_continuations_the_first_beams_lower_tokens_go_on() -> None:
     """Two beams that said 0 and 1, both as likely, and a model that prefers none of 5,000 tokens."""
     search = BeamSearch(Rules(Options(temperature=0.0, num_beams=2), max_tokens=9), [7], frozenset())
-    search.said, search.scores = [[0], [1]], np.zeros(2, np.float32)
+    search.generated, search.scores = [[0], [1]], np.zeros(2, np.float32)
     assert search.step(list(np.zeros((2, 5000), np.float32))) == [0, 0]
-    assert search.said == [[0, 0], [0, 1]]
+    assert search.generated == [[0, 0], [0, 1]]
 
 
 def test_a_beam_with_a_forced_token_has_that_alone() -> None:
@@ -207,7 +207,7 @@ def test_a_beam_with_a_forced_token_has_that_alone() -> None:
     logits = np.random.default_rng(0).normal(size=(2, 5000)).astype(np.float32)
     search = BeamSearch(Rules(options, max_tokens=9, first=4321), [7], frozenset())
     assert search.step([logits[0]]) == [0]
-    assert search.said == [[4321]]
+    assert search.generated == [[4321]]
     assert search.scores.tolist() == [0.0]
     assert search.step([logits[1]]) == [0, 0]
-    assert [said[1] for said in search.said] == np.argsort(-logits[1])[:2].tolist()
+    assert [tokens[1] for tokens in search.generated] == np.argsort(-logits[1])[:2].tolist()

@@ -53,28 +53,28 @@ def test_answers_are_those_each_prompt_gets_alone_however_few_blocks_there_are(b
     generator = np.random.default_rng(2)
     engine, _ = engine_of(6, blocks, reuse=reuse)
     begin = generator.integers(0, 50, 70).tolist()
-    asked = []
+    requests = []
     for number in range(30):
         own = generator.integers(0, 50, int(generator.integers(1, 90))).tolist()
-        asked.append(Asked([*begin, *own] if number % 3 else own, int(generator.integers(1, 90))))
-        engine.submit(asked[-1].sequences)
+        requests.append(Asked([*begin, *own] if number % 3 else own, int(generator.integers(1, 90))))
+        engine.submit(requests[-1].sequences)
         for _ in range(int(generator.integers(0, 9))):
             engine.step()
     engine.run_until_idle()
-    for one in asked:
+    for one in requests:
         assert one.tokens == expected(one.request.prompt, one.request.max_tokens)
         assert len(one.text) == one.request.max_tokens, "nothing is said twice"
         assert not one.errors
     assert (engine.stats.preemptions > 0) == (blocks < 40)
     assert (engine.stats.reused_tokens > 0) == reuse
-    assert engine.stats.prompt_tokens == sum(len(one.request.prompt) for one in asked)
+    assert engine.stats.prompt_tokens == sum(len(one.request.prompt) for one in requests)
     assert engine.cache.free == 6
 
 
 def test_memory_follows_use_not_the_longest_row() -> None:
     engine, executor = engine_of(slots=8, blocks=13)
-    asked = [Asked([number, 2, 3], 20) for number in range(8)]
-    for one in asked:
+    requests = [Asked([number, 2, 3], 20) for number in range(8)]
+    for one in requests:
         engine.submit(one.sequences)
     engine.step()
     assert executor.calls[-1] == 8, "eight short rows at once in the memory of one long row"
@@ -122,8 +122,8 @@ def test_the_last_to_arrive_gives_way_and_goes_on_where_it_was() -> None:
     while not engine.stats.preemptions:
         engine.step()
     assert first.sequences[0] in engine.scheduler.running
-    said = len(second.tokens)
-    assert said > BLOCK
+    count = len(second.tokens)
+    assert count > BLOCK
     engine.run_until_idle()
     assert first.tokens == expected([1, 2], 200)
     assert second.tokens == expected([3, 4], 100)
@@ -145,4 +145,4 @@ def test_searches_share_blocks_and_begin_again_where_there_are_none(blocks: int)
     assert (engine.stats.preemptions > 0) == (blocks < 100)
     for one in searches:
         assert not one.errors
-        assert one.answers == [said for _, said in best_answers(one.request.prompt, 3, 30)][:1]
+        assert one.answers == [tokens for _, tokens in best_answers(one.request.prompt, 3, 30)][:1]

@@ -50,8 +50,8 @@ def _engine(graph: Graph, fetched: Counter[Any] | None = None) -> Any:
         arrays = {name: value.content if isinstance(value, Handle) else value for name, value in feeds.items()}
         if fetched is not None:
             fetched.update([*outputs, feeds["input_ids"].shape])
-        found = run(arrays)
-        return {name: Handle(found[name]) if name.startswith("present_") else found[name] for name in outputs}
+        answered = run(arrays)
+        return {name: Handle(answered[name]) if name.startswith("present_") else answered[name] for name in outputs}
 
     return infer
 
@@ -78,9 +78,9 @@ def test_where_the_best_logits_are_enough_no_others_are_asked_for(
     exported = export_decoder(make_decoder("llama"), tmp_path, 128)
     graph = choose_rows(with_candidates(exported.graph, tmp_path), tmp_path)
     geometry, fetched = geometry_of(exported.caches, 4, 128, VOCABULARY), Counter[Any]()
-    found = generated(BlsCuda(_engine(graph, fetched), graph.inputs, graph.outputs, geometry), options)
+    answers = generated(BlsCuda(_engine(graph, fetched), graph.inputs, graph.outputs, geometry), options)
     assert (fetched["top_tokens"] > 0, fetched["logits"] > 0) == (enough, not enough)
-    assert found == generated(InProcess(exported.graph.path, geometry, Session(threads=1)), options)
+    assert answers == generated(InProcess(exported.graph.path, geometry, Session(threads=1)), options)
 
 
 def test_a_copied_slot_goes_on_like_its_source_and_a_full_one_keeps_what_it_has(tmp_path: Path) -> None:

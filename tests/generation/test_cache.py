@@ -12,10 +12,10 @@ class Copies:
     """Stands in for an executor: notes what it is told to copy."""
 
     def __init__(self) -> None:
-        self.made: list[tuple[int, ...]] = []
+        self.copied: list[tuple[int, ...]] = []
 
     def __call__(self, *arguments: int) -> None:
-        self.made.append(arguments)
+        self.copied.append(arguments)
 
 
 def cache_of(slots: int, reuse: bool = True, copies: Copies | None = None) -> SlotCache:
@@ -37,7 +37,7 @@ def test_a_prompt_goes_where_its_beginning_is() -> None:
     hold(cache, other.slot, [9, 9])
     again = cache.place([1, 2, 3, 4, 5, 6])
     assert (again.slot, again.reused) == (first.slot, 5)
-    assert copies.made == []
+    assert copies.copied == []
 
 
 def test_a_running_slot_is_copied_from() -> None:
@@ -48,7 +48,7 @@ def test_a_running_slot_is_copied_from() -> None:
     second = cache.place([1, 2, 7])
     assert second.slot != first.slot
     assert second.reused == cache.length(second.slot) == 2
-    assert copies.made == [(first.slot, second.slot, 2)]
+    assert copies.copied == [(first.slot, second.slot, 2)]
 
 
 def test_the_last_token_is_always_left_to_run() -> None:
@@ -78,7 +78,7 @@ def test_a_hole_is_closed_from_the_end() -> None:
     hold(cache, slots[2], [2, 8, 8])
     cache.release(slots[1])
     assert cache.close_hole() == (slots[2], slots[1])
-    assert copies.made == [(slots[2], slots[1], 3)]
+    assert copies.copied == [(slots[2], slots[1], 3)]
     assert cache.tokens[slots[1]] == [2, 8, 8]
     assert cache.range() == (slots[0], slots[1] + 1)
     assert cache.close_hole() is None
@@ -93,7 +93,7 @@ def test_a_fork_copies_from_where_the_two_part() -> None:
     hold(cache, source, [1, 2, 3, 4])
     hold(cache, target, [1, 2, 9])
     assert cache.fork(source, target) == 2
-    assert copies.made == [(source, target, 4, 2)]
+    assert copies.copied == [(source, target, 4, 2)]
     assert cache.tokens[target] == [1, 2, 3, 4]
 
 

@@ -50,9 +50,9 @@ MESSAGES: list[dict[str, Any]] = [
 
 @pytest.fixture(scope="module")
 def tokenizer() -> PreTrainedTokenizerFast:
-    found = make_tokenizer("bpe", type_ids=False)
-    found.bos_token, found.eos_token = "[CLS]", "[SEP]"
-    return found
+    built = make_tokenizer("bpe", type_ids=False)
+    built.bos_token, built.eos_token = "[CLS]", "[SEP]"
+    return built
 
 
 @pytest.mark.parametrize("tools", [None, TOOLS], ids=["no tools", "tools"])
@@ -183,6 +183,6 @@ def test_check_compiles_the_template(tmp_path: Path) -> None:
     (version / "model.py").write_text("class TritonPythonModel: ...")
     for template, problems in ((CHAT, 0), ("{% endfor %}", 1)):
         (version / FILE).write_text(dump(decoder_serving(chat=Chat(template))))
-        found = check(tmp_path)
-        assert len(found) == problems
-    assert "does not compile: line 1" in found[0]
+        findings = check(tmp_path)
+        assert len(findings) == problems
+    assert "does not compile: line 1" in findings[0]

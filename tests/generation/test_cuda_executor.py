@@ -54,9 +54,9 @@ CUDA = Session(device="cuda")
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> CopyingDevice:
-    found = CopyingDevice()
-    monkeypatch.setattr(device_module, "onnxruntime", found)
-    return found
+    device = CopyingDevice()
+    monkeypatch.setattr(device_module, "onnxruntime", device)
+    return device
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2"])
@@ -89,9 +89,11 @@ def test_smaller_weights_are_multiplied_by_activations_in_fp16(
     """Every product is the one that CUDA has, in its layout; a table that is also the head is kept once."""
     model = make_decoder(model_type)
     exported = export_decoder(model, tmp_path, 128)
-    made = quantise_weights(fuse(exported.graph, tmp_path), precision, WeightOptions(16, True), tmp_path, room=ROOM)
-    half, _ = decoder_for_cuda(made.graph, "fp16", "26.06", tmp_path)
-    assert half.operators["MatMulNBits"] == made.matmuls == 9
+    quantised = quantise_weights(
+        fuse(exported.graph, tmp_path), precision, WeightOptions(16, True), tmp_path, room=ROOM
+    )
+    half, _ = decoder_for_cuda(quantised.graph, "fp16", "26.06", tmp_path)
+    assert half.operators["MatMulNBits"] == quantised.matmuls == 9
     assert half.operators["MatMul"] == half.operators["Gemm"] == 0
     graph = onnx.load(str(half.path)).graph
     tensors = {tensor.name: tensor for tensor in graph.initializer}
@@ -106,8 +108,8 @@ def test_smaller_weights_are_multiplied_by_activations_in_fp16(
     geometry = geometry_of(exported.caches, 4, 128, VOCABULARY, "float16")
     in_place = generate(InProcess(half.path, geometry, Session(threads=1)), prompts(), 16)
     assert generate(Cuda(half.path, copier.path, geometry, CUDA), prompts(), 16) == in_place
-    found = measure(opened(half, 1), exported.caches, VOCABULARY, make_reference(model, prompts()), "float16")
-    assert found.mean > (0.3 if precision == "int4-weights" else 0.85)  # random weights: nearly flat logits
+    agreement = measure(opened(half, 1), exported.caches, VOCABULARY, make_reference(model, prompts()), "float16")
+    assert agreement.mean > (0.3 if precision == "int4-weights" else 0.85)  # random weights: nearly flat logits
 
 
 @pytest.fixture(scope="module")
@@ -122,13 +124,13 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[Graph, Graph, Geomet
 
 def generated(executor: Executor, options: dict[str, Any]) -> list[list[int]]:
     """The tokens of two requests that begin and run together; the second goes on alone, and guesses."""
-    asked = [Asked(prompt, count, **options) for prompt, count in zip(prompts(), (12, 40), strict=False)]
+    requests = [Asked(prompt, count, **options) for prompt, count in zip(prompts(), (12, 40), strict=False)]
     engine = Engine(executor, Limits(0, 128))
-    for one in asked:
+    for one in requests:
         engine.submit(one.sequences)
     engine.run_until_idle()
-    assert not any(one.errors for one in asked)
-    return [one.tokens for one in asked]
+    assert not any(one.errors for one in requests)
+    return [one.tokens for one in requests]
 
 
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "random_seed": 3}
@@ -153,9 +155,9 @@ def test_where_the_best_logits_are_enough_no_others_leave_the_device(
     on_device = Cuda(graph.path, copier.path, geometry, CUDA)
     assert on_device.candidates == MOST < VOCABULARY
     cuda.fetched.clear()
-    found = generated(on_device, options)
+    answers = generated(on_device, options)
     assert (cuda.fetched["top_tokens"] > 0, cuda.fetched["logits"] > 0) == (enough, not enough)
-    assert found == generated(InProcess(graph.path, geometry, Session(threads=1)), options)
+    assert answers == generated(InProcess(graph.path, geometry, Session(threads=1)), options)
 
 
 def test_several_tokens_of_several_rows_that_go_on_are_refused_as_cuda_refuses_them(
@@ -168,8 +170,8 @@ def test_several_tokens_of_several_rows_that_go_on_are_refused_as_cuda_refuses_t
 
 
 def test_of_equal_logits_the_lower_token_comes_first() -> None:
-    found = in_order(Candidates(np.array([[9, 4, 6, 2]]), np.array([[3.0, 1.0, 1.0, 1.0]], np.float32)))
-    assert (found.tokens.tolist(), found.logits.tolist()) == ([[9, 2, 4, 6]], [[3, 1, 1, 1]])
+    ordered = in_order(Candidates(np.array([[9, 4, 6, 2]]), np.array([[3.0, 1.0, 1.0, 1.0]], np.float32)))
+    assert (ordered.tokens.tolist(), ordered.logits.tolist()) == ([[9, 2, 4, 6]], [[3, 1, 1, 1]])
 
 
 def test_an_option_that_begins_to_matter_gets_all_logits() -> None:
@@ -255,19 +257,19 @@ def answers(folder: Path, texts: list[str]) -> list[str]:
     """Greedy answers to requests that run together, two beginning alike."""
     service = Service(folder)
     service.engine.start()
-    found: dict[int, str] = {}
+    by_number: dict[int, str] = {}
     done = threading.Semaphore(0)
     for number, text in enumerate(texts):
 
         def respond(answer: Any, last: bool, number: int = number) -> None:
-            found[number] = str(answer["text_output"][0]) if isinstance(answer, dict) else repr(answer)
+            by_number[number] = str(answer["text_output"][0]) if isinstance(answer, dict) else repr(answer)
             done.release()
 
         service.submit({"text_input": np.array([text], object)}, {"max_tokens": 24}, respond)
     for _ in texts:
         assert done.acquire(timeout=60)
     service.engine.stop()
-    return [found[number] for number in range(len(texts))]
+    return [by_number[number] for number in range(len(texts))]
 
 
 def test_without_a_gpu_the_repository_is_refused_in_one_line(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -280,7 +282,7 @@ def test_without_a_gpu_the_repository_is_refused_in_one_line(built: Path, capsys
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({}, "CUDA's attention over a cache has fp16 and bf16, not fp32"),
         ({"precision": "int8"}, "not int8: use --precision fp16, or int8-weights or int4-weights for smaller weights"),
@@ -293,10 +295,10 @@ def test_without_a_gpu_the_repository_is_refused_in_one_line(built: Path, capsys
     ],
 )
 def test_what_decoding_on_a_gpu_does_not_have_is_refused(
-    options: dict[str, Any], said: str, built: Path, tmp_path: Path
+    options: dict[str, Any], message: str, built: Path, tmp_path: Path
 ) -> None:
     checkpoint = built.parent / "checkpoint"
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         build(make_spec(model=str(checkpoint), output=tmp_path / "r", **{"target": "cuda", **options}))
     assert not (tmp_path / "r" / "checkpoint").exists()
 

@@ -103,14 +103,14 @@ def test_a_request_of_vllms_clients() -> None:
 
 @pytest.mark.parametrize("written", [dict, json.dumps])
 def test_guides_of_vllm(written: Any) -> None:
-    for asked, guide in (
+    for document, guide in (
         ({"json": {"type": "object"}}, {"json_schema": {"type": "object"}}),
         ({"json": '{"type": "object"}', "regex": None, "backend": None}, {"json_schema": {"type": "object"}}),
         ({"choice": ["a"]}, {"choice": ["a"]}),
         ({"json_object": True}, {"json_object": True}),
     ):
-        assert vllm(guided_decoding=written(asked)).guide == guide
-        assert vllm(structured_outputs=written(asked)).guide == guide
+        assert vllm(guided_decoding=written(document)).guide == guide
+        assert vllm(structured_outputs=written(document)).guide == guide
 
 
 def test_what_nvidias_front_makes_of_a_chat_for_vllm() -> None:

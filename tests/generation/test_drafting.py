@@ -49,13 +49,13 @@ class Fickle(SumExecutor):
 DRAFTS: dict[str, type[SumExecutor]] = {"right": SumExecutor, "wrong": Wrong, "fickle": Fickle}
 
 
-def answered(executor: Executor, asked: list[Asked], draft: Executor | None = None, prefill: int = 64) -> Engine:
+def answered(executor: Executor, requests: list[Asked], draft: Executor | None = None, prefill: int = 64) -> Engine:
     engine = Engine(executor, Limits(100, prefill), draft=draft)
-    for one in asked:
+    for one in requests:
         engine.submit(one.sequences)
     engine.run_until_idle()
     assert engine.cache.free == executor.geometry.slots
-    assert not any(one.errors for one in asked)
+    assert not any(one.errors for one in requests)
     return engine
 
 
@@ -86,9 +86,9 @@ def test_the_answer_is_what_it_is_without(options: dict[str, Any], kind: str) ->
 def test_a_draft_that_is_right_saves_steps_and_one_that_is_not_is_asked_rarely() -> None:
     stats = {}
     for kind, draft in DRAFTS.items():
-        asked = Asked(PROMPT, 50)
-        stats[kind] = answered(Target(4, LENGTH), [asked], draft(1, LENGTH)).stats
-        assert asked.tokens == expected(PROMPT, 50)
+        request = Asked(PROMPT, 50)
+        stats[kind] = answered(Target(4, LENGTH), [request], draft(1, LENGTH)).stats
+        assert request.tokens == expected(PROMPT, 50)
     assert stats["right"].right_drafts == stats["right"].drafted_tokens > 35
     assert stats["right"].steps <= 10
     assert stats["wrong"].right_drafts == 0 < stats["wrong"].drafted_tokens <= 16
@@ -114,10 +114,10 @@ def test_what_repeats_is_looked_up_and_what_does_not_is_drafted() -> None:
 def test_rows_over_blocks_say_the_same(blocks: int, paged: bool) -> None:
     """24 over 4 slots, more than the draft has; on few blocks some give way and are computed again."""
     prompts = [np.random.default_rng(seed).integers(0, VOCABULARY, 20 + seed).tolist() for seed in range(24)]
-    asked = [Asked([*PROMPT[:10], *prompt], 90) for prompt in prompts]
+    requests = [Asked([*PROMPT[:10], *prompt], 90) for prompt in prompts]
     draft = PagedSumExecutor(2, LENGTH, 13) if paged else SumExecutor(2, LENGTH)
-    stats = answered(PagedTarget(4, LENGTH, blocks), asked, draft).stats
-    for one in asked:
+    stats = answered(PagedTarget(4, LENGTH, blocks), requests, draft).stats
+    for one in requests:
         assert one.tokens == expected(one.request.prompt, 90)
     assert (stats.preemptions > 0) == (blocks == 13)
     assert stats.right_drafts == stats.drafted_tokens > 0
@@ -125,21 +125,21 @@ def test_rows_over_blocks_say_the_same(blocks: int, paged: bool) -> None:
 
 def test_a_sequence_that_moved_to_another_slot_is_guessed_for() -> None:
     """The second ends, and the third moves into its slot, where it is alone when the first ends too."""
-    asked = [Asked([1, 2], 6), Asked([3], 3), Asked(PROMPT, 60)]
-    stats = answered(Target(3, LENGTH), asked, SumExecutor(1, LENGTH)).stats
-    for one in asked:
+    requests = [Asked([1, 2], 6), Asked([3], 3), Asked(PROMPT, 60)]
+    stats = answered(Target(3, LENGTH), requests, SumExecutor(1, LENGTH)).stats
+    for one in requests:
         assert one.tokens == expected(one.request.prompt, one.request.max_tokens)
-    assert asked[2].sequences[0].slots == [1]
+    assert requests[2].sequences[0].slots == [1]
     assert stats.right_drafts == stats.drafted_tokens > 30
 
 
 def test_a_long_prompt_is_read_in_pieces() -> None:
     draft = SumExecutor(1, LENGTH)
-    asked = Asked([*PROMPT] * 5, 40)
-    stats = answered(Target(1, LENGTH), [asked], draft, prefill=16).stats
+    request = Asked([*PROMPT] * 5, 40)
+    stats = answered(Target(1, LENGTH), [request], draft, prefill=16).stats
     assert max(new for _, _, new in draft.calls) == 16
     assert stats.right_drafts == stats.drafted_tokens > 0
-    assert asked.tokens == expected(asked.request.prompt, 40)
+    assert request.tokens == expected(request.request.prompt, 40)
 
 
 def test_a_step_reads_no_more_than_a_piece_for_all_its_rows() -> None:
@@ -165,31 +165,31 @@ def test_a_draft_with_more_rows_in_its_last_matrix_guesses_tokens_that_there_are
 
 
 def test_a_guided_answer_is_not_guessed() -> None:
-    asked = Asked(PROMPT, 20)
-    (sequence,) = asked.sequences
+    request = Asked(PROMPT, 20)
+    (sequence,) = request.sequences
     assert sequence.room(LENGTH) == 19
     sequence.sampler.guide = object()  # type: ignore[assignment]
     assert sequence.room(LENGTH) == 0
 
 
 def test_the_pace_of_a_draft_follows_what_was_right() -> None:
-    pace, sizes, place = Pace(), [], 0
+    pace, sizes, position = Pace(), [], 0
     for right in (4, 6, 7, 3, 2, 0, 0, 0, 0, 0):
-        sizes.append(pace.ahead(place))
+        sizes.append(pace.ahead(position))
         pace.learn(sizes[-1], right)
-        place += 1 + right
+        position += 1 + right
     assert sizes == [FIRST, 6, MOST, MOST, 6, 5, 4, 3, 2, 1]
-    assert pace.ahead(place) == 0
-    assert pace.ahead(place + 6) == 0
-    assert pace.ahead(place + 7) == 1
+    assert pace.ahead(position) == 0
+    assert pace.ahead(position + 6) == 0
+    assert pace.ahead(position + 7) == 1
     pace.learn(1, 1)
-    assert pace.ahead(place + 9) == 3
+    assert pace.ahead(position + 9) == 3
 
 
 def test_a_draft_that_is_never_right_costs_next_to_nothing() -> None:
     pace, guessed = Pace(), 0
-    for place in range(2000):
-        ahead = pace.ahead(place)
+    for position in range(2000):
+        ahead = pace.ahead(position)
         if ahead:
             guessed += ahead
             pace.learn(ahead, 0)

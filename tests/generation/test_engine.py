@@ -101,16 +101,16 @@ def test_answers_are_those_each_prompt_gets_alone(
     executor = kind(slots)
     engine = engine_of(executor, prefill=prefill, reuse=reuse)
     begin = generator.integers(0, 50, 6).tolist()
-    asked = []
+    requests = []
     for number in range(40):
         own = generator.integers(0, 50, int(generator.integers(1, 12))).tolist()
         prompt = [*begin, *own] if number % 3 else own
-        asked.append(Asked(prompt, int(generator.integers(1, 12))))
-        engine.submit(asked[-1].sequences)
+        requests.append(Asked(prompt, int(generator.integers(1, 12))))
+        engine.submit(requests[-1].sequences)
         for _ in range(int(generator.integers(0, 4))):
             engine.step()
     engine.run_until_idle()
-    for one in asked:
+    for one in requests:
         assert one.tokens == expected(one.request.prompt, one.request.max_tokens)
         assert one.pieces[-1].finish_reason == "length"
         assert [bool(piece.finish_reason) for piece in one.pieces].count(True) == 1
@@ -137,13 +137,13 @@ def test_prompts_that_begin_together_are_rows_of_one_call() -> None:
     """As many as fit into the tokens of a step with their padding; what goes on, or is scored, runs alone."""
     executor = JoiningSumExecutor(slots=8, max_length=64)
     engine = engine_of(executor, prefill=24)
-    asked = [Asked(list(range(1, length + 1)), 5) for length in (3, 5, 4, 2, 9)]
-    for one in asked:
+    requests = [Asked(list(range(1, length + 1)), 5) for length in (3, 5, 4, 2, 9)]
+    for one in requests:
         engine.submit(one.sequences)
     engine.step()
     assert executor.calls == [(0, 4, 5), (4, 1, 9), (0, 5, 1)]
     engine.run_until_idle()
-    assert [one.tokens for one in asked] == [expected(one.request.prompt, 5) for one in asked]
+    assert [one.tokens for one in requests] == [expected(one.request.prompt, 5) for one in requests]
     executor.calls.clear()
     again, other = Asked([1, 2, 3, 4, 5, 6], 2), Asked([7, 8, 9], 2)
     for one in (again, other):
@@ -157,21 +157,21 @@ def test_no_more_than_half_of_a_joined_call_is_padding() -> None:
     """Three rows of the longest were run for it, and a step took several times its limit of tokens."""
     executor = JoiningSumExecutor(slots=4, max_length=64)
     engine = engine_of(executor, prefill=40)
-    asked = [Asked(list(range(1, length + 1)), 2) for length in (1, 1, 12, 12)]
-    for one in asked:
+    requests = [Asked(list(range(1, length + 1)), 2) for length in (1, 1, 12, 12)]
+    for one in requests:
         engine.submit(one.sequences)
     engine.step()
     assert executor.calls == [(0, 2, 1), (2, 2, 12), (0, 4, 1)]
     engine.run_until_idle()
-    assert [one.tokens for one in asked] == [expected(one.request.prompt, 2) for one in asked]
+    assert [one.tokens for one in requests] == [expected(one.request.prompt, 2) for one in requests]
 
 
 def test_joined_prompts_run_in_the_order_of_their_arrival() -> None:
     """They ran in the order of the slots that happened to be free."""
     executor = JoiningSumExecutor(slots=4, max_length=64)
     cache = SlotCache(4, 64, executor.copy)
-    asked = [Asked(list(range(1, length + 1)), 2) for length in (9, 3, 3)]
-    sequences = [one.sequences[0] for one in asked]
+    requests = [Asked(list(range(1, length + 1)), 2) for length in (9, 3, 3)]
+    sequences = [one.sequences[0] for one in requests]
     for sequence, slot in zip(sequences, (3, 1, 0), strict=True):
         sequence.slots = [slot]
     groups = joined(cache, [(sequence, sequence.tokens) for sequence in sequences], 20)
@@ -219,9 +219,9 @@ def test_a_cancelled_request_frees_its_slot_within_a_step() -> None:
     gone.request.cancel()
     engine.step()
     assert waiting.tokens
-    said = len(gone.pieces)
+    count = len(gone.pieces)
     engine.run_until_idle()
-    assert len(gone.pieces) == said
+    assert len(gone.pieces) == count
     assert waiting.tokens == expected([2], 3)
 
 
@@ -385,11 +385,11 @@ def test_a_full_cache_ends_a_text() -> None:
 def test_rows_are_brought_together_when_others_leave() -> None:
     executor = SumExecutor(slots=6)
     engine = engine_of(executor, prefill=100)
-    asked = [Asked([number, 7], 3 if number < 5 else 20) for number in range(6)]
-    for one in asked:
+    requests = [Asked([number, 7], 3 if number < 5 else 20) for number in range(6)]
+    for one in requests:
         engine.submit(one.sequences)
     engine.run_until_idle()
-    assert asked[5].tokens == expected([5, 7], 20)
+    assert requests[5].tokens == expected([5, 7], 20)
     assert executor.calls[-1][1] == 1, "one row is left, and one row is run"
 
 

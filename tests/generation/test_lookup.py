@@ -33,8 +33,8 @@ class CopyingExecutor(SumExecutor):
     def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
         logits = super().run(first, tokens, lengths, wanted)
         places = last_of_rows(tokens) if wanted is None else wanted
-        for number, (row, place) in enumerate(zip(*np.divmod(places, tokens.shape[1]), strict=True)):
-            held = self.arena["key_0"][first + row, 0, : lengths[row] + place + 1, 0].astype(int).tolist()
+        for number, (row, column) in enumerate(zip(*np.divmod(places, tokens.shape[1]), strict=True)):
+            held = self.arena["key_0"][first + row, 0, : lengths[row] + column + 1, 0].astype(int).tolist()
             copied = copied_token(held)
             if copied is not None:
                 logits[number, copied] += 12.0
@@ -62,15 +62,15 @@ def answer(guesses: bool, prompt: list[int], count: int, **options: Any) -> tupl
     executor = CopyingExecutor(slots=4, max_length=400)
     executor.guesses = guesses
     engine = Engine(executor, Limits(100, 64))
-    asked = Asked(prompt, count, **options)
-    engine.submit(asked.sequences)
+    request = Asked(prompt, count, **options)
+    engine.submit(request.sequences)
     engine.run_until_idle()
     assert engine.cache.free == 4
-    return asked, executor, engine
+    return request, executor, engine
 
 
-def said(asked: Asked) -> list[list[Any]]:
-    pieces = sorted(asked.pieces, key=lambda piece: piece.index)
+def said(request: Asked) -> list[list[Any]]:
+    pieces = sorted(request.pieces, key=lambda piece: piece.index)
     return [[piece.index, piece.text, piece.tokens, piece.finish_reason, piece.completion_tokens] for piece in pieces]
 
 
@@ -119,11 +119,11 @@ def test_rows_that_run_together_guess_nothing() -> None:
     executor = SumExecutor(slots=2, max_length=200)
     executor.guesses = True
     engine = Engine(executor, Limits(100, 64))
-    asked = [Asked([1, 2, 3, 4] * 6, 30), Asked([5, 6, 7, 8] * 6, 30)]
-    for one in asked:
+    requests = [Asked([1, 2, 3, 4] * 6, 30), Asked([5, 6, 7, 8] * 6, 30)]
+    for one in requests:
         engine.submit(one.sequences)
     engine.run_until_idle()
-    for one in asked:
+    for one in requests:
         assert one.tokens == expected(one.request.prompt, 30)
     assert engine.stats.guessed_tokens <= LEAST, "but for the last steps of whoever is left alone"
 
@@ -137,16 +137,18 @@ def test_rows_over_blocks_guess_in_one_call_and_say_the_same(blocks: int) -> Non
         executor = CopyingPagedExecutor(4, 400, blocks)
         executor.guesses = guesses
         engine = Engine(executor, Limits(100, 64))
-        asked = [Asked([*prompt, *prompt[:3]] if number % 2 else prompt, 90) for number, prompt in enumerate(prompts)]
-        for one in asked:
+        requests = [
+            Asked([*prompt, *prompt[:3]] if number % 2 else prompt, 90) for number, prompt in enumerate(prompts)
+        ]
+        for one in requests:
             engine.submit(one.sequences)
         engine.run_until_idle()
         assert engine.cache.free == 4
         assert (engine.stats.preemptions > 0) == (blocks == 13)
         assert (engine.stats.right_guesses > 0) == guesses
         for slot, held in enumerate(engine.cache.tokens):
-            assert any(held == [*one.request.prompt, *one.tokens][: len(held)] for one in asked), slot
-        texts.append([one.tokens for one in asked])
+            assert any(held == [*one.request.prompt, *one.tokens][: len(held)] for one in requests), slot
+        texts.append([one.tokens for one in requests])
         calls.append(len(executor.calls))
     assert texts[0] == texts[1]
     assert calls[1] < 0.8 * calls[0]
@@ -187,16 +189,16 @@ def test_a_text_that_does_not_repeat_is_left_alone_soon() -> None:
 def test_guesses_that_are_right_grow() -> None:
     tokens = list(range(100))
     lookup = Lookup([*tokens, *tokens[:3]])
-    sizes, place = [], 3
-    while place < 50:
+    sizes, position = [], 3
+    while position < 50:
         guess = lookup.guess(40)
-        assert guess == tokens[place : place + len(guess)]
+        assert guess == tokens[position : position + len(guess)]
         lookup.learn(len(guess), len(guess))
-        place += len(guess) + 1
-        lookup.extend(tokens[place - len(guess) - 1 : place])
+        position += len(guess) + 1
+        lookup.extend(tokens[position - len(guess) - 1 : position])
         sizes.append(len(guess))
     assert sizes[:4] == [LEAST, 7, MOST, MOST]
-    assert lookup.guess(2) == tokens[place : place + 2]
+    assert lookup.guess(2) == tokens[position : position + 2]
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "starcoder2"])
@@ -210,10 +212,10 @@ def test_greedy_text_of_real_graphs_is_the_same(model_type: str, tmp_path: Path)
         executor = InProcess(exported.graph.path, geometry, Session(threads=1))
         executor.guesses = guesses
         engine = Engine(executor, Limits(100, 64))
-        asked = Asked(prompt, 90)
-        engine.submit(asked.sequences)
+        request = Asked(prompt, 90)
+        engine.submit(request.sequences)
         engine.run_until_idle()
-        texts.append(asked.tokens)
+        texts.append(request.tokens)
         steps.append((engine.stats.steps, engine.stats.guessed_tokens))
     assert texts[0] == texts[1]
     assert steps[0][1] == 0

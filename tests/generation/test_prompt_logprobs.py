@@ -32,9 +32,9 @@ from tests.servings import answered, decoder_serving
 
 
 def scored(prompt: list[int], count: int = 3, wanted: int = 2, **options: Any) -> Asked:
-    asked = Asked(prompt, count, prompt_logprobs=wanted, **options)
-    asked.request.scores = []
-    return asked
+    request = Asked(prompt, count, prompt_logprobs=wanted, **options)
+    request.request.scores = []
+    return request
 
 
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2"])
@@ -60,8 +60,8 @@ def test_they_are_pytorchs(model_type: str, tmp_path: Path) -> None:
         scores = one.request.scores
         assert scores is not None
         assert [choice.token for choice in scores] == tokens[1:]
-        found = [choice.logprob for choice in scores if choice.logprob is not None]
-        np.testing.assert_allclose(found, known.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0], atol=2e-4)
+        logprobs = [choice.logprob for choice in scores if choice.logprob is not None]
+        np.testing.assert_allclose(logprobs, known.gather(1, torch.tensor(tokens[1:])[:, None])[:, 0], atol=2e-4)
         best = known.topk(2).values
         np.testing.assert_allclose([[v for _, v in choice.top] for choice in scores], best, atol=2e-4)
 
@@ -71,8 +71,8 @@ def test_a_long_prompt_comes_in_pieces_and_nothing_of_it_from_the_cache() -> Non
     engine = Engine(executor, Limits(10, prefill_tokens=300))
     prompt = np.random.default_rng(0).integers(0, 50, 200).tolist()
     before, one, after = Asked(prompt, 2), scored(prompt), Asked(prompt, 2)
-    for asked in (before, one, after):
-        engine.submit(asked.sequences)
+    for request in (before, one, after):
+        engine.submit(request.sequences)
         engine.run_until_idle()
     assert one.tokens[:2] == before.tokens == after.tokens
     assert [new for _, _, new in executor.calls if new > 1] == [200, *[SCORED_TOKENS] * 3, 200 - 3 * SCORED_TOKENS]
@@ -108,7 +108,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Service:
     fields = [field.name for field in (*COMMON, *PROMPT)]
     serving = decoder_serving(fields=fields, defaults={"temperature": 0.0}, prefix_cache=True)
     (tmp_path / "serving.json").write_text(dump(serving))
-    monkeypatch.setattr(service_module, "make_executor", lambda *given: SumExecutor(4, 64))
+    monkeypatch.setattr(service_module, "make_executor", lambda *arguments: SumExecutor(4, 64))
     return Service(tmp_path)
 
 
@@ -118,8 +118,8 @@ def test_the_answer_says_them_once(small: Service, stream: bool, n: int) -> None
     text = {"text_input": np.array([b"BCD"], object)}
     answers = answers_of(small, text, n=n, stream=stream, prompt_logprobs=1)
     assert [("prompt_logprobs_output" in answer) for answer in answers] == [True, *[False] * (len(answers) - 1)]
-    (said,) = answers[0]["prompt_logprobs_output"]
-    first, *others = json.loads(said)
+    (document,) = answers[0]["prompt_logprobs_output"]
+    first, *others = json.loads(document)
     assert first == {"token": 1, "text": "B", "logprob": None, "top": []}
     assert [entry["text"] for entry in others] == ["C", "D"]
     assert all(entry["logprob"] < 0 and len(entry["top"]) == 1 for entry in others)
@@ -149,13 +149,13 @@ def test_a_prompt_of_tokens_is_the_prompt_of_its_text(small: Service) -> None:
 def test_what_was_cached_and_how_long_it_waited_is_said_where_it_is_asked_for(small: Service, stream: bool) -> None:
     plain = answers_of(small, text_input="BCDEF", stream=stream)[-1]
     assert not {"cached_tokens", "queue_seconds", "num_input_tokens"} & set(plain), "the same request, the same answer"
-    asked = answers_of(
+    answers = answers_of(
         small, text_input="BCDEF", stream=stream, return_perf_metrics=True, return_num_output_tokens=True
     )
-    assert all("cached_tokens" not in answer for answer in asked[:-1])
-    last = asked[-1]
+    assert all("cached_tokens" not in answer for answer in answers[:-1])
+    last = answers[-1]
     assert last["cached_tokens"].tolist() == [4], "all but the token whose logits are wanted"
     assert 0 <= last["queue_seconds"][0] < 10
-    assert {answer["num_input_tokens"].item() for answer in asked} == {5}
-    assert [answer["num_output_tokens"].item() for answer in asked] == ([1, 1, 1] if stream else [3])
+    assert {answer["num_input_tokens"].item() for answer in answers} == {5}
+    assert [answer["num_output_tokens"].item() for answer in answers] == ([1, 1, 1] if stream else [3])
     assert last["num_input_tokens"].dtype == np.uint32

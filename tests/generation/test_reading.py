@@ -39,7 +39,7 @@ class Read:
         ]
 
     @property
-    def said(self) -> list[list[int]]:
+    def answers(self) -> list[list[int]]:
         return [sequence.sampler.generated for sequence in self.sequences]
 
 
@@ -52,21 +52,21 @@ def texts(count: int, seed: int = 0, longest: int = 30) -> list[list[int]]:
 def test_each_row_reads_its_own_text(slots: int) -> None:
     executor = ReadingExecutor(slots)
     engine = Engine(executor, Limits(100, 64))
-    asked = [Read(text, 1 + number % 9, n=1 + number % 2) for number, text in enumerate(texts(30))]
-    for one in asked:
+    requests = [Read(text, 1 + number % 9, n=1 + number % 2) for number, text in enumerate(texts(30))]
+    for one in requests:
         engine.submit(one.sequences)
         engine.encode()
         engine.step()
     engine.run_until_idle()
-    for one in asked:
-        assert one.said == [answered(one.text, one.count)] * len(one.sequences)
+    for one in requests:
+        assert one.answers == [answered(one.text, one.count)] * len(one.sequences)
         assert not one.errors
     assert engine.cache.free == slots
     assert engine.reader is not None
     assert engine.reader.taken == [False] * slots
     assert set(executor.sources.place_of.tolist()) == {-1}
-    assert sum(map(len, executor.texts)) == len(asked), "each text is read once, for all sequences of its request"
-    assert engine.stats.encoded_tokens == sum(len(one.text) for one in asked)
+    assert sum(map(len, executor.texts)) == len(requests), "each text is read once, for all sequences of its request"
+    assert engine.stats.encoded_tokens == sum(len(one.text) for one in requests)
 
 
 def test_texts_of_one_length_share_a_call_within_the_budget() -> None:
@@ -91,38 +91,38 @@ def test_a_text_is_read_before_a_slot_is_free_for_it() -> None:
     engine.step()
     engine.encode()
     assert second.request.encoded is not None
-    assert len(first.said[0]) == 1, "the first still writes"
+    assert len(first.answers[0]) == 1, "the first still writes"
     engine.run_until_idle()
-    assert second.said == [answered([9, 9, 9], 2)]
+    assert second.answers == [answered([9, 9, 9], 2)]
 
 
 def test_a_text_whose_request_is_over_is_not_read() -> None:
     executor = ReadingExecutor(slots=1)
     engine = Engine(executor, Limits(100, 64))
-    late, gone, kept = Read([1] * 5, 3, deadline=time.monotonic() - 1), Read([2] * 9, 3), Read([3] * 20, 3)
+    late, gone, waiting = Read([1] * 5, 3, deadline=time.monotonic() - 1), Read([2] * 9, 3), Read([3] * 20, 3)
     gone.request.cancel()
-    for one in (late, gone, kept):
+    for one in (late, gone, waiting):
         engine.submit(one.sequences)
     engine.step()
     engine.run_until_idle()
     assert executor.texts == [[20]]
     assert "time was over" in str(late.errors[0])
-    assert kept.said == [answered(kept.text, 3)]
+    assert waiting.answers == [answered(waiting.text, 3)]
 
 
 def test_the_threads_answer_as_the_loop_does() -> None:
     executor = ReadingExecutor(slots=3)
     engine = Engine(executor, Limits(1000, 64))
     engine.start()
-    asked = [Read(text, 1 + number % 7) for number, text in enumerate(texts(200, seed=4))]
-    for one in asked:
+    requests = [Read(text, 1 + number % 7) for number, text in enumerate(texts(200, seed=4))]
+    for one in requests:
         engine.submit(one.sequences)
     deadline = time.monotonic() + 30
-    while any(not one.pieces or not one.pieces[-1].finish_reason for one in asked) and time.monotonic() < deadline:
+    while any(not one.pieces or not one.pieces[-1].finish_reason for one in requests) and time.monotonic() < deadline:
         time.sleep(0.005)
     engine.stop()
-    for one in asked:
-        assert one.said == [answered(one.text, one.count)]
+    for one in requests:
+        assert one.answers == [answered(one.text, one.count)]
     assert engine.cache.free == 3
 
 

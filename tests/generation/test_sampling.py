@@ -60,9 +60,9 @@ def test_filters_are_those_of_transformers(options: dict[str, Any], spread: floa
     vocabulary = 3 * CANDIDATES
     scores = np.random.default_rng(0).normal(0, spread, (3, vocabulary)).astype(np.float32)
     chosen = Options(**options)
-    order, kept = _filter(scores / np.float32(chosen.temperature), [chosen] * 3, vocabulary)
-    actual = np.zeros_like(kept)
-    np.put_along_axis(actual, np.asarray(order), kept, axis=-1)
+    order, allowed = _filter(scores / np.float32(chosen.temperature), [chosen] * 3, vocabulary)
+    actual = np.zeros_like(allowed)
+    np.put_along_axis(actual, np.asarray(order), allowed, axis=-1)
     np.testing.assert_allclose(actual, transformers_probabilities(scores, chosen), atol=1e-6)
 
 
@@ -76,19 +76,21 @@ def test_looking_at_the_best_first_changes_no_choice(options: dict[str, Any], sp
     drawn = [choice.token for choice in choose(scores, samplers)]
     for row, sampler in enumerate(samplers):
         uniform = Sampler(sampler.rules).random.random()
-        order, kept = _filter(
+        order, allowed = _filter(
             scores[row : row + 1] / np.float32(sampler.options.temperature), [sampler.options], vocabulary
         )
-        place = int(np.searchsorted(np.cumsum(kept[0]), uniform * kept[0].sum(), side="right"))
-        assert drawn[row] == np.asarray(order)[0, place]
+        position = int(np.searchsorted(np.cumsum(allowed[0]), uniform * allowed[0].sum(), side="right"))
+        assert drawn[row] == np.asarray(order)[0, position]
 
 
 def test_penalties_are_those_of_transformers() -> None:
     scores = np.random.default_rng(2).normal(0, 2, (1, 100)).astype(np.float32)
-    prompt, said = [3, 4, 5, 5], [7, 8, 8]
+    prompt, generated = [3, 4, 5, 5], [7, 8, 8]
     options = Options(temperature=0.0, repetition_penalty=1.7)
-    sampler = Sampler(Rules(options), prompt=prompt, generated=list(said))
-    wanted = reference.RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([[*prompt, *said]]), torch.from_numpy(scores))
+    sampler = Sampler(Rules(options), prompt=prompt, generated=list(generated))
+    wanted = reference.RepetitionPenaltyLogitsProcessor(1.7)(
+        torch.tensor([[*prompt, *generated]]), torch.from_numpy(scores)
+    )
     assert choose(scores, [sampler])[0].token == int(wanted.argmax())
     counted = Sampler(
         Rules(Options(temperature=0.0, frequency_penalty=2.0, presence_penalty=1.0)), generated=[9, 9, 11]
@@ -133,16 +135,16 @@ def test_streams_of_one_request_differ() -> None:
 def test_forbidden_words_and_biases() -> None:
     logits = np.array([[5.0, 4.0, 3.0, 2.0]], np.float32)
 
-    def said(generated: list[int], options: Options, **more: Any) -> int:
+    def sampled(generated: list[int], options: Options, **more: Any) -> int:
         return choose(logits, [Sampler(Rules(options, **more), generated=generated)])[0].token
 
     greedy = Options(temperature=0.0)
-    assert said([], greedy, bad_words=((0,),)) == 1
-    assert said([2], greedy, bad_words=((2, 0),)) == 1, "the word would be complete"
-    assert said([3], greedy, bad_words=((2, 0),)) == 0
-    assert said([], Options(temperature=0.0, logit_bias={3: 10.0})) == 3
-    assert said([], Options(temperature=0.0, min_tokens=2), ends=(0,)) == 1
-    assert said([1, 1], Options(temperature=0.0, min_tokens=2), ends=(0,)) == 0
+    assert sampled([], greedy, bad_words=((0,),)) == 1
+    assert sampled([2], greedy, bad_words=((2, 0),)) == 1, "the word would be complete"
+    assert sampled([3], greedy, bad_words=((2, 0),)) == 0
+    assert sampled([], Options(temperature=0.0, logit_bias={3: 10.0})) == 3
+    assert sampled([], Options(temperature=0.0, min_tokens=2), ends=(0,)) == 1
+    assert sampled([1, 1], Options(temperature=0.0, min_tokens=2), ends=(0,)) == 0
     assert logits.tolist() == [[5.0, 4.0, 3.0, 2.0]], "the engine's logits are not changed"
 
 
@@ -175,11 +177,11 @@ def test_a_thousand_forbidden_words_and_biases_are_what_each_is_alone() -> None:
     words = tuple(tuple(generator.integers(0, 30, int(generator.integers(1, 4))).tolist()) for _ in range(1000))
     bias = {int(token): float(value) for token, value in enumerate(generator.normal(0, 5, 200))}
     rules = Rules(Options(logit_bias=bias), bad_words=words)
-    said = generator.integers(0, 30, 12).tolist()
+    generated = generator.integers(0, 30, 12).tolist()
     scores = generator.normal(size=200).astype(np.float32)
     expected = np.array([np.float32(score + bias[token]) for token, score in enumerate(scores)], np.float32)
     for word in words:
-        if tuple(said[len(said) - len(word) + 1 :] if len(word) > 1 else ()) == word[:-1]:
+        if tuple(generated[len(generated) - len(word) + 1 :] if len(word) > 1 else ()) == word[:-1]:
             expected[word[-1]] = -np.inf
-    rules.apply(scores, said[:3], said[3:])
+    rules.apply(scores, generated[:3], generated[3:])
     np.testing.assert_array_equal(scores, expected)

@@ -11,8 +11,8 @@ from builder.runtime.generation.scores import highest, log_sum_exp
 def sorted_through(rows: np.ndarray, totals: np.ndarray, scores: np.ndarray, count: int) -> list[tuple[int, int]]:
     """The same by sorting everything."""
     values = rows - totals[:, None] + scores[:, None]
-    places = [place for place in np.argsort(-values, axis=None, kind="stable")[:count] if values.flat[place] > -np.inf]
-    return [divmod(int(place), rows.shape[1]) for place in places]
+    places = [index for index in np.argsort(-values, axis=None, kind="stable")[:count] if values.flat[index] > -np.inf]
+    return [divmod(int(index), rows.shape[1]) for index in places]
 
 
 @pytest.mark.parametrize("size", [1, 50, 1024, 5000, 70_000])
@@ -34,11 +34,11 @@ def test_the_highest_of_all_rows(size: int, beams: int) -> None:
         (np.full_like(rows, -np.inf), totals, scores),
     ):
         for count in (1, 8, 33):
-            found, tokens, best = highest(list(values), taken, added, count)
-            assert list(zip(found.tolist(), tokens.tolist(), strict=True)) == sorted_through(
+            rows_found, tokens, best = highest(list(values), taken, added, count)
+            assert list(zip(rows_found.tolist(), tokens.tolist(), strict=True)) == sorted_through(
                 values, taken, added, count
             )
-            np.testing.assert_array_equal(best, values[found, tokens] - taken[found] + added[found])
+            np.testing.assert_array_equal(best, values[rows_found, tokens] - taken[rows_found] + added[rows_found])
 
 
 @pytest.mark.parametrize("best", [-1000, -40, -31, 0, 31, 40, 1000])
@@ -47,16 +47,16 @@ def test_log_sum_exp(best: float) -> None:
     row = np.full(70_000, best - 12, np.float32)
     row[::9] = best - 200
     row[7] = best
-    kept = row.copy()
-    exact = best + np.log(np.exp(kept.astype(np.float64) - best).sum())
+    before = row.copy()
+    exact = best + np.log(np.exp(before.astype(np.float64) - best).sum())
     assert log_sum_exp(row, np.empty_like(row)) == pytest.approx(exact, abs=1e-5 if abs(best) < 100 else 1e-4)
-    np.testing.assert_array_equal(row, kept, "only the room is written over")
+    np.testing.assert_array_equal(row, before, "only the room is written over")
 
 
 def test_a_row_that_is_forbidden_stays_so_beside_others() -> None:
     """As that of a beam that may go on with no token, whose rest is made probabilities again."""
     rows = [np.full(2000, -np.inf, np.float32), np.linspace(0, 1, 2000, dtype=np.float32)]
     totals = np.array([log_sum_exp(row, np.empty_like(row)) for row in rows])
-    found, tokens, _ = highest(rows, totals, np.zeros(2, np.float32), 2)
-    assert found.tolist() == [1, 1]
+    rows_found, tokens, _ = highest(rows, totals, np.zeros(2, np.float32), 2)
+    assert rows_found.tolist() == [1, 1]
     assert tokens.tolist() == [1999, 1998]

@@ -114,7 +114,7 @@ def test_only_what_may_change_is_held_back(text: str, most: int) -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_service_writes_its_answers_so(stream: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    said = [
+    written = [
         b"".join(
             answer["text_output"][0]
             for answer in answers_of(
@@ -123,8 +123,8 @@ def test_a_service_writes_its_answers_so(stream: bool, tmp_path: Path, monkeypat
         ).decode()
         for clean_up in (False, True)
     ]
-    assert said[0].count(" .") == 6
-    assert said[1] == said[0].replace(" .", ".")
+    assert written[0].count(" .") == 6
+    assert written[1] == written[0].replace(" .", ".")
 
 
 @pytest.mark.parametrize("before", ["", " ", " ."])
@@ -133,12 +133,12 @@ def test_a_stop_word_ends_a_cleaned_answer_at_once(
 ) -> None:
     service = service_of(before, True, tmp_path, monkeypatch)
     *pieces, last = answers_of(service, prompt(), stream=True, max_tokens=6)
-    said = b"".join(answer["text_output"][0] for answer in (*pieces, last)).decode().replace(" ", "").replace(".", "")
+    text = b"".join(answer["text_output"][0] for answer in (*pieces, last)).decode().replace(" ", "").replace(".", "")
     assert len(pieces) >= 5
-    assert len(said) == 6
-    (stopped,) = answers_of(service, prompt(), stop_words=[said[3]], max_tokens=6)
+    assert len(text) == 6
+    (stopped,) = answers_of(service, prompt(), stop_words=[text[3]], max_tokens=6)
     assert stopped["finish_reason"].tolist() == [b"stop"]
-    assert stopped["completion_tokens"].tolist() == [said.index(said[3]) + 1]
+    assert stopped["completion_tokens"].tolist() == [text.index(text[3]) + 1]
 
 
 def prompt() -> dict[str, np.ndarray]:
@@ -151,7 +151,7 @@ def service_of(before: str, clean_up: bool, folder: Path, monkeypatch: pytest.Mo
     tokenizer = Tokenizer(models.WordLevel(marks, unk_token=f"{before}A"))
     tokenizer.decoder = decoders.Fuse()
     tokenizer.save(str(folder / "tokenizer.json"))
-    monkeypatch.setattr(service_module, "make_executor", lambda *given: SumExecutor(4, 64))
+    monkeypatch.setattr(service_module, "make_executor", lambda *arguments: SumExecutor(4, 64))
     fields = [field.name for field in (*COMMON, *PROMPT)]
     serving = decoder_serving(fields=fields, end_ids=(), clean_up=clean_up, defaults={"temperature": 0.0})
     (folder / "serving.json").write_text(dump(serving))
@@ -197,12 +197,12 @@ def test_a_stop_string_never_leaks(size: int) -> None:
             places = [text.find(word) for word in words if word in text]
             if places:
                 assert len(shown) <= min(places)
-            if stops.found:
+            if stops.matched:
                 break
         shown += stops.flush()
         first = min((text.find(word) for word in words if word in text), default=len(text))
         assert shown == text[:first]
-        assert stops.found == (first < len(text))
+        assert stops.matched == (first < len(text))
 
 
 def test_a_panic_of_the_tokeniser_is_an_error() -> None:

@@ -39,17 +39,17 @@ def graph(engine: str) -> Graph:
 def repository(name: str) -> str:
     """The entries of one target as text."""
     spec = make_spec(model="org/encoder", max_batch_size=32, threads=1, **TARGETS[name])
-    made = graph(ENGINES.get(name, "onnxruntime"))
-    serving = serving_document(spec.front, "feature_extraction", made, 256, {"input_ids": 0}, {})
+    served = graph(ENGINES.get(name, "onnxruntime"))
+    serving = serving_document(spec.front, "feature_extraction", served, 256, {"input_ids": 0}, {})
     fields = [Field("text_input", "TYPE_STRING")], [Field("embedding", "TYPE_FP32", (384,))]
     rows = [{"input_ids": [101, 7592, 102], "attention_mask": [1, 1, 1]}]
-    files: dict[str, bytes | Path] = {"1/" + Path(made.path).name: b""}
-    if made.engine == "tensorrt":
+    files: dict[str, bytes | Path] = {"1/" + Path(served.path).name: b""}
+    if served.engine == "tensorrt":
         files = {f"1/recipe/{file}": b"" for file in ("model.onnx", "recipe.json", "inputs.json", "compile.py")}
-    elif made.engine == "openvino":
+    elif served.engine == "openvino":
         files = {"1/model.xml": b"", "1/model.bin": b""}
-    assert version_files(made) == {}, "a graph that is nowhere has no files"
-    entries = lay_out(spec.layout, serving, "{}", made, files, fields, rows)
+    assert version_files(served) == {}, "a graph that is nowhere has no files"
+    entries = lay_out(spec.layout, serving, "{}", served, files, fields, rows)
     parts = []
     for entry in entries:
         parts.append(f"== {entry.name}: " + " ".join(sorted(entry.files)))

@@ -47,13 +47,13 @@ def test_an_encoder_answers_on_cuda_as_on_the_cpu(precision: str, least: float, 
     maker = VariantMaker(spec, export(checkpoint, tmp_path).graph, tmp_path, ())
     feed = dict(checkpoint.tokenizer(list(TEXTS[:8]), return_tensors="np", padding=True))
     graph = maker.make(Variant(precision, "onnxruntime", target="cuda")).graph
-    found, expected = (
+    actual, expected = (
         onnxruntime.InferenceSession(str(path), providers=[provider]).run(
             ["features"], {n: feed[n] for n in graph.inputs}
         )[0]
         for path, provider in ((graph.path, CUDA), (maker.fused.path, "CPUExecutionProvider"))
     )
-    assert (found * expected).sum(axis=-1).min() > least
+    assert (actual * expected).sum(axis=-1).min() > least
 
 
 def test_the_real_triton_serves_it_from_the_gpu(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ OF_THE_MACHINE = ("TR403", "TR404", "TR451", "TR452")
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Finding]]:
+def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Finding]]:
     """What was found of each case, all of them in one repository."""
     repository = tmp_path_factory.mktemp("cases")
     for name, case in CASES.items():
@@ -24,26 +24,26 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Finding]]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_rule_that_is_broken_says_so(name: str, found: dict[str, list[Finding]]) -> None:
-    code, codes = CASES[name].code, {finding.code for finding in found[name]}
+def test_the_rule_that_is_broken_says_so(name: str, findings: dict[str, list[Finding]]) -> None:
+    code, codes = CASES[name].code, {finding.code for finding in findings[name]}
     assert code in codes if code else not codes
 
 
-def test_a_finding_says_where(found: dict[str, list[Finding]]) -> None:
-    (finding,) = found["preferred_above"]
+def test_a_finding_says_where(findings: dict[str, list[Finding]]) -> None:
+    (finding,) = findings["preferred_above"]
     assert (finding.severity, finding.file) == (Severity.ERROR, "preferred_above/config.pbtxt")
     assert (finding.field, finding.line) == ("dynamic_batching.preferred_batch_size", 7)
     assert str(finding) == (
         "preferred_above: a preferred batch has 16 rows and max_batch_size is 8; write sizes from 1 to 8"
     )
-    step, _ = found["step_of_no_input"]
+    step, _ = findings["step_of_no_input"]
     assert (step.field, step.line) == ("ensemble_scheduling.step[0].input_map[z]", 8)
-    (weights,) = found["onnx_weights"]
+    (weights,) = findings["onnx_weights"]
     assert (weights.file, weights.line) == ("onnx_weights/1/model.onnx", None)
 
 
-def test_an_old_version_is_a_warning(found: dict[str, list[Finding]]) -> None:
-    (finding,) = found["broken_old_version"]
+def test_an_old_version_is_a_warning(findings: dict[str, list[Finding]]) -> None:
+    (finding,) = findings["broken_old_version"]
     assert (finding.severity, finding.file) == (Severity.WARNING, "broken_old_version/1/model.py")
 
 

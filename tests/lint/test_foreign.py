@@ -97,10 +97,10 @@ def _damaged(content: bytes, chance: random.Random) -> bytes:
 
 
 def test_an_empty_repository_and_none_are_said_in_a_line(tmp_path: Path) -> None:
-    (found,) = lint(tmp_path)
-    assert (found.code, str(found).split(";")[0]) == ("TR101", f"{tmp_path} holds no model")
-    (found,) = lint(tmp_path / "none")
-    assert "is not a folder" in str(found)
+    (finding,) = lint(tmp_path)
+    assert (finding.code, str(finding).split(";")[0]) == ("TR101", f"{tmp_path} holds no model")
+    (finding,) = lint(tmp_path / "none")
+    assert "is not a folder" in str(finding)
 
 
 def test_a_link_that_leads_out_is_told(tmp_path: Path) -> None:
@@ -112,9 +112,9 @@ def test_a_link_that_leads_out_is_told(tmp_path: Path) -> None:
 
 
 def test_a_rule_explains_itself_or_is_no_rule() -> None:
-    for made in all_rules():
-        assert made.what.endswith("."), made.code
-        assert made.why, made.code
+    for known in all_rules():
+        assert known.what.endswith("."), known.code
+        assert known.why, known.code
     with pytest.raises(ValueError, match="TR999 does not say why"):
 
         @rule("TR999", ERROR, wrong="a", right="b")

@@ -38,9 +38,9 @@ def test_sarif_has_every_rule_and_places_in_the_repository(
     (run,) = json.loads(_printed(repository, "sarif", capsys))["runs"]
     assert [rule["id"] for rule in run["tool"]["driver"]["rules"]] == [rule.code for rule in all_rules()]
     (result,) = (result for result in run["results"] if result["ruleId"] == "TR302")
-    place = result["locations"][0]["physicalLocation"]
-    assert place["artifactLocation"] == {"uri": "m/config.pbtxt", "uriBaseId": "REPOSITORY"}
-    assert (result["level"], place["region"]) == ("error", {"startLine": 7})
+    location = result["locations"][0]["physicalLocation"]
+    assert location["artifactLocation"] == {"uri": "m/config.pbtxt", "uriBaseId": "REPOSITORY"}
+    assert (result["level"], location["region"]) == ("error", {"startLine": 7})
     assert run["originalUriBaseIds"]["REPOSITORY"]["uri"] == f"{repository.as_uri()}/"
 
 

@@ -102,13 +102,13 @@ def test_dockers_own_shared_memory_is_too_small(tmp_path: Path, monkeypatch: pyt
     assert _found(tmp_path, "TR452") == []
 
 
-def _graph(node: onnx.NodeProto, half: bool = False, **said: str) -> bytes:
+def _graph(node: onnx.NodeProto, half: bool = False, **metadata: str) -> bytes:
     weight = helper.make_tensor("w", TensorProto.FLOAT16 if half else TensorProto.FLOAT, [1], [1.0])
     x, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ("batch", 4)) for name in "xy")
     body = helper.make_graph([node], "g", [x], [y], [weight])
     domains = [helper.make_opsetid("", 17), helper.make_opsetid("com.microsoft", 1)]
     model = helper.make_model(body, opset_imports=domains, ir_version=8)
-    helper.set_model_props(model, said)
+    helper.set_model_props(model, metadata)
     return bytes(model.SerializeToString())
 
 
@@ -165,21 +165,21 @@ def test_what_is_not_what_was_built_is_told(code: str, files: dict[str, str], tm
 
 def test_a_graph_that_a_front_lacks_is_told(small_repository: Path, tmp_path: Path) -> None:
     front = small_repository / "topics"
-    kept = {path.relative_to(front).as_posix(): path.read_bytes() for path in front.rglob("*") if path.is_file()}
-    del kept["1/model.onnx"]
-    _write(tmp_path / "topics", kept.pop("config.pbtxt").decode(), kept)
+    files = {path.relative_to(front).as_posix(): path.read_bytes() for path in front.rglob("*") if path.is_file()}
+    del files["1/model.onnx"]
+    _write(tmp_path / "topics", files.pop("config.pbtxt").decode(), files)
     assert [finding.file for finding in _found(tmp_path, "TR704")] == ["topics/1/model.onnx"]
 
 
 def test_signatures_are_asked_for_where_there_is_a_key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     CASES["whole"].write(tmp_path / "m")
-    asked: list[tuple[Path, Path]] = []
+    calls: list[tuple[Path, Path]] = []
 
     def unsigned(repository: Path, trusted: Path) -> list[str]:
-        asked.append((repository, trusted))
+        calls.append((repository, trusted))
         return ["m: it is not signed"]
 
     monkeypatch.setattr(provenance, "unsigned", unsigned)
     assert _found(tmp_path, "TR805") == []
     (finding,) = (finding for finding in lint(tmp_path, None, tmp_path / "key.pub") if finding.code == "TR805")
-    assert (str(finding), asked) == ("m: it is not signed", [(tmp_path, tmp_path / "key.pub")])
+    assert (str(finding), calls) == ("m: it is not signed", [(tmp_path, tmp_path / "key.pub")])

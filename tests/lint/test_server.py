@@ -29,20 +29,20 @@ def test_what_check_passes_loads_and_what_the_server_refuses_check_refuses(tmp_p
     refused = _refused(tmp_path)
     errors = {finding.model: str(finding) for finding in lint(tmp_path / "0") if finding.severity is Severity.ERROR}
     assert {name: reason for name, reason in refused.items() if name not in errors} == {}, "check passes them"
-    assert {name: found for name, found in errors.items() if name not in refused} == {}, "the server loads them"
+    assert {name: error for name, error in errors.items() if name not in refused} == {}, "the server loads them"
 
 
-def _refused(place: Path) -> dict[str, str]:
+def _refused(folder: Path) -> dict[str, str]:
     """What the server says of each model that it does not load.
 
     Triton 24.10 ends now and then, seen at warm_up_of_many: the rest is then asked of another server.
     """
-    said: dict[str, str | None] = {}
+    errors: dict[str, str | None] = {}
     for start in range(STARTS):
-        left = [name for name in CASES if name not in said]
+        left = [name for name in CASES if name not in errors]
         if not left:
             break
-        repository = place / str(start)
+        repository = folder / str(start)
         CASES["whole"].write(repository / "whole")
         with running(repository) as server, InferenceServerClient(server.url) as client:
             for name, case in CASES.items():
@@ -52,10 +52,10 @@ def _refused(place: Path) -> dict[str, str]:
                     answers = list(pool.map(partial(_load, client), names))
                 if any(answer and answer.startswith(LOST) for answer in answers) and _ended(server):
                     break
-                said |= dict(zip(names, answers, strict=True))
+                errors |= dict(zip(names, answers, strict=True))
             server.process.kill()  # what is loaded need not be unloaded, one after the other
-    assert said.keys() == CASES.keys(), f"the server ended {STARTS} times"
-    return {name: reason for name, reason in said.items() if reason is not None}
+    assert errors.keys() == CASES.keys(), f"the server ended {STARTS} times"
+    return {name: reason for name, reason in errors.items() if reason is not None}
 
 
 def _turns(names: Sequence[str]) -> Iterator[tuple[Sequence[str], int]]:

@@ -129,19 +129,19 @@ def test_what_triton_counted_between_two_moments() -> None:
 
 def test_an_interval_is_students() -> None:
     """Of 10, 12 and 14: s = 2, t = 4.303, so 4.303 * 2 / sqrt(3); one value says nothing of its noise."""
-    made = Estimate.of([10.0, 12.0, 14.0])
-    assert made.mean == 12.0
-    assert made.half == pytest.approx(4.968, abs=1e-3)
-    assert str(made) == "12 ±4.97"
+    estimate = Estimate.of([10.0, 12.0, 14.0])
+    assert estimate.mean == 12.0
+    assert estimate.half == pytest.approx(4.968, abs=1e-3)
+    assert str(estimate) == "12 ±4.97"
     assert str(Estimate.of([523.46])) == "523"
 
 
 def test_a_change_is_sure_where_its_interval_leaves_out_zero() -> None:
-    found = change([100.0, 101.0, 99.0], [120.0, 121.0, 119.0])
-    assert found is not None
-    assert found.share == pytest.approx(0.2)
-    assert found.half == pytest.approx(0.0227, abs=1e-3), "Welch with equal variances: t(4) * sqrt(2/3)"
-    assert found.sure
+    measured = change([100.0, 101.0, 99.0], [120.0, 121.0, 119.0])
+    assert measured is not None
+    assert measured.share == pytest.approx(0.2)
+    assert measured.half == pytest.approx(0.0227, abs=1e-3), "Welch with equal variances: t(4) * sqrt(2/3)"
+    assert measured.sure
     noisy = change([100.0, 140.0, 60.0], [120.0, 160.0, 80.0])
     assert noisy is not None
     assert not noisy.sure
@@ -153,10 +153,10 @@ def test_a_change_is_sure_where_its_interval_leaves_out_zero() -> None:
 
 def test_what_was_measured_by_turns_is_judged_by_each_turn() -> None:
     """Three times as fast in each of two turns, between which the machine became ten times slower."""
-    found = change_by_turns([100.0, 10.0], [300.0, 30.0])
-    assert found is not None
-    assert found.sure
-    assert found.share == pytest.approx(2.0)
+    measured = change_by_turns([100.0, 10.0], [300.0, 30.0])
+    assert measured is not None
+    assert measured.sure
+    assert measured.share == pytest.approx(2.0)
     slower = change_by_turns([100.0, 10.0, 50.0], [90.0, 9.1, 44.0])
     assert slower is not None
     assert slower.sure

@@ -63,8 +63,8 @@ def test_the_angle_of_a_late_position_is_as_exact_as_half_precision_can_say(tmp_
     feeds = {"positions": np.array([[1], [2049], [30001]])}
     wanted = run_with(open_session(exact.path, 1))(feeds)["out"]
     half = to_half(exact, tmp_path / "half" / "model.onnx")
-    found = run_with(open_session(half.path, 1))(feeds)["out"]
-    assert np.abs(found - wanted).max() < 3e-3, "30001 in fp16 would be 30000, one radian off"
+    actual = run_with(open_session(half.path, 1))(feeds)["out"]
+    assert np.abs(actual - wanted).max() < 3e-3, "30001 in fp16 would be 30000, one radian off"
     model = onnx.load(str(half.path))
     assert (
         numpy_helper.to_array(next(t for t in model.graph.initializer if t.name == "frequencies")).dtype == np.float32
@@ -82,8 +82,8 @@ def test_a_square_that_fp16_cannot_hold_is_not_made_in_it(tmp_path: Path) -> Non
     constants = {"weights": np.array([1.5], np.float32), "two": np.array(2, np.float32)}
     exact = graph_of(nodes, constants, [("x", TensorProto.FLOAT)], tmp_path)
     half = to_half(exact, tmp_path / "half" / "model.onnx")
-    found = run_with(open_session(half.path, 1))({"x": np.full((2, 3), 400, np.float32)})["out"]
-    np.testing.assert_allclose(found, 600, rtol=1e-3)
+    actual = run_with(open_session(half.path, 1))({"x": np.full((2, 3), 400, np.float32)})["out"]
+    np.testing.assert_allclose(actual, 600, rtol=1e-3)
 
 
 def test_a_place_in_a_table_is_not_rounded_to_another(tmp_path: Path) -> None:
@@ -101,8 +101,8 @@ def test_a_place_in_a_table_is_not_rounded_to_another(tmp_path: Path) -> None:
     exact = graph_of(nodes, constants, [("distances", TensorProto.INT64)], tmp_path)
     feeds = {"distances": np.arange(1, 1000)}
     half = to_half(exact, tmp_path / "half" / "model.onnx")
-    found, wanted = (run_with(open_session(graph.path, 1))(feeds)["out"] for graph in (half, exact))
-    np.testing.assert_array_equal(found, wanted)
+    actual, wanted = (run_with(open_session(graph.path, 1))(feeds)["out"] for graph in (half, exact))
+    np.testing.assert_array_equal(actual, wanted)
 
 
 def test_what_is_too_large_for_fp16_shows_on_a_cpu(tmp_path: Path) -> None:
@@ -144,8 +144,8 @@ def test_the_type_that_a_graph_states_counts() -> None:
     kinds = {"x": TensorProto.FLOAT, "y": TensorProto.FLOAT16}
     tensors = [helper.make_tensor_value_info(name, kind, [1]) for name, kind in kinds.items()]
     node = helper.make_node("Mixed", ["x"], ["y"], domain="tests")
-    made = rounded(helper.make_model(helper.make_graph([node], "g", tensors[:1], tensors[1:])))
-    assert [node.op_type for node in made.graph.node] == ["Mixed", "Cast", "Cast"]
+    model = rounded(helper.make_model(helper.make_graph([node], "g", tensors[:1], tensors[1:])))
+    assert [node.op_type for node in model.graph.node] == ["Mixed", "Cast", "Cast"]
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "qwen2_moe"])
@@ -155,9 +155,9 @@ def test_a_decoder_is_judged_in_fp16_as_a_gpu_rounds_it(model_type: str, tmp_pat
     exported = export_decoder(model, tmp_path, 64)
     _, judged = decoder_for_cuda(fuse(exported.graph, tmp_path), "fp16", "26.06", tmp_path)
     reference = make_reference(model, prompts()[:2])
-    found = measure(opened(judged, 1), exported.caches, VOCABULARY, reference, "float32")
-    assert 1e-6 < found.error < 0.3
-    assert found.mean > 0.9
+    agreement = measure(opened(judged, 1), exported.caches, VOCABULARY, reference, "float32")
+    assert 1e-6 < agreement.error < 0.3
+    assert agreement.mean > 0.9
     large = load_graph(judged.path)
     table = next(t for t in large.graph.initializer if list(t.dims) == [VOCABULARY, 32])
     table.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(table) * np.float32(1e7), table.name))
@@ -184,8 +184,8 @@ def test_bf16_is_judged_in_fp32_that_is_rounded_to_it(tmp_path: Path) -> None:
     assert half.arithmetic == "bf16"
     model = onnx.load(str(half.path))
     assert {tensor.data_type for tensor in model.graph.initializer} == {TensorProto.BFLOAT16}
-    found = infer(half, 1)({"x": np.array([1.0, 1.01], np.float32)})["out"]
-    np.testing.assert_array_equal(found, np.array([1.0, 3.03125], np.float32))  # 1.0078125 * 3, to 8 bits
+    actual = infer(half, 1)({"x": np.array([1.0, 1.01], np.float32)})["out"]
+    np.testing.assert_array_equal(actual, np.array([1.0, 3.03125], np.float32))  # 1.0078125 * 3, to 8 bits
 
 
 def test_the_kernels_that_cuda_lacks_are_named() -> None:

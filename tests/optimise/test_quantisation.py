@@ -49,11 +49,11 @@ def test_all_products_and_the_word_table_become_int8(fused: Graph, tmp_path: Pat
 def test_sensitive_layers_come_first_and_are_left_alone(
     fused: Graph, feeds: list[dict[str, np.ndarray]], tmp_path: Path
 ) -> None:
-    found = candidates(fused)
-    ranked = sensitivity(fused, found, feeds)
-    assert set(ranked) == set(found)
+    layers = candidates(fused)
+    ranked = sensitivity(fused, layers, feeds)
+    assert set(ranked) == set(layers)
     result = quantise(fused, tmp_path / "int8" / "model.onnx", ranked[:2])
-    assert result.graph.operators["MatMulInteger"] == 36 - sum(found[name] == "MatMul" for name in ranked[:2])
+    assert result.graph.operators["MatMulInteger"] == 36 - sum(layers[name] == "MatMul" for name in ranked[:2])
     assert result.left_alone == tuple(ranked[:2])
 
 

@@ -128,9 +128,9 @@ def test_pruning_keeps_more_of_the_real_model_than_chance_and_reconstruction_hel
 
 def test_the_mask_removes_the_share_at_the_least_importance() -> None:
     heads, neurons = np.array([5.0, 1.0, 9.0]), np.array([0.1, 0.2, 3.0, 4.0, 0.3, 8.0])
-    kept = search_mask([heads, neurons], [2.0, 1.0], share=5 / 12)
-    assert kept == [[0, 2], [2, 3, 5]], "one head (2, importance 1) and three neurons (0.6) are cheaper than five"
-    kept = search_mask([heads, neurons], [2.0, 1.0], share=2 / 12)
-    assert kept == [[0, 1, 2], [2, 3, 4, 5]], "two neurons are cheaper than a head"
+    mask = search_mask([heads, neurons], [2.0, 1.0], share=5 / 12)
+    assert mask == [[0, 2], [2, 3, 5]], "one head (2, importance 1) and three neurons (0.6) are cheaper than five"
+    mask = search_mask([heads, neurons], [2.0, 1.0], share=2 / 12)
+    assert mask == [[0, 1, 2], [2, 3, 4, 5]], "two neurons are cheaper than a head"
     with pytest.raises(VerificationError, match=r"--prune 0.9 is more than can be removed: 0\.75"):
         search_mask([heads, neurons], [2.0, 1.0], share=0.9)

@@ -41,12 +41,12 @@ def fused(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Fused]:
     """The graph of a tiny decoder, its cache, and what PyTorch says; made at the first use of each."""
 
     @functools.cache
-    def made(model_type: str) -> Fused:
+    def export_once(model_type: str) -> Fused:
         model, folder = make_decoder(model_type), tmp_path_factory.mktemp(model_type)
         exported = export_decoder(model, folder, 128)
         return fuse(exported.graph, folder), exported.caches, make_reference(model, prompts())
 
-    return made
+    return export_once
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
@@ -55,43 +55,45 @@ def test_every_product_and_the_table_are_quantised(
     model_type: str, products: int, precision: str, fused: Callable[[str], Fused], tmp_path: Path
 ) -> None:
     graph, caches, reference = fused(model_type)
-    made = quantise_weights(graph, precision, OPTIONS, tmp_path)
-    assert (made.matmuls, made.embeddings) == (products, 1)
-    operators = made.graph.operators
+    quantised = quantise_weights(graph, precision, OPTIONS, tmp_path)
+    assert (quantised.matmuls, quantised.embeddings) == (products, 1)
+    operators = quantised.graph.operators
     assert operators["MatMulIntegerToFloat"] + operators["MatMulNBits"] == products
     assert operators["MatMul"] == operators["Gemm"] == 0
-    assert made.graph.size < 0.6 * graph.size
-    found = measure(opened(made.graph, 1), caches, VOCABULARY, reference)
-    assert found.error > 1e-4, "quantised weights are not fp32 under another name"
-    assert found.mean > (0.3 if precision == "int4-weights" else 0.85)  # random weights: nearly flat logits
+    assert quantised.graph.size < 0.6 * graph.size
+    agreement = measure(opened(quantised.graph, 1), caches, VOCABULARY, reference)
+    assert agreement.error > 1e-4, "quantised weights are not fp32 under another name"
+    assert agreement.mean > (0.3 if precision == "int4-weights" else 0.85)  # random weights: nearly flat logits
 
 
 def test_tied_weights_are_stored_once(fused: Callable[[str], Fused], tmp_path: Path) -> None:
     graph, _, _ = fused("gpt2")
     for precision in PRECISIONS:
-        made = quantise_weights(graph, precision, OPTIONS, tmp_path).graph
-        tables = [t for t in onnx.load(str(made.path)).graph.initializer if VOCABULARY in t.dims and len(t.dims) > 1]
+        quantised = quantise_weights(graph, precision, OPTIONS, tmp_path).graph
+        tables = [
+            t for t in onnx.load(str(quantised.path)).graph.initializer if VOCABULARY in t.dims and len(t.dims) > 1
+        ]
         assert sorted(tuple(t.dims) for t in tables) == [(VOCABULARY, 1), (VOCABULARY, 32)]
 
 
 @pytest.mark.parametrize("options", [WeightOptions(16, True), WeightOptions(32, False), WeightOptions(128, True)])
 def test_blocks_and_zero_points(options: WeightOptions, fused: Callable[[str], Fused], tmp_path: Path) -> None:
     graph, caches, reference = fused("llama")
-    made = quantise_weights(graph, "int4-weights", options, tmp_path).graph
-    nodes = [node for node in onnx.load(str(made.path)).graph.node if node.op_type == "MatMulNBits"]
+    quantised = quantise_weights(graph, "int4-weights", options, tmp_path).graph
+    nodes = [node for node in onnx.load(str(quantised.path)).graph.node if node.op_type == "MatMulNBits"]
     for node in nodes:
         attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
         assert (attributes["block_size"], attributes["bits"]) == (options.block_size, 4)
         assert (len(node.input) > 3 and node.input[3] != "") != options.symmetric
-    assert measure(opened(made, 1), caches, VOCABULARY, reference).mean > 0.3
+    assert measure(opened(quantised, 1), caches, VOCABULARY, reference).mean > 0.3
 
 
 @pytest.mark.parametrize("precision", ["int8", "int8-weights"])
 def test_a_row_does_not_see_the_rows_beside_it(precision: str, fused: Callable[[str], Fused], tmp_path: Path) -> None:
     """Bit for bit: the same logits alone and among rows whose activations are a thousand times larger."""
     graph, caches, _ = fused("llama")
-    made = quantise_weights(graph, precision, OPTIONS, tmp_path).graph
-    executor = InProcess(made.path, geometry_of(caches, 4, 32, VOCABULARY), Session(threads=1))
+    quantised = quantise_weights(graph, precision, OPTIONS, tmp_path).graph
+    executor = InProcess(quantised.path, geometry_of(caches, 4, 32, VOCABULARY), Session(threads=1))
     alone = executor.run(0, np.array([[7]]), np.zeros(1, np.int64)).copy()
     executor.arena["value_0"][1:] = 1000.0
     together = executor.run(0, np.array([[7], [8], [9], [10]]), np.array([0, 9, 9, 9]))
@@ -102,9 +104,9 @@ def test_an_int8_cache(fused: Callable[[str], Fused], tmp_path: Path) -> None:
     graph, caches, reference = fused("qwen3")
     largest = largest_values(opened(graph, 1), caches, VOCABULARY, reference)
     small = quantise_cache(graph, largest, tmp_path)
-    found = measure(opened(small, 1), caches, VOCABULARY, reference, "int8")
-    assert 1e-4 < found.error < 0.5
-    assert found.mean > 0.9
+    agreement = measure(opened(small, 1), caches, VOCABULARY, reference, "int8")
+    assert 1e-4 < agreement.error < 0.5
+    assert agreement.mean > 0.9
     executor = InProcess(small.path, geometry_of(caches, 2, 32, VOCABULARY, "int8"), Session(threads=1))
     assert {tensor.dtype for tensor in executor.arena.values()} == {np.dtype(np.int8)}
     executor.run(0, np.array([[5, 6, 7]]), np.zeros(1, np.int64))

@@ -56,8 +56,8 @@ def test_a_published_model_says_its_sizes_and_speeds(repository: Path, checkpoin
     assert "token, 8 rows" in (decoder.latency or {})
     load = {"requests_per_s": 1, "tokens": 8, "answer_tokens": 8}
     spec = make_spec(model=str(checkpoint("writes")), name="writes", output=repository, load=load)
-    (made,), machine = plan([spec])
-    assert made.cores is not None, "speeds are those of its build"
+    (planned,), machine = plan([spec])
+    assert planned.cores is not None, "speeds are those of its build"
     assert machine.shm >= 256 << 20
 
 

@@ -187,12 +187,12 @@ def _machine(monkeypatch: pytest.MonkeyPatch, *specs: BuildSpec) -> machine.Mach
 def test_models_of_one_machine_are_added_up(monkeypatch: pytest.MonkeyPatch) -> None:
     encoder = _spec({"requests_per_s": 500}, name="encoder")
     writes = _spec({"requests_per_s": 5, "tokens": 20}, name="writes")
-    found = _machine(monkeypatch, encoder, writes, make_spec(model="org/idle"))
-    assert any("keep" in text and "cores busy" in text for text in found.lacking)
-    assert found.memory > 2 * PROCESS + ENCODER.weights + DECODER.weights
-    compose = yaml.safe_load(found.compose("triton"))["services"]["triton"]
-    assert compose == {"shm_size": found.shm, "mem_limit": found.memory, "cpus": 4}
-    assert found.shm % (64 << 20) == 0
+    sums = _machine(monkeypatch, encoder, writes, make_spec(model="org/idle"))
+    assert any("keep" in text and "cores busy" in text for text in sums.lacking)
+    assert sums.memory > 2 * PROCESS + ENCODER.weights + DECODER.weights
+    compose = yaml.safe_load(sums.compose("triton"))["services"]["triton"]
+    assert compose == {"shm_size": sums.shm, "mem_limit": sums.memory, "cpus": 4}
+    assert sums.shm % (64 << 20) == 0
     small = {"machine": {"cores": 4, "memory_gb": 0.5, "shm_mb": 64}}
     lacking = _machine(monkeypatch, _spec({}, name="encoder", **small), _spec({}, name="writes", **small)).lacking
     assert any("/dev/shm needs" in text and "has 64" in text for text in lacking)

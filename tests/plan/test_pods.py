@@ -33,11 +33,11 @@ def test_each_pod_gets_its_share_of_the_requests() -> None:
 
 def test_models_are_divided_the_largest_first_by_memory_cores_and_shared_memory() -> None:
     size = PodSize(cores=4, memory=7 * GB)
-    made, left = divided(PLANS, 2, size)
-    assert [[plan.name for plan in pod.plans] for pod in made] == [["b", "a"], ["c"]]
+    filled, left = divided(PLANS, 2, size)
+    assert [[plan.name for plan in pod.plans] for pod in filled] == [["b", "a"], ["c"]]
     assert left == ()
-    assert made[0].memory == SERVER + 6 * GB
-    assert made[0].cores == 1.5
+    assert filled[0].memory == SERVER + 6 * GB
+    assert filled[0].cores == 1.5
     assert pods_needed(PLANS, size) == 2
     by_cores, _ = divided(PLANS, 2, PodSize(cores=3.2, memory=20 * GB))
     assert [[plan.name for plan in pod.plans] for pod in by_cores] == [["b", "a"], ["c"]]
@@ -47,9 +47,9 @@ def test_models_are_divided_the_largest_first_by_memory_cores_and_shared_memory(
 
 
 def test_what_has_no_room_anywhere_is_said() -> None:
-    made, left = divided(PLANS, 1, PodSize(4, 4 * GB))
+    filled, left = divided(PLANS, 1, PodSize(4, 4 * GB))
     assert [plan.name for plan in left] == ["b", "a"]
-    assert [plan.name for plan in made[0].plans] == ["c"]
+    assert [plan.name for plan in filled[0].plans] == ["c"]
     assert pods_needed(PLANS, PodSize(4, 4 * GB)) is None
     assert Pod().fits(PodSize(0, SERVER))
 
@@ -86,6 +86,6 @@ def test_a_plan_says_what_its_pods_hold(
     file.write_text(TEXT.replace("MEMORY", memory))
     assert len(load_specs(file)) == 3
     assert main(["plan", str(file), "--pods", pods]) == status
-    said = capsys.readouterr()
-    shown = " ".join("".join(c if c.isascii() else " " for c in said.out + said.err).split())
+    output = capsys.readouterr()
+    shown = " ".join("".join(c if c.isascii() else " " for c in output.out + output.err).split())
     assert expected in shown.replace("pod memory /dev/shm busy cores models ", "")

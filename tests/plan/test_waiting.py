@@ -31,9 +31,9 @@ def test_batches_take_what_one_after_the_other_could_not() -> None:
 
 @pytest.mark.parametrize(("mean", "longest"), [(40, 256), (40, 41), (1, 10_000)])
 def test_lengths_have_their_mean_and_none_is_longer_than_the_longest(mean: float, longest: float) -> None:
-    found = lengths(mean, longest, 50_000, np.random.default_rng(1))
-    assert found.mean() == pytest.approx(mean, rel=0.02)
-    assert found.max() <= longest
+    drawn = lengths(mean, longest, 50_000, np.random.default_rng(1))
+    assert drawn.mean() == pytest.approx(mean, rel=0.02)
+    assert drawn.max() <= longest
 
 
 def test_texts_that_are_all_as_long_as_they_may_be() -> None:

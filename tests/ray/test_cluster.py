@@ -45,25 +45,25 @@ def test_a_build_goes_on_elsewhere_when_its_node_is_killed(
         make_spec(model=model, name=name, output=output, max_length=64)
         for name, model in (("good", str(checkpoint("topics"))), ("bad", str(tmp_path / "nowhere")))
     )
-    said: list[Progress | Outcome] = []
+    events: list[Progress | Outcome] = []
     for news in OnRay(nodes.address).run([Job(good, 500_000_000), Job(bad, 500_000_000)]):
-        said.append(news)
-        if isinstance(news, Progress) and (news.name, news.stage) == ("good", "export") and _deaths(said) == 0:
+        events.append(news)
+        if isinstance(news, Progress) and (news.name, news.stage) == ("good", "export") and _deaths(events) == 0:
             nodes.kill(news.worker.split()[1].split(":")[0])
             nodes.at_least(1)
-    outcomes = {news.name: news for news in said if isinstance(news, Outcome)}
+    outcomes = {news.name: news for news in events if isinstance(news, Outcome)}
     assert outcomes["bad"].error is not None
     assert "neither a folder nor a Hub id" in outcomes["bad"].error
     report = outcomes["good"].report
     assert report is not None
     assert report.version == 1
-    assert _deaths(said) == 1
+    assert _deaths(events) == 1
     assert {path.name for path in output.iterdir()} == {"good"}
 
 
-def _deaths(said: list[Progress | Outcome]) -> int:
+def _deaths(events: list[Progress | Outcome]) -> int:
     """How often the worker of the model `good` died; that of the other may have been on the same node."""
-    stages = [news.stage for news in said if isinstance(news, Progress) and news.name == "good"]
+    stages = [news.stage for news in events if isinstance(news, Progress) and news.name == "good"]
     return sum("its worker died" in stage for stage in stages)
 
 

@@ -22,7 +22,7 @@ from builder.serve.triton import Ports, Server
 
 
 @pytest.mark.parametrize(
-    ("given", "wrong"),
+    ("arguments", "wrong"),
     [
         ({}, "repository: Field required"),
         ({"repository": "r", "replicas": 2}, "replicas: Extra inputs"),
@@ -30,9 +30,9 @@ from builder.serve.triton import Ports, Server
         ({"repository": "r", "busy": 0}, "busy: .* greater than 0"),
     ],
 )
-def test_wrong_arguments_are_named(given: dict[str, Any], wrong: str) -> None:
+def test_wrong_arguments_are_named(arguments: dict[str, Any], wrong: str) -> None:
     with pytest.raises(SpecError, match=wrong):
-        read_options(given)
+        read_options(arguments)
 
 
 @pytest.mark.parametrize(
@@ -65,23 +65,23 @@ def test_a_cluster_that_does_not_start_in_time_is_said(monkeypatch: pytest.Monke
 def test_a_node_has_longer_to_start_than_ray_gives_it_unless_somebody_says_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    unsaid, *said = PATIENCE
-    longer = {name: f"{PATIENCE[name]}0" for name in said}
+    unsaid, *stated = PATIENCE
+    longer = {name: f"{PATIENCE[name]}0" for name in stated}
     for name, value in {**SETTINGS, **LOOPBACK, **PATIENCE, **longer}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv(unsaid)
-    found: dict[str, str] = {}
-    monkeypatch.setattr("ray.init", lambda **options: found.update(os.environ))
+    environment: dict[str, str] = {}
+    monkeypatch.setattr("ray.init", lambda **options: environment.update(os.environ))
     monkeypatch.setattr("ray.shutdown", lambda: None)
     with connected(None):
         pass
-    assert found.items() >= {**longer, unsaid: PATIENCE[unsaid]}.items()
+    assert environment.items() >= {**longer, unsaid: PATIENCE[unsaid]}.items()
 
 
 class FakeControl(AbstractContextManager["FakeControl"]):
     """serve.control.Control that only notes what it is told."""
 
-    told: list[tuple[str, str]]
+    calls: list[tuple[str, str]]
 
     def __init__(self, url: str, repository: Path) -> None:
         pass
@@ -92,16 +92,16 @@ class FakeControl(AbstractContextManager["FakeControl"]):
         pass
 
     def again(self, name: str) -> None:
-        self.told.append(("load", name))
+        self.calls.append(("load", name))
 
     def unload(self, name: str) -> None:
-        self.told.append(("unload", name))
+        self.calls.append(("unload", name))
 
 
 @pytest.fixture
 def loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Loaded:
     """A model that is loaded on a server that runs."""
-    monkeypatch.setattr(FakeControl, "told", [], raising=False)
+    monkeypatch.setattr(FakeControl, "calls", [], raising=False)
     monkeypatch.setattr(replica, "Control", FakeControl)
     process = cast("subprocess.Popen[str]", type("Running", (), {"poll": lambda self: None})())
     return Loaded(Server("", Ports(), process, [], True, tmp_path), "topics")
@@ -114,13 +114,13 @@ def test_a_model_is_unloaded_when_nobody_uses_it_any_more(loaded: Loaded) -> Non
     deleting.start()
     deleting.join(0.1)
     assert deleting.is_alive()
-    assert FakeControl.told == [("load", "topics")]
+    assert FakeControl.calls == [("load", "topics")]
     lease.__exit__(None, None, None)
     deleting.join(10)
-    assert FakeControl.told == [("load", "topics"), ("unload", "topics")]
+    assert FakeControl.calls == [("load", "topics"), ("unload", "topics")]
 
 
 def test_a_model_is_unloaded_once(loaded: Loaded) -> None:
     loaded.__del__()
     loaded.__del__()
-    assert FakeControl.told == [("load", "topics"), ("unload", "topics")]
+    assert FakeControl.calls == [("load", "topics"), ("unload", "topics")]

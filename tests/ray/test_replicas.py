@@ -74,13 +74,13 @@ class FakeCall:
 
 
 async def _stream(handle: FakeHandle) -> list[Any]:
-    found: list[Any] = []
+    answers: list[Any] = []
     try:
         async for answer in Replicas(handle).stream(REQUEST):
-            found.append(answer)
+            answers.append(answer)
     except ApiError as error:
-        found.append((error.status, error.code))
-    return found
+        answers.append((error.status, error.code))
+    return answers
 
 
 @pytest.mark.parametrize("first", [GONE, AWAY])
@@ -107,11 +107,11 @@ def test_what_a_model_refuses_is_not_asked_again() -> None:
 def test_a_request_whose_client_left_is_cancelled() -> None:
     async def leave() -> FakeHandle:
         handle = FakeHandle(lambda: asyncio.sleep(60))
-        asked = asyncio.ensure_future(Replicas(handle).infer(REQUEST))
+        request = asyncio.ensure_future(Replicas(handle).infer(REQUEST))
         await asyncio.sleep(0.01)
-        asked.cancel()
+        request.cancel()
         with pytest.raises(asyncio.CancelledError):
-            await asked
+            await request
         return handle
 
     assert asyncio.run(leave()).cancelled == 1

@@ -34,7 +34,7 @@ def test_no_rows_make_no_calls() -> None:
 
 def test_cheaper_than_any_other_partition_of_the_sorted_rows() -> None:
     lengths = [3, 90, 8, 41, 40, 5, 88, 7]
-    found = cut(lengths, token_budget=400, max_rows=8, call_cost=20)
+    cuts = cut(lengths, token_budget=400, max_rows=8, call_cost=20)
     order = np.argsort(lengths, kind="stable").tolist()
     best = min(
         _cost(calls, lengths, 20)
@@ -42,7 +42,7 @@ def test_cheaper_than_any_other_partition_of_the_sorted_rows() -> None:
         for calls in [_split(order, bits)]
         if all(len(call) * max(lengths[i] for i in call) <= 400 for call in calls)
     )
-    assert _cost(found, lengths, 20) == best
+    assert _cost(cuts, lengths, 20) == best
 
 
 def test_where_calls_are_padded_that_is_what_they_cost() -> None:

@@ -83,18 +83,18 @@ def test_threads_that_spin_rest_when_a_call_ends(
     spinning: bool, graphs: Mapping[str, Graph], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Left alone they spin on, on the cores that carry the answer; a decoder's next step comes at once, so they may."""
-    graph, told = graphs["onnxruntime"], {}
+    graph, stated = graphs["onnxruntime"], {}
     set_entry = ort.SessionOptions.add_session_config_entry
 
     def noting(options: ort.SessionOptions, key: str, value: str) -> None:
-        told[key] = value
+        stated[key] = value
         set_entry(options, key, value)
 
     monkeypatch.setattr(ort.SessionOptions, "add_session_config_entry", noting)
     serving = _serving(graph, spinning)
     executor = on_onnxruntime.Executor(graph.path.parent, serving)
     np.testing.assert_array_equal(executor.infer(FEEDS)["features"], SUMS)
-    assert (told["session.intra_op.allow_spinning"], told.get("session.force_spinning_stop")) == (
+    assert (stated["session.intra_op.allow_spinning"], stated.get("session.force_spinning_stop")) == (
         ("1", "1") if spinning else ("0", None)
     )
     assert "session.force_spinning_stop" not in loop_session(2, spinning).entries

@@ -103,7 +103,7 @@ def test_what_the_engine_would_be_given_is_told_without_a_call(front: Callable[.
     requests = [_request("the train to the coast", "a"), {"text_input": np.array([[b"\xff"]], dtype=object)}]
     feeds, answers = pipeline.feeds(requests)
     assert engine.shapes == []
-    assert [type(answers[place]) for place in answers] == [InputError]
+    assert [type(answers[index]) for index in answers] == [InputError]
     assert list(answers) == [1]
     pipeline(requests)
     assert [call["input_ids"].shape for call in feeds] == engine.shapes

@@ -48,8 +48,8 @@ class _Weights:
         self.memory, self.size = memory, size
         memory.bytes += size
 
-    def answer(self, asked: Sequence[Any]) -> list[Any]:
-        return list(asked)
+    def answer(self, requests: Sequence[Any]) -> list[Any]:
+        return list(requests)
 
     def __del__(self) -> None:
         self.memory.bytes -= self.size

@@ -26,10 +26,10 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
     restricted = script.splitlines()[0].split('"')[1].split("$")[0] + KEY
     options += [f"--{name}={restricted}" for name in ("grpc-restricted-protocol", "http-restricted-api")]
     known = embedded_options()
-    kept = [o for o in options if o.split("=")[0].removeprefix("--") in known and "model-repository" not in o]
-    assert len(kept) >= 5
+    passed = [o for o in options if o.split("=")[0].removeprefix("--") in known and "model-repository" not in o]
+    assert len(passed) >= 5
     with empty_server(
-        [*kept, f"--cache-directory={wheel_folder() / 'caches'}"], tmp_path_factory.mktemp("empty")
+        [*passed, f"--cache-directory={wheel_folder() / 'caches'}"], tmp_path_factory.mktemp("empty")
     ) as ports:
         yield ports
 

@@ -59,14 +59,14 @@ def server(tmp_path: Path) -> Iterator[Server]:
 @pytest.fixture
 def controlled(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """What the server was told, in order; it does all of it."""
-    told: list[tuple[str, str]] = []
+    calls: list[tuple[str, str]] = []
 
     def control(self: Watcher, verb: str, name: str) -> str:
-        told.append((verb, name))
+        calls.append((verb, name))
         return ""
 
     monkeypatch.setattr(Watcher, "_control", control)
-    return told
+    return calls
 
 
 def _kill(server: Server, model: str) -> int:
@@ -81,8 +81,8 @@ def _kill(server: Server, model: str) -> int:
 
 
 def test_a_model_whose_process_was_killed_is_loaded_again(server: Server, controlled: list[tuple[str, str]]) -> None:
-    said: list[str] = []
-    watcher = Watcher(server, said.append)
+    lines: list[str] = []
+    watcher = Watcher(server, lines.append)
     watcher.look()
     assert controlled == []
     killed = _kill(server, "engine")
@@ -90,8 +90,8 @@ def test_a_model_whose_process_was_killed_is_loaded_again(server: Server, contro
         watcher.look()
     assert controlled == [("unload", "engine"), ("load", "engine")]
     assert watcher.reloads == {"engine": 1}
-    assert said[0] == f"engine: its process {killed} died; it is loaded again"
-    assert said[1].startswith("engine: loaded again in 0.0 s, for the 1st time")
+    assert lines[0] == f"engine: its process {killed} died; it is loaded again"
+    assert lines[1].startswith("engine: loaded again in 0.0 s, for the 1st time")
 
 
 def test_what_is_not_signed_is_not_loaded_again(server: Server, tmp_path: Path) -> None:
@@ -168,29 +168,29 @@ def test_without_model_control_a_model_that_died_restarts_the_server(
 def test_a_model_that_does_not_load_is_tried_again_later_and_then_left(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[str, int]] = []
-    said: list[str] = []
+    calls: list[tuple[str, int]] = []
+    lines: list[str] = []
     now = 1000.0
 
     def control(self: Watcher, verb: str, name: str) -> str:
-        told.append((verb, round(now - 1000)))
+        calls.append((verb, round(now - 1000)))
         return "no memory" if verb == "load" else ""
 
     monkeypatch.setattr(Watcher, "_control", control)
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    watcher = Watcher(server, said.append)
+    watcher = Watcher(server, lines.append)
     watcher.look()
     _kill(server, "front")
     for _ in range(100):
         watcher.look()
         now += 1
-    loads = [when for verb, when in told if verb == "load"]
+    loads = [when for verb, when in calls if verb == "load"]
     assert len(loads) == ATTEMPTS
     gaps = [after - before for before, after in itertools.pairwise(loads)]
     assert gaps == sorted(gaps), "each wait is longer than the one before"
-    assert "front: it does not load (no memory); it is loaded again in 1 s" in said
-    assert "it stays unloaded after 5 attempts" in said[-1]
-    assert told[-1][0] == "unload"
+    assert "front: it does not load (no memory); it is loaded again in 1 s" in lines
+    assert "it stays unloaded after 5 attempts" in lines[-1]
+    assert calls[-1][0] == "unload"
 
 
 def test_a_decode_loop_that_failed_is_loaded_again(
@@ -209,14 +209,14 @@ def test_a_decode_loop_that_failed_is_loaded_again(
             )
 
     monkeypatch.setattr(urllib.request, "urlopen", lambda *arguments, **options: Metrics())
-    said: list[str] = []
-    fresh, watcher = Watcher(server, said.append), Watcher(server, said.append, begun=time.monotonic() - 60)
+    lines: list[str] = []
+    fresh, watcher = Watcher(server, lines.append), Watcher(server, lines.append, begun=time.monotonic() - 60)
     fresh.look()
     assert controlled == [], "it had no time yet to say how it is"
     for _ in range(3):
         watcher.look()
     assert controlled == [("unload", "front"), ("load", "front")], "and not again before it had time to say so"
-    assert said[0] == "front: its decode loop failed; it is loaded again"
+    assert lines[0] == "front: its decode loop failed; it is loaded again"
 
 
 def test_restarts_wait_longer_each_time_and_are_forgotten_after_a_while() -> None:
@@ -227,7 +227,7 @@ def test_restarts_wait_longer_each_time_and_are_forgotten_after_a_while() -> Non
 
 def test_a_server_that_ends_by_itself_is_started_again_with_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Server | None] = []
-    said: list[str] = []
+    lines: list[str] = []
     slept: list[float] = []
 
     @contextmanager
@@ -242,10 +242,10 @@ def test_a_server_that_ends_by_itself_is_started_again_with_a_limit(monkeypatch:
     monkeypatch.setattr(watch, "POLL_S", 0)
     monkeypatch.setattr(Watcher, "look", lambda self: None)
     with pytest.raises(ServeError, match=r"by SIGABRT: error: std::length_error; that was the 6th time in a row"):
-        keep_running(start, started.append, said.append)
+        keep_running(start, started.append, lines.append)
     assert len(started) == 1 + ATTEMPTS
-    assert said[0] == "Triton ended by itself, by SIGABRT: error: std::length_error; it is started again"
-    assert said[2] == "port 8000 is taken; it is started again in 3 s"
+    assert lines[0] == "Triton ended by itself, by SIGABRT: error: std::length_error; it is started again"
+    assert lines[2] == "port 8000 is taken; it is started again in 3 s"
     assert [seconds for seconds in slept if seconds] == [1, 3, 7, 15]
 
 

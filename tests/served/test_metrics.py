@@ -48,9 +48,9 @@ def test_when_a_model_was_loaded_is_said(name: str, server: Server, client: Call
     client(name)
     url = f"http://{server.host}:{server.ports.metrics}/metrics"
     text = urllib.request.urlopen(url, timeout=10).read().decode()
-    said = re.search(rf'build_repo_loaded_timestamp_seconds{{model="{name}",version="1"}} (\S+)', text)
-    assert said is not None
-    assert 0 < time.time() - float(said[1]) < 86_400
+    match = re.search(rf'build_repo_loaded_timestamp_seconds{{model="{name}",version="1"}} (\S+)', text)
+    assert match is not None
+    assert 0 < time.time() - float(match[1]) < 86_400
 
 
 def test_every_metric_of_the_dashboard_is_triton_s_or_the_gateway_s(
@@ -62,11 +62,11 @@ def test_every_metric_of_the_dashboard_is_triton_s_or_the_gateway_s(
     text = urllib.request.urlopen(url, timeout=10).read().decode()
     known = set(re.findall(r"^# TYPE (\S+)", text + Metrics().text().decode(), re.MULTILINE))
     dashboard = json.loads((templates() / "monitoring" / "dashboard.json").read_text())
-    asked = {
+    named = {
         name.removesuffix("_bucket")
         for panel in dashboard["panels"]
         for target in panel["targets"]
         for name in re.findall(r"\b(?:nv_|build_repo_|vllm:|te_)\w+", target["expr"])
     }
-    assert len(asked) > 15
-    assert {name for name in asked - known if not name.startswith("nv_gpu_")} == set()
+    assert len(named) > 15
+    assert {name for name in named - known if not name.startswith("nv_gpu_")} == set()

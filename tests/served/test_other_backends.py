@@ -39,8 +39,8 @@ def streamed(server: Server, model: str, tensors: dict[str, np.ndarray]) -> list
                 return responses
 
 
-def texts(*given: str) -> np.ndarray:
-    return np.array([text.encode() for text in given], np.object_)
+def texts(*strings: str) -> np.ndarray:
+    return np.array([text.encode() for text in strings], np.object_)
 
 
 def vllm(text: str, stream: bool, **sampling: Any) -> dict[str, np.ndarray]:
@@ -61,8 +61,8 @@ def test_a_client_of_the_vllm_backend(server: Server, client: Connect, stream: b
     expected = client("writes").ask({"text_input": "The film", "max_tokens": 9, "temperature": 0.0, "ignore_eos": True})
     sampling = {"max_tokens": 9, "temperature": 0, "ignore_eos": True, "n": 1, "best_of": 1, "top_p": 1, "seed": 3}
     responses = streamed(server, "writes", vllm("The film", stream, **sampling))
-    said = b"".join(response.as_numpy("text_output")[0] for response in responses)
-    assert said.decode() == expected["text_output"][0]
+    text = b"".join(response.as_numpy("text_output")[0] for response in responses)
+    assert text.decode() == expected["text_output"][0]
     last = responses[-1]
     assert last.as_numpy("num_input_tokens").tolist() == [expected["prompt_tokens"]]
     assert sum(response.as_numpy("num_output_tokens").item() for response in responses) == 9, "of each response alone"
@@ -86,13 +86,13 @@ def test_log_probabilities_of_the_vllm_backend(server: Server, client: Connect, 
     responses = streamed(server, "writes", vllm("The film", stream, **sampling))
     written = [response.as_numpy("logprobs") for response in responses if response.as_numpy("logprobs") is not None]
     assert all(array.shape == (1,) for array in written)
-    found = [token for array in written for token in json.loads(array[0])]
+    tokens = [token for array in written for token in json.loads(array[0])]
     own = json.loads(expected)
-    chosen = [min(token.items(), key=lambda entry: entry[1]["rank"]) for token in found]
+    chosen = [min(token.items(), key=lambda entry: entry[1]["rank"]) for token in tokens]
     assert [int(token) for token, _ in chosen] == [token["token"] for token in own]
     assert [entry["logprob"] for _, entry in chosen] == pytest.approx([token["logprob"] for token in own], abs=1e-3)
     assert [entry["decoded_token"] for _, entry in chosen] == [token["text"] for token in own]
-    assert [len(token) for token in found] == [2] * 5
+    assert [len(token) for token in tokens] == [2] * 5
 
 
 def test_a_tool_that_nvidias_front_requires(server: Server) -> None:
@@ -144,10 +144,10 @@ def test_a_client_of_tensorrt_llm(server: Server, client: Connect) -> None:
     }
     responses = streamed(server, "writes_one", tensors)
     assert all(response.as_numpy("text_output").shape == (1, 1) for response in responses)
-    said = b"".join(response.as_numpy("text_output")[0, 0] for response in responses)
+    text = b"".join(response.as_numpy("text_output")[0, 0] for response in responses)
     assert len(responses[-1].as_numpy("finish_reason")) == 1
     assert responses[-1].as_numpy("completion_tokens").tolist() == [[9]]
-    assert said.decode() == expected["text_output"][0], "the most probable of one is the most probable of all"
+    assert text.decode() == expected["text_output"][0], "the most probable of one is the most probable of all"
 
 
 def test_the_generate_request_of_tensorrt_llms_documentation(server: Server) -> None:

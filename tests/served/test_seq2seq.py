@@ -82,18 +82,18 @@ def test_many_at_once_get_what_each_gets_alone(client: Connect) -> None:
         for index, text in enumerate((SHORT * 3)[:24])
     ]
     alone = [connection.ask(sample)["text_output"] for sample in samples]
-    said: dict[int, list[str]] = {}
+    texts: dict[int, list[str]] = {}
 
     def ask(index: int) -> None:
         with Client(connection.url, "speaks_int8") as own:
-            said[index] = own.ask(samples[index])["text_output"]
+            texts[index] = own.ask(samples[index])["text_output"]
 
     threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(samples))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [said[index] for index in range(len(samples))] == alone
+    assert [texts[index] for index in range(len(samples))] == alone
 
 
 def test_a_checkpoints_own_rules_hold(client: Connect) -> None:

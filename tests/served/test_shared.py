@@ -56,15 +56,15 @@ class Shared:
 
 @pytest.fixture(scope="module")
 def hosting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    place = tmp_path_factory.mktemp("shared")
-    repository = place / "repository"
+    folder = tmp_path_factory.mktemp("shared")
+    repository = folder / "repository"
     for turn, name in enumerate(NAMES):
-        publish(repository, one_build(name, place, {}, turn))
-    newer = one_build("one", place, {}, 1)
+        publish(repository, one_build(name, folder, {}, turn))
+    newer = one_build("one", folder, {}, 1)
     with running(repository) as server:
         own = {name: [_asked(server.url, name, [text]) for text in TEXTS[:6]] for name in NAMES}
         both = {name: _asked(server.url, name, TEXTS[:2]) for name in NAMES}
-    shutil.copytree(repository, place / "untouched")
+    shutil.copytree(repository, folder / "untouched")
     assert main(["share", *NAMES, "--name", "encoders", "--memory-mb", "700", "--repository", str(repository)]) == 0
     assert [path.name for path in repository.iterdir()] == ["encoders"]
     assert [finding for finding in lint(repository) if finding.severity is Severity.ERROR] == []
@@ -90,16 +90,16 @@ def _add_damaged(models: Path) -> None:
 
 
 def _inputs(texts: Sequence[str], model: str | None) -> list[Any]:
-    given = {
+    tensors = {
         "text_input": np.array([[text.encode()] for text in texts], np.object_),
         "top_k": np.full((len(texts), 1), 3, np.int32),
     }
     if model is not None:
-        given["model"] = np.array([[model.encode()]] * len(texts), np.object_)
+        tensors["model"] = np.array([[model.encode()]] * len(texts), np.object_)
     kinds = {"top_k": "INT32"}
     return [
         grpc.InferInput(name, array.shape, kinds.get(name, "BYTES")).set_data_from_numpy(array)
-        for name, array in given.items()
+        for name, array in tensors.items()
     ]
 
 
@@ -119,13 +119,13 @@ def _at_once(url: str, requests: Sequence[tuple[str, Sequence[str]]]) -> list[An
                 _inputs(texts, model),
                 lambda result, error, number=number: came.put((number, result, error)),
             )
-        found = sorted((came.get(timeout=60) for _ in requests), key=lambda answer: answer[0])
-    return [str(error) if error is not None else result for _, result, error in found]
+        answers = sorted((came.get(timeout=60) for _ in requests), key=lambda answer: answer[0])
+    return [str(error) if error is not None else result for _, result, error in answers]
 
 
-def _assert_same(found: Any, expected: Tensors) -> None:
+def _assert_same(actual: Any, expected: Tensors) -> None:
     for name, array in expected.items():
-        got = found[name] if isinstance(found, dict) else found.as_numpy(name)
+        got = actual[name] if isinstance(actual, dict) else actual.as_numpy(name)
         np.testing.assert_array_equal(got, array, strict=True)
 
 
@@ -135,20 +135,20 @@ def test_models_batched_together_answer_to_the_bit_as_by_fronts_of_their_own(hos
     with Client(hosting.url, "encoders") as client:
         before = settled(client)
         for number in range(6):
-            found = _at_once(hosting.url, [(name, TEXTS[number : number + 1]) for name in NAMES])
-            for name, answer in zip(NAMES, found, strict=True):
+            answers = _at_once(hosting.url, [(name, TEXTS[number : number + 1]) for name in NAMES])
+            for name, answer in zip(NAMES, answers, strict=True):
                 _assert_same(answer, hosting.own[name][number])
-        found = _at_once(hosting.url, [(name, [text]) for name in NAMES for text in TEXTS[:2]])
+        answers = _at_once(hosting.url, [(name, [text]) for name in NAMES for text in TEXTS[:2]])
         for index, name in enumerate(NAMES):  # two requests of a model in a batch are one call, as in its own front
-            rows = [found[2 * index + row].as_numpy("score") for row in range(2)]
+            rows = [answers[2 * index + row].as_numpy("score") for row in range(2)]
             np.testing.assert_array_equal(np.concatenate(rows), hosting.both[name]["score"])
         after = settled(client)
-    asked, batches = (int(after[f"{n}_count"]) - int(before[f"{n}_count"]) for n in ("inference", "execution"))
-    assert (asked, batches) == (16, 7)
+    requests, batches = (int(after[f"{n}_count"]) - int(before[f"{n}_count"]) for n in ("inference", "execution"))
+    assert (requests, batches) == (16, 7)
 
 
 def test_each_request_of_a_batch_has_an_error_of_its_own(hosting: Shared) -> None:
-    found = _at_once(
+    answers = _at_once(
         hosting.url,
         [
             ("one", TEXTS[:1]),
@@ -159,10 +159,10 @@ def test_each_request_of_a_batch_has_an_error_of_its_own(hosting: Shared) -> Non
             ("two", TEXTS[:1]),
         ],
     )
-    _assert_same(found[0], hosting.own["one"][0])
-    _assert_same(found[5], hosting.own["two"][0])
+    _assert_same(answers[0], hosting.own["one"][0])
+    _assert_same(answers[5], hosting.own["two"][0])
     for answer, words in zip(
-        found[1:5],
+        answers[1:5],
         (
             "no model 'three' is hosted here; there are: damaged, one, two",
             "text_input, row 0, is empty",
@@ -271,11 +271,11 @@ def test_what_a_shared_front_cannot_host_is_refused_and_nothing_is_changed(own_f
         ),
         (serving, document.replace('"executor": "onnxruntime"', '"executor": "bls"'), "--executor in-process"),
     ):
-        kept = text.read_text()
+        original = text.read_text()
         text.write_text(wrong)
         with pytest.raises(RepositoryError, match=message):
             share(own_fronts, "encoders", NAMES)
-        text.write_text(kept)
+        text.write_text(original)
         assert sorted(path.name for path in own_fronts.iterdir()) == ["one", "two"]
     (own_fronts / "two" / "1" / "encoder" / "front.py").unlink()
     with pytest.raises(RepositoryError, match=r"of an earlier build-repo.*: build it again"):
@@ -381,13 +381,13 @@ def test_check_finds_what_a_shared_front_would_fail_on_later(own_fronts: Path) -
     models = own_fronts / "encoders" / "models"
     hosted = (models / HOSTED).read_text()
     assert _errors(own_fronts) == []
-    for said, instead, words in (
+    for old, instead, words in (
         ('"version": 1', '"version": 3', "hosted.json names version 3 of one, which is not there"),
         ('"max_batch_size": 8', '"max_batch_size": 9', "hosted.json says of one what its files do not"),
         ('"schema"', '"scheme"', "hosted.json has schema 1"),
         ('"version": 1', '"version": "x"', "hosted.json.one.version is 'x'"),
     ):
-        (models / HOSTED).write_text(hosted.replace(said, instead, 1))
+        (models / HOSTED).write_text(hosted.replace(old, instead, 1))
         (error,) = _errors(own_fronts)
         assert (error.code, words in error.found) == ("TR709", True), error
     (models / HOSTED).write_text(hosted)
@@ -413,4 +413,6 @@ def test_signatures_hold_for_the_models_of_a_shared_front(own_fronts: Path, tmp_
     hosted.write_text(hosted.read_text().replace('"version": 1', '"version": 2'))
     assert len(unsigned(own_fronts, public)) == 2
     (own_fronts / "encoders" / "models" / "one" / "1" / "encoder" / "text.py").write_text("import os")
-    assert any("encoders/models/one: 1/encoder/text.py was changed" in found for found in unsigned(own_fronts, public))
+    assert any(
+        "encoders/models/one: 1/encoder/text.py was changed" in problem for problem in unsigned(own_fronts, public)
+    )

@@ -18,11 +18,11 @@ def test_a_trial_of_a_decoder_serves_other_settings_and_leaves_the_model_as_it_i
 ) -> None:
     model = repository / "writes"
     before = {path: path.read_bytes() for path in model.rglob("*") if path.is_file()}
-    asked = {"text_input": "The museum in Oslo", "max_tokens": 20, "ignore_eos": True}
+    request = {"text_input": "The museum in Oslo", "max_tokens": 20, "ignore_eos": True}
     settings = {"threads": 1, "slots": 2, "serving.prefill_tokens": 16}
     with served(served_version(model), settings) as url, Client(url, "writes") as tried:
-        answer = tried.ask(asked)
+        answer = tried.ask(request)
         with pytest.raises(ServeError, match=r"at most 2\b"):
-            tried.ask({**asked, "num_beams": 3})
-    assert answer["text_output"] == client("writes").ask(asked)["text_output"]
+            tried.ask({**request, "num_beams": 3})
+    assert answer["text_output"] == client("writes").ask(request)["text_output"]
     assert {path: path.read_bytes() for path in model.rglob("*") if path.is_file()} == before

@@ -16,7 +16,7 @@ class Faulty:
     port: int
     after: int
     cuts: int
-    made: int = 0
+    cut: int = 0
     listener: socket.socket = field(default_factory=lambda: socket.create_server(("127.0.0.1", 0)))
     threads: list[threading.Thread] = field(default_factory=list)
     open: list[socket.socket] = field(default_factory=list)
@@ -54,8 +54,8 @@ class Faulty:
         with contextlib.suppress(OSError):
             while block := source.recv(1 << 14):
                 seen += len(block)
-                if answers and seen > self.after and self.made < self.cuts:
-                    self.made += 1
+                if answers and seen > self.after and self.cut < self.cuts:
+                    self.cut += 1
                     break
                 target.sendall(block)
         _end(source, target)

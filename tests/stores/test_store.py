@@ -37,8 +37,8 @@ MANIFEST = Manifest("front", 1, "org/name", {"front/1/model.py": _blob(b"a"), "f
 @pytest.fixture(params=["s3", "file"])
 def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
     if request.param == "s3":
-        found: Store = request.getfixturevalue("store")
-        return found
+        store_of_kind: Store = request.getfixturevalue("store")
+        return store_of_kind
     return open_store(f"file://{tmp_path / 'store'}")
 
 
@@ -133,7 +133,7 @@ def test_a_connection_cut_mid_blob_goes_on_from_there(
     with Faulty(s3_port, after=100_000, cuts=3) as faulty:
         monkeypatch.setenv("AWS_ENDPOINT_URL", faulty.url)
         open_store(store.url).get(blob, tmp_path / "got")
-        assert faulty.made == 3
+        assert faulty.cut == 3
     assert (tmp_path / "got").read_bytes() == CONTENT
 
 
@@ -144,23 +144,23 @@ def test_a_store_that_is_gone_leaves_what_came_for_the_next_time(
     store.put(_file(tmp_path, CONTENT), blob)
     monkeypatch.setattr(module, "CHUNK", 1 << 18)
     monkeypatch.setattr(module, "PAUSE_S", 0.0)
-    asked: list[int] = []
+    reads: list[int] = []
 
     def cat_file(path: str, start: int, end: int) -> bytes:
-        asked.append(start)
-        if start >= 1 << 19 and len(asked) < 10:
+        reads.append(start)
+        if start >= 1 << 19 and len(reads) < 10:
             raise OSError("the network is down")
-        found: bytes = store.files.cat_file(path, start=start, end=end)
-        return found
+        content: bytes = store.files.cat_file(path, start=start, end=end)
+        return content
 
     broken = replace(store, files=SimpleNamespace(cat_file=cat_file, info=store.files.info))
     with pytest.raises(RepositoryError, match=r"could not be read \(the network is down\); pull again to go on"):
         broken.get(blob, tmp_path / "got")
     assert (tmp_path / "got.part").stat().st_size == 1 << 19
-    asked.extend([0] * 10)
-    before = len(asked)
+    reads.extend([0] * 10)
+    before = len(reads)
     broken.get(blob, tmp_path / "got")
-    assert asked[before] == 1 << 19, "not from the beginning"
+    assert reads[before] == 1 << 19, "not from the beginning"
     assert (tmp_path / "got").read_bytes() == CONTENT
 
 

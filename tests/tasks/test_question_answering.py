@@ -43,8 +43,8 @@ def test_golden_answers(model_type: str, tmp_path: Path) -> None:
     for case, answer in zip(cases, answers, strict=True):
         assert isinstance(answer, dict), answer
         (values,) = to_values(answer, outputs)
-        found = json.loads(values["answers"])
-        assert difference(case["answers"], found) <= (1e-5, "answer~"), case["request"]
+        actual = json.loads(values["answers"])
+        assert difference(case["answers"], actual) <= (1e-5, "answer~"), case["request"]
         assert {key: values[key] for key in ("answer", "start", "end")} == {
-            key: found[0][key] for key in ("answer", "start", "end")
+            key: actual[0][key] for key in ("answer", "start", "end")
         }

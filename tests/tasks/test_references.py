@@ -30,13 +30,13 @@ def test_words_of_added_tokens_come_without_the_blanks_they_eat(
 ) -> None:
     """An added token with lstrip and rstrip matches the blanks around it; its name in the vocabulary has none."""
     spec = make_spec(model=str(checkpoint(name)))
-    found = resolve(spec)
-    found.tokenizer.add_tokens([AddedToken("xyzzy", lstrip=True, rstrip=True, normalized=False)])
-    found.model.resize_token_embeddings(found.config.vocab_size + 1, mean_resizing=False)
+    resolved = resolve(spec)
+    resolved.tokenizer.add_tokens([AddedToken("xyzzy", lstrip=True, rstrip=True, normalized=False)])
+    resolved.model.resize_token_embeddings(resolved.config.vocab_size + 1, mean_resizing=False)
     text = "Mario moved from Turin to  xyzzy  last year."
     sample: dict[str, Any] = {"text_input": text, "ignore_labels": ["none"], "aggregation_strategy": strategy}
-    expected = encoder_task(found.task).reference(found, sample)
-    (answer,) = answers(front_over_pytorch(found, spec, tmp_path), found, [sample])
+    expected = encoder_task(resolved.task).reference(resolved, sample)
+    (answer,) = answers(front_over_pytorch(resolved, spec, tmp_path), resolved, [sample])
     assert "xyzzy" in expected["entities"]
     error, where = difference(expected, answer)
     assert error < 1e-5, where
@@ -49,18 +49,18 @@ def test_texts_are_cut_on_the_side_of_the_tokenizer(
 ) -> None:
     """Where truncation is asked for, as the pipelines cut: topics a text, entail the text of a pair."""
     spec = make_spec(model=str(checkpoint(name)), task=SERVED[name].task, max_length=24, truncate=True)
-    found = resolve(spec)
-    found.tokenizer.truncation_side, found.tokenizer.model_max_length = side, 24
+    resolved = resolve(spec)
+    resolved.tokenizer.truncation_side, resolved.tokenizer.model_max_length = side, 24
     sample: dict[str, Any] = {"text_input": TEXTS[26]}
     if name == "entail":
         sample["candidate_labels"] = ["food", "travel"]
-        expected = encoder_task(found.task).reference(found, sample)
+        expected = encoder_task(resolved.task).reference(resolved, sample)
     else:
-        cut = found.tokenizer(TEXTS[26], truncation=True, return_tensors="pt")
+        cut = resolved.tokenizer(TEXTS[26], truncation=True, return_tensors="pt")
         with torch.no_grad():
-            scores = found.model(**cut).logits[0].softmax(-1)
+            scores = resolved.model(**cut).logits[0].softmax(-1)
         expected = {"score": [float(scores.max())]}
-    (answer,) = answers(front_over_pytorch(found, spec, tmp_path), found, [sample])
+    (answer,) = answers(front_over_pytorch(resolved, spec, tmp_path), resolved, [sample])
     error, where = difference(expected, answer)
     assert error < 1e-5, where
     assert answer["truncated"] is True
@@ -72,11 +72,11 @@ def test_filled_texts_are_written_as_the_pipeline_writes_them(
 ) -> None:
     """All of the vocabulary, the padding token too, which is never shown; with and without spaces cleaned up."""
     spec = make_spec(model=str(checkpoint("masks")))
-    found = resolve(spec)
-    found.tokenizer.clean_up_tokenization_spaces = clean_up
-    sample = {"text_input": "The [MASK] , is n't to the door .", "top_k": found.config.vocab_size}
-    expected = encoder_task(found.task).reference(found, sample)
-    (answer,) = answers(front_over_pytorch(found, spec, tmp_path), found, [sample])
+    resolved = resolve(spec)
+    resolved.tokenizer.clean_up_tokenization_spaces = clean_up
+    sample = {"text_input": "The [MASK] , is n't to the door .", "top_k": resolved.config.vocab_size}
+    expected = encoder_task(resolved.task).reference(resolved, sample)
+    (answer,) = answers(front_over_pytorch(resolved, spec, tmp_path), resolved, [sample])
 
     def shown(document: str) -> dict[int, str]:
         return {entry["token"]: entry["sequence"] for entry in json.loads(document)}
@@ -91,16 +91,16 @@ def test_inputs_that_the_model_does_not_take_are_left_out(checkpoint: Callable[[
     settings["model_input_names"] = ["input_ids", "token_type_ids", "attention_mask"]
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     spec = make_spec(model=str(folder))
-    found = resolve(spec)
+    resolved = resolve(spec)
     sample = {"text_input": TEXTS[11]}
-    (answer,) = answers(front_over_pytorch(found, spec, tmp_path), found, [sample])
-    error, where = difference(encoder_task(found.task).reference(found, sample), answer)
+    (answer,) = answers(front_over_pytorch(resolved, spec, tmp_path), resolved, [sample])
+    error, where = difference(encoder_task(resolved.task).reference(resolved, sample), answer)
     assert error < 1e-5, where
 
 
 def test_a_context_before_its_question_is_refused(checkpoint: Callable[[str], Path]) -> None:
     spec = make_spec(model=str(checkpoint("answers")))
-    found = resolve(spec)
-    found.tokenizer.padding_side = "left"
+    resolved = resolve(spec)
+    resolved.tokenizer.padding_side = "left"
     with pytest.raises(CheckpointError, match="pads on the left"):
-        encoder_task(found.task).parameters(found)
+        encoder_task(resolved.task).parameters(resolved)

@@ -49,15 +49,15 @@ def test_a_built_model_tells_the_tokens_that_sentence_transformers_tells(splade:
     library = pytest.importorskip("sentence_transformers", reason="comes with the demo's model")
     theirs = library.SparseEncoder(str(splade), device="cpu").encode(TEXTS, convert_to_sparse_tensor=False)
     for row, expected in enumerate(theirs.numpy()):
-        found = np.zeros_like(expected)
-        found[indices[row][indices[row] >= 0]] = values[row][indices[row] >= 0]
-        np.testing.assert_allclose(found, expected, atol=1e-4)
+        actual = np.zeros_like(expected)
+        actual[indices[row][indices[row] >= 0]] = values[row][indices[row] >= 0]
+        np.testing.assert_allclose(actual, expected, atol=1e-4)
 
 
 def test_another_pooling_and_a_pooling_of_vectors_are_refused(splade: Path) -> None:
-    found = resolve(make_spec(model=str(splade), pooling="cls"))
+    resolved = resolve(make_spec(model=str(splade), pooling="cls"))
     with pytest.raises(CheckpointError, match="--pooling is for dense embeddings"):
-        encoder_task(found.task).parameters(found)
+        encoder_task(resolved.task).parameters(resolved)
     try:
         pooling(splade, {"pooling_strategy": "sum"})
         with pytest.raises(CheckpointError, match="has a pooling_strategy 'sum' of its SpladePooling; known is max"):

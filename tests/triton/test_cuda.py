@@ -37,8 +37,8 @@ def test_attention_takes_lengths_which_say_what_the_mask_said(built: Path) -> No
     model = _graph(built, "fp16")
     attentions = [node for node in model.graph.node if node.op_type == "MultiHeadAttention"]
     masks = {node.input[4] for node in attentions}
-    (made,) = [node for node in model.graph.node if set(node.output) & masks]
-    assert (len(attentions), made.op_type) == (2, "ReduceSum")
+    (node_of_masks,) = [node for node in model.graph.node if set(node.output) & masks]
+    assert (len(attentions), node_of_masks.op_type) == (2, "ReduceSum")
     run = infer_with(read_graph(built / "fp16_model" / "1" / "model.onnx"), 1)
     mask = np.array([[1, 1, 1, 0, 0], [1, 1, 1, 1, 1]])
     ids = np.array([[5, 6, 7, 0, 0], [8, 9, 10, 11, 12]])

@@ -64,7 +64,7 @@ class FakeMachine:
     def this_machine(self) -> dict[str, str]:
         return dict(self.fingerprint)
 
-    def build(self, recipe: Path, asked: dict[str, Any], plan: Path) -> float:
+    def build(self, recipe: Path, options: dict[str, Any], plan: Path) -> float:
         plan.write_bytes(self.content)
         return 0.001
 
@@ -110,11 +110,11 @@ def test_without_tensorrt_one_line_says_what_to_do(repository: Path, emitted: bo
     else:
         call = "import sys; from builder.cli import main; sys.exit(main(['compile', sys.argv[1]]))"
         arguments = [sys.executable, "-c", call, str(repository)]
-    found = subprocess.run(arguments, capture_output=True, text=True)
-    assert found.returncode == 1
-    assert "no tensorrt here" in found.stderr
-    assert "docker compose" in found.stderr
-    assert "Traceback" not in found.stderr
+    done = subprocess.run(arguments, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "no tensorrt here" in done.stderr
+    assert "docker compose" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_a_compiled_plan_is_published_once_with_what_it_belongs_to(
@@ -161,7 +161,7 @@ def test_a_plan_is_compiled_anew_for_another_gpu_and_kept_when_that_fails(
     other = {**H200, "gpu": "NVIDIA L4", "compute_capability": "8.9"}
     _on(FakeMachine(other), monkeypatch)
 
-    def failing(recipe: Path, asked: dict[str, Any], plan: Path) -> float:
+    def failing(recipe: Path, options: dict[str, Any], plan: Path) -> float:
         plan.write_bytes(b"half")
         raise program.CompileError("it answers otherwise")
 
@@ -171,9 +171,9 @@ def test_a_plan_is_compiled_anew_for_another_gpu_and_kept_when_that_fails(
     assert (repository / "texts_model" / "1" / "model.plan").read_bytes() == b"plan"
     assert check(repository) == []
     _on(FakeMachine(other, b"for the other"), monkeypatch)
-    found = program.compile_plan(_recipe(repository))
-    assert found is not None
-    assert found["gpu"] == "NVIDIA L4"
+    fingerprint = program.compile_plan(_recipe(repository))
+    assert fingerprint is not None
+    assert fingerprint["gpu"] == "NVIDIA L4"
     assert (repository / "texts_model" / "1" / "model.plan").read_bytes() == b"for the other"
 
 
@@ -218,7 +218,7 @@ def test_a_compilation_that_is_killed_leaves_the_old_plan_or_the_new_one(
     assert ended.returncode in (0, 137), ended.stderr
     assert plan.read_bytes() in (b"old", b"new"), "whoever starts Triton now finds a plan"
 
-    def failing(recipe: Path, asked: dict[str, Any], plan: Path) -> float:
+    def failing(recipe: Path, options: dict[str, Any], plan: Path) -> float:
         raise program.CompileError("no memory")
 
     before = plan.read_bytes()
@@ -234,7 +234,7 @@ def test_a_compilation_that_is_killed_leaves_the_old_plan_or_the_new_one(
 
 
 @pytest.mark.parametrize(
-    ("fingerprint", "gpu", "triton", "said"),
+    ("fingerprint", "gpu", "triton", "message"),
     [
         (H200, "NVIDIA L4", None, "compiled for NVIDIA H200 and this machine has NVIDIA L4"),
         ({**H200, "tensorrt": "10.9.0.34"}, "NVIDIA H200", None, "compiled by TensorRT 10.9.0.34 and Triton 24.10 has"),
@@ -245,7 +245,7 @@ def test_a_plan_of_another_gpu_or_tensorrt_is_refused(
     fingerprint: dict[str, str],
     gpu: str,
     triton: str | None,
-    said: str,
+    message: str,
     repository: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -253,7 +253,7 @@ def test_a_plan_of_another_gpu_or_tensorrt_is_refused(
     program.compile_plan(_recipe(repository))
     monkeypatch.setattr(plans, "gpus", lambda: (GPU(gpu, "9.0", 1),))
     (problem,) = check(repository, triton)
-    assert said in problem
+    assert message in problem
     assert "build-repo compile" in problem
 
 
@@ -274,23 +274,23 @@ def test_a_plan_that_answers_as_onnx_runtime_passes_and_another_does_not(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recipe = _recipe(repository)
-    asked = json.loads((recipe / "recipe.json").read_text())
+    options = json.loads((recipe / "recipe.json").read_text())
 
     def runner(engine: Any, optimization_profile: int) -> OnnxrtRunner:
         return OnnxrtRunner(SessionFromOnnx(engine))
 
     monkeypatch.setattr(trt_backend, "TrtRunner", runner)
-    error = program.compare(recipe, asked, str(recipe / "model.onnx"), 0)
+    error = program.compare(recipe, options, str(recipe / "model.onnx"), 0)
     assert error is not None
     assert error < 5e-3, "what stands for TensorRT runs fp16 in fp32, and the recorded answers are rounded to fp16"
-    asked["profiles"].append({name: {**sides, "min": [99, 99]} for name, sides in asked["profiles"][0].items()})
-    assert program.compare(recipe, asked, str(recipe / "model.onnx"), 1) is None, "it takes no recorded call"
+    options["profiles"].append({name: {**sides, "min": [99, 99]} for name, sides in options["profiles"][0].items()})
+    assert program.compare(recipe, options, str(recipe / "model.onnx"), 1) is None, "it takes no recorded call"
     wrong = onnx.load(str(recipe / "model.onnx"))
     largest = max(wrong.graph.initializer, key=lambda tensor: len(tensor.raw_data))
     largest.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(largest)[::-1].copy(), largest.name))
     onnx.save(wrong, str(recipe / "wrong.onnx"))
     with pytest.raises(program.CompileError, match="answers otherwise than ONNX Runtime"):
-        program.compare(recipe, asked, str(recipe / "wrong.onnx"), 0)
+        program.compare(recipe, options, str(recipe / "wrong.onnx"), 0)
 
 
 class FakeTensorRT(ModuleType):
@@ -325,47 +325,47 @@ SHAPES: list[tuple[int, ...]] = []  # that ProfiledRunner ran
 
 def _fake_tensorrt(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """ONNX Runtime in TensorRT's place: an engine is the path of its graph. What was asked of it is returned."""
-    asked: dict[str, Any] = {}
+    calls: dict[str, Any] = {}
 
     def network(path: str, strongly_typed: bool) -> str:
-        asked["strongly_typed"] = strongly_typed
+        calls["strongly_typed"] = strongly_typed
         if "broken" in Path(path).read_bytes()[:20].decode("latin1"):
             raise PolygraphyException("Could not parse")
         return path
 
     def engine(network: str, config: Any, save_timing_cache: str) -> str:
-        asked.update(config=config, timings=save_timing_cache)
+        calls.update(config=config, timings=save_timing_cache)
         Path(save_timing_cache).write_bytes(b"timings")
         return network
 
     def runner(engine: str, optimization_profile: int) -> OnnxrtRunner:
-        asked.setdefault("profiles", []).append(optimization_profile)
-        return ProfiledRunner(engine, asked["config"].profiles[optimization_profile])
+        calls.setdefault("profiles", []).append(optimization_profile)
+        return ProfiledRunner(engine, calls["config"].profiles[optimization_profile])
 
     monkeypatch.setitem(sys.modules, "tensorrt", FakeTensorRT("tensorrt"))
     monkeypatch.setattr(trt_backend, "network_from_onnx_path", network)
     monkeypatch.setattr(trt_backend, "engine_from_network", engine)
     monkeypatch.setattr(trt_backend, "save_engine", lambda engine, path: Path(path).write_bytes(b"plan"))
     monkeypatch.setattr(trt_backend, "TrtRunner", runner)
-    return asked
+    return calls
 
 
 def test_a_plan_is_made_typed_in_its_profiles_and_compared_in_each(
     repository: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = _fake_tensorrt(monkeypatch)
+    calls = _fake_tensorrt(monkeypatch)
     monkeypatch.setattr(program, "this_machine", lambda: dict(H200))
     SHAPES.clear()
     fingerprint = program.compile_plan(_recipe(repository))
     assert {(8, 32), (8, 64)} <= set(SHAPES), "compared where it is tuned and at its end"
-    assert asked["config"].tf32 is False
+    assert calls["config"].tf32 is False
     assert fingerprint is not None
     assert fingerprint["error"] < 5e-3
-    assert asked["strongly_typed"] is True
-    (profile,) = asked["config"].profiles
+    assert calls["strongly_typed"] is True
+    (profile,) = calls["config"].profiles
     assert tuple(profile["input_ids"]) == ((1, 1), (8, 32), (8, 64))
-    assert asked["profiles"] == [0]
-    assert asked["timings"] == str(_recipe(repository) / "timing.cache")
+    assert calls["profiles"] == [0]
+    assert calls["timings"] == str(_recipe(repository) / "timing.cache")
     assert check(repository) == []
 
 
@@ -374,10 +374,10 @@ def test_a_graph_that_tensorrt_does_not_compile_is_an_error_and_not_a_traceback(
 ) -> None:
     _fake_tensorrt(monkeypatch)
     recipe = _recipe(repository)
-    asked = json.loads((recipe / "recipe.json").read_text())
+    options = json.loads((recipe / "recipe.json").read_text())
     (recipe / "model.onnx").write_bytes(b"broken")
     with pytest.raises(program.CompileError, match=r"TensorRT 10.5.0.18 does not compile this graph"):
-        program.build(recipe, asked, recipe / "model.plan")
+        program.build(recipe, options, recipe / "model.plan")
 
 
 def test_a_plan_that_nothing_was_compared_with_is_not_published(
@@ -385,10 +385,10 @@ def test_a_plan_that_nothing_was_compared_with_is_not_published(
 ) -> None:
     _fake_tensorrt(monkeypatch)
     recipe = _recipe(repository)
-    asked = json.loads((recipe / "recipe.json").read_text())
-    asked["profiles"] = [{n: {side: [3, 3] for side in ("min", "opt", "max")} for n in asked["profiles"][0]}]
+    options = json.loads((recipe / "recipe.json").read_text())
+    options["profiles"] = [{n: {side: [3, 3] for side in ("min", "opt", "max")} for n in options["profiles"][0]}]
     with pytest.raises(program.CompileError, match="no profile takes a recorded call"):
-        program.build(recipe, asked, recipe / "model.plan")
+        program.build(recipe, options, recipe / "model.plan")
 
 
 def test_a_release_whose_tensorrt_is_too_old_is_refused_with_one_that_is_not() -> None:

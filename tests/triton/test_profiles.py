@@ -33,7 +33,7 @@ CALLS = st.builds(Calls, st.integers(1, 12), st.integers(1, 12), st.integers(1, 
 @st.composite
 def _profile(draw: st.DrawFn) -> Profile:
     sides = [sorted(draw(st.lists(st.integers(1, 12), min_size=3, max_size=3))) for _ in ("rows", "tokens")]
-    least, best, most = (tuple(side[place] for side in sides) for place in range(3))
+    least, best, most = (tuple(side[index] for side in sides) for index in range(3))
     return Profile(min=least, opt=best, max=most)
 
 
@@ -51,12 +51,12 @@ def test_a_call_is_found_uncovered_exactly_when_no_profile_takes_it(calls: Calls
 @given(st.integers(1, 256), st.integers(1, 8192), st.integers(1, 65536))
 def test_the_default_profiles_take_every_call_and_share_no_length(rows: int, length: int, budget: int) -> None:
     calls = Calls(rows, length, max(budget, length))
-    found = default_profiles(calls)
-    assert uncovered(found, calls) is None
+    profiles = default_profiles(calls)
+    assert uncovered(profiles, calls) is None
     assert uncovered([covering_profile(calls)], calls) is None
-    for before, after in itertools.pairwise(found):
+    for before, after in itertools.pairwise(profiles):
         assert before.max[1] < after.min[1]
-    for profile in found:
+    for profile in profiles:
         assert calls.include(profile.opt)
         assert largest_calls(profile, calls), "each is compared at its end"
 
@@ -66,20 +66,20 @@ def test_every_call_fits_a_bucket_and_every_bucket_is_a_call_of_some_profile(
     rows: int, length: int, budget: int
 ) -> None:
     calls = Calls(rows, length, budget)
-    found = buckets(calls)
-    assert all(calls.include(shape) and any(takes(p, shape) for p in default_profiles(calls)) for shape in found)
+    shapes = buckets(calls)
+    assert all(calls.include(shape) and any(takes(p, shape) for p in default_profiles(calls)) for shape in shapes)
     for call in [(1, 1), (1, length), (rows, min(length, budget // rows)), (max(1, rows // 2), 1)]:
         if calls.include(call) and call[0] * 2 * max(call[1], 16) * 2 <= budget:
-            assert fitting(call, found) != call or call in found
-    sizes = [row * tokens for row, tokens in found]
+            assert fitting(call, shapes) != call or call in shapes
+    sizes = [row * tokens for row, tokens in shapes]
     assert sizes == sorted(sizes)
 
 
 def test_a_call_is_padded_to_the_smallest_bucket_that_holds_it() -> None:
-    found = buckets(Calls(8, 128, 512))
-    assert fitting((3, 20), found) == (4, 32)
-    assert fitting((1, 128), found) == (1, 128)
-    assert fitting((8, 65), found) == (8, 65), "no bucket within the budget holds it: it runs as it is"
+    shapes = buckets(Calls(8, 128, 512))
+    assert fitting((3, 20), shapes) == (4, 32)
+    assert fitting((1, 128), shapes) == (1, 128)
+    assert fitting((8, 65), shapes) == (8, 65), "no bucket within the budget holds it: it runs as it is"
 
 
 def test_the_inputs_of_a_profile_have_its_shape_and_the_tasks_own_axis_its_own() -> None:
@@ -144,9 +144,9 @@ def test_cuda_graphs_of_a_graph_with_an_input_of_the_tasks_own_are_refused() -> 
     from tests.golden.repositories import graph
 
     spec = make_spec(model="x", target="tensorrt", gpu={"cuda_graphs": True})
-    made = replace(graph("tensorrt"), inputs=("input_ids", "attention_mask", "positions"))
+    changed = replace(graph("tensorrt"), inputs=("input_ids", "attention_mask", "positions"))
     with pytest.raises(SpecError, match="has the input positions, whose length changes"):
-        place(spec.layout, made, 2048, 128)
+        place(spec.layout, changed, 2048, 128)
 
 
 def test_a_profile_out_of_order_is_refused() -> None:

@@ -78,7 +78,7 @@ def test_all_files_arrive_and_nothing_else_is_left(tmp_path: Path) -> None:
     _publish(repository, b"one")
     files = _tree(repository)
     of_each = ("1/model.bin", "1/build.json", "1/config.pbtxt", "build.json", "config.pbtxt")
-    pages = [f"front/{place}{file}" for place in ("", "1/") for file in ("bom.cdx.json", "report.html")]
+    pages = [f"front/{folder}{file}" for folder in ("", "1/") for file in ("bom.cdx.json", "report.html")]
     more = [*pages, "front_model/warmup/1/text"]
     assert sorted(files) == sorted([*more, *(f"{n}/{f}" for n in ("front", "front_model") for f in of_each)])
     assert [p.name for p in tmp_path.iterdir()] == ["model_repository"]
@@ -458,8 +458,8 @@ def test_builds_into_one_repository_wait_for_each_other(tmp_path: Path, monkeypa
 
     monkeypatch.setattr(publish_module, "activate", slow)
     with ThreadPoolExecutor(4) as builders:
-        made = list(builders.map(lambda content: _publish(repository, content), [b"one", b"two", b"three", b"four"]))
-    assert sorted(report.version for report in made) == [1, 2, 3, 4]
+        reports = list(builders.map(lambda content: _publish(repository, content), [b"one", b"two", b"three", b"four"]))
+    assert sorted(report.version for report in reports) == [1, 2, 3, 4]
     assert loaded(repository / "front") == loaded(repository / "front_model") == [4]
     assert len(_contents(repository)) == 1
     assert [p.name for p in tmp_path.iterdir()] == ["model_repository"]

@@ -17,8 +17,8 @@ from builder.triton.check import check
 @pytest.mark.slow
 def test_two_builds_give_the_same_files(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
     trees = []
-    for place in ("one", "two"):
-        output = tmp_path / place / "model_repository"
+    for turn in ("one", "two"):
+        output = tmp_path / turn / "model_repository"
         build(make_spec(model=str(checkpoint("flags")), name="flags", output=output))
         assert check(output) == []
         trees.append({str(p.relative_to(output)): p.read_bytes() for p in output.rglob("*") if p.is_file()})
@@ -30,8 +30,8 @@ def test_two_builds_give_the_same_files(checkpoint: Callable[[str], Path], tmp_p
         del tree["flags/1/report.html"]
     for tree in trees:  # what was measured is told there too
         for name in ("flags/config.pbtxt", "flags/1/config.pbtxt"):
-            tree[name], told = re.subn(rb'\nparameters \{ key: "report" .*', b"", tree[name])
-            assert told == 1
+            tree[name], count = re.subn(rb'\nparameters \{ key: "report" .*', b"", tree[name])
+            assert count == 1
     reports = [json.loads(tree.pop("flags/1/build.json")) for tree in trees]
     assert trees[0] == trees[1]
     assert reports[0]["files"] == reports[1]["files"]

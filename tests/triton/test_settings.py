@@ -23,10 +23,10 @@ from tests.servings import decoder_serving
 def _entry(**options: Any) -> RepositoryEntry:
     """An encoder's front, laid out as a build does."""
     spec = make_spec(model="org/encoder", machine={"cores": 4}, **options)
-    made = graph(options.get("engine", "onnxruntime"))
-    serving = serving_document(spec.front, "feature_extraction", made, 256, {"input_ids": 0}, {})
+    served = graph(options.get("engine", "onnxruntime"))
+    serving = serving_document(spec.front, "feature_extraction", served, 256, {"input_ids": 0}, {})
     fields = [Field("text_input", "TYPE_STRING")], [Field("embedding", "TYPE_FP32", (384,))]
-    return lay_out(spec.layout, serving, "{}", made, {}, fields, [])[0]
+    return lay_out(spec.layout, serving, "{}", served, {}, fields, [])[0]
 
 
 def _written(folder: Path, entry: RepositoryEntry) -> Path:

@@ -239,8 +239,8 @@ def _warm_up(repository: Path) -> None:
 
 def _exchange(repository: Path) -> None:
     """Each is signed, and stands in the other's place."""
-    for name, place in (("front/1", "aside"), ("other/1", "front/1"), ("aside", "other/1")):
-        (repository / name).rename(repository / place)
+    for name, target in (("front/1", "aside"), ("other/1", "front/1"), ("aside", "other/1")):
+        (repository / name).rename(repository / target)
     for model in ("front", "other"):
         for name in ("config.pbtxt", "build.json"):
             shutil.copyfile(repository / model / "1" / name, repository / model / name)
@@ -368,7 +368,7 @@ def _certificate(
     usage = dict.fromkeys(
         ("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only"), False
     )
-    made = (
+    certificate = (
         x509.CertificateBuilder()
         .subject_name(names[authority])
         .issuer_name(names[1])
@@ -385,7 +385,7 @@ def _certificate(
         )
         .sign(issuer, hashes.SHA256())
     )
-    path.write_bytes(made.public_bytes(PEM))
+    path.write_bytes(certificate.public_bytes(PEM))
     return path
 
 

@@ -62,13 +62,13 @@ def _search(
     rates: Mapping[str, float], trials: int = 12, refused: str = "", noise: float = 0.5
 ) -> tuple[Finding, list[object]]:
     """A model whose answers a second depend on instances x threads alone, and that fails with `refused`."""
-    asked: list[object] = []
+    attempts: list[object] = []
 
     def share(settings: Mapping[str, int] | None) -> str:
         return "1x4" if settings is None else f"{settings['instances']}x{settings['threads']}"
 
     def attempt(settings: Mapping[str, int] | None) -> Outcome:
-        asked.append(settings)
+        attempts.append(settings)
         if share(settings) == refused:
             raise ServeError("it does not load")
         rate = rates[share(settings)]
@@ -79,36 +79,36 @@ def _search(
         return encoder(level, [rates[share(settings)] + noise * (turn[0] % 3)])[0]
 
     turn = [0]
-    found = search(SPACE, choices(HAS, 4, SPACE), trials, 40, attempt, again, 4, lambda text: None)
-    return found, asked
+    result = search(SPACE, choices(HAS, 4, SPACE), trials, 40, attempt, again, 4, lambda text: None)
+    return result, attempts
 
 
 def test_a_better_point_is_found_and_no_point_is_measured_twice() -> None:
     pytest.importorskip("optuna", reason="of the extra tune")
-    found, asked = _search({"1x1": 50, "1x4": 100, "2x2": 130})
-    assert found.settings is not None
-    assert (found.settings["instances"], found.settings["threads"]) == (2, 2)
-    assert "answers/s" in found.reason
-    assert "change +30" in found.reason
-    assert len(asked) == len({str(one) for one in asked}), "six points, one of them as it is"
+    result, attempts = _search({"1x1": 50, "1x4": 100, "2x2": 130})
+    assert result.settings is not None
+    assert (result.settings["instances"], result.settings["threads"]) == (2, 2)
+    assert "answers/s" in result.reason
+    assert "change +30" in result.reason
+    assert len(attempts) == len({str(one) for one in attempts}), "six points, one of them as it is"
 
 
 def test_defaults_that_nothing_beats_stay() -> None:
     pytest.importorskip("optuna", reason="of the extra tune")
-    found, _ = _search({"1x1": 50, "1x4": 100, "2x2": 90})
-    assert found.settings is None
-    assert found.reason.startswith("none of 12 trials did better")
-    found, _ = _search({"1x1": 50, "1x4": 100, "2x2": 100.5}, noise=20)
-    assert found.settings is None
-    assert "not more than noise ahead" in found.reason
+    result, _ = _search({"1x1": 50, "1x4": 100, "2x2": 90})
+    assert result.settings is None
+    assert result.reason.startswith("none of 12 trials did better")
+    result, _ = _search({"1x1": 50, "1x4": 100, "2x2": 100.5}, noise=20)
+    assert result.settings is None
+    assert "not more than noise ahead" in result.reason
 
 
 def test_a_setting_that_does_not_load_is_passed_over() -> None:
     pytest.importorskip("optuna", reason="of the extra tune")
-    found, _ = _search({"1x1": 120, "1x4": 100, "2x2": 130}, refused="2x2")
-    assert found.settings is not None
-    assert found.settings["threads"] == 1
-    assert any(one.outcome is None for one in found.tried)
+    result, _ = _search({"1x1": 120, "1x4": 100, "2x2": 130}, refused="2x2")
+    assert result.settings is not None
+    assert result.settings["threads"] == 1
+    assert any(one.outcome is None for one in result.tried)
 
 
 def test_a_winner_must_keep_the_limit_when_it_is_repeated() -> None:
@@ -119,9 +119,9 @@ def test_a_winner_must_keep_the_limit_when_it_is_repeated() -> None:
     assert verdict({"instances": 2}, new, old, best, base, 50, ()).settings == {"instances": 2}
     slower = [encoder(LEVELS[1], [rate])[0] for rate in (80, 81, 82)]
     beyond = replace(base, score=-60.0)
-    kept = verdict({"instances": 2}, slower, old, best, beyond, 40, ())
-    assert kept.settings == {"instances": 2}, "within the limit, which the defaults were not"
-    assert "which it was not before" in kept.reason
+    finding = verdict({"instances": 2}, slower, old, best, beyond, 40, ())
+    assert finding.settings == {"instances": 2}, "within the limit, which the defaults were not"
+    assert "which it was not before" in finding.reason
 
 
 def test_a_machine_that_slows_for_both_does_not_hide_a_winner() -> None:
@@ -154,8 +154,8 @@ def test_the_winner_is_written_beside_what_was_there(tmp_path: Path) -> None:
     settings: dict[str, Any] = {"instances": 2, "max_batch_size": 16, "serving.token_budget": 1024}
     write_settings(path, "minilm", settings, "tuned: 130 answers/s")
     text = path.read_text()
-    for kept in ("# our models", "model: org/minilm # from the Hub", "call_cost: 8", "# tuned: 130 answers/s"):
-        assert kept in text
+    for line in ("# our models", "model: org/minilm # from the Hub", "call_cost: 8", "# tuned: 130 answers/s"):
+        assert line in text
     tuned, other = load_specs(path)
     assert (tuned.instances, tuned.max_batch_size) == (2, 16)
     assert (tuned.serving.token_budget, tuned.serving.call_cost) == (1024, 8)

@@ -59,7 +59,7 @@ def maker(tmp_path_factory: pytest.TempPathFactory) -> VariantMaker:
 
 
 @pytest.fixture(scope="module")
-def made(maker: VariantMaker) -> Callable[[Variant], Graph]:
+def graph_of(maker: VariantMaker) -> Callable[[Variant], Graph]:
     """The graph of a variant, made at its first use."""
     return functools.cache(lambda variant: maker.make(variant).graph)
 
@@ -72,24 +72,24 @@ def expected(maker: VariantMaker) -> np.ndarray:
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", all_variants(), ids=lambda variant: variant.name)
 def test_each_variant_answers_nearly_as_fp32_and_is_as_small_as_it_should_be(
-    variant: Variant, maker: VariantMaker, made: Callable[[Variant], Graph], expected: np.ndarray
+    variant: Variant, maker: VariantMaker, graph_of: Callable[[Variant], Graph], expected: np.ndarray
 ) -> None:
-    graph = made(variant)
+    graph = graph_of(variant)
     assert graph.engine == variant.engine
     if (variant.name, arithmetic_on(cpu()["flags"])) == ("fp32 OpenVINO", "bf16"):
         with pytest.raises(ExportError, match=r"computes in bf16 on this CPU .* verified in f32"):
             features(graph, judged())
         return
-    found = features(graph, judged())
-    assert (found * expected).sum(axis=-1).mean() >= LEAST[variant.precision]
+    actual = features(graph, judged())
+    assert (actual * expected).sum(axis=-1).mean() >= LEAST[variant.precision]
     share = BYTES_IN_TENSORRT.get(variant.name, BYTES.get(variant.precision, 0.25))
     assert graph.size <= share * maker.exported.size
     if variant.precision != "fp32":
-        assert np.abs(found - expected).max() > 1e-6, "it is not fp32 under another name"
+        assert np.abs(actual - expected).max() > 1e-6, "it is not fp32 under another name"
 
 
-def test_an_answer_in_static_int8_does_not_depend_on_the_rows_beside_it(made: Callable[[Variant], Graph]) -> None:
-    graph = made(Variant("int8-static", "onnxruntime"))
+def test_an_answer_in_static_int8_does_not_depend_on_the_rows_beside_it(graph_of: Callable[[Variant], Graph]) -> None:
+    graph = graph_of(Variant("int8-static", "onnxruntime"))
     feed = judged()[-1]
     alone = {name: array[:1] for name, array in feed.items()}
     np.testing.assert_allclose(features(graph, [feed])[:1], features(graph, [alone]), atol=1e-5)
@@ -111,10 +111,12 @@ def test_each_way_to_calibrate(
     calibration: dict[str, object], maker: VariantMaker, expected: np.ndarray, tmp_path: Path
 ) -> None:
     spec = make_spec(model="minilm", calibration=calibration)
-    made = VariantMaker(spec, maker.exported, tmp_path, maker.feeds).make(Variant("int8-static", "onnxruntime"), ())
-    model = onnx.load(str(made.graph.path))
+    quantised = VariantMaker(spec, maker.exported, tmp_path, maker.feeds).make(
+        Variant("int8-static", "onnxruntime"), ()
+    )
+    model = onnx.load(str(quantised.graph.path))
     products = [node for node in model.graph.node if node.op_type == "MatMul"]
-    assert len(products) == made.matmuls == 36
+    assert len(products) == quantised.matmuls == 36
     smoothed = sum(node.name.endswith(".smoothed") for node in model.graph.node)
     assert smoothed == (0 if calibration.get("smooth") == 0.0 else 24), "one for each input of products"
     tables = {tensor.name: tensor for tensor in model.graph.initializer}
@@ -123,19 +125,19 @@ def test_each_way_to_calibrate(
     zero = [tables[n.input[2]] for n in model.graph.node if n.op_type == "QuantizeLinear"]
     signed = {tensor.data_type == onnx.TensorProto.INT8 for tensor in zero}
     assert signed == {bool(calibration.get("symmetric", False))}
-    assert (features(made.graph, judged()) * expected).sum(axis=-1).mean() >= (
+    assert (features(quantised.graph, judged()) * expected).sum(axis=-1).mean() >= (
         0.97 if spec.calibration.per_channel else 0.8
     )
 
 
 def test_smoothing_leaves_every_value_and_saves_quality(
-    maker: VariantMaker, made: Callable[[Variant], Graph], expected: np.ndarray
+    maker: VariantMaker, graph_of: Callable[[Variant], Graph], expected: np.ndarray
 ) -> None:
     rough = make_spec(model="minilm", calibration={"smooth": 0.0})
     variant = Variant("int8-static", "onnxruntime")
     (maker.folder / "rough").mkdir()
     without = VariantMaker(rough, maker.exported, maker.folder / "rough", maker.feeds).make(variant).graph
-    with_smoothing = made(variant)
+    with_smoothing = graph_of(variant)
     losses = [1 - (features(graph, judged()) * expected).sum(axis=-1).mean() for graph in (without, with_smoothing)]
     assert losses[1] < losses[0] / 2
 
@@ -151,14 +153,14 @@ def test_a_calibration_that_quantised_nothing_is_an_error(maker: VariantMaker, m
 
 def test_levels(maker: VariantMaker) -> None:
     """O1 leaves small operators, O2 fuses them, O3 computes GELU by its approximation; attention is one throughout."""
-    made = {}
+    by_level = {}
     for level in ("O1", "O2", "O3"):
         spec = make_spec(model="minilm", level=level)
-        made[level] = VariantMaker(spec, maker.exported, maker.folder, ()).make(all_variants()[0]).graph.operators
-    assert all(operators["MultiHeadAttention"] == 6 for operators in made.values())
-    assert (made["O1"]["BiasGelu"], made["O1"]["Gelu"]) == (0, 6)
-    assert made["O2"]["BiasGelu"] == 6
-    assert (made["O3"]["FastGelu"], made["O3"]["BiasGelu"]) == (6, 0)
+        by_level[level] = VariantMaker(spec, maker.exported, maker.folder, ()).make(all_variants()[0]).graph.operators
+    assert all(operators["MultiHeadAttention"] == 6 for operators in by_level.values())
+    assert (by_level["O1"]["BiasGelu"], by_level["O1"]["Gelu"]) == (0, 6)
+    assert by_level["O2"]["BiasGelu"] == 6
+    assert (by_level["O3"]["FastGelu"], by_level["O3"]["BiasGelu"]) == (6, 0)
 
 
 def test_what_is_asked_and_what_is_refused() -> None:

@@ -60,7 +60,7 @@ class FakeEvaluator(Evaluator):
     def __init__(self, quality: dict[tuple[str, int], float]) -> None:
         self.qualities = quality
         self.timed: list[tuple[str, int]] = []
-        self.asked: list[tuple[str, int]] = []
+        self.scored: list[tuple[str, int]] = []
         self.served: list[list[str]] = []
         self.rates: dict[str, tuple[float, ...]] = {}
 
@@ -70,7 +70,7 @@ class FakeEvaluator(Evaluator):
         return {"1x16": (1 + 0.3 * left) / SPEED[precision]}
 
     def quality(self, graph: Graph) -> Quality:
-        self.asked.append(made_of(graph))
+        self.scored.append(made_of(graph))
         return quality_of(self.qualities.get(made_of(graph), 1.0))
 
     def traffic(self, graphs: Mapping[str, Graph]) -> dict[str, Rates]:
@@ -80,7 +80,7 @@ class FakeEvaluator(Evaluator):
     def judged(self, rung: Rung, graph: Graph, quality: Quality) -> Rung:
         return replace(rung, quality=quality.mean)
 
-    def kept(self, rung: Rung) -> float:
+    def relative_quality(self, rung: Rung) -> float:
         return rung.quality or 0.0
 
 
@@ -116,29 +116,29 @@ def search(evaluator: FakeEvaluator, options: Sequence[Variant], known: Measurem
 
 def test_the_fastest_is_enough_and_nothing_else_is_judged() -> None:
     evaluator = FakeEvaluator({})
-    found = search(evaluator, (SLOW, FAST, MIDDLE))
-    assert found.chosen.rung.name == "int8"
-    assert evaluator.asked == [("int8", 0)]
-    assert [rung.name for rung in found.rungs] == ["fp32", "int8-static", "int8"]
-    assert found.choice is not None
-    assert "chose int8: 8.0x PyTorch's speed" in found.choice
-    assert "slower: int8-static (4.0x), fp32 (2.0x)" in found.choice
+    climbed = search(evaluator, (SLOW, FAST, MIDDLE))
+    assert climbed.chosen.rung.name == "int8"
+    assert evaluator.scored == [("int8", 0)]
+    assert [rung.name for rung in climbed.rungs] == ["fp32", "int8-static", "int8"]
+    assert climbed.choice is not None
+    assert "chose int8: 8.0x PyTorch's speed" in climbed.choice
+    assert "slower: int8-static (4.0x), fp32 (2.0x)" in climbed.choice
 
 
 def test_what_was_verified_already_is_neither_timed_nor_judged_again() -> None:
     evaluator = FakeEvaluator({("int8", left): 0.9 for left in range(9)})
     exact = Variant("exact", "onnxruntime")
-    found = search(evaluator, (exact, FAST))
-    assert found.chosen.rung.name == "exact"
-    assert ("exact", 0) not in evaluator.timed + evaluator.asked
+    climbed = search(evaluator, (exact, FAST))
+    assert climbed.chosen.rung.name == "exact"
+    assert ("exact", 0) not in evaluator.timed + evaluator.scored
 
 
 def test_layers_are_left_alone_while_that_is_faster_than_the_next_rung() -> None:
     """int8 misses with none and with one layer left alone; with two it is still the fastest, and enough."""
     evaluator = FakeEvaluator({("int8", 0): 0.9, ("int8", 1): 0.95})
-    found = search(evaluator, (SLOW, FAST, MIDDLE))
-    assert found.chosen.rung.name == "int8, 2 layers fp32"
-    assert evaluator.asked == [("int8", 0), ("int8", 1), ("int8", 2), ("int8-static", 0)], "the last is nearly as fast"
+    climbed = search(evaluator, (SLOW, FAST, MIDDLE))
+    assert climbed.chosen.rung.name == "int8, 2 layers fp32"
+    assert evaluator.scored == [("int8", 0), ("int8", 1), ("int8", 2), ("int8-static", 0)], "the last is nearly as fast"
 
 
 NEAR = Variant("int8-dynamic", "onnxruntime")
@@ -149,48 +149,48 @@ def test_of_those_nearly_as_fast_the_one_that_answers_most_requests_is_chosen(mo
     monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
     evaluator = FakeEvaluator({})
     evaluator.rates = {"int8": (10.0, 11.0, 10.5), "int8-dynamic": (12.0, 12.5, 11.5)}
-    found = search(evaluator, (SLOW, FAST, NEAR))
-    assert found.chosen.rung.name == "int8-dynamic"
+    climbed = search(evaluator, (SLOW, FAST, NEAR))
+    assert climbed.chosen.rung.name == "int8-dynamic"
     assert evaluator.served == [["int8", "int8-dynamic"]]
-    assert found.choice is not None
-    assert "chose int8-dynamic: 4.4x PyTorch's speed over fixed shapes" in found.choice
-    assert "requests a second as served, at 1 and at 16 clients: int8 10 (10 to 11) and 10 (10 to 11)" in found.choice
-    assert "equally fast" not in found.choice
-    assert "busy" not in found.choice
+    assert climbed.choice is not None
+    assert "chose int8-dynamic: 4.4x PyTorch's speed over fixed shapes" in climbed.choice
+    assert "requests a second as served, at 1 and at 16 clients: int8 10 (10 to 11) and 10 (10 to 11)" in climbed.choice
+    assert "equally fast" not in climbed.choice
+    assert "busy" not in climbed.choice
 
 
 def test_of_equals_within_the_noise_the_one_of_better_quality_is_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
     evaluator = FakeEvaluator({("int8", 0): 0.991, ("int8-dynamic", 0): 0.998})
     evaluator.rates = {"int8": (20.0, 11.0, 30.0), "int8-dynamic": (19.0, 12.0, 20.0)}
-    found = search(evaluator, (FAST, NEAR))
-    assert found.chosen.rung.name == "int8-dynamic"
-    assert found.choice is not None
-    assert "equally fast within the noise, and int8-dynamic has the better quality" in found.choice
-    assert "the machine was busy: the rounds of one variant are 95% apart" in found.choice
+    climbed = search(evaluator, (FAST, NEAR))
+    assert climbed.chosen.rung.name == "int8-dynamic"
+    assert climbed.choice is not None
+    assert "equally fast within the noise, and int8-dynamic has the better quality" in climbed.choice
+    assert "the machine was busy: the rounds of one variant are 95% apart" in climbed.choice
 
 
 def test_a_rung_that_leaving_alone_makes_slow_gives_way() -> None:
     evaluator = FakeEvaluator({("int8", left): 0.9 for left in range(9)})
-    found = search(evaluator, (SLOW, FAST, MIDDLE))
-    assert found.chosen.rung.name == "int8-static"
-    assert found.choice is not None
-    assert "missed it: int8 (8.0x, cosine of 0.9000)" in found.choice
+    climbed = search(evaluator, (SLOW, FAST, MIDDLE))
+    assert climbed.chosen.rung.name == "int8-static"
+    assert climbed.choice is not None
+    assert "missed it: int8 (8.0x, cosine of 0.9000)" in climbed.choice
 
 
 def test_nothing_good_enough_says_how_near_it_came() -> None:
     evaluator = FakeEvaluator({("int8", left): 0.9 + left / 100 for left in range(9)})
     with pytest.raises(VerificationError, match=r"int8, 4 layers fp32 reaches a cosine of 0\.9400 .* 0\.9900 is req"):
         search(evaluator, (FAST,))
-    assert evaluator.asked == [("int8", 0), ("int8", 1), ("int8", 2), ("int8", 4)], "at most half of the layers"
+    assert evaluator.scored == [("int8", 0), ("int8", 1), ("int8", 2), ("int8", 4)], "at most half of the layers"
 
 
 def test_a_variant_that_cannot_be_made_is_named_and_alone_is_an_error() -> None:
     half = Variant("fp16", "onnxruntime")
-    found = search(FakeEvaluator({}), (SLOW, half))
-    assert found.chosen.rung.name == "fp32"
-    assert found.choice is not None
-    assert "not possible: fp16 (no fp16 here)" in found.choice
+    climbed = search(FakeEvaluator({}), (SLOW, half))
+    assert climbed.chosen.rung.name == "fp32"
+    assert climbed.choice is not None
+    assert "not possible: fp16 (no fp16 here)" in climbed.choice
     with pytest.raises(ExportError, match="no fp16 here"):
         search(FakeEvaluator({}), (half,))
 
@@ -200,22 +200,22 @@ def test_what_was_measured_is_remembered_and_what_is_served_is_judged_again(tmp_
     quality = {("int8", left): 0.9 for left in range(9)}
     search(FakeEvaluator(quality), (SLOW, FAST, MIDDLE), Measurements(path))
     evaluator = FakeEvaluator(quality)
-    found = search(evaluator, (SLOW, FAST, MIDDLE), Measurements(path))
-    assert found.chosen.rung.name == "int8-static"
+    climbed = search(evaluator, (SLOW, FAST, MIDDLE), Measurements(path))
+    assert climbed.chosen.rung.name == "int8-static"
     assert evaluator.timed == []
-    assert evaluator.asked == [("int8-static", 0)]
+    assert evaluator.scored == [("int8-static", 0)]
     path.write_text("{broken")
     assert search(FakeEvaluator({}), (FAST,), Measurements(path)).chosen.rung.name == "int8"
 
 
-def precisions(kept: Mapping[str, tuple[float, float]], asked: list[str]) -> PrecisionRungs[str]:
-    """A generating model: what a precision keeps of PyTorch's tokens and its perplexity. Judged ones go to `asked`."""
+def precisions(figures: Mapping[str, tuple[float, float]], judged_names: list[str]) -> PrecisionRungs[str]:
+    """A generating model: what a precision keeps of PyTorch's tokens and its perplexity. Judged: `judged_names`."""
     base = Rung("PyTorch fp32", 1, {"token, 1 rows": 4.0, "prompt of 128": 1.0}, perplexity=20.0)
     speed = {"fp32": 2.0, "int8": 1.0, "int4-weights": 0.5}
 
-    def judged(rung: Rung, made: str) -> Rung:
-        asked.append(made)
-        return replace(rung, quality=kept[made][0], perplexity=kept[made][1] * 20.0)
+    def judged(rung: Rung, name: str) -> Rung:
+        judged_names.append(name)
+        return replace(rung, quality=figures[name][0], perplexity=figures[name][1] * 20.0)
 
     return PrecisionRungs(
         base,
@@ -223,7 +223,7 @@ def precisions(kept: Mapping[str, tuple[float, float]], asked: list[str]) -> Pre
         Required(0.9, 1.05),
         "agreement",
         make=str,
-        timed=lambda name, made: Rung(name, 1, {"token, 1 rows": speed[made], "prompt of 128": 99.0}),
+        timed=lambda name, precision: Rung(name, 1, {"token, 1 rows": speed[precision], "prompt of 128": 99.0}),
         judged=judged,
     )
 
@@ -240,15 +240,17 @@ def test_precisions_climb_the_same_ladder(
     int4: tuple[float, float], int8: tuple[float, float], chosen: str, judged: list[str]
 ) -> None:
     """By tokens, not by prompts; the tokens and the perplexity both have to be kept; fp32 always is."""
-    asked: list[str] = []
-    rungs = precisions({"int4-weights": int4, "int8": int8}, asked)
-    found = climb(rungs, ("fp32", "int8", "int4-weights"), lambda name: nullcontext())
-    assert (found.chosen.rung.name, asked) == (chosen, judged)
-    assert found.choice is not None
-    assert f"chose {chosen}: {dict(zip(SPEEDS, (2, 4, 8), strict=True))[chosen]}.0x" in found.choice
+    judged_names: list[str] = []
+    rungs = precisions({"int4-weights": int4, "int8": int8}, judged_names)
+    climbed = climb(rungs, ("fp32", "int8", "int4-weights"), lambda name: nullcontext())
+    assert (climbed.chosen.rung.name, judged_names) == (chosen, judged)
+    assert climbed.choice is not None
+    assert f"chose {chosen}: {dict(zip(SPEEDS, (2, 4, 8), strict=True))[chosen]}.0x" in climbed.choice
     if chosen == "int8":
-        assert "missed it: int4-weights (8.0x, agreement of 0.9500 and 1.0600 of PyTorch's perplexity)" in found.choice
-        assert "slower: fp32 (2.0x)" in found.choice
+        assert (
+            "missed it: int4-weights (8.0x, agreement of 0.9500 and 1.0600 of PyTorch's perplexity)" in climbed.choice
+        )
+        assert "slower: fp32 (2.0x)" in climbed.choice
 
 
 def test_a_precision_that_loses_too_much_is_refused_with_both_measures() -> None:
@@ -257,9 +259,9 @@ def test_a_precision_that_loses_too_much_is_refused_with_both_measures() -> None
         climb(rungs, ("int8",), lambda name: nullcontext())
 
 
-@pytest.mark.parametrize(("waited", "said"), [(9, "threads waited for one 90% of the time"), (0, None)])
+@pytest.mark.parametrize(("waited", "message"), [(9, "threads waited for one 90% of the time"), (0, None)])
 def test_a_choice_says_where_other_programs_had_the_cores(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited: int, said: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited: int, message: str | None
 ) -> None:
     (tmp_path / "1").mkdir()
     counted = tmp_path / "1" / "schedstat"
@@ -273,7 +275,7 @@ def test_a_choice_says_where_other_programs_had_the_cores(
 
     choice = search(Slowed({}), (SLOW, FAST)).choice
     assert choice is not None
-    assert (said in choice) if said else ("other programs" not in choice)
+    assert (message in choice) if message else ("other programs" not in choice)
 
 
 def test_where_nothing_is_counted_nothing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

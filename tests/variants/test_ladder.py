@@ -129,29 +129,29 @@ def test_a_graph_in_qdq_form_is_served_as_it_is(tmp_path: Path) -> None:
     graph = export(resolve(spec), tmp_path).graph
     plain = spell_out_attention(graph, tmp_path)
     feeds = [{name: np.ones((2, 9), np.int64) for name in plain.inputs}]
-    given = quantise_statically(plain, tmp_path / "qat" / "model.onnx", Calibration(), feeds).graph
+    own = quantise_statically(plain, tmp_path / "qat" / "model.onnx", Calibration(), feeds).graph
     with pytest.raises(VerificationError, match=r"as given.* reaches a share of PyTorch's F1"):
-        build(spec.model_copy(update={"graph": given.path}))  # ranges of nothing but ones
+        build(spec.model_copy(update={"graph": own.path}))  # ranges of nothing but ones
     tokenizer = resolve(spec).tokenizer
     lines = [json.loads(line) for line in samples.read_text().splitlines()[:100]]
     encoded = tokenizer(
         [x["question"] for x in lines], [x["context"] for x in lines], return_tensors="np", padding=True
     )
     feeds = [{name: encoded[name] for name in plain.inputs}]
-    given = quantise_statically(plain, tmp_path / "qat" / "model.onnx", Calibration(), feeds).graph
-    report = build(spec.model_copy(update={"graph": given.path}))
+    own = quantise_statically(plain, tmp_path / "qat" / "model.onnx", Calibration(), feeds).graph
+    report = build(spec.model_copy(update={"graph": own.path}))
     assert {rung.name for rung in report.ladder} == {"PyTorch fp32", "fp32", "as given", "as given OpenVINO"}
     assert report.chosen in ("as given", "as given OpenVINO")
     published = tmp_path / "repository" / "qa" / str(report.version) / "model.onnx"
     if report.engine == "onnxruntime":
-        assert read_graph(published).operators["QuantizeLinear"] == given.operators["QuantizeLinear"] > 0
+        assert read_graph(published).operators["QuantizeLinear"] == own.operators["QuantizeLinear"] > 0
     other = tmp_path / "other.onnx"
     other.write_bytes(b"no graph")
     with pytest.raises(SpecError, match="cannot be read as ONNX"):
         build(spec.model_copy(update={"graph": other}))
     features = make_checkpoint(tmp_path / "features", "bert", "feature-extraction")
-    wrong = make_spec(model=str(features), name="features", graph=given.path, output=tmp_path / "repository")
+    wrong = make_spec(model=str(features), name="features", graph=own.path, output=tmp_path / "repository")
     with pytest.raises(SpecError, match=r"gives start_logits, end_logits; the task .* gives features: name them so"):
         build(wrong)
     with pytest.raises(SpecError, match="served as it is"):
-        make_spec(model="qa", graph=given.path, precision="int8")
+        make_spec(model="qa", graph=own.path, precision="int8")

@@ -43,14 +43,16 @@ def test_the_text_of_generate_is_right(model: PreTrainedModel, reference: Refere
     refuse_wrong_text(model, reference, right)
 
 
-@pytest.mark.parametrize(("number", "place"), [(0, 0), (3, 7), (5, NEW_TOKENS - 1)])
+@pytest.mark.parametrize(("number", "position"), [(0, 0), (3, 7), (5, NEW_TOKENS - 1)])
 def test_one_other_token_is_refused_wherever_it_is(
-    model: PreTrainedModel, reference: Reference, right: Agreement, number: int, place: int
+    model: PreTrainedModel, reference: Reference, right: Agreement, number: int, position: int
 ) -> None:
     texts = [list(text) for text in right.greedy]
-    expected = texts[number][place]
-    texts[number][place] = expected ^ 1
-    with pytest.raises(VerificationError, match=rf"greedy token {place + 1} of the fused graph is {expected ^ 1}, .* "):
+    expected = texts[number][position]
+    texts[number][position] = expected ^ 1
+    with pytest.raises(
+        VerificationError, match=rf"greedy token {position + 1} of the fused graph is {expected ^ 1}, .* "
+    ):
         refuse_wrong_text(model, reference, replace(right, greedy=tuple(map(tuple, texts))))
 
 

@@ -35,7 +35,7 @@ def test_a_branch_on_length_is_found_and_named(tmp_path: Path) -> None:
     long = long_references(task_graph(checkpoint), rows, checkpoint.max_length)
     exported = export(checkpoint, tmp_path)
     infer = infer_with(exported.graph, 1)
-    assert [asked.lengths for asked in long] == [(56,)]
+    assert [reference.lengths for reference in long] == [(56,)]
     assert error_at(infer, exported.graph, long[0], per_token=False) < TOLERANCE
     assert cause(exported.graph, exported.module, rows, checkpoint, spec.build_threads) == BUG
 
@@ -56,8 +56,8 @@ def test_a_model_that_draws_random_numbers_is_named(tmp_path: Path) -> None:
     module = task_graph(checkpoint)
     rows, graph = rows_of(checkpoint), export_module(module, rows_of(checkpoint), tmp_path / "model.onnx")
     checkpoint.model.classifier.register_forward_hook(lambda *called: called[-1] + torch.rand(()))
-    found = cause(graph, module, rows, checkpoint, spec.build_threads)
-    assert re.match(r"PyTorch itself answers the same text differently each time, .* random numbers", found)
+    named = cause(graph, module, rows, checkpoint, spec.build_threads)
+    assert re.match(r"PyTorch itself answers the same text differently each time, .* random numbers", named)
 
 
 def test_code_that_branches_on_a_text_is_named(tmp_path: Path) -> None:

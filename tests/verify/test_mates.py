@@ -26,20 +26,20 @@ from tests.fronts import answers, front_over_pytorch
 @pytest.mark.parametrize("name", ["topics", "entail", "names", "pooled", "ranks"])
 def test_most_models_share_calls_freely(name: str, checkpoint: Callable[[str], Path]) -> None:
     spec = make_spec(model=str(checkpoint(name)), pooling="cls" if name == "pooled" else None)
-    found = resolve(spec)
-    assert alike(task_graph(found), rows_of(found), found.max_length) is None
+    resolved = resolve(spec)
+    assert alike(task_graph(resolved), rows_of(resolved), resolved.max_length) is None
 
 
 @pytest.mark.parametrize("model_type", ["convbert", "fnet"])
 def test_a_model_that_padding_gets_into_is_batched_by_length(model_type: str, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "c", model_type, "text-classification", {0: "a", 1: "b", 2: "c"})
     spec = make_spec(model=str(folder))
-    found = resolve(spec)
-    front = front_over_pytorch(found, spec, tmp_path)
+    checkpoint = resolve(spec)
+    front = front_over_pytorch(checkpoint, spec, tmp_path)
     assert front.serving.batching.alike == "length"
     samples = [{"text_input": text, "top_k": 3} for text in (*TEXTS[:12], TEXTS[0])]
-    expected = [encoder_task(found.task).reference(found, sample) for sample in samples]
-    error, where = max(difference(e, a) for e, a in zip(expected, answers(front, found, samples), strict=True))
+    expected = [encoder_task(checkpoint.task).reference(checkpoint, sample) for sample in samples]
+    error, where = max(difference(e, a) for e, a in zip(expected, answers(front, checkpoint, samples), strict=True))
     assert error < 1e-5, where
     assert front.counts.calls < len(samples), "texts of one length still share calls"
 
@@ -65,11 +65,11 @@ def test_a_head_that_pools_at_the_end_token_is_batched_by_their_number(tmp_path:
     labels = {0: "contradiction", 1: "neutral", 2: "entailment"}
     folder = make_checkpoint(tmp_path / "c", "bart", "zero-shot-classification", labels)
     spec = make_spec(model=str(folder), task="zero-shot-classification")
-    found = resolve(spec)
-    front = front_over_pytorch(found, spec, tmp_path)
-    assert front.serving.batching.alike == found.config.eos_token_id
+    checkpoint = resolve(spec)
+    front = front_over_pytorch(checkpoint, spec, tmp_path)
+    assert front.serving.batching.alike == checkpoint.config.eos_token_id
     texts = [TEXTS[0], f"{TEXTS[1]} [SEP] and [SEP] more", TEXTS[2], f"{TEXTS[3]} [SEP] so"]
     samples = [{"text_input": text, "candidate_labels": ["a", "food"]} for text in texts]
-    expected = [encoder_task(found.task).reference(found, sample) for sample in samples]
-    error, where = max(difference(e, a) for e, a in zip(expected, answers(front, found, samples), strict=True))
+    expected = [encoder_task(checkpoint.task).reference(checkpoint, sample) for sample in samples]
+    error, where = max(difference(e, a) for e, a in zip(expected, answers(front, checkpoint, samples), strict=True))
     assert error < 1e-5, where

@@ -103,16 +103,16 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Kind]:
         "encoder fp16": to_half(exact, folder / "fp16" / "model.onnx"),
         "encoder int8": quantise(exact, folder / "int8" / "model.onnx", ()).graph,
     }
-    found = {name: Kind(graph, _encoder_case) for name, graph in encoders.items()}
+    by_name = {name: Kind(graph, _encoder_case) for name, graph in encoders.items()}
     for name in ("mistral", "gemma2", "gemma3_text"):
         exported = export_decoder(make_decoder(name, num_hidden_layers=2), folder / name, 128)
         graph = fuse(exported.graph, folder / name)
-        found[name] = Kind(graph, _decoder_case(graph, exported.caches, False))
-        found[f"{name} through BLS"] = Kind(graph, _decoder_case(graph, exported.caches, True))
+        by_name[name] = Kind(graph, _decoder_case(graph, exported.caches, False))
+        by_name[f"{name} through BLS"] = Kind(graph, _decoder_case(graph, exported.caches, True))
         if name == "mistral":
             weights = quantise_weights(graph, "int8-weights", WeightOptions(32, True), folder / name).graph
-            found["int8-weights"] = Kind(weights, _decoder_case(weights, exported.caches, False))
-    return found
+            by_name["int8-weights"] = Kind(weights, _decoder_case(weights, exported.caches, False))
+    return by_name
 
 
 def _at_hand(version: str, engine: str = "onnxruntime") -> Path:
@@ -129,9 +129,9 @@ def test_each_kind_is_answered_alike_by_the_version_that_serves_it(
     folder = _at_hand(version)
     able = {name: kind for name, kind in kinds.items() if kind.runs_on(version)}
     cases = {n: k.case(for_runtime(k.own, version, tmp_path / n)) for n, k in able.items()}
-    found = dict(zip(cases, replayed(folder, [case.job for case in cases.values()]), strict=True))
-    assert {name: answer for name, answer in found.items() if isinstance(answer, str)} == {}
-    errors = {name: difference(list(case.answers), found[name], case.by_norm) for name, case in cases.items()}
+    answers = dict(zip(cases, replayed(folder, [case.job for case in cases.values()]), strict=True))
+    assert {name: answer for name, answer in answers.items() if isinstance(answer, str)} == {}
+    errors = {name: difference(list(case.answers), answers[name], case.by_norm) for name, case in cases.items()}
     assert {name: error for name, error in errors.items() if error > cases[name].tolerance} == {}
     assert len(able) >= (3 if version_tuple(version) < (1, 20) else len(kinds) - 1)
 
@@ -157,17 +157,17 @@ def test_a_graph_for_other_versions_does_not_load_here(kinds: Mapping[str, Kind]
     lowered = for_runtime(kinds["mistral"].own, IN_PROCESS, tmp_path)
     assert _windows(lowered) == [window - 1 for window in _windows(kinds["mistral"].own)]
     geometry = geometry_of([LayerShape(2, 8)] * 2, 1, 8, VOCABULARY)
-    said = r"written for ONNX Runtime a version below 1.24.0, and 1.31.1 reads them otherwise: install what build"
-    with pytest.raises(RuntimeError, match=said):
+    message = r"written for ONNX Runtime a version below 1.24.0, and 1.31.1 reads them otherwise: install what build"
+    with pytest.raises(RuntimeError, match=message):
         InProcess(lowered.path, geometry, Session(threads=1))
     with pytest.raises(ExportError, match=r"below 1.24.0.*the Python 3.12 of Triton 26.08 has it"):
         check_release(lowered, "26.08", in_process=True)
     check_release(lowered, "24.10", in_process=True)
-    kept = for_runtime(kinds["mistral"].own, "1.28.0", tmp_path)
-    assert _windows(kept) == _windows(kinds["mistral"].own)
-    InProcess(kept.path, geometry, Session(threads=1))
+    converted = for_runtime(kinds["mistral"].own, "1.28.0", tmp_path)
+    assert _windows(converted) == _windows(kinds["mistral"].own)
+    InProcess(converted.path, geometry, Session(threads=1))
     with pytest.raises(ExportError, match=r"1.24.0 or later.*the Python 3.10 of Triton 24.10 has it"):
-        check_release(kept, "24.10", in_process=True)
+        check_release(converted, "24.10", in_process=True)
 
 
 def test_a_graph_without_windows_is_for_any_version(kinds: Mapping[str, Kind], tmp_path: Path) -> None:

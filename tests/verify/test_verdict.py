@@ -15,10 +15,10 @@ PASSED = Comparison((Bound("the error", 1e-6, at_most=1e-4), Bound("the cosine",
 
 
 def test_a_comparison_that_passed_makes_entries_verified_and_their_report_says_so() -> None:
-    made = Verified.after(PASSED, _entries(b""), REPORT)
-    assert made.report.verified
-    assert made.report.verdict.startswith("verified: ")
-    assert "a CPU" in made.report.verdict
+    verified = Verified.after(PASSED, _entries(b""), REPORT)
+    assert verified.report.verified
+    assert verified.report.verdict.startswith("verified: ")
+    assert "a CPU" in verified.report.verdict
     assert not Unverified(_entries(b""), REPORT).report.verified
     assert REPORT.verdict.startswith("not verified: ")
 
@@ -40,8 +40,8 @@ def test_a_comparison_that_failed_makes_nothing(bounds: tuple[Bound, ...], misse
 def test_nothing_else_makes_entries_verified() -> None:
     with pytest.raises(TypeError, match="a comparison makes entries Verified"):
         Verified(_entries(b""), REPORT)
-    made = Verified.after(PASSED, _entries(b"one"), REPORT)
+    verified = Verified.after(PASSED, _entries(b"one"), REPORT)
     with pytest.raises((TypeError, ValueError)):
-        replace(made, entries=_entries(b"two"))
+        replace(verified, entries=_entries(b"two"))
     with pytest.raises(TypeError, match="compared with nothing"):
-        Unverified(made.entries, made.report)
+        Unverified(verified.entries, verified.report)
