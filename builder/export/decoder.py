@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import DynamicCache, PreTrainedModel
+from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from builder.checkpoint.resolve import POSITION_TABLES
 from builder.engines.onnxruntime import MODEL_FILE
@@ -123,7 +123,7 @@ def refused_by_name(model: PreTrainedModel) -> Iterator[None]:
 
 def _cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     ids = torch.tensor([[5, 6, 7]])
-    with torch.no_grad():
+    with torch.no_grad(), _without_padding(model.config):
         result = model(input_ids=ids, use_cache=True)
     past: Any = getattr(result, "past_key_values", None)
     if type(past) is not DynamicCache:  # one of the model's own is a kind of it, and keeps more
@@ -143,6 +143,21 @@ def _cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     return tuple(shapes)
 
 
+@contextmanager
+def _without_padding(config: PreTrainedConfig) -> Iterator[None]:
+    """No token is padding: to warn of it GPT-2 looks for it among ids, which have no values on the meta device.
+
+    Written past the configuration's own check, for that of some architectures takes nothing but a number.
+    """
+    settings = vars(config)
+    padding = {"pad_token_id": settings["pad_token_id"]} if "pad_token_id" in settings else {}
+    settings.update(dict.fromkeys(padding))
+    try:
+        yield
+    finally:
+        settings.update(padding)
+
+
 def _refuse_positions_of_its_own(model: PreTrainedModel, ids: torch.Tensor, logits: torch.Tensor) -> None:
     """Raise ExportError where position_ids counted from 0, which each row of a batch is given, are not understood."""
     if "position_ids" not in inspect.signature(model.forward).parameters:
@@ -154,8 +169,8 @@ def _refuse_positions_of_its_own(model: PreTrainedModel, ids: torch.Tensor, logi
             )
         return
     with torch.no_grad():
-        given = model(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None], use_cache=True).logits
-    if not torch.allclose(given, logits, rtol=1e-3, atol=1e-3 * float(logits.abs().max())):
+        explicit = model(input_ids=ids, position_ids=torch.arange(ids.shape[1])[None], use_cache=True).logits
+    if not torch.allclose(explicit, logits, rtol=1e-3, atol=1e-3 * float(logits.abs().max())):
         raise ExportError("it does not count positions from 0, as the decode loop does")
 
 

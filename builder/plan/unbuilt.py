@@ -40,7 +40,6 @@ def unbuilt(spec: BuildSpec) -> Needs:
         return Needs("encoder", size, length, measured=NOT_MEASURED)
     with torch.device("meta"):
         if family == "decoder":
-            checkpoint.model.config.pad_token_id = None  # GPT-2 would look for it among ids, which have no values here
             layers, engine = cache_shapes(checkpoint.model), _engine(spec)
             cache, paged = engine.cache_type, engine.paged
             draft = 0 if spec.draft is None else _bytes(draft_spec(spec, checkpoint.task.name, length))

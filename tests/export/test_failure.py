@@ -39,7 +39,7 @@ class Refusing(torch.nn.Module):
 
 
 @pytest.mark.parametrize(
-    ("module", "said"),
+    ("module", "message"),
     [
         (Branching(), "its code branches on the values of a text, and a graph has one branch"),
         (Untranslated(), "ONNX has no operator for aten.linalg_eig"),
@@ -47,10 +47,10 @@ class Refusing(torch.nn.Module):
         (Refusing(), "this attention does not update the cache before it runs"),
     ],
 )
-def test_the_cause_is_said_in_one_line(module: torch.nn.Module, said: str) -> None:
+def test_the_cause_is_said_in_one_line(module: torch.nn.Module, message: str) -> None:
     with pytest.raises(ExportError) as raised:
         to_onnx(module, [torch.eye(4)], [{}], ["values"], ["out"])
-    assert str(raised.value) == said
+    assert str(raised.value) == message
 
 
 def test_where_in_the_models_code_is_said() -> None:
@@ -62,17 +62,28 @@ def test_where_in_the_models_code_is_said() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model_type", "said"),
+    ("model_type", "message"),
     [
         ("camembert", "camembert cannot be served for generation: it does not count positions from 0"),
         ("bart", "bart cannot be served for generation: it takes no position_ids and counts the rows of .*embed_pos"),
         ("minimax", "minimax cannot be served for generation: its state is a MiniMaxCache, not the keys and values"),
     ],
 )
-def test_states_that_the_decode_loop_cannot_keep_are_refused(model_type: str, said: str) -> None:
+def test_states_that_the_decode_loop_cannot_keep_are_refused(model_type: str, message: str) -> None:
     """The first two were exported before, and failed verification as "a bug worth reporting"."""
-    with pytest.raises(ExportError, match=said):
+    with pytest.raises(ExportError, match=message):
         cache_shapes(tiny_model("CAUSAL_LM", model_type))
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "modernbert-decoder"])
+def test_caches_are_seen_without_weights_whatever_a_model_pads_with(model_type: str) -> None:
+    """The first looks for padding among ids that have no values there; the second must have a token to pad with."""
+    model = tiny_model("CAUSAL_LM", model_type)
+    model.config.pad_token_id = 3
+    with torch.device("meta"):
+        shapes = cache_shapes(type(model)(model.config).eval())
+    assert shapes == cache_shapes(model)
+    assert model.config.pad_token_id == 3
 
 
 @pytest.mark.parametrize(

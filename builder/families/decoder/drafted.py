@@ -32,7 +32,7 @@ from builder.verify.verdict import Comparison
 SLOTS = FEW // 2  # sequences that guess in one step, at most: each has its own token and a guess
 ITS_TARGETS = ("1/tokenizer.json", *runtime_files("generating"))  # what a version folder has once for both
 
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 Steps = Family[Any, Any, Any, Any, Any]
 
 
@@ -44,9 +44,9 @@ def refuse_draft(spec: BuildSpec) -> None:
         f"--target {spec.target}": spec.target != "cpu",
         "--cache int8 of OpenVINO, which guesses nothing": spec.engine == "openvino" and spec.cache == "int8",
     }
-    given = [name for name, used in unable.items() if used]
-    if spec.draft is not None and given:
-        raise SpecError(f"--draft is not for {', '.join(given)}: it runs in process on the CPU")
+    stated = [name for name, used in unable.items() if used]
+    if spec.draft is not None and stated:
+        raise SpecError(f"--draft is not for {', '.join(stated)}: it runs in process on the CPU")
 
 
 def draft_spec(spec: BuildSpec, task: str, length: int) -> BuildSpec:
@@ -109,13 +109,13 @@ class Drafted:
         return Both(self.target.export(), self._of_draft(self.draft.export))
 
     def reference(self, exported: Both) -> Both:
-        return self._each("reference", exported)
+        return self._each(self.target.reference, self.draft.reference, exported)
 
     def fuse(self, exported: Both) -> Both:
-        return self._each("fuse", exported)
+        return self._each(self.target.fuse, self.draft.fuse, exported)
 
     def verify(self, fused: Both, reference: Both) -> Both:
-        return self._each("verify", fused, reference)
+        return self._each(self.target.verify, self.draft.verify, fused, reference)
 
     def climb(self, exact: Both, stage: Stage) -> Both:
         target = self.target.climb(exact.target, stage)
@@ -149,11 +149,11 @@ class Drafted:
             warnings=(*own.warnings, *(f"the draft: {warning}" for warning in draft.warnings)),
         )
 
-    def _each(self, step: str, *before: Both) -> Both:
-        """What `step` makes of what those before made."""
-        target = getattr(self.target, step)(*(both.target for both in before))
-        return Both(target, self._of_draft(getattr(self.draft, step), *(both.draft for both in before)))
+    def _each(self, step: Callable[..., Any], of_draft: Callable[..., Any], *before: Both) -> Both:
+        """What a step of the target, and the same step of the draft, make of what those before made."""
+        target = step(*(both.target for both in before))
+        return Both(target, self._of_draft(of_draft, *(both.draft for both in before)))
 
-    def _of_draft(self, step: Callable[..., Made], *arguments: Any) -> Made:
+    def _of_draft(self, step: Callable[..., Value], *arguments: Any) -> Value:
         with _named(self.source):
             return step(*arguments)
