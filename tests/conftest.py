@@ -24,7 +24,7 @@ from builder.spec import make_spec
 from builder.variants import timing, traffic
 from tests.kept_exports import kept_exports, user_folder
 from tests.models import NAMES, REAL, checkpoint_of, join, minilm, options_of
-from tests.once import once
+from tests.once import changed, once
 from tests.sharing import Sharing
 
 settings.register_profile("here", deadline=None, derandomize=True, database=None)  # the same on every machine
@@ -57,6 +57,13 @@ def shared(tmp_path_factory: pytest.TempPathFactory, worker_id: str) -> Path:
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _nobody_changes_what_is_shared(shared: Path) -> Iterator[None]:
+    yield
+    folders = [done.parent for where in ("checkpoints/*", "built/*", "served") for done in shared.glob(f"{where}/done")]
+    assert [file for folder in folders for file in changed(folder)] == [], "a test wrote to what others share"
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _exports_once(shared: Path) -> Iterator[None]:
     """Whoever exports what was exported before gets that graph."""
     with kept_exports(user_folder(), shared / "exports"):
@@ -68,9 +75,9 @@ def checkpoint(shared: Path) -> Callable[[str], Path]:
     """The checkpoint of a model in tests/models.py, made at its first use. Nobody changes it."""
 
     def get(name: str) -> Path:
-        place = shared / "checkpoints" / name
-        once(place, lambda: checkpoint_of(name, place))
-        return place / f"{name}-checkpoint"
+        folder = shared / "checkpoints" / name
+        once(folder, lambda: checkpoint_of(name, folder))
+        return folder / f"{name}-checkpoint"
 
     return get
 
@@ -153,5 +160,11 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def _fixtures(item: pytest.Item) -> dict[str, str]:
     """The fixtures of a test by name, and the scope of each; `repository` only where it is the one of this file."""
     assert isinstance(item, pytest.Function)
-    found = {name: made[-1] for name, made in item._fixtureinfo.name2fixturedefs.items()}
-    return {name: made.scope for name, made in found.items() if name != "repository" or made.scope == "session"}
+    definitions = {
+        name: definitions_of_name[-1] for name, definitions_of_name in item._fixtureinfo.name2fixturedefs.items()
+    }
+    return {
+        name: definition.scope
+        for name, definition in definitions.items()
+        if name != "repository" or definition.scope == "session"
+    }

@@ -6,22 +6,34 @@ from pathlib import Path
 
 import pytest
 
-from tests.once import once
+from tests.once import changed, once
 
 
 def test_each_worker_is_told_the_error_itself(tmp_path: Path) -> None:
     """Not that of what the one before it has left."""
-    place, made = tmp_path / "shared", []
+    folder, calls = tmp_path / "shared", []
 
     def make(fails: bool) -> None:
-        (place / "repository").mkdir()
+        (folder / "repository").mkdir()
         assert not fails, "no room"
-        made.append(place)
+        calls.append(folder)
 
     for _ in range(2):
         with pytest.raises(AssertionError, match="no room"):
-            once(place, lambda: make(fails=True))
+            once(folder, lambda: make(fails=True))
     for _ in range(2):
-        once(place, lambda: make(fails=False))
-    assert made == [place]
-    assert (place / "repository").is_dir()
+        once(folder, lambda: make(fails=False))
+    assert calls == [folder]
+    assert (folder / "repository").is_dir()
+
+
+def test_what_is_written_to_afterwards_is_known_by_each_of_its_names(tmp_path: Path) -> None:
+    one, other = tmp_path / "one", tmp_path / "other"
+    once(one, lambda: [(one / name).write_text(name) for name in ("kept", "weights", "gone")])
+    once(other, lambda: (other / "linked").hardlink_to(one / "weights"))
+    assert changed(one) == changed(other) == []
+    (other / "linked").write_text("others")
+    (one / "gone").unlink()
+    (one / "more").touch()
+    assert changed(one) == [str(one / "gone"), str(one / "weights")]
+    assert changed(other) == [str(other / "linked")]

@@ -29,6 +29,7 @@ from transformers import AutoTokenizer
 from builder.serve.client import Client
 from builder.serve.gateway import gateway
 from builder.serve.triton import Server, free_ports
+from tests.served.counts import counts
 
 Connect = Callable[[str], Client]
 CHAT: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Where is the museum?"}]
@@ -140,10 +141,10 @@ def test_log_probabilities_of_an_echoed_prompt(api: openai.OpenAI) -> None:
         "logprobs": 1,
     }
     answer = api.completions.create(**options, echo=True)
-    said = answer.choices[0].logprobs
-    assert len(said.tokens) == answer.usage.total_tokens
-    assert said.token_logprobs[0] is None
-    assert all(value < 0 for value in said.token_logprobs[1:])
+    logprobs = answer.choices[0].logprobs
+    assert len(logprobs.tokens) == answer.usage.total_tokens
+    assert logprobs.token_logprobs[0] is None
+    assert all(value < 0 for value in logprobs.token_logprobs[1:])
 
 
 def test_prompts_of_token_ids_and_what_was_cached(api: openai.OpenAI) -> None:
@@ -175,23 +176,23 @@ def test_a_model_whose_tensors_have_a_batch_dimension(api: openai.OpenAI, client
 def test_tokens_are_those_of_the_checkpoints_tokeniser(url: str, checkpoint: Callable[[str], Path], name: str) -> None:
     tokenizer = AutoTokenizer.from_pretrained(checkpoint(name))
     texts = ["The museum opens on Friday.", "Zürich, 12 é"]
-    told = httpx.post(f"{url}/tokenize", json={"model": name, "inputs": texts}).json()
-    assert [[token["id"] for token in tokens] for tokens in told] == tokenizer(texts)["input_ids"]
+    listed = httpx.post(f"{url}/tokenize", json={"model": name, "inputs": texts}).json()
+    assert [[token["id"] for token in tokens] for tokens in listed] == tokenizer(texts)["input_ids"]
     bare = {"model": name, "prompt": texts[1], "add_special_tokens": False, "return_token_strs": True}
     without = httpx.post(f"{url}/tokenize", json=bare).json()
     assert without["tokens"] == tokenizer(texts[1], add_special_tokens=False)["input_ids"]
-    for text, tokens in zip(texts, told, strict=True):
+    for text, tokens in zip(texts, listed, strict=True):
         for token in tokens:
             assert token["special"] == (token["start"] is None)
             assert token["special"] or token["text"] == text[token["start"] : token["stop"]]
 
 
 def test_tokens_of_a_chat_and_the_text_of_tokens(url: str, api: openai.OpenAI) -> None:
-    told = httpx.post(f"{url}/tokenize", json={"model": "writes", "messages": CHAT}).json()
+    tokenised = httpx.post(f"{url}/tokenize", json={"model": "writes", "messages": CHAT}).json()
     answer = api.chat.completions.create(model="writes", messages=CHAT, max_tokens=1)
     assert answer.usage is not None
-    assert (told["count"], told["max_model_len"]) == (answer.usage.prompt_tokens, 128)
-    text = httpx.post(f"{url}/detokenize", json={"model": "writes", "tokens": told["tokens"]}).json()["prompt"]
+    assert (tokenised["count"], tokenised["max_model_len"]) == (answer.usage.prompt_tokens, 128)
+    text = httpx.post(f"{url}/detokenize", json={"model": "writes", "tokens": tokenised["tokens"]}).json()["prompt"]
     assert str(CHAT[0]["content"]) in text
     long = httpx.post(f"{url}/tokenize", json={"model": "writes", "prompt": "and so on " * 200}).json()
     assert long["count"] > 128, "how long a text is can be asked of one that is too long"
@@ -247,17 +248,32 @@ def test_a_full_queue_is_a_rate_limit_and_the_others_are_answered(url: str) -> N
     assert set(asyncio.run(run())) == {"answered", "refused, 1"}
 
 
-def test_clients_that_leave_free_the_slot(api: openai.OpenAI) -> None:
-    """One slot, and answers that would take it for long."""
-    for _ in range(3):
-        stream = api.completions.create(
-            model="writes_one", prompt="The", max_tokens=250, stream=True, extra_body=PAST_ENDS
-        )
-        next(iter(stream))
-        stream.close()
-        begun = time.monotonic()
-        assert api.completions.create(model="writes_one", prompt="The", max_tokens=1).usage
-        assert time.monotonic() - begun < 1
+def test_clients_that_leave_free_the_slot(server: Server, api: openai.OpenAI) -> None:
+    """One slot: the next request has it before a long answer is whole. On a busy machine one may be, before its client
+    has left; not each of many.
+    """
+    assert any(_generated_when_left(server, api, 250) < 250 for _ in range(20))
+
+
+def _generated_when_left(server: Server, api: openai.OpenAI, length: int) -> float:
+    """How many tokens the slot generates when a client leaves after the first of `length`, and another comes."""
+    before = _generated(server, api)
+    stream = api.completions.create(
+        model="writes_one", prompt="The", max_tokens=length, stream=True, extra_body=PAST_ENDS
+    )
+    next(iter(stream))
+    stream.close()
+    return _generated(server, api) - before
+
+
+def _generated(server: Server, api: openai.OpenAI) -> float:
+    """The tokens of the slot until now; one more request has been answered when they are published."""
+    requests, end = counts(server, "writes_one")["requests_total"], time.monotonic() + 60
+    assert api.completions.create(model="writes_one", prompt="The", max_tokens=1).usage
+    while (now := counts(server, "writes_one"))["requests_total"] == requests:
+        assert time.monotonic() < end, "it publishes nothing"
+        time.sleep(0.05)
+    return now["generated_tokens_total"]
 
 
 def test_cohere_reranks(url: str, client: Connect) -> None:
@@ -277,9 +293,9 @@ def test_tasks_answer_what_the_models_answer(url: str, client: Connect) -> None:
         with urllib.request.urlopen(request, timeout=60) as response:
             return json.load(response)
 
-    found = post("/v1/tasks/question-answering", {"inputs": {"question": "Who?", "context": "Ada lives in London"}})
+    answer = post("/v1/tasks/question-answering", {"inputs": {"question": "Who?", "context": "Ada lives in London"}})
     expected = client("answers").ask({"question": "Who?", "context": "Ada lives in London"})
-    assert found["results"]["answer"] == expected["answer"]
+    assert answer["results"]["answer"] == expected["answer"]
     spoken = post("/v1/tasks/translation", {"inputs": ["The film", "A"], "parameters": {"target_language": "ro_RO"}})
     expected = client("speaks").ask({"text_input": "The film", "target_language": "ro_RO"})
     assert spoken["results"][0]["text_output"] == "".join(expected["text_output"])
@@ -287,13 +303,13 @@ def test_tasks_answer_what_the_models_answer(url: str, client: Connect) -> None:
 
 def test_one_that_is_told_to_stop_finishes_what_runs(server: Server) -> None:
     port = free_ports().http
-    said: list[str] = []
+    pieces: list[str] = []
 
     def read(process: subprocess.Popen[bytes]) -> None:
         with openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="none") as api:
             options: dict[str, Any] = {"model": "writes", "prompt": "The", "max_tokens": 120, "extra_body": PAST_ENDS}
             for number, chunk in enumerate(api.completions.create(**options, stream=True)):
-                said.append(chunk.choices[0].finish_reason)
+                pieces.append(chunk.choices[0].finish_reason)
                 if number == 0:
                     process.send_signal(signal.SIGTERM)
 
@@ -302,4 +318,4 @@ def test_one_that_is_told_to_stop_finishes_what_runs(server: Server) -> None:
         reader.start()
         reader.join(120)
         assert process.wait(60) == 0
-    assert said[-1] == "length"
+    assert pieces[-1] == "length"

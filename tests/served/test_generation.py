@@ -26,6 +26,7 @@ from builder.load.traffic import Target, concurrencies
 from builder.serve.client import Client
 from builder.serve.perf_analyzer import find_perf_analyzer
 from builder.serve.triton import Server, running
+from tests.served.counts import counts
 
 Connect = Callable[[str], Client]
 PROMPTS = ("The museum in Oslo", "My order arrived", "Water expands when it freezes, which is why", "A")
@@ -69,8 +70,8 @@ def test_greedy_text_is_transformers_streamed_and_whole(
         assert text(whole) == expected
         assert whole["finish_reason"] == ["length"]
         assert whole["completion_tokens"] == [24]
-        said, answers = streamed(connection, **sample)
-        assert said == expected
+        streamed_text, answers = streamed(connection, **sample)
+        assert streamed_text == expected
         assert len(answers) > 3
         assert [answer.get("finish_reason") for answer in answers].count(["length"]) == 1
         assert all("\ufffd" not in text(answer) or "\ufffd" in expected for answer in answers)
@@ -84,18 +85,18 @@ def test_many_at_once_get_what_each_gets_alone(client: Connect) -> None:
         for i in range(24)
     ]
     alone = [text(connection.ask(sample)) for sample in samples]
-    said: dict[int, str] = {}
+    texts: dict[int, str] = {}
 
     def ask(index: int) -> None:
         with Client(connection.url, "writes_int8") as own:
-            said[index] = streamed(own, **samples[index])[0]
+            texts[index] = streamed(own, **samples[index])[0]
 
     threads = [threading.Thread(target=ask, args=(index,)) for index in range(len(samples))]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert [said[index] for index in range(len(samples))] == alone
+    assert [texts[index] for index in range(len(samples))] == alone
 
 
 def test_a_chat_goes_through_the_template(client: Connect, checkpoint: Callable[[str], Path]) -> None:
@@ -119,10 +120,10 @@ def test_log_probabilities_of_a_prompt_are_transformers(
     with torch.no_grad():
         known = torch.log_softmax(model(input_ids=ids).logits[0, :-1].double(), dim=-1).gather(1, ids[0, 1:, None])
     answer = client(name).ask({"text_input": prompt, "max_tokens": 1, "prompt_logprobs": 0})
-    said = json.loads(answer["prompt_logprobs_output"])
-    assert [entry["token"] for entry in said] == ids[0].tolist()
-    assert said[0]["logprob"] is None
-    assert [entry["logprob"] for entry in said[1:]] == pytest.approx(known[:, 0].tolist(), abs=1e-3)
+    logprobs = json.loads(answer["prompt_logprobs_output"])
+    assert [entry["token"] for entry in logprobs] == ids[0].tolist()
+    assert logprobs[0]["logprob"] is None
+    assert [entry["logprob"] for entry in logprobs[1:]] == pytest.approx(known[:, 0].tolist(), abs=1e-3)
 
 
 def test_a_guided_answer_is_a_document_and_a_wrong_guide_is_one_requests_error(client: Connect) -> None:
@@ -169,8 +170,8 @@ def test_stops_and_log_probabilities(client: Connect) -> None:
     sample = {"text_input": "The film starts", "max_tokens": 20, "ignore_eos": True}
     whole = text(connection.ask(sample))
     stop = whole[len(whole) // 2 : len(whole) // 2 + 3]
-    said, answers = streamed(connection, **sample, stop_words=[stop])
-    assert said == whole[: whole.find(stop)]
+    streamed_text, answers = streamed(connection, **sample, stop_words=[stop])
+    assert streamed_text == whole[: whole.find(stop)]
     assert answers[-1]["finish_reason"] == ["stop"]
     answer = connection.ask({**sample, "logprobs": 2})
     tokens = json.loads(answer["logprobs_output"][0])
@@ -257,25 +258,18 @@ def test_generate_and_generate_stream_over_http(server: Server, client: Connect)
     assert "'best_of' is not an option of this model" in refused.value.read().decode()
 
 
-def _metrics(server: Server, model: str) -> dict[str, float]:
-    with urllib.request.urlopen(f"http://{server.host}:{server.ports.metrics}/metrics", timeout=10) as response:
-        lines = response.read().decode().splitlines()
-    mine = [line for line in lines if line.startswith("build_repo_") and f'model="{model}"' in line]
-    return {line.split("{")[0].removeprefix("build_repo_"): float(line.rsplit(" ", 1)[1]) for line in mine}
-
-
-def test_metrics(server: Server, client: Connect) -> None:
-    before = _metrics(server, "writes")
+def testcounts(server: Server, client: Connect) -> None:
+    before = counts(server, "writes")
     prompt = "The court in Nairobi ruled on Tuesday that the ministry must publish the contracts"
     for _ in range(2):
         client("writes").ask({"text_input": prompt, "max_tokens": 9, "ignore_eos": True})
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while (
-        _metrics(server, "writes")["generated_tokens_total"] < before["generated_tokens_total"] + 18
+        counts(server, "writes")["generated_tokens_total"] < before["generated_tokens_total"] + 18
         and time.monotonic() < deadline
     ):
         time.sleep(0.1)
-    after = _metrics(server, "writes")
+    after = counts(server, "writes")
     assert after["generated_tokens_total"] >= before["generated_tokens_total"] + 18
     assert after["requests_total"] >= before["requests_total"] + 2
     assert after["reused_tokens_total"] > before["reused_tokens_total"], "the second prompt was there already"
@@ -294,10 +288,10 @@ def test_a_loop_that_fails_tells_everybody(repository: Path, tmp_path: Path) -> 
             connection.ask({"text_input": "Hello", "max_tokens": 3})
         with pytest.raises(ServeError, match=r"the decode loop failed earlier: .*; reload the model"):
             connection.ask({"text_input": "Hello", "max_tokens": 3})
-        deadline = time.monotonic() + 10
-        while _metrics(server, "writes")["healthy"] and time.monotonic() < deadline:
+        deadline = time.monotonic() + 60
+        while counts(server, "writes")["healthy"] and time.monotonic() < deadline:
             time.sleep(0.1)
-        assert _metrics(server, "writes")["healthy"] == 0
+        assert counts(server, "writes")["healthy"] == 0
 
 
 def test_perf_analyzer_drives_a_stream(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
