@@ -21,26 +21,24 @@ from builder.commands import build as command
 from builder.fleet.executor import Outcome, Progress
 from builder.fleet.view import Lines
 
-BUILD_REPO = str(Path(sys.executable).with_name("build-repo"))
-
 
 class Killing(Lines):
     """A view that kills the worker of the model `killed` in the midst of it."""
 
-    def say(self, said: Progress | Outcome) -> None:
-        super().say(said)
-        if isinstance(said, Progress) and (said.name, said.stage) == ("killed", "export"):
-            os.kill(_worker(os.getpid(), said.worker), signal.SIGKILL)
+    def say(self, message: Progress | Outcome) -> None:
+        super().say(message)
+        if isinstance(message, Progress) and (message.name, message.stage) == ("killed", "export"):
+            os.kill(_worker(os.getpid(), message.worker), signal.SIGKILL)
 
 
 def _worker(parent: int, name: str) -> int:
     """The process of a worker of `parent`."""
-    (found,) = [
+    (result,) = [
         int(path.parent.name)
         for path in Path("/proc").glob("[0-9]*/cmdline")
         if _text(path).split("\0")[-2:] == [name, ""] and f"PPid:\t{parent}\n" in _text(path.with_name("status"))
     ]
-    return found
+    return result
 
 
 def _text(path: Path) -> str:
@@ -58,7 +56,7 @@ class Ran:
     output: Path
     status: int
     document: Any
-    said: str
+    printed: str
     environment: dict[str, str]
 
 
@@ -80,16 +78,11 @@ def ran(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
         patch.setenv("TMPDIR", str(folder))
         patch.setattr(signal, "signal", lambda *_: None)
         patch.setattr(command, "view", lambda console, plan, workers: Killing(console, len(plan.builds)))
-        said, printed = Console(record=True, width=500), []
-        patch.setattr(command, "screen", said)
+        written, printed = Console(record=True, width=500), []
+        patch.setattr(command, "screen", written)
         patch.setattr("builtins.print", lambda text: printed.append(text))
         status = main([str(models), "--workers", "1", "--json"])
-        yield Ran(models, output, status, json.loads(printed[0]), said.export_text(), dict(os.environ))
-
-
-def _run(ran: Ran, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [BUILD_REPO, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=300, env=ran.environment)
+        yield Ran(models, output, status, json.loads(printed[0]), written.export_text(), dict(os.environ))
 
 
 def test_a_worker_that_is_killed_and_builds_that_fail_stop_nothing_else(ran: Ran) -> None:
@@ -97,10 +90,10 @@ def test_a_worker_that_is_killed_and_builds_that_fail_stop_nothing_else(ran: Ran
     (document,) = ran.document
     assert (document["name"], document["version"]) == ("good", 1)
     assert json.loads((ran.output / "good" / "build.json").read_text()) == document
-    assert "[1/3] ✗ killed: its process was killed by SIGKILL in the stage 'export'; the machine may be" in ran.said
-    assert "[2/3] ✗ broken: " in ran.said
-    assert "[3/3] ✓ good: version 1 in " in ran.said
-    *_, absent, killed, broken, numbers = ran.said.strip().splitlines()
+    assert "[1/3] ✗ killed: its process was killed by SIGKILL in the stage 'export'; the machine may be" in ran.printed
+    assert "[2/3] ✗ broken: " in ran.printed
+    assert "[3/3] ✓ good: version 1 in " in ran.printed
+    *_, absent, killed, broken, numbers = ran.printed.strip().splitlines()
     assert absent.startswith("✗ absent: no folder no-such/absent here")
     assert killed.startswith("✗ killed: its process was killed")
     assert broken.startswith("✗ broken: ")
@@ -116,10 +109,19 @@ def test_a_run_leaves_no_worker_and_no_file_behind(ran: Ran) -> None:
     assert own == []
 
 
-def test_what_is_left_to_do_is_planned(ran: Ran) -> None:
-    planned = _run(ran, str(ran.models), "--dry-run", "--json")
-    assert planned.returncode == 1  # one model cannot be built
-    plan = json.loads(planned.stdout)
+@pytest.fixture
+def later(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> Ran:
+    """The environment of the run, and commands of this process, which notes no signals."""
+    for name in ("BUILD_REPO_CACHE", "TMPDIR"):
+        monkeypatch.setenv(name, ran.environment[name])
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    return ran
+
+
+def test_what_is_left_to_do_is_planned(later: Ran, capfd: pytest.CaptureFixture[str]) -> None:
+    assert main([str(later.models), "--dry-run", "--json"]) == 1  # one model cannot be built
+    planned = capfd.readouterr()
+    plan = json.loads(planned.out)
     assert {model["name"]: model["status"] for model in plan["models"]} == {
         "killed": "new",
         "broken": "new",
@@ -130,21 +132,25 @@ def test_what_is_left_to_do_is_planned(ran: Ran) -> None:
     assert killed["kept"] == "climb", "it differs from `good` in its name alone"
     assert killed["seconds"] > 0, "a model of its kind and size was built"
     assert killed["memory"] > 3e8
-    assert "4 models: 2 new, 1 unchanged, 1 refused (1 with stages in the cache); about " in planned.stderr
-    table = _run(ran, str(ran.models), "--dry-run").stdout
+    assert "4 models: 2 new, 1 unchanged, 1 refused (1 with stages in the cache); about " in planned.err
+    main([str(later.models), "--dry-run"])
+    table = capfd.readouterr().out
     assert "killed" in table
     assert "good" not in table
 
 
-def test_what_is_unchanged_is_not_built_again(ran: Ran, checkpoint: Callable[[str], Path]) -> None:
-    report = json.loads((ran.output / "good" / "build.json").read_text())
-    again = _run(
-        ran, str(checkpoint("topics")), "--name", "good", "--max-length", "64", "-o", str(ran.output), "--json"
+def test_what_is_unchanged_is_not_built_again(
+    later: Ran, checkpoint: Callable[[str], Path], capfd: pytest.CaptureFixture[str]
+) -> None:
+    report = json.loads((later.output / "good" / "build.json").read_text())
+    assert (
+        main([str(checkpoint("topics")), "--name", "good", "--max-length", "64", "-o", str(later.output), "--json"])
+        == 0
     )
-    assert again.returncode == 0, again.stderr
-    assert "nothing to do: version 1 of good is what this would build" in again.stderr
-    assert json.loads(again.stdout) == report
-    assert not (ran.output / "good" / "2").exists()
+    again = capfd.readouterr()
+    assert "nothing to do: version 1 of good is what this would build" in again.err
+    assert json.loads(again.out) == report
+    assert not (later.output / "good" / "2").exists()
 
 
 def test_workers_end_with_the_process_that_started_them(tmp_path: Path) -> None:

@@ -87,19 +87,21 @@ def ray_nodes() -> Iterator[Nodes]:
         try:
             yield Nodes(cluster)
         finally:
+            for node in [*cluster.worker_nodes, cluster.head_node]:
+                cluster.remove_node(node, allow_graceful=False)  # it has nothing left to do
             cluster.shutdown()
             shutil.rmtree(folder, ignore_errors=True)
 
 
 def stubs(entry: Path) -> dict[int, int]:
     """The processes of the model of a repository on every Triton of this machine, and the Triton of each."""
-    found = {}
+    stubs_found = {}
     for folder in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # it has ended
             program, *arguments = (folder / "cmdline").read_bytes().split(b"\0")
             if program.endswith(b"triton_python_backend_stub") and arguments[0].startswith(f"{entry}/".encode()):
-                found[int(folder.name)] = _parent(int(folder.name))
-    return found
+                stubs_found[int(folder.name)] = _parent(int(folder.name))
+    return stubs_found
 
 
 def _parent(process: int) -> int:

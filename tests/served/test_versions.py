@@ -35,9 +35,10 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Pair]:
 
 @pytest.mark.slow
 def test_no_request_fails_and_none_is_answered_by_half_a_model_while_versions_change(
-    builds: Mapping[str, Pair], tmp_path: Path
+    builds: Mapping[str, Pair], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The benchmark, small: encoders with their engine inside and beside, and streams."""
+    monkeypatch.setattr(versions, "OVERLAP_S", 0)
     options = argparse.Namespace(requests=300, changes=1, seconds=90, clients=2, streams=2)
     figures = measure(tmp_path / "repository", builds, options)
     assert (figures["failed"], figures["wrong"]) == (0, 0), figures["failures"]
@@ -179,14 +180,16 @@ def test_a_trial_says_why_a_version_must_not_take_the_place() -> None:
 
 
 def test_models_that_generate_are_judged_by_their_next_tokens() -> None:
-    def said(*tokens: int) -> dict[str, list[str]]:
+    def answer_of(*tokens: int) -> dict[str, list[str]]:
         return {"text_output": ["any"], "logprobs_output": [json.dumps([{"token": token} for token in tokens])]}
 
-    assert same_tokens(said(1, 2, 3), said(1, 2, 3)) == Match(3, 3)
-    assert same_tokens(said(1, 2, 3, 4), said(1, 2, 9, 4)) == Match(2, 3), "what comes after follows another text"
-    assert same_tokens(said(1, 2, 3), said(1, 2)) == Match(2, 3), "to end is a token too"
-    assert same_tokens(said(5), said(6)) == Match(0, 1)
-    assert same_tokens(said(), said()) == Match(1), "both end at once"
+    assert same_tokens(answer_of(1, 2, 3), answer_of(1, 2, 3)) == Match(3, 3)
+    assert same_tokens(answer_of(1, 2, 3, 4), answer_of(1, 2, 9, 4)) == Match(2, 3), (
+        "what comes after follows another text"
+    )
+    assert same_tokens(answer_of(1, 2, 3), answer_of(1, 2)) == Match(2, 3), "to end is a token too"
+    assert same_tokens(answer_of(5), answer_of(6)) == Match(0, 1)
+    assert same_tokens(answer_of(), answer_of()) == Match(1), "both end at once"
     assert same_tokens({"text_output": ["a"]}, {"text_output": ["b"]}) == Match(0.0)
     matches = [Match(3, 3), Match(0, 1)]
     trial = Trial(Side(1, [10.0] * 2), Side(2, [10.0] * 2), matches)
