@@ -85,18 +85,16 @@ def test_an_installed_wheel_finds_its_templates_outside_the_checkout(tmp_path: P
     with zipfile.ZipFile(wheel) as archive:
         archive.extractall(installed)
         assert not [name for name in archive.namelist() if name.startswith(("tests/", "scripts/"))]
+        assert {f"{path.relative_to(ROOT)}" for path in ROOT.glob("builder/**/*.py")} <= set(archive.namelist())
     program = """
 import sys
 sys.path = [sys.argv[1], *(p for p in sys.path if p not in ("", sys.argv[2]))]
-from builder import build
 from builder.triton import emitted, entries, render
 from builder.spec import Serving
 config = entries.Config("m", "python", 1, [], [], [], Serving(), dynamic_batching=True)
 assert str(render.templates()).startswith(sys.argv[1]), render.templates()
 assert render.parse(render.render(config), "m").name == "m"
 assert all((emitted.RUNTIME / name).is_file() for files in emitted.RUNTIME_FILES.values() for name in files.values())
-print("found", build.__name__)
 """
     arguments = [sys.executable, "-c", program, str(installed), str(ROOT)]
-    done = subprocess.run(arguments, cwd=tmp_path, check=True, capture_output=True, text=True)
-    assert done.stdout.strip() == "found build"
+    subprocess.run(arguments, cwd=tmp_path, check=True)
