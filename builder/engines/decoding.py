@@ -53,10 +53,14 @@ class DecodingEngine(ABC):
 
     spec: BuildSpec
 
-    attention: ClassVar[str]  # the operator over a cache, as reports count it
     paged: ClassVar[bool] = False  # whether sequences share the blocks of its cache
     timed: ClassVar[bool] = True  # whether this machine runs it as it will be served, so that speed is measured
     maps: ClassVar[bool] = False  # whether it has `opened_mapped`
+
+    @property
+    @abstractmethod
+    def attention(self) -> str:
+        """The operator over a cache, as reports count it."""
 
     @abstractmethod
     def refuse(self) -> None:
@@ -123,6 +127,15 @@ class DecodingEngine(ABC):
         Raises ExportError where that cannot.
         """
         return own, own
+
+    def replayed(self, own: Graph, served: Graph) -> Graph:
+        """Which of what `for_release` returned a CPU can run, where the engine is another version than this build's."""
+        return served
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        """What a report says beside the numbers."""
+        return ()
 
     def step_fields(self, graph: Graph, layers: Sequence[LayerShape]) -> Sequence[Field]:
         """The graph's inputs as config.pbtxt states them, where the steps are a Triton model; none in process."""

@@ -127,6 +127,8 @@ def _needs(node: onnx.NodeProto) -> Iterator[str]:
     attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
     if node.op_type == "MatMulNBits" and attributes.get("bits") == 8:
         yield "MatMulNBits with 8 bits"
+    if node.op_type == "PagedAttention" and node.domain == "com.microsoft":
+        yield "PagedAttention with bounds on lengths"
     if node.op_type != "GroupQueryAttention":
         return
     yield "GroupQueryAttention on CPU"

@@ -68,8 +68,8 @@ class Choices(Options):
     asymmetric: bool = Field(False, json_schema_extra={"flag": True})
     """Store a zero point with each block of int8-weights and int4-weights."""
     slots: int = Field(16, ge=1, le=512, json_schema_extra={"flag": True})
-    """Sequences that are decoded at once; memory is reserved for --max-length tokens of each, but with --engine
-    openvino, where they share it (--cache-gb). Generating models only."""
+    """Sequences that are decoded at once; memory is reserved for --max-length tokens of each, but where they share
+    it (--cache-gb). Generating models only."""
     beams: int | None = Field(None, ge=1, le=64, json_schema_extra={"flag": True})
     """Most beams of one request. Default: the checkpoint's own number, or --slots for a decoder."""
     max_answer: int | None = Field(None, ge=2, json_schema_extra={"flag": True})
@@ -79,7 +79,8 @@ class Choices(Options):
     needs 1.31 or later in Triton's Python."""
     cache_gb: float | None = Field(None, gt=0, json_schema_extra={"flag": True})
     """Memory of the key-value cache, in 10^9 bytes, which all sequences share as they grow. Decoders with --engine
-    openvino only. Default: enough for --slots texts of --max-length, but no more than half of the memory."""
+    openvino, where the default is enough for --slots texts of --max-length, but no more than half of the memory; and
+    with --target cuda, where each sequence has memory of its own without it."""
     executor: Literal["in-process", "bls"] = Field("in-process", json_schema_extra={"flag": True})
     """Where the graph runs. in-process: inside the Python model NAME, which updates a decoder's cache in place. bls: in
     a separate Triton model NAME_model, called through Triton's business logic scripting (BLS); an encoder on a GPU

@@ -4,9 +4,12 @@ Its memory has addresses of its own, which no process can read; a host buffer th
 it is bound; an address must lie, with all of the tensor, in one allocation that is still held; element types and shapes
 must be the graph's; nothing is on the device before the libraries are loaded. Underneath, ONNX Runtime's CPU runs.
 
+A graph with PagedAttention, of which a CPU has no kernel, is run by what that means (builder/engines/cuda/on_cpu.py).
+
 Rules: onnxruntime/core/session/IOBinding.cc (BindInput copies across devices at once, BindOutput at the end of a run),
 onnxruntime/python/onnxruntime_pybind_iobinding.cc (bind_input), onnxruntime/__init__.py (preload_dlls),
-onnxruntime/contrib_ops/cpu/bert/group_query_attention_helper.h (several tokens of several rows).
+onnxruntime/contrib_ops/cpu/bert/group_query_attention_helper.h (several tokens of several rows); of blocks:
+blocks_of_the_device.py.
 """
 
 from __future__ import annotations
@@ -16,20 +19,23 @@ import math
 import weakref
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnxruntime
+
+from builder.engines.cuda.on_cpu import on_cpu
+from builder.onnx.graph import read_graph
+from builder.runtime.generation.executors.cuda_blocks import TABLES
+from tests.generation.blocks_of_the_device import refuse_blocks
+from tests.generation.device_fault import DeviceFault
 
 PROVIDER = "CUDAExecutionProvider"
 BEGIN = 0x7F00_0000_0000_0000  # above what a process on x86-64 can have: reading there ends it
 TYPES = {1: "tensor(float)", 6: "tensor(int32)", 7: "tensor(int64)", 10: "tensor(float16)", 16: "tensor(bfloat16)"}
 WIDTHS = {"tensor(float)": 4, "tensor(int32)": 4, "tensor(int64)": 8, "tensor(float16)": 2, "tensor(bfloat16)": 2}
 ELEMENTS = {name: number for number, name in TYPES.items()}
-
-
-class DeviceFault(Exception):
-    """What CUDA would answer with an error, with wrong numbers, or by ending the process."""
 
 
 @dataclass
@@ -71,6 +77,9 @@ class CopyingDevice:
             raise DeviceFault("libcudart is not loaded: preload_dlls comes before the first session")
         if providers[0][0] != PROVIDER or providers[0][1]["device_id"] != "0":
             raise DeviceFault(f"there is one device, cuda:0, and the session is for {providers[0]}")
+        graph = read_graph(Path(model))
+        if graph.operators["PagedAttention"]:
+            model = str(on_cpu(graph, graph.path.parent).path)
         return _Session(self, onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"]))
 
     def _allocate(self, size: int) -> _Allocation:
@@ -127,6 +136,7 @@ class _Binding:
         self.held: dict[str, np.ndarray] = {}  # copies of host buffers, as CUDA keeps them
         self.fetched: dict[str, tuple[int, np.ndarray]] = {}  # host address, what the run leaves for it
         self.shapes: dict[str, tuple[int, ...]] = {}
+        self.addresses: dict[str, int] = {}  # on the device
         self.synchronized = {"inputs": False, "outputs": True}
 
     def bind_input(self, name: str, device: str, number: int, element: Any, shape: Any, address: int) -> None:
@@ -137,6 +147,7 @@ class _Binding:
             self.device.copied_to_device += size
         else:
             self.held[name] = self.device.memory(address, size)
+            self.addresses[name] = address
         self.binding.bind_input(name, "cpu", 0, element, shape, self.held[name].ctypes.data)
         self.synchronized["inputs"] = False
 
@@ -148,6 +159,7 @@ class _Binding:
             self.fetched[name] = address, content
         else:
             content = self.held[f"output {name}"] = self.device.memory(address, size)
+            self.addresses[name] = address
         self.binding.bind_output(name, "cpu", 0, element, shape, content.ctypes.data)
 
     def synchronize_inputs(self) -> None:
@@ -169,6 +181,11 @@ class _Binding:
         self.session.run_with_iobinding(self.binding)
 
     def _note_step(self) -> None:
+        if "block_table" in self.shapes:
+            tables = {n: self.held[n].view(np.int32).reshape(self.shapes[n]) for n in self.inputs if n in TABLES}
+            refuse_blocks(tables, self.shapes, self.addresses)
+            self.device.calls.append((len(tables["past_seqlens"]), self.shapes["input_ids"][1]))
+            return
         rows, new = self.shapes["input_ids"]
         self.device.calls.append((rows, new))
         (total,) = self.held["total_sequence_length"].view(np.int32).tolist()

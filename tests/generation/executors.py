@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from builder.runtime.generation.executors.base import (
     last_of_rows,
 )
 from builder.runtime.generation.executors.cross_attending import TextArena
-from builder.runtime.generation.executors.paged import BLOCK, Paged
+from builder.runtime.generation.executors.paged import Paged, Rows
 
-VOCABULARY = 50
+VOCABULARY, BLOCK = 50, 32
 
 
 class ArenaExecutor(Executor):
@@ -75,24 +75,27 @@ class PagedSumExecutor(Paged):
 
     def __init__(self, slots: int, max_length: int, blocks: int) -> None:
         geometry = Geometry(slots, max_length, VOCABULARY, ((1, 1),), blocks=blocks)
-        super().__init__(geometry, [np.full((blocks, BLOCK), -1000.0)])
+        super().__init__(geometry, BLOCK)
+        self.held = np.full((blocks, BLOCK), -1000.0)
         self.calls: list[int] = []  # rows
 
-    def _infer(self, feeds: Mapping[str, np.ndarray]) -> np.ndarray:
-        begins, of_blocks = feeds["subsequence_begins"].tolist(), feeds["block_indices_begins"].tolist()
+    def _infer(self, rows: Rows) -> np.ndarray:
+        begins = rows.begins.tolist()
         self.calls.append(len(begins) - 1)
         tokens = np.zeros(begins[-1], np.int64)
-        for row, past in enumerate(feeds["past_lens"].tolist()):
-            table = feeds["block_indices"][of_blocks[row] : of_blocks[row + 1]]
+        for row, (past, table) in enumerate(zip(rows.past.tolist(), rows.tables, strict=True)):
             assert len(table) == -(-(past + begins[row + 1] - begins[row]) // BLOCK), "as many blocks as it has tokens"
             for index in range(begins[row], begins[row + 1]):
                 position = past + index - begins[row]
-                assert feeds["position_ids"][0, index] == position
-                self.caches[0][table[position // BLOCK], position % BLOCK] = feeds["input_ids"][0, index]
-                tokens[index] = self.next_token(self.caches[0][table].ravel()[: position + 1].astype(np.int64).tolist())
-        logits = np.tile(np.linspace(0, 1, VOCABULARY, dtype=np.float32), (len(feeds["logits_positions"]), 1))
-        logits[np.arange(len(logits)), tokens[feeds["logits_positions"]]] += 9.0
+                assert rows.positions[index] == position
+                self.held[table[position // BLOCK], position % BLOCK] = rows.tokens[index]
+                tokens[index] = self.next_token(self.held[table].ravel()[: position + 1].astype(np.int64).tolist())
+        logits = np.tile(np.linspace(0, 1, VOCABULARY, dtype=np.float32), (len(rows.wanted), 1))
+        logits[np.arange(len(logits)), tokens[rows.wanted]] += 9.0
         return logits
+
+    def _copy_block(self, source: int, target: int) -> None:
+        self.held[target] = self.held[source]
 
     def next_token(self, held: list[int]) -> int:
         return next_token(held)

@@ -7,9 +7,8 @@ import pytest
 
 from builder.runtime.generation.blocks import Blocks, Growth, OutOfBlocks
 from builder.runtime.generation.engine import Engine
-from builder.runtime.generation.executors.paged import BLOCK
 from builder.runtime.generation.scheduler import Limits
-from tests.generation.executors import PagedSumExecutor, expected
+from tests.generation.executors import BLOCK, PagedSumExecutor, expected
 from tests.generation.test_beams import Searched, best_answers
 from tests.generation.test_engine import Asked
 

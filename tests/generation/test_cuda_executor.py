@@ -46,7 +46,8 @@ from builder.verify.generation import geometry_of, make_reference, measure
 from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder, make_decoder_checkpoint
 from tests.export.test_decoders import prompts
-from tests.generation.copying_device import CopyingDevice, DeviceFault
+from tests.generation.copying_device import CopyingDevice
+from tests.generation.device_fault import DeviceFault
 from tests.generation.test_engine import Asked
 
 CUDA = Session(device="cuda")
@@ -186,11 +187,11 @@ def test_a_copied_slot_goes_on_like_its_source_and_touches_no_other(cuda: Copyin
     half = to_half(exported.graph, tmp_path / "half" / "model.onnx", real=("logits",))
     copier = slot_copier(exported.caches, ELEMENTS["float16"], half, tmp_path)
     executor = Cuda(half.path, copier.path, geometry_of(exported.caches, 3, 32, VOCABULARY, "float16"), CUDA)
-    assert all(not np.any(tensor.numpy()) for tensor in executor.cache.values()), "a new cache is empty"
+    assert all(not np.any(tensor.numpy()) for tensor in executor.cache.tensors.values()), "a new cache is empty"
     executor.run(0, np.array([[5, 6, 7]]), np.array([0]))
-    before = {name: tensor.numpy().copy() for name, tensor in executor.cache.items()}
+    before = {name: tensor.numpy().copy() for name, tensor in executor.cache.tensors.items()}
     executor.copy(0, 2, 3)
-    for name, tensor in executor.cache.items():
+    for name, tensor in executor.cache.tensors.items():
         np.testing.assert_array_equal(tensor.numpy()[2], before[name][0])
         np.testing.assert_array_equal(tensor.numpy()[:2], before[name][:2])
     source = executor.run(0, np.array([[8]]), np.array([3])).copy()

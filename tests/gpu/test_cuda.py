@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 from builder import Client, build, make_spec, running
 from builder.checkpoint.resolve import resolve
+from builder.engines.cuda.blocks import page_attention
 from builder.engines.encoding import Variant
 from builder.export.decoder import export_decoder
 from builder.export.encoder import export
@@ -19,6 +21,7 @@ from builder.optimise.half_precision import to_half
 from builder.optimise.weights import quantise_weights
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.cuda import ELEMENTS, Cuda
+from builder.runtime.generation.executors.cuda_blocks import CudaBlocks
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.samples import TEXTS
 from builder.spec import WeightOptions
@@ -76,4 +79,20 @@ def test_a_decoder_says_on_the_gpu_what_it_says_on_the_cpu(model_type: str, prec
     ours = generate(Cuda(half.path, copier.path, geometry, Session(device="cuda")), prompts(), 32, prefill_tokens=256)
     theirs = generate(InProcess(half.path, geometry, Session(threads=1)), prompts(), 32)
     same = np.mean([a == b for x, y in zip(ours, theirs, strict=True) for a, b in zip(x, y, strict=True)])
+    assert same > 0.8, "random weights: a tie may fall otherwise, and the text after it with it"
+
+
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "mistral"])
+def test_blocks_say_on_the_gpu_what_slots_say_there(model_type: str, tmp_path: Path) -> None:
+    """Three blocks of 256 tokens for three rows: prompts and steps run together, and one beginning is shared."""
+    exported = export_decoder(make_decoder(model_type), tmp_path, 128)
+    half = to_half(fuse(exported.graph, tmp_path), tmp_path / "half" / "model.onnx", real=("logits",))
+    copier = slot_copier(exported.caches, ELEMENTS["float16"], half, tmp_path)
+    geometry = geometry_of(exported.caches, 4, 128, VOCABULARY, "float16")
+    texts = [*prompts(), prompts()[0]]
+    on_gpu = Session(device="cuda")
+    in_slots = generate(Cuda(half.path, copier.path, geometry, on_gpu), texts, 32)
+    paged = CudaBlocks(page_attention(half, tmp_path).path, copier.path, replace(geometry, blocks=3), on_gpu)
+    in_blocks = generate(paged, texts, 32)
+    same = np.mean([a == b for x, y in zip(in_blocks, in_slots, strict=True) for a, b in zip(x, y, strict=True)])
     assert same > 0.8, "random weights: a tie may fall otherwise, and the text after it with it"

@@ -12,10 +12,12 @@ Cards, by compute capability, and head sizes for which it has a fused kernel of 
     GroupQueryAttention, fp16               5.3                  multiples of 8 up to 256
     GroupQueryAttention, bf16               8.0                  multiples of 8 up to 256
     GroupQueryAttention, window             8.0                  multiples of 8 up to 256
+    PagedAttention, fp16 and bf16           8.0                  multiples of 8 up to 256; older cards copy all keys
 
 What has none runs unfused, and right, but for GroupQueryAttention, which has nothing else. Read in ONNX Runtime,
 onnxruntime/contrib_ops/cuda/bert: multihead_attention.cc, tensorrt_fused_multihead_attention/mha_runner.cu,
-cutlass_fmha/memory_efficient_attention.h, flash_attention/flash_api.cc, group_query_attention.cc; not run on a GPU.
+cutlass_fmha/memory_efficient_attention.h, flash_attention/flash_api.cc, group_query_attention.cc, paged_attention.cc;
+not run on a GPU.
 """
 
 from __future__ import annotations
@@ -29,11 +31,11 @@ import onnx
 
 from builder.engines.gpu import CARDS
 from builder.errors import SpecError
-from builder.triton.releases import RELEASES, version_tuple
+from builder.triton.releases import OPERATOR_NEEDS, RELEASES, has, runtime_of, version_tuple
 
 if TYPE_CHECKING:
     from builder.onnx.graph import Graph
-    from builder.spec import Gpu
+    from builder.spec import Gpu, LayoutOptions
 
 KERNELS: dict[str, dict[str, list[str]]] = json.loads(Path(__file__).with_name("cuda_kernels.json").read_text("utf-8"))
 # The numbers by which Triton's ONNX Runtime backend knows the values of these options.
@@ -55,6 +57,7 @@ def provider_options(gpu: Gpu) -> dict[str, str]:
     return options
 
 
+BLOCKS, LEAST_FOR_BLOCKS = "PagedAttention with bounds on lengths", "8.0"
 ALL_WITH_CUDNN = 127  # bits of AttentionBackend, attention_common.h: those that are on without it, and cuDNN's (8)
 
 
@@ -78,6 +81,24 @@ def refuse_head_sizes(sizes: Collection[int]) -> None:
         raise SpecError(
             f"its heads have {wrong[0]} numbers, and CUDA's attention over a cache takes multiples of 8 up to 256 "
             "(ONNX Runtime, flash_api.cc); build it for the CPU, or with --engine vllm"
+        )
+
+
+def refuse_blocks(options: LayoutOptions) -> None:
+    """Raises SpecError where a cache in blocks has no kernel: builder/engines/cuda/blocks.py, with the sources."""
+    instead = "leave --cache-gb out, and each of --slots sequences has memory of its own"
+    if options.executor == "bls":
+        raise SpecError(f"--cache-gb is not for --executor bls, where a cache is made of slots: {instead}")
+    if not has(BLOCKS, options.triton, in_process=True):
+        raise SpecError(
+            f"--cache-gb: {BLOCKS} is in ONNX Runtime from {OPERATOR_NEEDS[BLOCKS]} on, and the Python of Triton "
+            f"{options.triton} gets {runtime_of(options.triton, in_process=True)}: use a newer --triton, or {instead}"
+        )
+    card = options.gpu.card
+    if card is not None and version_tuple(CARDS[card].compute_capability) < version_tuple(LEAST_FOR_BLOCKS):
+        raise SpecError(
+            f"--gpu {card}: attention over blocks needs compute capability {LEAST_FOR_BLOCKS}, and this card has "
+            f"{CARDS[card].compute_capability}: {instead}"
         )
 
 

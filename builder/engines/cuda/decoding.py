@@ -1,8 +1,9 @@
 """Decoders in ONNX Runtime on a GPU: in half precision, their cache too, in process or through BLS.
 
-Weights of fewer bits are multiplied by activations in fp16.
+Weights of fewer bits are multiplied by activations in fp16. With --cache-gb sequences share blocks of the cache.
 
-Answers are judged on this machine's CPU, by a graph that rounds as CUDA does.
+Answers are judged on this machine's CPU, by a graph that rounds as CUDA does and, over blocks, by the loop that is
+emitted, its tables and all.
 """
 
 from __future__ import annotations
@@ -12,26 +13,35 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
-from builder.engines.cuda import provider_options, refuse_head_sizes, refuse_windows
+from builder.engines.cuda import provider_options, refuse_blocks, refuse_head_sizes, refuse_windows
+from builder.engines.cuda.blocks import block_bytes, layer_pairs, page_attention
 from builder.engines.cuda.lowering import decoder_for_cuda
+from builder.engines.cuda.on_cpu import on_cpu
 from builder.engines.cuda.weights import EightBit
-from builder.engines.decoding import Lowered
+from builder.engines.decoding import Executors, Lowered, let_go
 from builder.engines.gpu import refuse_size
 from builder.engines.onnxruntime.decoding import Decoding as OnnxRuntime
 from builder.errors import SpecError
 from builder.export.candidates import with_candidates
 from builder.export.slots import FILE as COPIER
 from builder.export.slots import choose_rows, slot_copier
-from builder.memory import Memory, cache_bytes
-from builder.onnx.graph import Graph
+from builder.memory import Memory, cache_bytes, whole_blocks
+from builder.onnx.graph import Graph, check_release
 from builder.optimise.grids import Grids
 from builder.optimise.half_precision import HALVES
 from builder.optimise.weights import BITS, quantise_weights
 from builder.runtime.contract import CacheType, LayerShape, Session
+from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.cuda import BYTES, ELEMENTS
+from builder.runtime.generation.executors.cuda_blocks import CudaBlocks, block_tokens
+from builder.runtime.generation.executors.paged import OPERATOR
 
 ROOM = "cuda"
 CACHE_TYPES: Mapping[str, CacheType] = {"fp16": "float16", "bf16": "bfloat16", **dict.fromkeys(BITS, "float16")}
+JUDGED = (
+    "its attention over blocks was judged on this machine's CPU by what ONNX Runtime's PagedAttention means, for that "
+    "has a kernel for CUDA alone, which has not run here: compare some answers on the GPU, or leave --cache-gb out"
+)
 SMALLER = {"fp16": 2, "bf16": 2, "int8-weights": 4, "int4-weights": 8}  # than fp32: the scales of a block come on top
 
 
@@ -57,15 +67,50 @@ class Decoding(OnnxRuntime):
             raise SpecError("--executor bls hands the cache to Triton, whose Python has no bf16: use --precision fp16")
         if len(spec.gpu.devices) > 1:
             raise SpecError("a decoder has one cache, on one device: give one of gpu.devices, or use --engine vllm")
+        if self._in_blocks:
+            refuse_blocks(spec.layout)
 
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> Memory:
         """Beside the weights as they will be at least, on the card."""
-        cache = cache_bytes(layers, self.spec.slots, length, BYTES[self.cache_type])
         refuse_head_sizes({shape.size for shape in layers})
-        parts = f"weights and a cache of {self.spec.slots} slots of {length} tokens"
+        if self._in_blocks:
+            cache, parts, lower = self._whole_blocks(layers, length), "weights and the cache", "--cache-gb"
+        else:
+            cache = cache_bytes(layers, self.spec.slots, length, BYTES[self.cache_type])
+            parts = f"weights and a cache of {self.spec.slots} slots of {length} tokens"
+            lower = "--slots or --max-length"
         needs = cache + weights // SMALLER[self.spec.precision]
-        refuse_size(self.spec.gpu, needs, parts, "lower --slots or --max-length")
+        refuse_size(self.spec.gpu, needs, parts, f"lower {lower}")
         return Memory(cache, weights)
+
+    def _whole_blocks(self, layers: Sequence[LayerShape], length: int) -> int:
+        """Bytes of the whole blocks that --cache-gb holds. Raises SpecError where one text does not fit."""
+        assert self.spec.cache_gb is not None
+        block = block_bytes(layers, self.cache_type)
+        return block * whole_blocks(self.spec.cache_gb * 1e9, block, length, block_tokens(layer_pairs(layers)))
+
+    @property
+    def attention(self) -> str:
+        return OPERATOR if self._in_blocks else super().attention
+
+    def blocks(self, layers: Sequence[LayerShape], memory: Memory) -> int | None:
+        return memory.cache // block_bytes(layers, self.cache_type) if self._in_blocks else None
+
+    @property
+    def remarks(self) -> Sequence[str]:
+        return (JUDGED,) if self._in_blocks else ()
+
+    @classmethod
+    def opened(cls, graph: Graph, threads: int) -> Executors:
+        """Over blocks, as a CPU has them: the graph is opened once an executor, when the one before has gone."""
+
+        def over(geometry: Geometry) -> CudaBlocks:
+            let_go(graph)
+            layers = [LayerShape(heads, size) for heads, size in geometry.layers]
+            copier = slot_copier(layers, ELEMENTS[geometry.cache], graph, graph.path.parent)
+            return CudaBlocks(graph.path, copier.path, geometry, Session(threads=threads))
+
+        return over
 
     @property
     def cache_type(self) -> CacheType:
@@ -86,18 +131,35 @@ class Decoding(OnnxRuntime):
         refuse_windows(self.spec.gpu.card, fused)
         if precision in HALVES:
             half, judged = decoder_for_cuda(fused, precision, self.spec.triton, folder)
-            return Lowered(half, judged)
+            return Lowered(half, self._judging(judged, folder))
         small = quantise_weights(fused, precision, self.spec.weight_options, folder, grids, ROOM)
         half, judged = decoder_for_cuda(small.graph, "fp16", self.spec.triton, folder)
-        return Lowered(half, judged, quantised=(replace(small, graph=half),))
+        return Lowered(half, self._judging(judged, folder), quantised=(replace(small, graph=half),))
+
+    def _judging(self, judged: Graph, folder: Path) -> Graph:
+        if not self._in_blocks:
+            return judged
+        return replace(on_cpu(page_attention(judged, folder / "judged"), folder), engine=ROOM)
 
     def for_release(self, own: Graph, folder: Path) -> tuple[Graph, Graph]:
         """The highest logits leave the GPU alone, where those are enough; through BLS each call says which slots of the
         cache, which stays there, it continues."""
         graph = with_candidates(own, folder)
-        return super().for_release(graph if self._in_process else choose_rows(graph, folder), folder)
+        own, served = super().for_release(graph if self._in_process else choose_rows(graph, folder), folder)
+        if not self._in_blocks:
+            return own, served
+        paged = page_attention(served, folder)
+        check_release(paged, self.spec.triton, self._in_process)
+        return own, paged
+
+    def replayed(self, own: Graph, served: Graph) -> Graph:
+        return own if self._in_blocks else served
 
     def beside(self, graph: Graph, layers: Sequence[LayerShape], folder: Path) -> tuple[Graph, ...]:
         if not self._in_process:
             return ()
         return (slot_copier(layers, ELEMENTS[self.cache_type], graph, folder),)
+
+    @property
+    def _in_blocks(self) -> bool:
+        return self.spec.cache_gb is not None

@@ -40,13 +40,16 @@ MAPPED = {"session.disable_prepacking": "1"}
 
 
 class Decoding(DecodingEngine):
-    attention: ClassVar[str] = CACHED_ATTENTION
     maps: ClassVar[bool] = True
     cache_tensor: ClassVar[str] = "TYPE_FP32"  # keys and values, between Triton models
 
+    @property
+    def attention(self) -> str:
+        return CACHED_ATTENTION
+
     def refuse(self) -> None:
-        if self.spec.cache_gb is not None:
-            raise SpecError("--cache-gb is for --engine openvino, where sequences share the cache; use --slots")
+        if self.spec.cache_gb is not None and self.spec.target == "cpu":
+            raise SpecError("--cache-gb is for --engine openvino, or a GPU, where sequences share a cache; use --slots")
         if self.spec.cache == "fp16" and self.spec.target == "cpu":
             raise SpecError("ONNX Runtime's cache on a CPU is fp32 or int8: --cache fp16 is for --engine openvino")
 

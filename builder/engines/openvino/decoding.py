@@ -14,15 +14,18 @@ from builder.memory import ADVICE, Memory, whole_blocks
 from builder.onnx.graph import Graph
 from builder.runtime.contract import CacheType, LayerShape, Session
 from builder.runtime.generation.executors.base import Geometry
-from builder.runtime.generation.executors.openvino import OpenVino
-from builder.runtime.generation.executors.paged import BLOCK, OPERATOR
+from builder.runtime.generation.executors.openvino import BLOCK, OpenVino
+from builder.runtime.generation.executors.paged import OPERATOR
 
 CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "fp16": "float16", "int8": "uint8"}
 
 
 class Decoding(DecodingEngine):
-    attention: ClassVar[str] = OPERATOR
     paged: ClassVar[bool] = True
+
+    @property
+    def attention(self) -> str:
+        return OPERATOR
 
     def refuse(self) -> None:
         if self.spec.executor == "bls":

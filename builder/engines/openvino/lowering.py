@@ -34,11 +34,14 @@ from builder.memory import WIDTHS
 from builder.onnx.cleanup import drop_unused
 from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.onnx.nodes import add_constant, replace_nodes
+from builder.onnx.paging import count_one_row, refuse_leftovers
 from builder.runtime.contract import CacheType, LayerShape
-from builder.runtime.generation.executors.paged import BLOCK, DOMAIN, OPERATOR, TABLES
+from builder.runtime.generation.executors.openvino import BLOCK, DOMAIN, TABLES
+from builder.runtime.generation.executors.paged import OPERATOR
 
 CACHED_ATTENTION = "GroupQueryAttention"
 ENGINE = "openvino"
+ADVICE = "use --engine onnxruntime"
 BIAS = 10  # the place of attention_bias among the operator's inputs
 ROTATED = "rotary_embedding_dim"
 TRIED = 64  # keys over which a bias is looked at
@@ -57,7 +60,7 @@ def page_attention(graph: Graph, folder: Path) -> Graph:
             nodes.extend(_unpacked(model.graph, node, size))
             _replace(node, renamed, slopes, size)
         elif node.op_type == "Shape" and node.input[0] in renamed:
-            _shape_of_the_batch(node)
+            count_one_row(node, ADVICE)
         elif node.op_type == "RotaryEmbedding" and any(a.name == ROTATED for a in node.attribute):
             nodes.extend(_rotation_of_a_part(model.graph, node))
             continue
@@ -65,7 +68,7 @@ def page_attention(graph: Graph, folder: Path) -> Graph:
     replace_nodes(model.graph, nodes)
     _declare(model.graph, renamed)
     drop_unused(model.graph)
-    _refuse_leftovers(model.graph)
+    refuse_leftovers(model.graph, ADVICE)
     model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     return replace(save_graph(model, folder / "paged" / graph.path.name), engine=ENGINE)
 
@@ -178,16 +181,6 @@ def _inputs_of(model: onnx.ModelProto, name: str) -> set[str]:
     return seen
 
 
-def _shape_of_the_batch(node: onnx.NodeProto) -> None:
-    """A Shape of the cache is asked for the number of rows: there is one, of all tokens."""
-    attributes = {a.name: a.i for a in node.attribute}
-    if (attributes.get("start", 0), attributes.get("end")) != (0, 1):
-        raise ExportError(
-            "it computes with the length of its cache, which a paged cache does not have; use --engine onnxruntime"
-        )
-    node.input[0] = "input_ids"
-
-
 def _declare(graph: onnx.GraphProto, renamed: dict[str, str]) -> None:
     """The graph's inputs and its output, as the module says above."""
     declared = {value.name: value for value in graph.input}
@@ -204,11 +197,3 @@ def _declare(graph: onnx.GraphProto, renamed: dict[str, str]) -> None:
     for name, rank in TABLES.items():
         graph.input.append(helper.make_tensor_value_info(name, onnx.TensorProto.INT32, [None] * rank))
     del graph.value_info[:]  # of (batch, sequence)
-
-
-def _refuse_leftovers(graph: onnx.GraphProto) -> None:
-    known = {"", *(value.name for value in graph.input), *(tensor.name for tensor in graph.initializer)}
-    known |= {name for node in graph.node for name in node.output}
-    missing = sorted({name for node in graph.node for name in node.input} - known)
-    if missing:
-        raise ExportError(f"it computes with {missing[0]}, which a paged cache does not have; use --engine onnxruntime")

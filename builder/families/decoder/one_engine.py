@@ -238,6 +238,7 @@ class Decoder:
             samples=len(chosen.exact.pytorch.answers.rows),
             warnings=(
                 *(() if self.engine.timed else (UNTIMED,)),
+                *self.engine.remarks,
                 *((MAPPED,) if self._only_judged(chosen.exact.fused.graph) else ()),
                 *unreached(checkpoint.model.config, checkpoint.max_length),
                 *filter(None, [cost_of_experts(checkpoint.model), larger_than_stored(self.spec.precision, checkpoint)]),
@@ -334,4 +335,5 @@ class Decoder:
         executor = opened(chosen.own, spec.build_threads)(geometry)
         recorder = Recorder(executor)
         drive(executor, prompts, long)
-        return recorder.case(chosen.graph.path.name, [chosen.graph], spec.build_threads, remote=not self._in_process)
+        graph = self.engine.replayed(chosen.own, chosen.graph)
+        return recorder.case(graph.path.name, [graph], spec.build_threads, remote=not self._in_process)

@@ -27,52 +27,33 @@ BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
 PROVIDERS = {"cuda": "CUDAExecutionProvider", "cpu": "CPUExecutionProvider"}
 
 
-class Cuda(Bound):
-    """`options`: the device, its number, and what ONNX Runtime's execution provider is told.
+class Device:
+    """Where graphs are opened and tensors are kept: a GPU, or the CPU for what is to be judged there.
 
-    `copier`: a graph whose outputs are its inputs, a slot of each cache tensor; it copies within the GPU.
+    `options`: the device, its number, and what ONNX Runtime's execution provider is told.
     """
 
-    joins = True
+    def __init__(self, options: Session) -> None:
+        self.options, self.kind, self.number = options, options.device, options.device_id
 
-    def __init__(self, model: Path, copier: Path, geometry: Geometry, options: Session) -> None:
-        self.device, self.number = options.device, options.device_id
-        self.element, self.width = ELEMENTS[geometry.cache], BYTES[geometry.cache]
-        super().__init__(geometry, self._open(model, options))
-        self.candidates = {value.name: value.shape for value in self.session.get_outputs()}.get(TOP_TOKENS, [0])[-1]
-        self.copier = self._open(copier, options)
-        self.shapes = {
-            f"{kind}_{index}": (heads, geometry.max_length, size)
-            for index, (heads, size) in enumerate(geometry.layers)
-            for kind in ("key", "value")
-        }
-        self.cache = {
-            name: onnxruntime.OrtValue.ortvalue_from_shape_and_type(
-                (geometry.slots, *shape), self.element, self.device, self.number
-            )
-            for name, shape in self.shapes.items()
-        }
-        nothing = {name: np.zeros(math.prod(shape), f"V{self.width}") for name, shape in self.shapes.items()}
-        for slot in range(geometry.slots):  # that memory may have held NaN, which masking does not remove
-            self._copy_from({name: ("cpu", 0, array.ctypes.data) for name, array in nothing.items()}, slot)
-
-    def _open(self, model: Path, options: Session) -> onnxruntime.InferenceSession:
+    def open(self, model: Path) -> onnxruntime.InferenceSession:
         """A session that runs on the device, and nowhere else. Raises RuntimeError where this ONNX Runtime cannot."""
-        provider = PROVIDERS[self.device]
+        provider = PROVIDERS[self.kind]
         if provider not in onnxruntime.get_available_providers():
             raise RuntimeError(
                 f"this model runs on a GPU and onnxruntime {onnxruntime.__version__} here has no {provider}: install "
                 "onnxruntime-gpu in the interpreter that Triton runs (requirements-gpu.txt)"
             )
-        if self.device == "cuda":
+        if self.kind == "cuda":
             load_cuda()
         settings = onnxruntime.SessionOptions()
         settings.log_severity_level = 3
-        for key, value in options.entries.items():
+        settings.intra_op_num_threads = self.options.threads
+        for key, value in self.options.entries.items():
             settings.add_session_config_entry(key, value)
         placed: "dict[str, str]" = {}
-        if self.device != "cpu":
-            placed = {"device_id": str(self.number), **options.provider_options}
+        if self.kind != "cpu":
+            placed = {"device_id": str(self.number), **self.options.provider_options}
         session = onnxruntime.InferenceSession(
             str(model), settings, providers=[(provider, placed), "CPUExecutionProvider"] if placed else [provider]
         )
@@ -81,17 +62,69 @@ class Cuda(Bound):
         refuse_other_meaning(session)
         return session
 
-    def _run(self, step: Step, binding: Any) -> None:
-        """The small inputs are bound at every step: a host buffer is copied to the device when it is bound, not later.
 
-        Source: IOBinding::BindInput, onnxruntime/core/session/IOBinding.cc (CopyOneInputAcrossDevices).
-        """
-        for name, array in step.feeds.items():
-            if name in self.inputs:
-                binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+class DeviceCache:
+    """Keys and values of all layers on a device, in `pieces` of `tokens` tokens: slots, or blocks.
+
+    `copier`: a graph whose outputs are its inputs, a piece of each tensor; it copies within the device, numbers as they
+    lie, in whatever order the axes of a piece are.
+    """
+
+    def __init__(self, device: Device, copier: Path, geometry: Geometry, pieces: int, tokens: int) -> None:
+        self.device, self.copier = device, device.open(copier)
+        self.element, self.width = ELEMENTS[geometry.cache], BYTES[geometry.cache]
+        self.shapes = {
+            f"{kind}_{index}": (heads, tokens, size)
+            for index, (heads, size) in enumerate(geometry.layers)
+            for kind in ("key", "value")
+        }
+        self.tensors = {
+            name: onnxruntime.OrtValue.ortvalue_from_shape_and_type(
+                (pieces, *shape), self.element, device.kind, device.number
+            )
+            for name, shape in self.shapes.items()
+        }
+        nothing = {name: np.zeros(math.prod(shape), f"V{self.width}") for name, shape in self.shapes.items()}
+        for piece in range(pieces):  # that memory may have held NaN, which masking does not remove
+            self._copy_from({name: ("cpu", 0, array.ctypes.data) for name, array in nothing.items()}, piece)
+
+    def copy(self, source: int, target: int) -> None:
+        """Copy a piece."""
+        kind, number = self.device.kind, self.device.number
+        self._copy_from({name: (kind, number, self.address(name, source)) for name in self.shapes}, target)
+
+    def place(self, name: str, first: int, shape: "tuple[int, ...]") -> "tuple[str, int, int, tuple[int, ...], int]":
+        """What a binding is told of the pieces from `first` on, which are of `shape` together."""
+        return self.device.kind, self.device.number, self.element, shape, self.address(name, first)
+
+    def address(self, name: str, piece: int) -> int:
+        return int(self.tensors[name].data_ptr()) + piece * math.prod(self.shapes[name]) * self.width
+
+    def _copy_from(self, sources: "Mapping[str, tuple[str, int, int]]", target: int) -> None:
+        """Fill a piece from what lies at `sources`: device, its number, address, by the name of the tensor."""
+        binding = self.copier.io_binding()
+        for name, (kind, number, address) in sources.items():
+            shape = (1, *self.shapes[name])
+            binding.bind_input(name, kind, number, self.element, shape, address)
+            binding.bind_output(f"{name}_copy", *self.place(name, target, shape))
         binding.synchronize_inputs()
-        self.session.run_with_iobinding(binding)
+        self.copier.run_with_iobinding(binding)
         binding.synchronize_outputs()
+
+
+class Cuda(Bound):
+    """Slots of a cache on a device."""
+
+    joins = True
+
+    def __init__(self, model: Path, copier: Path, geometry: Geometry, options: Session) -> None:
+        device = Device(options)
+        super().__init__(geometry, device.open(model))
+        self.candidates = candidates_of(self.session)
+        self.cache = DeviceCache(device, copier, geometry, geometry.slots, geometry.max_length)
+
+    def _run(self, step: Step, binding: Any) -> None:
+        run_bound(self.session, binding, {name: array for name, array in step.feeds.items() if name in self.inputs})
 
     def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
         logits = self._answer_together(parts, self._bind_logits)
@@ -107,39 +140,45 @@ class Cuda(Bound):
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         """Copy a slot whole: what lies before `start` is the same in both, what lies after `length` is nobody's."""
-        self._copy_from({n: (self.device, self.number, self._address(n, source)) for n in self.shapes}, target)
-
-    def _copy_from(self, sources: "Mapping[str, tuple[str, int, int]]", target: int) -> None:
-        """Fill a slot from what lies at `sources`: device, its number, address, by the name of the tensor."""
-        binding = self.copier.io_binding()
-        for name, (device, number, address) in sources.items():
-            shape = (1, *self.shapes[name])
-            binding.bind_input(name, device, number, self.element, shape, address)
-            here = self._address(name, target)
-            binding.bind_output(f"{name}_copy", self.device, self.number, self.element, shape, here)
-        binding.synchronize_inputs()
-        self.copier.run_with_iobinding(binding)
-        binding.synchronize_outputs()
-
-    def _address(self, name: str, slot: int) -> int:
-        heads, length, size = self.shapes[name]
-        return int(self.cache[name].data_ptr()) + slot * heads * length * size * self.width
+        self.cache.copy(source, target)
 
     def _bind(self, first: int, rows: int, new: int, wanted: int) -> "tuple[Step, Any]":
         """Bind the cache of a range of slots, which stays bound; a step's small inputs do not."""
         step, binding = Step(rows, new, wanted), self.session.io_binding()
-        for name, shape in self.shapes.items():
-            place = (self.device, self.number, self.element, (rows, *shape), self._address(name, first))
+        for name, shape in self.cache.shapes.items():
+            place = self.cache.place(name, first, (rows, *shape))
             binding.bind_input(f"past_{name}", *place)
             binding.bind_output(f"present_{name}", *place)
         return step, binding
 
     def _bind_best(self, binding: Any, wanted: int) -> Candidates:
-        shape = (wanted, self.candidates)
-        found = Candidates(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
-        for name, array in ((TOP_TOKENS, found.tokens), (TOP_LOGITS, found.logits)):
-            binding.bind_output(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
-        return found
+        return bind_best(binding, wanted, self.candidates)
+
+
+def run_bound(session: onnxruntime.InferenceSession, binding: Any, feeds: "Mapping[str, np.ndarray]") -> None:
+    """Run; the small inputs are bound at every step: a host buffer is copied to the device when it is bound, not later.
+
+    Source: IOBinding::BindInput, onnxruntime/core/session/IOBinding.cc (CopyOneInputAcrossDevices).
+    """
+    for name, array in feeds.items():
+        binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+    binding.synchronize_inputs()
+    session.run_with_iobinding(binding)
+    binding.synchronize_outputs()
+
+
+def candidates_of(session: onnxruntime.InferenceSession) -> int:
+    """How many of the highest logits a graph finds."""
+    return int({value.name: value.shape for value in session.get_outputs()}.get(TOP_TOKENS, [0])[-1])
+
+
+def bind_best(binding: Any, wanted: int, count: int) -> Candidates:
+    """Where a call leaves the `count` highest logits of each of `wanted` places."""
+    shape = (wanted, count)
+    found = Candidates(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
+    for name, array in ((TOP_TOKENS, found.tokens), (TOP_LOGITS, found.logits)):
+        binding.bind_output(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
+    return found
 
 
 def load_cuda() -> None:

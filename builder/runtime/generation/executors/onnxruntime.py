@@ -8,11 +8,13 @@ from ...contract import GenerationServing
 from .base import CrossGeometry, Executor, Geometry
 from .cross_attending import CrossAttending
 from .cuda import Cuda
+from .cuda_blocks import CudaBlocks
 from .in_process import InProcess
 
 
 def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> Executor:
-    """Over the graphs in `folder`: of a decoder that also attends to texts, of one on the CPU, or of one on a GPU."""
+    """Over the graphs in `folder`: of a decoder that also attends to texts, of one on the CPU, or of one on a GPU,
+    in slots or in blocks."""
     assert serving.model is not None
     model, source, session = folder / serving.model, serving.source, serving.session
     if source is not None:
@@ -21,4 +23,7 @@ def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) 
     if session.device == "cpu":
         return InProcess(model, geometry, session)
     assert serving.copier is not None
-    return Cuda(model, folder / serving.copier, geometry, session)
+    copier = folder / serving.copier
+    if geometry.blocks is not None:
+        return CudaBlocks(model, copier, geometry, session)
+    return Cuda(model, copier, geometry, session)

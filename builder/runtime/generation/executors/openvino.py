@@ -9,7 +9,7 @@ src/core/src/op/paged_attention.cpp. Knows nothing about requests.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,18 @@ from openvino.op import _PagedAttentionExtension as PagedAttentionExtension
 
 from ...contract import GenerationServing, Session
 from .base import Geometry
-from .paged import BLOCK, DOMAIN, OPERATOR, TABLES, Paged, blocks_of
+from .paged import OPERATOR, Paged, Rows
+
+BLOCK = 32  # tokens; what OpenVINO's CPU plugin has
+DOMAIN = "build_repo"  # of its attention in the graph's file
+# What tells a call where its rows and their keys and values are: inputs of the graph, int32, by their number of axes.
+TABLES = {
+    "past_lens": 1,
+    "subsequence_begins": 1,
+    "block_indices": 1,
+    "block_indices_begins": 1,
+    "max_context_len": 0,
+}
 
 
 def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> "OpenVino":
@@ -37,18 +48,37 @@ class OpenVino(Paged):
         compiled = compile_paged(model, session)
         self.inputs = {name for value in compiled.inputs for name in value.get_names()}
         self.request = compiled.create_infer_request()
-        super().__init__(geometry, _allocate(compiled, self.request, blocks_of(geometry)))
+        super().__init__(geometry, BLOCK)
+        self.caches = _allocate(compiled, self.request, self.blocks.count)
         # In bytes a block's keys are rounded anew with each token that comes, and a wrong guess would leave a trace.
         self.guesses = geometry.cache != "uint8"
 
-    def _infer(self, feeds: "Mapping[str, np.ndarray]") -> np.ndarray:
-        needed = {name: array for name, array in feeds.items() if name in self.inputs}
+    def _infer(self, rows: Rows) -> np.ndarray:
+        needed = {name: array for name, array in feeds_of(rows).items() if name in self.inputs}
         self.request.infer(needed, share_inputs=True, share_outputs=True)  # without, logits are copied once more
         logits: np.ndarray = self.request.get_output_tensor(0).data
         return logits
 
+    def _copy_block(self, source: int, target: int) -> None:
+        for cache in self.caches:
+            cache[target] = cache[source]
 
-def _allocate(compiled: Any, request: Any, blocks: int) -> "list[np.ndarray]":
+
+def feeds_of(rows: Rows) -> "dict[str, np.ndarray]":
+    """What a call is given, but for the caches."""
+    return {
+        "input_ids": rows.tokens[None],
+        "position_ids": rows.positions[None],
+        "logits_positions": rows.wanted,
+        "past_lens": rows.past.astype(np.int32),
+        "subsequence_begins": rows.begins,
+        "block_indices": np.array([block for table in rows.tables for block in table], np.int32),
+        "block_indices_begins": np.cumsum([0, *map(len, rows.tables)], dtype=np.int32),
+        "max_context_len": np.array((rows.past + rows.new).max(), np.int32),
+    }
+
+
+def _allocate(compiled: Any, request: Any, blocks: int) -> "Sequence[np.ndarray]":
     """The caches of all layers, set as inputs of `request` for good, as arrays (blocks, ...)."""
     arrays = []
     for value in compiled.inputs:

@@ -7,39 +7,59 @@ about requests.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ..blocks import Blocks, Growth
 from .base import Executor, Geometry, Part, last_of_rows
 
-BLOCK = 32  # tokens; what OpenVINO's CPU plugin has
-DOMAIN, OPERATOR = "build_repo", "PagedAttention"  # what its attention is in the graph's file
-# What tells a call where its rows and their keys and values are: inputs of the graph, int32, by their number of axes.
-TABLES = {
-    "past_lens": 1,
-    "subsequence_begins": 1,
-    "block_indices": 1,
-    "block_indices_begins": 1,
-    "max_context_len": 0,
-}
+OPERATOR = "PagedAttention"  # what attention over blocks is called in a graph's file, whatever the engine
 
 
-def blocks_of(geometry: Geometry) -> int:
-    """How many blocks an arena has: as many as it says, or enough for all slots to be full."""
-    return geometry.blocks or geometry.slots * -(-geometry.max_length // BLOCK)
+def blocks_of(geometry: Geometry, block: int) -> int:
+    """How many blocks of `block` tokens an arena has: as many as it says, or enough for all slots to be full."""
+    return geometry.blocks or geometry.slots * -(-geometry.max_length // block)
+
+
+@dataclass(frozen=True)
+class Rows:
+    """The rows of a call, one after the other.
+
+    `tokens`, `positions`: (tokens,) int64; `wanted`: the places of tokens after which logits are wanted, (wanted,)
+    int64, and `counts`, how many of these each part of the call asked for. Of each row: `past`, tokens in the cache
+    before the call, `new`, tokens of the call, (rows,) int64, and `tables`, the blocks that hold both.
+    """
+
+    tokens: np.ndarray
+    positions: np.ndarray
+    wanted: np.ndarray
+    counts: "Sequence[int]"
+    past: np.ndarray
+    new: np.ndarray
+    tables: "Sequence[Sequence[int]]"
+
+    @property
+    def begins(self) -> np.ndarray:
+        """Where the tokens of each row begin and, at last, end: (rows + 1,) int32."""
+        return np.cumsum([0, *self.new], dtype=np.int32)
+
+    @property
+    def places(self) -> "list[slice]":
+        """Which of the logits are those of each part."""
+        ends = np.cumsum(self.counts).tolist()
+        return [slice(end - count, end) for end, count in zip(ends, self.counts)]
 
 
 class Paged(Executor):
-    """`caches`: the keys and the values of each layer, (blocks, ...), in whatever layout and type the engine has."""
+    """`block`: tokens of a block."""
 
     blocks: Blocks
 
-    def __init__(self, geometry: Geometry, caches: Sequence[np.ndarray]) -> None:
+    def __init__(self, geometry: Geometry, block: int) -> None:
         super().__init__(geometry)
-        self.caches = caches
-        self.blocks = Blocks(geometry.slots, blocks_of(geometry), BLOCK)
+        self.blocks = Blocks(geometry.slots, blocks_of(geometry, block), block)
 
     def run(
         self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: "np.ndarray | None" = None
@@ -47,6 +67,23 @@ class Paged(Executor):
         return self.run_together([Part(first, tokens, lengths, wanted)])[0]
 
     def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
+        rows = self._rows(parts)
+        logits = self._infer(rows)
+        return [logits[place] for place in rows.places]
+
+    def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
+        self.blocks.share(source, target, length)
+
+    @abstractmethod
+    def _infer(self, rows: Rows) -> np.ndarray:
+        """Run the graph: logits (wanted, vocabulary) float32, valid until the next call."""
+
+    @abstractmethod
+    def _copy_block(self, source: int, target: int) -> None:
+        """Copy the keys and values of all layers."""
+
+    def _rows(self, parts: "Sequence[Part]") -> Rows:
+        """The rows of all `parts` that somebody waits for; their blocks are then theirs to write."""
         ids, positions, wanted, past, new, tables, counts = [], [], [], [], [], [], []
         before = 0  # tokens of the parts before
         for part in parts:
@@ -62,29 +99,18 @@ class Paged(Executor):
             new.append(np.full(len(rows), size))
             counts.append(len(asked))
             before += len(rows) * size
-        held, added = np.concatenate(past), np.concatenate(new)
-        feeds = {
-            "input_ids": np.concatenate(ids)[None],
-            "position_ids": np.concatenate(positions)[None],
-            "logits_positions": np.concatenate(wanted),
-            "past_lens": held.astype(np.int32),
-            "subsequence_begins": np.cumsum([0, *added], dtype=np.int32),
-            "block_indices": np.array([block for table in tables for block in table], np.int32),
-            "block_indices_begins": np.cumsum([0, *map(len, tables)], dtype=np.int32),
-            "max_context_len": np.array((held + added).max(), np.int32),
-        }
-        return np.split(self._infer(feeds), np.cumsum(counts)[:-1])
-
-    def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
-        self.blocks.share(source, target, length)
-
-    @abstractmethod
-    def _infer(self, feeds: "Mapping[str, np.ndarray]") -> np.ndarray:
-        """Run the graph: logits (positions, vocabulary) float32, valid until the next call."""
+        return Rows(
+            tokens=np.concatenate(ids),
+            positions=np.concatenate(positions),
+            wanted=np.concatenate(wanted),
+            counts=counts,
+            past=np.concatenate(past),
+            new=np.concatenate(new),
+            tables=tables,
+        )
 
     def _table(self, slot: int, length: int, new: int) -> "list[int]":
         """The blocks of `slot`, those of `new` more tokens included, which are its own to write."""
         for source, target in self.blocks.write(Growth(slot, length, length + new)):
-            for cache in self.caches:
-                cache[target] = cache[source]
+            self._copy_block(source, target)
         return self.blocks.tables[slot]

@@ -1,0 +1,154 @@
+"""A decoder's graph over a cache in blocks, for ONNX Runtime on a GPU: GroupQueryAttention becomes its PagedAttention.
+
+Inputs, for the tokens of all rows of a call one after the other:
+  input_ids, position_ids        (1, tokens) int64
+  logits_positions               (positions,) int64, the tokens after which logits are wanted
+  key_cache.i, value_cache.i     (blocks, tokens of a block, key heads, head size) of each layer
+  cumulative_sequence_length     (rows + 1,) int32, where each row's tokens begin
+  past_seqlens                   (rows,) int32, tokens in the cache before this call
+  block_table                    (rows, most blocks) int32, the blocks of each row
+  attention_metadata             (3,) int32 on the host: the most new tokens of a row, and the most tokens, twice
+Outputs: logits (positions, vocabulary) and key_cache_out.i, value_cache_out.i, to be bound to the buffers that go in.
+
+What the operator is and refuses, in ONNX Runtime (under onnxruntime/contrib_ops/ where nothing else is said):
+
+    since 1.23, on CUDA alone, a cache of fp16 and bf16        docs/OperatorKernels.md of the releases
+    `attention_metadata`, a table that is checked              1.31.1's own schema; cuda/bert/paged_attention.cc
+    FlashAttention, from compute capability 8.0 on             cuda/bert/flash_attention/flash_api.h, is_supported
+    what runs on older cards gathers all keys at each call     cuda/bert/paged_attention.cc, needs_dense_kv
+    head sizes: multiples of 8 up to 256                       cpu/bert/paged_attention_helper.h; flash_api.h
+    blocks: powers of two from 16 on, and multiples of 256     cpu/bert/paged_attention_helper.h, CheckKVCache;
+    tokens for heads up to 64, 128 up to 128, 64 up to 256     cuda/bert/paged_attention.cc, flash_min_block_size
+    keys and values of one size                                cpu/bert/paged_attention_helper.h, Check_Q_K_V
+    a window of W keys, the query's own included               cuda/bert/paged_attention_impl.cu, local_window_size - 1
+    rows may bring one token or many, in one call              docs/contrib_ops/cuda/paged_attention.md
+    the cache is written in place: outputs are the inputs      cuda/bert/paged_attention.cc, "must be the same buffer"
+    no bias on scores                                          docs/contrib_ops/cuda/paged_attention.md, section 10
+
+Before 1.31 more than 256 rows of a call gave wrong offsets, then an error (the document's section 18), blocks had to be
+of 256 tokens, and the kernel waited for the lengths in each layer. Knows graphs; knows nothing about models.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper
+
+from builder.errors import SpecError
+from builder.export.decoder import CACHED_ATTENTION
+from builder.memory import WIDTHS
+from builder.onnx.cleanup import drop_unused
+from builder.onnx.graph import Graph, load_graph, save_graph
+from builder.onnx.nodes import add_constant, replace_nodes
+from builder.onnx.paging import count_one_row, refuse_leftovers
+from builder.runtime.contract import CacheType, LayerShape
+from builder.runtime.generation.executors.cuda_blocks import TABLES, block_tokens, cache_name
+from builder.runtime.generation.executors.paged import OPERATOR
+
+ADVICE = "leave --cache-gb out"
+KEPT = frozenset({"num_heads", "kv_num_heads", "scale", "local_window_size", "softcap"})  # attributes that both have
+METADATA = 16  # the place of attention_metadata among the operator's inputs
+
+
+def page_attention(graph: Graph, folder: Path) -> Graph:
+    """Write `graph` with its attention over blocks into `folder`. Raises SpecError and ExportError for others."""
+    model = load_graph(graph.path)
+    past = {value.name: _layer(value) for value in model.graph.input if value.name.startswith("past_")}
+    block = block_tokens([(shape.heads, shape.size) for shape in past.values()])
+    nodes: list[onnx.NodeProto] = []
+    for node in model.graph.node:
+        if node.op_type == CACHED_ATTENTION:
+            nodes.extend(_paged(model.graph, node, past[node.input[3]].size))
+            continue
+        if node.op_type == "Shape" and node.input[0] in past:
+            count_one_row(node, ADVICE)
+        nodes.append(node)
+    replace_nodes(model.graph, nodes)
+    _declare(model.graph, past, block)
+    drop_unused(model.graph)
+    refuse_leftovers(model.graph, ADVICE)
+    return save_graph(model, folder / "blocks" / graph.path.name)
+
+
+def layer_pairs(layers: Sequence[LayerShape]) -> list[tuple[int, int]]:
+    return [(shape.heads, shape.size) for shape in layers]
+
+
+def block_bytes(layers: Sequence[LayerShape], cache: CacheType) -> int:
+    """Bytes of one block in all layers."""
+    tokens = block_tokens(layer_pairs(layers))
+    return sum(2 * shape.heads * tokens * shape.size * WIDTHS[cache] for shape in layers)
+
+
+def _layer(value: onnx.ValueInfoProto) -> LayerShape:
+    dims = value.type.tensor_type.shape.dim
+    return LayerShape(dims[1].dim_value, dims[3].dim_value)
+
+
+def _cache(name: str, after: str = "") -> str:
+    """What takes the place of past_key_0, or of present_key_0 with `after`."""
+    _, kind, layer = name.split("_")
+    return cache_name(kind, int(layer), after)
+
+
+def _paged(graph: onnx.GraphProto, node: onnx.NodeProto, size: int) -> Iterator[onnx.NodeProto]:
+    """PagedAttention in the place of `node`, between reshapes: it takes (tokens, hidden), without an axis of rows."""
+    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    unknown = sorted({name for name, value in attributes.items() if value} - KEPT)
+    if unknown or any(node.input[7:]):
+        raise SpecError(
+            f"its attention has {unknown[0] if unknown else 'an input'} that ONNX Runtime's PagedAttention does not "
+            f"take as GroupQueryAttention does; {ADVICE}"
+        )
+    heads, key_heads, output = attributes["num_heads"], attributes["kv_num_heads"], node.output[0]
+    whole = heads + 2 * key_heads if not node.input[1] else heads
+    flat: list[str] = []
+    for name, count in zip(node.input[:3], (whole, key_heads, key_heads), strict=True):
+        flat.append(f"{output}.{len(flat)}" if name else "")
+        if name:
+            shape = f"paged.{count * size}"
+            _add_once(graph, shape, np.array([-1, count * size], np.int64))
+            yield helper.make_node("Reshape", [name, shape], [flat[-1]])
+    inputs = [*flat, *(_cache(name) for name in node.input[3:5]), *list(TABLES)[:3]]
+    inputs += [""] * (METADATA - len(inputs)) + list(TABLES)[3:]
+    outputs = [f"{output}.flat", *(_cache(name, "_out") for name in node.input[3:5])]
+    kept = {name: value for name, value in attributes.items() if name in KEPT}
+    yield helper.make_node(OPERATOR, inputs, outputs, name=node.name, domain="com.microsoft", **kept)
+    _add_once(graph, f"paged.rows.{heads * size}", np.array([1, -1, heads * size], np.int64))
+    yield helper.make_node("Reshape", [outputs[0], f"paged.rows.{heads * size}"], [output])
+
+
+def _add_once(graph: onnx.GraphProto, name: str, values: np.ndarray) -> None:
+    if all(tensor.name != name for tensor in graph.initializer):
+        add_constant(graph, name, values)
+
+
+def _declare(graph: onnx.GraphProto, past: dict[str, LayerShape], block: int) -> None:
+    """The graph's inputs and outputs, as the module says above."""
+    kept = {value.name: value for value in (*graph.input, *graph.output)}
+    element = next(kept[name] for name in past).type.tensor_type.elem_type
+    answered = [value for value in graph.output if not value.name.startswith("present_")]
+    caches = [(name, ["blocks", block, shape.heads, shape.size]) for name, shape in past.items()]
+    inputs = [
+        helper.make_tensor_value_info(name, TensorProto.INT64, [1, "tokens"])
+        for name in ("input_ids", "position_ids")
+        if name in kept
+    ]
+    inputs += [kept["logits_positions"]]
+    inputs += [helper.make_tensor_value_info(_cache(name), element, shape) for name, shape in caches]
+    inputs += [helper.make_tensor_value_info(name, TensorProto.INT32, axes) for name, axes in TABLES.items()]
+    outputs = [helper.make_tensor_value_info(_cache(name, "_out"), element, shape) for name, shape in caches]
+    _replace(graph.input, inputs)
+    _replace(graph.output, [*answered, *outputs])
+    del graph.value_info[:]  # of (batch, sequence)
+
+
+def _replace(values: Any, new: Sequence[onnx.ValueInfoProto]) -> None:
+    copies = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in new]
+    del values[:]
+    values.extend(copies)

@@ -1,0 +1,103 @@
+"""Running the decoder's graph on a GPU with its cache in blocks: ONNX Runtime's own PagedAttention, in this process.
+
+Source of what its inputs mean: the schema of com.microsoft PagedAttention in the package of ONNX Runtime 1.31.1, its
+kernel for CUDA (paged_attention.cc) and the design document beside it (docs/contrib_ops/cuda/paged_attention.md). Not
+run on a GPU. Knows nothing about requests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...contract import Session
+from .base import Candidates, Geometry, Part
+from .candidates import in_order
+from .cuda import Device, DeviceCache, bind_best, candidates_of, run_bound
+from .paged import Paged, Rows
+
+# Tokens of a block by the largest size of a head: what a tile of FlashAttention covers, which must lie in one block.
+# Source: paged_attention.cc, flash_min_block_size.
+BLOCKS = {64: 256, 128: 128, 256: 64}
+# Inputs of the graph beside the tokens, int32, by their axes: `attention_metadata` is read on the host and spares the
+# kernel to wait for the lengths, which the others bring to the device.
+TABLES: "dict[str, tuple[int | str, ...]]" = {
+    "cumulative_sequence_length": ("rows_and_one",),
+    "past_seqlens": ("rows",),
+    "block_table": ("rows", "most_blocks"),
+    "attention_metadata": (3,),
+}
+
+
+def block_tokens(layers: "Sequence[tuple[int, int]]") -> int:
+    """How many tokens a block of these layers, (heads, head size), holds."""
+    return max(next(tokens for most, tokens in BLOCKS.items() if size <= most) for _, size in layers)
+
+
+class CudaBlocks(Paged):
+    """Blocks of a cache on a device."""
+
+    guesses = True
+
+    def __init__(self, model: Path, copier: Path, geometry: Geometry, options: Session) -> None:
+        super().__init__(geometry, block_tokens(geometry.layers))
+        device = Device(options)
+        self.session = device.open(model)
+        self.inputs = {value.name for value in self.session.get_inputs()}
+        self.candidates = candidates_of(self.session)
+        self.cache = DeviceCache(device, copier, geometry, self.blocks.count, self.blocks.size)
+        self.whole, self.highest = self._bound(), self._bound()  # what is bound once is answered at every call
+
+    def best(self, parts: "Sequence[Part]") -> "list[Candidates]":
+        rows = self._rows(parts)
+        found = bind_best(self.highest, len(rows.wanted), self.candidates)
+        self._run(self.highest, rows)
+        found = in_order(found)
+        return [found[place] for place in rows.places]
+
+    def _infer(self, rows: Rows) -> np.ndarray:
+        logits = np.zeros((len(rows.wanted), self.geometry.vocabulary), np.float32)
+        self.whole.bind_output("logits", "cpu", 0, np.float32, logits.shape, logits.ctypes.data)
+        self._run(self.whole, rows)
+        return logits
+
+    def _run(self, binding: Any, rows: Rows) -> None:
+        run_bound(self.session, binding, {name: array for name, array in feeds_of(rows).items() if name in self.inputs})
+
+    def _copy_block(self, source: int, target: int) -> None:
+        self.cache.copy(source, target)
+
+    def _bound(self) -> Any:
+        """A binding of all blocks, which the kernel writes in place: the buffers that go in are those that come out."""
+        binding, count, tokens = self.session.io_binding(), self.blocks.count, self.blocks.size
+        for name, (heads, _, size) in self.cache.shapes.items():
+            place = self.cache.place(name, 0, (count, tokens, heads, size))
+            kind, layer = name.split("_")
+            binding.bind_input(cache_name(kind, int(layer)), *place)
+            binding.bind_output(cache_name(kind, int(layer), "_out"), *place)
+        return binding
+
+
+def cache_name(kind: str, layer: int, after: str = "") -> str:
+    """Of the input of a layer's keys or values and, after "_out", of the output."""
+    return f"{kind}_cache{after}.{layer}"
+
+
+def feeds_of(rows: Rows) -> "dict[str, np.ndarray]":
+    """What a call is given, but for the caches. A table that is shorter than the longest ends with block 0, unread."""
+    table = np.zeros((len(rows.tables), max(map(len, rows.tables))), np.int32)
+    for row, blocks in enumerate(rows.tables):
+        table[row, : len(blocks)] = blocks
+    longest = (rows.past + rows.new).max()
+    return {
+        "input_ids": rows.tokens[None],
+        "position_ids": rows.positions[None],
+        "logits_positions": rows.wanted,
+        "cumulative_sequence_length": rows.begins,
+        "past_seqlens": rows.past.astype(np.int32),
+        "block_table": table,
+        "attention_metadata": np.array([rows.new.max(), longest, longest], np.int32),
+    }

@@ -1,0 +1,261 @@
+"""Decoding with the cache in blocks on a device, which is not there: the same code on a stand-in with CUDA's rules
+(copying_device.py), where ONNX Runtime's PagedAttention is what it means, in operators of a CPU.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+
+from builder.engines.cuda.blocks import block_bytes, page_attention
+from builder.errors import SpecError
+from builder.export.candidates import with_candidates
+from builder.export.decoder import export_decoder
+from builder.export.slots import slot_copier
+from builder.onnx.graph import load_graph, save_graph
+from builder.optimise.fusion import fuse
+from builder.optimise.half_precision import to_half
+from builder.pipeline import build
+from builder.report.record import read_report
+from builder.runtime.contract import LayerShape, Session, load_generation
+from builder.runtime.generation.engine import Engine
+from builder.runtime.generation.executors import cuda as device_module
+from builder.runtime.generation.executors import cuda_blocks
+from builder.runtime.generation.executors.base import Executor
+from builder.runtime.generation.executors.cuda import ELEMENTS
+from builder.runtime.generation.executors.cuda_blocks import CudaBlocks, block_tokens, feeds_of
+from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.executors.paged import Rows
+from builder.runtime.generation.scheduler import Limits
+from builder.spec import make_spec
+from builder.verify.emitted import generate
+from builder.verify.generation import geometry_of
+from tests.checkpoints import VOCABULARY
+from tests.decoders import SIZES, make_decoder, make_decoder_checkpoint
+from tests.export.test_decoders import best_tokens, prompts
+from tests.generation.copying_device import CopyingDevice
+from tests.generation.device_fault import DeviceFault
+from tests.generation.test_cuda_executor import answers
+from tests.generation.test_engine import Asked
+
+CUDA = Session(device="cuda")
+SMALL = 16  # tokens of a block: the least that the operator takes, so that short texts have several
+
+
+@pytest.fixture
+def cuda(monkeypatch: pytest.MonkeyPatch) -> CopyingDevice:
+    found = CopyingDevice()
+    monkeypatch.setattr(device_module, "onnxruntime", found)
+    monkeypatch.setattr(cuda_blocks, "BLOCKS", {256: SMALL})
+    return found
+
+
+class Made:
+    """A tiny decoder in fp16: its graph over slots, the same over blocks, and the graph that copies a block."""
+
+    def __init__(self, model_type: str, folder: Path) -> None:
+        self.model = make_decoder(model_type)
+        exported = export_decoder(self.model, folder, 128)
+        half = to_half(fuse(exported.graph, folder), folder / "half" / "model.onnx", real=("logits",))
+        self.slots = with_candidates(half, folder)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(cuda_blocks, "BLOCKS", {256: SMALL})
+            self.blocks = page_attention(self.slots, folder)
+        self.copier = slot_copier(exported.caches, ELEMENTS["float16"], half, folder)
+        self.geometry = geometry_of(exported.caches, 4, 128, VOCABULARY, "float16")
+
+    def in_slots(self) -> InProcess:
+        return InProcess(self.slots.path, self.geometry, Session(threads=1))
+
+    def in_blocks(self, blocks: int | None = None) -> CudaBlocks:
+        geometry = replace(self.geometry, blocks=blocks)
+        return CudaBlocks(self.blocks.path, self.copier.path, geometry, CUDA)
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Made:
+    return Made("llama", tmp_path_factory.mktemp("llama"))
+
+
+def answered(executor: Executor, asked: list[Asked], prefill_tokens: int = 24) -> list[list[int]]:
+    """What an engine says to `asked`, each submitted one step after the one before."""
+    engine = Engine(executor, Limits(0, prefill_tokens))
+    for one in asked:
+        engine.submit(one.sequences)
+        engine.step()
+    engine.run_until_idle()
+    assert not any(one.errors for one in asked)
+    return [one.tokens for one in asked]
+
+
+@pytest.mark.parametrize("model_type", ["gpt2", "gemma2", "mistral"])
+def test_blocks_on_a_device_say_what_slots_say(model_type: str, cuda: CopyingDevice, tmp_path: Path) -> None:
+    """One product for all three, capped scores with windows in every other layer, windows in all: past each window."""
+    made = Made(model_type, tmp_path)
+    assert made.blocks.operators["PagedAttention"] == SIZES["num_hidden_layers"]
+    assert "GroupQueryAttention" not in made.blocks.operators
+    executor = made.in_blocks()
+    found = generate(executor, prompts(), 32)
+    assert found == generate(made.in_slots(), prompts(), 32)
+    expected = [best_tokens(made.model, prompt, text) for prompt, text in zip(prompts(), found, strict=True)]
+    same = [a == b for ours, theirs in zip(found, expected, strict=True) for a, b in zip(ours, theirs, strict=True)]
+    assert np.mean(same) > 0.9, "fp16 is nearly what transformers says"
+    held = sum(tensor.allocation.content.nbytes for tensor in executor.cache.tensors.values())
+    layers = [LayerShape(heads, size) for heads, size in made.geometry.layers]
+    assert held == executor.blocks.count * block_bytes(layers, "float16")
+
+
+def test_rows_that_come_and_go_share_few_blocks_and_say_what_each_says_alone(llama: Made, cuda: CopyingDevice) -> None:
+    """Pieces of prompts and steps in one call, beginnings in common, and some that give way and are computed again."""
+    generator = np.random.default_rng(4)
+    begin = generator.integers(5, VOCABULARY, 21).tolist()
+    texts = [
+        [*(begin if number % 2 else []), *generator.integers(5, VOCABULARY, 3 + 5 * number).tolist()]
+        for number in range(7)
+    ]
+    asked = [Asked(text, 24 + 3 * number) for number, text in enumerate(texts)]
+    executor = llama.in_blocks(blocks=11)
+    cuda.calls.clear()
+    engine = Engine(executor, Limits(0, 24))
+    for one in asked:
+        engine.submit(one.sequences)
+        engine.step()
+    engine.run_until_idle()
+    alone = [answered(llama.in_slots(), [Asked(text, 24 + 3 * number)])[0] for number, text in enumerate(texts)]
+    assert [one.tokens for one in asked] == alone
+    assert engine.stats.preemptions > 0
+    assert engine.stats.reused_tokens > 0
+    assert any(rows > 1 and rows < tokens for rows, tokens in cuda.calls), "pieces and steps in one call"
+
+
+def test_several_answers_to_one_prompt_share_its_blocks_until_they_write(llama: Made, cuda: CopyingDevice) -> None:
+    options: dict[str, Any] = {"n": 3, "temperature": 0.9, "top_k": 20, "random_seed": 5}
+    found: list[list[int]] = []
+    expected: list[list[int]] = []
+    for executor, said in ((llama.in_blocks(), found), (llama.in_slots(), expected)):
+        one = Asked(prompts()[0][:20], 12, **options)
+        answered(executor, [one])
+        said.extend(sequence.sampler.generated for sequence in one.sequences)
+    assert found == expected
+    assert len({tuple(tokens) for tokens in found}) > 1
+
+
+def test_only_the_best_logits_leave_the_device(llama: Made, cuda: CopyingDevice) -> None:
+    executor = llama.in_blocks()
+    cuda.fetched.clear()
+    answered(executor, [Asked(prompt, 8) for prompt in prompts()])
+    assert (cuda.fetched["top_tokens"] > 0, cuda.fetched["logits"]) == (True, 0)
+    answered(executor, [Asked(prompts()[0], 4, repetition_penalty=1.3)])
+    assert cuda.fetched["logits"] > 0
+
+
+def test_the_operator_is_what_its_schema_says(llama: Made) -> None:
+    """By that of the ONNX Runtime that is installed: no kernel of it is here to run."""
+    (schema,) = (one for one in get_all_operator_schema() if one.name == "PagedAttention")
+    node = next(node for node in load_graph(llama.blocks.path).graph.node if node.op_type == "PagedAttention")
+    named = [(schema.inputs[place].name, name) for place, name in enumerate(node.input) if name]
+    assert [formal for formal, _ in named][-6:] == [
+        "key_cache", "value_cache", "cumulative_sequence_length", "past_seqlens", "block_table", "attention_metadata",
+    ]  # fmt: skip
+    assert [name for _, name in named][-4:] == list(cuda_blocks.TABLES)
+    assert {attribute.name for attribute in node.attribute} <= set(schema.attributes)
+    assert len(node.output) == len(schema.outputs)
+
+
+def test_a_tile_of_attention_lies_in_one_block() -> None:
+    assert [block_tokens([(2, size)]) for size in (8, 64, 72, 128, 136, 256)] == [256, 256, 128, 128, 64, 64]
+    assert block_tokens([(8, 256), (8, 64)]) == 256
+
+
+PLACES = np.array([0, 1, 20]), np.array([1, 2])  # positions, and whose logits are wanted
+ROWS = Rows(np.arange(3), *PLACES, [1, 1], np.array([0, 20]), np.array([2, 1]), [[4], [2, 7]])
+
+
+def test_each_row_tells_where_it_begins_and_where_it_lies() -> None:
+    feeds = feeds_of(ROWS)
+    assert feeds["cumulative_sequence_length"].tolist() == [0, 2, 3]
+    assert feeds["past_seqlens"].tolist() == [0, 20]
+    assert feeds["block_table"].tolist() == [[4, 0], [2, 7]]
+    assert feeds["attention_metadata"].tolist() == [2, 21, 21], "the most new tokens, and the most in all, exactly"
+    assert {feeds[name].dtype for name in cuda_blocks.TABLES} == {np.dtype(np.int32)}
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ([[4], [2]], "a table of 1 blocks for 21 tokens"),
+        ([[4], [2, 99]], "of 32"),
+        ([[7], [2, 7]], "row 0 writes what another row reads"),
+    ],
+)
+def test_the_stand_in_refuses_what_the_kernel_would_take(
+    tables: list[list[int]], said: str, llama: Made, cuda: CopyingDevice
+) -> None:
+    executor = llama.in_blocks()
+    executor._infer(ROWS)
+    with pytest.raises(DeviceFault, match=said):
+        executor._infer(replace(ROWS, tables=tables))
+
+
+def test_an_attention_that_says_something_else_is_refused(llama: Made, tmp_path: Path) -> None:
+    model = load_graph(llama.slots.path)
+    node = next(node for node in model.graph.node if node.op_type == "GroupQueryAttention")
+    node.attribute.append(onnx.helper.make_attribute("smooth_softmax", 1))
+    with pytest.raises(SpecError, match="smooth_softmax that ONNX Runtime's PagedAttention does not take"):
+        page_attention(save_graph(model, tmp_path / "model.onnx"), tmp_path)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("blocks")
+    checkpoint = make_decoder_checkpoint(folder / "checkpoint", "llama")
+    options: dict[str, Any] = {"target": "cuda", "precision": "fp16", "slots": 4, "max_length": 128, "quality": 0.9}
+    build(make_spec(model=str(checkpoint), name="writes", output=folder / "repository", cache_gb=0.00014, **options))
+    return folder / "repository"
+
+
+def test_a_build_judges_the_loop_over_blocks_and_says_what_has_not_run(built: Path) -> None:
+    report, serving = read_report(built, "writes"), load_generation(built / "writes" / "1")
+    layers = SIZES["num_hidden_layers"]
+    assert report.attention == {"fused": layers, "layers": layers}
+    assert any("PagedAttention" in warning and "has not run here" in warning for warning in report.warnings)
+    assert serving.arena.blocks == int(0.00014e9 // block_bytes(serving.arena.layers, "float16")) == 4
+    model = onnx.load(str(built / "writes" / "1" / "model.onnx"))
+    (cache,) = (value for value in model.graph.input if value.name == "key_cache.0")
+    assert [dim.dim_value for dim in cache.type.tensor_type.shape.dim[1:]] == [256, 2, 8]
+    assert cache.type.tensor_type.elem_type == onnx.TensorProto.FLOAT16
+
+
+def test_the_emitted_model_answers_from_blocks(built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    found = CopyingDevice()
+    monkeypatch.setattr(device_module, "onnxruntime", found)
+    texts = ["the river", "A long day in the village, and", "the river"]
+    folder = Path(shutil.copytree(built / "writes" / "1", tmp_path / "blocks"))
+    said = answers(folder, texts)
+    assert found.calls, "it ran on the device"
+    checkpoint = str(built.parent / "checkpoint")
+    build(make_spec(model=checkpoint, name="writes", output=tmp_path / "r", slots=4, max_length=128))
+    assert said == answers(tmp_path / "r" / "writes" / "1", texts)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"executor": "bls"}, "--cache-gb is not for --executor bls"),
+        ({"triton": "24.10"}, "is in ONNX Runtime from 1.31.1 on, and the Python of Triton 24.10 gets 1.23.2"),
+        ({"gpu": {"card": "t4"}}, "needs compute capability 8.0, and this card has 7.5"),
+        ({"cache_gb": 1e-5}, "raise --cache-gb, or lower --max-length"),
+        ({"cache_gb": 100, "gpu": {"card": "l4"}}, "lower --cache-gb"),
+    ],
+)
+def test_what_blocks_do_not_have_is_refused(options: dict[str, Any], said: str, built: Path, tmp_path: Path) -> None:
+    asked: dict[str, Any] = {"target": "cuda", "precision": "fp16", "cache_gb": 1, "max_length": 128, **options}
+    with pytest.raises(SpecError, match=said):
+        build(make_spec(model=str(built.parent / "checkpoint"), output=tmp_path / "r", **asked))
