@@ -6,11 +6,13 @@ Only what is written down as it is can be read: a model's name that is computed 
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 CLASS = "TritonPythonModel"
+FILES = 512  # that are remembered: models of one kind have the same, and each is asked about by several rules
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,6 @@ class Call:
 class Source:
     """`names`: what its top level defines or imports; `methods`: of the class that Triton makes, where it is here."""
 
-    path: Path
     names: frozenset[str]
     methods: frozenset[str] | None
     calls: tuple[Call, ...]
@@ -36,21 +37,40 @@ class Source:
 def read_source(path: Path) -> Source | None:
     """None where it does not parse, which another rule reports."""
     try:
-        tree = ast.parse(path.read_bytes())
-    except (SyntaxError, ValueError, OSError):
+        return _read(path.read_bytes())
+    except OSError:
+        return None
+
+
+@functools.lru_cache(FILES)
+def _read(content: bytes) -> Source | None:
+    try:
+        tree = ast.parse(content)
+    except (SyntaxError, ValueError):
         return None
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == CLASS]
     methods = None
     if classes and not [base for base in classes[0].bases if ast.unparse(base) != "object"]:
         functions = [node for node in classes[0].body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
         methods = frozenset(function.name for function in functions)
-    sends = any(isinstance(node, ast.Attribute) and node.attr == "get_response_sender" for node in ast.walk(tree))
-    return Source(path, frozenset(_bound(tree)), methods, tuple(_calls(tree)), sends)
+    nodes = list(ast.walk(tree))
+    sends = any(isinstance(node, ast.Attribute) and node.attr == "get_response_sender" for node in nodes)
+    return Source(frozenset(_bound(nodes)), methods, tuple(_calls(nodes)), sends)
 
 
-def _bound(tree: ast.Module) -> Iterator[str]:
+@functools.lru_cache(FILES)
+def syntax_error(content: bytes, python: tuple[int, int]) -> str | None:
+    """Why a file does not compile with a Python of this version; None where it does."""
+    try:
+        ast.parse(content, feature_version=python)
+    except (SyntaxError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def _bound(nodes: Iterable[ast.AST]) -> Iterator[str]:
     """The names that importing a module binds, as far as can be seen; "*" for an import of everything."""
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.ClassDef | ast.FunctionDef):
             yield node.name
         elif isinstance(node, ast.Import | ast.ImportFrom):
@@ -59,8 +79,8 @@ def _bound(tree: ast.Module) -> Iterator[str]:
             yield node.id
 
 
-def _calls(tree: ast.Module) -> Iterator[Call]:
-    for node in ast.walk(tree):
+def _calls(nodes: Iterable[ast.AST]) -> Iterator[Call]:
+    for node in nodes:
         if isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "InferenceRequest":
             keywords = {keyword.arg: keyword.value for keyword in node.keywords}
             model = _text(keywords.get("model_name"))

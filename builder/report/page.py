@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 import jinja2
 
@@ -18,10 +20,12 @@ SHAPE = re.compile(r"(\d+)x(\d+)")
 
 def render_page(template: str, **values: object) -> str:
     """A page from its template, with everything escaped that is not markup already."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(templates()), undefined=jinja2.StrictUndefined, autoescape=True
-    )
-    return environment.get_template(template).render(values)
+    return _environment(templates()).get_template(template).render(values)
+
+
+@functools.cache
+def _environment(folder: Path) -> jinja2.Environment:
+    return jinja2.Environment(loader=jinja2.FileSystemLoader(folder), undefined=jinja2.StrictUndefined, autoescape=True)
 
 
 def page(report: BuildReport) -> str:

@@ -5,6 +5,7 @@ Knows Jinja and ModelConfig; knows nothing about how the values came about.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,19 +28,8 @@ def templates() -> Path:
 
 def render(config: Config) -> str:
     """The text of config.pbtxt. Raises RepositoryError when Triton could not read it as it was meant."""
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(templates()),
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-        autoescape=False,
-    )
-    environment.filters["pbtxt"] = quote
     try:
-        text = environment.get_template("config.pbtxt.j2").render(
-            {field.name: getattr(config, field.name) for field in fields(config)}
-        )
+        text = _template(templates()).render({field.name: getattr(config, field.name) for field in fields(config)})
     except jinja2.UndefinedError as error:
         raise RepositoryError(f"config.pbtxt.j2 needs a value nobody gave: {error}") from error
     parsed = parse(text, config.name)
@@ -47,6 +37,20 @@ def render(config: Config) -> str:
     if parsed.name != config.name or names != ([f.name for f in config.inputs], [f.name for f in config.outputs]):
         raise RepositoryError(f"config.pbtxt of {config.name} does not read back as it was meant")
     return text
+
+
+@functools.cache
+def _template(folder: Path) -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,
+    )
+    environment.filters["pbtxt"] = quote
+    return environment.get_template("config.pbtxt.j2")
 
 
 def parse(text: str, name: str) -> model_config_pb2.ModelConfig:

@@ -5,13 +5,12 @@ The Python that Triton runs: what `build-repo` emitted, and models that others w
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Iterator
 from pathlib import Path
 
 from builder.engines import openvino
 from builder.errors import RepositoryError
-from builder.lint.calls import CLASS, Source, read_source
+from builder.lint.calls import CLASS, Source, read_source, syntax_error
 from builder.lint.findings import Problem
 from builder.lint.repository import Model, Version, is_paged
 from builder.lint.rule import ERROR, WARNING, rule
@@ -42,9 +41,8 @@ def is_python_of_its_release(version: Version) -> Iterator[Problem]:
     release = version.model.release
     python = RELEASES[release].python if release is not None else OLDEST
     for source in sorted(version.path.rglob("*.py")):
-        try:
-            ast.parse(source.read_bytes(), feature_version=_feature(python))
-        except (SyntaxError, ValueError) as error:
+        error = syntax_error(source.read_bytes(), _feature(python))
+        if error is not None:
             yield Problem(f"{version.file(source)} is not valid Python {python}: {error}", file=version.file(source))
 
 
