@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import posix
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +62,7 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def ran(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
+def ran(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Ran:
     """Four models on one worker: one is killed, one cannot be built, one is good, and one is nowhere."""
     folder = tmp_path_factory.mktemp("fleet")
     (folder / "broken").mkdir()
@@ -82,7 +83,7 @@ def ran(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFact
         patch.setattr(command, "screen", written)
         patch.setattr("builtins.print", lambda text: printed.append(text))
         status = main([str(models), "--workers", "1", "--json"])
-        yield Ran(models, output, status, json.loads(printed[0]), written.export_text(), dict(os.environ))
+        return Ran(models, output, status, json.loads(printed[0]), written.export_text(), dict(os.environ))
 
 
 def test_a_worker_that_is_killed_and_builds_that_fail_stop_nothing_else(ran: Ran) -> None:
@@ -111,9 +112,10 @@ def test_a_run_leaves_no_worker_and_no_file_behind(ran: Ran) -> None:
 
 @pytest.fixture
 def later(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> Ran:
-    """The environment of the run, and commands of this process, which notes no signals."""
+    """Commands of this process after the run, with its environment and the cores that its workers had."""
     for name in ("BUILD_REPO_CACHE", "TMPDIR"):
         monkeypatch.setenv(name, ran.environment[name])
+    monkeypatch.setattr(os, "sched_getaffinity", posix.sched_getaffinity)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     return ran
 

@@ -258,7 +258,7 @@ def test_generate_and_generate_stream_over_http(server: Server, client: Connect)
     assert "'best_of' is not an option of this model" in refused.value.read().decode()
 
 
-def testcounts(server: Server, client: Connect) -> None:
+def test_metrics(server: Server, client: Connect) -> None:
     before = counts(server, "writes")
     prompt = "The court in Nairobi ruled on Tuesday that the ministry must publish the contracts"
     for _ in range(2):
