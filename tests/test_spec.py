@@ -33,11 +33,15 @@ def test_what_cannot_be_meant_is_refused(options: dict[str, object], message: st
         make_spec(model="org/name", **options)
 
 
-def test_triton_has_no_limit_of_a_queue_unless_somebody_says_so() -> None:
+def test_triton_keeps_no_limit_of_a_queue_that_the_front_can_keep() -> None:
     """Any limit ends Triton's preparing of the next batch, and a single instance then pauses for half a second."""
-    queue = make_spec(model="org/name").serving.queue
-    assert (queue.max_size, queue.timeout_us, queue.allow_timeout_override) == (None, None, False)
-    assert make_spec(model="org/name", serving={"queue": {"max_size": 9}}).serving.queue.max_size == 9
+    assert not make_spec(model="org/name", serving={"queue": {"max_size": 9}}).serving.batcher_keeps_limits
+    for serving in (
+        {"priority_levels": 2, "default_priority": 1},
+        {"queue": {"timeout_action": "DELAY"}},
+        {"queue": {"allow_timeout_override": True}},
+    ):
+        assert make_spec(model="org/name", serving=serving).serving.batcher_keeps_limits
 
 
 @pytest.mark.parametrize(
@@ -47,7 +51,7 @@ def test_triton_has_no_limit_of_a_queue_unless_somebody_says_so() -> None:
 def test_a_queue_of_0_has_no_limit_whatever_waits_in_it(queue: dict[str, int], size: int, milliseconds: int) -> None:
     """As for Triton's own queue; a limit below a millisecond stays one."""
     policy = make_spec(model="org/name", serving={"queue": queue}).serving.queue
-    assert (policy.loop_size, policy.loop_timeout_ms) == (size, milliseconds)
+    assert (policy.size, policy.waiting_ms) == (size, milliseconds)
 
 
 def test_threads_times_instances_fit_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:

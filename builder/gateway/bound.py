@@ -1,7 +1,7 @@
 """How many requests of one model may wait for it at once.
 
-A model that generates has a queue of its own, which refuses. An encoder's queue in Triton has no limit, for a limit
-there makes Triton pause; so what waits for an encoder is bounded here.
+A model that generates has a queue of its own, which refuses at once. The front of an encoder looks how many wait once a
+second while it is busy; here the next one is refused at once.
 """
 
 from __future__ import annotations

@@ -53,10 +53,7 @@ def plan_encoder(capacity: Capacity, load: Load, needs: Needs) -> Plan:
     )
 
 
-QUEUE = (
-    "the queue stays without a limit: any limit makes Triton's batcher pause for up to half a second; let clients, or "
-    "the gateway, have the timeout"
-)
+QUEUE = "what waits is limited by the front (serving.queue: 512 requests and 30 s unless said otherwise)"
 
 
 def _speed(

@@ -49,7 +49,7 @@ def plan_generating(capacity: Capacity, load: Load, needs: Needs) -> Plan:
     lines.append(memory)
     if size > capacity.memory:
         lacking = [*lacking, _too_large(capacity, needs, length, cache)]
-    queue = capacity.serving.queue.loop_size
+    queue = capacity.serving.queue.size
     shm, shared = shared_memory_line(1, slots + queue, capacity.serving.limits.request_bytes, needs.answer_bytes)
     return Plan(capacity.name, (*lines, shm), settings, size, shared, busy, 0, tuple(lacking), (needs.measured,))
 
@@ -116,7 +116,7 @@ def _speed(capacity: Capacity, load: Load, needs: Needs, cost: Decoding) -> _Spe
         return _Speed(asked, {}, [_too_much(demand)], float(capacity.cores), capacity.slots)
     slots = max(1, math.ceil(demand.running + SIGMAS * math.sqrt(demand.running)))
     prefill, chunk = _prefill(capacity, load, cost, demand.running)
-    timeout_ms = capacity.serving.queue.loop_timeout_ms
+    timeout_ms = capacity.serving.queue.waiting_ms
     wait = max(slots, math.ceil(load.requests_per_s * timeout_ms / 1000))
     queue = Line("queue", f"{number(load.requests_per_s)}/s x {timeout_ms / 1000:g} s of waiting", str(wait))
     settings = {"serving.prefill_tokens": prefill, "serving.queue.max_size": wait}

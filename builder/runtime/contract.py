@@ -92,6 +92,8 @@ class EncoderServing:
     truncation_side: Literal["left", "right"] = "right"
     not_on_cpus_with: Sequence[str] = ()  # instruction sets with which the engine would answer otherwise
     limits: RequestLimits = RequestLimits()
+    queue: int = 0  # requests that may wait; 0: any number, or as many as Triton's own queue takes
+    queue_timeout_ms: int = 0  # how long each may; 0: for ever
 
 
 @dataclass(frozen=True)

@@ -9,35 +9,38 @@ from pydantic import Field
 
 from builder.spec.options import Options
 
-LOOP_SIZE = 512
-LOOP_TIMEOUT_US = 30_000_000
+QUEUE_SIZE = 512
+QUEUE_TIMEOUT_US = 30_000_000
 
 
 class QueuePolicy(Options):
-    """The request queue of the front model: Triton's default_queue_policy. What it refuses gets UNAVAILABLE (HTTP
-    503)."""
+    """The requests that wait for a model. What is refused gets UNAVAILABLE (HTTP 503)."""
 
     timeout_us: int | None = Field(None, ge=0)
-    """Microseconds that a request may wait in the queue; 0: no limit. Default: no limit for encoders, 30 s for models
-    that generate. Any limit makes Triton's batcher stop preparing the next batch, and an encoder with one instance then
-    pauses for up to half a second."""
+    """Microseconds that a request may wait; 0: no limit. Default: 30 s."""
     max_size: int | None = Field(None, ge=0)
-    """Requests that may wait at once; further ones are refused at once; 0: no limit. Default: no limit for encoders,
-    where any limit causes the same pause; 512 for models that generate."""
+    """Requests that may wait at once; further ones are refused; 0: no limit. Default: 512."""
     allow_timeout_override: bool = False
-    """Whether a request may set a shorter timeout of its own."""
+    """Whether a request may set a shorter timeout of its own. Of an encoder, this has Triton's batcher keep the limits,
+    which then stops preparing the next batch: a model with one instance pauses for up to half a second."""
     timeout_action: Literal["REJECT", "DELAY"] = "REJECT"
-    """What happens to a request after timeout_us: refuse it, or let it wait behind all others."""
+    """What happens to a request after timeout_us: refuse it, or let it wait behind all others. DELAY is for encoders,
+    and has Triton's batcher keep the limits."""
 
     @property
-    def loop_size(self) -> int:
-        """Sequences that may wait for a decode loop, which has a queue of its own; 0: any number."""
-        return LOOP_SIZE if self.max_size is None else self.max_size
+    def size(self) -> int:
+        """Requests that may wait; 0: any number."""
+        return QUEUE_SIZE if self.max_size is None else self.max_size
 
     @property
-    def loop_timeout_ms(self) -> int:
-        """Milliseconds, rounded up, that a request may wait there; 0: for ever."""
-        return -(-(LOOP_TIMEOUT_US if self.timeout_us is None else self.timeout_us) // 1000)
+    def waiting_us(self) -> int:
+        """Microseconds that each may wait; 0: for ever."""
+        return QUEUE_TIMEOUT_US if self.timeout_us is None else self.timeout_us
+
+    @property
+    def waiting_ms(self) -> int:
+        """The same in milliseconds, rounded up."""
+        return -(-self.waiting_us // 1000)
 
 
 class RateLimiterResource(Options):
@@ -108,6 +111,13 @@ class Serving(Options):
     send them: [1, 1] instead of [1]."""
     metadata: Mapping[str, str] = {}
     """Free key-value pairs, written into config.pbtxt as parameters."""
+
+    @property
+    def batcher_keeps_limits(self) -> bool:
+        """Whether what an encoder's queue is told can be kept by Triton's batcher alone, and not by the front: it has
+        stopped preparing batches then anyway (core, src/scheduler_utils.cc, PriorityQueue: support_prefetching_)."""
+        queue = self.queue
+        return bool(self.priority_levels or queue.allow_timeout_override or queue.timeout_action == "DELAY")
 
 
 class Machine(Options):

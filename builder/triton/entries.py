@@ -28,7 +28,8 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class Config:
-    """What templates/config.pbtxt.j2 needs, all of it."""
+    """What templates/config.pbtxt.j2 needs, all of it. `queue_size`, `queue_timeout_us`: the limits that the dynamic
+    batcher keeps, 0 where it keeps none."""
 
     name: str
     backend: str
@@ -39,6 +40,8 @@ class Config:
     serving: Serving
     dynamic_batching: bool
     max_queue_delay_us: int = 0
+    queue_size: int = 0
+    queue_timeout_us: int = 0
     default_model_filename: str = ""
     platform: str = ""
     rate_limited: bool = False

@@ -23,6 +23,7 @@ from builder.triton.emitted import RUNTIME, runtime_files, task_files
 from builder.triton.entries import Config, RepositoryEntry, WarmUp
 from builder.triton.placement import InstanceGroup, graph_buckets, place
 from builder.triton.profiles import Calls
+from builder.triton.releases import SENDERS_SINCE, version_tuple
 
 SOURCES = {"input_ids": "ids", "attention_mask": "attention_mask", "token_type_ids": "type_ids"}
 
@@ -85,11 +86,12 @@ def lay_out(
         serving=options.serving,
         dynamic_batching=True,
         max_queue_delay_us=options.max_queue_delay_us,
+        **_batcher_limits(options),
         response_cache=options.serving.response_cache,
         rate_limited=options.in_process,
         parameters={**_front_parameters(serving), **dict(sorted(options.serving.metadata.items()))},
     )
-    serving = bucketed(serving, graph)
+    serving = replace(bucketed(serving, graph), **_front_limits(options))
     if options.in_process:
         serving = in_process(options, serving, graph, warm_up_rows if options.serving.warm_up else ())
     else:
@@ -101,6 +103,29 @@ def lay_out(
     if options.in_process:
         return (RepositoryEntry(front.name, front, {**files, **graph_files}),)
     return RepositoryEntry(front.name, front, files), _engine_entry(options, serving, graph, graph_files, warm_up_rows)
+
+
+def _front_limits(options: LayoutOptions) -> dict[str, int]:
+    """The queue that the front keeps, where it can and Triton's batcher need not."""
+    if options.serving.batcher_keeps_limits or _old(options):
+        return {}
+    queue = options.serving.queue
+    return {"queue": queue.size, "queue_timeout_ms": queue.waiting_ms}
+
+
+def _batcher_limits(options: LayoutOptions) -> dict[str, int]:
+    """The limits that Triton's batcher keeps; on a release whose fronts cannot, those alone that were asked for."""
+    queue = options.serving.queue
+    if options.serving.batcher_keeps_limits:
+        return {"queue_size": queue.size, "queue_timeout_us": queue.waiting_us}
+    if _old(options):
+        return {"queue_size": queue.max_size or 0, "queue_timeout_us": queue.timeout_us or 0}
+    return {}
+
+
+def _old(options: LayoutOptions) -> bool:
+    """Whether the Python backend of the release has every request answered where it came."""
+    return version_tuple(options.triton) < version_tuple(SENDERS_SINCE)
 
 
 def bucketed(serving: EncoderServing, graph: Graph) -> EncoderServing:

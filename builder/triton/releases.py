@@ -55,6 +55,7 @@ FIXES: tuple[Fix, ...] = tuple(Fix(**row) for row in _TABLE["fixes"])
 # Options of tritonserver that not every release here knows, and the first that does.
 OPTIONS: dict[str, str] = _TABLE["options"]
 NEWEST = next(reversed(RELEASES))
+SENDERS_SINCE = "24.06"  # models that are not decoupled may answer later (python_backend, r24.06)
 # What a graph may use, and the ONNX Runtime that first has it.
 OPERATOR_NEEDS: dict[str, str] = _TABLE["operators"]
 

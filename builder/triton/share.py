@@ -47,13 +47,12 @@ from builder.triton.hosting import (
 )
 from builder.triton.placement import InstanceGroup
 from builder.triton.publish import move_in
-from builder.triton.releases import version_tuple
+from builder.triton.releases import SENDERS_SINCE, version_tuple
 from builder.triton.render import parse, render
 from builder.triton.transaction import Change, alone, changing, sync
 from builder.triton.versions import activate, callers, known, numbers, served
 
 MEMORY_MB = 2048
-SENDERS_SINCE = "24.06"  # of Triton: models that are not decoupled may answer later (python_backend, r24.06)
 
 
 def share(repository: Path, name: str, models: Sequence[str], memory_mb: int | None = None) -> list[str]:

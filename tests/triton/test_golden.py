@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import Any
 
 import pytest
 
-from builder.triton.render import parse
-from tests.golden.repositories import FOLDER, TARGETS, repository
+from builder.runtime.fields import Field
+from builder.spec import make_spec
+from builder.triton.layout import lay_out, serving_document
+from builder.triton.render import parse, render
+from tests.golden.repositories import FOLDER, TARGETS, graph, repository
 
 
 @pytest.mark.parametrize("target", TARGETS)
@@ -28,6 +32,33 @@ def test_triton_may_prepare_the_next_batch_of_every_front(target: str) -> None:
     """Where a queue has a limit it does not (support_prefetching_ in its scheduler_utils.cc), and pauses for 500 ms."""
     policy = _parsed(target, "encoder").dynamic_batching.default_queue_policy
     assert (policy.max_queue_size, policy.default_timeout_microseconds, policy.allow_timeout_override) == (0, 0, False)
+
+
+@pytest.mark.parametrize(
+    ("options", "front", "batcher"),
+    [
+        ({}, (512, 30_000), (0, 0)),
+        ({"serving": {"queue": {"max_size": 9, "timeout_us": 1500}}}, (9, 2), (0, 0)),
+        ({"serving": {"queue": {"max_size": 0, "timeout_us": 0}}}, (0, 0), (0, 0)),
+        ({"serving": {"priority_levels": 2, "default_priority": 2}}, (0, 0), (512, 30_000_000)),
+        ({"serving": {"queue": {"max_size": 9, "timeout_action": "DELAY"}}}, (0, 0), (9, 30_000_000)),
+        ({"triton": "24.05"}, (0, 0), (0, 0)),
+        ({"triton": "24.05", "serving": {"queue": {"max_size": 9}}}, (0, 0), (9, 0)),
+    ],
+)
+def test_the_queue_of_an_encoder_is_kept_by_its_front_where_it_can(
+    options: dict[str, Any], front: tuple[int, int], batcher: tuple[int, int]
+) -> None:
+    """Where the batcher keeps it, it pauses: with priorities it does anyway, and fronts of old releases cannot."""
+    spec = make_spec(model="org/encoder", machine={"cores": 4}, **options)
+    made = graph("onnxruntime")
+    serving = serving_document(spec.front, "feature_extraction", made, 256, {"input_ids": 0}, {})
+    fields = [Field("text_input", "TYPE_STRING")], [Field("embedding", "TYPE_FP32", (384,))]
+    (entry,) = lay_out(spec.layout, serving, "{}", made, {}, fields, [])
+    said = json.loads(entry.files["1/serving.json"])  # type: ignore[arg-type]  # bytes
+    policy = parse(render(entry.config), entry.name).dynamic_batching.default_queue_policy
+    assert (said["queue"], said["queue_timeout_ms"]) == front
+    assert (policy.max_queue_size, policy.default_timeout_microseconds) == batcher
 
 
 def test_a_plan_has_one_group_of_all_profiles_its_platform_and_its_cuda_graphs() -> None:

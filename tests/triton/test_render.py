@@ -44,7 +44,7 @@ def test_what_triton_reads_is_what_was_meant() -> None:
 def test_every_field_a_user_can_set_arrives() -> None:
     serving = Serving(
         preferred_batch_sizes=(4, 8),
-        queue=QueuePolicy(timeout_us=9000, max_size=64, allow_timeout_override=True, timeout_action="DELAY"),
+        queue=QueuePolicy(allow_timeout_override=True, timeout_action="DELAY"),
         priority_levels=2,
         default_priority=1,
         rate_limiter=(RateLimiterResource(name="memory", count=2, is_global=True),),
@@ -55,6 +55,8 @@ def test_every_field_a_user_can_set_arrives() -> None:
         render(
             _config(
                 serving=serving,
+                queue_size=64,
+                queue_timeout_us=9000,
                 rate_limited=True,
                 response_cache=True,
                 graph_level=1,

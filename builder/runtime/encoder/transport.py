@@ -12,6 +12,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from ..fields import InputError, readable
 from .pipeline import Answer, Counts
+from .waiting import Refused
 
 
 def tensors_of(request: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
@@ -26,6 +27,10 @@ def response(answer: Answer) -> Any:
         return pb_utils.InferenceResponse(
             error=pb_utils.TritonError(readable(answer), pb_utils.TritonError.INVALID_ARG)
         )
+    if isinstance(answer, Refused):
+        return pb_utils.InferenceResponse(
+            error=pb_utils.TritonError(readable(answer), pb_utils.TritonError.UNAVAILABLE)
+        )
     if isinstance(answer, Exception):
         pb_utils.Logger.log_error(f"{type(answer).__name__}: {readable(answer)}")
         message = f"this request failed inside the model: {type(answer).__name__}: {readable(answer)}"
@@ -34,7 +39,7 @@ def response(answer: Answer) -> Any:
 
 
 class Metrics:
-    """Counters on Triton's own /metrics: engine calls, tokens of texts, and tokens that only pad a batch.
+    """Counters on Triton's own /metrics: engine calls, tokens of texts, tokens that only pad a batch, refusals.
 
     Each increment is a message to the server, so they are sent with the first batch of each second.
     """
@@ -48,6 +53,7 @@ class Metrics:
                 ("engine_calls", "Calls of the engine"),
                 ("tokens", "Tokens of the texts, special tokens included"),
                 ("padding_tokens", "Tokens added to texts to make them as long as their batch mates"),
+                ("refused", "Requests that were refused because too many waited, or for too long"),
             )
         }
         # of this version alone: a metric of another process with the same labels goes when the first of them ends
@@ -60,10 +66,10 @@ class Metrics:
         )
         self.loaded_at = self.loaded.Metric(labels=labels)
         self.loaded_at.set(time.time())
-        self.sent = Counts()
+        self.sent, self.refused = Counts(), 0
         self.sent_at = 0.0
 
-    def publish(self, counts: Counts) -> None:
+    def publish(self, counts: Counts, refused: int) -> None:
         """Add what came since the last time."""
         if time.monotonic() - self.sent_at < 1:
             return
@@ -71,4 +77,5 @@ class Metrics:
         self.counters["engine_calls"].increment(counts.calls - self.sent.calls)
         self.counters["tokens"].increment(tokens)
         self.counters["padding_tokens"].increment(counts.padded_tokens - self.sent.padded_tokens - tokens)
-        self.sent, self.sent_at = replace(counts), time.monotonic()
+        self.counters["refused"].increment(refused - self.refused)
+        self.sent, self.refused, self.sent_at = replace(counts), refused, time.monotonic()
