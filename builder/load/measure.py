@@ -30,6 +30,7 @@ from builder.runtime.fields import Field
 from builder.serve.client import Client
 from builder.serve.perf_analyzer import find_perf_analyzer
 
+SENT = 512  # samples that perf_analyzer has before it begins anew
 WINDOWS = 3  # perf_analyzer measures so many at least, one after the other
 SLOWEST = 20.0  # times what a measurement should take: then it hangs
 ATTEMPTS = 3  # perf_analyzer 2.51 breaks off now and then while it writes down a stream's requests
@@ -85,7 +86,8 @@ def _over(loads: Sequence[Load], level: Level, limit_ms: float) -> str | None:
 def measure(url: str, targets: Sequence[Target], level: Level, seconds: float, seed: int = 0) -> list[Load]:
     """Drive all `targets` together, once, for `seconds` after perf_analyzer's own warm-up. Returns a Load for each.
 
-    `seed` draws the times at which the requests of a rate are sent. Repeated where perf_analyzer ends too early.
+    `seed` draws the order of the samples, and the times at which the requests of a rate are sent. Repeated where
+    perf_analyzer ends too early.
 
     Raises ServeError when the load cannot run.
     """
@@ -125,7 +127,7 @@ def _command(
 ) -> list[str]:
     """perf_analyzer's options. Its input is written to `folder`, where it will write its results too."""
     data = folder / f"{client.name}.input.json"
-    data.write_text(json.dumps(_input_data(samples, client.signature.inputs)), "utf-8")
+    data.write_text(json.dumps(_input_data(in_random_order(samples, seed), client.signature.inputs)), "utf-8")
     command = ["-m", client.name, "-u", client.url, "-i", "grpc", "--input-data", str(data)]
     command += ["--measurement-interval", str(round(1000 * seconds / WINDOWS)), "--stability-percentage", "999"]
     command += ["--percentile", "50", "-f", str(_report(folder, client.name))]
@@ -138,6 +140,14 @@ def _command(
     if client.signature.streams:
         command += ["--streaming", "--profile-export-file", str(_export(folder, client.name))]
     return command
+
+
+def in_random_order(samples: Sequence[Mapping[str, Any]], seed: int) -> list[Mapping[str, Any]]:
+    """Passes over all `samples`, each in another order: perf_analyzer sends them in turn, and where a file has the long
+    ones together, as ours has, they would come together too, and wait for each other."""
+    chance = np.random.default_rng(seed)
+    passes = max(1, SENT // len(samples))
+    return [samples[index] for _ in range(passes) for index in chance.permutation(len(samples))]
 
 
 def _intervals(rate: float, seconds: float, seed: int) -> list[int]:

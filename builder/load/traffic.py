@@ -30,7 +30,7 @@ class Level:
 
 @dataclass(frozen=True)
 class Target:
-    """A model under load. `samples`: its requests, sent in turn; `share`: of the requests, 0 to 1."""
+    """A model under load. `samples`: its requests, sent in random order; `share`: of the requests, 0 to 1."""
 
     name: str
     samples: Sequence[Mapping[str, Any]]

@@ -14,7 +14,8 @@ from builder.plan.lines import Line, Plan, number, power_of_two
 from builder.plan.needs import Needs
 from builder.plan.process import memory_line, shared_memory_line
 from builder.plan.speeds import Cost, encoder_cost
-from builder.plan.waiting import REQUESTS, latencies
+from builder.plan.waiting import latencies
+from builder.runtime.contract import Batching
 from builder.spec import Capacity, Load
 
 BUSY = 0.8  # of the time that an engine may be busy on average: above, queues grow fast with every hitch
@@ -85,9 +86,10 @@ def _speed(
     at_most = math.ceil(forms + SIGMAS * math.sqrt(forms))
     batch = min(MOST_BATCH, max(LEAST_BATCH, power_of_two(2 * at_most / rows)))
     longest = load.longest or needs.length
-    times = latencies(cost, each / rows, rows, load.tokens, longest, max(1, batch // rows))
-    p50, p99 = np.quantile(times, [0.5, 0.99])
     budget, step = _token_budget(capacity, load, needs, cost)
+    call_cost, weighed = _call_cost(capacity, cost)
+    times = latencies(cost, each / rows, rows, load.tokens, longest, Batching(budget, batch, call_cost))
+    p50, p99 = np.quantile(times, [0.5, 0.99])
     lines += [
         Line(
             "texts that arrive during a batch",
@@ -96,13 +98,19 @@ def _speed(
         ),
         Line("max_batch_size", f"2 x {at_most} texts / {rows} a request, to a power of two", str(batch)),
         step,
-        Line("p50", f"{REQUESTS:,} requests at random times, played through", f"{number(p50)} ms"),
+        weighed,
+        Line("p50", f"{len(times):,} requests at random times, played through", f"{number(p50)} ms"),
         Line("p99", f"of the same; texts of {load.tokens} tokens on average, {longest} at most", f"{number(p99)} ms"),
     ]
     lacking = []
     if load.p99_ms is not None and p99 > load.p99_ms:
         lacking.append(_too_slow(load, needs, cost.of(rows * longest), p99))
-    return lines, {"max_batch_size": batch, "serving.token_budget": budget}, lacking, share * capacity.cores, batch
+    settings: dict[str, object] = {
+        "max_batch_size": batch,
+        "serving.token_budget": budget,
+        "serving.call_cost": call_cost,
+    }
+    return lines, settings, lacking, share * capacity.cores, batch
 
 
 def _token_budget(capacity: Capacity, load: Load, needs: Needs, cost: Cost) -> tuple[int, Line]:
@@ -117,6 +125,15 @@ def _token_budget(capacity: Capacity, load: Load, needs: Needs, cost: Cost) -> t
         f"of {longest} tokens, at most {asked}"
     )
     return budget, Line("token_budget", formula, str(budget))
+
+
+def _call_cost(capacity: Capacity, cost: Cost) -> tuple[int, Line]:
+    """What the front weighs padding against when it cuts a batch into calls, in tokens."""
+    if cost.part == 0:
+        asked = capacity.serving.call_cost
+        return asked, Line("call_cost", "as asked: a token costs nothing that was measured", str(asked))
+    tokens = round(cost.call / cost.part)
+    return tokens, Line("call_cost", f"{number(cost.call)} ms / {number(1000 * cost.part)} us a token", str(tokens))
 
 
 def _too_much(needs: Needs, holds: float, cores: int) -> str:

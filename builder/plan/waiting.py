@@ -1,8 +1,8 @@
 """How long requests wait for batches that form by themselves: many of them, at random times, played through.
 
-Whoever arrives while a batch runs is in the next one. That queue has no closed form for texts of unequal length, so
-20,000 requests stand for it, always the same ones: 200 of them are slower than their p99. A batch is one call of its
-tokens here; what is served pads texts, and cuts a batch into calls (builder.runtime.encoder.cutting).
+Whoever arrives while a batch runs is in the next one, which the front cuts into calls of texts of similar length, and
+pads. That queue has no closed form for texts of unequal length, so 20,000 requests stand for it, always the same ones:
+200 of them are slower than their p99. Of requests with several texts there are fewer.
 """
 
 from __future__ import annotations
@@ -12,27 +12,38 @@ import math
 import numpy as np
 
 from builder.plan.speeds import Cost
+from builder.runtime.contract import Batching
+from builder.runtime.encoder.cutting import cut
 
-REQUESTS = 20_000
+TEXTS, LEAST_REQUESTS = 20_000, 2_000
 HALVINGS = 60  # of the interval in which a scale lies
 
 
-def latencies(cost: Cost, rate: float, texts: int, mean: float, longest: float, most: int) -> np.ndarray:
-    """Milliseconds of each request on one instance, which answers up to `most` of them together.
+def latencies(cost: Cost, rate: float, texts: int, mean: float, longest: float, batching: Batching) -> np.ndarray:
+    """Milliseconds of each request on one instance, which batches as its front is told.
 
     `rate`: requests a second, each of `texts` texts; `mean`, `longest`: their tokens.
     """
-    chance = np.random.default_rng(0)
-    came = np.cumsum(chance.exponential(1000 / rate, REQUESTS))
-    tokens = lengths(mean, longest, REQUESTS * texts, chance).reshape(REQUESTS, texts).sum(1)
-    until = np.concatenate([[0.0], np.cumsum(tokens)])
-    answered, at, free = np.empty(REQUESTS), 0, 0.0
-    while at < REQUESTS:
+    chance, count = np.random.default_rng(0), max(LEAST_REQUESTS, TEXTS // texts)
+    came = np.cumsum(chance.exponential(1000 / rate, count))
+    tokens = lengths(mean, longest, count * texts, chance)
+    most = max(1, batching.max_rows // texts)
+    answered, at, free = np.empty(count), 0, 0.0
+    while at < count:
         begun = max(free, came[at])
         end = min(at + most, int(np.searchsorted(came, begun, "right")))
-        free = begun + cost.of(until[end] - until[at])
+        free = begun + batch_ms(cost, tokens[at * texts : end * texts], batching)
         answered[at:end], at = free, end
     return answered - came
+
+
+def batch_ms(cost: Cost, tokens: np.ndarray, batching: Batching) -> float:
+    """Milliseconds of a batch of texts of so many `tokens`: of its calls, padded to the longest text of each."""
+    if len(tokens) == 1:
+        return cost.of(float(tokens[0]))
+    whole = np.ceil(tokens).astype(int).tolist()
+    calls = cut(whole, batching.token_budget, batching.max_rows, batching.call_cost)
+    return sum(cost.of(len(call) * max(whole[index] for index in call)) for call in calls)
 
 
 def lengths(mean: float, longest: float, count: int, chance: np.random.Generator) -> np.ndarray:

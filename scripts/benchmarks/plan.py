@@ -69,6 +69,8 @@ def compared(repository: Path, options: argparse.Namespace) -> dict[str, Any]:
                 "p99": [round(load.client.p99_ms, 1) for load in loads],
                 "requests_per_s": [round(load.client.requests_per_s, 1) for load in loads],
                 "mean_batch": [round(load.server.mean_batch, 2) for load in loads],
+                "queue": [round(load.server.queue_ms, 1) for load in loads],
+                "compute": [round(load.server.compute_ms, 1) for load in loads],
             },
         }
     cost = next(line.result for line in plans[max(plans)].lines if line.quantity == "cost of a call")

@@ -234,6 +234,19 @@ def test_a_page_of_single_measurements_says_that_their_noise_is_unknown() -> Non
     assert "Stopped at 16 at once" in html
 
 
+def test_samples_that_lie_together_do_not_come_together() -> None:
+    """Ours go from short to long; ten long ones in a row wait for each other, and say nothing of users."""
+    samples = [{"text_input": "word " * number} for number in range(50)]
+    sent = measure.in_random_order(samples, seed=0)
+    assert len(sent) == 500
+    for begin in range(0, 500, 50):
+        assert sorted(map(str, sent[begin : begin + 50])) == sorted(map(str, samples)), "each of them in each pass"
+    lengths = [len(sample["text_input"]) for sample in sent]
+    assert abs(np.corrcoef(lengths[:-1], lengths[1:])[0, 1]) < 0.2
+    assert sent == measure.in_random_order(samples, seed=0) != measure.in_random_order(samples, seed=1)
+    assert measure.in_random_order(samples[:1] * 600, seed=0) == samples[:1] * 600
+
+
 def test_a_rate_is_kept_to_the_last_digit_and_is_random() -> None:
     intervals = measure._intervals(20, 6, seed=0)
     assert sum(intervals) / len(intervals) == pytest.approx(50_000, rel=1e-4)

@@ -79,6 +79,7 @@ def test_an_encoders_batches_are_what_arrives_meanwhile() -> None:
         "max_queue_delay_us": 0,
         "max_batch_size": 16,
         "serving.token_budget": 1792,
+        "serving.call_cost": 200,
     }
     assert plan.lacking == ()
     assert plan.memory == PROCESS + 100_000_000

@@ -8,25 +8,40 @@ import numpy as np
 import pytest
 
 from builder.plan.speeds import Cost
-from builder.plan.waiting import latencies, lengths
+from builder.plan.waiting import batch_ms, latencies, lengths
+from builder.runtime.contract import Batching
+
+
+def _together(rows: int) -> Batching:
+    """Whatever fits into a batch is one call."""
+    return Batching(token_budget=1 << 30, max_rows=rows, call_cost=1 << 20)
 
 
 def test_one_after_the_other_at_random_is_the_queue_of_the_textbooks() -> None:
     """M/M/1, half busy: times are exponentially distributed, their mean 1 ms / (1 - 0.5)."""
-    times = latencies(Cost(0, 0.1), rate=500, texts=1, mean=10, longest=1e6, most=1)
+    times = latencies(Cost(0, 0.1), rate=500, texts=1, mean=10, longest=1e6, batching=_together(1))
     assert np.quantile(times, [0.5, 0.99]) == pytest.approx([2 * math.log(2), 2 * math.log(100)], rel=0.15)
 
 
 def test_requests_of_several_texts_wait_for_all_of_them() -> None:
-    alone = latencies(Cost(1, 0.1), rate=0.01, texts=3, mean=10, longest=10, most=1)
+    alone = latencies(Cost(1, 0.1), rate=0.01, texts=3, mean=10, longest=10, batching=_together(3))
     assert alone == pytest.approx(np.full(len(alone), 4.0)), "1 ms and three texts of 1 ms"
 
 
 def test_batches_take_what_one_after_the_other_could_not() -> None:
     """Ten come during each call of 10 ms: they wait for one at most, and for their own."""
-    times = latencies(Cost(10, 0), rate=1000, texts=1, mean=10, longest=100, most=64)
+    times = latencies(Cost(10, 0), rate=1000, texts=1, mean=10, longest=100, batching=_together(64))
     assert 10 - 1e-6 < times.min() < times.max() < 20 + 1e-6
-    assert latencies(Cost(10, 0), rate=1000, texts=1, mean=10, longest=100, most=5).max() > 1000, "more come than go"
+    few = latencies(Cost(10, 0), rate=1000, texts=1, mean=10, longest=100, batching=_together(5))
+    assert few.max() > 1000, "more come than go"
+
+
+def test_a_batch_costs_its_calls_and_their_padding() -> None:
+    """Texts of 10, 10 and 100 tokens: one call pads two of them to 100, two calls cost one call more."""
+    tokens = np.array([10.0, 100.0, 10.0])
+    assert batch_ms(Cost(5, 0.1), tokens, Batching(2048, 8, 1000)) == pytest.approx(5 + 30)
+    assert batch_ms(Cost(5, 0.1), tokens, Batching(2048, 8, 50)) == pytest.approx(10 + 12)
+    assert batch_ms(Cost(5, 0.1), tokens, Batching(2048, 1, 1000)) == pytest.approx(15 + 12)
 
 
 @pytest.mark.parametrize(("mean", "longest"), [(40, 256), (40, 41), (1, 10_000)])
