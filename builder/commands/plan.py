@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from builder.commands import count, screen
+from builder.engines.gpu import HEADROOM
 from builder.errors import RepositoryError
 from builder.plan.lines import Plan, megabytes
 from builder.plan.pods import Pod, PodSize, divided, pods_needed
@@ -67,7 +68,8 @@ def run(options: argparse.Namespace) -> int:
         if options.pods > 1:
             first = next(spec for spec in specs if spec.load is not None)
             shm = first.machine.shm_mb
-            size = PodSize(first.serving_cores, first.usable_memory, None if shm is None else shm << 20)
+            gpus = tuple(HEADROOM * card.memory for card in first.machine.gpus)
+            size = PodSize(first.serving_cores, first.usable_memory, None if shm is None else shm << 20, gpus)
             _show_pods(console, options.pods, size, plans, whole=lambda: plan(specs)[0])
     lacking = [f"{one.name}: {text}" for one in plans for text in one.lacking] + list(machine.lacking)
     for text in lacking:

@@ -29,12 +29,13 @@ class Model:
 
 @dataclass(frozen=True)
 class Size:
-    """What one replica takes. `memory`: resident bytes of Triton; `shm`, `response_cache`: bytes."""
+    """What one replica takes. `memory`: resident bytes of Triton; `shm`, `response_cache`: bytes; `gpus`: cards."""
 
     cores: int
     memory: int
     shm: int
     response_cache: int
+    gpus: int = 0
 
 
 @dataclass(frozen=True)

@@ -164,7 +164,7 @@ def start_s(deployment: Deployment) -> int:
 def resources(deployment: Deployment) -> Document:
     """Those of the plan. What is in /dev/shm counts as memory of whoever wrote it, so the limit has room for it."""
     size = deployment.size
-    gpu = {"nvidia.com/gpu": 1} if deployment.on_gpu else {}
+    gpu = {"nvidia.com/gpu": max(1, size.gpus)} if deployment.on_gpu else {}
     return {
         "requests": {"cpu": size.cores, "memory": size.memory, **gpu},
         "limits": {"cpu": size.cores, "memory": size.memory + size.shm, **gpu},

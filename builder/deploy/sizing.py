@@ -9,14 +9,15 @@ from pathlib import Path
 from builder.deploy.deployment import Model, Size
 from builder.errors import SpecError
 from builder.plan.lines import Plan
-from builder.plan.process import all_memory, all_shared_memory
+from builder.plan.process import all_memory, all_shared_memory, cards
 from builder.triton.arguments import RESPONSE_CACHE
 
 
 def as_built(models: Sequence[Model], cores: int | None) -> Size:
     """With `cores`, or those of the model that was built for most. Raises SpecError where nothing says how many."""
     plans = [model.plan for model in models]
-    return Size(cores or _cores(plans), all_memory(plans), all_shared_memory(plans), RESPONSE_CACHE)
+    gpus = cards(device for plan in plans for device in plan.gpu_memory)
+    return Size(cores or _cores(plans), all_memory(plans), all_shared_memory(plans), RESPONSE_CACHE, gpus)
 
 
 def as_planned(models: Sequence[Model], file: Path, replicas: int, cores: int | None) -> tuple[tuple[Model, ...], Size]:
@@ -40,7 +41,8 @@ def as_planned(models: Sequence[Model], file: Path, replicas: int, cores: int | 
         raise SpecError(
             f"{file}: the load cannot be held ({lacking[0]}); see all: build-repo plan {file} --pods {replicas}"
         )
-    size = Size(cores or machine.cores, machine.memory, machine.shm, machine.response_cache or RESPONSE_CACHE)
+    cache = machine.response_cache or RESPONSE_CACHE
+    size = Size(cores or machine.cores, machine.memory, machine.shm, cache, machine.gpus)
     return tuple(replace(model, plan=by_name[model.name]) for model in models), size
 
 

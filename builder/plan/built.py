@@ -32,7 +32,9 @@ def _encoder(repository: Path, name: str, needs: Needs, serving: EncoderServing)
     batch, limits = max(1, _config(repository, name).max_batch_size), serving.limits
     shm, shared = shared_memory_line(instances, batch, limits.request_bytes, needs.answer_bytes)
     threads = _threads_said(config, instances) if serving.session is None else serving.session.threads
-    return Plan(name, (memory, shm, _threads(instances, threads)), {}, size, shared, float(instances * threads) or None)
+    lines, cores = (memory, shm, _threads(instances, threads)), float(instances * threads) or None
+    on_cards = {device: group.count * needs.weights for group in config.instance_group for device in group.gpus}
+    return Plan(name, lines, {}, size, shared, cores, gpu_memory=on_cards)
 
 
 def _threads_said(config: model_config_pb2.ModelConfig, instances: int) -> int:
@@ -54,8 +56,10 @@ def _generating(repository: Path, name: str, needs: Needs, serving: GenerationSe
     memory, size = memory_line(1, needs.weights, cache, needs.draft)
     requests = serving.arena.slots + serving.queue
     shm, shared = shared_memory_line(1, requests, serving.limits.request_bytes, needs.answer_bytes)
-    threads = serving.session.threads
-    return Plan(name, (memory, shm, _threads(1, threads)), {}, size, shared, float(threads) or None)
+    session = serving.session
+    on_card = {session.device_id: needs.weights + cache} if session.device == "cuda" else {}
+    lines, cores = (memory, shm, _threads(1, session.threads)), float(session.threads) or None
+    return Plan(name, lines, {}, size, shared, cores, gpu_memory=on_card)
 
 
 def _threads(instances: int, threads: int) -> Line:

@@ -43,11 +43,9 @@ def plan_encoder(capacity: Capacity, load: Load, needs: Needs) -> Plan:
         capacity.instances, batch, capacity.serving.limits.request_bytes, load.texts * needs.answer_bytes
     )
     lines += [memory, shm]
-    cache = 0
-    if load.distinct_texts is not None:
-        cache = power_of_two(load.distinct_texts * load.texts * needs.answer_bytes * CACHE_OVERHEAD)
-        formula = f"{load.distinct_texts} texts x {needs.answer_bytes} bytes x {CACHE_OVERHEAD}, to a power of two"
-        lines.append(Line("response cache", formula, f"{cache} bytes"))
+    cache, cache_lines = response_cache(load, needs)
+    lines += cache_lines
+    if cache:
         settings["serving.response_cache"] = True
     return Plan(
         capacity.name, tuple(lines), settings, size, shared, busy, cache, tuple(lacking), (needs.measured, QUEUE)
@@ -55,6 +53,15 @@ def plan_encoder(capacity: Capacity, load: Load, needs: Needs) -> Plan:
 
 
 QUEUE = "what waits is limited by the front (serving.queue: 512 requests and 30 s unless said otherwise)"
+
+
+def response_cache(load: Load, needs: Needs) -> tuple[int, list[Line]]:
+    """Bytes of the response cache that the texts which come again and again want; 0 where none do."""
+    if load.distinct_texts is None:
+        return 0, []
+    cache = power_of_two(load.distinct_texts * load.texts * needs.answer_bytes * CACHE_OVERHEAD)
+    formula = f"{load.distinct_texts} texts x {needs.answer_bytes} bytes x {CACHE_OVERHEAD}, to a power of two"
+    return cache, [Line("response cache", formula, f"{cache} bytes")]
 
 
 def _speed(

@@ -37,7 +37,7 @@ def plan_generating(capacity: Capacity, load: Load, needs: Needs) -> Plan:
         busy, slots, lacking = speed.busy, speed.slots, [*speed.lacking]
         lines += speed.lines
         settings.update(speed.settings)
-    length = _length(load, needs)
+    length = slot_length(load, needs)
     cache, cache_lines = (_shared_cache if needs.paged else _cache)(capacity, load, needs, slots, length)
     lines += cache_lines
     if needs.paged:
@@ -191,7 +191,7 @@ def _prefill(capacity: Capacity, load: Load, cost: Decoding, running: float) -> 
     return tokens, Line("prefill_tokens", formula, str(tokens))
 
 
-def _length(load: Load, needs: Needs) -> int:
+def slot_length(load: Load, needs: Needs) -> int:
     """How many tokens a slot holds."""
     if needs.cross:
         return needs.length

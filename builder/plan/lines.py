@@ -18,7 +18,8 @@ class Line:
 @dataclass(frozen=True)
 class Plan:
     """Of one model. `settings`: keys of models.yaml, dotted, and their values; `lacking`: what the load would need, in
-    a sentence each, empty where it holds; `cores`: what its texts and tokens alone keep busy; `memory`, `shm`: bytes.
+    a sentence each, empty where it holds; `cores`: what its texts and tokens alone keep busy; `memory`, `shm`: bytes;
+    `gpu_memory`: bytes on each card, by its number.
     """
 
     name: str
@@ -30,6 +31,7 @@ class Plan:
     response_cache: int = 0
     lacking: tuple[str, ...] = ()
     notes: tuple[str, ...] = field(default=())
+    gpu_memory: Mapping[int, int] = field(default_factory=dict)
 
 
 def number(value: float) -> str:

@@ -9,20 +9,31 @@ from pathlib import Path
 
 import yaml
 
+from builder.engines.gpu import HEADROOM
 from builder.errors import SpecError
 from builder.plan.encoder import plan_encoder
 from builder.plan.generating import plan_generating
+from builder.plan.gpu import plan_on_gpu
 from builder.plan.lines import Line, Plan, megabytes, number
 from builder.plan.needs import Needs, needs_of
-from builder.plan.process import SHARED_MEMORY_STEP, all_memory, all_shared_memory
+from builder.plan.process import (
+    SERVER_ON_CARD,
+    SHARED_MEMORY_STEP,
+    all_gpu_memory,
+    all_memory,
+    all_shared_memory,
+    cards,
+)
 from builder.spec import BuildSpec, Capacity, Load
+from builder.spec import Machine as Stated
 
 SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True)
 class Machine:
-    """The totals. `lacking`: what does not fit, in a sentence each. `shm`, `memory`, `response_cache`: bytes."""
+    """The totals. `lacking`: what does not fit, in a sentence each. `shm`, `memory`, `response_cache`: bytes; `gpus`:
+    cards, from the first to the last that a model is on."""
 
     lines: tuple[Line, ...]
     cores: int
@@ -30,12 +41,27 @@ class Machine:
     shm: int
     response_cache: int
     lacking: tuple[str, ...]
+    gpus: int = 0
 
     def compose(self, service: str) -> str:
         """A file for `docker compose -f docker-compose.yml -f FILE` with these numbers for one service."""
-        settings = {"shm_size": self.shm, "mem_limit": self.memory, "cpus": self.cores}
+        settings: dict[str, object] = {"shm_size": self.shm, "mem_limit": self.memory, "cpus": self.cores}
         head = "# Written by build-repo plan; give it after docker-compose.yml. Sizes are bytes.\n"
-        return head + yaml.safe_dump({"services": {service: settings}}, sort_keys=False)
+        if self.gpus:  # instead of all that there are (https://docs.docker.com/reference/compose-file/merge/)
+            device = {"driver": "nvidia", "count": self.gpus, "capabilities": ["gpu"]}
+            settings["deploy"] = {"resources": {"reservations": {"devices": _Instead([device])}}}
+        return head + yaml.dump({"services": {service: settings}}, Dumper=_Dumper, sort_keys=False)
+
+
+class _Instead(list[object]):
+    """A list that takes the place of another file's, to which Compose would add it."""
+
+
+class _Dumper(yaml.SafeDumper):
+    """Knows such lists."""
+
+
+_Dumper.add_representer(_Instead, lambda dumper, found: dumper.represent_sequence("!override", found))
 
 
 def plan(specs: Sequence[BuildSpec], pods: int = 1) -> tuple[tuple[Plan, ...], Machine]:
@@ -53,17 +79,19 @@ def plan(specs: Sequence[BuildSpec], pods: int = 1) -> tuple[tuple[Plan, ...], M
         raise SpecError(
             "a plan is for one machine, and the models state different ones; put `machine:` into `defaults:`"
         )
-    plans = tuple(_plan(spec.capacity, load, needs_of(spec)) for spec, load in loaded)
+    plans = tuple(_plan(spec, load, needs_of(spec)) for spec, load in loaded)
     first = loaded[0][0]
-    return plans, _machine(first.capacity, first.machine.shm_mb, plans)
+    return plans, _machine(first.capacity, first.machine, plans)
 
 
-def _plan(capacity: Capacity, load: Load, needs: Needs) -> Plan:
-    return (plan_encoder if needs.kind == "encoder" else plan_generating)(capacity, load, needs)
+def _plan(spec: BuildSpec, load: Load, needs: Needs) -> Plan:
+    if spec.target != "cpu":
+        return plan_on_gpu(spec, load, needs)
+    return (plan_encoder if needs.kind == "encoder" else plan_generating)(spec.capacity, load, needs)
 
 
-def _machine(capacity: Capacity, shm_mb: int | None, plans: Sequence[Plan]) -> Machine:
-    cores, usable = capacity.cores, capacity.memory
+def _machine(capacity: Capacity, stated: Stated, plans: Sequence[Plan]) -> Machine:
+    cores, usable, shm_mb = capacity.cores, capacity.memory, stated.shm_mb
     memory, shm = all_memory(plans), all_shared_memory(plans)
     known = [plan.cores for plan in plans if plan.cores is not None]
     lines = [
@@ -95,7 +123,28 @@ def _machine(capacity: Capacity, shm_mb: int | None, plans: Sequence[Plan]) -> M
     if cache:
         formula = " + ".join(plan.name for plan in plans if plan.response_cache)
         lines.append(Line("response cache", formula, f"--cache-config=local,size={cache}"))
-    return Machine(tuple(lines), cores, memory, shm, cache, tuple(lacking))
+    on_cards, crowded = _gpus(stated, plans)
+    lines += on_cards
+    count = cards(device for plan in plans for device in plan.gpu_memory)
+    return Machine(tuple(lines), cores, memory, shm, cache, (*lacking, *crowded), count)
+
+
+def _gpus(stated: Stated, plans: Sequence[Plan]) -> tuple[list[Line], list[str]]:
+    """What the models have on each card together, and the cards that have no room for that."""
+    lines, lacking = [], []
+    for device, size in all_gpu_memory(plans).items():
+        card, on_it = stated.gpus[device], [plan for plan in plans if device in plan.gpu_memory]
+        may = HEADROOM * card.memory
+        parts = [f"{megabytes(SERVER_ON_CARD)} of the server", *(plan.name for plan in on_it)]
+        total = f"{megabytes(size)} of {megabytes(may)}"
+        lines.append(Line(f"GPU {device} ({card.name})", " + ".join(parts), total))
+        if size > may and len(on_it) > 1:
+            names = ", ".join(plan.name for plan in on_it)
+            lacking.append(
+                f"GPU {device} ({card.name}) has {megabytes(may)} and {names} need {megabytes(size)}. What would: some "
+                "of them on another card (gpu: {devices: [...]})"
+            )
+    return lines, lacking
 
 
 def _shared_memory(stated_mb: int | None) -> str:

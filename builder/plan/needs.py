@@ -23,7 +23,8 @@ STRING = 64  # bytes of a text in an answer: a label, a name
 class Needs:
     """`weights`: bytes of one instance; `threads`: of the measured speeds, 0 where all cores had them; `length`: tokens
     of a text or of a slot; `cross`: of what an encoder-decoder reads, over `source` tokens; `draft`: bytes of the model
-    that guesses, its cache included.
+    that guesses, its cache included; `activations`: bytes of what the largest call of one instance computes on a GPU,
+    and `activated` how that comes about.
     """
 
     kind: Literal["encoder", "generation"]
@@ -39,6 +40,8 @@ class Needs:
     faster: str = ""
     answer_bytes: int = STRING
     draft: int = 0
+    activations: int = 0
+    activated: str = ""
 
 
 def needs_of(spec: BuildSpec) -> Needs:
@@ -48,16 +51,14 @@ def needs_of(spec: BuildSpec) -> Needs:
     """
     if spec.runs_checkpoint:
         raise SpecError(f"{spec.entry_name}: {spec.engine} plans its own memory and batches; give it its own arguments")
-    if spec.target != "cpu":
-        raise SpecError(
-            f"{spec.entry_name}: nothing was measured on a GPU to plan with; measure it: build-repo load-test"
-        )
     source = existing_source(spec.output, spec.entry_name)
-    if source is not None and source in (spec.model.rstrip("/"), Path(spec.model).resolve().name):
+    built = source is not None and source in (spec.model.rstrip("/"), Path(spec.model).resolve().name)
+    if built and spec.target == "cpu":
         return published(spec.output, spec.entry_name)
-    from builder.plan.unbuilt import unbuilt  # loads torch
+    from builder.plan.unbuilt import on_gpu, unbuilt  # loads torch
 
-    return unbuilt(spec)
+    needs = published(spec.output, spec.entry_name) if built else unbuilt(spec)
+    return needs if spec.target == "cpu" else on_gpu(spec, needs)
 
 
 def published(repository: Path, name: str) -> Needs:

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from builder.plan.lines import Plan
-from builder.plan.process import all_memory, all_shared_memory
+from builder.plan.process import all_gpu_memory, all_memory, all_shared_memory
 
 
 @dataclass(frozen=True)
 class PodSize:
-    """What Triton may take in a pod. `memory`, `shm`: bytes; `shm`: None where /dev/shm is made as large as needed."""
+    """What Triton may take in a pod. `memory`, `shm`: bytes; `shm`: None where /dev/shm is made as large as needed;
+    `gpus`: bytes of each card."""
 
     cores: float
     memory: float
     shm: int | None = None
+    gpus: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -38,7 +40,9 @@ class Pod:
         return sum(plan.cores or 0.0 for plan in self.plans)
 
     def fits(self, size: PodSize) -> bool:
-        return self.memory <= size.memory and (size.shm is None or self.shm <= size.shm) and self.cores <= size.cores
+        on_cards = all(taken <= size.gpus[device] for device, taken in all_gpu_memory(self.plans).items())
+        shm = size.shm is None or self.shm <= size.shm
+        return self.memory <= size.memory and shm and self.cores <= size.cores and on_cards
 
 
 def divided(plans: Sequence[Plan], pods: int, size: PodSize) -> tuple[tuple[Pod, ...], tuple[Plan, ...]]:

@@ -14,6 +14,10 @@ REGION = 1 << 20  # python_backend, README: shm-default-byte-size
 SHARED_MEMORY_LEAST = 256 << 20  # what `build-repo serve` asks for too
 SHARED_MEMORY_STEP = 64 << 20  # to the next of which /dev/shm is rounded up
 SERVER = 100_000_000  # bytes of tritonserver itself: 34 to 83 MB were measured
+# bytes of a card that CUDA takes in each process with all of its kernels; 287 MB where they are loaded as they are
+# needed, CUDA's own default on Linux since 12.2 (PyTorch, pull request 86509)
+CONTEXT = 667_000_000
+SERVER_ON_CARD = CONTEXT + (64 << 20)  # with Triton's pool of memory (--cuda-memory-pool-byte-size)
 
 
 def memory_line(instances: int, weights: int, cache: int = 0, draft: int = 0) -> tuple[Line, int]:
@@ -38,6 +42,19 @@ def shared_memory_line(instances: int, requests: int, request_bytes: int, answer
 def all_memory(plans: Iterable[Plan]) -> int:
     """Resident bytes of a server with all these models."""
     return SERVER + sum(plan.memory for plan in plans)
+
+
+def all_gpu_memory(plans: Iterable[Plan]) -> dict[int, int]:
+    """Bytes on each card, by its number, that any of these models is on; those of the server among them."""
+    found: dict[int, int] = {}
+    for device, size in (item for plan in plans for item in plan.gpu_memory.items()):
+        found[device] = found.get(device, SERVER_ON_CARD) + size
+    return dict(sorted(found.items()))
+
+
+def cards(devices: Iterable[int]) -> int:
+    """How many cards a container needs so that it has these, for its first is number 0."""
+    return max((device + 1 for device in devices), default=0)
 
 
 def all_shared_memory(plans: Iterable[Plan]) -> int:

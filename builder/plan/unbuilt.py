@@ -28,6 +28,7 @@ PACKED = {
     "int4-weights": 0.7,
 }
 NOT_MEASURED = "not measured: build it, then plan again"
+NOT_RUN = "not measured on this card: throughput is left out (build-repo load-test measures it)"
 
 
 def unbuilt(spec: BuildSpec) -> Needs:
@@ -48,6 +49,32 @@ def unbuilt(spec: BuildSpec) -> Needs:
         own, cross = seq2seq_shapes(checkpoint.model)
     answer = read_settings(checkpoint, spec.task, spec.slots, spec.beams, spec.max_answer).max_answer
     return Needs("generation", size, answer, own, cross, source=length, measured=NOT_MEASURED)
+
+
+def on_gpu(spec: BuildSpec, needs: Needs) -> Needs:
+    """`needs` with what a call computes on a card, and without speeds, which were measured on a CPU.
+
+    Counted as if nothing were fused: of a token, the inner layer twice and the hidden state four times; of an encoder,
+    the scores of attention twice, and where it predicts words those of all words; of a decoder, those of each slot.
+    Raises CheckpointError, and SpecError for encoder-decoders.
+    """
+    if needs.cross:
+        raise SpecError(f"{spec.entry_name}: encoder-decoders run on the CPU alone: leave --target out")
+    model = describe(spec.source).model
+    config, width = model.config.get_text_config(), 4 if spec.precision == "fp32" else 2
+    hidden = config.hidden_size
+    of_token = (2 * (getattr(config, "intermediate_size", None) or 4 * hidden) + 4 * hidden) * width
+    words = config.vocab_size * 4
+    if needs.kind == "encoder":
+        tokens = max(spec.serving.token_budget, needs.length)
+        scores = 2 * config.num_attention_heads * needs.length * width
+        of_token += scores + (words if type(model).__name__.endswith("ForMaskedLM") else 0)
+        size, formula = tokens * of_token, f"{tokens} tokens of a call x {of_token} bytes"
+    else:
+        tokens = spec.serving.prefill_tokens + spec.slots
+        size = tokens * of_token + spec.slots * words
+        formula = f"{tokens} tokens of a step x {of_token} bytes + {spec.slots} slots x {words} bytes of logits"
+    return replace(needs, latency=None, measured=NOT_RUN, faster="", activations=size, activated=formula)
 
 
 def _bytes(draft: BuildSpec) -> int:

@@ -10,7 +10,7 @@ from builder.spec.gpu import Gpu, Profile, TensorRT
 from builder.spec.layout import FrontOptions, LayoutOptions
 from builder.spec.load import Load
 from builder.spec.reading import Entry, load_entries, load_specs, make_spec
-from builder.spec.serving import Machine, QueuePolicy, RateLimiterResource, RequestLimitOptions, Serving
+from builder.spec.serving import Card, Machine, QueuePolicy, RateLimiterResource, RequestLimitOptions, Serving
 from builder.spec.source import Source
 from builder.spec.weights import WeightOptions
 from builder.spec.whole_checkpoint import VLLM, TensorRTLLM, WholeCheckpoint
@@ -20,6 +20,7 @@ __all__ = [
     "BuildSpec",
     "Calibration",
     "Capacity",
+    "Card",
     "Entry",
     "FrontOptions",
     "Gpu",

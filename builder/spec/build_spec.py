@@ -64,6 +64,11 @@ class BuildSpec(Choices):
         for name, (useless, where) in needed.items():
             if useless:
                 raise ValueError(f"`{name}:` is for {where}")
+        absent = [device for device in self.gpu.devices if device >= len(self.machine.gpus)]
+        if self.target != "cpu" and self.machine.gpus and absent:
+            raise ValueError(
+                f"gpu.devices names card {absent[0]} and machine.gpus has {len(self.machine.gpus)}, counted from 0"
+            )
         cores = self.serving_cores
         if self.target == "cpu" and self.threads is not None and self.threads * self.instances > cores:
             raise ValueError(

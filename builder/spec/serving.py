@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
+from builder.engines.gpu import CARDS
 from builder.spec.options import Options
 
 QUEUE_SIZE = 512
@@ -120,6 +121,27 @@ class Serving(Options):
         return bool(self.priority_levels or queue.allow_timeout_override or queue.timeout_action == "DELAY")
 
 
+class Card(Options):
+    """A GPU of the machine that serves."""
+
+    name: str
+    """One of the cards that `--gpu` knows, such as l4."""
+    memory_gb: float | None = Field(None, gt=0)
+    """Its memory, in 10^9 bytes. Default: that of the smallest card of the name."""
+
+    @field_validator("name")
+    @classmethod
+    def _known_card(cls, name: str) -> str:
+        if name not in CARDS:
+            raise ValueError(f"the cards known are {', '.join(CARDS)}")
+        return name
+
+    @property
+    def memory(self) -> float:
+        """Bytes."""
+        return CARDS[self.name].memory_mb * 2.0**20 if self.memory_gb is None else self.memory_gb * 1e9
+
+
 class Machine(Options):
     """The machine that serves, where it is not the one that builds. Set in models.yaml under `machine:`."""
 
@@ -129,3 +151,6 @@ class Machine(Options):
     """Memory that the model may use, in 10^9 bytes; what the build machine has free when left out."""
     shm_mb: int | None = Field(None, ge=1)
     """Size of /dev/shm there, in 2^20 bytes; that of the build machine when left out."""
+    gpus: tuple[Card, ...] = ()
+    """Its GPUs, in the order of their CUDA device numbers, which `gpu: {devices: ...}` names. `build-repo plan` holds
+    the models against them."""

@@ -105,7 +105,7 @@ def lay_out(
     return RepositoryEntry(front.name, front, files), _engine_entry(options, serving, graph, graph_files, warm_up_rows)
 
 
-def _front_limits(options: LayoutOptions) -> dict[str, int]:
+def _front_limits(options: LayoutOptions) -> dict[str, Any]:
     """The queue that the front keeps, where it can and Triton's batcher need not."""
     if options.serving.batcher_keeps_limits or _old(options):
         return {}
@@ -113,7 +113,7 @@ def _front_limits(options: LayoutOptions) -> dict[str, int]:
     return {"queue": queue.size, "queue_timeout_ms": queue.waiting_ms}
 
 
-def _batcher_limits(options: LayoutOptions) -> dict[str, int]:
+def _batcher_limits(options: LayoutOptions) -> dict[str, Any]:
     """The limits that Triton's batcher keeps; on a release whose fronts cannot, those alone that were asked for."""
     queue = options.serving.queue
     if options.serving.batcher_keeps_limits:

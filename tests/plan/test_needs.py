@@ -64,5 +64,3 @@ def test_a_published_model_says_its_sizes_and_speeds(repository: Path, checkpoin
 def test_what_another_engine_runs_is_refused() -> None:
     with pytest.raises(SpecError, match="vllm plans its own memory"):
         needs_of(make_spec(model="org/it", engine="vllm", load={"requests_per_s": 1}))
-    with pytest.raises(SpecError, match="nothing was measured on a GPU"):
-        needs_of(make_spec(model="org/it", target="cuda", precision="fp16", load={"requests_per_s": 1}))

@@ -1,0 +1,138 @@
+"""The arithmetic of a model on GPUs: what it has on each card, and how many of it fit.
+
+Weights and caches are those of the build; what CUDA takes is what others have measured. No speed: none was measured on
+a GPU, and nothing here was run on one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from builder.engines.gpu import HEADROOM, refuse_card
+from builder.errors import SpecError
+from builder.memory import WIDTHS, cache_bytes
+from builder.plan.encoder import response_cache
+from builder.plan.generating import slot_length
+from builder.plan.lines import Line, Plan, megabytes
+from builder.plan.needs import Needs
+from builder.plan.process import CONTEXT, SERVER_ON_CARD, memory_line, shared_memory_line
+from builder.spec import BuildSpec, Card, Load
+
+
+@dataclass(frozen=True)
+class Share:
+    """Bytes of a model on a card: of each `instance`, and `once`, however many there are."""
+
+    instance: int
+    once: int
+
+    def of(self, instances: int) -> int:
+        return self.once + instances * self.instance
+
+    def fit(self, card: Card) -> int:
+        """How many instances have room on a card beside the server, and nothing else."""
+        return max(0, math.floor((room(card) - self.once) / self.instance))
+
+
+def room(card: Card) -> float:
+    """Bytes of a card that models may take, beside those of the server."""
+    return HEADROOM * card.memory - SERVER_ON_CARD
+
+
+def plan_on_gpu(spec: BuildSpec, load: Load, needs: Needs) -> Plan:
+    """Whether `spec` fits on the cards that it names, in numbers; how many would, on each card of its machine.
+
+    Raises SpecError where its machine has no card.
+    """
+    cards, capacity = spec.machine.gpus, spec.capacity
+    if not cards:
+        raise SpecError(f"{spec.entry_name}: say which cards its machine has (machine: {{gpus: [{{name: l4}}]}})")
+    instances = spec.instances if needs.kind == "encoder" else 1
+    share, lines, settings = (_encoder if needs.kind == "encoder" else _decoder)(spec, load, needs)
+    lines += [_card_line(number, card, share, needs) for number, card in enumerate(cards)]
+    processes = capacity.serving.front_instances or instances
+    memory, size = memory_line(processes, needs.weights)
+    requests = capacity.max_batch_size if needs.kind == "encoder" else capacity.slots + capacity.serving.queue.size
+    shm, shared = shared_memory_line(
+        processes, requests, capacity.serving.limits.request_bytes, load.texts * needs.answer_bytes
+    )
+    cache, cache_lines = response_cache(load, needs)
+    named = {"serving.response_cache": True} if cache else {}
+    return Plan(
+        capacity.name,
+        (*lines, memory, shm, *cache_lines),
+        {"instances": instances, "gpu.devices": list(spec.gpu.devices), **_card_name(spec), **settings, **named},
+        size,
+        shared,
+        response_cache=cache,
+        lacking=tuple(_lacking(spec, share, instances)),
+        notes=(needs.measured,),
+        gpu_memory=dict.fromkeys(spec.gpu.devices, share.of(instances)),
+    )
+
+
+def _encoder(spec: BuildSpec, load: Load, needs: Needs) -> tuple[Share, list[Line], dict[str, object]]:
+    """Its engine is a Triton model, whose instances are in the server's own process."""
+    lines = [_weights(needs), _activations(needs)]
+    return Share(needs.weights + needs.activations, 0), lines, {}
+
+
+def _decoder(spec: BuildSpec, load: Load, needs: Needs) -> tuple[Share, list[Line], dict[str, object]]:
+    """One loop, whose cache is on the card; in process it has CUDA for itself."""
+    length = slot_length(load, needs)
+    of_slot = cache_bytes(needs.layers, 1, length, WIDTHS[needs.cache])
+    cuda = CONTEXT if spec.executor == "in-process" else 0
+    rest = needs.weights + needs.activations + cuda
+    lines = [
+        _weights(needs),
+        _activations(needs),
+        Line("cache", f"{spec.slots} slots of {length} tokens x {megabytes(of_slot)}", megabytes(spec.slots * of_slot)),
+    ]
+    lines += [Line("CUDA", "of the loop's own process", megabytes(cuda))] if cuda else []
+    for number, card in enumerate(spec.machine.gpus):
+        most = max(0, math.floor((room(card) - rest) / of_slot))
+        formula = f"({megabytes(room(card))} - {megabytes(rest)} of the rest) / {megabytes(of_slot)}"
+        lines.append(Line(f"most slots, GPU {number} ({card.name})", formula, str(most)))
+    share = Share(needs.weights + needs.activations + spec.slots * of_slot, cuda)
+    return share, lines, {"slots": spec.slots, "max_length": length}
+
+
+def _weights(needs: Needs) -> Line:
+    return Line("weights", "of an instance", megabytes(needs.weights))
+
+
+def _activations(needs: Needs) -> Line:
+    return Line("activations", needs.activated, megabytes(needs.activations))
+
+
+def _card_line(number: int, card: Card, share: Share, needs: Needs) -> Line:
+    taken = f"{megabytes(SERVER_ON_CARD)} of the server"
+    taken += f" - {megabytes(share.once)}" if share.once else ""
+    formula = f"({HEADROOM} x {megabytes(card.memory)} - {taken}) / {megabytes(share.instance)}"
+    many = "instances" if needs.kind == "encoder" else "such models"
+    return Line(f"GPU {number} ({card.name})", formula, f"{share.fit(card)} {many} fit")
+
+
+def _card_name(spec: BuildSpec) -> dict[str, object]:
+    """The card that a build is to be refused for: of several, the smallest."""
+    cards = [spec.machine.gpus[device] for device in spec.gpu.devices]
+    return {"gpu.card": min(cards, key=lambda card: card.memory).name}
+
+
+def _lacking(spec: BuildSpec, share: Share, instances: int) -> Sequence[str]:
+    found = []
+    for device in spec.gpu.devices:
+        card = spec.machine.gpus[device]
+        try:
+            refuse_card(replace(spec.layout, gpu=spec.gpu.model_copy(update={"card": card.name})), spec.runs)
+        except SpecError as error:
+            found.append(f"GPU {device}: {error}")
+        if share.of(instances) > room(card):
+            found.append(
+                f"GPU {device} ({card.name}) has room for {megabytes(room(card))} of models and this one takes "
+                f"{megabytes(share.of(instances))}. What would: a larger card, a lower precision, fewer instances or "
+                "slots, or a smaller serving.token_budget"
+            )
+    return found
