@@ -10,7 +10,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +20,13 @@ from builder.hashing import sha256_of
 from builder.runtime.contract import HOSTED, ContractError
 from builder.triton.hosting import MODELS, hosted_repositories, read_hosted, refuse_other
 from builder.triton.render import parse
-from builder.triton.versions import CONFIG, REPORT, entries, numbers
+from builder.triton.versions import CONFIG, REPORT, entries, loaded, numbers
 
 SIGNATURE = "model.sig"  # model-signing's own name for it
+WARM_UP = "warmup"  # a folder of each version in it
 HOW = "build-repo sign --key FILE"
+
+Which = Callable[[Path], Sequence[int]]  # of the folder of a model, some of its versions
 
 
 @dataclass(frozen=True)
@@ -61,17 +64,27 @@ def sign(repository: Path, signer: Signer, names: Sequence[str] = ()) -> list[st
     return signed
 
 
-def unsigned(repository: Path, trusted: Path, names: Sequence[str] = ()) -> list[str]:
+def unsigned(repository: Path, trusted: Path, names: Sequence[str] = (), which: Which = numbers) -> list[str]:
     """What keeps each model from being the one that was signed, in a sentence with its name; nothing where all hold.
 
     `trusted`: a public key, or the certificates (PEM) that a signer's own must lead to; `names`: of these models and
-    their engines alone. Raises SpecError where `trusted` is neither, RepositoryError for a model that is not there.
+    their engines alone; `which`: of these versions alone. Raises SpecError where `trusted` is neither, RepositoryError
+    for a model that is not there.
     """
-    configuration, wanted = _verifying(trusted), _wanted(repository, names)
+    configuration, wanted = _verifying(trusted), _wanted(repository, names, which)
     hosting = [hosted for hosted in hosted_repositories(repository) if hosted.parent.name in wanted]
-    return [
-        f"{name}: {problem}" for name, folder in wanted.items() for problem in _unsigned(folder, configuration, trusted)
-    ] + [sentence for hosted in hosting for sentence in _unsigned_hosted(hosted, trusted)]
+    problems = {name: _unsigned(folder, which(folder), configuration, trusted) for name, folder in wanted.items()}
+    return [f"{name}: {problem}" for name, each in problems.items() for problem in each] + [
+        sentence for hosted in hosting for sentence in _unsigned_hosted(hosted, trusted)
+    ]
+
+
+def to_be_loaded(folder: Path) -> list[int]:
+    """The versions of a model that Triton loads by its config.pbtxt; all, where that names none or cannot be read."""
+    try:
+        return loaded(folder) or numbers(folder)
+    except (RepositoryError, OSError, ValueError):
+        return numbers(folder)
 
 
 def trusted_text(trusted: Path) -> str:
@@ -98,10 +111,10 @@ def _unsigned_hosted(repository: Path, trusted: Path) -> Iterator[str]:
             yield f"{prefix}/{name}: {_not_read(error)}"
 
 
-def _unsigned(folder: Path, configuration: Any, trusted: Path) -> list[str]:
-    """What keeps one model from being what was signed; also that it cannot be read, or went while it was."""
+def _unsigned(folder: Path, there: Sequence[int], configuration: Any, trusted: Path) -> list[str]:
+    """What keeps versions of one model from being what was signed; also that it cannot be read, or has just gone."""
     try:
-        return [*_unsigned_versions(folder, configuration, trusted), *_beside(folder)]
+        return [*_unsigned_versions(folder, there, configuration, trusted), *_beside(folder, there)]
     except (OSError, ValueError) as error:
         return [_not_read(error)]
 
@@ -110,8 +123,7 @@ def _not_read(error: Exception) -> str:
     return f"it cannot be verified, for it cannot be read ({_first_line(error)}); where it is being changed, try again"
 
 
-def _unsigned_versions(folder: Path, configuration: Any, trusted: Path) -> Iterator[str]:
-    there = numbers(folder)
+def _unsigned_versions(folder: Path, there: Sequence[int], configuration: Any, trusted: Path) -> Iterator[str]:
     if not there:
         yield f"it has no version that was signed; whoever published it can sign it: {HOW}"
     for number in there:
@@ -163,9 +175,10 @@ def _moved(version: Path) -> Iterator[str]:
         yield f"version {version.name} was signed as version {number} of {name or 'a model without a name'}"
 
 
-def _beside(folder: Path) -> Iterator[str]:
-    """What lies beside the version folders and is not what a version says, and what is missing there."""
-    versions = {str(number): folder / str(number) for number in numbers(folder)}
+def _beside(folder: Path, there: Sequence[int]) -> Iterator[str]:
+    """What lies beside the version folders and is not what one of `there` says, and what is missing there."""
+    versions = {str(number): folder / str(number) for number in there}
+    others = set(map(str, numbers(folder))) - set(versions)
     for wanted in (CONFIG, REPORT):
         if not (folder / wanted).exists() and any((version / wanted).is_file() for version in versions.values()):
             yield f"{wanted} is missing beside its versions"
@@ -173,6 +186,8 @@ def _beside(folder: Path) -> Iterator[str]:
         name = path.relative_to(folder)
         if name.parts[0] in versions or (name.parts[0] == MODELS and (folder / MODELS / HOSTED).is_file()):
             continue
+        if name.parts[0] in others or (name.parts[0] == WARM_UP and name.parts[1:2] and name.parts[1] in others):
+            continue  # nobody loads it, nor what only it names
         if path.is_symlink() or not any(_is_of(name, path, version) for version in versions.values()):
             yield f"{name} is not what a version of it says"
 
@@ -232,24 +247,24 @@ def _folders(repository: Path) -> dict[str, Path]:
     return folders
 
 
-def _wanted(repository: Path, names: Sequence[str]) -> dict[str, Path]:
+def _wanted(repository: Path, names: Sequence[str], which: Which = numbers) -> dict[str, Path]:
     """The folders of `names` and of their engines; where none are named, all."""
     try:
         folders = _folders(repository)
-        named = dict.fromkeys(entry for name in names for entry in _with_engine(folders, repository, name))
+        named = dict.fromkeys(entry for name in names for entry in _with_engine(folders, repository, name, which))
     except OSError as error:
         raise RepositoryError(f"{repository} cannot be read: {error}") from error
     return {name: folders[name] for name in named} or folders
 
 
-def _with_engine(folders: Mapping[str, Path], repository: Path, name: str) -> list[str]:
-    """The folders of a model: its own, and those of each of its versions, which are loaded with it.
+def _with_engine(folders: Mapping[str, Path], repository: Path, name: str, which: Which) -> list[str]:
+    """The folders of a model: its own, and those of each of its versions `which`, which are loaded with it.
 
     By what the versions say, for that is signed. Raises RepositoryError where the model is not there.
     """
     if name not in folders:
         raise RepositoryError(f"{repository} has no model {name}; it has {', '.join(folders)}")
-    built = [entry for number in numbers(folders[name]) for entry in entries(repository, name, number)]
+    built = [entry for number in which(folders[name]) for entry in entries(repository, name, number)]
     return [name, *(entry for entry in built if entry in folders)]
 
 

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shutil
 import threading
 import time
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
 from builder.cli import main
+from builder.errors import ServeError
 from builder.serve import canary, promote
 from builder.serve.client import Client
 from builder.serve.control import Control
@@ -23,6 +26,7 @@ from builder.serve.samples import samples_for
 from builder.serve.triton import Server, free_ports, running
 from builder.triton import versions
 from builder.triton.publish import publish
+from builder.triton.transaction import Change
 from scripts.benchmarks.publish import Pair, measure, pairs
 from tests.versions import copy_version
 
@@ -45,6 +49,41 @@ def test_no_request_fails_and_none_is_answered_by_half_a_model_while_versions_ch
     assert figures["changes"] == 6
     for name, model in figures["models"].items():
         assert min(model["of_each_build"]) > 0, f"{name} was answered by one version only"
+
+
+def test_between_the_renames_of_an_engine_that_changed_its_tensors_requests_are_refused(
+    built: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The front of the old version and the engine of the new one, for ever: as a server that starts there has them."""
+    mine, between = tmp_path / "model_repository", tmp_path / "between" / "model_repository"
+    shutil.copytree(built("flags"), mine, copy_function=os.link)
+    copy_version(mine, "flags", 1, 2)
+    _edit(mine / "flags_model" / "2" / "config.pbtxt", "max_batch_size: 64", "max_batch_size: 16")
+    _edit(mine / "flags" / "2" / "serving.json", '"rude"', '"rude, says version 2"')
+    write = Change.write
+
+    def noting(change: Change, content: bytes, target: Path) -> None:
+        write(change, content, target)
+        if target == mine / "flags_model" / "config.pbtxt":
+            shutil.copytree(mine, between, copy_function=os.link)
+
+    monkeypatch.setattr(Change, "write", noting)
+    versions.rollback(mine, "flags", 2)
+    asked = {"text_input": "you are a fool", "top_k": 3}
+    with running(between) as server, Control(server.url, between) as control, Client(server.url, "flags") as client:
+        assert (control.versions("flags"), control.versions("flags_model")) == ({1}, {2})
+        with pytest.raises(ServeError, match="flags_model"):
+            client.ask(asked)
+        for name in ("build.json", "config.pbtxt"):
+            os.replace(mine / "flags" / name, between / "flags" / name)
+        assert control.switch("flags") == 2
+        assert "rude, says version 2" in client.ask(asked)["label"]
+
+
+def _edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text("utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), "utf-8")
 
 
 @pytest.mark.slow

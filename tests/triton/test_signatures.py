@@ -20,7 +20,7 @@ from builder.errors import RepositoryError, ServeError, SpecError
 from builder.serve.refusals import refuse_unsigned
 from builder.serve.triton import running
 from builder.triton import signatures
-from builder.triton.signatures import SIGNATURE, Signer, sign, trusted_text, unsigned
+from builder.triton.signatures import SIGNATURE, Signer, sign, to_be_loaded, trusted_text, unsigned
 
 PEM, NOTHING = serialization.Encoding.PEM, serialization.NoEncryption()
 
@@ -88,6 +88,33 @@ def test_what_is_asked_for_is_verified_with_its_engine(repository: Path, keys: t
     assert unsigned(repository, public, ["front"]) == ["front_model: 1/model.py was changed after it was signed"]
     with pytest.raises(RepositoryError, match="has no model absent"):
         unsigned(repository, public, ["absent"])
+
+
+def test_only_the_versions_that_are_loaded_are_read_where_that_is_asked_for(
+    repository: Path, keys: tuple[Path, Path]
+) -> None:
+    """And nothing beside them is taken from one that is not."""
+    private, public = keys
+    sign(repository, Signer(private))
+    old, new = repository / "front" / "1", repository / "front" / "2"
+    (old / "model.py").write_text("import os\n")
+    (old.parent / "warmup" / "1" / "text").write_bytes(b"other")
+    assert len(unsigned(repository, public, ["front"])) == 2
+    assert unsigned(repository, public, ["front"], to_be_loaded) == []
+    (old.parent / "build.json").write_bytes((old / "build.json").read_bytes())
+    assert unsigned(repository, public, ["front"], to_be_loaded) == [
+        "front: build.json is not what a version of it says"
+    ]
+    (old.parent / "config.pbtxt").write_bytes((old / "config.pbtxt").read_bytes())
+    assert "front: 1/model.py was changed after it was signed" in unsigned(repository, public, ["front"], to_be_loaded)
+    (old.parent / "config.pbtxt").write_text("no configuration")
+    assert "front: 1/model.py was changed after it was signed" in unsigned(repository, public, ["front"], to_be_loaded)
+    for name in ("build.json", "config.pbtxt"):
+        (old.parent / name).write_bytes((new / name).read_bytes())
+    (new / "model.py").write_text("import os\n")
+    assert unsigned(repository, public, ["front"], to_be_loaded) == [
+        "front: 2/model.py was changed after it was signed"
+    ]
 
 
 def _without_a_report(repository: Path) -> None:

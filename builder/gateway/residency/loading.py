@@ -19,7 +19,8 @@ from builder.gateway.residency.offered import Offered
 from builder.gateway.residency.processes import Processes, alive, size_of
 from builder.gateway.residency.resident import Resident
 from builder.serve.control import Control
-from builder.triton.signatures import unsigned
+from builder.triton.signatures import Which, to_be_loaded, unsigned
+from builder.triton.versions import numbers
 
 PROCESS_POLL_S = 0.02
 INDEX_POLL_S = 0.5
@@ -62,7 +63,7 @@ class TritonLoading:
         name, version = resident.name, resident.version
         resident.earlier = frozenset(await asyncio.to_thread(self.processes.of, [name, *resident.engines]))
         try:
-            await asyncio.to_thread(self._refuse_unsigned, name)
+            await asyncio.to_thread(self._refuse_unsigned, name, numbers if instead else to_be_loaded)
             if instead and resident.engines:
                 await asyncio.to_thread(_switch, self.url, self.offered.repository, name)
             else:
@@ -77,10 +78,11 @@ class TritonLoading:
             )
         return await asyncio.to_thread(self._size, resident)
 
-    def _refuse_unsigned(self, name: str) -> None:
+    def _refuse_unsigned(self, name: str, which: Which) -> None:
+        """Raises RepositoryError. Where one version takes the place of another, Triton is told to load both."""
         if self.verify_key is not None:
             repository = self.offered.repository
-            problems = unsigned(repository, self.verify_key, [name])
+            problems = unsigned(repository, self.verify_key, [name], which)
             if problems:
                 see = f"build-repo verify {repository} --key {self.verify_key}"
                 raise RepositoryError(f"{problems[0]}. It is not loaded; see all: {see}")
