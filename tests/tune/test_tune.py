@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import os
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from builder.cli import main
+from builder.commands import tune as command
 from builder.errors import ServeError, SpecError
 from builder.load.record import Load
 from builder.load.traffic import Level
-from builder.runtime.contract import dump
+from builder.pipeline import build
+from builder.runtime.contract import dump, load_generation
 from builder.spec import load_specs
+from builder.triton.versions import served
 from builder.tune.search import Finding, search, verdict
 from builder.tune.space import SHARED, choices, settings_of, space_of
 from builder.tune.trials import Outcome, judge
@@ -163,6 +170,33 @@ def test_the_winner_is_written_beside_what_was_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
     with pytest.raises(SpecError, match="has no model absent; it has minilm, other"):
         write_settings(path, "absent", settings, "")
+
+
+def test_a_tuned_decoder_is_what_a_build_by_the_file_that_tune_wrote_makes(
+    built: Callable[[str], Path], checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of the command but the load tests, and the build after it."""
+    pytest.importorskip("optuna", reason="of the extra tune")
+    pytest.importorskip("ruamel.yaml", reason="of the extra tune")
+    winner = Finding({"threads": 1, "slots": 2, "serving.prefill_tokens": 16}, "twice as many tokens/s", ())
+    for name, found in {"served": nullcontext("url"), "model_samples": [], "search": winner}.items():
+        monkeypatch.setattr(command, name, lambda *_, found=found: found)
+    mine, path = tmp_path / "model_repository", tmp_path / "models.yaml"
+    shutil.copytree(built("writes"), mine, copy_function=os.link)
+    path.write_text(
+        f"defaults: {{output: {tmp_path / 'again'}}}\n"
+        f"models:\n  - {{model: {checkpoint('writes')}, name: writes, slots: 4, max_length: 128}}\n"
+    )
+    assert main(["tune", "writes", "--p99-ms", "50", "--repository", str(mine), "--models", str(path)]) == 0
+    assert served(mine / "writes") == 2
+    (spec,) = load_specs(path)
+    assert (spec.threads, spec.slots, spec.serving.prefill_tokens, spec.max_length) == (1, 2, 16, 128)
+    build(spec)
+    tuned, again = mine / "writes" / "2", tmp_path / "again" / "writes" / "1"
+    assert (tuned / "serving.json").read_bytes() == (again / "serving.json").read_bytes()
+    assert (tuned / "config.pbtxt").read_text() == (again / "config.pbtxt").read_text().replace("[ 1 ]", "[ 2 ]")
+    assert load_generation(tuned).arena.slots == 2
+    assert load_generation(mine / "writes" / "1").arena.slots == 4, "what tune started from"
 
 
 def test_what_would_not_be_a_specification_is_not_written(tmp_path: Path) -> None:
