@@ -14,7 +14,7 @@ from builder.plan.lines import Line, Plan, number, power_of_two
 from builder.plan.needs import Needs
 from builder.plan.process import memory_line, shared_memory_line
 from builder.plan.speeds import Cost, encoder_cost
-from builder.plan.waiting import latencies
+from builder.plan.waiting import latencies, pile_up
 from builder.runtime.contract import Batching
 from builder.spec import Capacity, Load
 
@@ -91,11 +91,14 @@ def _speed(
         return lines, {}, [_too_much(needs, holds, cores)], share * capacity.cores, capacity.max_batch_size
     forms = max(float(rows), each * cost.call / (1000 - each * row_ms))
     at_most = math.ceil(forms + SIGMAS * math.sqrt(forms))
-    batch = min(MOST_BATCH, max(LEAST_BATCH, power_of_two(2 * at_most / rows)))
+    least = min(MOST_BATCH, max(LEAST_BATCH, power_of_two(2 * at_most / rows)))
     longest = load.longest or needs.length
     budget, step = _token_budget(capacity, load, needs, cost)
     call_cost, weighed = _call_cost(capacity, cost)
-    times = latencies(cost, each / rows, rows, load.tokens, longest, Batching(budget, batch, call_cost))
+    batch, times = least, np.empty(0)
+    while not len(times) or (pile_up(times) and batch < MOST_BATCH):
+        batch *= 2 if len(times) else 1
+        times = latencies(cost, each / rows, rows, load.tokens, longest, Batching(budget, batch, call_cost))
     p50, p99 = np.quantile(times, [0.5, 0.99])
     lines += [
         Line(
@@ -103,14 +106,21 @@ def _speed(
             f"{number(each)} x {number(cost.call)} ms / (1000 - {number(each)} x {number(row_ms)})",
             f"{number(forms)} on average, {at_most} at most 99 times of 100",
         ),
-        Line("max_batch_size", f"2 x {at_most} texts / {rows} a request, to a power of two", str(batch)),
+        Line(
+            "max_batch_size",
+            f"2 x {at_most} texts / {rows} a request, to a power of two"
+            + f", and {batch // least} times that, or requests pile up" * (batch > least),
+            str(batch),
+        ),
         step,
         weighed,
         Line("p50", f"{len(times):,} requests at random times, played through", f"{number(p50)} ms"),
         Line("p99", f"of the same; texts of {load.tokens} tokens on average, {longest} at most", f"{number(p99)} ms"),
     ]
     lacking = []
-    if load.p99_ms is not None and p99 > load.p99_ms:
+    if pile_up(times):
+        lacking.append(_piling_up(needs))
+    elif load.p99_ms is not None and p99 > load.p99_ms:
         lacking.append(_too_slow(load, needs, cost.of(rows * longest), p99))
     settings: dict[str, object] = {
         "max_batch_size": batch,
@@ -148,6 +158,14 @@ def _too_much(needs: Needs, holds: float, cores: int) -> str:
     return (
         f"the texts alone keep it busy for more than {BUSY:.0%} of the time; it holds {number(holds)} requests/s. "
         f"What would: about {cores} cores (machine: {{cores: ...}}), shorter texts{faster}, or a lower precision"
+    )
+
+
+def _piling_up(needs: Needs) -> str:
+    faster = f", or {needs.faster}" if needs.faster else ""
+    return (
+        "requests pile up: with their padding, texts take longer than they take to come. What would: fewer requests a "
+        f"second, shorter texts, more cores{faster}"
     )
 
 

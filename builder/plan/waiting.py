@@ -37,6 +37,12 @@ def latencies(cost: Cost, rate: float, texts: int, mean: float, longest: float, 
     return answered - came
 
 
+def pile_up(times: np.ndarray) -> bool:
+    """Whether who comes later waits longer and longer, for more come than are answered."""
+    quarters = [float(part.mean()) for part in np.array_split(times, 4)]
+    return quarters[3] > 2 * quarters[1]
+
+
 def batch_ms(cost: Cost, tokens: np.ndarray, batching: Batching) -> float:
     """Milliseconds of a batch of texts of so many `tokens`: of its calls, padded to the longest text of each."""
     if len(tokens) == 1:

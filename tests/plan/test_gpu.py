@@ -41,7 +41,11 @@ class _Compose(yaml.SafeLoader):
     """Reads what Compose has of its own."""
 
 
-_Compose.add_constructor("!override", lambda loader, node: loader.construct_sequence(node, deep=True))
+def _sequence(loader: Any, node: Any) -> Any:
+    return loader.construct_sequence(node, deep=True)
+
+
+_Compose.add_constructor("!override", _sequence)
 
 
 def _spec(name: str = "it", gpus: Any = TWO, **options: Any) -> BuildSpec:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from builder.plan.speeds import Cost
-from builder.plan.waiting import batch_ms, latencies, lengths
+from builder.plan.waiting import batch_ms, latencies, lengths, pile_up
 from builder.runtime.contract import Batching
 
 
@@ -34,6 +34,11 @@ def test_batches_take_what_one_after_the_other_could_not() -> None:
     assert 10 - 1e-6 < times.min() < times.max() < 20 + 1e-6
     few = latencies(Cost(10, 0), rate=1000, texts=1, mean=10, longest=100, batching=_together(5))
     assert few.max() > 1000, "more come than go"
+
+
+def test_it_is_seen_that_more_come_than_go() -> None:
+    assert pile_up(np.linspace(0, 100, 1000))
+    assert not pile_up(np.random.default_rng(0).exponential(10, 1000))
 
 
 def test_a_batch_costs_its_calls_and_their_padding() -> None:
