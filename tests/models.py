@@ -28,6 +28,8 @@ class Served:
     spec: dict[str, Any] = field(default_factory=dict)
 
 
+FEW = {"queue": {"max_size": 3}}  # requests that may wait
+
 SERVED: dict[str, Served] = {
     "topics": Served("text-classification", "bert", {0: "sport", 1: "food", 2: "travel"}),
     "flags": Served(
@@ -41,9 +43,9 @@ SERVED: dict[str, Served] = {
     "names": Served("token-classification", "distilbert", NER),
     "names_bpe": Served("token-classification", "modernbert", NER, spec={"executor": "bls"}),
     "answers": Served("question-answering", "bert", spec={"max_length": 128}),
-    "masks": Served("fill-mask", "xlm-roberta", spec={"executor": "bls"}),
+    "masks": Served("fill-mask", "xlm-roberta", spec={"executor": "bls", "serving": FEW}),
     "ranks": Served("text-ranking", "deberta-v2", {0: "relevance"}),
-    "features": Served("feature-extraction", "albert"),
+    "features": Served("feature-extraction", "albert", spec={"serving": FEW}),
     "pooled": Served("feature-extraction", "mpnet", spec={"pooling": "cls"}),
 }
 

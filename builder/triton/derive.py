@@ -18,11 +18,13 @@ from builder.errors import RepositoryError
 from builder.report.bom import BOM, bom
 from builder.report.page import PAGE, page
 from builder.report.record import BuildReport, read_report
+from builder.report.summary import REPORT as SUMMARY
 from builder.runtime.contract import FILE
 from builder.spec.choices import KEEP
 from builder.triton.check import check
 from builder.triton.entries import numbered
 from builder.triton.publish import move_in, tidy
+from builder.triton.render import parse, quote
 from builder.triton.settings import Settings, read_settings, with_settings
 from builder.triton.signatures import SIGNATURE
 from builder.triton.transaction import changing, sync
@@ -52,6 +54,7 @@ def publish_settings(repository: Path, name: str, settings: Settings, reason: st
             slots = read_settings(entry / str(now))["slots"]
             cache = report.memory["cache"] // slots * settings["slots"]
             report = replace(report, memory={**report.memory, "cache": cache})
+            changed = {**changed, CONFIG: _told(changed[CONFIG].decode(), report).encode()}
         staged = change.staging / "new" / name
         _write(staged, entry, changed, report, now)
         problems = check(staged.parent)
@@ -64,6 +67,16 @@ def publish_settings(repository: Path, name: str, settings: Settings, reason: st
         change.commit()
         tidy(repository, name, change.staging / "removed", keep, [number, now])
     return number
+
+
+def _told(config: str, report: BuildReport) -> str:
+    """`config`, whose own short report says what memory the model takes now."""
+    parameters = parse(config, report.name).parameters
+    if SUMMARY not in parameters or report.memory is None:
+        return config
+    said = parameters[SUMMARY].string_value
+    now = {**json.loads(said), "memory": sum(report.memory.values())}
+    return config.replace(quote(said), quote(json.dumps(now, ensure_ascii=False, separators=(",", ":"))))
 
 
 def _report(
