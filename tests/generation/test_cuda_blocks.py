@@ -51,13 +51,13 @@ SMALL = 16  # tokens of a block: the least that the operator takes, so that shor
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch) -> CopyingDevice:
-    found = CopyingDevice()
-    monkeypatch.setattr(device_module, "onnxruntime", found)
+    device = CopyingDevice()
+    monkeypatch.setattr(device_module, "onnxruntime", device)
     monkeypatch.setattr(cuda_blocks, "BLOCKS", {256: SMALL})
-    return found
+    return device
 
 
-class Made:
+class TinyDecoder:
     """A tiny decoder in fp16: its graph over slots, the same over blocks, and the graph that copies a block."""
 
     def __init__(self, model_type: str, folder: Path) -> None:
@@ -80,39 +80,47 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> Made:
-    return Made("llama", tmp_path_factory.mktemp("llama"))
+def llama(tmp_path_factory: pytest.TempPathFactory) -> TinyDecoder:
+    return TinyDecoder("llama", tmp_path_factory.mktemp("llama"))
 
 
-def answered(executor: Executor, asked: list[Asked], prefill_tokens: int = 24) -> list[list[int]]:
-    """What an engine says to `asked`, each submitted one step after the one before."""
+def answered(executor: Executor, requests: list[Asked], prefill_tokens: int = 24) -> list[list[int]]:
+    """What an engine says to `requests`, each submitted one step after the one before."""
     engine = Engine(executor, Limits(0, prefill_tokens))
-    for one in asked:
+    for one in requests:
         engine.submit(one.sequences)
         engine.step()
     engine.run_until_idle()
-    assert not any(one.errors for one in asked)
-    return [one.tokens for one in asked]
+    assert not any(one.errors for one in requests)
+    return [one.tokens for one in requests]
 
 
 @pytest.mark.parametrize("model_type", ["gpt2", "gemma2", "mistral"])
 def test_blocks_on_a_device_say_what_slots_say(model_type: str, cuda: CopyingDevice, tmp_path: Path) -> None:
     """One product for all three, capped scores with windows in every other layer, windows in all: past each window."""
-    made = Made(model_type, tmp_path)
-    assert made.blocks.operators["PagedAttention"] == SIZES["num_hidden_layers"]
-    assert "GroupQueryAttention" not in made.blocks.operators
-    executor = made.in_blocks()
-    found = generate(executor, prompts(), 32)
-    assert found == generate(made.in_slots(), prompts(), 32)
-    expected = [best_tokens(made.model, prompt, text) for prompt, text in zip(prompts(), found, strict=True)]
-    same = [a == b for ours, theirs in zip(found, expected, strict=True) for a, b in zip(ours, theirs, strict=True)]
+    decoder = TinyDecoder(model_type, tmp_path)
+    assert decoder.blocks.operators["PagedAttention"] == SIZES["num_hidden_layers"]
+    assert "GroupQueryAttention" not in decoder.blocks.operators
+    executor = decoder.in_blocks()
+    answers_of_blocks = generate(executor, prompts(), 32)
+    assert answers_of_blocks == generate(decoder.in_slots(), prompts(), 32)
+    expected = [
+        best_tokens(decoder.model, prompt, text) for prompt, text in zip(prompts(), answers_of_blocks, strict=True)
+    ]
+    same = [
+        a == b
+        for ours, theirs in zip(answers_of_blocks, expected, strict=True)
+        for a, b in zip(ours, theirs, strict=True)
+    ]
     assert np.mean(same) > 0.9, "fp16 is nearly what transformers says"
     held = sum(tensor.allocation.content.nbytes for tensor in executor.cache.tensors.values())
-    layers = [LayerShape(heads, size) for heads, size in made.geometry.layers]
+    layers = [LayerShape(heads, size) for heads, size in decoder.geometry.layers]
     assert held == executor.blocks.count * block_bytes(layers, "float16")
 
 
-def test_rows_that_come_and_go_share_few_blocks_and_say_what_each_says_alone(llama: Made, cuda: CopyingDevice) -> None:
+def test_rows_that_come_and_go_share_few_blocks_and_say_what_each_says_alone(
+    llama: TinyDecoder, cuda: CopyingDevice
+) -> None:
     """Pieces of prompts and steps in one call, beginnings in common, and some that give way and are computed again."""
     generator = np.random.default_rng(4)
     begin = generator.integers(5, VOCABULARY, 21).tolist()
@@ -120,34 +128,36 @@ def test_rows_that_come_and_go_share_few_blocks_and_say_what_each_says_alone(lla
         [*(begin if number % 2 else []), *generator.integers(5, VOCABULARY, 3 + 5 * number).tolist()]
         for number in range(7)
     ]
-    asked = [Asked(text, 24 + 3 * number) for number, text in enumerate(texts)]
+    requests = [Asked(text, 24 + 3 * number) for number, text in enumerate(texts)]
     executor = llama.in_blocks(blocks=11)
     cuda.calls.clear()
     engine = Engine(executor, Limits(0, 24))
-    for one in asked:
+    for one in requests:
         engine.submit(one.sequences)
         engine.step()
     engine.run_until_idle()
     alone = [answered(llama.in_slots(), [Asked(text, 24 + 3 * number)])[0] for number, text in enumerate(texts)]
-    assert [one.tokens for one in asked] == alone
+    assert [one.tokens for one in requests] == alone
     assert engine.stats.preemptions > 0
     assert engine.stats.reused_tokens > 0
     assert any(rows > 1 and rows < tokens for rows, tokens in cuda.calls), "pieces and steps in one call"
 
 
-def test_several_answers_to_one_prompt_share_its_blocks_until_they_write(llama: Made, cuda: CopyingDevice) -> None:
+def test_several_answers_to_one_prompt_share_its_blocks_until_they_write(
+    llama: TinyDecoder, cuda: CopyingDevice
+) -> None:
     options: dict[str, Any] = {"n": 3, "temperature": 0.9, "top_k": 20, "random_seed": 5}
-    found: list[list[int]] = []
+    shared: list[list[int]] = []
     expected: list[list[int]] = []
-    for executor, said in ((llama.in_blocks(), found), (llama.in_slots(), expected)):
+    for executor, texts in ((llama.in_blocks(), shared), (llama.in_slots(), expected)):
         one = Asked(prompts()[0][:20], 12, **options)
         answered(executor, [one])
-        said.extend(sequence.sampler.generated for sequence in one.sequences)
-    assert found == expected
-    assert len({tuple(tokens) for tokens in found}) > 1
+        texts.extend(sequence.sampler.generated for sequence in one.sequences)
+    assert shared == expected
+    assert len({tuple(tokens) for tokens in shared}) > 1
 
 
-def test_only_the_best_logits_leave_the_device(llama: Made, cuda: CopyingDevice) -> None:
+def test_only_the_best_logits_leave_the_device(llama: TinyDecoder, cuda: CopyingDevice) -> None:
     executor = llama.in_blocks()
     cuda.fetched.clear()
     answered(executor, [Asked(prompt, 8) for prompt in prompts()])
@@ -156,7 +166,7 @@ def test_only_the_best_logits_leave_the_device(llama: Made, cuda: CopyingDevice)
     assert cuda.fetched["logits"] > 0
 
 
-def test_the_operator_is_what_its_schema_says(llama: Made) -> None:
+def test_the_operator_is_what_its_schema_says(llama: TinyDecoder) -> None:
     """By that of the ONNX Runtime that is installed: no kernel of it is here to run."""
     (schema,) = (one for one in get_all_operator_schema() if one.name == "PagedAttention")
     node = next(node for node in load_graph(llama.blocks.path).graph.node if node.op_type == "PagedAttention")
@@ -188,7 +198,7 @@ def test_each_row_tells_where_it_begins_and_where_it_lies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tables", "said"),
+    ("tables", "message"),
     [
         ([[4], [2]], "a table of 1 blocks for 21 tokens"),
         ([[4], [2, 99]], "of 32"),
@@ -196,15 +206,15 @@ def test_each_row_tells_where_it_begins_and_where_it_lies() -> None:
     ],
 )
 def test_the_stand_in_refuses_what_the_kernel_would_take(
-    tables: list[list[int]], said: str, llama: Made, cuda: CopyingDevice
+    tables: list[list[int]], message: str, llama: TinyDecoder, cuda: CopyingDevice
 ) -> None:
     executor = llama.in_blocks()
     executor._infer(ROWS)
-    with pytest.raises(DeviceFault, match=said):
+    with pytest.raises(DeviceFault, match=message):
         executor._infer(replace(ROWS, tables=tables))
 
 
-def test_an_attention_that_says_something_else_is_refused(llama: Made, tmp_path: Path) -> None:
+def test_an_attention_that_says_something_else_is_refused(llama: TinyDecoder, tmp_path: Path) -> None:
     model = load_graph(llama.slots.path)
     node = next(node for node in model.graph.node if node.op_type == "GroupQueryAttention")
     node.attribute.append(onnx.helper.make_attribute("smooth_softmax", 1))
@@ -234,19 +244,19 @@ def test_a_build_judges_the_loop_over_blocks_and_says_what_has_not_run(built: Pa
 
 
 def test_the_emitted_model_answers_from_blocks(built: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    found = CopyingDevice()
-    monkeypatch.setattr(device_module, "onnxruntime", found)
+    device = CopyingDevice()
+    monkeypatch.setattr(device_module, "onnxruntime", device)
     texts = ["the river", "A long day in the village, and", "the river"]
     folder = Path(shutil.copytree(built / "writes" / "1", tmp_path / "blocks"))
-    said = answers(folder, texts)
-    assert found.calls, "it ran on the device"
+    from_blocks = answers(folder, texts)
+    assert device.calls, "it ran on the device"
     checkpoint = str(built.parent / "checkpoint")
     build(make_spec(model=checkpoint, name="writes", output=tmp_path / "r", slots=4, max_length=128))
-    assert said == answers(tmp_path / "r" / "writes" / "1", texts)
+    assert from_blocks == answers(tmp_path / "r" / "writes" / "1", texts)
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({"executor": "bls"}, "--cache-gb is not for --executor bls"),
         ({"triton": "24.10"}, "is in ONNX Runtime from 1.31.1 on, and the Python of Triton 24.10 gets 1.23.2"),
@@ -255,7 +265,7 @@ def test_the_emitted_model_answers_from_blocks(built: Path, monkeypatch: pytest.
         ({"cache_gb": 100, "gpu": {"card": "l4"}}, "lower --cache-gb"),
     ],
 )
-def test_what_blocks_do_not_have_is_refused(options: dict[str, Any], said: str, built: Path, tmp_path: Path) -> None:
-    asked: dict[str, Any] = {"target": "cuda", "precision": "fp16", "cache_gb": 1, "max_length": 128, **options}
-    with pytest.raises(SpecError, match=said):
-        build(make_spec(model=str(built.parent / "checkpoint"), output=tmp_path / "r", **asked))
+def test_what_blocks_do_not_have_is_refused(options: dict[str, Any], message: str, built: Path, tmp_path: Path) -> None:
+    spec: dict[str, Any] = {"target": "cuda", "precision": "fp16", "cache_gb": 1, "max_length": 128, **options}
+    with pytest.raises(SpecError, match=message):
+        build(make_spec(model=str(built.parent / "checkpoint"), output=tmp_path / "r", **spec))

@@ -93,7 +93,7 @@ class DeviceCache:
         kind, number = self.device.kind, self.device.number
         self._copy_from({name: (kind, number, self.address(name, source)) for name in self.shapes}, target)
 
-    def place(self, name: str, first: int, shape: "tuple[int, ...]") -> "tuple[str, int, int, tuple[int, ...], int]":
+    def region(self, name: str, first: int, shape: "tuple[int, ...]") -> "tuple[str, int, int, tuple[int, ...], int]":
         """What a binding is told of the pieces from `first` on, which are of `shape` together."""
         return self.device.kind, self.device.number, self.element, shape, self.address(name, first)
 
@@ -106,7 +106,7 @@ class DeviceCache:
         for name, (kind, number, address) in sources.items():
             shape = (1, *self.shapes[name])
             binding.bind_input(name, kind, number, self.element, shape, address)
-            binding.bind_output(f"{name}_copy", *self.place(name, target, shape))
+            binding.bind_output(f"{name}_copy", *self.region(name, target, shape))
         binding.synchronize_inputs()
         self.copier.run_with_iobinding(binding)
         binding.synchronize_outputs()
@@ -146,9 +146,9 @@ class Cuda(Bound):
         """Bind the cache of a range of slots, which stays bound; a step's small inputs do not."""
         step, binding = Step(rows, new, wanted), self.session.io_binding()
         for name, shape in self.cache.shapes.items():
-            place = self.cache.place(name, first, (rows, *shape))
-            binding.bind_input(f"past_{name}", *place)
-            binding.bind_output(f"present_{name}", *place)
+            region = self.cache.region(name, first, (rows, *shape))
+            binding.bind_input(f"past_{name}", *region)
+            binding.bind_output(f"present_{name}", *region)
         return step, binding
 
     def _bind_best(self, binding: Any, wanted: int) -> Candidates:
@@ -175,10 +175,10 @@ def candidates_of(session: onnxruntime.InferenceSession) -> int:
 def bind_best(binding: Any, wanted: int, count: int) -> Candidates:
     """Where a call leaves the `count` highest logits of each of `wanted` places."""
     shape = (wanted, count)
-    found = Candidates(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
-    for name, array in ((TOP_TOKENS, found.tokens), (TOP_LOGITS, found.logits)):
+    best = Candidates(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
+    for name, array in ((TOP_TOKENS, best.tokens), (TOP_LOGITS, best.logits)):
         binding.bind_output(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
-    return found
+    return best
 
 
 def load_cuda() -> None:

@@ -53,10 +53,10 @@ class CudaBlocks(Paged):
 
     def best(self, parts: "Sequence[Part]") -> "list[Candidates]":
         rows = self._rows(parts)
-        found = bind_best(self.highest, len(rows.wanted), self.candidates)
+        best = bind_best(self.highest, len(rows.wanted), self.candidates)
         self._run(self.highest, rows)
-        found = in_order(found)
-        return [found[place] for place in rows.places]
+        best = in_order(best)
+        return [best[place] for place in rows.places]
 
     def _infer(self, rows: Rows) -> np.ndarray:
         logits = np.zeros((len(rows.wanted), self.geometry.vocabulary), np.float32)
@@ -74,10 +74,10 @@ class CudaBlocks(Paged):
         """A binding of all blocks, which the kernel writes in place: the buffers that go in are those that come out."""
         binding, count, tokens = self.session.io_binding(), self.blocks.count, self.blocks.size
         for name, (heads, _, size) in self.cache.shapes.items():
-            place = self.cache.place(name, 0, (count, tokens, heads, size))
+            region = self.cache.region(name, 0, (count, tokens, heads, size))
             kind, layer = name.split("_")
-            binding.bind_input(cache_name(kind, int(layer)), *place)
-            binding.bind_output(cache_name(kind, int(layer), "_out"), *place)
+            binding.bind_input(cache_name(kind, int(layer)), *region)
+            binding.bind_output(cache_name(kind, int(layer), "_out"), *region)
         return binding
 
 
