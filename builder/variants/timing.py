@@ -10,14 +10,15 @@ import numpy as np
 import torch
 
 ENOUGH_S = 0.3  # of runs of one thing
+WARM_UP, LEAST = 2, 3  # runs of it: before those that count, and of those that do
 
 
 def median_ms(run: Callable[[], object], most: int = 20) -> float:
-    """Median of 3 to `most` runs after two to warm up, in milliseconds; `ENOUGH_S` of them if they are short."""
-    run()
-    run()
+    """Median of `LEAST` to `most` runs after `WARM_UP` more, in milliseconds; `ENOUGH_S` of them if they are short."""
+    for _ in range(WARM_UP):
+        run()
     times: list[float] = []
-    while len(times) < 3 or (len(times) < most and sum(times) < ENOUGH_S):
+    while len(times) < LEAST or (len(times) < most and sum(times) < ENOUGH_S):
         times.append(_seconds(run))
     return float(np.median(times)) * 1000
 
@@ -26,7 +27,7 @@ def about_ms(run: Callable[[], object]) -> float:
     """The same in half of the time, of what no choice hangs on: PyTorch, which others are only compared with."""
     run()
     times: list[float] = []
-    while len(times) < 2 or (len(times) < 10 and sum(times) < ENOUGH_S / 3):
+    while len(times) < LEAST - 1 or (len(times) < 10 and sum(times) < ENOUGH_S / 3):
         times.append(_seconds(run))
     return float(np.median(times)) * 1000
 
