@@ -54,8 +54,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
             _refuse_another_checkpoint(store or spec.output, spec.entry_name, checkpoint.source)
         refuse_card(spec.layout, spec.runs)
         if isinstance(checkpoint, Checkpoint):
-            stage = giving_back(checkpoint.model, stage)
-            family = _family(spec, checkpoint, folder, stage)
+            family, stage = _prepared(spec, checkpoint, folder, stage)
             release = spec.triton if spec.target == "cpu" else None  # no GPU is here to make the calls again on
             outcome: Verified | Unverified = verified(family, key, release, stage)
         else:  # files alone: vLLM and TensorRT-LLM run the checkpoint as it is, so that there is no graph to compare
@@ -68,15 +67,25 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
             return publish(spec.output, outcome, spec.keep)
 
 
-def _family(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Family[Any, Any, Any, Any, Any]:
-    """The stages of `checkpoint`, those that the cache has taken from there; with those of its draft, if it has one."""
-    folder.mkdir(exist_ok=True)
-    family = keeping(begin(spec, checkpoint, folder, stage), Context(spec, checkpoint, folder))
+def _prepared(
+    spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage
+) -> tuple[Family[Any, Any, Any, Any, Any], Stage]:
+    """The stages of `checkpoint`, with those of its draft if it has one; and `stage`, before which the weights of each
+    are given back."""
+    stage = giving_back(checkpoint.model, stage)
+    family = _family(spec, checkpoint, folder, stage)
     if spec.draft is None:
-        return family
+        return family, stage
     with stage("resolve the draft"):
         own, draft = resolve_draft(spec, checkpoint)
-    return Drafted(family, _family(own, draft, folder / DRAFT, stage), own.model)
+    stage = giving_back(draft.model, stage)
+    return Drafted(family, _family(own, draft, folder / DRAFT, stage), own.model), stage
+
+
+def _family(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -> Family[Any, Any, Any, Any, Any]:
+    """The stages of `checkpoint`, those that the cache has taken from there."""
+    folder.mkdir(exist_ok=True)
+    return keeping(begin(spec, checkpoint, folder, stage), Context(spec, checkpoint, folder))
 
 
 def verified(

@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 
 from builder.cache.entries import Entries
-from builder.errors import CheckpointError, SpecError
+from builder.errors import BuilderError, CheckpointError, SpecError
 from builder.pipeline import build
 from builder.plan.needs import needs_of, published
+from builder.progress import Stage
 from builder.report.bom import bom
 from builder.report.page import page
 from builder.report.record import BuildReport
@@ -75,13 +77,18 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 @pytest.mark.parametrize(
-    ("engine", "right"),
-    [("onnxruntime", True), ("onnxruntime", False), pytest.param("openvino", True, marks=pytest.mark.slow)],
+    ("engine", "precision", "right"),
+    [
+        ("onnxruntime", "int8", True),
+        ("onnxruntime", "fp32", False),
+        pytest.param("openvino", "fp32", True, marks=pytest.mark.slow),
+    ],
 )
-def test_the_text_is_what_it_is_without(engine: str, right: bool, folder: Path, tmp_path: Path) -> None:
-    """The draft is the target itself, or another model."""
+def test_the_text_is_what_it_is_without(engine: str, precision: str, right: bool, folder: Path, tmp_path: Path) -> None:
+    """The draft is the target itself, or another model; both are built in one precision."""
     draft = folder / ("large" if right else "small")
-    report = built(tmp_path, folder / "large", draft, engine=engine)
+    judged = {"quality": 0.0, "perplexity": 1e9} if precision == "int8" else {}  # random weights have none to lose
+    report = built(tmp_path, folder / "large", draft, engine=engine, precision=precision, **judged)
     version, plain = tmp_path / "repository" / "writes" / "1", tmp_path / "plain"
     assert check(tmp_path / "repository") == []
     shutil.copytree(version, plain)
@@ -98,7 +105,7 @@ def test_the_text_is_what_it_is_without(engine: str, right: bool, folder: Path, 
     texts, stats = said(version, guide=guide, ignore_eos=False)
     assert [len(text) for (text,) in texts] == [12] * len(TEXTS)
     assert stats.drafted_tokens == 0
-    _is_said(report, draft, version)
+    _is_said(report, draft, version, precision)
 
 
 @pytest.mark.slow
@@ -127,20 +134,23 @@ def _counted(url: str, name: str) -> float:
     return sum(float(line.split()[-1]) for line in lines if line.startswith(f"build_repo_{name}_total{{"))
 
 
-def _is_said(report: BuildReport, draft: Path, version: Path) -> None:
+def _is_said(report: BuildReport, draft: Path, version: Path, precision: str) -> None:
     """What report, repository and plan say of the draft."""
     files = {name for name in report.files["writes"] if name.startswith(f"1/{DRAFT}/")}
     assert files == {f"1/{DRAFT}/model.onnx", f"1/{DRAFT}/serving.json"}
     assert report.draft is not None
     assert report.draft["checkpoint"]["source"] == draft.name
-    assert report.draft["served"]["quality"] == 1.0
+    assert report.draft["served"]["name"] == report.chosen == precision
+    assert precision != "fp32" or report.draft["served"]["quality"] == 1.0
+    products = {node.op_type for node in onnx.load(str(version / DRAFT / "model.onnx")).graph.node}
+    assert (precision == "int8") == ("MatMulIntegerToFloat" in products)
     assert report.memory is not None
     serving = load_generation(version / DRAFT)
     assert (serving.arena.slots, serving.arena.length) == (4, LENGTH)
     cache = 4 * LENGTH * sum(2 * layer.heads * layer.size * 4 for layer in serving.arena.layers)
     assert report.memory["draft"] == cache + report.draft["served"]["size"]
     assert published(version.parent.parent, "writes").draft == report.memory["draft"]
-    assert f"<dt>draft</dt><dd>{draft.name}, fp32</dd>" in page(report)
+    assert f"<dt>draft</dt><dd>{draft.name}, {precision}</dd>" in page(report)
     names = [component["name"] for component in json.loads(bom(report))["components"]]
     assert names[:2] == ["large", draft.name]
 
@@ -167,6 +177,24 @@ def test_each_is_kept_for_itself(folder: Path, tmp_path: Path, monkeypatch: pyte
     assert (list(again.kept), list(again.draft["kept"])) == (["climb"], ["climb"])
     assert again.files["writes"][f"1/{DRAFT}/model.onnx"] == first.files["writes"][f"1/{DRAFT}/model.onnx"]
     assert {entry.model for entry, _ in Entries(tmp_path / "cache").all()} == {"writes", "small"}
+
+
+def test_the_weights_of_both_are_given_back_before_a_stage(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[str] = []
+
+    def first_stage(family: Any, key: str, release: str, stage: Stage) -> None:
+        given.clear()
+        with stage("export"):
+            raise BuilderError("enough")
+
+    monkeypatch.setattr("builder.pipeline.verified", first_stage)
+    monkeypatch.setattr("builder.checkpoint.mapped.has_many", lambda weights: True)
+    monkeypatch.setattr("builder.checkpoint.mapped.give_back", lambda model: given.append(model.config.model_type))
+    with pytest.raises(BuilderError, match="enough"):
+        built(tmp_path, folder / "large", folder / "small")
+    assert sorted(given) == ["gpt2", "llama"]
 
 
 def test_a_draft_that_was_lost_or_changed_is_found(folder: Path, tmp_path: Path) -> None:
