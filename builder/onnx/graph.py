@@ -20,7 +20,7 @@ from builder.triton.releases import LIMITS, OPERATOR_NEEDS, RELEASES, runtime_of
 
 @dataclass(frozen=True)
 class Graph:
-    """One model file with its signature. `operators` counts nodes by operator type.
+    """One model file with its signature. `operators` counts nodes by operator type, those of branches too.
 
     `engine` is the Triton backend it is for, `arithmetic` what that computes real products in: fp32, bf16, or fp16 on a
     GPU. `beside`: files of weights that other graphs read too.
@@ -107,10 +107,17 @@ def read_graph(path: Path) -> Graph:
         ),
         opset=next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0),
         ir_version=model.ir_version,
-        operators=Counter(node.op_type for node in model.graph.node),
+        operators=Counter(node.op_type for node in _nodes(model.graph)),
         size=sum(file.stat().st_size for file in path.parent.glob(f"{path.stem}.*")),
         arithmetic="bf16" if any(t.data_type == onnx.TensorProto.BFLOAT16 for t in model.graph.initializer) else "fp32",
     )
+
+
+def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    for node in graph.node:
+        yield node
+        for attribute in node.attribute:
+            yield from _nodes(attribute.g)
 
 
 def operator_needs(graph: Graph) -> list[str]:

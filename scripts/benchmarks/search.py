@@ -2,7 +2,8 @@
 
 Random logits of real widths, searches of 4 beams, with and without a token that no answer may have (as OPUS-MT's
 checkpoints say of padding). This checkout and `REVISION` by turns, each in a process of its own; between them ONNX
-Runtime, which finds log-probabilities and the highest of them in a graph, on all cores.
+Runtime, which finds log-probabilities and the highest of them in a graph, on all cores. Then whole steps of `--models`,
+as the emitted engine takes them (search_steps.py).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from rich.table import Table
 from builder.machine import available_cores
 from scripts.benchmarks.circumstances import circumstances, write_figures
 from scripts.benchmarks.search_side import BEAMS
+from scripts.benchmarks.search_steps import whole_steps
 
 ROOT = Path(__file__).parents[2]
 SHAPES = ((32, 58_101), (32, 32_128), (4, 50_257))  # rows and vocabulary: OPUS-MT, T5, GPT-2
@@ -41,6 +43,7 @@ def main() -> None:
     parser.add_argument("--before", default="HEAD~1", help="the revision to compare with (default HEAD~1)")
     parser.add_argument("--turns", type=int, default=5, help="of each side (default 5)")
     parser.add_argument("--steps", type=int, default=48, help="of a turn (default 48)")
+    parser.add_argument("--models", default="marian,t5-small", help="whose whole steps are measured; '' for none")
     parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
     options = parser.parse_args()
     figures: dict[str, Any] = {**circumstances(), "beams": BEAMS, "ms": {}}
@@ -50,7 +53,13 @@ def main() -> None:
             for title, forbidden in FORBIDDEN.items():
                 work = rows, vocabulary, options.steps, *forbidden
                 figures["ms"][f"{rows} x {vocabulary}{title}"] = _by_turns(sides, work, options.turns)
-    Console(width=110).print(_table(figures["ms"]))
+    Console(width=110).print(_table("the search alone, ms a step, least and median", figures["ms"]))
+    if options.models:
+        figures["steps"] = {}
+        for name in options.models.split(","):
+            with tempfile.TemporaryDirectory() as place:
+                figures["steps"] |= whole_steps(name, Path(place), FORBIDDEN, options.turns)
+        Console(width=110).print(_table("whole steps, ms, least and median", figures["steps"]))
     if options.output:
         write_figures(options.output, figures)
 
@@ -116,10 +125,10 @@ def _graph(rows: int, vocabulary: int) -> Callable[[], float]:
     return run
 
 
-def _table(figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
+def _table(title: str, figures: Mapping[str, Mapping[str, Mapping[str, float]]]) -> Table:
     sides = list(next(iter(figures.values())))
-    table = Table(title="ms a step, least and median", title_justify="left")
-    table.add_column("rows x vocabulary")
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
     for side in sides:
         table.add_column(side, justify="right")
     for work, row in figures.items():

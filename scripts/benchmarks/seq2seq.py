@@ -70,7 +70,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
         {**LARGE_BART, "vocab_size": 250054, **SHARED, **WRITTEN},
     ),
 }
-OURS = ("int8", "fp32")
+OURS = ("int8", "int8-weights", "fp32")
 PEERS = (
     ("transformers eager", "transformers_seq2seq_peer", "eager"),
     ("transformers dynamic int8", "transformers_seq2seq_peer", "dynamic-int8"),

@@ -12,10 +12,13 @@ import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from builder.errors import ExportError, VerificationError
+from builder.export.alone import attending_alone
+from builder.export.likeliest import with_likeliest
 from builder.export.seq2seq import export_seq2seq
 from builder.onnx.shared_tables import with_shared_tables
 from builder.optimise.fusion import fuse
 from builder.pipeline import build
+from builder.runtime.generation.executors.base import Candidates, Part
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.spec import make_spec
@@ -45,8 +48,10 @@ def sources() -> list[tuple[int, ...]]:
 
 def graphs_of(model: PreTrainedModel, folder: Path, beams: int = BEAMS) -> Graphs:
     exported = export_seq2seq(model, folder, beams)
-    parts = fuse(exported.encoder, folder), fuse(exported.decoder, folder)
-    return Graphs(*parts, exported.caches, exported.cross, beams, VOCABULARY)
+    encoder, decoder = fuse(exported.encoder, folder), fuse(exported.decoder, folder)
+    if beams > 1:
+        decoder = attending_alone(with_likeliest(decoder, folder), beams, folder)
+    return Graphs(encoder, decoder, exported.caches, exported.cross, beams, VOCABULARY)
 
 
 def asked(source: tuple[int, ...], options: dict[str, Any], count: int, **more: Any) -> Prompted:
@@ -80,7 +85,7 @@ def test_answers_are_transformers(model_type: str, tmp_path: Path) -> None:
         wanted = expected(model, source, options, count, **forced)
         assert [hypothesis.tokens for hypothesis in hypotheses] == wanted, (options, len(source))
     layers = len(graphs.caches)
-    assert graphs.decoder.operators["GroupQueryAttention"] == 2 * layers
+    assert graphs.decoder.operators["GroupQueryAttention"] == 3 * layers, "of texts for one row and for four"
     assert graphs.encoder.operators["MultiHeadAttention"] == model.config.num_hidden_layers
     for graph in (graphs.encoder, graphs.decoder):
         assert graph.operators["Softmax"] == 0, "an attention was left unfused"
@@ -100,6 +105,88 @@ def test_the_n_best_and_their_scores(model_type: str, tmp_path: Path) -> None:
             logits = model(input_ids=torch.tensor([source]), decoder_input_ids=ids).logits[0]
         total = torch.log_softmax(logits, -1).gather(-1, torch.tensor(hypothesis.tokens)[:, None]).sum()
         assert hypothesis.score == pytest.approx(float(total) / len(hypothesis.tokens) ** 1.5, rel=1e-4)
+
+
+@pytest.mark.parametrize("model_type", ["t5", "bart"])
+def test_a_search_reads_its_most_probable_tokens_alone(model_type: str, tmp_path: Path) -> None:
+    """Beside greedy rows and with tokens that must not come; only where a token must come it reads all."""
+    model = make_seq2seq(model_type)
+    executor = graphs_of(model, tmp_path).executor(11, 40, 40, threads=1)
+    asks: list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]] = [
+        ({"num_beams": 4, "length_penalty": 2.0}, {"first": 7}, {"forced_bos_token_id": 7}),
+        (
+            {"num_beams": 3, "no_repeat_ngram_size": 2, "min_tokens": 4},
+            {"bad_words": ((9,), (11, 12))},
+            {"bad_words_ids": [[9], [11, 12]]},
+        ),
+        ({"num_beams": 3, "encoder_no_repeat_ngram_size": 2}, {}, {}),
+        ({}, {}, {}),
+    ]
+    counts: list[int] = []
+    runs: list[int] = []
+    likeliest, run = executor.likeliest, executor.run
+
+    def counted(part: Part, count: int) -> Candidates:
+        counts.append(count)
+        return likeliest(part, count)
+
+    def ran(*part: Any) -> np.ndarray:
+        runs.append(len(part[1]))
+        return run(*part)
+
+    executor.likeliest = counted  # type: ignore[method-assign]
+    executor.run = ran  # type: ignore[assignment, method-assign]
+    source = sources()[1]
+    prompted = [asked(source, options, 20, **more) for options, more, _ in asks]
+    found = answer(executor, prompted)
+    for (options, _, wanted), hypotheses in zip(asks, found, strict=True):
+        assert [hypothesis.tokens for hypothesis in hypotheses] == expected(model, source, options, 20, **wanted)
+    assert runs[0] == 4, "the first step, at which one row's token is forced"
+    assert all(rows == 1 for rows in runs[1:]), "the row that is not searched, once it is alone"
+    assert len(counts) >= 10
+    assert all(count % 16 == 0 for count in counts)
+    executor.searches = False
+    assert [[one.tokens for one in best] for best in answer(executor, prompted)] == [
+        [one.tokens for one in best] for best in found
+    ]
+
+
+def test_the_most_probable_tokens_are_those_of_the_logits(tmp_path: Path) -> None:
+    """As many as asked for, all of a vocabulary that has fewer, and those of the rows that are wanted."""
+    model = make_seq2seq("t5")
+    executor = graphs_of(model, tmp_path).executor(3, 8, 40, threads=1)
+    for row, encoded in enumerate(executor.encode(sources()[:3])):
+        executor.attach(row, encoded)
+        executor.assign(row, row, 0)
+    part = Part(0, np.array([[START], [5], [6]]), np.zeros(3, np.int64), np.array([2, 0]))
+    logits = torch.from_numpy(executor.run(*part).copy())
+    for count in (1, 16, 2 * VOCABULARY):
+        found = executor.likeliest(part, count)
+        values, tokens = torch.log_softmax(logits, -1).topk(min(count, VOCABULARY))
+        np.testing.assert_allclose(found.logits, values, atol=1e-5)
+        np.testing.assert_array_equal(found.tokens, tokens)
+    np.testing.assert_array_equal(executor.run(*part), logits)
+
+
+@pytest.mark.parametrize("model_type", ["t5", "bart"])
+def test_rows_that_are_not_searched_attend_once(model_type: str, tmp_path: Path) -> None:
+    """Logits and caches of rows alone and of two beams of a text are what they are where every beam always attends."""
+    model = make_seq2seq(model_type)
+    graphs = graphs_of(model, tmp_path)
+    every = fuse(export_seq2seq(model, tmp_path / "every", BEAMS).decoder, tmp_path / "every")
+    executors = [replace(graphs, decoder=decoder).executor(3, 8, 40, threads=1) for decoder in (graphs.decoder, every)]
+    for beams in ([0, 0, 0], [0, 1, 0]):
+        found = []
+        for executor in executors:
+            for row, encoded in enumerate(executor.encode(sources()[:3])):
+                executor.attach(row, encoded)
+                executor.assign(row, row - beams[row], beams[row])
+            attended = sorted({row - beam for row, beam in enumerate(beams)})
+            before = {name: tensor[attended] for name, tensor in executor.texts.cross_arena.items()}
+            found.append(executor.run(0, np.array([[START], [5], [6]]), np.zeros(3, np.int64)).copy())
+            for name, tensor in executor.texts.cross_arena.items():
+                np.testing.assert_array_equal(tensor[attended], before[name])
+        np.testing.assert_allclose(found[0], found[1], atol=1e-6)
 
 
 def test_a_build_for_one_beam_serves_greedy_rows_alone(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from builder.runtime.generation.executors.base import (
+    Candidates,
     CrossGeometry,
     EncodingExecutor,
     Executor,
@@ -70,6 +71,20 @@ class JoiningSumExecutor(SumExecutor):
         return answers
 
 
+class SearchingSumExecutor(SumExecutor):
+    """Finds the most probable tokens for searches."""
+
+    searches = True
+
+    def __init__(self, slots: int = 4, max_length: int = 32) -> None:
+        super().__init__(slots, max_length)
+        self.counts: list[int] = []  # of tokens that were asked for
+
+    def likeliest(self, part: Part, count: int) -> Candidates:
+        self.counts.append(count)
+        return likeliest(self.run(*part), count)
+
+
 class PagedSumExecutor(Paged):
     """The same over blocks: a wrong table, or a block that another row has written to, shows in the text."""
 
@@ -111,6 +126,13 @@ def expected(prompt: list[int], count: int) -> list[int]:
     for _ in range(count):
         tokens.append(next_token(tokens))
     return tokens[len(prompt) :]
+
+
+def likeliest(logits: np.ndarray, count: int) -> Candidates:
+    """What a graph finds in (rows, vocabulary)."""
+    scores = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    tokens = np.argsort(-scores, axis=-1, kind="stable")[:, :count]
+    return Candidates(tokens, np.take_along_axis(scores, tokens, axis=-1))
 
 
 class ReadingExecutor(ArenaExecutor, EncodingExecutor):

@@ -15,7 +15,14 @@ from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.sequences import Beams, Piece, Request
-from tests.generation.executors import VOCABULARY, PagedSumExecutor, SumExecutor, expected
+from tests.generation.executors import (
+    VOCABULARY,
+    PagedSumExecutor,
+    SearchingSumExecutor,
+    SumExecutor,
+    expected,
+    likeliest,
+)
 from tests.generation.test_engine import Asked, Letters, engine_of
 
 
@@ -55,11 +62,12 @@ class Searched:
 
 
 @pytest.mark.parametrize("reuse", [True, False])
-@pytest.mark.parametrize("slots", [4, 9])
-def test_searches_and_rows_share_a_batch(slots: int, reuse: bool) -> None:
+@pytest.mark.parametrize(("kind", "slots"), [(SumExecutor, 4), (SumExecutor, 9), (SearchingSumExecutor, 9)])
+def test_searches_and_rows_share_a_batch(kind: type[SumExecutor], slots: int, reuse: bool) -> None:
     """Greedy rows and searches of 2 to 4 beams come and go; each finds what it finds alone, in a cache of its own."""
     generator = np.random.default_rng(3)
-    engine = Engine(SumExecutor(slots, max_length=40), Limits(100, 5), reuse)
+    executor = kind(slots, max_length=40)
+    engine = Engine(executor, Limits(100, 5), reuse)
     begin = generator.integers(0, VOCABULARY, 4).tolist()
     searched, streams = [], []
     for number in range(18):
@@ -88,6 +96,8 @@ def test_searches_and_rows_share_a_batch(slots: int, reuse: bool) -> None:
         assert not search.errors
     assert engine.cache.free == slots
     assert engine.stats.moved_positions > 0
+    if isinstance(executor, SearchingSumExecutor):
+        assert set(executor.counts) == {16}, "eight at most, in steps of 16"
 
 
 def test_beams_stay_where_they_are_and_second_children_move() -> None:
@@ -211,3 +221,61 @@ def test_a_beam_with_a_forced_token_has_that_alone() -> None:
     assert search.scores.tolist() == [0.0]
     assert search.step([logits[1]]) == [0, 0]
     assert [tokens[1] for tokens in search.generated] == np.argsort(-logits[1])[:2].tolist()
+
+
+ENDS = (4, 9)
+SETTLED: dict[str, Rules] = {
+    "plain": Rules(Options(temperature=0.0, num_beams=3), ENDS, max_tokens=9),
+    "renormalised, nothing forbidden": Rules(
+        Options(temperature=0.0, num_beams=3, renormalize_logits=True), ENDS, max_tokens=9
+    ),
+    "forbidden": Rules(
+        Options(temperature=0.0, num_beams=3, no_repeat_ngram_size=1, min_tokens=3),
+        ENDS,
+        bad_words=((1,), (2, 3)),
+        suppressed=(5, 6),
+        begin_suppressed=(7,),
+        max_tokens=9,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", SETTLED)
+def test_the_most_probable_tokens_are_all_that_a_search_needs(kind: str) -> None:
+    """Of twenty tokens, so that many of the best are forbidden, and of 3,000."""
+    for vocabulary in (20, 3000):
+        table = np.random.default_rng(1).normal(size=(vocabulary, vocabulary)).astype(np.float32)
+        of_all, of_few = (BeamSearch(SETTLED[kind], [7], frozenset(ENDS)) for _ in range(2))
+        while not of_all.done:
+            logits = table[[(generated or [7])[-1] for generated in of_all.generated]]
+            count = of_few.looks_at()
+            assert count >= 9, "three for each beam: two may end"
+            assert of_few.step(likeliest(logits, count)) == of_all.step(list(logits))
+            assert of_few.generated == of_all.generated
+            np.testing.assert_allclose(of_few.scores, of_all.scores, rtol=1e-5)
+        assert of_few.done
+        assert [one.tokens for one in of_few.ended] == [one.tokens for one in of_all.ended]
+
+
+@pytest.mark.parametrize(
+    "rules",
+    [
+        Rules(Options(num_beams=2, repetition_penalty=1.2), max_tokens=5),
+        Rules(Options(num_beams=2, logit_bias={3: 1.0}), max_tokens=5),
+        Rules(Options(num_beams=2), sequence_bias=(((3, 4), 1.0),), max_tokens=5),
+        Rules(Options(num_beams=2), decay=(2, 1.1), max_tokens=5),
+        Rules(Options(num_beams=2), first=3, max_tokens=5),
+        Rules(Options(num_beams=2), last=(3,), max_tokens=1),
+        Rules(Options(num_beams=2, renormalize_logits=True), bad_words=((1,),), max_tokens=5),
+    ],
+)
+def test_a_search_whose_scores_change_reads_all(rules: Rules) -> None:
+    assert BeamSearch(rules, [7], frozenset()).looks_at() == 0
+
+
+def test_a_search_that_may_say_nothing_of_what_it_looks_at_is_refused() -> None:
+    rules = Rules(Options(num_beams=2), bad_words=tuple((token,) for token in range(6)), max_tokens=5)
+    search = BeamSearch(rules, [7], frozenset())
+    logits = np.zeros((1, 6), np.float32)
+    with pytest.raises(RuntimeError, match="forbid every token"):
+        search.step(likeliest(logits, search.looks_at()))

@@ -86,6 +86,7 @@ def train(folder: Path) -> list[dict[str, str]]:
 def served(folder: Path, numbers: Sequence[int], beams: int) -> list[str]:
     """What the emitted code says to each number, all of them in its one batch."""
     service = Service(folder)
+    assert service.engine.executor.searches
     service.engine.start()
     answers: queue.SimpleQueue[tuple[int, Answer]] = queue.SimpleQueue()
 

@@ -13,7 +13,9 @@ from builder.checkpoint.decoding import refuse_other_text
 from builder.checkpoint.generation_config import end_ids
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.engines.onnxruntime import BACKEND, loop_session
+from builder.export.alone import attending_alone
 from builder.export.decoder import CACHED_ATTENTION
+from builder.export.likeliest import with_likeliest
 from builder.export.seq2seq import Seq2SeqExport, export_seq2seq, seq2seq_shapes
 from builder.families import Family, built_from
 from builder.families.generating import (
@@ -152,10 +154,13 @@ class Seq2Seq:
         return Measured(answers, pytorch_rung(self.memory, latency, answers.perplexity))
 
     def fuse(self, exported: Seq2SeqExport) -> Fused:
-        """Both graphs; the decoder's is refused where the release's engine would not run it."""
+        """Both graphs, the decoder's with what searches and rows beside them each need alone. It is refused where the
+        release's engine would not run it."""
         encoder, decoder = fuse(exported.encoder, self.folder), fuse(exported.decoder, self.folder)
-        check_release(decoder, self.spec.triton, in_process=True)
         vocabulary, beams = vocabulary_of(self.checkpoint.model), self.settings.beams
+        if beams > 1:
+            decoder = attending_alone(with_likeliest(decoder, self.folder), beams, self.folder)
+        check_release(decoder, self.spec.triton, in_process=True)
         return Fused(exported, Graphs(encoder, decoder, exported.caches, exported.cross, beams, vocabulary))
 
     def verify(self, fused: Fused, reference: Measured) -> Exact:
@@ -222,7 +227,7 @@ class Seq2Seq:
         self, chosen: Chosen, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]
     ) -> BuildReport:
         graphs, climbed = chosen.graphs, chosen.climbed
-        operators = graphs.encoder.operators + graphs.decoder.operators
+        operators, exported = graphs.encoder.operators + graphs.decoder.operators, chosen.exact.fused.exported
         encoder_layers = int(self.checkpoint.config.num_hidden_layers)
         return report_of(
             built_from(self.spec.layout, self.spec.samples, self.checkpoint),
@@ -233,13 +238,13 @@ class Seq2Seq:
             entries,
             checks,
             attention={
-                "fused": operators[CACHED_ATTENTION] + operators["MultiHeadAttention"],
+                "fused": exported.decoder.operators[CACHED_ATTENTION] + operators["MultiHeadAttention"],
                 "layers": len(graphs.caches) + len(graphs.cross) + encoder_layers,
             },
             quantised=quantised_parts(climbed.chosen.option, chosen.quantised),
             ladder=chosen.ladder,
             samples=len(chosen.exact.pytorch.answers.sources),
-            warnings=_unfused(chosen.exact.fused.exported.encoder_attentions, encoder_layers),
+            warnings=_unfused(exported.encoder_attentions, encoder_layers),
             choice=climbed.choice,
             chosen=climbed.chosen.rung.name,
         )

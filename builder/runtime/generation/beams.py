@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .executors.base import Candidates
 from .processors import Rules
-from .scores import highest, log_sum_exp
+from .scores import best_of, highest, log_sum_exp
 
 
 @dataclass(frozen=True)
@@ -35,17 +36,34 @@ class BeamSearch:
         self.width = rules.options.num_beams
         self.generated: "list[list[int]]" = [[]]
         self.scores = np.zeros(1, np.float32)
+        self.count = max(2, 1 + len(end_ids)) * self.width  # of continuations, those that are looked at
+        self.forbidden: "list[list[int]]" = [[]]  # after each beam, as far as `looks_at` was asked
         self.ended: "list[Hypothesis]" = []  # the best `width`, best first
         self.done = False
 
-    def step(self, logits: "Sequence[np.ndarray]") -> "list[int]":
-        """Extend the beams by one token; `logits`: (vocabulary,) of each. Returns of each new beam the one it extends.
+    def looks_at(self) -> int:
+        """How many of each beam's most probable tokens are all that the next step needs; 0 where it needs every score.
 
+        So many that those which must not come leave enough. Their probabilities are not shared out among others, as
+        with `renormalize_logits`.
+        """
+        rules, length = self.rules, len(self.generated[0])
+        self.forbidden = [[]] * len(self.generated)
+        if rules.idle(length):
+            return self.count
+        if rules.options.renormalize_logits or not rules.only_forbids(length):
+            return 0
+        self.forbidden = [rules.forbidden(self.prompt, generated) for generated in self.generated]
+        return self.count + max(map(len, self.forbidden))
+
+    def step(self, logits: "Sequence[np.ndarray] | Candidates") -> "list[int]":
+        """Extend the beams by one token. Returns of each new beam the one it extends.
+
+        `logits`: (vocabulary,) of each beam; or of each the log-probabilities of as many tokens as it `looks_at`.
         At the last step `done` is set, and what is returned means nothing. Raises RuntimeError where no token may come.
         """
-        candidates = max(2, 1 + len(self.end_ids)) * self.width
         length = len(self.generated[0])
-        beams, tokens, scores = self._candidates(logits, candidates)
+        beams, tokens, scores = self._candidates(logits)
         full = length + 1 >= self.rules.max_tokens
         ending = np.array([full or token in self.end_ids for token in tokens.tolist()])
         self._end(beams[: self.width], tokens[: self.width], scores[: self.width], ending[: self.width])
@@ -60,14 +78,24 @@ class BeamSearch:
         self.done = not self._may_improve()
         return beams[going].tolist()
 
-    def _candidates(self, logits: "Sequence[np.ndarray]", count: int) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
+    def _candidates(self, logits: "Sequence[np.ndarray] | Candidates") -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
         """The best continuations of all beams, best first: beam, token, and log-probability of the whole."""
+        best = self._of_likeliest(logits) if isinstance(logits, Candidates) else self._of_all(logits)
+        if not len(best[0]):
+            raise RuntimeError("the options of this request forbid every token")
+        return best
+
+    def _of_all(self, logits: "Sequence[np.ndarray]") -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
         room = np.empty_like(logits[0])
         rows, totals = zip(*(self._scored(row, generated, room) for row, generated in zip(logits, self.generated)))
-        beams, tokens, scores = highest(rows, np.array(totals, np.float32), self.scores, count)
-        if not len(tokens):
-            raise RuntimeError("the options of this request forbid every token")
-        return beams, tokens, scores
+        return highest(rows, np.array(totals, np.float32), self.scores, self.count)
+
+    def _of_likeliest(self, likeliest: Candidates) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
+        values = likeliest.logits + self.scores[:, None]
+        for row, forbidden in enumerate(map(set, self.forbidden)):
+            if forbidden:
+                values[row, [token in forbidden for token in likeliest.tokens[row].tolist()]] = -np.inf
+        return best_of(values, likeliest.tokens, self.count)
 
     def _scored(self, row: np.ndarray, generated: "list[int]", room: np.ndarray) -> "tuple[np.ndarray, np.float32]":
         """The scores of a beam's next tokens, (vocabulary,), and what makes them log-probabilities when taken away."""

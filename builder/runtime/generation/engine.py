@@ -21,6 +21,7 @@ from .calls import Call, Guess
 from .drafting import Drafter
 from .errors import EngineFailed
 from .executors.base import Candidates, EncodingExecutor, Executor, Part
+from .executors.candidates import MOST
 from .reading import Reader
 from .sampling import Choice, Sampler, choose
 from .scheduler import Limits, Scheduler
@@ -28,6 +29,7 @@ from .sequences import Beams, GeneratedSequence, Piece, Request, Running, Sequen
 from .stats import Stats
 
 IDLE_POLL_S = 0.05  # how often deadlines of a queue are looked at while nothing runs
+STRIDE = 16  # searches that forbid more or fewer tokens ask for as many of the most probable ones
 LOG = logging.getLogger(__name__)
 Logits = Union[np.ndarray, Candidates]  # of a call that needs all of them, all
 
@@ -98,6 +100,8 @@ class Engine:
             return self.executor.best(parts)
         if len(parts) > 1:
             return self.executor.run_together(parts)
+        if count := self._searched(calls[0]):
+            return [self.executor.likeliest(parts[0], count)]
         return [self.executor.run(*parts[0])]
 
     def _settled(self, call: Call) -> bool:
@@ -109,6 +113,17 @@ class Engine:
             isinstance(sequence, GeneratedSequence) and sequence.sampler.settled_by(count, tokens)
             for sequence in call.sequences
         )
+
+    def _searched(self, call: Call) -> int:
+        """How many of the most probable tokens are all that the call's sequences need, where some search; else 0."""
+        searches = [sequence.search for sequence in call.sequences if isinstance(sequence, Beams)]
+        others = [sequence.sampler for sequence in call.sequences if isinstance(sequence, GeneratedSequence)]
+        if not (searches and self.executor.searches) or call.scored is not None:
+            return 0
+        looked_at = [search.looks_at() for search in searches]
+        count = -(-max(looked_at) // STRIDE) * STRIDE
+        settled = all(looked_at) and all(sampler.settled_by(count, 1) for sampler in others)
+        return count if settled and count <= MOST else 0
 
     def encode(self) -> None:
         """Run the encoder once, over the text whose turn is next and others of about its length."""
@@ -196,12 +211,12 @@ class Engine:
             if singles:
                 self._accept_tokens(singles, logits)
             return
-        assert isinstance(logits, np.ndarray)
         start, own = 0, []
         for sequence in sequences:
             count = len(sequence.inputs())
             if isinstance(sequence, Beams):
-                self._accept_beams(sequence, list(logits[start : start + count]))
+                own_rows = logits[start : start + count]
+                self._accept_beams(sequence, own_rows if isinstance(own_rows, Candidates) else list(own_rows))
             else:
                 own.append(start)
             start += count
@@ -253,7 +268,7 @@ class Engine:
             sequence.request.emit(piece)
         return not piece.finish_reason
 
-    def _accept_beams(self, beams: Beams, logits: list[np.ndarray]) -> None:
+    def _accept_beams(self, beams: Beams, logits: list[np.ndarray] | Candidates) -> None:
         """Let a search choose its next beams, and bring their keys and values to where they go on."""
         now = time.monotonic()
         try:

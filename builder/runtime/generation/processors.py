@@ -33,7 +33,8 @@ class Rules:
     _bias: "tuple[np.ndarray, np.ndarray]" = field(init=False, repr=False)  # tokens, and what is added to their scores
     _bad_ends: "dict[int, dict[tuple[int, ...], list[int]]]" = field(init=False, repr=False)  # by size, then beginning
     _source_ngrams: "dict[tuple[int, ...], list[int]]" = field(init=False, repr=False)
-    _always: bool = field(init=False, repr=False)  # whether scores change at every token
+    _changes: bool = field(init=False, repr=False)  # whether scores are others at every token
+    _forbids: bool = field(init=False, repr=False)  # whether tokens are forbidden at every one
 
     def __post_init__(self) -> None:
         options = self.options
@@ -42,30 +43,40 @@ class Rules:
         object.__setattr__(self, "_bad_ends", _ends_by_beginning(self.bad_words))
         size = options.encoder_no_repeat_ngram_size
         object.__setattr__(self, "_source_ngrams", _continuations(self.source, size) if size else {})
-        always = (
+        changes = (
             options.repetition_penalty != 1
             or options.encoder_repetition_penalty != 1
             or bool(options.presence_penalty)
             or bool(options.frequency_penalty)
             or bool(options.logit_bias)
-            or bool(options.no_repeat_ngram_size)
-            or bool(options.encoder_no_repeat_ngram_size)
-            or bool(self.bad_words)
             or bool(self.sequence_bias)
-            or bool(self.suppressed)
             or self.decay is not None
         )
-        object.__setattr__(self, "_always", always)
+        forbids = (
+            bool(options.no_repeat_ngram_size)
+            or bool(options.encoder_no_repeat_ngram_size)
+            or bool(self.bad_words)
+            or bool(self.suppressed)
+        )
+        object.__setattr__(self, "_changes", changes)
+        object.__setattr__(self, "_forbids", forbids)
 
     def idle(self, generated: int) -> bool:
         """Whether scores stay as they are after `generated` tokens."""
         return not (
-            self._always
+            self._changes
+            or self._forbids
             or generated < self.options.min_tokens
-            or (generated == 0 and self.first is not None)
             or (self.begin_suppressed and generated == self.begin)
-            or (generated == self.max_tokens - 1 and self.last)
+            or self._forces(generated)
         )
+
+    def only_forbids(self, generated: int) -> bool:
+        """Whether scores after `generated` tokens stay as they are, but for those of the `forbidden` tokens."""
+        return not (self._changes or self._forces(generated))
+
+    def _forces(self, generated: int) -> bool:
+        return (generated == 0 and self.first is not None) or (generated == self.max_tokens - 1 and bool(self.last))
 
     @property
     def begin(self) -> int:
@@ -88,9 +99,7 @@ class Rules:
         if options.logit_bias:
             tokens, values = self._bias
             scores[tokens] = scores[tokens] + values
-        scores[self._banned([*prompt, *generated])] = -np.inf
-        if len(generated) < options.min_tokens:
-            scores[list(self.ends)] = -np.inf
+        scores[self._banned(prompt, generated)] = -np.inf
         forced = [self.first] if not generated and self.first is not None else []
         if self.last and len(generated) == self.max_tokens - 1:
             forced = list(self.last)
@@ -101,12 +110,18 @@ class Rules:
             ends = list(self.ends)
             grown = np.abs(scores[ends]) * np.float32(self.decay[1] ** (len(generated) - self.decay[0]) - 1)
             scores[ends] += np.where(np.isfinite(scores[ends]), grown, 0.0)
-        scores[list(self.suppressed)] = -np.inf
-        if len(generated) == self.begin:
-            scores[list(self.begin_suppressed)] = -np.inf
+        scores[self._suppressed(len(generated))] = -np.inf
 
-    def _banned(self, tokens: "list[int]") -> "list[int]":
-        banned: "list[int]" = []
+    def forbidden(self, prompt: "Sequence[int]", generated: "Sequence[int]") -> "list[int]":
+        """The tokens that must not come next."""
+        return [*self._banned(prompt, generated), *self._suppressed(len(generated))]
+
+    def _suppressed(self, generated: int) -> "list[int]":
+        return [*self.suppressed, *(self.begin_suppressed if generated == self.begin else ())]
+
+    def _banned(self, prompt: "Sequence[int]", generated: "Sequence[int]") -> "list[int]":
+        tokens = [*prompt, *generated]
+        banned = list(self.ends) if len(generated) < self.options.min_tokens else []
         size = self.options.no_repeat_ngram_size
         if size and len(tokens) + 1 >= size:
             banned.extend(_continuations(tokens, size).get(_tail(tokens, size), ()))

@@ -48,7 +48,19 @@ def highest(
     values = np.concatenate(members) - totals[owners] + scores[owners]
     inside = _reaching(values, count)
     tokens = np.concatenate([np.arange(group, len(rows[0]), size) for group in groups.tolist()])[inside]
-    owners, values = owners[inside], values[inside]
+    return _best(owners[inside], tokens, values[inside], count)
+
+
+def best_of(values: np.ndarray, tokens: np.ndarray, count: int) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
+    """The `count` highest of `values`, (rows, tokens), as `highest` returns them. `tokens`: which they are of."""
+    owners = np.repeat(np.arange(len(values)), values.shape[1])
+    inside = values.ravel() > -np.inf
+    return _best(owners[inside], tokens.ravel()[inside], values.ravel()[inside], count)
+
+
+def _best(
+    owners: np.ndarray, tokens: np.ndarray, values: np.ndarray, count: int
+) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
     order = np.lexsort((tokens, owners, -values))[:count]
     return owners[order], tokens[order], values[order]
 

@@ -74,7 +74,7 @@ class Part(NamedTuple):
 class Candidates:
     """The tokens with the highest logits after each that was wanted, best first, of equal ones the lower id first.
 
-    `tokens`: (wanted, count) int64; `logits`: the same in float32.
+    `tokens`: (wanted, count) int64; `logits`: the same in float32; from `Executor.likeliest`, log-probabilities.
     """
 
     tokens: np.ndarray
@@ -91,6 +91,7 @@ class Executor(ABC):
     `guesses`: whether it may be asked to run guesses of what comes next, because several tokens of one row take about
     as long as one, so that guessing pays, and because a wrong guess leaves no trace in the cache.
     `candidates`: how many `best` finds; 0: all logits are here anyway.
+    `searches`: whether it has `likeliest`.
     `joins`: whether texts that begin in slots beside one another run as one call, because one reading of the weights
     for several costs less than one for each.
     """
@@ -98,6 +99,7 @@ class Executor(ABC):
     blocks: "Blocks | None" = None
     guesses = False
     candidates = 0
+    searches = False
     joins = False
 
     def __init__(self, geometry: Geometry) -> None:
@@ -123,6 +125,13 @@ class Executor(ABC):
 
     def best(self, parts: "Sequence[Part]") -> "list[Candidates]":
         """What `run` or `run_together` does, but of the logits the highest alone. With `candidates` only."""
+        raise NotImplementedError(f"{type(self).__name__} returns all logits")
+
+    def likeliest(self, part: "Part", count: int) -> Candidates:
+        """What `run` does, but of the log-probabilities the `count` highest alone, or of fewer tokens all.
+
+        Valid until the next call. With `searches` only.
+        """
         raise NotImplementedError(f"{type(self).__name__} returns all logits")
 
     @abstractmethod

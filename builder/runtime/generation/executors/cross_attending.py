@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 
 from ...contract import Session
 from ...sessions import open_session
-from .base import CrossGeometry, EncodingExecutor, Geometry, last_of_rows
+from .base import Candidates, CrossGeometry, EncodingExecutor, Geometry, Part, last_of_rows
+from .candidates import TOP_COUNT, TOP_LOGPROBS, TOP_TOKENS
 from .in_process import MOST_BOUND, InProcess
 
 
@@ -43,6 +45,16 @@ class TextArena:
         self.place_of[slot], self.beam_of[slot] = place, beam
 
 
+@dataclass(frozen=True)
+class BoundStep:
+    """The inputs of a step by name, their binding, and where it leaves its answer: logits, and the best of them."""
+
+    feeds: "dict[str, np.ndarray]"
+    binding: Any
+    logits: np.ndarray
+    likeliest: Candidates
+
+
 class CrossAttending(InProcess, EncodingExecutor):
     """A decoder that also attends to what an encoder read: keys and values made once a text, shared by its beams.
 
@@ -61,7 +73,8 @@ class CrossAttending(InProcess, EncodingExecutor):
     ) -> None:
         super().__init__(decoder, geometry, session)
         self.encoder = open_session(encoder, session)
-        self.bound: dict[tuple[int, int, int, int], tuple[dict[str, np.ndarray], Any, np.ndarray]] = {}
+        self.searches = TOP_COUNT in self.inputs
+        self.bound: dict[tuple[int, ...], BoundStep] = {}
         self.texts = TextArena(geometry.slots, cross)
 
     def encode(self, rows: Sequence[Sequence[int]]) -> list[list[np.ndarray]]:
@@ -81,16 +94,25 @@ class CrossAttending(InProcess, EncodingExecutor):
     def run(
         self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: "np.ndarray | None" = None
     ) -> np.ndarray:
+        return self._step(Part(first, tokens, lengths, wanted), 0).logits
+
+    def likeliest(self, part: Part, count: int) -> Candidates:
+        return self._step(part, min(count, self.geometry.vocabulary)).likeliest
+
+    def _step(self, part: Part, count: int) -> BoundStep:
+        """Run one token a row, and find the `count` most probable next ones."""
+        first, tokens, lengths, wanted = part
         rows = len(tokens)
         wanted = last_of_rows(tokens) if wanted is None else wanted
         places, beams = self.texts.place_of[first : first + rows], self.texts.beam_of[first : first + rows]
         used = int(places.max()) + 1
-        key = (first, rows, used, len(wanted))
+        key = (first, rows, used, len(wanted), count)
         if key not in self.bound:
             if len(self.bound) >= MOST_BOUND:
                 self.bound.clear()
             self.bound[key] = self._bind_cross(*key)
-        feeds, binding, logits = self.bound[key]
+        step = self.bound[key]
+        feeds = step.feeds
         feeds["input_ids"][:] = tokens
         feeds["position_ids"][:] = lengths[:, None]
         feeds["seqlens_k"][:] = lengths
@@ -103,12 +125,10 @@ class CrossAttending(InProcess, EncodingExecutor):
         feeds["cross_seqlens_k"][:] = 0  # a place that nobody attends to costs one key
         feeds["cross_seqlens_k"][places[attending]] = self.texts.lengths[places[attending]] - 1
         feeds["cross_total"][:] = feeds["cross_seqlens_k"].max() + 1
-        self.session.run_with_iobinding(binding)
-        return logits
+        self.session.run_with_iobinding(step.binding)
+        return step
 
-    def _bind_cross(
-        self, first: int, rows: int, used: int, wanted: int
-    ) -> "tuple[dict[str, np.ndarray], Any, np.ndarray]":
+    def _bind_cross(self, first: int, rows: int, used: int, wanted: int, count: int) -> BoundStep:
         step, binding = self._bind(first, rows, 1, wanted)
         feeds = {
             **step.feeds,
@@ -116,8 +136,9 @@ class CrossAttending(InProcess, EncodingExecutor):
             "cross_places": np.zeros(rows, np.int64),
             "cross_seqlens_k": np.zeros(used, np.int32),
             "cross_total": np.zeros(1, np.int32),
+            TOP_COUNT: np.array([count], np.int64),
         }
-        views = {name: feeds[name] for name in feeds if name.startswith("cross_")}
+        views = {name: feeds[name] for name in feeds if name.startswith("cross_") or name == TOP_COUNT}
         views["cross_last"] = self.texts.last[:used]
         for name, tensor in self.texts.cross_arena.items():
             view = tensor[:used]
@@ -126,4 +147,9 @@ class CrossAttending(InProcess, EncodingExecutor):
         for name, view in views.items():
             if name in self.inputs:
                 binding.bind_input(name, "cpu", 0, view.dtype.type, view.shape, view.ctypes.data)
-        return feeds, binding, self._bind_logits(binding, wanted)
+        logits = self._bind_logits(binding, wanted)
+        likeliest = Candidates(np.zeros((wanted, count), np.int64), np.zeros((wanted, count), np.float32))
+        if count:
+            for name, array in ((TOP_TOKENS, likeliest.tokens), (TOP_LOGPROBS, likeliest.logits)):
+                binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        return BoundStep(feeds, binding, logits, likeliest)

@@ -1,0 +1,108 @@
+"""Whole steps of searches, by the emitted engine over int8 graphs of a real size that are made as a build makes them.
+
+With all logits read, and with the most probable tokens that the graph finds, step by step by turns. Random weights, 8
+searches of 4 beams.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import AutoModelForSeq2SeqLM
+
+from builder.export.likeliest import with_likeliest
+from builder.export.seq2seq import export_seq2seq
+from builder.machine import available_cores
+from builder.onnx.graph import Graph
+from builder.optimise.fusion import fuse
+from builder.optimise.weights import quantise_weights
+from builder.runtime.generation.executors.base import Candidates, Part
+from builder.runtime.generation.executors.cross_attending import CrossAttending
+from builder.runtime.generation.options import Options
+from builder.runtime.generation.processors import Rules
+from builder.spec import WeightOptions
+from builder.verify.emitted import Prompted, answer
+from builder.verify.seq2seq import Graphs
+from scripts.benchmarks.search_side import BEAMS
+from scripts.benchmarks.seq2seq import make_checkpoint
+
+SEARCHES, SOURCE, ANSWER = 8, 16, 40  # of so many tokens each
+MODEL, ALL, FEW = "the model alone", "all logits read", "the most probable tokens"
+
+
+class Alternating:
+    """Lets searches read all logits and the most probable tokens by turns, and times what is between two calls of all
+    rows: a step of the model, and what the searches make of it."""
+
+    def __init__(self, executor: CrossAttending) -> None:
+        self.executor = executor
+        self.times: dict[str, list[float]] = {title: [] for title in (MODEL, ALL, FEW)}
+        self.last: tuple[str, float] | None = None
+        run, likeliest = executor.run, executor.likeliest
+
+        def all_read(*part: Any) -> np.ndarray:
+            start = self._begin(ALL, len(part[1]))
+            logits = run(*part)
+            if self.last is not None:
+                self.times[MODEL].append(_ms_since(start))
+            return logits
+
+        def few_read(part: Part, count: int) -> Candidates:
+            self._begin(FEW, len(part.tokens))
+            return likeliest(part, count)
+
+        executor.run = all_read  # type: ignore[assignment, method-assign]
+        executor.likeliest = few_read  # type: ignore[method-assign]
+
+    def _begin(self, title: str, rows: int) -> float:
+        if self.last is not None:
+            self.times[self.last[0]].append(_ms_since(self.last[1]))
+        now = time.perf_counter()
+        self.last = (title, now) if rows == SEARCHES * BEAMS else None
+        self.executor.searches = not self.executor.searches
+        return now
+
+
+def _ms_since(start: float) -> float:
+    return 1000 * (time.perf_counter() - start)
+
+
+def whole_steps(
+    name: str, folder: Path, forbidden: Mapping[str, tuple[int, ...]], turns: int
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Of the model `name` with each of the `forbidden` tokens: least and median of each side's steps, in ms."""
+    graphs = _graphs(name, folder)
+    return {f"{name}{title}": _by_turns(graphs, tokens, turns) for title, tokens in forbidden.items()}
+
+
+def _by_turns(graphs: Graphs, forbidden: tuple[int, ...], turns: int) -> dict[str, dict[str, float]]:
+    """A turn reads eight short texts and answers them."""
+    executor = graphs.executor(SEARCHES * BEAMS, ANSWER + 1, SOURCE, available_cores())
+    rules = Rules(
+        Options(temperature=0.0, num_beams=BEAMS), (), tuple((token,) for token in forbidden), max_tokens=ANSWER
+    )
+    texts = np.random.default_rng(0).integers(5, 30_000, (SEARCHES, SOURCE)).tolist()
+    prompted = [Prompted((0,), rules, tuple(text)) for text in texts]
+    alternating = Alternating(executor)
+    for _ in range(turns):
+        answer(executor, prompted, SEARCHES * SOURCE)
+        alternating.last = None
+    return {
+        title: {"least": min(taken), "median": float(np.median(taken))} for title, taken in alternating.times.items()
+    }
+
+
+def _graphs(name: str, folder: Path) -> Graphs:
+    model = AutoModelForSeq2SeqLM.from_pretrained(make_checkpoint(name, folder / name)).eval()
+    exported = export_seq2seq(model, folder, BEAMS)
+    encoder = _quantised(fuse(exported.encoder, folder), folder)
+    decoder = _quantised(with_likeliest(fuse(exported.decoder, folder), folder), folder)
+    return Graphs(encoder, decoder, exported.caches, exported.cross, BEAMS, int(model.config.vocab_size))
+
+
+def _quantised(graph: Graph, folder: Path) -> Graph:
+    return quantise_weights(graph, "int8", WeightOptions(block_size=32, symmetric=True), folder).graph
