@@ -152,5 +152,5 @@ class Machine(Options):
     shm_mb: int | None = Field(None, ge=1)
     """Size of /dev/shm there, in 2^20 bytes; that of the build machine when left out."""
     gpus: tuple[Card, ...] = ()
-    """Its GPUs, in the order of their CUDA device numbers, which `gpu: {devices: ...}` names. `build-repo plan` holds
+    """Its GPUs, in the order of their CUDA device numbers, which `gpu: {devices: ...}` names. The verb `plan` holds
     the models against them."""

@@ -94,6 +94,9 @@ def test_a_decoders_slots_on_each_card() -> None:
     through_bls = _plan(DECODER, slots=8, executor="bls")
     assert through_bls.gpu_memory == {0: 9 * GB + 8 * of_slot}, "the server's CUDA"
     assert any("GPU 0" in text for text in _plan(DECODER, slots=64).lacking)
+    shared = _plan(DECODER, slots=64, cache_gb=2)
+    assert shared.gpu_memory == {0: rest + 2 * GB}, "blocks that all sequences share"
+    assert shared.settings["cache_gb"] == 2
 
 
 def test_what_a_card_cannot_run_is_said() -> None:
