@@ -21,6 +21,7 @@ class QuestionAnswering(EncoderTask):
     name = "question-answering"
     head = "question-answering"
     precedence = 1
+    longest = 384  # tokens of a window: transformers' pipeline up to 4.57, and what such models are trained with
     metric = "answer agreement"
     threshold = 0.99
     labels = ("answers",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,10 @@ def test_golden_answers(model_type: str, tmp_path: Path) -> None:
         assert {key: values[key] for key in ("answer", "start", "end")} == {
             key: actual[0][key] for key in ("answer", "start", "end")
         }
+
+
+def test_windows_are_as_long_as_the_pipelines(checkpoint: Callable[[str], Path]) -> None:
+    """384 tokens, where the tokeniser allows more: the last pipeline's default, and how such models are trained."""
+    folder = str(checkpoint("answers"))
+    assert resolve(make_spec(model=folder, name="model")).max_length == 384
+    assert resolve(make_spec(model=folder, name="model", max_length=512)).max_length == 512
