@@ -104,7 +104,7 @@ def read_modules(root: Path) -> SentenceModules | None:
         )
     (_, transformer), *after = chain
     if kind == SPARSE_ENCODER:
-        _refuse_splade(_json(after[0][1] / "config.json"), root)
+        _refuse_splade(_json(after[0][1] / "config.json"), general, root)
     settings = _settings(transformer, root, kind)
     for name, folder in after:
         if name == "Normalize":
@@ -202,9 +202,18 @@ def _refuse_arguments(settings: dict[str, Any], root: Path) -> None:
 
 
 def _refuse_reading(settings: dict[str, Any], task: str, output: str, root: Path) -> None:
-    """Raise CheckpointError where a text is not read by `task`'s forward, or another output of it is used."""
+    """Raise CheckpointError where a text is not read by `task`'s forward, or another output of it is used.
+
+    A transformer that reads messages of a chat too gets every text as one (base/modules/transformer.py, 6.2).
+    """
     usual = {"method": "forward", "method_output_name": output}
-    read = _mapping(_mapping(settings, "modality_config", root) or {"text": usual}, "text", root)
+    ways = _mapping(settings, "modality_config", root) or {"text": usual}
+    if "message" in ways:
+        raise CheckpointError(
+            f"{root.name} puts texts into its chat template (a message in modality_config), which is not supported; "
+            "remove message there if it was trained on texts as they are"
+        )
+    read = _mapping(ways, "text", root)
     names = read.get("method_output_name")
     actual = settings.get("transformer_task") or task, read.get("method"), [names] if isinstance(names, str) else names
     if actual != (task, "forward", [output]):
@@ -254,8 +263,13 @@ def _pooling(config: dict[str, Any], root: Path) -> tuple[str, ...]:
     return tuple(mode for key, mode in POOLING_KEYS.items() if config.get(key)) or ("mean",)
 
 
-def _refuse_splade(config: dict[str, Any], root: Path) -> None:
-    """Raise CheckpointError for another pooling of logits than the largest log(1 + relu) of each token."""
+def _refuse_splade(config: dict[str, Any], general: dict[str, Any], root: Path) -> None:
+    """Raise CheckpointError for another pooling of logits than the largest log(1 + relu) of each token, of all."""
+    if general.get("max_active_dims") is not None:
+        raise CheckpointError(
+            f"{root.name} keeps the largest {general['max_active_dims']} of an embedding (max_active_dims), which is "
+            "not supported; remove it from config_sentence_transformers.json to get all"
+        )
     merged = {"pooling_strategy": "max", "activation_function": "relu", **config}
     for name, wanted in (("pooling_strategy", "max"), ("activation_function", "relu")):
         if merged[name] != wanted:

@@ -238,7 +238,8 @@ TEXT = {"method": "forward", "method_output_name": "last_hidden_state"}
         ({"transformer_task": "fill-mask"}, "loaded for fill-mask; known is last_hidden_state of forward"),
         ({"modality_config": {"text": {**TEXT, "method_output_name": "pooler_output"}}}, "reads .'pooler_output'."),
         ({"modality_config": {"text": {**TEXT, "method": "get_text_features"}}}, "get_text_features for texts"),
-        ({"modality_config": {"message": TEXT}}, "reads None of its transformer's None"),
+        ({"modality_config": {"text": TEXT, "message": TEXT}}, "puts texts into its chat template"),
+        ({"modality_config": {"image": TEXT}}, "reads None of its transformer's None"),
         ({"model_args": "x"}, "its setting model_args is 'x'; expected a mapping"),
         ({"processor_kwargs": [40]}, "processor_kwargs is .* expected a mapping"),
         ({"modality_config": ["text"]}, "modality_config is .* expected a mapping"),
@@ -254,7 +255,7 @@ def test_settings_that_would_change_answers_are_refused(settings: dict[str, Any]
 
 def test_settings_that_change_no_answer_are_taken(copy: Path) -> None:
     loaded = {"model_args": {"torch_dtype": "float16", "trust_remote_code": True}, "config_args": {"use_cache": False}}
-    read = {"transformer_task": "feature-extraction", "modality_config": {"text": TEXT, "message": TEXT}}
+    read = {"transformer_task": "feature-extraction", "modality_config": {"text": TEXT}}
     limit = {"tokenizer_args": {"model_max_length": 40, "padding_side": "left"}}
     _write(copy / "sentence_bert_config.json", {**loaded, **read, **limit})
     sentence = read_modules(copy)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -64,3 +65,12 @@ def test_another_pooling_and_a_pooling_of_vectors_are_refused(splade: Path) -> N
             resolve(make_spec(model=str(splade)))
     finally:
         pooling(splade, {})
+
+
+def test_an_embedding_of_so_many_tokens_at_most_is_refused(splade: Path, tmp_path: Path) -> None:
+    """sentence-transformers keeps the largest of them; all were answered."""
+    folder = Path(shutil.copytree(splade, tmp_path / "splade"))
+    general = {"model_type": "SparseEncoder", "max_active_dims": 3}
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(general))
+    with pytest.raises(CheckpointError, match=r"keeps the largest 3 of an embedding \(max_active_dims\)"):
+        resolve(make_spec(model=str(folder)))
