@@ -154,7 +154,7 @@ APIS = (
     Api("POST", "/v1/tasks/{task}", tasks.run, tasks.Body),
     Api("POST", "/rerank", either_rerank, tei.RawBody, bodies=(rerank.Body, tei.RerankBody)),
     _tei("/embed", tei.embed_texts, tei.EmbedBody),
-    _tei("/embed_all", tei.embed_tokens, tei.EmbedBody),
+    _tei("/embed_all", tei.embed_tokens, tei.TokensBody),
     _tei("/embed_sparse", tei.embed_sparse, tei.SparseBody),
     _tei("/predict", tei.predict, tei.PredictBody),
     Api("POST", "/tokenize", tokenize.tokenize, tei.RawBody, bodies=(tokenize.TeiBody, tokenize.Body)),

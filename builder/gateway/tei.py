@@ -58,6 +58,10 @@ class EmbedBody(Options):
     prompt_name: str | None = None
 
 
+class TokensBody(Options):
+    inputs: str | Texts
+
+
 class SparseBody(Options):
     inputs: str | Texts
     prompt_name: str | None = None
@@ -94,8 +98,8 @@ async def embed_texts(call: Call) -> list[np.ndarray]:
 
 
 async def embed_tokens(call: Call) -> list[np.ndarray]:
-    """POST /embed_all: a vector a token, of a model that does not pool them."""
-    body: EmbedBody = call.body
+    """POST /embed_all: a vector a token, of a model that does not pool them, and so has no prompts."""
+    body: TokensBody = call.body
     body.check()
     model = await call.model_for("for a vector a token", _per_token, body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs

@@ -22,6 +22,8 @@ from builder.gateway.app import make_app
 from builder.gateway.errors import ApiError
 from builder.gateway.journal import Journal
 from builder.gateway.models import Catalogue
+from builder.gateway.openai.completions import _logprobs as completion_logprobs
+from builder.gateway.responses import dumps
 from builder.gateway.settings import Settings
 from builder.gateway.triton import stream_error
 from tests.gateway.asgi import Answer, ask
@@ -192,6 +194,13 @@ def test_half_a_character_in_a_request_comes_back_in_its_error() -> None:
     assert "embeds" in refused.json["error"]["message"]
 
 
+def test_of_alternatives_spelled_alike_the_likeliest_is_told() -> None:
+    """Parts of characters are all spelled U+FFFD; what was told of them was the probability of the last."""
+    top = [{"token": token, "text": "\ufffd", "logprob": -float(token)} for token in (1, 2)]
+    told = completion_logprobs([{"token": 1, "text": "a", "logprob": -1.0, "top": top}])
+    assert told["top_logprobs"] == [{"\ufffd": -1.0}]
+
+
 @pytest.mark.parametrize(
     ("body", "param"),
     [
@@ -322,7 +331,7 @@ def test_a_call_that_is_demanded_is_guided_and_read() -> None:
     assert call["function"] == {"name": "look_up", "arguments": '{"city": "Oslo"}'}
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
     (inputs,) = triton.requests
-    assert json.loads(inputs["tools"][0]) == TOOLS
+    assert inputs["tools"][0] == dumps(TOOLS), "in the order of the request, which templates write out"
     schema = json.loads(inputs["guide"][0])["json_schema"]
     assert schema["properties"]["name"] == {"const": "look_up"}
     assert schema["$defs"] == CITY["$defs"], "references begin at the root"
@@ -442,6 +451,11 @@ def test_reranking_in_the_shapes_of_cohere_jina_and_tei() -> None:
 def test_tei() -> None:
     assert asked("/embed", {"inputs": ["xxxx", "x"], "normalize": False}).json[0][:2] == [4.0, 3.0]
     assert np.linalg.norm(asked("/embed", {"inputs": "xxxx"}).json[0]) == pytest.approx(1)
+    assert asked("/embed", {"inputs": "xxxx", "normalize": False, "dimensions": 2}).json == [[4.0, 3.0]]
+    assert asked("/embed", {"inputs": "xxxx", "dimensions": 2}).json == [pytest.approx([0.8, 0.6])]
+    for name, value in {"prompt_name": "query", "dimensions": 2, "normalize": False}.items():
+        refused = asked("/embed_all", {"inputs": "x", name: value})
+        assert (refused.status, name in refused.json["error"]) == (400, True), "vectors of tokens have none of these"
     expected = [{"score": 0.75, "label": "a"}, {"score": 0.25, "label": "b"}]
     assert asked("/predict", {"inputs": "text"}).json == expected
     assert asked("/predict", {"inputs": ["a", "pair"]}).json == expected

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, PrivateAttr, model_validator
 
 from builder.gateway.errors import bad_field
 from builder.gateway.models import Model
@@ -33,6 +33,19 @@ class Tool(BaseModel):
 
     type: str
     function: Function
+    _given: dict[str, Any] = PrivateAttr(default_factory=dict)
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _keep(cls, given: Any, read: ModelWrapValidatorHandler[Tool]) -> Tool:
+        tool = read(given)
+        tool._given = given
+        return tool
+
+    @property
+    def as_sent(self) -> dict[str, Any]:
+        """In the order that it was sent in, which a template may write out; without keys that have no value."""
+        return {**_valued(self._given), "function": _valued(self._given["function"])}
 
 
 def call_schema(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
@@ -98,6 +111,10 @@ def call_body(call: ToolCall, *parts: object) -> dict[str, Any]:
     """OpenAI's object of a call. `parts` make its id, which has the nine letters that Mistral's templates insist on."""
     identity = hashlib.sha256(repr(parts).encode()).hexdigest()[:9]
     return {"id": identity, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+
+
+def _valued(given: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _named(choice: Any) -> Any:

@@ -153,15 +153,18 @@ def _logprobs(tokens: list[dict[str, Any]]) -> dict[str, Any]:
     def value(token: Mapping[str, Any]) -> float:
         return IMPOSSIBLE if token["logprob"] is None else float(token["logprob"])
 
+    def alternatives(token: Mapping[str, Any]) -> dict[str, float]:
+        found: dict[str, float] = {}
+        for top in token["top"]:  # best first: of those that are spelled alike the likeliest is told
+            found.setdefault(top["text"], value(top))
+        return found
+
     begins = [
         token["logprob"] is None and not token["top"] for token in tokens
     ]  # a prompt's first: nothing precedes it
     return {
         "tokens": [token["text"] for token in tokens],
         "token_logprobs": [None if first else value(token) for first, token in zip(begins, tokens, strict=True)],
-        "top_logprobs": [
-            None if first else {top["text"]: value(top) for top in token["top"]}
-            for first, token in zip(begins, tokens, strict=True)
-        ],
+        "top_logprobs": [None if first else alternatives(token) for first, token in zip(begins, tokens, strict=True)],
         "text_offset": offsets,
     }

@@ -36,7 +36,7 @@ async def embeddings(call: Call) -> dict[str, Any]:
     texts = _texts(body.input, call.gateway.settings.token_ids)
     vectors = await embed(call, model, texts, prompt_name=body.prompt_name, truncate=body.truncate)
     if body.dimensions is not None:
-        vectors = shortened(vectors, body.dimensions)
+        vectors = [unit(vector) for vector in shortened(vectors, body.dimensions)]
     values = [_base64(vector) for vector in vectors] if body.encoding_format == "base64" else vectors
     data = [{"object": "embedding", "index": i, "embedding": value} for i, value in enumerate(values)]
     used = call.facts.prompt_tokens
@@ -61,10 +61,10 @@ async def embed(call: Call, model: Model, texts: list[str], **options: Any) -> l
 
 
 def shortened(vectors: list[np.ndarray], size: int) -> list[np.ndarray]:
-    """The first `size` numbers of each, at length 1 again. Raises ApiError where there are not as many."""
+    """The first `size` numbers of each. Raises ApiError where there are not as many."""
     if vectors and size > len(vectors[0]):
         raise bad_field("dimensions", f"dimensions is {size}; the vectors of this model have {len(vectors[0])}")
-    return [unit(vector[:size]) for vector in vectors]
+    return [vector[:size] for vector in vectors]
 
 
 def unit(vector: np.ndarray) -> np.ndarray:

@@ -54,7 +54,7 @@ def _call_inputs(model: Model, tools: Sequence[Tool], choice: Any, other: str | 
     demanded = choice not in (None, "auto")
     if "tools" not in model.inputs or (demanded and GUIDE not in model.inputs):
         raise bad_field("tools", f"{model.name} was built without guided decoding, which tools needs")
-    inputs: dict[str, Any] = {"tools": dumps([tool.model_dump(exclude_none=True) for tool in tools])}
+    inputs: dict[str, Any] = {"tools": dumps([tool.as_sent for tool in tools])}
     if demanded:
         return {**inputs, GUIDE: dumps({"json_schema": call_schema(tools, choice)})}
     reader_of(model, choice)
