@@ -17,7 +17,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
 from .encoder.front import open_front
-from .encoder.transport import Metrics, response, tensors_of
+from .encoder.transport import Metrics, refusal, response, tensors_of
 from .encoder.waiting import Job, Waiting
 from .tensors_check import check_tensors_survive
 
@@ -37,12 +37,16 @@ class TritonPythonModel:
     def execute(self, requests: list[Any]) -> list[Any]:
         """None for a request that is answered later."""
         came = time.monotonic()
-        tensors = [tensors_of(request, self.inputs) for request in requests]
+        responses = [refusal(request, self.inputs) for request in requests]
+        left = [index for index, refused in enumerate(responses) if refused is None]
+        tensors = [tensors_of(requests[index], self.inputs) for index in left]
         rows = [len(next(iter(one.values()), ())) for one in tensors]
         if self.waiting.takes(came, sum(rows)):
-            self.waiting.take(came, [_kept(*kept) for kept in zip(requests, tensors, rows)])
-            return [None] * len(requests)
-        responses = self._answers(tensors)
+            jobs = [_kept(requests[index], one, size) for index, one, size in zip(left, tensors, rows)]
+            self.waiting.take(came, jobs)
+            return responses
+        for index, answered in zip(left, self._answers(tensors)):
+            responses[index] = answered
         self.waiting.done()
         return responses
 

@@ -5,6 +5,7 @@ Knows numpy arrays and names; knows nothing about Triton or tokenisers.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -57,6 +58,21 @@ def named_to_end(parameters: Mapping[str, Any], inputs: Collection[str]) -> str:
     if others:
         raise InputError(f"{CANCEL} ends another request and does nothing else; leave out {', '.join(others)}")
     return name
+
+
+def read_parameters(parameters: str) -> dict[str, Any]:
+    """What a request says beside its inputs: Triton's /generate makes a parameter of every field that is none.
+
+    `parameters`: a JSON object, as Triton hands it over; what it adds itself, and a request's id, mean nothing here.
+    """
+    given: dict[str, Any] = json.loads(parameters or "{}")
+    return {name: value for name, value in given.items() if name != "id" and not name.startswith("triton_")}
+
+
+def refuse_parameters(parameters: str, inputs: Collection[str]) -> None:
+    """Raise InputError for any of a request's parameters, which a model of one answer does not look at."""
+    for name in read_parameters(parameters):
+        raise InputError(f"{name!r} is not an input of this model; it has {', '.join(inputs)}")
 
 
 def refuse_large(tensors: Tensors, limits: RequestLimits, parameters: Mapping[str, Any] | None = None) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
-from .fields import CANCEL, InputError, named_to_end, readable
+from .fields import CANCEL, InputError, named_to_end, read_parameters, readable
 from .generation.errors import DeadlineExceeded, QueueFull
 from .generation.executors.cuda import copy_to_host
 from .generation.memory import Housekeeping
@@ -112,8 +112,7 @@ class TritonPythonModel:
             thread.join()
 
     def _submit(self, request: Any, sender: Any) -> None:
-        parameters = json.loads(request.parameters() or "{}")
-        parameters.pop("triton_enable_empty_final_response", None)  # what gRPC clients send beside their options
+        parameters = read_parameters(request.parameters())
         inputs = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self.inputs}
         present = {name: tensor for name, tensor in inputs.items() if tensor is not None}
         if CANCEL in parameters:

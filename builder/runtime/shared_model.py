@@ -18,7 +18,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from .contract import ContractError, HostedModel, load_shared
 from .cores import cores
-from .fields import InputError, option, readable
+from .fields import InputError, option, readable, refuse_parameters
 from .shared import memory
 from .shared.emitted import open_emitted
 from .shared.host import Host, Loaded
@@ -51,6 +51,7 @@ class TritonPythonModel:
         tensors = [self._tensors(request) for request in requests]
         for index, tensor in enumerate(tensors):
             try:
+                refuse_parameters(requests[index].parameters(), self.inputs)
                 name = _model(tensor)
                 if name == ALL:
                     responses[index] = self._list()

@@ -10,9 +10,18 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
-from ..fields import InputError, readable
+from ..fields import InputError, readable, refuse_parameters
 from .pipeline import Answer, Counts
 from .waiting import Refused
+
+
+def refusal(request: Any, names: Sequence[str]) -> Any:
+    """The error of a request that says more than the inputs `names`; None for any other."""
+    try:
+        refuse_parameters(request.parameters(), names)
+    except InputError as error:
+        return response(error)
+    return None
 
 
 def tensors_of(request: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
