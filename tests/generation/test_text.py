@@ -15,7 +15,7 @@ from builder.runtime.contract import dump
 from builder.runtime.generation import service as service_module
 from builder.runtime.generation.options import COMMON, PROMPT
 from builder.runtime.generation.service import Service
-from builder.runtime.generation.text import BROKEN, Detokenizer, StopStrings
+from builder.runtime.generation.text import BROKEN, Detokenizer, StopStrings, spelled
 from builder.runtime.panics import TokenizerError
 from builder.runtime.spaces import Cleaner
 from tests.checkpoints import VOCABULARY, make_tokenizer
@@ -62,6 +62,17 @@ def test_the_pieces_are_the_text_that_follows_the_prompt(kind: str) -> None:
         text = "".join(detokenizer.push(token) for token in tokens) + detokenizer.flush()
         assert tokenizer.decode(prompt) + text == tokenizer.decode([*prompt, *tokens])
     assert tokenizer.get_vocab_size() <= VOCABULARY
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
+def test_tokens_of_log_probabilities_are_spelled_as_in_the_text(kind: str) -> None:
+    """Those that begin a word came without their space, and were one key with those that do not."""
+    tokenizer = make_tokenizer(kind, type_ids=False).backend_tokenizer
+    prompt = tokenizer.encode("The museum", add_special_tokens=False).ids
+    tokens = tokenizer.encode("The museum in Oslo is closed for repairs", add_special_tokens=False).ids[len(prompt) :]
+    detokenizer = Detokenizer(tokenizer, prompt)
+    text = "".join(detokenizer.push(token) for token in tokens) + detokenizer.flush()
+    assert "".join(spelled(tokenizer, token) for token in tokens) == text
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
@@ -139,6 +150,18 @@ def test_a_stop_word_ends_a_cleaned_answer_at_once(
     (stopped,) = answers_of(service, prompt(), stop_words=[text[3]], max_tokens=6)
     assert stopped["finish_reason"].tolist() == [b"stop"]
     assert stopped["completion_tokens"].tolist() == [text.index(text[3]) + 1]
+
+
+def test_a_stop_word_that_is_a_special_token_ends_an_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as <|im_end|>: it is left out of the text, where it was looked for, and the answer went on."""
+    service = service_of("", False, tmp_path, monkeypatch)
+    (whole,) = answers_of(service, prompt(), max_tokens=6)
+    said = whole["text_output"][0].decode()
+    service.tokenizer.add_special_tokens([said[3]])
+    service.tokenizer.save(str(tmp_path / "tokenizer.json"))
+    (stopped,) = answers_of(Service(tmp_path), prompt(), stop_words=[said[3]], max_tokens=6)
+    assert stopped["finish_reason"].tolist() == [b"stop"]
+    assert stopped["text_output"][0].decode() == said[: said.index(said[3])]
 
 
 def prompt() -> dict[str, np.ndarray]:

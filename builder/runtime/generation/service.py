@@ -18,7 +18,6 @@ from tokenizers import Tokenizer
 
 from ..contract import DRAFT, FILE, ContractError, GenerationServing, load_generation
 from ..fields import InputError, Tensors, refuse_large, refuse_long
-from ..panics import survived
 from .beams import BeamSearch
 from .engine import Engine
 from .executors.base import EngineModel, Executor, Geometry
@@ -32,7 +31,7 @@ from .prompts import DecoderPrompts, Prompt, SourceTexts, token_ids
 from .sampling import Choice, Sampler
 from .scheduler import Limits
 from .sequences import Beams, GeneratedSequence, Piece, Request, Running
-from .text import Detokenizer, StopStrings
+from .text import Detokenizer, StopStrings, spelled
 
 Answer = Union["dict[str, np.ndarray]", Exception]
 Respond = Callable[[Answer, bool], None]  # an answer, and whether it is the last
@@ -46,6 +45,8 @@ class Service:
         self.tokenizer: Tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.tokenizer.no_padding()
         self.tokenizer.no_truncation()
+        added = self.tokenizer.get_added_tokens_decoder().items()
+        self.special = {entry.content: token for token, entry in added if entry.special}
         serving = self.serving
         self.guides = Guides(folder / "tokenizer.json", serving.vocabulary, serving.end_ids)
         self.prompt: "Callable[[Options], Prompt]"
@@ -119,6 +120,7 @@ class Service:
             )
         ends = frozenset(self.serving.end_ids) if not options.ignore_eos else frozenset()
         ends |= frozenset(options.stop_token_ids)
+        ends |= {self.special[word] for word in options.stop_words if word in self.special}  # which no text shows
         self._refuse_too_large(request)
         source = request.source or tuple(request.prompt)  # a decoder reads its prompt
         always, guide = self.serving.rules, None
@@ -177,8 +179,7 @@ class Service:
 
     def token_text(self, token: int) -> str:
         """One token as text, as log-probabilities name it."""
-        text: str = survived(self.tokenizer.decode, [token], skip_special_tokens=False)
-        return text
+        return spelled(self.tokenizer, token)
 
 
 def make_executor(folder: Path, serving: GenerationServing, infer: "EngineModel | None") -> Executor:

@@ -86,3 +86,9 @@ class StopStrings:
         """What was held back and turned out not to be a stop string."""
         shown, self.held = self.held, ""
         return shown
+
+
+def spelled(tokenizer: Tokenizer, token: int) -> str:
+    """One token as it is written after another: with the space that a decoder leaves out where a text begins."""
+    once, twice = (survived(tokenizer.decode, [token] * times, skip_special_tokens=False) for times in (1, 2))
+    return str(twice[len(once) :])
