@@ -206,6 +206,7 @@ class GenerationServing:
     rules: TokenRules = TokenRules()
     source: Source | None = None  # of an encoder-decoder
     chat: Chat | None = None
+    fill: str | None = None  # the mark at which the tokeniser parts a text that is to be filled in, where it has one
     clean_up: bool = False  # whether answers lose the spaces before marks that their tokens have (spaces.py)
     limits: RequestLimits = RequestLimits()
 

@@ -152,11 +152,11 @@ class EncoderTask(Task):
 class Instructions:
     """How a text-to-text checkpoint is told what to do: a prefix, or one for each pair of languages ("en to de").
 
-    `options`: of its generation_config that hold for this task alone. `source`, `target`: languages where a request
-    says none.
+    `prefix`: None for the checkpoint's own, whatever it is to do. `options`: of its generation_config that hold for
+    this task alone. `source`, `target`: languages where a request says none.
     """
 
-    prefix: str = ""
+    prefix: str | None = None
     pairs: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     source: str | None = None

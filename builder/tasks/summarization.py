@@ -16,7 +16,7 @@ class Summarization(Seq2SeqTask):
     def instructions(self, config: PreTrainedConfig, name: str) -> Instructions:
         """As transformers' pipeline had it: config.json's task_specific_params for this task."""
         options = dict((getattr(config, "task_specific_params", None) or {}).get("summarization", {}))
-        return Instructions(prefix=options.pop("prefix", ""), options=options)
+        return Instructions(prefix=options.pop("prefix", None), options=options)
 
 
 TASK = Summarization()

@@ -25,13 +25,14 @@ class Translation(Seq2SeqTask):
         pairs, options = {}, {}
         for key, settings in (getattr(config, "task_specific_params", None) or {}).items():
             match = PAIR.fullmatch(key)
+            if match:
+                options[key] = {option: value for option, value in settings.items() if option != "prefix"}
             if match and "prefix" in settings:
                 pairs[f"{match[1]} to {match[2]}"] = str(settings["prefix"])
-                options[key] = {option: value for option, value in settings.items() if option != "prefix"}
         wanted = PAIR.fullmatch(name)
         source, target = (wanted[1], wanted[2]) if wanted else (None, None)
-        chosen = options.get(name) or (next(iter(options.values())) if options else {})
-        return Instructions("", pairs, chosen, source, target)
+        chosen = options.get(name) or (next(iter(options.values())) if pairs else {})
+        return Instructions(None, pairs, chosen, source, target)
 
 
 TASK = Translation()

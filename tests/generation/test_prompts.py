@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tokenizers import Tokenizer, pre_tokenizers
-from transformers import MBart50Tokenizer
+from transformers import CodeLlamaTokenizer, MBart50Tokenizer
 
 from builder.checkpoint.languages import languages, nearest
 from builder.checkpoint.resolve import tokenizer_json
@@ -122,3 +122,15 @@ def test_tools_are_for_a_template_that_knows_them() -> None:
     assert DecoderPrompts(64, Chat(knows), tokenizer)(options).text == "<weather>hi"
     with pytest.raises(InputError, match="chat template does not know tools; describe them in a message"):
         DecoderPrompts(64, Chat("{% set tools = 1 %}{{ messages[0].content }}"), tokenizer)(options)
+
+
+def test_a_gap_to_be_filled_in_is_refused() -> None:
+    """Code Llama's tokeniser puts what comes after the mark before what is asked for; here the mark was text."""
+    theirs = CodeLlamaTokenizer()
+    tokenizer = Tokenizer.from_str(tokenizer_json(make_tokenizer("bpe", type_ids=False)))
+    prompts = DecoderPrompts(64, Chat("{{ messages[0].content }}"), tokenizer, theirs.fill_token)
+    gap = f"def half(x): {theirs.fill_token} return y"
+    for options in (Options(prompt=gap), Options(messages=[{"role": "user", "content": gap}])):
+        with pytest.raises(InputError, match="the prompt has <FILL_ME>, at which this checkpoint's tokeniser parts"):
+            prompts(options)
+    assert prompts(Options(prompt="def half(x): return")).tokens

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from transformers import GenerationConfig
+
 from builder.checkpoint.chat_template import chat_template
 from builder.checkpoint.decoding import refuse_other_text
 from builder.checkpoint.generation_config import refuse_unserved
@@ -32,6 +34,7 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
     refuse_options(spec, {"--max-answer (use --max-length)": spec.max_answer is not None}, "a decoder")
     refuse_draft(spec)
     refuse_unserved(checkpoint.model.generation_config, is_decoder=True)
+    _refuse_narrow_search(spec, checkpoint.model.generation_config)
     chat_template(checkpoint.tokenizer)  # one that cannot be served
     refuse_other_text(checkpoint.tokenizer)
     with stage("plan memory"):
@@ -39,6 +42,15 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
             return _on_one(engine_of(spec), checkpoint, folder)
         engines = {name: engine_of(spec.model_copy(update={"engine": name})) for name in measurable()}
         return _on_each(engines, checkpoint, folder)
+
+
+def _refuse_narrow_search(spec: BuildSpec, config: GenerationConfig) -> None:
+    """Raise SpecError where the checkpoint searches with more beams than there are slots, and nobody said fewer."""
+    if spec.beams is None and not config.do_sample and (config.num_beams or 1) > spec.slots:
+        raise SpecError(
+            f"the checkpoint's generation_config searches with {config.num_beams} beams, which need as many slots; "
+            f"--slots is {spec.slots}. Give it more, or say with --beams how many a search is to have"
+        )
 
 
 def _on_one(engine: DecodingEngine, checkpoint: Checkpoint, folder: Path) -> Decoder:

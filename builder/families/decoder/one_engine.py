@@ -205,6 +205,7 @@ class Decoder:
             total_length=total_length(config),
             prefix_cache=spec.serving.prefix_cache,
             chat=None if template is None else self._chat(template),
+            fill=getattr(checkpoint.tokenizer, "fill_token", None),
         )
 
     def _chat(self, template: str) -> Chat:

@@ -30,7 +30,7 @@ from builder.families.generating import (
     vocabulary_of,
 )
 from builder.families.seq2seq.settings import Settings, read_settings, source_of
-from builder.families.seq2seq.texts import first_token, texts_to_judge, token_rows
+from builder.families.seq2seq.texts import texts_to_judge, token_rows, verified_beginning
 from builder.memory import Memory, cache_bytes, refuse_slots, weights_bytes
 from builder.onnx.graph import check_release
 from builder.onnx.shared_tables import with_shared_tables
@@ -149,7 +149,7 @@ class Seq2Seq:
         """Greedy and searched answers, their probabilities, and the time of a text and of a step."""
         model, beams = self.checkpoint.model, min(self.settings.beams, VERIFIED_BEAMS)
         rows = token_rows(self.samples, self.checkpoint, self.source)
-        answers = make_reference(model, rows, self.settings.start, first_token(self.source), self._ends, beams)
+        answers = make_reference(model, rows, *verified_beginning(self.source), self._ends, beams)
         latency = steps.pytorch_seq2seq(model, self.spec.build_threads)
         return Measured(answers, pytorch_rung(self.memory, latency, answers.perplexity))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedConfig
 
 from builder.checkpoint.generation_config import refuse_unserved
 from builder.checkpoint.languages import languages, nearest
@@ -48,7 +48,7 @@ def read_settings(
     beams = asked_beams or config.num_beams or 1
     if beams > slots:
         raise SpecError(f"a search of {beams} beams needs as many slots; --slots is {slots}")
-    longest = max_answer or max(config.max_length or 0, LONGEST_ANSWER)
+    longest = max_answer or max(config.max_length or 0, 1 + (config.max_new_tokens or 0), LONGEST_ANSWER)
     positions = getattr(checkpoint.config, "max_position_embeddings", None)
     if max_answer and positions and max_answer > positions:
         raise SpecError(f"--max-answer {max_answer} exceeds the {positions} positions this model has")
@@ -65,15 +65,23 @@ def read_settings(
             raise SpecError(f"--task {task}: the model translates {', '.join(instructions.pairs)}")
     elif instructions.source:
         instructions = replace(instructions, source=None, target=None)  # a model of one pair needs no names for it
+    if instructions.prefix is None:
+        instructions = replace(instructions, prefix="" if known else own_prefix(checkpoint.config))
     return Settings(config, instructions, int(start), beams, min(longest, positions or longest), known)
+
+
+def own_prefix(config: PreTrainedConfig) -> str:
+    """What transformers' pipelines up to 4.57 put before every text that is told no language: BART's space, say."""
+    return str(getattr(config, "prefix", None) or "")
 
 
 def source_of(checkpoint: Checkpoint, settings: Settings, cross: Sequence[LayerShape], token_budget: int) -> Source:
     """What serving.json says of texts: their limit, what is put before them, and how answers begin."""
     target = settings.instructions.target
     forced = settings.config.forced_bos_token_id
-    if settings.languages and target is None and forced is not None:
-        target = next((code for code, entry in settings.languages.items() if entry.first == forced), None)
+    if target is None:
+        told = [code for code, entry in settings.languages.items() if entry.first in (settings.start, forced)]
+        target = told[0] if told else None
     source = settings.instructions.source
     if settings.languages and source is None:
         source = getattr(checkpoint.tokenizer, "src_lang", None)
@@ -84,7 +92,7 @@ def source_of(checkpoint: Checkpoint, settings: Settings, cross: Sequence[LayerS
         token_budget=token_budget,
         start=settings.start,
         first=forced,
-        prefix=settings.instructions.prefix,
+        prefix=settings.instructions.prefix or "",
         pairs=settings.instructions.pairs,
         languages=settings.languages,
         source_language=source,

@@ -14,7 +14,7 @@ from builder.errors import CheckpointError
 from builder.families.generating import read_samples
 from builder.runtime.contract import Source
 from builder.runtime.generation.options import Options
-from builder.runtime.generation.prompts import SourceTexts
+from builder.runtime.generation.prompts import SourceTexts, beginning
 
 
 def texts_to_judge(path: Path | None, checkpoint: Checkpoint) -> list[Mapping[str, Any]]:
@@ -39,9 +39,9 @@ def token_rows(samples: Sequence[Mapping[str, Any]], checkpoint: Checkpoint, sou
     return [row[: checkpoint.max_length] for row in prompted]
 
 
-def first_token(source: Source) -> int | None:
-    """The token that a verified answer begins with: of the default target language, or of the first that is known."""
-    return source.languages[_verified_target(source)].first if source.languages else source.first
+def verified_beginning(source: Source) -> tuple[int, int | None]:
+    """How a verified answer begins: in the default target language, or in the first that is known."""
+    return beginning(source, source.languages[_verified_target(source)] if source.languages else None)
 
 
 def _verified_target(source: Source) -> str:

@@ -42,16 +42,17 @@ def token_ids(tokenizer: Tokenizer, texts: "Sequence[str]", special: bool) -> "l
 class DecoderPrompts:
     """A text, or messages through the checkpoint's chat template."""
 
-    def __init__(self, length: int, chat: "Chat | None", tokenizer: Tokenizer) -> None:
-        """`length`: tokens of a prompt and its answer together, at most."""
+    def __init__(self, length: int, chat: "Chat | None", tokenizer: Tokenizer, fill: "str | None" = None) -> None:
+        """`length`: tokens of a prompt and its answer together, at most. `fill`: the mark of a gap to be filled in."""
         self.tokenizer = tokenizer
+        self.fill = fill
         self.longest = length - 1
         self.chat = None
         if chat is not None:
             self.chat = ChatTemplate(chat.template, chat.special_tokens, chat.tool_template)
 
     def __call__(self, options: Options) -> Prompt:
-        """Raises InputError for a prompt that leaves no room for an answer, or a chat without a template."""
+        """Raises InputError for a prompt with a gap or without room for an answer, or a chat without a template."""
         if options.input_ids:  # their text is wanted where it is repeated
             return self._fitting(self._decoded(options, False) if options.echo else "", options.input_ids)
         text, special = self._text(options)
@@ -67,6 +68,15 @@ class DecoderPrompts:
 
     def _text(self, options: Options) -> "tuple[str, bool]":
         """The text of a prompt, and whether the tokeniser puts its own tokens around it: a chat has them."""
+        text, special = self._rendered(options)
+        if self.fill is not None and self.fill in text:
+            raise InputError(
+                f"the prompt has {self.fill}, at which this checkpoint's tokeniser parts a text to be filled in, which "
+                "is not supported; send the tokens that it makes of it as input_ids"
+            )
+        return text, special
+
+    def _rendered(self, options: Options) -> "tuple[str, bool]":
         if options.messages is None:
             return options.prompt, True
         if self.chat is None:
@@ -98,7 +108,8 @@ class SourceTexts:
 
     def __call__(self, options: Options) -> Prompt:
         """Raises InputError for a text beyond the encoder's limit, or a language that the model does not know."""
-        source, first = self.source, self.source.first
+        source = self.source
+        target: "Language | None" = None
         spoken = options.source_language or source.source_language
         wanted = options.target_language or source.target_language
         text = source.prefix + options.prompt
@@ -108,7 +119,7 @@ class SourceTexts:
             language = self._language("source_language", spoken)
             ids = token_ids(self.tokenizer, [text], special=False)[0]
             tokens = [*language.before, *ids, *language.after]
-            first = self._language("target_language", wanted).first
+            target = self._language("target_language", wanted)
         else:
             tokens = token_ids(self.tokenizer, [text], special=True)[0]
         if len(tokens) > source.max_length:
@@ -116,7 +127,8 @@ class SourceTexts:
                 f"the text has {len(tokens)} tokens; this model reads at most {source.max_length}. Send less of it, "
                 "or build the model with a larger --max-length, where its positions allow it"
             )
-        return Prompt(options.prompt, (source.start,), tuple(tokens), first)
+        start, first = beginning(source, target)
+        return Prompt(options.prompt, (start,), tuple(tokens), first)
 
     def _language(self, name: str, code: "str | None") -> Language:
         known = self.source.languages
@@ -134,3 +146,16 @@ class SourceTexts:
                 f"source_language is {spoken!r} and target_language is {wanted!r}; this model knows {', '.join(pairs)}"
             )
         return pairs[pair]
+
+
+def beginning(source: Source, target: "Language | None") -> "tuple[int, int | None]":
+    """The token that an answer starts from, and the one that is forced after it: one of the two says its language.
+
+    The first, where the checkpoint's own start is a language's token, as mBART's of 25 languages is: its answers have
+    no other before their text (transformers' page of mBART).
+    """
+    if target is None:
+        return source.start, source.first
+    if source.start in [language.first for language in source.languages.values()]:
+        return target.first, source.first
+    return source.start, target.first

@@ -54,7 +54,7 @@ class Service:
             self.prompt = SourceTexts(serving.source, self.tokenizer)
             limits = Limits(serving.queue, serving.source.token_budget, serving.queue_timeout_ms / 1000)
         else:
-            self.prompt = DecoderPrompts(serving.arena.length, serving.chat, self.tokenizer)
+            self.prompt = DecoderPrompts(serving.arena.length, serving.chat, self.tokenizer, serving.fill)
             assert serving.prefill_tokens is not None
             limits = Limits(serving.queue, serving.prefill_tokens, serving.queue_timeout_ms / 1000)
         executor, draft = make_executor(folder, serving, infer), make_draft(folder, serving)

@@ -1,0 +1,103 @@
+"""What a checkpoint says of texts and answers, taken as transformers takes it: beginnings, prefixes, lengths, beams."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer
+from transformers import MBartTokenizer, PreTrainedConfig
+
+from builder.checkpoint.resolve import Checkpoint, resolve, tokenizer_json
+from builder.errors import SpecError
+from builder.families import begin
+from builder.families.seq2seq.settings import Settings, read_settings, source_of
+from builder.families.seq2seq.texts import verified_beginning
+from builder.runtime.generation.options import Options
+from builder.runtime.generation.prompts import SourceTexts
+from builder.spec import make_spec
+from builder.tasks.translation import TASK as TRANSLATION
+from tests.decoders import make_decoder_checkpoint
+from tests.seq2seqs import make_seq2seq_checkpoint
+
+TEXT = "The train leaves."
+
+
+def _read(folder: Path, task: str | None = None) -> tuple[Checkpoint, Settings, SourceTexts]:
+    """The checkpoint, what it says, and the emitted code that reads its texts."""
+    checkpoint = resolve(make_spec(model=str(folder), name="m", task=task, max_length=64))
+    settings = read_settings(checkpoint, task, slots=4, asked_beams=None, max_answer=None)
+    source = source_of(checkpoint, settings, [], token_budget=64)
+    return checkpoint, settings, SourceTexts(source, Tokenizer.from_str(tokenizer_json(checkpoint.tokenizer)))
+
+
+@pytest.mark.parametrize(
+    ("task", "own", "expected"),
+    [
+        (None, {}, " "),
+        ("summarization", {}, " "),
+        ("summarization", {"summarization": {"prefix": "summarize: "}}, "summarize: "),
+    ],
+)
+def test_a_prefix_of_the_configuration_comes_before_every_text(
+    task: str | None, own: dict[str, Any], expected: str, tmp_path: Path
+) -> None:
+    """BART's and DistilBART's summarisers say " ": their first word was another token than in their pipeline."""
+    folder = make_seq2seq_checkpoint(tmp_path / "bart", "bart", prefix=" ", task_specific_params=own)
+    checkpoint, _, texts = _read(folder, task)
+    wanted = checkpoint.tokenizer(expected + TEXT)["input_ids"]
+    assert wanted != checkpoint.tokenizer(TEXT)["input_ids"]
+    assert list(texts(Options(prompt=TEXT)).source) == wanted
+
+
+def test_a_text_with_a_language_gets_no_prefix_of_the_configuration(tmp_path: Path) -> None:
+    folder = make_seq2seq_checkpoint(tmp_path / "mbart", "mbart", multilingual=True, pad_token_id=1, prefix=" a ")
+    checkpoint, _, texts = _read(folder, "translation_en_to_ro")
+    assert list(texts(Options(prompt="the train")).source) == checkpoint.tokenizer("the train")["input_ids"]
+
+
+def _of_25_languages() -> MBartTokenizer:
+    pieces = [(piece, 0.0) for piece in ("<s>", "<pad>", "</s>", "<unk>")]
+    pieces += [(f"▁{word}", -2.0) for word in ("the", "train")] + [(letter, -8.0) for letter in "abcdehintr"]
+    return MBartTokenizer(vocab=pieces, src_lang="en_XX", model_max_length=64)
+
+
+def test_an_answer_that_starts_with_its_language_is_not_forced_to_say_it_again(tmp_path: Path) -> None:
+    """mBART of 25 languages: `generate` is given decoder_start_token_id, and nothing is forced after it."""
+    tokenizer = _of_25_languages()
+    romanian, german = tokenizer.convert_tokens_to_ids(["ro_RO", "de_DE"])
+    own = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": romanian}
+    folder = make_seq2seq_checkpoint(tmp_path / "mbart", "mbart", **own)
+    tokenizer.save_pretrained(folder)
+    checkpoint, _, texts = _read(folder)
+    default = texts(Options(prompt="the train"))
+    assert (default.tokens, default.first) == ((romanian,), None)
+    assert list(default.source) == checkpoint.tokenizer("the train")["input_ids"]
+    other = texts(Options(prompt="the train", target_language="de_DE"))
+    assert (other.tokens, other.first) == ((german,), None)
+    assert verified_beginning(texts.source) == (romanian, None)
+
+
+def test_what_holds_for_one_pair_of_languages_alone() -> None:
+    """A pair may say more than a prefix, or no prefix at all."""
+    config = PreTrainedConfig(task_specific_params={"translation_en_to_ro": {"decoder_start_token_id": 7}})
+    assert TRANSLATION.instructions(config, "translation_en_to_ro").options == {"decoder_start_token_id": 7}
+    assert TRANSLATION.instructions(config, "translation_en_to_de").options == {}
+    assert not TRANSLATION.instructions(config, "translation_en_to_ro").pairs
+
+
+def test_there_is_room_for_the_longest_answer_that_the_checkpoint_wants(tmp_path: Path) -> None:
+    folder = make_seq2seq_checkpoint(tmp_path / "t5", "t5", generation_config={"max_new_tokens": 400})
+    assert _read(folder)[1].max_answer == 401
+
+
+def test_a_search_that_has_too_few_slots_is_refused(tmp_path: Path) -> None:
+    """It went on with fewer beams, and with one slot greedily."""
+    folder = make_decoder_checkpoint(tmp_path / "llama", "llama")
+    checkpoint = resolve(make_spec(model=str(folder), name="m"))
+    checkpoint.model.generation_config.num_beams = 5
+    spec = make_spec(model=str(folder), name="m", slots=4)
+    with pytest.raises(SpecError, match="searches with 5 beams, which need as many slots; --slots is 4"):
+        begin(spec, checkpoint, tmp_path, lambda name: nullcontext())
