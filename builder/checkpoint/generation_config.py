@@ -197,8 +197,8 @@ def max_tokens(config: GenerationConfig, start: int | None = None) -> int:
     """New tokens of an answer whose request does not say. `start`: as for `option_defaults`."""
     if config.max_new_tokens:
         return int(config.max_new_tokens)
-    if start is not None and config.max_length:
-        return int(config.max_length) - start
+    if config.max_length:  # of a decoder `total_length` takes the prompt away
+        return int(config.max_length) - (start or 0)
     return MAX_TOKENS
 
 

@@ -26,7 +26,7 @@ MEANINGS = {  # of each request option of a generating model
     "text_input": "the prompt, or the text to read",
     "input_ids": "the prompt as token ids of the model, instead of `text_input`",
     "messages": "a chat as a JSON list of messages, instead of `text_input`; the checkpoint's template is applied",
-    "max_tokens": "most tokens to generate; without it, what the model has room for or the checkpoint's own limit",
+    "max_tokens": "most tokens to generate; without it, the checkpoint's own limit or 128, as far as there is room",
     "min_tokens": "tokens before which the answer cannot end",
     "temperature": "0 is greedy decoding, which is the default unless the checkpoint asks to sample; a request that "
     "names another option of sampling samples at 1.0",
@@ -41,7 +41,7 @@ MEANINGS = {  # of each request option of a generating model
     "encoder_no_repeat_ngram_size": "no n-gram of this length is copied from the input; 0: off",
     "logit_bias": "JSON object of token ids to values added to their logits",
     "bad_words": "texts that are never generated",
-    "stop_words": "texts that end the answer; they are not part of it",
+    "stop_words": "texts, or special tokens, that end the answer; they are not part of it",
     "stop_token_ids": "token ids that end the answer",
     "random_seed": "same seed and same request: same answer",
     "n": "number of answers",
