@@ -191,8 +191,11 @@ def _loading(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def _read_generation_config(model: PreTrainedModel, folder: Path) -> None:
-    if (folder / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(folder)
+    """As `from_pretrained` reads it: of checkpoints from before there was a file for it, out of their config.json."""
+    if model.can_generate():
+        own = (folder / "generation_config.json").is_file()
+        named: dict[str, Any] = {} if own else {"config_file_name": "config.json", "_from_model_config": True}
+        model.generation_config = GenerationConfig.from_pretrained(folder, **named)
 
 
 def _refuse_adapter(folder: Path, model: str) -> None:
@@ -246,6 +249,11 @@ def _tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrained
             tokenizer = as_fast(tokenizer)
         except CheckpointError as error:
             raise CheckpointError(f"{model}: {error}") from error
+    if tokenizer.split_special_tokens:
+        raise CheckpointError(
+            f"the tokenizer of {model} says split_special_tokens: special tokens in a text would be text, which is not "
+            "supported; set it to false in tokenizer_config.json to serve the model without"
+        )
     rows = getattr(config, "vocab_size", None)
     highest = _highest_token(tokenizer)
     if rows is not None and highest >= rows:

@@ -18,7 +18,7 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 from transformers.utils import logging as transformers_logging
 
 from builder.checkpoint.libraries import quiet_libraries
-from builder.checkpoint.resolve import locate, position_limit, resolve
+from builder.checkpoint.resolve import describe, locate, position_limit, resolve
 from builder.checkpoint.sentence_transformers import Pooler
 from builder.errors import BuilderError, CheckpointError, RepositoryError
 from builder.pipeline import build
@@ -154,6 +154,14 @@ def test_weights_that_transformers_does_not_read_are_none(copy: Callable[[str], 
     index = {"weight_map": {"a": "model-00001-of-00001.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
     assert [file.name for file in locate(source).weights] == ["model-00001-of-00001.safetensors"]
+
+
+def test_special_tokens_that_are_to_be_split_are_refused(copy: Callable[[str], Path]) -> None:
+    """transformers makes text of "[MASK]" in a text; the emitted code made the token."""
+    folder = copy("masks")
+    _edit(folder / "tokenizer_config.json", split_special_tokens=True)
+    with pytest.raises(CheckpointError, match="says split_special_tokens: special tokens in a text would be text"):
+        _resolve(folder)
 
 
 def test_an_adapter_beside_weights_is_refused(copy: Callable[[str], Path]) -> None:
@@ -299,6 +307,17 @@ def test_every_error_is_a_builder_error(tmp_path: Path) -> None:
     (folder / "tokenizer.json").write_text("{broken")
     with pytest.raises(BuilderError, match="does not load"):
         _resolve(folder)
+
+
+def test_options_of_generation_in_a_config_json_of_before(tmp_path: Path) -> None:
+    """A plan, and a checkpoint with packed weights, went without: transformers reads them from the file alone."""
+    folder = make_seq2seq_checkpoint(tmp_path / "bart", "bart")
+    (folder / "generation_config.json").unlink()
+    _edit(folder / "config.json", num_beams=4, max_length=50)
+    spec = make_spec(model=str(folder), name="m")
+    for found in (resolve(spec), describe(spec.source)):
+        config = found.model.generation_config
+        assert (config.num_beams, config.max_length) == (4, 50)
 
 
 @pytest.mark.parametrize(
