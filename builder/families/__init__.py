@@ -97,6 +97,18 @@ def _module(name: str) -> Any:
     return importlib.import_module(f"{__name__}.{name}")
 
 
+def code_not_run(checkpoint: CheckpointFiles) -> str | None:
+    """A remark for a checkpoint whose model is code of its own, where transformers has a class of that type too."""
+    names = getattr(checkpoint.config, "auto_map", None) or {}
+    code = names.get(checkpoint.task.auto_class().__name__) if isinstance(names, dict) else None
+    if code is None:
+        return None
+    return (
+        f"config.json names code of the checkpoint ({code}), which is not run: answers are those of transformers' own "
+        f"{checkpoint.config.model_type}, and may not be what its authors show (its attention may be causal here, say)"
+    )
+
+
 def built_from(options: LayoutOptions, samples: Path | None, checkpoint: CheckpointFiles) -> dict[str, Any]:
     """What every report begins with: what was requested, of which checkpoint, with which versions, where.
 

@@ -16,7 +16,7 @@ from builder.errors import CheckpointError, SpecError, VerificationError
 from builder.export.encoder import Export, export, task_graph
 from builder.export.experts import cost_of_experts
 from builder.export.rows import rows_of
-from builder.families import UNTIMED, Family, built_from
+from builder.families import UNTIMED, Family, built_from, code_not_run
 from builder.hashing import sha256_of
 from builder.onnx.graph import Graph
 from builder.optimise.compaction import Removed, compact
@@ -240,7 +240,8 @@ class Encoder:
         exact, climbed = chosen.exact, chosen.climbed
         exported, evaluator, operators = exact.fused.exported.export, exact.evaluator, chosen.graph.operators
         untimed = None if self.spec.target == "cpu" else UNTIMED
-        warnings = (exported.warning, cost_of_experts(self.checkpoint.model), _calls(evaluator), untimed)
+        own, cost = code_not_run(self.checkpoint), cost_of_experts(self.checkpoint.model)
+        warnings = (own, exported.warning, cost, _calls(evaluator), untimed)
         removed = {"empty": exact.fused.empty, "pruned": chosen.pruned}
         return BuildReport(
             **built_from(self.spec.layout, self.spec.samples, self.checkpoint),

@@ -14,6 +14,7 @@ import pytest
 from builder.checkpoint import patterns
 from builder.checkpoint.resolve import locate, resolve
 from builder.errors import BuilderError, CheckpointError, SpecError
+from builder.families import code_not_run
 from builder.spec import make_spec
 from builder.tasks.base import encoder_task
 
@@ -207,8 +208,12 @@ def test_code_that_comes_with_a_checkpoint_is_not_run(folder: Path, tmp_path: Pa
     automatic = {"AutoConfig": "configuration_evil.Evil", "AutoModelForSequenceClassification": "modeling_evil.Evil"}
     _edit(folder / "config.json", auto_map=automatic)
     _edit(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tokenization_evil.Evil", None]})
-    assert resolve(make_spec(model=str(folder), name="model")).task.name == "text-classification"
+    found = resolve(make_spec(model=str(folder), name="model"))
+    assert found.task.name == "text-classification"
     assert not run.exists()
+    remark = code_not_run(found)
+    assert remark is not None, "nobody was told that another model answers"
+    assert "code of the checkpoint (modeling_evil.Evil), which is not run" in remark
 
 
 def test_labels_with_control_characters(folder: Path) -> None:

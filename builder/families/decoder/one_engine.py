@@ -19,7 +19,7 @@ from builder.engines.decoding import DecodingEngine, Executors, Lowered, is_mapp
 from builder.errors import VerificationError
 from builder.export.decoder import DecoderExport, export_decoder
 from builder.export.experts import cost_of_experts
-from builder.families import UNTIMED, built_from
+from builder.families import UNTIMED, built_from, code_not_run
 from builder.families.generating import (
     exact_bound,
     kept_bounds,
@@ -242,7 +242,14 @@ class Decoder:
                 *self.engine.remarks,
                 *((MAPPED,) if self._only_judged(chosen.exact.fused.graph) else ()),
                 *unreached(checkpoint.model.config, checkpoint.max_length),
-                *filter(None, [cost_of_experts(checkpoint.model), larger_than_stored(self.spec.precision, checkpoint)]),
+                *filter(
+                    None,
+                    [
+                        code_not_run(checkpoint),
+                        cost_of_experts(checkpoint.model),
+                        larger_than_stored(self.spec.precision, checkpoint),
+                    ],
+                ),
                 *(f"{name} runs as separate operators, which is right but slower" for name in exported.rotary_left),
             ),
             choice=climbed.choice,

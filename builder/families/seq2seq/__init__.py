@@ -17,7 +17,7 @@ from builder.export.alone import attending_alone
 from builder.export.decoder import CACHED_ATTENTION
 from builder.export.likeliest import with_likeliest
 from builder.export.seq2seq import Seq2SeqExport, export_seq2seq, seq2seq_shapes
-from builder.families import Family, built_from
+from builder.families import Family, built_from, code_not_run
 from builder.families.generating import (
     exact_bound,
     kept_bounds,
@@ -244,7 +244,10 @@ class Seq2Seq:
             quantised=quantised_parts(climbed.chosen.option, chosen.quantised),
             ladder=chosen.ladder,
             samples=len(chosen.exact.pytorch.answers.sources),
-            warnings=_unfused(exported.encoder_attentions, encoder_layers),
+            warnings=(
+                *filter(None, [code_not_run(self.checkpoint)]),
+                *_unfused(exported.encoder_attentions, encoder_layers),
+            ),
             choice=climbed.choice,
             chosen=climbed.chosen.rung.name,
         )
