@@ -58,7 +58,8 @@ class QuestionAnswering(EncoderTask):
             output = checkpoint.model(**encoded)
         context = [i for i, sequence in enumerate(encoded.sequence_ids(0)) if sequence == 1]
         cls_id = checkpoint.tokenizer.cls_token_id
-        softened = [i for i, t in enumerate(encoded["input_ids"][0].tolist()) if t == cls_id] + context
+        ids = encoded["input_ids"][0].tolist()
+        softened = [i for i, t in enumerate(ids) if t == cls_id and i not in context] + context
         starts, ends = (
             torch.softmax(logits[0, softened], dim=-1) for logits in (output.start_logits, output.end_logits)
         )

@@ -104,3 +104,14 @@ def test_a_context_before_its_question_is_refused(checkpoint: Callable[[str], Pa
     resolved.tokenizer.padding_side = "left"
     with pytest.raises(CheckpointError, match="pads on the left"):
         encoder_task(resolved.task).parameters(resolved)
+
+
+def test_special_tokens_in_a_context_are_words_of_it(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    """The reference counted a [CLS] of the context twice, and a build refused a sample that has one."""
+    spec = make_spec(model=str(checkpoint("answers")), max_length=128)
+    resolved = resolve(spec)
+    sample = {"question": "Who?", "context": "[MASK] and [SEP] in a text [CLS]"}
+    expected = encoder_task(resolved.task).reference(resolved, sample)
+    (answer,) = answers(front_over_pytorch(resolved, spec, tmp_path), resolved, [sample])
+    error, where = difference(expected, answer)
+    assert error < 1e-5, where
