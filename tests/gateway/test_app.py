@@ -194,6 +194,17 @@ def test_half_a_character_in_a_request_comes_back_in_its_error() -> None:
     assert "embeds" in refused.json["error"]["message"]
 
 
+def test_places_of_tokens_are_counted_through_a_stream() -> None:
+    """Each chunk began at 0 again."""
+    body = {"model": "writes", "prompt": "a", "max_tokens": 3, "n": 2, "logprobs": 0, "stream": True}
+    *chunks, done = asked("/v1/completions", body).events
+    places = [
+        [c["choices"][0]["logprobs"]["text_offset"] for c in chunks if c["choices"][0]["index"] == i] for i in (0, 1)
+    ]
+    assert places == [[[0], [1], [2]]] * 2
+    assert done == "[DONE]"
+
+
 def test_of_alternatives_spelled_alike_the_likeliest_is_told() -> None:
     """Parts of characters are all spelled U+FFFD; what was told of them was the probability of the last."""
     top = [{"token": token, "text": "\ufffd", "logprob": -float(token)} for token in (1, 2)]

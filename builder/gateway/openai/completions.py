@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
@@ -115,12 +116,13 @@ async def _whole(
 async def _events(
     call: Call, model: Model, prompts: Sequence[Prompt], inputs: Mapping[str, Any], body: Body
 ) -> AsyncGenerator[bytes, None]:
-    usage, n = Usage(), body.n or 1
+    usage, n, said = Usage(), body.n or 1, Counter[int]()  # characters of the tokens so far, of each choice
     head = f"data: {dumps(_head(call, model))[:-1]}," + '"choices":[{"index":'
     async with aclosing(_pieces(call, model, prompts, inputs)) as pieces:
         async for number, piece in pieces:
             index = number * n + piece.index
-            logprobs = "null" if piece.logprobs is None else dumps(_logprobs(piece.logprobs))
+            logprobs = "null" if piece.logprobs is None else dumps(_logprobs(piece.logprobs, said[index]))
+            said[index] += sum(len(token["text"]) for token in piece.logprobs or ())
             reason = f'"{piece.finish_reason}"' if piece.finish_reason else "null"
             usage.add(piece, number)
             yield (
@@ -144,8 +146,9 @@ def _head(call: Call, model: Model) -> dict[str, Any]:
     return {"id": f"cmpl-{call.facts.id}", "object": "text_completion", "created": began(call), "model": model.name}
 
 
-def _logprobs(tokens: list[dict[str, Any]]) -> dict[str, Any]:
-    offsets, at = [], 0
+def _logprobs(tokens: list[dict[str, Any]], at: int = 0) -> dict[str, Any]:
+    """OpenAI's object. `at`: characters of the choice's tokens before these."""
+    offsets = []
     for token in tokens:
         offsets.append(at)
         at += len(token["text"])
