@@ -315,8 +315,8 @@ def test_options_of_generation_in_a_config_json_of_before(tmp_path: Path) -> Non
     (folder / "generation_config.json").unlink()
     _edit(folder / "config.json", num_beams=4, max_length=50)
     spec = make_spec(model=str(folder), name="m")
-    for found in (resolve(spec), describe(spec.source)):
-        config = found.model.generation_config
+    for checkpoint in (resolve(spec), describe(spec.source)):
+        config = checkpoint.model.generation_config
         assert (config.num_beams, config.max_length) == (4, 50)
 
 

@@ -208,10 +208,10 @@ def test_code_that_comes_with_a_checkpoint_is_not_run(folder: Path, tmp_path: Pa
     automatic = {"AutoConfig": "configuration_evil.Evil", "AutoModelForSequenceClassification": "modeling_evil.Evil"}
     _edit(folder / "config.json", auto_map=automatic)
     _edit(folder / "tokenizer_config.json", auto_map={"AutoTokenizer": ["tokenization_evil.Evil", None]})
-    found = resolve(make_spec(model=str(folder), name="model"))
-    assert found.task.name == "text-classification"
+    checkpoint = resolve(make_spec(model=str(folder), name="model"))
+    assert checkpoint.task.name == "text-classification"
     assert not run.exists()
-    remark = code_not_run(found)
+    remark = code_not_run(checkpoint)
     assert remark is not None, "nobody was told that another model answers"
     assert "code of the checkpoint (modeling_evil.Evil), which is not run" in remark
 

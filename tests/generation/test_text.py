@@ -156,12 +156,12 @@ def test_a_stop_word_that_is_a_special_token_ends_an_answer(tmp_path: Path, monk
     """Such as <|im_end|>: it is left out of the text, where it was looked for, and the answer went on."""
     service = service_of("", False, tmp_path, monkeypatch)
     (whole,) = answers_of(service, prompt(), max_tokens=6)
-    said = whole["text_output"][0].decode()
-    service.tokenizer.add_special_tokens([said[3]])
+    text = whole["text_output"][0].decode()
+    service.tokenizer.add_special_tokens([text[3]])
     service.tokenizer.save(str(tmp_path / "tokenizer.json"))
-    (stopped,) = answers_of(Service(tmp_path), prompt(), stop_words=[said[3]], max_tokens=6)
+    (stopped,) = answers_of(Service(tmp_path), prompt(), stop_words=[text[3]], max_tokens=6)
     assert stopped["finish_reason"].tolist() == [b"stop"]
-    assert stopped["text_output"][0].decode() == said[: said.index(said[3])]
+    assert stopped["text_output"][0].decode() == text[: text.index(text[3])]
 
 
 def prompt() -> dict[str, np.ndarray]:

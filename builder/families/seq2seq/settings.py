@@ -80,8 +80,8 @@ def source_of(checkpoint: Checkpoint, settings: Settings, cross: Sequence[LayerS
     target = settings.instructions.target
     forced = settings.config.forced_bos_token_id
     if target is None:
-        told = [code for code, entry in settings.languages.items() if entry.first in (settings.start, forced)]
-        target = told[0] if told else None
+        begun = [code for code, entry in settings.languages.items() if entry.first in (settings.start, forced)]
+        target = begun[0] if begun else None
     source = settings.instructions.source
     if settings.languages and source is None:
         source = getattr(checkpoint.tokenizer, "src_lang", None)

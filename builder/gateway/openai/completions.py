@@ -116,13 +116,13 @@ async def _whole(
 async def _events(
     call: Call, model: Model, prompts: Sequence[Prompt], inputs: Mapping[str, Any], body: Body
 ) -> AsyncGenerator[bytes, None]:
-    usage, n, said = Usage(), body.n or 1, Counter[int]()  # characters of the tokens so far, of each choice
+    usage, n, lengths = Usage(), body.n or 1, Counter[int]()  # characters of the tokens so far, of each choice
     head = f"data: {dumps(_head(call, model))[:-1]}," + '"choices":[{"index":'
     async with aclosing(_pieces(call, model, prompts, inputs)) as pieces:
         async for number, piece in pieces:
             index = number * n + piece.index
-            logprobs = "null" if piece.logprobs is None else dumps(_logprobs(piece.logprobs, said[index]))
-            said[index] += sum(len(token["text"]) for token in piece.logprobs or ())
+            logprobs = "null" if piece.logprobs is None else dumps(_logprobs(piece.logprobs, lengths[index]))
+            lengths[index] += sum(len(token["text"]) for token in piece.logprobs or ())
             reason = f'"{piece.finish_reason}"' if piece.finish_reason else "null"
             usage.add(piece, number)
             yield (
@@ -157,10 +157,10 @@ def _logprobs(tokens: list[dict[str, Any]], at: int = 0) -> dict[str, Any]:
         return IMPOSSIBLE if token["logprob"] is None else float(token["logprob"])
 
     def alternatives(token: Mapping[str, Any]) -> dict[str, float]:
-        found: dict[str, float] = {}
+        logprobs: dict[str, float] = {}
         for top in token["top"]:  # best first: of those that are spelled alike the likeliest is told
-            found.setdefault(top["text"], value(top))
-        return found
+            logprobs.setdefault(top["text"], value(top))
+        return logprobs
 
     begins = [
         token["logprob"] is None and not token["top"] for token in tokens
