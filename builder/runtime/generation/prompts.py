@@ -151,8 +151,7 @@ class SourceTexts:
 def beginning(source: Source, target: "Language | None") -> "tuple[int, int | None]":
     """The token that an answer starts from, and the one that is forced after it: one of the two says its language.
 
-    The first, where the checkpoint's own start is a language's token, as mBART's of 25 languages is: its answers have
-    no other before their text (transformers' page of mBART).
+    The first, where the checkpoint's own start is a language's token: its answers have no other before their text.
     """
     if target is None:
         return source.start, source.first
