@@ -20,17 +20,17 @@ def count(text: str) -> int | str:
     return int(text)
 
 
-def workers(asked: int | str | None, builds: int) -> int:
+def workers(wanted: int | str | None, builds: int) -> int:
     """Builds at once: as many as were asked for, a core each where nobody asked, and no more than there are.
 
     On Ray the cluster decides; this is then what a machine like this one would have.
     """
-    return max(1, min(asked if isinstance(asked, int) else available_cores(), builds))
+    return max(1, min(wanted if isinstance(wanted, int) else available_cores(), builds))
 
 
-def executor(asked: int | str | None, workers: int, memory: int, verbose: bool) -> Executor:
+def executor(wanted: int | str | None, workers: int, memory: int, verbose: bool) -> Executor:
     """Of `workers` builds that take `memory` bytes together; on Ray, of as many as its nodes have room for."""
-    if asked == RAY:
+    if wanted == RAY:
         from builder.fleet.ray import OnRay
         from builder.ray.cluster import cluster_address
 

@@ -57,9 +57,9 @@ class Work:
     weights: int
     engines: int
 
-    def after(self, kept: str | None) -> str:
-        """The kind of a build that begins after the stage `kept`, because the cache has what that made."""
-        return f"{self.options} after {kept}"
+    def after(self, stage: str | None) -> str:
+        """The kind of a build that begins after `stage`, because the cache has what that made."""
+        return f"{self.options} after {stage}"
 
 
 def work_of(spec: BuildSpec) -> Work:
@@ -84,8 +84,8 @@ class History:
 
     def remember(self, work: Work, outcome: Outcome) -> None:
         """What a build took."""
-        kept = {} if outcome.report is None else outcome.report.kept
-        furthest = next((stage for stage in reversed(ORDER) if stage in kept), None)
+        cached = {} if outcome.report is None else outcome.report.kept
+        furthest = next((stage for stage in reversed(ORDER) if stage in cached), None)
         past = Past(work.name, work.after(furthest), work.weights, round(outcome.seconds, 3), outcome.memory)
         self._add(past)
         with suppress(OSError):  # a full or read-only disk
@@ -93,14 +93,14 @@ class History:
             with self.path.open("a", encoding="utf-8") as stream:
                 stream.write(json.dumps(asdict(past)) + "\n")
 
-    def expected(self, work: Work, kept: str | None = None) -> Expected:
+    def expected(self, work: Work, stage: str | None = None) -> Expected:
         """By its own last build, else by those of its kind with weights of that size, else by its size alone.
 
-        `kept`: the stage after which it begins, because the cache has what that made. Where no such build is known, one
+        `stage`: after which it begins, because the cache has what that made. Where no such build is known, one
         that begins with the first says how long it takes at most.
         """
         weights = work.weights
-        for of_kind in dict.fromkeys((work.after(kept), work.after(None))):
+        for of_kind in dict.fromkeys((work.after(stage), work.after(None))):
             own = self.own.get((work.name, of_kind, _size(weights)))
             builds = self.alike[of_kind, _size(weights)] if own is None else [own]
             if builds:

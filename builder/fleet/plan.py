@@ -26,14 +26,14 @@ NOTHING = Expected(0.0, 0)
 @dataclass(frozen=True)
 class Planned:
     """One model. `why`: what is known of its status, in words; `report`: of the version that is published already;
-    `kept`: the last stage that the cache has, so that a build begins after it."""
+    `cached_stage`: the last stage that the cache has, so that a build begins after it."""
 
     spec: BuildSpec
     status: Status
     expected: Expected = NOTHING
     why: str = ""
     report: BuildReport | None = None
-    kept: str | None = None
+    cached_stage: str | None = None
 
     @property
     def name(self) -> str:
@@ -97,13 +97,13 @@ def plan_builds(specs: Sequence[BuildSpec], history: History, rebuild: bool = Fa
 
 def _planned(spec: BuildSpec, history: History, rebuild: bool) -> Planned:
     try:
-        found = _published(spec, rebuild)
-        if not found.is_built:
-            return found
-        kept = furthest_kept(spec)
+        planned = _published(spec, rebuild)
+        if not planned.is_built:
+            return planned
+        cached = furthest_kept(spec)
     except (CheckpointError, SpecError) as error:
         return Planned(spec, "refused", why=str(error))
-    return replace(found, kept=kept, expected=history.expected(work_of(spec), kept))
+    return replace(planned, cached_stage=cached, expected=history.expected(work_of(spec), cached))
 
 
 def _published(spec: BuildSpec, rebuild: bool) -> Planned:

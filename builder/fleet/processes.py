@@ -115,14 +115,14 @@ class Worker:
         """What the worker says, or that it is dead."""
         assert self.job is not None
         try:
-            said: Progress | Outcome = self.connection.recv()
+            news: Progress | Outcome = self.connection.recv()
         except (EOFError, OSError):
-            said = self._died(self.job)
-        if isinstance(said, Outcome):
+            news = self._died(self.job)
+        if isinstance(news, Outcome):
             self.job = None
         else:
-            self.stage = said.stage
-        return said
+            self.stage = news.stage
+        return news
 
     def resident(self) -> int:
         """Bytes of its process; 0 where there is none."""

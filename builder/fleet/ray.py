@@ -98,7 +98,7 @@ def _news(cluster: Cluster, running: dict[Any, Attempt]) -> Iterator[Progress | 
     for task in cluster.ready(list(running)):
         attempt = running.pop(task)
         try:
-            said = cluster.hear(task)
+            news = cluster.hear(task)
         except cluster.ray.exceptions.RayError as error:
             if isinstance(error, cluster.ray.exceptions.RayTaskError) or attempt.time == TIMES:
                 yield _failed(attempt, error)
@@ -107,9 +107,9 @@ def _news(cluster: Cluster, running: dict[Any, Attempt]) -> Iterator[Progress | 
             running[cluster.begin(attempt.job, again.time, attempt.before)] = again
             yield Progress(attempt.job.name, attempt.worker, f"its worker died: begun again, {again.time} of {TIMES}")
             continue
-        if isinstance(said, Progress):
-            running[task] = replace(attempt, worker=said.worker, stage=said.stage)
-        yield said
+        if isinstance(news, Progress):
+            running[task] = replace(attempt, worker=news.worker, stage=news.stage)
+        yield news
 
 
 def _failed(attempt: Attempt, error: Exception) -> Outcome:
@@ -134,10 +134,10 @@ def build_there(job: Job, here: Place, before: int | None) -> Iterator[Progress 
     if done is not None:
         yield done
         return
-    said: SimpleQueue[Progress | Outcome] = SimpleQueue()
-    Thread(target=lambda: said.put(carry_out(job, worker, said.put)), daemon=True).start()
+    outgoing: SimpleQueue[Progress | Outcome] = SimpleQueue()
+    Thread(target=lambda: outgoing.put(carry_out(job, worker, outgoing.put)), daemon=True).start()
     while True:
-        yield (news := said.get())
+        yield (news := outgoing.get())
         if isinstance(news, Outcome):
             return
 

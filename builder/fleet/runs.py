@@ -16,10 +16,10 @@ def run_jobs(jobs: list[Job], executor: Executor, history: History, view: View) 
     """
     specs, outcomes = {job.name: job.spec for job in jobs}, []
     with view, closing(executor.run(jobs)) as events:
-        for said in events:
-            view.say(said)
-            if isinstance(said, Outcome):
-                outcomes.append(said)
-                if said.report is not None:
-                    history.remember(work_of(specs[said.name]), said)
+        for event in events:
+            view.say(event)
+            if isinstance(event, Outcome):
+                outcomes.append(event)
+                if event.report is not None:
+                    history.remember(work_of(specs[event.name]), event)
     return outcomes

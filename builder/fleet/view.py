@@ -25,7 +25,7 @@ REFRESHES = 4  # a second
 class View(AbstractContextManager["View"], Protocol):
     """Is told what happens."""
 
-    def say(self, said: Stage | Outcome) -> None: ...
+    def say(self, news: Stage | Outcome) -> None: ...
 
 
 def view(console: Console, plan: Plan, workers: int) -> View:
@@ -42,10 +42,10 @@ class Lines(View):
     def __exit__(self, *_: object) -> None:
         return None
 
-    def say(self, said: Stage | Outcome) -> None:
-        if isinstance(said, Outcome):
+    def say(self, news: Stage | Outcome) -> None:
+        if isinstance(news, Outcome):
             self.ended += 1
-            line = f"[{self.ended}/{self.builds}] {_end_of(said)}"
+            line = f"[{self.ended}/{self.builds}] {_end_of(news)}"
             self.console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -71,14 +71,14 @@ class Screen(View):
     def __exit__(self, *_: object) -> None:
         self.inside.close()
 
-    def say(self, said: Stage | Outcome) -> None:
-        if isinstance(said, Stage):
-            self.busy[said.worker] = said, time.monotonic()
+    def say(self, news: Stage | Outcome) -> None:
+        if isinstance(news, Stage):
+            self.busy[news.worker] = news, time.monotonic()
             return
-        self.busy.pop(said.worker, None)
-        self.left.pop(said.name, None)
+        self.busy.pop(news.worker, None)
+        self.left.pop(news.name, None)
         self.progress.advance(self.task)
-        self.console.print(_end_of(said), markup=False, highlight=False, soft_wrap=True)
+        self.console.print(_end_of(news), markup=False, highlight=False, soft_wrap=True)
 
     def _render(self) -> RenderableType:
         self.progress.update(self.task, description=f"{duration(self._seconds_left())} left" if self.left else "")
@@ -98,16 +98,16 @@ class Screen(View):
 def _end_of(outcome: Outcome) -> str:
     if outcome.report is None:
         return f"✗ {outcome.name}: {outcome.error}"
-    kept = ", with what the cache had" * bool(outcome.report.kept)
+    cached = ", with what the cache had" * bool(outcome.report.kept)
     warnings = f", {len(outcome.report.warnings)} warnings" * bool(outcome.report.warnings)
     size = f", {outcome.memory / 1e6:.0f} MB" * bool(outcome.memory)
-    return f"✓ {outcome.name}: version {outcome.report.version} in {duration(outcome.seconds)}{size}{kept}{warnings}"
+    return f"✓ {outcome.name}: version {outcome.report.version} in {duration(outcome.seconds)}{size}{cached}{warnings}"
 
 
 def plan_line(plan: Plan, workers: int, budget: int) -> str:
     """The plan in a line."""
     counts = ", ".join(f"{number} {status}" for status, number in plan.counts.items())
-    cached = sum(model.kept is not None for model in plan.builds)
+    cached = sum(model.cached_stage is not None for model in plan.builds)
     counts += f" ({cached} with stages in the cache)" * bool(cached)
     if not plan.builds:
         return f"{len(plan.models)} models: {counts}"
@@ -128,8 +128,8 @@ def plan_table(plan: Plan) -> Table:
         table.add_column(title, justify="right" if title in ("seconds", "MB") else "left")
     for model in listed[:ROWS]:
         status = f"{model.status}: {model.why}" if model.why else model.status
-        kept = f"up to {model.kept}" if model.kept else ""
-        table.add_row(model.name, escape(status), kept, _seconds(model), f"{model.expected.memory / 1e6:.0f}")
+        cached = f"up to {model.cached_stage}" if model.cached_stage else ""
+        table.add_row(model.name, escape(status), cached, _seconds(model), f"{model.expected.memory / 1e6:.0f}")
     table.caption = f"and {len(listed) - ROWS} more" if len(listed) > ROWS else None
     return table
 
@@ -137,7 +137,14 @@ def plan_table(plan: Plan) -> Table:
 def plan_document(plan: Plan, workers: int, budget: int) -> dict[str, Any]:
     """The plan as JSON: bytes and seconds."""
     models = [
-        {"name": m.name, "model": m.spec.model, "status": m.status, "why": m.why, "kept": m.kept, **asdict(m.expected)}
+        {
+            "name": m.name,
+            "model": m.spec.model,
+            "status": m.status,
+            "why": m.why,
+            "kept": m.cached_stage,
+            **asdict(m.expected),
+        }
         for m in plan.models
     ]
     return {"models": models, "workers": workers, "memory": budget, "seconds": plan.seconds(workers) if models else 0}

@@ -65,9 +65,9 @@ def _written(
 
 def _save(model: onnx.ModelProto, tables: Mapping[str, TensorProto], path: Path) -> None:
     """Write `model` with `tables`, by name, in the place of its own."""
-    kept = [tensor for tensor in model.graph.initializer if tensor.name not in tables]
+    others = [tensor for tensor in model.graph.initializer if tensor.name not in tables]
     del model.graph.initializer[:]
-    model.graph.initializer.extend(kept)
+    model.graph.initializer.extend(others)
     save_graph(model, path)
     written = onnx.load(str(path), load_external_data=False)
     for name, table in tables.items():

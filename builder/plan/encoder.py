@@ -132,14 +132,14 @@ def _speed(
 
 def _token_budget(capacity: Capacity, load: Load, needs: Needs, cost: Cost) -> tuple[int, Line]:
     """The most tokens of a call such that two calls fit into the p99; at least those of one text."""
-    longest, asked = load.longest or needs.length, capacity.serving.token_budget
+    longest, stated = load.longest or needs.length, capacity.serving.token_budget
     if load.p99_ms is None or cost.part == 0:
-        return asked, Line("token_budget", "as asked: no p99_ms bounds a call", str(asked))
+        return stated, Line("token_budget", "as asked: no p99_ms bounds a call", str(stated))
     room = (load.p99_ms / 2 - cost.call) / cost.part
-    budget = max(longest, min(asked, int(room // TOKENS_STEP) * TOKENS_STEP))
+    budget = max(longest, min(stated, int(room // TOKENS_STEP) * TOKENS_STEP))
     formula = (
         f"({number(load.p99_ms)} ms / 2 - {number(cost.call)} ms) / {number(1000 * cost.part)} us, at least one text "
-        f"of {longest} tokens, at most {asked}"
+        f"of {longest} tokens, at most {stated}"
     )
     return budget, Line("token_budget", formula, str(budget))
 
@@ -147,8 +147,8 @@ def _token_budget(capacity: Capacity, load: Load, needs: Needs, cost: Cost) -> t
 def _call_cost(capacity: Capacity, cost: Cost) -> tuple[int, Line]:
     """What the front weighs padding against when it cuts a batch into calls, in tokens."""
     if cost.part == 0:
-        asked = capacity.serving.call_cost
-        return asked, Line("call_cost", "as asked: a token costs nothing that was measured", str(asked))
+        stated = capacity.serving.call_cost
+        return stated, Line("call_cost", "as asked: a token costs nothing that was measured", str(stated))
     tokens = round(cost.call / cost.part)
     return tokens, Line("call_cost", f"{number(cost.call)} ms / {number(1000 * cost.part)} us a token", str(tokens))
 

@@ -111,16 +111,16 @@ class _Demand:
 def _speed(capacity: Capacity, load: Load, needs: Needs, cost: Decoding) -> _Speed:
     """How many answers run at once, how fast, and who waits."""
     demand = _Demand(load, cost)
-    asked = _asked(demand, needs)
+    demanded = _asked(demand, needs)
     if demand.room <= 0:
-        return _Speed(asked, {}, [_too_much(demand)], float(capacity.cores), capacity.slots)
+        return _Speed(demanded, {}, [_too_much(demand)], float(capacity.cores), capacity.slots)
     slots = max(1, math.ceil(demand.running + SIGMAS * math.sqrt(demand.running)))
     prefill, chunk = _prefill(capacity, load, cost, demand.running)
     timeout_ms = capacity.serving.queue.waiting_ms
     wait = max(slots, math.ceil(load.requests_per_s * timeout_ms / 1000))
     queue = Line("queue", f"{number(load.requests_per_s)}/s x {timeout_ms / 1000:g} s of waiting", str(wait))
     settings = {"serving.prefill_tokens": prefill, "serving.queue.max_size": wait}
-    lines = [*asked, *_answers(demand, slots), chunk, queue]
+    lines = [*demanded, *_answers(demand, slots), chunk, queue]
     return _Speed(lines, settings, _too_slow(demand), capacity.cores * demand.busy, slots)
 
 
@@ -171,17 +171,17 @@ def _too_slow(demand: _Demand) -> list[str]:
         ("between tokens", demand.load.between_tokens_ms, demand.between, "fewer requests a second"),
     )
     return [
-        f"{name}: {number(found)} ms, not {number(limit)} ms. What would: {helps}, a lower precision or more cores"
-        for name, limit, found, helps in limits
-        if limit is not None and found > limit
+        f"{name}: {number(value)} ms, not {number(limit)} ms. What would: {helps}, a lower precision or more cores"
+        for name, limit, value, helps in limits
+        if limit is not None and value > limit
     ]
 
 
 def _prefill(capacity: Capacity, load: Load, cost: Decoding, running: float) -> tuple[int, Line]:
     """How many prompt tokens to read between two steps, so that running answers do not wait too long."""
-    asked = capacity.serving.prefill_tokens
+    stated = capacity.serving.prefill_tokens
     if load.between_tokens_ms is None:
-        return asked, Line("prefill_tokens", "as asked: no between_tokens_ms bounds it", str(asked))
+        return stated, Line("prefill_tokens", "as asked: no between_tokens_ms bounds it", str(stated))
     room = (load.between_tokens_ms - cost.step.of(running)) / cost.prompt_ms
     tokens = min(MOST_PREFILL, max(LEAST_PREFILL, int(room + 1e-6)))
     formula = (

@@ -61,7 +61,7 @@ class _Dumper(yaml.SafeDumper):
     """Knows such lists."""
 
 
-_Dumper.add_representer(_Instead, lambda dumper, found: dumper.represent_sequence("!override", found))
+_Dumper.add_representer(_Instead, lambda dumper, entry: dumper.represent_sequence("!override", entry))
 
 
 def plan(specs: Sequence[BuildSpec], pods: int = 1) -> tuple[tuple[Plan, ...], Machine]:

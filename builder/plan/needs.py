@@ -68,7 +68,7 @@ def published(repository: Path, name: str) -> Needs:
     serving = load(folder)
     rung = next(rung for rung in report.ladder if rung.name == report.chosen)
     better = min(report.ladder, key=lambda other: sum(other.latency_ms.values()), default=rung)
-    found = Needs(
+    needs = Needs(
         "encoder" if isinstance(serving, EncoderServing) else "generation",
         weights=rung.size,
         length=serving.max_length if isinstance(serving, EncoderServing) else serving.arena.length,
@@ -78,7 +78,7 @@ def published(repository: Path, name: str) -> Needs:
         answer_bytes=_answer_bytes(repository / name),
         draft=(report.memory or {}).get("draft", 0),
     )
-    return found if isinstance(serving, EncoderServing) else _with_cache(found, serving)
+    return needs if isinstance(serving, EncoderServing) else _with_cache(needs, serving)
 
 
 def served_version(model: Path) -> Path:
@@ -89,10 +89,10 @@ def served_version(model: Path) -> Path:
     return model / str(number)
 
 
-def _with_cache(found: Needs, serving: GenerationServing) -> Needs:
+def _with_cache(needs: Needs, serving: GenerationServing) -> Needs:
     arena, source = serving.arena, serving.source
     return replace(
-        found,
+        needs,
         layers=arena.layers,
         cache=arena.dtype,
         paged=arena.blocks is not None,

@@ -49,15 +49,15 @@ def divided(plans: Sequence[Plan], pods: int, size: PodSize) -> tuple[tuple[Pod,
     """Each model in one of `pods` pods, the largest first, in the first that has room; and those that no pod has room
     for (first-fit decreasing: Johnson, Near-optimal bin packing algorithms, 1973).
     """
-    made, left = [Pod()] * pods, []
+    filled, left = [Pod()] * pods, []
     for plan in sorted(plans, key=lambda plan: plan.memory, reverse=True):
-        with_it = [replace(pod, plans=(*pod.plans, plan)) for pod in made]
-        place = next((index for index, pod in enumerate(with_it) if pod.fits(size)), None)
-        if place is None:
+        with_it = [replace(pod, plans=(*pod.plans, plan)) for pod in filled]
+        number = next((index for index, pod in enumerate(with_it) if pod.fits(size)), None)
+        if number is None:
             left.append(plan)
         else:
-            made[place] = with_it[place]
-    return tuple(made), tuple(left)
+            filled[number] = with_it[number]
+    return tuple(filled), tuple(left)
 
 
 def pods_needed(plans: Sequence[Plan], size: PodSize) -> int | None:

@@ -46,10 +46,10 @@ def all_memory(plans: Iterable[Plan]) -> int:
 
 def all_gpu_memory(plans: Iterable[Plan]) -> dict[int, int]:
     """Bytes on each card, by its number, that any of these models is on; those of the server among them."""
-    found: dict[int, int] = {}
+    by_card: dict[int, int] = {}
     for device, size in (item for plan in plans for item in plan.gpu_memory.items()):
-        found[device] = found.get(device, SERVER_ON_CARD) + size
-    return dict(sorted(found.items()))
+        by_card[device] = by_card.get(device, SERVER_ON_CARD) + size
+    return dict(sorted(by_card.items()))
 
 
 def cards(devices: Iterable[int]) -> int:

@@ -44,8 +44,8 @@ def encoder_cost(latency: Latencies) -> Cost | None:
 
 def decoding_cost(latency: Latencies) -> Decoding | None:
     """The costs of a decode loop; None where nothing was timed."""
-    steps = {float(found[1]): ms for cell, ms in latency.items() if (found := ROWS.fullmatch(cell))}
-    prompts = [ms / int(found[1]) for cell, ms in latency.items() if (found := PROMPT.fullmatch(cell))]
+    steps = {float(match[1]): ms for cell, ms in latency.items() if (match := ROWS.fullmatch(cell))}
+    prompts = [ms / int(match[1]) for cell, ms in latency.items() if (match := PROMPT.fullmatch(cell))]
     if len(steps) < 2 or not prompts:
         return None
     return Decoding(_line(steps), prompts[0])

@@ -82,10 +82,10 @@ class AskAgain:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        kept, response = Kept(receive), Response(send)
+        body, response = Kept(receive), Response(send)
         for pause in (*AGAIN_S, None):
-            await self.app({**scope, "headers": list(scope["headers"])}, kept.reader(), response)
-            if response.begun or not kept.again or pause is None:
+            await self.app({**scope, "headers": list(scope["headers"])}, body.reader(), response)
+            if response.begun or not body.again or pause is None:
                 break
             await asyncio.sleep(pause)
         if response.events and not response.ended:

@@ -94,19 +94,19 @@ class Replica:
 
     async def infer(self, request: bytes, metadata: Metadata = ()) -> Answer:
         """The answer to a ModelInferRequest."""
-        asked = service_pb2.ModelInferRequest.FromString(request)
+        message = service_pb2.ModelInferRequest.FromString(request)
         try:
-            with (await self._model(asked.model_name)).lease():
-                return await self.triton.infer(asked, metadata)
+            with (await self._model(message.model_name)).lease():
+                return await self.triton.infer(message, metadata)
         except ApiError as error:
             return refusal(error)
 
     async def stream(self, request: bytes, metadata: Metadata = ()) -> AsyncGenerator[Answer, None]:
         """The answers to a ModelInferRequest as they come; a refusal is the last."""
-        asked = service_pb2.ModelInferRequest.FromString(request)
+        message = service_pb2.ModelInferRequest.FromString(request)
         try:
-            with (await self._model(asked.model_name)).lease():
-                async for outputs in self.triton.stream(asked, metadata):
+            with (await self._model(message.model_name)).lease():
+                async for outputs in self.triton.stream(message, metadata):
                     yield outputs
         except ApiError as error:
             yield refusal(error)

@@ -74,9 +74,9 @@ def _told(config: str, report: BuildReport) -> str:
     parameters = parse(config, report.name).parameters
     if SUMMARY not in parameters or report.memory is None:
         return config
-    said = parameters[SUMMARY].string_value
-    now = {**json.loads(said), "memory": sum(report.memory.values())}
-    return config.replace(quote(said), quote(json.dumps(now, ensure_ascii=False, separators=(",", ":"))))
+    summary = parameters[SUMMARY].string_value
+    now = {**json.loads(summary), "memory": sum(report.memory.values())}
+    return config.replace(quote(summary), quote(json.dumps(now, ensure_ascii=False, separators=(",", ":"))))
 
 
 def _report(

@@ -57,8 +57,8 @@ def main() -> None:
     if options.models:
         figures["steps"] = {}
         for name in options.models.split(","):
-            with tempfile.TemporaryDirectory() as place:
-                figures["steps"] |= whole_steps(name, Path(place), FORBIDDEN, options.turns)
+            with tempfile.TemporaryDirectory() as scratch:
+                figures["steps"] |= whole_steps(name, Path(scratch), FORBIDDEN, options.turns)
         Console(width=110).print(_table("whole steps, ms, least and median", figures["steps"]))
     if options.output:
         write_figures(options.output, figures)

@@ -89,8 +89,8 @@ class Waiting:
             self.jobs.extend((came, job) for job in jobs[:room])
             self.changed.notify_all()
         for job in jobs[room:]:
-            found = f"{self.size} requests wait already and the limit is {self.size}"
-            self._refuse(job, f"{found}; send the request again later")
+            reason = f"{self.size} requests wait already and the limit is {self.size}"
+            self._refuse(job, f"{reason}; send the request again later")
         if not more:
             with self.changed:
                 self.changed.wait_for(lambda: not self.jobs and not self.answering, self.look_s)
@@ -140,8 +140,8 @@ class Waiting:
         """Whether a job is still to be answered; it is told where it is not."""
         waited = time.monotonic() - came
         if self.timeout_s and waited > self.timeout_s:
-            found = f"it waited for {waited:.1f} s, and may for {self.timeout_s:g} s"
-            self._refuse(job, f"the request's time was over: {found}")
+            reason = f"it waited for {waited:.1f} s, and may for {self.timeout_s:g} s"
+            self._refuse(job, f"the request's time was over: {reason}")
             return False
         if waited > LONG_S and self.left(job):
             self._refuse(job, "its client has left")

@@ -147,12 +147,12 @@ class EncodingExecutor(Executor):
         """Keys and values of each text, a tensor a layer and kind: (heads, length, size)."""
 
     @abstractmethod
-    def attach(self, place: int, encoded: list[np.ndarray]) -> None:
+    def attach(self, position: int, encoded: list[np.ndarray]) -> None:
         """Put what `encode` made of one text at a place of the arena."""
 
     @abstractmethod
-    def assign(self, slot: int, place: int, beam: int) -> None:
-        """Let `slot` attend to `place`, as the `beam`-th of those that do; to none for -1."""
+    def assign(self, slot: int, position: int, beam: int) -> None:
+        """Let `slot` attend to `position`, as the `beam`-th of those that do; to none for -1."""
 
 
 def copy_slot(arena: Mapping[str, np.ndarray], source: int, target: int, length: int, start: int) -> None:

@@ -53,12 +53,12 @@ class BlsCuda(Executor):
 
     def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
         (logits,) = self._call(parts, ("logits",))
-        return [logits[place] for place in places(parts)]
+        return [logits[rows] for rows in places(parts)]
 
     def best(self, parts: "Sequence[Part]") -> "list[Candidates]":
         logits, tokens = self._call(parts, (TOP_LOGITS, TOP_TOKENS))
-        found = in_order(Candidates(tokens, logits))
-        return [found[place] for place in places(parts)]
+        candidates = in_order(Candidates(tokens, logits))
+        return [candidates[rows] for rows in places(parts)]
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         """Let `target` go on from `source` at the next call."""

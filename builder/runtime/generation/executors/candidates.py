@@ -15,7 +15,7 @@ TOP_LOGITS, TOP_TOKENS = "top_logits", "top_tokens"  # outputs of a graph that f
 TOP_LOGPROBS, TOP_COUNT = "top_logprobs", "top_count"  # an output of one for searches, and its input: how many
 
 
-def in_order(found: Candidates) -> Candidates:
+def in_order(candidates: Candidates) -> Candidates:
     """Equal logits by token: CUDA's TopK leaves them as its threads found them (onnxruntime, topk_impl.cuh)."""
-    order = np.lexsort((found.tokens, -found.logits), axis=-1)
-    return Candidates(*(np.take_along_axis(part, order, axis=-1) for part in (found.tokens, found.logits)))
+    order = np.lexsort((candidates.tokens, -candidates.logits), axis=-1)
+    return Candidates(*(np.take_along_axis(part, order, axis=-1) for part in (candidates.tokens, candidates.logits)))

@@ -31,18 +31,18 @@ class TextArena:
         self.place_of = np.full(places, -1, np.int64)
         self.beam_of = np.zeros(places, np.int64)
 
-    def attach(self, place: int, encoded: "list[np.ndarray]") -> None:
+    def attach(self, position: int, encoded: "list[np.ndarray]") -> None:
         """Put what `encode` made of one text into a place of the arena."""
-        self.lengths[place] = encoded[0].shape[1]
+        self.lengths[position] = encoded[0].shape[1]
         ends = []
         for tensor, values in zip(self.cross_arena.values(), encoded):
-            tensor[place, :, : values.shape[1]] = values
+            tensor[position, :, : values.shape[1]] = values
             ends.append(values[:, -1].ravel())
-        self.last[place, 0] = np.concatenate(ends)
+        self.last[position, 0] = np.concatenate(ends)
 
-    def assign(self, slot: int, place: int, beam: int) -> None:
-        """Let `slot` attend to `place`, as the `beam`-th of those that do; to none for -1."""
-        self.place_of[slot], self.beam_of[slot] = place, beam
+    def assign(self, slot: int, position: int, beam: int) -> None:
+        """Let `slot` attend to `position`, as the `beam`-th of those that do; to none for -1."""
+        self.place_of[slot], self.beam_of[slot] = position, beam
 
 
 @dataclass(frozen=True)
@@ -85,11 +85,11 @@ class CrossAttending(InProcess, EncodingExecutor):
         outputs = self.encoder.run(list(self.texts.cross_arena), {"input_ids": ids, "attention_mask": mask})
         return [[output[row, :, : len(tokens)] for output in outputs] for row, tokens in enumerate(rows)]
 
-    def attach(self, place: int, encoded: list[np.ndarray]) -> None:
-        self.texts.attach(place, encoded)
+    def attach(self, position: int, encoded: list[np.ndarray]) -> None:
+        self.texts.attach(position, encoded)
 
-    def assign(self, slot: int, place: int, beam: int) -> None:
-        self.texts.assign(slot, place, beam)
+    def assign(self, slot: int, position: int, beam: int) -> None:
+        self.texts.assign(slot, position, beam)
 
     def run(
         self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: "np.ndarray | None" = None

@@ -128,11 +128,11 @@ class Cuda(Bound):
 
     def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
         logits = self._answer_together(parts, self._bind_logits)
-        return [logits[place] for place in places(parts)]
+        return [logits[rows] for rows in places(parts)]
 
     def best(self, parts: "Sequence[Part]") -> "list[Candidates]":
-        found = in_order(self._answer_together(parts, self._bind_best))
-        return [found[place] for place in places(parts)]
+        candidates = in_order(self._answer_together(parts, self._bind_best))
+        return [candidates[rows] for rows in places(parts)]
 
     def _answer_together(self, parts: "Sequence[Part]", bind: "Callable[[Any, int], Answer]") -> Answer:
         part, counts = padded(parts)

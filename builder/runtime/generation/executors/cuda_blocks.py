@@ -56,7 +56,7 @@ class CudaBlocks(Paged):
         best = bind_best(self.highest, len(rows.wanted), self.candidates)
         self._run(self.highest, rows)
         best = in_order(best)
-        return [best[place] for place in rows.places]
+        return [best[index] for index in rows.places]
 
     def _infer(self, rows: Rows) -> np.ndarray:
         logits = np.zeros((len(rows.wanted), self.geometry.vocabulary), np.float32)

@@ -54,8 +54,8 @@ class Bound(Executor):
         step, binding, answer = prepared
         step.fill(part.tokens, part.lengths, wanted, counts)
         self._run(step, binding)
-        found: Answer = answer
-        return found
+        typed: Answer = answer
+        return typed
 
     def _run(self, step: Step, binding: Any) -> None:
         self.session.run_with_iobinding(binding)

@@ -116,15 +116,15 @@ def _translate(node: Any) -> "list[Any]":
     heads, key_heads, size = (int(node.get_attribute(name)) for name in ("num_heads", "kv_num_heads", "head_size"))
     window = int(node.get_attribute("local_window_size")) if node.has_attribute("local_window_size") else 0
 
-    def rows(place: int, count: int) -> Any:
+    def rows(index: int, count: int) -> Any:
         """(1, tokens, count * size) as the operator takes it: (tokens, count * size)."""
-        return ops.reshape(node.get_input(place), ops.constant(np.array([-1, count * size])), False).output(0)
+        return ops.reshape(node.get_input(index), ops.constant(np.array([-1, count * size])), False).output(0)
 
     def constant(kind: Any, *shape: int) -> Any:
         return ops.constant(np.zeros(shape, kind)).output(0)
 
     caches = [node.get_input(3), node.get_input(4)]
-    past_lens, begins, blocks, block_begins, longest = (node.get_input(5 + place) for place in range(len(TABLES)))
+    past_lens, begins, blocks, block_begins, longest = (node.get_input(5 + index) for index in range(len(TABLES)))
     slopes = node.get_input(10) if node.get_input_size() > 10 else constant(np.float32, 0)
     inputs = [
         rows(0, heads), rows(1, key_heads), rows(2, key_heads), *caches, past_lens, begins, blocks, block_begins,

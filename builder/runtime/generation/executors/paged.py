@@ -69,7 +69,7 @@ class Paged(Executor):
     def run_together(self, parts: "Sequence[Part]") -> "list[np.ndarray]":
         rows = self._rows(parts)
         logits = self._infer(rows)
-        return [logits[place] for place in rows.places]
+        return [logits[index] for index in rows.places]
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         self.blocks.share(source, target, length)
@@ -88,16 +88,16 @@ class Paged(Executor):
         before = 0  # tokens of the parts before
         for part in parts:
             size = part.tokens.shape[1]
-            asked = last_of_rows(part.tokens) if part.wanted is None else part.wanted
-            rows, places = np.unique(asked // size, return_inverse=True)  # a row that nobody waits for is not run
+            answered = last_of_rows(part.tokens) if part.wanted is None else part.wanted
+            rows, places = np.unique(answered // size, return_inverse=True)  # a row that nobody waits for is not run
             lengths = part.lengths[rows]
             tables += [self._table(part.first + row, n, size) for row, n in zip(rows.tolist(), lengths.tolist())]
             ids.append(part.tokens[rows].ravel())
             positions.append((lengths[:, None] + np.arange(size)).ravel())
-            wanted.append(before + places * size + asked % size)
+            wanted.append(before + places * size + answered % size)
             past.append(lengths)
             new.append(np.full(len(rows), size))
-            counts.append(len(asked))
+            counts.append(len(answered))
             before += len(rows) * size
         return Rows(
             tokens=np.concatenate(ids),
