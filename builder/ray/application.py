@@ -45,6 +45,8 @@ def application(arguments: dict[str, Any]) -> Any:
             "min_replicas": options.min_replicas,
             "max_replicas": options.max_replicas,
             "target_ongoing_requests": options.busy,
+            "upscale_delay_s": options.grow_after_s,
+            "downscale_delay_s": options.shrink_after_s,
         },
         ray_actor_options={"num_cpus": options.cores, **({"memory": options.memory} if options.memory else {})},
     )

@@ -12,7 +12,8 @@ from builder.errors import SpecError
 class Options(BaseModel):
     """`repository`: the same folder on every node. A replica takes `cores` of its node's logical cores, and `memory`
     bytes of it where that is not 0; Ray starts as many between `min_replicas` and `max_replicas` as keep `busy`
-    requests at once on each. `keys_file`: as of build-repo gateway, on the nodes of gateways.
+    requests at once on each, once more of them were wanted for `grow_after_s` seconds, or fewer for `shrink_after_s`.
+    `keys_file`: as of build-repo gateway, on the nodes of gateways.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -22,6 +23,8 @@ class Options(BaseModel):
     max_replicas: int = Field(default=1, ge=1)
     models_per_replica: int = Field(default=8, ge=1)
     busy: float = Field(default=16, gt=0)
+    grow_after_s: float = Field(default=30, ge=0)
+    shrink_after_s: float = Field(default=600, ge=0)
     cores: float = Field(default=1, ge=0)
     memory: int = Field(default=0, ge=0)
     gateways: int = Field(default=1, ge=1)

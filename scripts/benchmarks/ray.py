@@ -3,6 +3,9 @@
 Embeddings of all-MiniLM-L6-v2 in int8, asked by clients that each wait for their answer: through the gateway over one
 Triton, and through Ray Serve with 1, 2 and 4 replicas of a Triton each, by turns. On a machine whose cores one Triton
 keeps busy this shows the overhead and how fair it is to the clients, and not how it scales.
+
+With --grow instead: how replicas come and go. Clients ask one replica for more at once than it is to have until Ray has
+started another and the model is loaded there too; then they ask no more until Ray has ended it. No request may fail.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import asyncio
 import json
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,7 +25,7 @@ from rich.console import Console
 from rich.table import Table
 
 from builder.pipeline import build
-from builder.ray.cluster import connected, serving
+from builder.ray.cluster import NAME, connected, serving
 from builder.ray.options import Options
 from builder.serve.gateway import gateway
 from builder.serve.triton import free_ports, running
@@ -29,10 +33,13 @@ from builder.spec import make_spec
 from scripts.benchmarks.circumstances import circumstances, write_figures
 from scripts.benchmarks.gateway import Through
 from tests.models import minilm
+from tests.ray.cluster import stubs
 
 REPLICAS = (1, 2, 4)
 BUSY = 4  # requests at once that a replica is to have
 ROUNDS = 2
+SHRINK_AFTER_S = 10.0  # Ray waits for ten minutes by itself
+PATIENCE_S = 240.0  # for a replica to come or to go
 
 
 @dataclass(frozen=True)
@@ -50,12 +57,16 @@ def main() -> None:
     parser.add_argument("--replicas", type=int, nargs="+", default=REPLICAS, help="one run each (default 1 2 4)")
     parser.add_argument("--seconds", type=float, default=5, help="of each turn (default 5)")
     parser.add_argument("--clients", type=int, default=32, help="that ask at once (default 32)")
+    parser.add_argument("--grow", action="store_true", help="from one replica to two and back, instead of all else")
     parser.add_argument("--output", type=Path, help="write the figures here, as JSON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
         folder = options.repository or Path(scratch) / "repository"
         if not (folder / "minilm").exists():
             build(make_spec(model=str(minilm()), name="minilm", output=folder, precision="int8"))
+        if options.grow:
+            print(json.dumps(grow(folder, options.clients)))
+            return
         port = free_ports().http
         with running(folder) as server, gateway(server.url, "127.0.0.1", port), connected(None):
             rows = [row for replicas in options.replicas for row in measure(folder, replicas, port, options)]
@@ -82,6 +93,41 @@ def measure(folder: Path, replicas: int, port: int, options: argparse.Namespace)
     rows = [_row(name, replicas, turns[name], alone[name]) for name in sides]
     print(json.dumps(rows), flush=True)
     return rows
+
+
+def grow(folder: Path, clients: int) -> dict[str, Any]:
+    """Seconds until another replica ran, until it was asked too, and until it was gone after the last request; how many
+    requests were answered meanwhile, all of them."""
+    asked = Options(
+        repository=str(folder.resolve()), max_replicas=2, busy=BUSY, shrink_after_s=SHRINK_AFTER_S, cores=0.25
+    )
+    port, counts = free_ports().http, list[int]()
+
+    def ask() -> None:
+        counts.extend(asyncio.run(turn(port, clients, 2)).counts)  # a request that fails raises an error
+
+    with connected(None), serving(asked, "127.0.0.1", port):
+        asyncio.run(turn(port, 1, 1))
+        runs = _seconds_until(lambda: replicas() == {"RUNNING": 2}, ask)
+        asks = _seconds_until(lambda: len(set(stubs(folder.resolve() / "minilm").values())) == 2, ask)
+        gone = _seconds_until(lambda: replicas() == {"RUNNING": 1}, lambda: time.sleep(0.5))
+        asyncio.run(turn(port, 1, 1))
+    return {"runs_s": runs, "asked_s": round(runs + asks, 1), "gone_s": gone, "requests": sum(counts)}
+
+
+def _seconds_until(there: Callable[[], bool], meanwhile: Callable[[], object]) -> float:
+    begun = time.perf_counter()
+    while not there():
+        assert time.perf_counter() - begun < PATIENCE_S, f"replicas after {PATIENCE_S:.0f} s: {replicas()}"
+        meanwhile()
+    return round(time.perf_counter() - begun, 1)
+
+
+def replicas() -> dict[str, int]:
+    """How many replicas there are, by state."""
+    from ray import serve
+
+    return dict(serve.status().applications[NAME].deployments["Triton"].replica_states)
 
 
 async def turn(port: int, clients: int, seconds: float) -> Turn:

@@ -8,6 +8,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import pytest
 from builder.fleet.executor import Job, Outcome, Progress
 from builder.fleet.ray import OnRay
 from builder.ray.cluster import NAME, connected, serving
-from builder.ray.options import Options
+from builder.ray.options import read_options
 from builder.serve.triton import free_ports
 from builder.spec import make_spec
 from tests.models import join
@@ -98,19 +99,42 @@ class Site:
         """The processes of a model, and the Triton of each."""
         return stubs(self.models / model)
 
-    def whole(self) -> Site:
-        """As it was in the beginning: two replicas, on two nodes."""
+    def replicas(self) -> dict[str, int]:
+        """How many there are, by state."""
         from ray import serve
 
+        return dict(serve.status().applications[NAME].deployments["Triton"].replica_states)
+
+    def whole(self) -> Site:
+        """As it was in the beginning: two replicas, on two nodes."""
         self.nodes.at_least(2)
-        _wait_for(lambda: serve.status().applications[NAME].deployments["Triton"].replica_states == {"RUNNING": 2})
+        _wait_for(lambda: self.replicas() == {"RUNNING": 2})
         return self
 
-    def ask_until(self, done: threading.Event, counts: list[int]) -> None:
-        """A client that asks and asks; what fails is noted."""
+    def write(self, name: str) -> None:
+        """Have a model that generates write for a while."""
+        body = {"model": name, "prompt": "a", "max_tokens": 100, "ignore_eos": True}
+        with self.open("/v1/completions", body) as response:
+            assert json.loads(response.read())["usage"]["completion_tokens"] == 100
+
+    @contextmanager
+    def asked(self, clients: int, ask: Callable[[], object]) -> Iterator[list[int]]:
+        """Clients that ask and ask meanwhile: one item for each answer. What fails is noted."""
+        done, counts = threading.Event(), list[int]()
+        threads = [threading.Thread(target=self._ask_until, args=(done, ask, counts)) for _ in range(clients)]
+        for thread in threads:
+            thread.start()
+        try:
+            yield counts
+        finally:
+            done.set()
+            for thread in threads:
+                thread.join()
+
+    def _ask_until(self, done: threading.Event, ask: Callable[[], object], counts: list[int]) -> None:
         while not done.is_set():
             try:
-                self.classify("topics")
+                ask()
                 counts.append(1)
             except (urllib.error.URLError, OSError, KeyError) as error:
                 self.failures.append(error)
@@ -118,12 +142,31 @@ class Site:
 
 @pytest.fixture(scope="module")
 def site(nodes: Nodes, models: Path) -> Iterator[Site]:
-    """Two replicas, each with room for two models, on nodes of their own."""
+    """Two replicas, each with room for two models, on nodes of their own; a third where there is another node and more
+    to do than 3 requests at once on each."""
     nodes.at_least(2)
-    options = Options(repository=str(models), min_replicas=2, max_replicas=2, models_per_replica=1)
+    replicas = {"min_replicas": 2, "max_replicas": 3, "models_per_replica": 1}
+    options = read_options({"repository": str(models), **replicas, "busy": 3, "grow_after_s": 0.5, "shrink_after_s": 2})
     port = free_ports().http
-    with connected(nodes.address), serving(options, "127.0.0.1", port):
+    with connected(nodes.address), _looking_often(), serving(options, "127.0.0.1", port):
         yield Site(port, nodes, models)
+
+
+@contextmanager
+def _looking_often() -> Iterator[None]:
+    """Applications of which Ray counts the requests all the time, and not every ten seconds over the last thirty."""
+    from ray import serve
+
+    deployment = serve.deployment
+
+    def hurried(*positional: Any, **options: Any) -> Any:
+        if "autoscaling_config" in options:
+            options["autoscaling_config"] |= {"metrics_interval_s": 0.2, "look_back_period_s": 1.0}
+        return deployment(*positional, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(serve, "deployment", hurried)
+        yield
 
 
 def test_requests_go_where_their_model_is_loaded(site: Site) -> None:
@@ -147,19 +190,23 @@ def test_a_model_that_does_not_exist(site: Site) -> None:
 def test_a_node_that_is_killed_loses_no_request(site: Site) -> None:
     site.whole().classify("topics")
     process = next(iter(site.stubs("topics")))
-    done, counts = threading.Event(), list[int]()
-    clients = [threading.Thread(target=site.ask_until, args=(done, counts)) for _ in range(4)]
-    for client in clients:
-        client.start()
-    try:
+    with site.asked(4, lambda: site.classify("topics")) as counts:
         _wait_for(lambda: len(counts) > 20)
         site.nodes.kill(site.nodes.of(process))
         before = len(counts)
         _wait_for(lambda: len(counts) > before + 50 and process not in site.stubs("topics"))
-    finally:
-        done.set()
-        for client in clients:
-            client.join()
+    assert site.failures == []
+
+
+def test_a_replica_comes_when_there_is_more_to_do_and_goes_afterwards(site: Site) -> None:
+    """The new one is asked too: it loads the model. None of the requests fails, then or when it goes."""
+    site.whole()
+    site.nodes.at_least(3)
+    with site.asked(16, lambda: site.write("writes")):
+        _wait_for(lambda: site.replicas() == {"RUNNING": 3})
+        _wait_for(lambda: len(set(site.stubs("writes").values())) == 3)
+    with site.asked(1, lambda: site.write("writes")):
+        _wait_for(lambda: site.replicas() == {"RUNNING": 2})
     assert site.failures == []
 
 
