@@ -84,9 +84,9 @@ def drop_unused(graph: onnx.GraphProto) -> None:
     del graph.node[:]
     graph.node.extend(reversed(kept))
     for values in (graph.initializer, graph.input, graph.value_info):
-        unused = [value for value in values if value.name not in needed]
-        for value in unused:
-            values.remove(value)
+        for index in reversed(range(len(values))):
+            if values[index].name not in needed:
+                del values[index]
 
 
 def _names_read(node: onnx.NodeProto) -> set[str]:

@@ -15,9 +15,10 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from builder.onnx.graph import Graph, save_graph
+from builder.onnx.graph import Graph, load_graph, save_graph
+from builder.onnx.weights import take_in, values_of
 from builder.optimise.activations import watch
-from builder.optimise.structure import Structure, keep_units, open_structures
+from builder.optimise.structure import Structure, keep_units, structures_of
 
 
 @dataclass(frozen=True)
@@ -32,10 +33,12 @@ class Removed:
 
 def compact(graph: Graph, folder: Path) -> tuple[Graph, Removed | None]:
     """Write `graph` without its empty units into `folder`; as it is, with None, where there are none."""
-    model, structures = open_structures(graph)
+    model = load_graph(graph.path)
+    structures = structures_of(model)
     empty = {s: _empty(model, s) for s in structures}
     if not any(len(units) for units in empty.values()):
         return graph, None
+    take_in(model.graph)
     constants = _constants(model, structures)
     gone = {"heads": 0, "neurons": 0}
     for structure, units in empty.items():
@@ -50,13 +53,12 @@ def compact(graph: Graph, folder: Path) -> tuple[Graph, Removed | None]:
 
 def _empty(model: onnx.ModelProto, structure: Structure) -> list[int]:
     """Units that nothing reads, and units that are constant where the constant can go into a bias."""
-    weights = {tensor.name: numpy_helper.to_array(tensor) for tensor in model.graph.initializer}
-    unread = ~_used(weights[structure.weight], structure.units, axis=0)
-    constant = np.ones(structure.units, bool)
+    weights = {tensor.name: tensor for tensor in model.graph.initializer}
+    unread = ~_used(values_of(weights[structure.weight]), structure.units, axis=0)
+    constant = np.full(structure.units, structure.bias is not None)
     for maker in structure.values:
-        constant &= ~_used(weights[maker.weight], structure.units, axis=1)
-    if structure.bias is None:
-        constant[:] = False
+        if constant.any():
+            constant &= ~_used(values_of(weights[maker.weight]), structure.units, axis=1)
     return [int(unit) for unit in np.flatnonzero(unread | constant)]
 
 

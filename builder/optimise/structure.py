@@ -16,6 +16,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from builder.onnx.graph import Graph, load_whole
+from builder.onnx.weights import values_of
 
 ELEMENTWISE = ("Gelu", "Relu", "Elu", "Tanh", "Sigmoid", "Erf", "Mul", "Add", "Sub", "Div", "Pow", "Sqrt", "Softplus")
 
@@ -53,8 +54,13 @@ class Structure:
 def open_structures(graph: Graph) -> tuple[onnx.ModelProto, tuple[Structure, ...]]:
     """The model, to be changed, and its structures whose matrices serve nothing else, in the order they run in."""
     model = load_whole(graph.path)
+    return model, structures_of(model)
+
+
+def structures_of(model: onnx.ModelProto) -> tuple[Structure, ...]:
+    """The structures of `model`, in place: what several of them read is then each one's own."""
     _unshare(model.graph)
-    return model, _Finder(model.graph).structures()
+    return _Finder(model.graph).structures()
 
 
 def _unshare(graph: onnx.GraphProto) -> None:
@@ -68,10 +74,10 @@ def _unshare(graph: onnx.GraphProto) -> None:
             tensor = weights.get(name)
             if tensor is None or readers[name] < 2 or node.op_type not in ("Add", "MatMul"):
                 continue
-            if len(tensor.dims) == 1 or (len(tensor.dims) == 2 and not numpy_helper.to_array(tensor).any()):
+            if len(tensor.dims) == 1 or (len(tensor.dims) == 2 and not values_of(tensor).any()):
                 readers[name] -= 1
                 node.input[index] = f"{name}.of.{node.output[0]}"
-                graph.initializer.append(numpy_helper.from_array(numpy_helper.to_array(tensor), node.input[index]))
+                graph.initializer.append(numpy_helper.from_array(np.array(values_of(tensor)), node.input[index]))
 
 
 class _Finder:

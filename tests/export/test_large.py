@@ -39,7 +39,6 @@ def encoders(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPat
     model, output = str(checkpoint("pooled")), tmp_path_factory.mktemp("encoders") / "model_repository"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("builder.onnx.graph.EXTERNAL_FROM", 10_000)
-        patch.setattr("builder.optimise.quantisation.EXTERNAL_FROM", 10_000)
         for name, precision in ENCODERS.items():
             build(make_spec(model=model, name=name, pooling="cls", precision=precision, quality=0.5, output=output))
     return output

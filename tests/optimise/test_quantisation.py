@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
+from onnxruntime.quantization import QuantType, quantize_dynamic
 
 from builder.checkpoint.resolve import resolve
+from builder.engines.onnxruntime import open_session
 from builder.errors import VerificationError
 from builder.export.encoder import Export, export
-from builder.onnx.graph import Graph
+from builder.onnx.graph import Graph, save_graph
 from builder.optimise.fusion import fuse
 from builder.optimise.quantisation import candidates, quantise, sensitivity
 from builder.pipeline import build
@@ -57,15 +60,52 @@ def test_sensitive_layers_come_first_and_are_left_alone(
     assert result.left_alone == tuple(ranked[:2])
 
 
-def test_a_quantiser_that_quantised_nothing_is_an_error(
-    fused: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def nothing(source: onnx.ModelProto, target: str, **options: object) -> None:
-        Path(target).write_bytes(source.SerializeToString())
+def test_a_quantiser_that_quantised_nothing_is_an_error(fused: Graph, tmp_path: Path) -> None:
+    with pytest.raises(VerificationError, match="0 of 0 matrix products were quantised"):
+        quantise(fused, tmp_path / "int8" / "model.onnx", list(candidates(fused)))
 
-    monkeypatch.setattr("builder.optimise.quantisation.quantize_dynamic", nothing)
-    with pytest.raises(VerificationError, match="0 of 36 matrix products were quantised"):
-        quantise(fused, tmp_path / "int8" / "model.onnx")
+
+@pytest.mark.parametrize("limit", [100_000_000, 1_000])
+def test_weights_are_rounded_as_onnx_runtimes_own_quantiser_rounds_them(
+    limit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two products of one input, one with a column of zeros, after a lookup; weights in the graph or beside it."""
+    monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", limit)
+    monkeypatch.setattr("builder.optimise.quantisation.EMBEDDING_BYTES", 1_000)
+    random = np.random.default_rng(0)
+    weights = {name: random.normal(size=(300, 24)).astype(np.float32) for name in ("table", "left", "right")}
+    weights["left"] = weights["left"][:24] * 3 - 1
+    weights["right"] = np.where(np.arange(24) == 5, 0, weights["right"][24:48]).astype(np.float32)
+    nodes = [
+        helper.make_node("Gather", ["table", "ids"], ["words"], "words"),
+        helper.make_node("Gelu", ["words"], ["hidden"], "hidden", domain="com.microsoft"),
+        helper.make_node("MatMul", ["hidden", "left"], ["one"], "one"),
+        helper.make_node("MatMul", ["hidden", "right"], ["other"], "other"),
+    ]
+    real, rows = onnx.TensorProto.FLOAT, ["rows", "tokens"]
+    outputs = [helper.make_tensor_value_info(name, real, [*rows, 24]) for name in ("one", "other")]
+    inputs = [helper.make_tensor_value_info("ids", onnx.TensorProto.INT64, rows)]
+    made = helper.make_graph(nodes, "g", inputs, outputs, [numpy_helper.from_array(w, n) for n, w in weights.items()])
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid("com.microsoft", 1)]
+    model = helper.make_model(made, opset_imports=opsets, ir_version=9)
+    quantize_dynamic(
+        onnx.ModelProto.FromString(model.SerializeToString()),
+        tmp_path / "theirs.onnx",
+        op_types_to_quantize=["MatMul", "Gather"],
+        per_channel=True,
+        weight_type=QuantType.QInt8,
+        extra_options={"DefaultTensorType": real},
+    )
+    graph = save_graph(model, tmp_path / "real" / "model.onnx")
+    result = quantise(graph, tmp_path / "int8" / "model.onnx")
+    assert (result.matmuls, result.embeddings) == (2, 1)
+    assert len(result.graph.files) == (2 if limit == 1_000 else 1)
+    feed = {"ids": random.integers(0, 300, (3, 7))}
+    ours, theirs = (
+        open_session(path, threads=1).run(None, feed) for path in (result.graph.path, tmp_path / "theirs.onnx")
+    )
+    for mine, their in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(mine, their)
 
 
 def test_a_build_below_its_quality_publishes_nothing(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
