@@ -26,6 +26,7 @@ from builder.runtime.contract import DRAFT
 from builder.spec import BuildSpec
 from builder.stores.publish import publish_to, source_in
 from builder.stores.store import Store, open_store
+from builder.triton.hosting import refuse_hosted
 from builder.triton.publish import existing_source, publish
 from builder.triton.transaction import recover
 from builder.verify.runtimes import verify_where_it_runs
@@ -64,7 +65,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
         with stage("publish"):
             if store is not None:
                 return publish_to(store, outcome, folder)
-            return publish(spec.output, outcome, spec.keep)
+            return publish(spec.output, outcome, spec.keep, workplace=folder)
 
 
 def _prepared(
@@ -111,6 +112,8 @@ def verified(
 
 
 def _refuse_another_checkpoint(output: Path | Store, model: str, source: str) -> None:
+    if isinstance(output, Path):
+        refuse_hosted(output, model)
     for name in (model, f"{model}_model"):
         before = existing_source(output, name) if isinstance(output, Path) else source_in(output, name)
         if before is not None and before != source:

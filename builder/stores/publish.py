@@ -16,7 +16,7 @@ def publish_to(store: Store, outcome: Verified | Unverified, folder: Path) -> Bu
     while True:
         number = 1 + max(store.versions(outcome.report.name), default=0)
         repository = folder / f"version_{number}"
-        report = publish(repository, outcome, first=number)
+        report = publish(repository, outcome, first=number, workplace=folder)
         try:
             push(repository, report.name, store)
         except VersionTakenError:  # somebody was faster: it becomes the version after theirs

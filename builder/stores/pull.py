@@ -18,6 +18,7 @@ from builder.stores.manifest import Blob, Manifest
 from builder.stores.push import AT_ONCE, blob_of
 from builder.stores.store import Store
 from builder.triton.check import check
+from builder.triton.hosting import refuse_hosted
 from builder.triton.publish import move_in, tidy
 from builder.triton.signatures import unsigned
 from builder.triton.transaction import alone, changing, sync
@@ -45,6 +46,7 @@ def pull(
     `keep`: versions that remain there. `verify_key`: what it must have been signed with. Raises RepositoryError; the
     repository is then as before, and what was fetched stays beside it for the next pull.
     """
+    refuse_hosted(repository, name)
     manifest = store.manifest(name, version)
     repository.mkdir(parents=True, exist_ok=True)
     staging = repository.parent / f".{repository.name}.pull"

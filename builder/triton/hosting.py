@@ -30,6 +30,17 @@ def hosted_repositories(repository: Path) -> Iterator[Path]:
     yield from (path.parent for path in sorted(repository.glob(f"*/{MODELS}/{HOSTED}")))
 
 
+def refuse_hosted(repository: Path, name: str) -> None:
+    """Raise RepositoryError where a shared front of `repository` hosts `name`: its next version belongs there."""
+    for hosting in hosted_repositories(repository):
+        if (hosting / name).is_dir():
+            front = hosting.parent.name
+            raise RepositoryError(
+                f"{front} hosts {name}: its versions are in the repository {hosting}, the next one too. To give it a "
+                f"front of its own again: build-repo unshare {name} --name {front} --repository {repository}"
+            )
+
+
 def note(change: Change, repository: Path, name: str, version: int | None) -> None:
     """Have version `version` of a model answer, or none, where `repository` is that of a shared front.
 

@@ -22,7 +22,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from builder.cache.links import clone
+from builder.cache.links import clone, link
 from builder.cache.published import Published
 from builder.errors import RepositoryError
 from builder.report.bom import BOM, bom
@@ -38,9 +38,11 @@ from builder.triton.versions import BESIDE, CONFIG, REPORT, activate, adopt, num
 from builder.verify.verdict import Unverified, Verified
 
 
-def publish(repository: Path, outcome: Verified | Unverified, keep: int = KEEP, first: int = 1) -> BuildReport:
+def publish(
+    repository: Path, outcome: Verified | Unverified, keep: int = KEEP, first: int = 1, workplace: Path | None = None
+) -> BuildReport:
     """Make its entries the next version in `repository` and have that served; `keep` versions remain. `first`: the
-    least number that it may have.
+    least number that it may have. `workplace`: a folder of this build alone, whose files are not written twice.
 
     A version that cannot be served yet, because a GPU has its plan still to compile, does not take the place of one
     that can. Returns the report of the version, which lies in it as build.json. Raises RepositoryError when the disk or
@@ -55,7 +57,7 @@ def publish(repository: Path, outcome: Verified | Unverified, keep: int = KEEP, 
         entries, report = _as_version(outcome, number)
         published = Published(repository)
         for entry in entries:
-            _write(change.staging / "new" / entry.name, entry, report, repository / entry.name, published)
+            _write(change.staging / "new" / entry.name, entry, report, repository / entry.name, published, workplace)
         problems = check(change.staging / "new")
         if problems:
             raise RepositoryError(f"the new model would not load: {problems[0]}. Nothing was published")
@@ -131,9 +133,11 @@ def _waits(engine: RepositoryEntry) -> bool:
     return any(path.split("/")[1] == RECIPE for path in engine.files)
 
 
-def _write(folder: Path, entry: RepositoryEntry, report: BuildReport, there: Path, published: Published) -> None:
+def _write(
+    folder: Path, entry: RepositoryEntry, report: BuildReport, there: Path, published: Published, workplace: Path | None
+) -> None:
     """One entry, as it is without other versions, linked to what is the same in earlier ones, which are in `there`,
-    and in other models."""
+    in other models, and in `workplace`."""
     version, digests = entry.config.version, report.files[entry.name]
     own: dict[str, bytes | Path] = {
         **entry.files,
@@ -148,7 +152,11 @@ def _write(folder: Path, entry: RepositoryEntry, report: BuildReport, there: Pat
         earlier = [there / numbered(name, n, of=version) for n in reversed(numbers(there))]
         digest = digests.get(name, "")
         if not _linked(target, content, [*earlier, *published.find(digest)]):
-            _copy(content, target)
+            if isinstance(content, Path) and workplace is not None and content.is_relative_to(workplace):
+                link(content, target)
+                sync(target)
+            else:
+                _copy(content, target)
         published.fresh[digest] = target
     for name in BESIDE:
         if f"{version}/{name}" in own:

@@ -272,6 +272,15 @@ def test_another_checkpoint_under_the_same_name(checkpoint: Callable[[str], Path
     assert {p: p.read_bytes() for p in (tmp_path / "r").rglob("*") if p.is_file()} == files
 
 
+def test_the_next_version_of_what_a_shared_front_hosts(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    hosting = tmp_path / "r" / "news" / "models"
+    (hosting / "sport").mkdir(parents=True)
+    (hosting / "hosted.json").write_text("{}")
+    with pytest.raises(RepositoryError, match=f"news hosts sport: its versions are in the repository {hosting}, "):
+        build(make_spec(model=str(checkpoint("topics")), name="sport", output=tmp_path / "r"))
+    assert [path.name for path in (tmp_path / "r").iterdir()] == ["news"]
+
+
 def test_a_hub_id_is_resolved_to_its_commit_from_the_cache(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

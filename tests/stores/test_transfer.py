@@ -77,6 +77,16 @@ def test_only_what_changed_is_sent_and_fetched(store: Store, repository: Path, t
     assert numbers(target / "front") == [3]
 
 
+def test_what_a_shared_front_hosts_is_not_pulled_beside_it(store: Store, repository: Path, target: Path) -> None:
+    publish_version(repository, b"one", b"")
+    push(repository, "front", store)
+    (target / "news" / "models" / "front").mkdir(parents=True)
+    (target / "news" / "models" / "hosted.json").write_text("{}")
+    with pytest.raises(RepositoryError, match=r"news hosts front: its versions are in the repository .*news/models"):
+        pull(store, "front", target)
+    assert [path.name for path in target.iterdir()] == ["news"]
+
+
 def test_the_same_in_a_folder(tmp_path: Path, repository: Path, target: Path) -> None:
     store = open_store(f"file://{tmp_path / 'store'}")
     publish_version(repository, b"one", LARGE)

@@ -101,6 +101,22 @@ def test_a_second_build_is_the_next_version_and_is_served(tmp_path: Path) -> Non
     assert check(repository) == []
 
 
+def test_files_of_the_build_alone_are_not_written_twice(tmp_path: Path) -> None:
+    """Others, such as a checkpoint's, are copied: who has them may change them."""
+    place, theirs, repository = (tmp_path / name for name in ("place", "theirs", "model_repository"))
+    for folder in (place, theirs):
+        folder.mkdir()
+        (folder / "model.bin").write_bytes(folder.name.encode())
+    entry, _ = _entries(b"")
+    for number, folder in enumerate((place, theirs), 1):
+        entries = (replace(entry, files={"1/model.bin": folder / "model.bin"}),)
+        made = Unverified(entries, replace(REPORT, files=file_hashes(entries)))
+        publish(repository, made, workplace=place)
+        published = repository / "front" / str(number) / "model.bin"
+        assert published.read_bytes() == folder.name.encode()
+        assert published.samefile(folder / "model.bin") == (folder == place)
+
+
 def test_files_that_are_the_same_in_two_versions_are_one(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
