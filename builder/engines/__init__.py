@@ -13,10 +13,14 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from builder.machine import available_memory
 from builder.runtime.contract import OpenVinoSession, Session
 
 if TYPE_CHECKING:
     from builder.onnx.graph import Graph
+
+LARGE = 1_000_000_000  # bytes of a graph
+OPENED = 1.2  # times its bytes: what it takes to open it as it is served, and to run it
 
 Infer = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 
@@ -66,6 +70,12 @@ def rooms(file: str) -> list[str]:
 def title(name: str) -> str:
     """The engine `name` as people write it."""
     return engine(name).NAME
+
+
+def left_in_file(size: int, served: bool) -> bool:
+    """Whether what judges a graph of `size` bytes leaves its weights in their file, which is mapped: a large one that
+    is not `served` as it is, or for which this machine has no memory now."""
+    return size >= LARGE and not (served and available_memory() > OPENED * size)
 
 
 def infer_with(graph: Graph, threads: int, spinning: bool = False) -> Infer:

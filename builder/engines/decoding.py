@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import numpy as np
 
-from builder.engines import rooms
+from builder.engines import left_in_file, rooms
 from builder.errors import SpecError
 from builder.memory import Memory
 from builder.onnx.graph import Graph, has_many
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from builder.spec import BuildSpec
 
 ROOM = "decoding"
-LARGE = 1_000_000_000  # bytes of a graph from which what only judges it leaves the weights in their file
 
 Executors = Callable[[Geometry], Executor]  # all over one open graph, each with a cache of its own
 
@@ -168,14 +167,14 @@ def opened(graph: Graph, threads: int) -> Executors:
     return _kind(graph.engine).opened(graph, threads)
 
 
-def is_mapped(graph: Graph) -> bool:
-    """Whether what only judges `graph` leaves its weights in their file."""
-    return graph.size >= LARGE and _kind(graph.engine).maps
+def is_mapped(graph: Graph, served: bool) -> bool:
+    """Whether what judges `graph` leaves its weights in their file, where it may be `served` or never is."""
+    return _kind(graph.engine).maps and left_in_file(graph.size, served)
 
 
-def judging(graph: Graph, threads: int) -> Executors:
-    """What makes emitted executors over `graph`, which is judged and perhaps never served."""
-    if not is_mapped(graph):
+def judging(graph: Graph, threads: int, mapped: bool) -> Executors:
+    """What makes emitted executors over `graph`, with its weights left in their file where it is to be `mapped`."""
+    if not mapped:
         return opened(graph, threads)
     let_go(graph)
     return _kind(graph.engine).opened_mapped(graph, threads)

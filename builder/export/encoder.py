@@ -22,7 +22,7 @@ from builder.export.experts import every_expert
 from builder.export.failure import reason
 from builder.export.program import export_graph
 from builder.export.rows import TOKENIZER_INPUTS, Rows, rows_of
-from builder.onnx.graph import Graph, read_graph
+from builder.onnx.graph import Graph
 from builder.tasks.base import TaskGraph, encoder_task
 from builder.workplace import full
 
@@ -45,20 +45,21 @@ def export(checkpoint: Checkpoint, folder: Path) -> Export:
     module, rows = task_graph(checkpoint), rows_of(checkpoint)
     path = folder / "exported" / MODEL_FILE
     layers = int(checkpoint.config.num_hidden_layers)
-    unfused = _try_export(module, rows, path, fused=True)
-    attentions = 0 if unfused else sum(read_graph(path).operators[name] for name in FUSED_ATTENTION)
+    graph = unfused = _try_export(module, rows, path, fused=True)
+    attentions = 0 if isinstance(graph, str) else sum(graph.operators[name] for name in FUSED_ATTENTION)
     if not attentions:
-        failure = _try_export(module, rows, path, fused=False)
-        if failure:
-            raise ExportError(f"{checkpoint.source} ({checkpoint.config.model_type}) does not export: {failure}")
+        graph = _try_export(module, rows, path, fused=False)
+    if isinstance(graph, str):
+        raise ExportError(f"{checkpoint.source} ({checkpoint.config.model_type}) does not export: {graph}")
     warning = None
     if attentions < layers:
-        why = unfused or f"{checkpoint.config.model_type} does not follow transformers' attention interface"
+        follows = f"{checkpoint.config.model_type} does not follow transformers' attention interface"
+        why = unfused if isinstance(unfused, str) else follows
         warning = (
             f"{attentions} of {layers} attentions are fused ({why}); the others run as separate operators, which is "
             "right but slower and takes memory quadratic in the length"
         )
-    return Export(read_graph(path), module, attentions, layers, warning)
+    return Export(graph, module, attentions, layers, warning)
 
 
 def task_graph(checkpoint: Checkpoint) -> TaskGraph:
@@ -74,21 +75,20 @@ def graph_inputs(checkpoint: Checkpoint) -> tuple[str, ...]:
     return (*names, *encoder_task(checkpoint.task).extra_inputs)
 
 
-def _try_export(module: TaskGraph, rows: Rows, path: Path, fused: bool) -> str | None:
-    """Export `module`; the reason where that fails."""
+def _try_export(module: TaskGraph, rows: Rows, path: Path, fused: bool) -> Graph | str:
+    """The graph of `module`, or the reason where there can be none."""
     model: PreTrainedModel = module.model
     before = model.config._attn_implementation
     try:
         with fused_attention(model) if fused else nullcontext(), every_expert(model):
             model.set_attn_implementation(ONNXRUNTIME if fused else UNFUSED)
-            export_module(module, rows, path)
+            return export_module(module, rows, path)
     except Exception as error:  # torch.export raises whatever the model's own code raises
         if full(error) is not None:
             raise  # says nothing of the model
         return reason(error)
     finally:
         model.set_attn_implementation(before)
-    return None
 
 
 def export_module(module: TaskGraph, rows: Rows, path: Path) -> Graph:

@@ -23,6 +23,9 @@ from builder.triton.entries import RepositoryEntry
 from builder.verify.runtimes import Replay
 from builder.verify.verdict import Comparison, Unverified
 
+MAPPED = (
+    "fp32 was judged and timed with its weights left in their file, which takes less memory: served, it would be faster"
+)
 UNTIMED = "answers were judged on this machine's CPU; speed was not measured, for a GPU is to serve it"
 
 Exported = TypeVar("Exported")

@@ -8,15 +8,16 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from builder.checkpoint.resolve import Checkpoint
+from builder.engines import left_in_file
 from builder.engines.cpu import cpu
 from builder.engines.encoding import Variant, encoding_engine
 from builder.engines.gpu import refuse_size
-from builder.engines.onnxruntime import FUSED_OPERATORS
+from builder.engines.onnxruntime import BACKEND, FUSED_OPERATORS
 from builder.errors import CheckpointError, SpecError, VerificationError
 from builder.export.encoder import Export, export, task_graph
 from builder.export.experts import cost_of_experts
 from builder.export.rows import rows_of
-from builder.families import UNTIMED, Family, built_from, code_not_run
+from builder.families import MAPPED, UNTIMED, Family, built_from, code_not_run
 from builder.hashing import sha256_of
 from builder.onnx.graph import Graph
 from builder.optimise.compaction import Removed, compact
@@ -66,13 +67,17 @@ class Fused:
 
 @dataclass(frozen=True)
 class Exact:
-    """The fused graph, whose answers were found to be the reference's."""
+    """The fused graph, whose answers were found to be the reference's.
+
+    `mapped`: whether it was judged and timed with its weights left in their file, otherwise than it is served.
+    """
 
     fused: Fused
     evaluator: Evaluator
     pytorch: Rung
     rung: Rung
     quality: Quality
+    mapped: bool
 
 
 @dataclass(frozen=True)
@@ -149,14 +154,12 @@ class Encoder:
         spec, exported = self.spec, fused.exported
         evaluator = make_evaluator(spec, self.checkpoint, exported.export.module, fused.graph, self.folder)
         level = f"{spec.level} " if spec.level < EXACT_LEVEL else ""
-        rung, quality = evaluator.rung(f"{level}{'' if fused.empty is None else 'compacted '}fp32", fused.graph)
-        rung = replace(rung, error=max(rung.error or 0.0, evaluator.error_on(fused.graph, exported.long)))
-        _refuse_wrong_answers(evaluator, fused.graph, rung, quality)
-        return Exact(fused, evaluator, reference, rung, quality)
+        name = f"{level}{'' if fused.empty is None else 'compacted '}fp32"
+        return _judged(name, fused, evaluator, reference, left_in_file(fused.graph.size, self._serves_fp32))
 
     def climb(self, exact: Exact, stage: Stage) -> Chosen:
         """From PyTorch and the exact graph to the fastest variant that keeps the quality asked for."""
-        exact = self._as_served(exact)
+        exact = self._judged_as_served(self._as_served(exact), stage)
         spec, evaluator, fused = self.spec, exact.evaluator, exact.fused
         graph, pruned = fused.compacted, None
         if spec.prune is not None:
@@ -222,6 +225,19 @@ class Encoder:
         """With the front of this specification, where an earlier one's verified the graph."""
         return replace(exact, evaluator=exact.evaluator.serving_as(self.spec.front, exact.fused.graph))
 
+    def _judged_as_served(self, exact: Exact, stage: Stage) -> Exact:
+        """Judged and timed anew as it would be served, where it may be and an earlier build judged it otherwise."""
+        graph = exact.fused.graph
+        if not exact.mapped or not self._serves_fp32 or left_in_file(graph.size, served=True):
+            return exact
+        with stage(f"judge {exact.rung.name} as served"):
+            return _judged(exact.rung.name, exact.fused, exact.evaluator, exact.pytorch, mapped=False)
+
+    @property
+    def _serves_fp32(self) -> bool:
+        """Whether the fused graph may be what is served."""
+        return any(variant.precision == "fp32" and variant.engine == BACKEND for variant in self.variants)
+
     def comparison(self, chosen: Chosen) -> Comparison:
         """The fused graph number by number and as it is served; then the variant by its quality."""
         exact = chosen.exact
@@ -240,8 +256,9 @@ class Encoder:
         exact, climbed = chosen.exact, chosen.climbed
         exported, evaluator, operators = exact.fused.exported.export, exact.evaluator, chosen.graph.operators
         untimed = None if self.spec.target == "cpu" else UNTIMED
+        mapped = MAPPED if exact.mapped and untimed is None else None
         own, cost = code_not_run(self.checkpoint), cost_of_experts(self.checkpoint.model)
-        warnings = (own, exported.warning, cost, _calls(evaluator), untimed)
+        warnings = (own, exported.warning, cost, _calls(evaluator), untimed, mapped)
         removed = {"empty": exact.fused.empty, "pruned": chosen.pruned}
         return BuildReport(
             **built_from(self.spec.layout, self.spec.samples, self.checkpoint),
@@ -263,6 +280,13 @@ class Encoder:
             files=file_hashes(entries),
             verified_on=checks,
         )
+
+
+def _judged(name: str, fused: Fused, evaluator: Evaluator, pytorch: Rung, mapped: bool) -> Exact:
+    """The fused graph measured in every way. Raises VerificationError where it does not answer as PyTorch does."""
+    rung, quality = evaluator.rung(name, fused.graph, fused.exported.long, mapped)
+    _refuse_wrong_answers(evaluator, fused.graph, rung, quality)
+    return Exact(fused, evaluator, pytorch, rung, quality, mapped)
 
 
 def _refuse_wrong_answers(evaluator: Evaluator, graph: Graph, exact: Rung, quality: Quality) -> None:

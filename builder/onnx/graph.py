@@ -92,12 +92,16 @@ def save_graph(model: onnx.ModelProto, path: Path) -> Graph:
         take_in(model.graph)
         data.unlink(missing_ok=True)
     path.write_bytes(model.SerializeToString(deterministic=True))
-    return read_graph(path)
+    return _described(model, path)
 
 
 def read_graph(path: Path) -> Graph:
     """Read the signature and operators of an ONNX file."""
-    model = onnx.load(str(path), load_external_data=False)
+    return _described(onnx.load(str(path), load_external_data=False), path)
+
+
+def _described(model: onnx.ModelProto, path: Path) -> Graph:
+    """What the file `path` has, which holds `model`."""
     return Graph(
         path=path,
         inputs=tuple(value.name for value in model.graph.input),

@@ -24,7 +24,6 @@ from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import HALVES, to_half
 from builder.optimise.quantisation import candidates, quantise, sensitivity
 from builder.optimise.quantised import Quantised
-from builder.optimise.static_quantisation import quantise_statically
 from builder.optimise.weights import BITS, quantise_weights
 from builder.spec import BuildSpec
 
@@ -148,6 +147,8 @@ class VariantMaker:
 
     def _static(self, variant: Variant, source: Graph, path: Path, left_alone: Sequence[str]) -> Quantised:
         """TensorRT takes activations around zero only and has no 8-bit tables."""
+        from builder.optimise.static_quantisation import quantise_statically  # loads onnxruntime.quantization
+
         calibration = self.spec.calibration
         if variant.target == "cpu":
             return quantise_statically(source, path, calibration, self.feeds, left_alone)

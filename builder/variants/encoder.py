@@ -65,8 +65,7 @@ class EncoderRungs:
         if rung.quality is not None and not self.keeps(rung):
             return rung
         graph = self.variant(candidate.option, candidate.left_alone).graph
-        quality = self.qualities[rung.name] = self.evaluator.quality(graph)
-        rung = self.evaluator.judged(rung, graph, quality)
+        rung, self.qualities[rung.name] = self.evaluator.judged(rung, graph, self.evaluator.opened(graph))
         self.known.remember(rung)
         return rung
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from builder.cache.digests import write_whole
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
-from builder.engines import infer_with
+from builder.engines import Infer, infer_with, onnxruntime
 from builder.errors import CheckpointError, SpecError
 from builder.export.rows import Rows, padding_id, rows_of
 from builder.onnx.graph import Graph
@@ -91,20 +91,24 @@ class Evaluator:
             keys = ", ".join(self.checkpoint.task.labels)
             raise SpecError(f"the labels of --samples ({keys}) cannot be scored: expected {error}") from error
 
-    def quality(self, graph: Graph) -> Quality:
-        """The emitted code over `graph`, against transformers."""
-        task, threads = encoder_task(self.checkpoint.task), self.spec.build_threads
-        return served_quality(
-            graph, self.front_of(graph), task, self.fields, self.samples, self.expected, threads, self._score
-        )
+    def opened(self, graph: Graph, mapped: bool = False) -> Infer:
+        """`graph`, to be judged; `mapped`: one of ONNX Runtime, with its weights left in their file."""
+        threads = self.spec.build_threads
+        return onnxruntime.infer_mapped(graph, threads) if mapped else infer_with(graph, threads)
 
-    def latency(self, graph: Graph) -> Latencies:
+    def quality(self, graph: Graph, infer: Infer) -> Quality:
+        """The emitted code over `graph`, opened as `infer`, against transformers."""
+        task = encoder_task(self.checkpoint.task)
+        return served_quality(infer, self.front_of(graph), task, self.fields, self.samples, self.expected, self._score)
+
+    def latency(self, graph: Graph, mapped: bool = False) -> Latencies:
         """`graph` with the threads and the spinning it will be served with; nothing for another machine's GPU."""
         spec = self.spec
         if spec.target != "cpu":
             return {}
-        longest = self.checkpoint.max_length
-        return engine_latencies(graph, self.rows, longest, spec.build_threads, spec.serving.spinning)
+        threads, spinning = spec.build_threads, spec.serving.spinning
+        infer = self.opened(graph, mapped) if mapped else infer_with(graph, threads, spinning)
+        return engine_latencies(infer, graph, self.rows, self.checkpoint.max_length, spec.chooses_by_time)
 
     def front_of(self, graph: Graph) -> Path:
         """The folder of the front's files, as they will be emitted with `graph`."""
@@ -128,30 +132,24 @@ class Evaluator:
             front.warm_up()
         return measure(fronts, [to_tensors(sample, self.fields[0]) for sample in self.samples])
 
-    def error(self, graph: Graph) -> float:
-        """The largest relative error of `graph` against PyTorch."""
-        return self.error_on(graph, self.usual)
+    def rung(self, name: str, graph: Graph, more: Sequence[Reference], mapped: bool) -> tuple[Rung, Quality]:
+        """`graph` measured in every way, on `more` than is usual; `mapped`: with its weights left in their file."""
+        rung = Rung(name, graph.size, self.latency(graph, mapped))
+        return self.judged(rung, graph, self.opened(graph, mapped), more)
 
-    def error_on(self, graph: Graph, references: Sequence[Reference]) -> float:
-        """The largest relative error of `graph` on `references`, which PyTorch has answered."""
-        infer, per_token = infer_with(graph, self.spec.build_threads), encoder_task(self.checkpoint.task).per_token
-        return max(error_at(infer, graph, reference, per_token) for reference in references)
-
-    def rung(self, name: str, graph: Graph) -> tuple[Rung, Quality]:
-        """`graph` measured in every way."""
-        quality = self.quality(graph)
-        return self.judged(Rung(name, graph.size, self.latency(graph)), graph, quality), quality
-
-    def judged(self, rung: Rung, graph: Graph, quality: Quality) -> Rung:
-        """`rung`, which has a size and latencies, with the error and the quality of its graph."""
-        return replace(
+    def judged(self, rung: Rung, graph: Graph, infer: Infer, more: Sequence[Reference] = ()) -> tuple[Rung, Quality]:
+        """`rung`, which has a size and latencies, with the quality of its graph, opened as `infer`, and its largest
+        relative error against PyTorch."""
+        quality, per_token = self.quality(graph, infer), encoder_task(self.checkpoint.task).per_token
+        judged = replace(
             rung,
-            error=self.error(graph),
+            error=max(error_at(infer, graph, reference, per_token) for reference in (*self.usual, *more)),
             quality=quality.mean,
             worst=quality.worst,
             batch_agreement=quality.batch_agreement,
             scores=dict(quality.scores),
         )
+        return judged, quality
 
     def serving_as(self, options: FrontOptions, graph: Graph) -> Evaluator:
         """This evaluator for a front with other `options`: of its queue and of its batches."""

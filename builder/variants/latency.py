@@ -12,7 +12,7 @@ from itertools import product
 import numpy as np
 import torch
 
-from builder.engines import infer_with
+from builder.engines import Infer
 from builder.export.rows import Rows
 from builder.onnx.graph import Graph
 from builder.speed import Latencies
@@ -31,10 +31,9 @@ def pytorch_latencies(module: TaskGraph, rows: Rows, max_length: int, threads: i
         )
 
 
-def engine_latencies(graph: Graph, rows: Rows, max_length: int, threads: int, spinning: bool) -> Latencies:
-    """The graph in its engine, with the threads and spinning it will be served with."""
-    engine = infer_with(graph, threads, spinning)
-    return _grid(graph.inputs, rows, max_length, engine, partial(median_ms, most=10))
+def engine_latencies(infer: Infer, graph: Graph, rows: Rows, max_length: int, choosing: bool) -> Latencies:
+    """The graph in its engine, opened as `infer`. `choosing`: whether a choice hangs on it."""
+    return _grid(graph.inputs, rows, max_length, infer, partial(median_ms, most=10) if choosing else about_ms)
 
 
 def _grid(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel
+from transformers import Cache, PreTrainedModel
 
 from builder.engines.decoding import Executors
 from builder.runtime.contract import CacheType, LayerShape
@@ -24,11 +25,11 @@ CONTEXT = 64  # tokens before the one that is timed
 def pytorch_decoder(model: PreTrainedModel, threads: int) -> Latencies:
     """A token of each number of rows after `CONTEXT` tokens, and a prompt of 128, as transformers runs them."""
     with pytorch_with(threads):
+        begun = torch.ones((1, CONTEXT), dtype=torch.long)
+        past = model(input_ids=begun, use_cache=True, logits_to_keep=1).past_key_values
         times = {}
         for rows in ROWS:
-            begun = torch.ones((rows, CONTEXT), dtype=torch.long)
-            past = model(input_ids=begun, use_cache=True, logits_to_keep=1).past_key_values
-            times[f"token, {rows} rows"] = _pytorch_step(model, rows, past_key_values=past)
+            times[f"token, {rows} rows"] = _pytorch_step(model, rows, past_key_values=_repeated(past, rows))
         prompt = torch.ones((1, 2 * CONTEXT), dtype=torch.long)
         times["prompt of 128"] = about_ms(lambda: model(input_ids=prompt, use_cache=True, logits_to_keep=1))
         return times
@@ -39,12 +40,20 @@ def pytorch_seq2seq(model: PreTrainedModel, threads: int) -> Latencies:
     with pytorch_with(threads):
         ids = torch.ones((1, 2 * CONTEXT), dtype=torch.long)
         times = {"text of 128": about_ms(lambda: model.get_encoder()(input_ids=ids))}
+        text = model.get_encoder()(input_ids=ids).last_hidden_state
+        begun = torch.ones((1, CONTEXT), dtype=torch.long)
+        past = model(encoder_outputs=(text,), decoder_input_ids=begun, use_cache=True).past_key_values
         for rows in ROWS:
-            hidden = model.get_encoder()(input_ids=ids.repeat(rows, 1))
-            begun = torch.ones((rows, CONTEXT), dtype=torch.long)
-            past = model(encoder_outputs=hidden, decoder_input_ids=begun, use_cache=True).past_key_values
-            times[f"token, {rows} rows"] = _pytorch_step(model, rows, encoder_outputs=hidden, past_key_values=past)
+            state = {"encoder_outputs": (text.repeat(rows, 1, 1),), "past_key_values": _repeated(past, rows)}
+            times[f"token, {rows} rows"] = _pytorch_step(model, rows, **state)
         return times
+
+
+def _repeated(past: Cache, rows: int) -> Cache:
+    """A cache of `rows` rows, each as the one of `past`."""
+    repeated = copy.deepcopy(past)
+    repeated.batch_repeat_interleave(rows)
+    return repeated
 
 
 def _pytorch_step(model: PreTrainedModel, rows: int, **state: Any) -> float:
@@ -53,27 +62,31 @@ def _pytorch_step(model: PreTrainedModel, rows: int, **state: Any) -> float:
     return about_ms(lambda: model(**inputs, use_cache=True))
 
 
-def decoder(executors: Executors, caches: Sequence[LayerShape], vocabulary: int, cache: CacheType) -> Latencies:
-    """The same on a graph, in the emitted executor."""
+def decoder(
+    executors: Executors, caches: Sequence[LayerShape], vocabulary: int, cache: CacheType, choosing: bool
+) -> Latencies:
+    """The same on a graph, in the emitted executor. `choosing`: whether a choice hangs on it."""
+    timed = median_ms if choosing else about_ms
     executor = executors(geometry_of(caches, max(ROWS), 4 * CONTEXT, vocabulary, cache))
-    times = {f"token, {rows} rows": _step(executor, rows) for rows in ROWS}
+    times = {f"token, {rows} rows": timed(_step(executor, rows)) for rows in ROWS}
     prompt, nothing = np.ones((1, 2 * CONTEXT), np.int64), np.zeros(1, np.int64)
-    times["prompt of 128"] = median_ms(lambda: executor.run(0, prompt, nothing))
+    times["prompt of 128"] = timed(lambda: executor.run(0, prompt, nothing))
     return times
 
 
-def seq2seq(graphs: Graphs, threads: int) -> Latencies:
+def seq2seq(graphs: Graphs, threads: int, choosing: bool) -> Latencies:
     """The same on the graphs, in the emitted executor."""
+    timed = median_ms if choosing else about_ms
     executor = graphs.executor(max(ROWS), 4 * CONTEXT, 2 * CONTEXT, threads)
     text = [1] * (2 * CONTEXT)
-    times = {"text of 128": median_ms(lambda: executor.encode([text]))}
+    times = {"text of 128": timed(lambda: executor.encode([text]))}
     (encoded,) = executor.encode([text])
     for row in range(max(ROWS)):
         executor.attach(row, encoded)
         executor.assign(row, row, 0)
-    return {**times, **{f"token, {rows} rows": _step(executor, rows) for rows in ROWS}}
+    return {**times, **{f"token, {rows} rows": timed(_step(executor, rows)) for rows in ROWS}}
 
 
-def _step(executor: Executor, rows: int) -> float:
+def _step(executor: Executor, rows: int) -> Callable[[], object]:
     tokens, lengths = np.ones((rows, 1), np.int64), np.full(rows, CONTEXT)
-    return median_ms(lambda: executor.run(0, tokens, lengths))
+    return lambda: executor.run(0, tokens, lengths)

@@ -11,12 +11,15 @@ import torch
 
 ENOUGH_S = 0.3  # of runs of one thing
 WARM_UP, LEAST = 2, 3  # runs of it: before those that count, and of those that do
+LONG_S = 1.0  # of one run, beside which what only the first has to do is little
 
 
 def median_ms(run: Callable[[], object], most: int = 20) -> float:
-    """Median of `LEAST` to `most` runs after `WARM_UP` more, in milliseconds; `ENOUGH_S` of them if they are short."""
+    """Median of `LEAST` to `most` runs after `WARM_UP` more, or one more that is long, in milliseconds; `ENOUGH_S` of
+    them if they are short."""
     for _ in range(WARM_UP):
-        run()
+        if _seconds(run) > LONG_S:
+            break
     times: list[float] = []
     while len(times) < LEAST or (len(times) < most and sum(times) < ENOUGH_S):
         times.append(_seconds(run))
@@ -24,10 +27,13 @@ def median_ms(run: Callable[[], object], most: int = 20) -> float:
 
 
 def about_ms(run: Callable[[], object]) -> float:
-    """The same in half of the time, of what no choice hangs on: PyTorch, which others are only compared with."""
-    run()
+    """The same in a third of the time, of what no choice hangs on: PyTorch, which others are only compared with, and
+    all of a build that has nothing to choose. One run warms up; of long ones there is no other."""
+    first = _seconds(run)
+    if first > LONG_S:
+        return first * 1000
     times: list[float] = []
-    while len(times) < LEAST - 1 or (len(times) < 10 and sum(times) < ENOUGH_S / 3):
+    while not times or (len(times) < 10 and sum(times) < ENOUGH_S / 3):
         times.append(_seconds(run))
     return float(np.median(times)) * 1000
 

@@ -87,11 +87,12 @@ def teacher_forced(
         for position in range(len(hits[group[0]])):
             running = [index for index in group if position < len(hits[index])]
             tokens = np.array([[rows[index].tokens[position]] for index in running], np.int64)
-            logits = executor.run(0, tokens, np.full(len(running), position, np.int64)).astype(np.float64)
+            logits = executor.run(0, tokens, np.full(len(running), position, np.int64))
             shifted = logits - logits.max(axis=-1, keepdims=True)
-            totals = np.log(np.exp(shifted).sum(axis=-1))
+            totals = np.log(np.exp(shifted).sum(axis=-1, dtype=np.float64))
+            best = logits.argmax(axis=-1)
             for row, index in enumerate(running):
-                hits[index][position] = logits[row].argmax() == rows[index].best[position]
+                hits[index][position] = best[row] == rows[index].best[position]
                 logprobs[index][position] = shifted[row, rows[index].targets[position]] - totals[row]
     return Agreeing(hits, logprobs)
 

@@ -12,9 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from builder.engines import infer_with
+from builder.engines import Infer
 from builder.errors import VerificationError
-from builder.onnx.graph import Graph
 from builder.runtime.encoder.pipeline import Pipeline
 from builder.runtime.fields import Field
 from builder.tasks.base import Answer, EncoderTask, Sample
@@ -35,20 +34,19 @@ class Quality:
 
 
 def served_quality(
-    graph: Graph,
+    infer: Infer,
     front: Path,
     task: EncoderTask,
     fields: tuple[Sequence[Field], Sequence[Field]],
     samples: Sequence[Sample],
     expected: Sequence[Answer],
-    threads: int,
     score: Callable[[Sequence[Answer]], Mapping[str, float]],
 ) -> Quality:
     """Answer `samples` one by one, all at once and all at once in reverse, and compare with `expected`.
 
-    `score`: of answers to all samples, by their labels.
+    `infer`: the engine's, opened. `score`: of answers to all samples, by their labels.
     """
-    pipeline = Pipeline(front, infer_with(graph, threads))
+    pipeline = Pipeline(front, infer)
     requests = [to_tensors(sample, fields[0]) for sample in samples]
     alone = [_answers(pipeline, [request], fields[1])[0] for request in requests]
     before = (pipeline.counts.tokens, pipeline.counts.padded_tokens)

@@ -164,7 +164,7 @@ def cut(tokens: Sequence[int], ends: Sequence[int], count: int) -> tuple[int, ..
 def measure(graphs: Graphs, reference: Reference, threads: int) -> Agreement:
     """Run the emitted engine over the reference's texts, together and alone. Raises VerificationError."""
     longest = max(map(len, reference.sources))
-    executor = graphs.executor(2 * ROWS, NEW_TOKENS + 1, longest, threads)
+    executor = graphs.executor(ROWS, NEW_TOKENS + 1, longest, threads)
     try:
         forced = teacher_forced(executor, reference.taught, lambda group: _attach(executor, reference, group))
     except RUN_ERRORS as error:  # an attention that was exported for one shape alone, say

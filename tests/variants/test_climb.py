@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from builder.engines import Infer
 from builder.engines.encoding import Variant
 from builder.errors import ExportError, VerificationError
 from builder.onnx.graph import Graph
@@ -26,6 +27,7 @@ from builder.variants.generating import PrecisionRungs, Required
 from builder.variants.ladder import Climbed, climb
 from builder.variants.measurements import Measurements
 from builder.variants.traffic import Rates
+from builder.verify.parity import Reference
 from builder.verify.quality import Quality
 
 FAST, MIDDLE, SLOW = (Variant(name, "onnxruntime") for name in ("int8", "int8-static", "fp32"))
@@ -64,21 +66,22 @@ class FakeEvaluator(Evaluator):
         self.served: list[list[str]] = []
         self.rates: dict[str, tuple[float, ...]] = {}
 
-    def latency(self, graph: Graph) -> Latencies:
+    def latency(self, graph: Graph, mapped: bool = False) -> Latencies:
         self.timed.append(made_of(graph))
         precision, left = made_of(graph)
         return {"1x16": (1 + 0.3 * left) / SPEED[precision]}
 
-    def quality(self, graph: Graph) -> Quality:
-        self.scored.append(made_of(graph))
-        return quality_of(self.qualities.get(made_of(graph), 1.0))
+    def opened(self, graph: Graph, mapped: bool = False) -> Infer:
+        return lambda feeds: {}
 
     def traffic(self, graphs: Mapping[str, Graph]) -> dict[str, Rates]:
         self.served.append(sorted(graphs))
         return {name: Rates(dict.fromkeys((1, 16), self.rates.get(name, (10.0, 10.0, 10.0)))) for name in graphs}
 
-    def judged(self, rung: Rung, graph: Graph, quality: Quality) -> Rung:
-        return replace(rung, quality=quality.mean)
+    def judged(self, rung: Rung, graph: Graph, infer: Infer, more: Sequence[Reference] = ()) -> tuple[Rung, Quality]:
+        self.scored.append(made_of(graph))
+        quality = quality_of(self.qualities.get(made_of(graph), 1.0))
+        return replace(rung, quality=quality.mean), quality
 
     def relative_quality(self, rung: Rung) -> float:
         return rung.quality or 0.0
@@ -269,7 +272,7 @@ def test_a_choice_says_where_other_programs_had_the_cores(
     monkeypatch.setattr(contention, "TASKS", tmp_path)
 
     class Slowed(FakeEvaluator):
-        def latency(self, graph: Graph) -> Latencies:
+        def latency(self, graph: Graph, mapped: bool = False) -> Latencies:
             counted.write_text(f"{100 + len(self.timed) + 1} {100 + waited * (len(self.timed) + 1)} 8\n")
             return super().latency(graph)
 

@@ -36,6 +36,9 @@ FUSED_OPERATORS = (*FUSED_ATTENTION, "SkipLayerNormalization", "LayerNormalizati
 SLOW_FUSIONS = ("SkipLayerNormFusion",)
 SPIN = "session.intra_op.allow_spinning"
 REST = "session.force_spinning_stop"  # when a call ends
+# No second copy of the matrices, in the order in which the kernels read them: what is mapped is multiplied by.
+# Source: ONNX Runtime, include/onnxruntime/core/session/onnxruntime_session_options_config_keys.h
+MAPPED = {"session.disable_prepacking": "1"}
 
 
 def open_session(model: Path, threads: int, spinning: bool = False) -> onnxruntime.InferenceSession:
@@ -52,7 +55,8 @@ def save_optimised(model: Path, written: Path, extended: bool, approximate_gelu:
     weights = f"{written.name}.data"
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights)
     options.add_session_config_entry("optimization.enable_gelu_approximation", "1" if approximate_gelu else "0")
-    options.add_session_config_entry("session.disable_prepacking", "1")  # nothing is run: no second copy of the weights
+    for key, value in MAPPED.items():  # nothing is run
+        options.add_session_config_entry(key, value)
     _session(model, options)
 
 
@@ -88,6 +92,14 @@ def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
         stand_in = Path(folder) / MODEL_FILE
         save_graph(rounded(load_whole(graph.path)), stand_in)
         return run_with(open_session(stand_in, threads, spinning))
+
+
+def infer_mapped(graph: Graph, threads: int) -> Infer:
+    """The same of a graph in fp32 with its weights in their file alone, which is mapped: less memory, and slower."""
+    options = _options(threads, spinning=False)
+    for key, value in MAPPED.items():
+        options.add_session_config_entry(key, value)
+    return run_with(_session(graph.path, options))
 
 
 def loop_session(threads: int, spinning: bool) -> Session:

@@ -9,7 +9,7 @@ from typing import ClassVar
 import numpy as np
 
 from builder.engines.decoding import DecodingEngine, Executors
-from builder.engines.onnxruntime import loop_session, resting
+from builder.engines.onnxruntime import MAPPED, loop_session, resting
 from builder.engines.onnxruntime.older import for_runtime
 from builder.errors import SpecError
 from builder.export.decoder import CACHED_ATTENTION
@@ -34,9 +34,6 @@ INPUTS = {  # of a step, other than its caches: builder/export/decoder.py and, t
     "new_cache_length": ("TYPE_INT64", (1,)),
 }
 CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "int8": "int8"}
-# No second copy of the matrices, in the order in which the kernels read them: what is mapped is multiplied by.
-# Source: ONNX Runtime, include/onnxruntime/core/session/onnxruntime_session_options_config_keys.h
-MAPPED = {"session.disable_prepacking": "1"}
 
 
 class Decoding(DecodingEngine):

@@ -2,7 +2,8 @@
 
 It takes standard ONNX operators only and fuses attention itself. On a CPU with AVX512_BF16 or AMX it multiplies in
 bfloat16 unless told otherwise, and no parameter of Triton's backend tells it otherwise: HINT_BF16 is YES or absent.
-Here it is therefore never told otherwise either. Knows files and threads; knows nothing about checkpoints or tasks.
+Here it is therefore never told otherwise either. The library is loaded where it is used: every build looks at what each
+engine has, and most use one. Knows files and threads; knows nothing about checkpoints or tasks.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import openvino
 
 from builder.engines import Infer
 from builder.errors import ExportError
@@ -39,6 +39,8 @@ def convert(graph: Graph, path: Path, arithmetic: str, half_weights: bool) -> Gr
 
     Raises ExportError where OpenVINO does not read it.
     """
+    import openvino
+
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
         model = openvino.Core().read_model(str(graph.path))
@@ -67,6 +69,8 @@ def compiled(path: Path, threads: int, arithmetic: str) -> Any:
 
     Raises ExportError where this CPU multiplies in bfloat16 and the model is not for that.
     """
+    import openvino
+
     settings = {"INFERENCE_NUM_THREADS": threads, "NUM_STREAMS": 1, "PERFORMANCE_HINT": "LATENCY"}
     if arithmetic == "bf16":
         settings["INFERENCE_PRECISION_HINT"] = "bf16"
@@ -147,6 +151,8 @@ def arithmetic_on(flags: Collection[str]) -> str:
 
 def signature(path: Path) -> Signature:
     """The inputs and outputs of an .xml. Raises RuntimeError where it cannot be read."""
+    import openvino
+
     model = openvino.Core().read_model(str(path))
     return Signature(*({value.any_name: _tensor(value) for value in side} for side in (model.inputs, model.outputs)))
 

@@ -12,8 +12,6 @@ from pathlib import Path
 import numpy as np
 import onnx
 from onnx import helper
-from polygraphy.backend.onnx import fold_constants
-from polygraphy.logger import G_LOGGER
 
 from builder.errors import ExportError
 from builder.onnx.graph import Graph, load_whole, save_graph
@@ -24,6 +22,9 @@ TANH = 0.044715  # of GELU's approximation, Hendrycks and Gimpel 2016
 
 def for_tensorrt(graph: Graph, folder: Path) -> Graph:
     """Write `graph`, of standard operators, into `folder`. Raises ExportError for an operator of somebody's own."""
+    from polygraphy.backend.onnx import fold_constants  # here, so that builds for a CPU do not load it
+    from polygraphy.logger import G_LOGGER
+
     with G_LOGGER.verbosity(G_LOGGER.ERROR):
         model = fold_constants(load_whole(graph.path), allow_onnxruntime_shape_inference=False)
     foreign = sorted({node.op_type for node in model.graph.node if node.domain not in ("", "ai.onnx")})

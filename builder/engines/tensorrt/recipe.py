@@ -10,9 +10,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from polygraphy.comparator import RunResults
-from polygraphy.comparator.struct import IterationResult
-from polygraphy.json import save_json
 
 from builder.engines import onnxruntime
 from builder.engines.gpu import least_capability
@@ -39,6 +36,10 @@ def recipe_files(
     folder: Path,
 ) -> dict[str, bytes | Path]:
     """The files of NAME_model/1/recipe. Raises SpecError for profiles that leave a call out."""
+    from polygraphy.comparator import RunResults  # here, so that builds for a CPU do not load it
+    from polygraphy.comparator.struct import IterationResult
+    from polygraphy.json import save_json
+
     taken = Calls(options.max_batch_size, serving.max_length, serving.batching.token_budget)
     profiles = profiles_of(options.tensorrt.profiles, taken, plan=True)
     run = infer(graph, options.build_threads)

@@ -19,7 +19,7 @@ from builder.engines.decoding import DecodingEngine, Executors, Lowered, is_mapp
 from builder.errors import VerificationError
 from builder.export.decoder import DecoderExport, export_decoder
 from builder.export.experts import cost_of_experts
-from builder.families import UNTIMED, built_from, code_not_run
+from builder.families import MAPPED, UNTIMED, built_from, code_not_run
 from builder.families.generating import (
     exact_bound,
     kept_bounds,
@@ -61,9 +61,6 @@ from builder.verify.runtimes import Replay
 from builder.verify.verdict import Bound, Comparison
 
 FP32 = "fp32"  # the rung that is verified number by number
-MAPPED = (
-    "fp32 was judged and timed with its weights left in their file, which takes less memory: served, it would be faster"
-)
 LONG_PROMPT = 24  # tokens of the prompts that are run on the engine of the release too
 
 
@@ -86,12 +83,16 @@ class Fused:
 
 @dataclass(frozen=True)
 class Exact:
-    """The fused graph, found to say what PyTorch says, and how far it is off on a row past every window."""
+    """The fused graph, found to say what PyTorch says, and how far it is off on a row past every window.
+
+    `mapped`: whether it was judged and timed with its weights left in their file, otherwise than it is served.
+    """
 
     fused: Fused
     pytorch: Measured
     rung: Rung
     long_error: float
+    mapped: bool
 
 
 @dataclass(frozen=True)
@@ -136,10 +137,11 @@ class Decoder:
 
     def verify(self, fused: Fused, reference: Measured) -> Exact:
         """Probabilities, a row past every window, and greedy texts: those last, when no engine has its weights open."""
-        rung, agreement, long_error = self._compared(fused, reference)
+        mapped = is_mapped(fused.graph, FP32 in self._precisions)
+        rung, agreement, long_error = self._compared(fused, reference, mapped)
         let_go(fused.graph)
         refuse_wrong_text(self.checkpoint.model, reference.answers, agreement)
-        return Exact(fused, reference, rung, long_error)
+        return Exact(fused, reference, rung, long_error, mapped)
 
     def climb(self, exact: Exact, stage: Stage) -> Chosen:
         """The precision as asked, or the fastest that keeps the quality; then the cache; then the release's form."""
@@ -240,7 +242,7 @@ class Decoder:
             warnings=(
                 *(() if self.engine.timed else (UNTIMED,)),
                 *self.engine.remarks,
-                *((MAPPED,) if self._only_judged(chosen.exact.fused.graph) else ()),
+                *((MAPPED,) if self.engine.timed and chosen.exact.mapped else ()),
                 *unreached(checkpoint.model.config, checkpoint.max_length),
                 *filter(
                     None,
@@ -264,28 +266,24 @@ class Decoder:
     def _precisions(self) -> tuple[str, ...]:
         return precisions(self.spec.precision, self.spec.triton, self._in_process)
 
-    def _only_judged(self, graph: Graph) -> bool:
-        """Whether the graph in fp32 was never opened as it would be served."""
-        return self.engine.timed and is_mapped(graph) and FP32 not in self._precisions
-
     def _as_served(self, exact: Exact, stage: Stage) -> Exact:
-        """Judged and timed anew as it would be served, where it may be and was judged otherwise."""
+        """Judged and timed anew as it would be served, where it may be and an earlier build judged it otherwise."""
         lowered = Lowered(exact.fused.graph, exact.fused.graph)
-        if not is_mapped(lowered.graph) or FP32 not in self._precisions:
+        if not exact.mapped or FP32 not in self._precisions or is_mapped(lowered.graph, True):
             return exact
         with stage(f"judge {FP32} as served"):
             rung, agreement = self._rung(FP32, exact.fused, exact.pytorch, lowered, self._open(lowered))
         refuse_wrong_probabilities(agreement)
-        return replace(exact, rung=rung)
+        return replace(exact, rung=rung, mapped=False)
 
     @property
     def _required(self) -> Required:
         return Required(self.checkpoint.task.required(self.spec.quality), self.spec.perplexity)
 
-    def _compared(self, fused: Fused, reference: Measured) -> tuple[Rung, Agreement, float]:
+    def _compared(self, fused: Fused, reference: Measured, mapped: bool) -> tuple[Rung, Agreement, float]:
         """The graph in fp32 measured in every way, and its error on a long row; the weights are in memory once."""
         lowered, long = Lowered(fused.graph, fused.graph), reference.long
-        executors = judging(fused.graph, self.spec.build_threads)
+        executors = judging(fused.graph, self.spec.build_threads, mapped)
         rung, agreement = self._rung(FP32, fused, reference, lowered, executors)
         refuse_wrong_probabilities(agreement)
         vocabulary = vocabulary_of(self.checkpoint.model)
@@ -312,7 +310,9 @@ class Decoder:
         if not self.engine.timed:
             return {}
         vocabulary = vocabulary_of(self.checkpoint.model)
-        return steps.decoder(executors or self._open(lowered), fused.exported.caches, vocabulary, lowered.cache)
+        executors = executors or self._open(lowered)
+        choosing = self.spec.chooses_by_time
+        return steps.decoder(executors, fused.exported.caches, vocabulary, lowered.cache, choosing)
 
     def _judged(
         self, rung: Rung, fused: Fused, reference: Measured, lowered: Lowered, executors: Executors
@@ -329,7 +329,7 @@ class Decoder:
     def _largest_values(self, exact: Exact) -> Mapping[str, np.ndarray]:
         """Of keys and values on the samples, which an 8-bit cache is scaled by."""
         fused, vocabulary = exact.fused, vocabulary_of(self.checkpoint.model)
-        executors = judging(fused.graph, self.spec.build_threads)
+        executors = judging(fused.graph, self.spec.build_threads, is_mapped(fused.graph, False))
         return largest_values(executors, fused.exported.caches, vocabulary, exact.pytorch.answers)
 
     def _case(self, chosen: Chosen) -> Case:
@@ -340,7 +340,7 @@ class Decoder:
         room = max(map(len, [long, *prompts])) + STEPS
         caches, vocabulary = chosen.exact.fused.exported.caches, vocabulary_of(checkpoint.model)
         geometry = geometry_of(caches, 1 + len(prompts), room, vocabulary, self.engine.cache_type)
-        executor = opened(chosen.own, spec.build_threads)(geometry)
+        executor = judging(chosen.own, spec.build_threads, is_mapped(chosen.own, True))(geometry)
         recorder = Recorder(executor)
         drive(executor, prompts, long)
         graph = self.engine.replayed(chosen.own, chosen.graph)

@@ -276,7 +276,7 @@ class Seq2Seq:
 
     def _timed(self, name: str, graphs: Graphs) -> Rung:
         """Their size, and the time of a text and of a token."""
-        return Rung(name, graphs.size, steps.seq2seq(graphs, self.spec.build_threads))
+        return Rung(name, graphs.size, steps.seq2seq(graphs, self.spec.build_threads, self.spec.chooses_by_time))
 
     def _judged(self, rung: Rung, graphs: Graphs, reference: Reference) -> tuple[Rung, Agreement]:
         """`rung` with what PyTorch's answers say of it."""

@@ -16,7 +16,6 @@ from builder.lint.repository import Model, Version, is_paged
 from builder.lint.rule import ERROR, WARNING, rule
 from builder.runtime.contract import FILE, HOSTED, ContractError, GenerationServing, Session, read
 from builder.runtime.generation.chat import ChatTemplate
-from builder.runtime.generation.executors.openvino import compile_paged
 from builder.triton.hosting import MODELS, config_of, read_hosted, refuse_misfit, refuse_other
 from builder.triton.releases import RELEASES
 
@@ -117,6 +116,8 @@ def _not_opened(version: Version, model: Path, paged: bool) -> Iterator[Problem]
 
 def _refused_by_openvino(version: Version, model: Path) -> Iterator[Problem]:
     """Why the OpenVINO that the emitted requirements pin would not open the graph of a decode loop."""
+    from builder.runtime.generation.executors.openvino import compile_paged  # loads OpenVINO
+
     try:
         compile_paged(model, Session(engine="openvino", entries=openvino.decoder_properties("float32")))
     except RuntimeError as error:
