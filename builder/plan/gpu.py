@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from builder.engines.cuda.blocks import block_bytes, layer_pairs
 from builder.engines.gpu import HEADROOM, refuse_card
 from builder.errors import SpecError
 from builder.memory import WIDTHS, cache_bytes
@@ -18,6 +19,7 @@ from builder.plan.generating import slot_length
 from builder.plan.lines import Line, Plan, megabytes
 from builder.plan.needs import Needs
 from builder.plan.process import CONTEXT, SERVER_ON_CARD, memory_line, shared_memory_line
+from builder.runtime.generation.executors.cuda_blocks import block_tokens
 from builder.spec import BuildSpec, Card, Load
 
 
@@ -84,21 +86,40 @@ def _decoder(spec: BuildSpec, load: Load, needs: Needs) -> tuple[Share, list[Lin
     if spec.cache_gb is not None:
         return _shared_cache(spec, needs, spec.cache_gb)
     length = slot_length(load, needs)
-    of_slot = cache_bytes(needs.layers, 1, length, WIDTHS[needs.cache])
     cuda = CONTEXT if spec.executor == "in-process" else 0
     rest = needs.weights + needs.activations + cuda
-    lines = [
-        _weights(needs),
-        _activations(needs),
-        Line("cache", f"{spec.slots} slots of {length} tokens x {megabytes(of_slot)}", megabytes(spec.slots * of_slot)),
-    ]
+    if spec.cache_gb is None:
+        cache, cache_lines = _slots(spec, needs, length, rest)
+        settings: dict[str, object] = {"slots": spec.slots, "max_length": length}
+    else:
+        cache, cache_lines = _blocks(spec.cache_gb, needs, length)
+        settings = {"slots": spec.slots, "cache_gb": spec.cache_gb}
+    lines = [_weights(needs), _activations(needs), *cache_lines]
     lines += [Line("CUDA", "of the loop's own process", megabytes(cuda))] if cuda else []
+    return Share(needs.weights + needs.activations + cache, cuda), lines, settings
+
+
+def _slots(spec: BuildSpec, needs: Needs, length: int, rest: int) -> tuple[int, list[Line]]:
+    """Bytes of a cache with a slot for each sequence, and how many slots each card has room for."""
+    of_slot = cache_bytes(needs.layers, 1, length, WIDTHS[needs.cache])
+    formula = f"{spec.slots} slots of {length} tokens x {megabytes(of_slot)}"
+    lines = [Line("cache", formula, megabytes(spec.slots * of_slot))]
     for number, card in enumerate(spec.machine.gpus):
         most = max(0, math.floor((room(card) - rest) / of_slot))
         formula = f"({megabytes(room(card))} - {megabytes(rest)} of the rest) / {megabytes(of_slot)}"
         lines.append(Line(f"most slots, GPU {number} ({card.name})", formula, str(most)))
-    share = Share(needs.weights + needs.activations + spec.slots * of_slot, cuda)
-    return share, lines, {"slots": spec.slots, "max_length": length}
+    return spec.slots * of_slot, lines
+
+
+def _blocks(cache_gb: float, needs: Needs, length: int) -> tuple[int, list[Line]]:
+    """Bytes of a cache in blocks that all sequences share, and how many of the longest texts it holds."""
+    block, tokens = block_bytes(needs.layers, needs.cache), block_tokens(layer_pairs(needs.layers))
+    blocks, of_text = int(cache_gb * 1e9 // block), -(-length // tokens)
+    lines = [
+        Line("cache", f"{blocks} blocks of {tokens} tokens x {megabytes(block)}", megabytes(blocks * block)),
+        Line("longest texts at once", f"{blocks} blocks / {of_text} of {length} tokens", str(blocks // of_text)),
+    ]
+    return blocks * block, lines
 
 
 def _shared_cache(spec: BuildSpec, needs: Needs, cache_gb: float) -> tuple[Share, list[Line], dict[str, object]]:

@@ -84,6 +84,17 @@ def test_an_encoders_instances_on_each_card() -> None:
     assert "What would: a larger card" in text
 
 
+def test_a_cache_in_blocks_is_as_large_as_it_is_asked_to_be() -> None:
+    plan = _plan(DECODER, slots=64, cache_gb=4)
+    block = cache_bytes(LAYERS, 1, 128, 2)
+    assert _lines(plan)["longest texts at once"] == str(int(4e9 // block) // 32), "4096 tokens in blocks of 128"
+    in_slots = _plan(DECODER, slots=64)
+    cache = int(4e9 // block) * block
+    assert in_slots.gpu_memory[0] - plan.gpu_memory[0] == 64 * cache_bytes(LAYERS, 1, 4096, 2) - cache
+    assert plan.settings["cache_gb"] == 4
+    assert "max_length" not in plan.settings
+
+
 def test_a_decoders_slots_on_each_card() -> None:
     plan = _plan(DECODER, slots=8)
     of_slot = cache_bytes(LAYERS, 1, 4096, 2)

@@ -40,7 +40,6 @@ import onnx
 from onnx import TensorProto, helper
 
 from builder.errors import SpecError
-from builder.export.decoder import CACHED_ATTENTION
 from builder.memory import WIDTHS
 from builder.onnx.cleanup import drop_unused
 from builder.onnx.graph import Graph, load_graph, save_graph
@@ -50,6 +49,7 @@ from builder.runtime.contract import CacheType, LayerShape
 from builder.runtime.generation.executors.cuda_blocks import TABLES, block_tokens, cache_name
 from builder.runtime.generation.executors.paged import OPERATOR
 
+CACHED_ATTENTION = "GroupQueryAttention"
 ADVICE = "leave --cache-gb out"
 KEPT = frozenset({"num_heads", "kv_num_heads", "scale", "local_window_size", "softcap"})  # attributes that both have
 METADATA = 16  # the place of attention_metadata among the operator's inputs

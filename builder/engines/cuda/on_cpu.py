@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from builder.export.decoder import CACHED_ATTENTION
+from builder.engines.cuda.blocks import CACHED_ATTENTION
 from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.onnx.nodes import add_constant, replace_nodes
 from builder.runtime.generation.executors.paged import OPERATOR
