@@ -6,31 +6,26 @@ as there may be: rows that do not search would each attend that many times. Know
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.onnx.nodes import replace_nodes
 
 SEARCHED = "cross.searched"  # whether a row is another than the first beam of its text
 
 
-def attending_alone(graph: Graph, beams: int, folder: Path) -> Graph:
-    """Write `graph` into `folder` with each cross-attention made twice, for all `beams` of a text and for the first.
+def attend_alone(model: onnx.ModelProto, beams: int) -> None:
+    """In place: each cross-attention is made twice, for all `beams` of a text and for the first.
 
     Which one runs is read off `cross_places`, each of which is place * beams + beam.
     """
-    model = load_graph(graph.path)
     sizes = {value.name: value.type.tensor_type.shape.dim[-1].dim_value for value in model.graph.input}
     nodes = _searched(beams)
     for node in model.graph.node:
         crosses = node.op_type == "GroupQueryAttention" and node.input[3].startswith("past_cross_")
         nodes.append(_either(node, beams, sizes[node.input[3]]) if crosses else node)
     replace_nodes(model.graph, nodes)
-    return save_graph(model, folder / "alone" / graph.path.name)
 
 
 def _searched(beams: int) -> list[onnx.NodeProto]:

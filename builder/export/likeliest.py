@@ -6,30 +6,25 @@ cores. Knows logits; knows nothing about beams.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import onnx
 from onnx import TensorProto, helper
 
-from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.runtime.generation.executors.candidates import TOP_COUNT, TOP_LOGPROBS, TOP_TOKENS
 
 OUTPUTS = {TOP_LOGPROBS: TensorProto.FLOAT, TOP_TOKENS: TensorProto.INT64}
 
 
-def with_likeliest(graph: Graph, folder: Path) -> Graph:
-    """Write `graph` with one more input and two more outputs into `folder`.
+def add_likeliest(model: onnx.ModelProto) -> None:
+    """In place: one more input and two more outputs.
 
     `top_count`, (1,) int64: how many tokens are wanted, 0 for none, which takes no time: ONNX Runtime runs all nodes
     whichever outputs are asked for (microsoft/onnxruntime, issue 16483), and of an If the one branch.
     `top_logprobs`, (positions, count) float32, best first, and `top_tokens`, the same in int64, of equal ones the lower
     first; count is the vocabulary where that is less.
     """
-    model = load_graph(graph.path)
     model.graph.node.extend(_nodes())
     model.graph.input.append(helper.make_tensor_value_info(TOP_COUNT, TensorProto.INT64, [1]))
     model.graph.output.extend(_outputs())
-    return save_graph(model, folder / "likeliest" / graph.path.name)
 
 
 def _nodes() -> list[onnx.NodeProto]:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForSeq2SeqLM
 
-from builder.export.likeliest import with_likeliest
+from builder.export.searches import for_searches
 from builder.export.seq2seq import export_seq2seq
 from builder.machine import available_cores
 from builder.onnx.graph import Graph
@@ -100,7 +100,7 @@ def _graphs(name: str, folder: Path) -> Graphs:
     model = AutoModelForSeq2SeqLM.from_pretrained(make_checkpoint(name, folder / name)).eval()
     exported = export_seq2seq(model, folder, BEAMS)
     encoder = _quantised(fuse(exported.encoder, folder), folder)
-    decoder = _quantised(with_likeliest(fuse(exported.decoder, folder), folder), folder)
+    decoder = _quantised(for_searches(fuse(exported.decoder, folder), BEAMS, folder), folder)
     return Graphs(encoder, decoder, exported.caches, exported.cross, BEAMS, int(model.config.vocab_size))
 
 

@@ -12,8 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from builder.errors import ExportError, VerificationError
-from builder.export.alone import attending_alone
-from builder.export.likeliest import with_likeliest
+from builder.export.searches import for_searches
 from builder.export.seq2seq import export_seq2seq
 from builder.onnx.shared_tables import with_shared_tables
 from builder.optimise.fusion import fuse
@@ -50,7 +49,7 @@ def graphs_of(model: PreTrainedModel, folder: Path, beams: int = BEAMS) -> Graph
     exported = export_seq2seq(model, folder, beams)
     encoder, decoder = fuse(exported.encoder, folder), fuse(exported.decoder, folder)
     if beams > 1:
-        decoder = attending_alone(with_likeliest(decoder, folder), beams, folder)
+        decoder = for_searches(decoder, beams, folder)
     return Graphs(encoder, decoder, exported.caches, exported.cross, beams, VOCABULARY)
 
 

@@ -13,9 +13,8 @@ from builder.checkpoint.decoding import refuse_other_text
 from builder.checkpoint.generation_config import end_ids
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.engines.onnxruntime import BACKEND, loop_session
-from builder.export.alone import attending_alone
 from builder.export.decoder import CACHED_ATTENTION
-from builder.export.likeliest import with_likeliest
+from builder.export.searches import for_searches
 from builder.export.seq2seq import Seq2SeqExport, export_seq2seq, seq2seq_shapes
 from builder.families import Family, built_from, code_not_run
 from builder.families.generating import (
@@ -159,7 +158,7 @@ class Seq2Seq:
         encoder, decoder = fuse(exported.encoder, self.folder), fuse(exported.decoder, self.folder)
         vocabulary, beams = vocabulary_of(self.checkpoint.model), self.settings.beams
         if beams > 1:
-            decoder = attending_alone(with_likeliest(decoder, self.folder), beams, self.folder)
+            decoder = for_searches(decoder, beams, self.folder)
         check_release(decoder, self.spec.triton, in_process=True)
         return Fused(exported, Graphs(encoder, decoder, exported.caches, exported.cross, beams, vocabulary))
 

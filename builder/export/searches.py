@@ -1,0 +1,17 @@
+"""A decoder's step for searches, and for the rows beside them: each runs of it what it needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from builder.export.alone import attend_alone
+from builder.export.likeliest import add_likeliest
+from builder.onnx.graph import Graph, load_graph, save_graph
+
+
+def for_searches(graph: Graph, beams: int, folder: Path) -> Graph:
+    """Write `graph`, the step of an encoder-decoder for up to `beams` rows a text, into `folder` as it is served."""
+    model = load_graph(graph.path)
+    add_likeliest(model)
+    attend_alone(model, beams)
+    return save_graph(model, folder / "searches" / graph.path.name)
