@@ -17,7 +17,7 @@ from builder.plan.needs import Needs
 from builder.plan.process import PROCESS, memory_line, shared_memory_line
 from builder.plan.speeds import Decoding, decoding_cost
 from builder.runtime.contract import LayerShape
-from builder.runtime.generation.executors.openvino import BLOCK
+from builder.runtime.generation.executors.openvino_graph import BLOCK
 from builder.spec import Capacity, Load
 
 BUSY = 0.85

@@ -14,7 +14,8 @@ from builder.memory import ADVICE, Memory, whole_blocks
 from builder.onnx.graph import Graph
 from builder.runtime.contract import CacheType, LayerShape, Session
 from builder.runtime.generation.executors.base import Geometry
-from builder.runtime.generation.executors.openvino import BLOCK, OpenVino
+from builder.runtime.generation.executors.openvino import OpenVino
+from builder.runtime.generation.executors.openvino_graph import BLOCK
 from builder.runtime.generation.executors.paged import OPERATOR
 
 CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "fp16": "float16", "int8": "uint8"}

@@ -36,7 +36,7 @@ from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.onnx.nodes import add_constant, replace_nodes
 from builder.onnx.paging import count_one_row, refuse_leftovers
 from builder.runtime.contract import CacheType, LayerShape
-from builder.runtime.generation.executors.openvino import BLOCK, DOMAIN, TABLES
+from builder.runtime.generation.executors.openvino_graph import BLOCK, DOMAIN, TABLES
 from builder.runtime.generation.executors.paged import OPERATOR
 
 CACHED_ATTENTION = "GroupQueryAttention"

@@ -21,18 +21,8 @@ from openvino.op import _PagedAttentionExtension as PagedAttentionExtension
 
 from ...contract import GenerationServing, Session
 from .base import Geometry
+from .openvino_graph import BLOCK, DOMAIN, TABLES
 from .paged import OPERATOR, Paged, Rows
-
-BLOCK = 32  # tokens; what OpenVINO's CPU plugin has
-DOMAIN = "build_repo"  # of its attention in the graph's file
-# What tells a call where its rows and their keys and values are: inputs of the graph, int32, by their number of axes.
-TABLES = {
-    "past_lens": 1,
-    "subsequence_begins": 1,
-    "block_indices": 1,
-    "block_indices_begins": 1,
-    "max_context_len": 0,
-}
 
 
 def open_executor(folder: Path, serving: GenerationServing, geometry: Geometry) -> "OpenVino":
