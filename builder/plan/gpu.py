@@ -83,8 +83,6 @@ def _encoder(spec: BuildSpec, load: Load, needs: Needs) -> tuple[Share, list[Lin
 
 def _decoder(spec: BuildSpec, load: Load, needs: Needs) -> tuple[Share, list[Line], dict[str, object]]:
     """One loop, whose cache is on the card; in process it has CUDA for itself."""
-    if spec.cache_gb is not None:
-        return _shared_cache(spec, needs, spec.cache_gb)
     length = slot_length(load, needs)
     cuda = CONTEXT if spec.executor == "in-process" else 0
     rest = needs.weights + needs.activations + cuda
@@ -120,14 +118,6 @@ def _blocks(cache_gb: float, needs: Needs, length: int) -> tuple[int, list[Line]
         Line("longest texts at once", f"{blocks} blocks / {of_text} of {length} tokens", str(blocks // of_text)),
     ]
     return blocks * block, lines
-
-
-def _shared_cache(spec: BuildSpec, needs: Needs, cache_gb: float) -> tuple[Share, list[Line], dict[str, object]]:
-    """The same where sequences share the blocks of a cache, which is as large as it is asked for."""
-    cache = round(cache_gb * 1e9)
-    lines = [_weights(needs), _activations(needs), Line("cache", "cache_gb, as asked", megabytes(cache))]
-    cuda = CONTEXT if spec.executor == "in-process" else 0
-    return Share(needs.weights + needs.activations + cache, cuda), lines, {"slots": spec.slots, "cache_gb": cache_gb}
 
 
 def _weights(needs: Needs) -> Line:

@@ -106,7 +106,8 @@ def test_a_decoders_slots_on_each_card() -> None:
     assert through_bls.gpu_memory == {0: 9 * GB + 8 * of_slot}, "the server's CUDA"
     assert any("GPU 0" in text for text in _plan(DECODER, slots=64).lacking)
     shared = _plan(DECODER, slots=64, cache_gb=2)
-    assert shared.gpu_memory == {0: rest + 2 * GB}, "blocks that all sequences share"
+    block = cache_bytes(LAYERS, 1, 128, 2)
+    assert shared.gpu_memory == {0: rest + 2 * GB // block * block}, "whole blocks that all sequences share"
     assert shared.settings["cache_gb"] == 2
 
 
