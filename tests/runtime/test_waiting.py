@@ -64,6 +64,8 @@ def test_batches_are_answered_where_they_came_while_no_others_wait(fronts: list[
     queue.looked = 100.0
     assert not queue.takes(100.001, 1), "somebody looked a moment ago"
     assert queue.takes(102.001, 3)
+    queue.returned = 102.0
+    assert not queue.takes(102.001, 1), "a batch that is not full leaves few in Triton's queue"
 
 
 def test_a_queue_without_limits_is_triton_s(fronts: list[FakeFront]) -> None:

@@ -4,7 +4,7 @@ Triton's own queue has no limit: with one, its batcher stops preparing the next 
 PriorityQueue: support_prefetching_), and a model of one instance pauses. Nor does it say how many wait. So, while
 requests come as fast as they are answered, the front looks once in LOOK_S: it takes all that wait out of Triton's queue
 at once, keeps as many as may wait, refuses the others, and answers what it keeps from a thread of its own. All other
-batches are answered where they came, as if this were not there.
+batches are answered where they came, as if this were not there: an answer by a sender is a message for each request.
 
 Knows jobs; knows nothing of Triton, texts or engines.
 """
@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 LOOK_S = 1.0
+RARELY = 10  # times that, while batches are not full: requests with other inputs share none, however many wait
 SOON_S = 0.005  # a batch that comes so soon after the one before has waited for it, and others may wait behind it
 LONG_S = 0.5  # who has waited so long may have left; the question is a message to the server
 
@@ -70,8 +71,10 @@ class Waiting:
         with self.changed:
             if self.jobs or self.answering:
                 return True
-        limited = self.size > 0 or self.timeout_s > 0
-        return limited and came - self.looked > self.look_s and self._more(came, rows)
+        if not self.size and not self.timeout_s:
+            return False
+        after = self.look_s if self._full(rows) else RARELY * self.look_s
+        return came - self.looked > after and self._more(came, rows)
 
     def done(self) -> None:
         """A batch was answered where it came: from now on it is the next one's turn."""
@@ -105,7 +108,11 @@ class Waiting:
 
     def _more(self, came: float, rows: int) -> bool:
         """Whether requests may wait behind a batch: it was there before its turn, or no two of its size make one."""
-        return came - self.returned < SOON_S or 2 * rows > self.rows
+        return came - self.returned < SOON_S or self._full(rows)
+
+    def _full(self, rows: int) -> bool:
+        """Whether another request as large has no room in a batch: where it has, Triton's queue was nearly empty."""
+        return 2 * rows > self.rows
 
     def _work(self) -> None:
         while True:
