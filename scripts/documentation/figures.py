@@ -55,7 +55,7 @@ def results() -> str:
                 ),
                 ("int8 on OpenVINO", generation["models"][model][OURS][str(clients)]["tokens_per_s"]),
             )
-            for title, model in (("GPT-2", "gpt2"),)
+            for title, model in (("GPT-2", "gpt2"), ("Qwen3-0.6B", "qwen3-0.6b"))
             for clients in (1, 8)
         ),
         *(
