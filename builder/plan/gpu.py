@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from builder.engines.cuda.blocks import block_bytes, layer_pairs
+from builder.engines.cuda.blocks import block_bytes
 from builder.engines.gpu import HEADROOM, refuse_card
 from builder.errors import SpecError
 from builder.memory import WIDTHS, cache_bytes
@@ -19,6 +19,7 @@ from builder.plan.generating import slot_length
 from builder.plan.lines import Line, Plan, megabytes
 from builder.plan.needs import Needs
 from builder.plan.process import CONTEXT, SERVER_ON_CARD, memory_line, shared_memory_line
+from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.cuda_blocks import block_tokens
 from builder.spec import BuildSpec, Card, Load
 
@@ -111,7 +112,7 @@ def _slots(spec: BuildSpec, needs: Needs, length: int, rest: int) -> tuple[int, 
 
 def _blocks(cache_gb: float, needs: Needs, length: int) -> tuple[int, list[Line]]:
     """Bytes of a cache in blocks that all sequences share, and how many of the longest texts it holds."""
-    block, tokens = block_bytes(needs.layers, needs.cache), block_tokens(layer_pairs(needs.layers))
+    block, tokens = block_bytes(needs.layers, needs.cache), block_tokens(Geometry.pairs(needs.layers))
     blocks, of_text = int(cache_gb * 1e9 // block), -(-length // tokens)
     lines = [
         Line("cache", f"{blocks} blocks of {tokens} tokens x {megabytes(block)}", megabytes(blocks * block)),

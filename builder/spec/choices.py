@@ -80,7 +80,8 @@ class Choices(Options):
     cache_gb: float | None = Field(None, gt=0, json_schema_extra={"flag": True})
     """Memory of the key-value cache, in 10^9 bytes, which all sequences share as they grow. Decoders with --engine
     openvino, where the default is enough for --slots texts of --max-length, but no more than half of the memory; and
-    with --target cuda, where each sequence has memory of its own without it."""
+    with --target cuda, where each sequence has memory of its own without it, and --gpu or machine.gpus must name a card
+    of compute capability 8.0 or later."""
     executor: Literal["in-process", "bls"] = Field("in-process", json_schema_extra={"flag": True})
     """Where the graph runs. in-process: inside the Python model NAME, which updates a decoder's cache in place. bls: in
     a separate Triton model NAME_model, called through Triton's business logic scripting (BLS); an encoder on a GPU

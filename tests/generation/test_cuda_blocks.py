@@ -227,7 +227,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("blocks")
     checkpoint = make_decoder_checkpoint(folder / "checkpoint", "llama")
     options: dict[str, Any] = {"target": "cuda", "precision": "fp16", "slots": 4, "max_length": 128, "quality": 0.9}
-    build(make_spec(model=str(checkpoint), name="writes", output=folder / "repository", cache_gb=0.00014, **options))
+    options |= {"cache_gb": 0.00014, "machine": {"gpus": [{"name": "l4"}]}}
+    build(make_spec(model=str(checkpoint), name="writes", output=folder / "repository", **options))
     return folder / "repository"
 
 
@@ -261,11 +262,15 @@ def test_the_emitted_model_answers_from_blocks(built: Path, monkeypatch: pytest.
         ({"executor": "bls"}, "--cache-gb is not for --executor bls"),
         ({"triton": "24.10"}, "is in ONNX Runtime from 1.31.1 on, and the Python of Triton 24.10 gets 1.23.2"),
         ({"gpu": {"card": "t4"}}, "needs compute capability 8.0, and this card has 7.5"),
+        ({"gpu": {}, "machine": {"gpus": [{"name": "t4"}]}}, "needs compute capability 8.0, and this card has 7.5"),
+        ({"gpu": {}}, r"say which card serves, with --gpu \(one of a100, "),
+        ({"serving": {"prefill_tokens": 1025}}, "prefill_tokens 1025: with --cache-gb on a GPU at most 1024"),
         ({"cache_gb": 1e-5}, "raise --cache-gb, or lower --max-length"),
         ({"cache_gb": 100, "gpu": {"card": "l4"}}, "lower --cache-gb"),
     ],
 )
 def test_what_blocks_do_not_have_is_refused(options: dict[str, Any], message: str, built: Path, tmp_path: Path) -> None:
-    spec: dict[str, Any] = {"target": "cuda", "precision": "fp16", "cache_gb": 1, "max_length": 128, **options}
+    spec: dict[str, Any] = {"target": "cuda", "precision": "fp16", "cache_gb": 1, "max_length": 128}
+    spec |= {"gpu": {"card": "l4"}, **options}
     with pytest.raises(SpecError, match=message):
         build(make_spec(model=str(built.parent / "checkpoint"), output=tmp_path / "r", **spec))

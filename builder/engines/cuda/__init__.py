@@ -58,6 +58,7 @@ def provider_options(gpu: Gpu) -> dict[str, str]:
 
 
 BLOCKS, LEAST_FOR_BLOCKS = "PagedAttention with bounds on lengths", "8.0"
+MOST_PIECE = 1024  # tokens of prompts in a call over blocks: with 2048 onnxruntime-genai's issue 2583 ends the process
 ALL_WITH_CUDNN = 127  # bits of AttentionBackend, attention_common.h: those that are on without it, and cuDNN's (8)
 
 
@@ -84,8 +85,9 @@ def refuse_head_sizes(sizes: Collection[int]) -> None:
         )
 
 
-def refuse_blocks(options: LayoutOptions) -> None:
-    """Raises SpecError where a cache in blocks has no kernel: builder/engines/cuda/blocks.py, with the sources."""
+def refuse_blocks(options: LayoutOptions, card: str | None) -> None:
+    """Raises SpecError where a cache in blocks has no kernel, or may have none on a card that nobody names:
+    builder/engines/cuda/blocks.py, with the sources."""
     instead = "leave --cache-gb out, and each of --slots sequences has memory of its own"
     if options.executor == "bls":
         raise SpecError(f"--cache-gb is not for --executor bls, where a cache is made of slots: {instead}")
@@ -94,10 +96,24 @@ def refuse_blocks(options: LayoutOptions) -> None:
             f"--cache-gb: {BLOCKS} is in ONNX Runtime from {OPERATOR_NEEDS[BLOCKS]} on, and the Python of Triton "
             f"{options.triton} gets {runtime_of(options.triton, in_process=True)}: use a newer --triton, or {instead}"
         )
-    card = options.gpu.card
-    if card is not None and version_tuple(CARDS[card].compute_capability) < version_tuple(LEAST_FOR_BLOCKS):
+    tokens = options.serving.prefill_tokens
+    if tokens > MOST_PIECE:
         raise SpecError(
-            f"--gpu {card}: attention over blocks needs compute capability {LEAST_FOR_BLOCKS}, and this card has "
+            f"serving.prefill_tokens {tokens}: with --cache-gb on a GPU at most {MOST_PIECE}, for an illegal memory "
+            f"access of its attention is known with 2048 (onnxruntime-genai, issue 2583); lower it, or {instead}"
+        )
+    fits = [
+        name for name, one in CARDS.items() if version_tuple(one.compute_capability) >= version_tuple(LEAST_FOR_BLOCKS)
+    ]
+    if card is None:
+        raise SpecError(
+            f"--cache-gb: attention over blocks needs compute capability {LEAST_FOR_BLOCKS}, and on an older card it "
+            f"copies all keys at each call until the memory is full: say which card serves, with --gpu (one of "
+            f"{', '.join(fits)}; of another such card, the nearest of no more memory), or {instead}"
+        )
+    if card not in fits:
+        raise SpecError(
+            f"{card}: attention over blocks needs compute capability {LEAST_FOR_BLOCKS}, and this card has "
             f"{CARDS[card].compute_capability}: {instead}"
         )
 

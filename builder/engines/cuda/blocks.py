@@ -46,6 +46,7 @@ from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.onnx.nodes import add_constant, replace_nodes
 from builder.onnx.paging import count_one_row, refuse_leftovers
 from builder.runtime.contract import CacheType, LayerShape
+from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.cuda_blocks import TABLES, block_tokens, cache_name
 from builder.runtime.generation.executors.paged import OPERATOR
 
@@ -59,7 +60,7 @@ def page_attention(graph: Graph, folder: Path) -> Graph:
     """Write `graph` with its attention over blocks into `folder`. Raises SpecError and ExportError for others."""
     model = load_graph(graph.path)
     past = {value.name: _layer(value) for value in model.graph.input if value.name.startswith("past_")}
-    block = block_tokens([(shape.heads, shape.size) for shape in past.values()])
+    block = block_tokens(Geometry.pairs([*past.values()]))
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
         if node.op_type == CACHED_ATTENTION:
@@ -75,13 +76,9 @@ def page_attention(graph: Graph, folder: Path) -> Graph:
     return save_graph(model, folder / "blocks" / graph.path.name)
 
 
-def layer_pairs(layers: Sequence[LayerShape]) -> list[tuple[int, int]]:
-    return [(shape.heads, shape.size) for shape in layers]
-
-
 def block_bytes(layers: Sequence[LayerShape], cache: CacheType) -> int:
     """Bytes of one block in all layers."""
-    tokens = block_tokens(layer_pairs(layers))
+    tokens = block_tokens(Geometry.pairs(layers))
     return sum(2 * shape.heads * tokens * shape.size * WIDTHS[cache] for shape in layers)
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from builder.engines.cuda import provider_options, refuse_blocks, refuse_head_sizes, refuse_windows
-from builder.engines.cuda.blocks import block_bytes, layer_pairs, page_attention
+from builder.engines.cuda.blocks import block_bytes, page_attention
 from builder.engines.cuda.lowering import decoder_for_cuda
 from builder.engines.cuda.on_cpu import on_cpu
 from builder.engines.cuda.weights import EightBit
@@ -68,7 +68,7 @@ class Decoding(OnnxRuntime):
         if len(spec.gpu.devices) > 1:
             raise SpecError("a decoder has one cache, on one device: give one of gpu.devices, or use --engine vllm")
         if self._in_blocks:
-            refuse_blocks(spec.layout)
+            refuse_blocks(spec.layout, self._card)
 
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> Memory:
         """Beside the weights as they will be at least, on the card."""
@@ -87,7 +87,7 @@ class Decoding(OnnxRuntime):
         """Bytes of the whole blocks that --cache-gb holds. Raises SpecError where one text does not fit."""
         assert self.spec.cache_gb is not None
         block = block_bytes(layers, self.cache_type)
-        return block * whole_blocks(self.spec.cache_gb * 1e9, block, length, block_tokens(layer_pairs(layers)))
+        return block * whole_blocks(self.spec.cache_gb * 1e9, block, length, block_tokens(Geometry.pairs(layers)))
 
     @property
     def attention(self) -> str:
@@ -159,6 +159,12 @@ class Decoding(OnnxRuntime):
         if not self._in_process:
             return ()
         return (slot_copier(layers, ELEMENTS[self.cache_type], graph, folder),)
+
+    @property
+    def _card(self) -> str | None:
+        """The card that serves: that of --gpu, or of the machine that the specification states."""
+        gpu, cards = self.spec.gpu, self.spec.machine.gpus
+        return gpu.card or (cards[gpu.devices[0]].name if cards else None)
 
     @property
     def _in_blocks(self) -> bool:
