@@ -67,7 +67,7 @@ def on_gpu(spec: BuildSpec, needs: Needs) -> Needs:
     words = config.vocab_size * 4
     if needs.kind == "encoder":
         tokens = max(spec.serving.token_budget, needs.length)
-        scores = 2 * config.num_attention_heads * needs.length * width
+        scores = 2 * getattr(config, "num_attention_heads", 0) * needs.length * width  # FNet has Fourier transforms
         of_token += scores + (words if type(model).__name__.endswith("ForMaskedLM") else 0)
         size, formula = tokens * of_token, f"{tokens} tokens of a call x {of_token} bytes"
     else:

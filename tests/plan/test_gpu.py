@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable
 from dataclasses import replace
@@ -27,6 +28,7 @@ from builder.runtime.fields import Field
 from builder.spec import BuildSpec, Card, make_spec
 from builder.triton.layout import lay_out, serving_document
 from builder.triton.render import render
+from tests.checkpoints import make_checkpoint
 from tests.deploy.deployments import ON_GPU, WITH_GPU
 from tests.golden.repositories import graph
 
@@ -180,6 +182,16 @@ def test_a_pod_has_room_on_its_cards_or_none() -> None:
     on_second = Pod((Plan("a", (), {}, GB, 0, gpu_memory={1: 10 * GB}),))
     assert on_second.fits(PodSize(4, 64 * GB, None, (HEADROOM * 24 * GB, HEADROOM * 24 * GB)))
     assert not on_second.fits(PodSize(4, 64 * GB, None, (HEADROOM * 24 * GB, HEADROOM * 8 * GB)))
+
+
+def test_an_encoder_without_heads_is_planned_too(tmp_path: Path) -> None:
+    """FNet's config has none: Fourier transforms take the place of attention."""
+    folder = make_checkpoint(tmp_path / "c", "fnet", "text-classification", {0: "a", 1: "b"})
+    config = json.loads((folder / "config.json").read_text())
+    config.pop("num_attention_heads", None)
+    (folder / "config.json").write_text(json.dumps(config))
+    needs = needs_of(make_spec(model=str(folder), output=tmp_path / "r", target="cuda", precision="fp16"))
+    assert needs.activations > 0
 
 
 def test_what_a_call_computes_is_from_the_checkpoints_config(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
