@@ -14,12 +14,13 @@ from builder.plan.lines import Line, Plan, number, power_of_two
 from builder.plan.needs import Needs
 from builder.plan.process import memory_line, shared_memory_line
 from builder.plan.speeds import Cost, encoder_cost
-from builder.plan.waiting import latencies, pile_up
+from builder.plan.waiting import full_share, latencies
 from builder.runtime.contract import Batching
 from builder.spec import Capacity, Load
 
 BUSY = 0.8  # of the time that an engine may be busy on average: above, queues grow fast with every hitch
 SIGMAS = 2.33  # standard deviations, of a normal distribution, that 99 of 100 stay below
+FULL = 0.98  # of the time that full batches may take: the lengths that are drawn leave an error of a hundredth
 LEAST_BATCH, MOST_BATCH = 8, 256
 TOKENS_STEP = 256
 CACHE_OVERHEAD = 2  # of an answer in the response cache: its key, its shape, the allocator's
@@ -47,12 +48,7 @@ def plan_encoder(capacity: Capacity, load: Load, needs: Needs) -> Plan:
     lines += cache_lines
     if cache:
         settings["serving.response_cache"] = True
-    return Plan(
-        capacity.name, tuple(lines), settings, size, shared, busy, cache, tuple(lacking), (needs.measured, QUEUE)
-    )
-
-
-QUEUE = "what waits is limited by the front (serving.queue: 512 requests and 30 s unless said otherwise)"
+    return Plan(capacity.name, tuple(lines), settings, size, shared, busy, cache, tuple(lacking), (needs.measured,))
 
 
 def response_cache(load: Load, needs: Needs) -> tuple[int, list[Line]]:
@@ -95,10 +91,10 @@ def _speed(
     longest = load.longest or needs.length
     budget, step = _token_budget(capacity, load, needs, cost)
     call_cost, weighed = _call_cost(capacity, cost)
-    batch, times = least, np.empty(0)
-    while not len(times) or (pile_up(times) and batch < MOST_BATCH):
-        batch *= 2 if len(times) else 1
-        times = latencies(cost, each / rows, rows, load.tokens, longest, Batching(budget, batch, call_cost))
+    batch, requests = least, (cost, each / rows, rows, load.tokens, longest)
+    while (full := full_share(*requests, Batching(budget, batch, call_cost))) > FULL and batch < MOST_BATCH:
+        batch *= 2
+    times = latencies(*requests, Batching(budget, batch, call_cost))
     p50, p99 = np.quantile(times, [0.5, 0.99])
     lines += [
         Line(
@@ -118,8 +114,8 @@ def _speed(
         Line("p99", f"of the same; texts of {load.tokens} tokens on average, {longest} at most", f"{number(p99)} ms"),
     ]
     lacking = []
-    if pile_up(times):
-        lacking.append(_piling_up(needs))
+    if full > FULL:
+        lacking.append(_piling_up(needs, full))
     elif load.p99_ms is not None and p99 > load.p99_ms:
         lacking.append(_too_slow(load, needs, cost.of(rows * longest), p99))
     settings: dict[str, object] = {
@@ -161,11 +157,11 @@ def _too_much(needs: Needs, holds: float, cores: int) -> str:
     )
 
 
-def _piling_up(needs: Needs) -> str:
+def _piling_up(needs: Needs, full: float) -> str:
     faster = f", or {needs.faster}" if needs.faster else ""
     return (
-        "requests pile up: with their padding, texts take longer than they take to come. What would: fewer requests a "
-        f"second, shorter texts, more cores{faster}"
+        f"requests pile up: with their padding, texts take {full:.0%} of the time in which they come, in batches of at "
+        f"most {MOST_BATCH}. What would: fewer requests a second, shorter texts, more cores{faster}"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import yaml
@@ -24,6 +24,7 @@ from builder.plan.process import (
     all_shared_memory,
     cards,
 )
+from builder.plan.queueing import queue_note
 from builder.spec import BuildSpec, Capacity, Load
 from builder.spec import Machine as Stated
 
@@ -85,9 +86,10 @@ def plan(specs: Sequence[BuildSpec], pods: int = 1) -> tuple[tuple[Plan, ...], M
 
 
 def _plan(spec: BuildSpec, load: Load, needs: Needs) -> Plan:
-    if spec.target != "cpu":
-        return plan_on_gpu(spec, load, needs)
-    return (plan_encoder if needs.kind == "encoder" else plan_generating)(spec.capacity, load, needs)
+    if needs.kind == "generation":
+        return plan_on_gpu(spec, load, needs) if spec.target != "cpu" else plan_generating(spec.capacity, load, needs)
+    found = plan_on_gpu(spec, load, needs) if spec.target != "cpu" else plan_encoder(spec.capacity, load, needs)
+    return replace(found, notes=(*found.notes, queue_note(spec.layout)))
 
 
 def _machine(capacity: Capacity, stated: Stated, plans: Sequence[Plan]) -> Machine:

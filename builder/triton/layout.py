@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,22 +105,33 @@ def lay_out(
     return RepositoryEntry(front.name, front, files), _engine_entry(options, serving, graph, graph_files, warm_up_rows)
 
 
-def _front_limits(options: LayoutOptions) -> dict[str, Any]:
-    """The queue that the front keeps, where it can and Triton's batcher need not."""
-    if options.serving.batcher_keeps_limits or _old(options):
-        return {}
+@dataclass(frozen=True)
+class QueueLimits:
+    """Of the requests that wait for an encoder; 0: none. `by_front`: whether its front keeps them, and not Triton."""
+
+    by_front: bool
+    size: int
+    timeout_us: int
+
+
+def queue_limits(options: LayoutOptions) -> QueueLimits:
+    """Kept by the front, where it can and Triton's batcher need not; on an older release those that were asked for."""
     queue = options.serving.queue
-    return {"queue": queue.size, "queue_timeout_ms": queue.waiting_ms}
+    if options.serving.batcher_keeps_limits:
+        return QueueLimits(False, queue.size, queue.waiting_us)
+    if _old(options):
+        return QueueLimits(False, queue.max_size or 0, queue.timeout_us or 0)
+    return QueueLimits(True, queue.size, queue.waiting_us)
+
+
+def _front_limits(options: LayoutOptions) -> dict[str, Any]:
+    limits = queue_limits(options)
+    return {"queue": limits.size, "queue_timeout_ms": options.serving.queue.waiting_ms} if limits.by_front else {}
 
 
 def _batcher_limits(options: LayoutOptions) -> dict[str, Any]:
-    """The limits that Triton's batcher keeps; on a release whose fronts cannot, those alone that were asked for."""
-    queue = options.serving.queue
-    if options.serving.batcher_keeps_limits:
-        return {"queue_size": queue.size, "queue_timeout_us": queue.waiting_us}
-    if _old(options):
-        return {"queue_size": queue.max_size or 0, "queue_timeout_us": queue.timeout_us or 0}
-    return {}
+    limits = queue_limits(options)
+    return {} if limits.by_front else {"queue_size": limits.size, "queue_timeout_us": limits.timeout_us}
 
 
 def _old(options: LayoutOptions) -> bool:

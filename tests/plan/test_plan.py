@@ -20,6 +20,7 @@ from builder.plan.process import PROCESS
 from builder.plan.speeds import decoding_cost, encoder_cost
 from builder.runtime.contract import LayerShape
 from builder.spec import BuildSpec, make_spec
+from builder.triton.releases import NEWEST
 
 GRID = {f"{rows}x{tokens}": 2.0 + 0.01 * rows * tokens for rows in (1, 8) for tokens in (16, 64, 128)}
 ENCODER = Needs("encoder", 100_000_000, 256, latency=GRID, measured="int8", answer_bytes=1536)
@@ -101,6 +102,12 @@ def test_a_batch_is_as_large_as_it_must_be_or_requests_pile_up() -> None:
     assert plan.lacking == ()
     (text,) = _encoder({"requests_per_s": 1240, "tokens": 64, "p99_ms": 9}).lacking
     assert text.startswith("requests pile up")
+
+
+def test_a_backlog_that_grows_slowly_is_one_too() -> None:
+    """A hundredth more comes than goes: during the requests that are played through, waits grow from 0.4 s to 0.6 s."""
+    (text,) = _encoder({"requests_per_s": 1245, "tokens": 64}).lacking
+    assert "texts take 101% of the time in which they come, in batches of at most 256" in text
 
 
 def test_an_encoders_budget_holds_a_text_and_keeps_what_was_asked_for() -> None:
@@ -208,6 +215,31 @@ def test_models_of_one_machine_are_added_up(monkeypatch: pytest.MonkeyPatch) -> 
     lacking = _machine(monkeypatch, _spec({}, name="encoder", **small), _spec({}, name="writes", **small)).lacking
     assert any("/dev/shm needs" in text and "has 64" in text for text in lacking)
     assert any("and 500 MB may be used" in text for text in lacking)
+
+
+@pytest.mark.parametrize(
+    ("options", "note"),
+    [
+        ({}, "the front lets at most 512 requests wait, each for at most 30 s (serving.queue)"),
+        ({"queue": {"max_size": 9, "timeout_us": 0}}, "the front lets at most 9 requests wait, each for any time"),
+        ({"queue": {"max_size": 0, "timeout_us": 0}}, "nothing limits how many requests wait"),
+        ({"triton": "24.05"}, "nothing limits how many requests wait"),
+        ({"triton": "24.05", "queue": {"max_size": 9}}, "has limits, lets at most 9 requests wait, each for any time"),
+        (
+            {"priority_levels": 3, "default_priority": 2},
+            "Triton's batcher, which pauses where it has limits, lets at most 512 requests of each priority wait",
+        ),
+        ({"queue": {"timeout_action": "DELAY"}}, "each for at most 30 s, and then behind all others"),
+    ],
+)
+def test_it_is_said_what_limits_an_encoders_queue(
+    options: dict[str, Any], note: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "needs_of", lambda spec: ENCODER)
+    serving = {name: value for name, value in options.items() if name != "triton"}
+    ((plan,), _) = machine.plan([_spec({}, serving=serving, triton=options.get("triton", NEWEST))])
+    assert any(note in text for text in plan.notes)
+    assert not any("lets" in text and note not in text for text in plan.notes)
 
 
 def test_a_plan_is_of_one_machine_and_of_some_load(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from builder.plan.speeds import Cost
-from builder.plan.waiting import batch_ms, latencies, lengths, pile_up
+from builder.plan.waiting import batch_ms, full_share, latencies, lengths
 from builder.runtime.contract import Batching
 
 
@@ -37,8 +37,9 @@ def test_batches_take_what_one_after_the_other_could_not() -> None:
 
 
 def test_it_is_seen_that_more_come_than_go() -> None:
-    assert pile_up(np.linspace(0, 100, 1000))
-    assert not pile_up(np.random.default_rng(0).exponential(10, 1000))
+    """100 a second in calls of 10 ms, each of one request of two texts, or of two."""
+    for rows, share in ((2, 1.0), (3, 1.0), (4, 0.5)):
+        assert full_share(Cost(10, 0), 100, 2, 10, 10, Batching(1 << 30, rows, 1 << 20)) == pytest.approx(share)
 
 
 def test_a_batch_costs_its_calls_and_their_padding() -> None:
