@@ -51,7 +51,7 @@ def stage_keys(spec: BuildSpec) -> dict[str, str]:
         "export": {**exported, "options": _some(options, EXPORT)},
         "reference": {**measured, "options": _some(options, REFERENCE)},
         "fuse": exact,
-        "verify": exact,
+        "verify": {**exact, "precision is chosen": spec.precision == "auto"},  # by times, which are then taken longer
         "climb": {**measured, "options": every, "graph": files["graph"]},
     }
     return {stage: key_of({"stage": stage, **facts[stage]}) for stage in facts}

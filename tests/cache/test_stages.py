@@ -103,6 +103,17 @@ def test_an_option_costs_what_depends_on_it(
     assert again(**options)[1] == []
 
 
+def test_what_is_chosen_by_time_is_not_compared_with_a_time_of_a_build_that_chose_nothing(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """That time is a rough one. All of these judge on other samples than those that are fitted to."""
+    options: dict[str, Any] = {"model": str(checkpoint("topics")), "output": tmp_path}
+    chosen, stated = ({**options, "precision": one} for one in ("auto", "int8-static"))
+    for engine in ({}, {"engine": "auto"}):
+        of_chosen, of_stated = (stage_keys(make_spec(**one, **engine)) for one in (chosen, stated))
+        assert [stage for stage in STAGES if of_chosen[stage] != of_stated[stage]] == ["verify", "climb"]
+
+
 def test_other_weights_are_another_checkpoint(
     again: Counted, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
