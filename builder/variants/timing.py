@@ -28,10 +28,8 @@ def median_ms(run: Callable[[], object], most: int = 20) -> float:
 
 def about_ms(run: Callable[[], object]) -> float:
     """The same in a third of the time, of what no choice hangs on: PyTorch, which others are only compared with, and
-    all of a build that has nothing to choose. One run warms up; of long ones there is no other."""
-    first = _seconds(run)
-    if first > LONG_S:
-        return first * 1000
+    all of a build that has nothing to choose. One run warms up, however long it is: it may have read the weights."""
+    run()
     times: list[float] = []
     while not times or (len(times) < 10 and sum(times) < ENOUGH_S / 3):
         times.append(_seconds(run))

@@ -1,0 +1,30 @@
+"""What is counted of the runs that are timed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from builder.variants import timing
+
+
+class Clock:
+    """A clock that each run sets forward, by so many seconds."""
+
+    def __init__(self, runs: Iterator[float]) -> None:
+        self.now, self.runs = 0.0, runs
+
+    def run(self) -> None:
+        self.now += next(self.runs)
+
+
+@pytest.mark.parametrize(("seconds", "expected"), [((5.0, 2.0), 2000), ((0.5, 0.25), 250)])
+def test_a_rough_time_leaves_out_the_first_run(
+    monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], expected: float
+) -> None:
+    """Which reads what no run before it has read, such as weights whose pages were given back."""
+    clock = Clock(iter(seconds))
+    monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
+    assert timing.about_ms(clock.run) == expected
