@@ -1,7 +1,7 @@
-"""The most probable next tokens and their log-probabilities as outputs of a decoder's graph, for beam searches.
+"""The most probable next tokens, and what makes their logits log-probabilities, as outputs of a decoder's graph.
 
-A search reads few of a vocabulary's scores, but needs the sum of all their exponentials: the graph finds both on all
-cores. Knows logits; knows nothing about beams.
+A beam search reads few of a vocabulary's scores, but needs the sum of all their exponentials: the graph finds both on
+all cores. Knows logits; knows nothing about beams.
 """
 
 from __future__ import annotations
@@ -9,18 +9,20 @@ from __future__ import annotations
 import onnx
 from onnx import TensorProto, helper
 
-from builder.runtime.generation.executors.candidates import TOP_COUNT, TOP_LOGPROBS, TOP_TOKENS
+from builder.runtime.generation.executors.candidates import TOP_COUNT, TOP_LOGITS, TOP_TOKENS, TOP_TOTALS
 
-OUTPUTS = {TOP_LOGPROBS: TensorProto.FLOAT, TOP_TOKENS: TensorProto.INT64}
+OUTPUTS = {TOP_LOGITS: TensorProto.FLOAT, TOP_TOKENS: TensorProto.INT64, TOP_TOTALS: TensorProto.FLOAT}
 
 
 def add_likeliest(model: onnx.ModelProto) -> None:
-    """In place: one more input and two more outputs.
+    """In place: one more input and three more outputs.
 
     `top_count`, (1,) int64: how many tokens are wanted, 0 for none, which takes no time: ONNX Runtime runs all nodes
     whichever outputs are asked for (microsoft/onnxruntime, issue 16483), and of an If the one branch.
-    `top_logprobs`, (positions, count) float32, best first, and `top_tokens`, the same in int64, of equal ones the lower
-    first; count is the vocabulary where that is less.
+    `top_logits`, (positions, count) float32, best first, and `top_tokens`, the same in int64, of equal ones the lower
+    first; count is the vocabulary where that is less. `top_totals`, (positions, 1) float32: the logarithm of the sum of
+    all logits' exponentials. They are chosen by logits, of which several may have one log-probability when it is
+    rounded: rows that do not search say the highest logit beside a search too.
     """
     model.graph.node.extend(_nodes())
     model.graph.input.append(helper.make_tensor_value_info(TOP_COUNT, TensorProto.INT64, [1]))
@@ -40,15 +42,23 @@ def _nodes() -> list[onnx.NodeProto]:
 
 
 def _found() -> onnx.GraphProto:
+    """ReduceLogSumExp would do for the totals, but computes one exponential after the other (onnxruntime,
+    reduction_ops.h), where LogSoftmax computes several at once (mlas/lib/compute.cpp)."""
+    found = ("found.logits", "found.tokens", "found.totals")
     nodes = [
+        helper.make_node("TopK", ["logits", "top.count"], [*found[:2]], name="TopK.top"),
         helper.make_node("LogSoftmax", ["logits"], ["top.logprobs"], name="LogSoftmax.top", axis=-1),
-        helper.make_node("TopK", ["top.logprobs", "top.count"], ["found.logprobs", "found.tokens"], name="TopK.top"),
+        helper.make_node("Constant", [], ["top.first"], name="first.top", value_ints=[0]),
+        helper.make_node("Gather", ["found.tokens", "top.first"], ["top.token"], name="Gather.token", axis=1),
+        helper.make_node("Gather", ["found.logits", "top.first"], ["top.logit"], name="Gather.logit", axis=1),
+        helper.make_node("GatherElements", ["top.logprobs", "top.token"], ["top.logprob"], name="Gather.top", axis=1),
+        helper.make_node("Sub", ["top.logit", "top.logprob"], ["found.totals"], name="Sub.top"),
     ]
-    return helper.make_graph(nodes, "likeliest", [], _outputs(("found.logprobs", "found.tokens")))
+    return helper.make_graph(nodes, "likeliest", [], _outputs(found))
 
 
 def _nothing() -> onnx.GraphProto:
-    names = ("no.logprobs", "no.tokens")
+    names = ("no.logits", "no.tokens", "no.totals")
     nodes = [
         helper.make_node("Constant", [], [name], name=name, value=helper.make_tensor(name, kind, [0, 0], []))
         for name, kind in zip(names, OUTPUTS.values(), strict=True)

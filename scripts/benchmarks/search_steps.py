@@ -20,7 +20,7 @@ from builder.machine import available_cores
 from builder.onnx.graph import Graph
 from builder.optimise.fusion import fuse
 from builder.optimise.weights import quantise_weights
-from builder.runtime.generation.executors.base import Candidates, Part
+from builder.runtime.generation.executors.base import Likeliest, Part
 from builder.runtime.generation.executors.cross_attending import CrossAttending
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
@@ -51,7 +51,7 @@ class Alternating:
                 self.times[MODEL].append(_ms_since(start))
             return logits
 
-        def few_read(part: Part, count: int) -> Candidates:
+        def few_read(part: Part, count: int) -> Likeliest:
             self._begin(FEW, len(part.tokens))
             return likeliest(part, count)
 

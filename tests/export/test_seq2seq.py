@@ -17,7 +17,7 @@ from builder.export.seq2seq import export_seq2seq
 from builder.onnx.shared_tables import with_shared_tables
 from builder.optimise.fusion import fuse
 from builder.pipeline import build
-from builder.runtime.generation.executors.base import Candidates, Part
+from builder.runtime.generation.executors.base import Likeliest, Part
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.spec import make_spec
@@ -125,7 +125,7 @@ def test_a_search_reads_its_most_probable_tokens_alone(model_type: str, tmp_path
     runs: list[int] = []
     likeliest, run = executor.likeliest, executor.run
 
-    def counted(part: Part, count: int) -> Candidates:
+    def counted(part: Part, count: int) -> Likeliest:
         counts.append(count)
         return likeliest(part, count)
 
@@ -161,9 +161,10 @@ def test_the_most_probable_tokens_are_those_of_the_logits(tmp_path: Path) -> Non
     logits = torch.from_numpy(executor.run(*part).copy())
     for count in (1, 16, 2 * VOCABULARY):
         found = executor.likeliest(part, count)
-        values, tokens = torch.log_softmax(logits, -1).topk(min(count, VOCABULARY))
-        np.testing.assert_allclose(found.logits, values, atol=1e-5)
+        values, tokens = logits.topk(min(count, VOCABULARY))
+        np.testing.assert_array_equal(found.logits, values)
         np.testing.assert_array_equal(found.tokens, tokens)
+        np.testing.assert_allclose(found.totals, logits.logsumexp(-1, keepdim=True), atol=1e-5)
     np.testing.assert_array_equal(executor.run(*part), logits)
 
 

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from builder.runtime.generation.executors.base import (
-    Candidates,
     CrossGeometry,
     EncodingExecutor,
     Executor,
     Geometry,
+    Likeliest,
     Part,
     copy_slot,
     last_of_rows,
@@ -80,7 +80,7 @@ class SearchingSumExecutor(SumExecutor):
         super().__init__(slots, max_length)
         self.counts: list[int] = []  # of tokens that were asked for
 
-    def likeliest(self, part: Part, count: int) -> Candidates:
+    def likeliest(self, part: Part, count: int) -> Likeliest:
         self.counts.append(count)
         return likeliest(self.run(*part), count)
 
@@ -128,11 +128,11 @@ def expected(prompt: list[int], count: int) -> list[int]:
     return tokens[len(prompt) :]
 
 
-def likeliest(logits: np.ndarray, count: int) -> Candidates:
+def likeliest(logits: np.ndarray, count: int) -> Likeliest:
     """What a graph finds in (rows, vocabulary)."""
-    scores = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
-    tokens = np.argsort(-scores, axis=-1, kind="stable")[:, :count]
-    return Candidates(tokens, np.take_along_axis(scores, tokens, axis=-1))
+    tokens = np.argsort(-logits, axis=-1, kind="stable")[:, :count]
+    totals = np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+    return Likeliest(tokens, np.take_along_axis(logits, tokens, axis=-1), totals)
 
 
 class ReadingExecutor(ArenaExecutor, EncodingExecutor):

@@ -257,6 +257,19 @@ def test_the_most_probable_tokens_are_all_that_a_search_needs(kind: str) -> None
         assert [one.tokens for one in of_few.ended] == [one.tokens for one in of_all.ended]
 
 
+@pytest.mark.parametrize("kind", ["plain", "forbidden"])
+def test_of_continuations_that_round_alike_the_higher_logit_goes_on(kind: str) -> None:
+    """Forty logits that all have one log-probability: however many are read for those beside it, the same go on."""
+    logits = np.random.default_rng(2).uniform(1e-9, 2e-9, (1, 40)).astype(np.float32)
+    rules = SETTLED[kind]
+    order = [token for token in np.argsort(-logits[0]).tolist() if token not in (*rules.forbidden([7], []), *ENDS)]
+    for read in (None, 20, 32):
+        search = BeamSearch(rules, [7], frozenset(ENDS))
+        assert 0 < search.looks_at() <= 20
+        search.step(list(logits) if read is None else likeliest(logits, read))
+        assert [tokens[0] for tokens in search.generated] == order[:3]
+
+
 @pytest.mark.parametrize(
     "rules",
     [

@@ -10,8 +10,9 @@ from builder.runtime.generation.scores import highest, log_sum_exp
 
 def sorted_through(rows: np.ndarray, totals: np.ndarray, scores: np.ndarray, count: int) -> list[tuple[int, int]]:
     """The same by sorting everything."""
-    values = rows - totals[:, None] + scores[:, None]
-    places = [index for index in np.argsort(-values, axis=None, kind="stable")[:count] if values.flat[index] > -np.inf]
+    values = (rows - totals[:, None] + scores[:, None]).ravel()
+    order = np.lexsort((-rows.ravel(), np.arange(rows.size) // rows.shape[1], -values))[:count]
+    places = [index for index in order if values[index] > -np.inf]
     return [divmod(int(index), rows.shape[1]) for index in places]
 
 

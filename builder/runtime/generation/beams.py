@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .executors.base import Candidates
+from .executors.base import Likeliest
 from .processors import Rules
 from .scores import best_of, highest, log_sum_exp
 
@@ -56,10 +56,10 @@ class BeamSearch:
         self.forbidden = [rules.forbidden(self.prompt, generated) for generated in self.generated]
         return self.count + max(map(len, self.forbidden))
 
-    def step(self, logits: "Sequence[np.ndarray] | Candidates") -> "list[int]":
+    def step(self, logits: "Sequence[np.ndarray] | Likeliest") -> "list[int]":
         """Extend the beams by one token. Returns of each new beam the one it extends.
 
-        `logits`: (vocabulary,) of each beam; or of each the log-probabilities of as many tokens as it `looks_at`.
+        `logits`: (vocabulary,) of each beam; or of each the highest, at least as many as it `looks_at`.
         At the last step `done` is set, and what is returned means nothing. Raises RuntimeError where no token may come.
         """
         length = len(self.generated[0])
@@ -78,9 +78,9 @@ class BeamSearch:
         self.done = not self._may_improve()
         return beams[going].tolist()
 
-    def _candidates(self, logits: "Sequence[np.ndarray] | Candidates") -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
+    def _candidates(self, logits: "Sequence[np.ndarray] | Likeliest") -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
         """The best continuations of all beams, best first: beam, token, and log-probability of the whole."""
-        best = self._of_likeliest(logits) if isinstance(logits, Candidates) else self._of_all(logits)
+        best = self._of_likeliest(logits) if isinstance(logits, Likeliest) else self._of_all(logits)
         if not len(best[0]):
             raise RuntimeError("the options of this request forbid every token")
         return best
@@ -90,21 +90,22 @@ class BeamSearch:
         rows, totals = zip(*(self._scored(row, generated, room) for row, generated in zip(logits, self.generated)))
         return highest(rows, np.array(totals, np.float32), self.scores, self.count)
 
-    def _of_likeliest(self, likeliest: Candidates) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
-        values = likeliest.logits + self.scores[:, None]
+    def _of_likeliest(self, likeliest: Likeliest) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
+        values = likeliest.logits - likeliest.totals + self.scores[:, None]
         for row, forbidden in enumerate(map(set, self.forbidden)):
             if forbidden:
                 values[row, [token in forbidden for token in likeliest.tokens[row].tolist()]] = -np.inf
-        return best_of(values, likeliest.tokens, self.count)
+        return best_of(values, likeliest.logits, likeliest.tokens, self.count)
 
     def _scored(self, row: np.ndarray, generated: "list[int]", room: np.ndarray) -> "tuple[np.ndarray, np.float32]":
         """The scores of a beam's next tokens, (vocabulary,), and what makes them log-probabilities when taken away."""
         total = log_sum_exp(row, room)
         if self.rules.idle(len(generated)):
             return row, total
-        changed = row - total
+        forbids = self.rules.only_forbids(len(generated))
+        changed, left = (row.copy(), total) if forbids else (row - total, np.float32(0))
         self.rules.apply(changed, self.prompt, generated)
-        return changed, log_sum_exp(changed, room) if self.rules.options.renormalize_logits else np.float32(0)
+        return changed, log_sum_exp(changed, room) if self.rules.options.renormalize_logits else left
 
     def _end(self, beams: np.ndarray, tokens: np.ndarray, scores: np.ndarray, ending: np.ndarray) -> None:
         options = self.rules.options

@@ -20,7 +20,7 @@ from .cache import SlotCache
 from .calls import Call, Guess
 from .drafting import Drafter
 from .errors import EngineFailed
-from .executors.base import Candidates, EncodingExecutor, Executor, Part
+from .executors.base import Candidates, EncodingExecutor, Executor, Likeliest, Part
 from .executors.candidates import MOST
 from .reading import Reader
 from .sampling import Choice, Sampler, choose
@@ -216,7 +216,8 @@ class Engine:
             count = len(sequence.inputs())
             if isinstance(sequence, Beams):
                 own_rows = logits[start : start + count]
-                self._accept_beams(sequence, own_rows if isinstance(own_rows, Candidates) else list(own_rows))
+                assert isinstance(own_rows, (np.ndarray, Likeliest)), "`best` is asked where nobody searches"
+                self._accept_beams(sequence, own_rows if isinstance(own_rows, Likeliest) else list(own_rows))
             else:
                 own.append(start)
             start += count
@@ -268,7 +269,7 @@ class Engine:
             sequence.request.emit(piece)
         return not piece.finish_reason
 
-    def _accept_beams(self, beams: Beams, logits: list[np.ndarray] | Candidates) -> None:
+    def _accept_beams(self, beams: Beams, logits: list[np.ndarray] | Likeliest) -> None:
         """Let a search choose its next beams, and bring their keys and values to where they go on."""
         now = time.monotonic()
         try:

@@ -33,7 +33,8 @@ def highest(
     """The `count` tokens of all `rows`, (vocabulary,) each, with the highest row[token] - total + score.
 
     `totals`, `scores`: one of each row. Returns row, token and that value of each, best first; of equal ones the lower
-    row and then the lower token first. What is forbidden, -inf, is never among them, so there may be fewer.
+    row first, of one row what was higher before it was rounded to that value, and then the lower token. What is
+    forbidden, -inf, is never among them, so there may be fewer.
 
     Each lies in one of the `count` groups of tokens with the highest maxima, so only those are looked into.
     """
@@ -45,23 +46,29 @@ def highest(
     members = [rows[row][group::size] for row, group in zip(beams.tolist(), groups.tolist())]
     sizes = [len(values) for values in members]
     owners = np.repeat(beams, sizes)
-    values = np.concatenate(members) - totals[owners] + scores[owners]
+    logits = np.concatenate(members)
+    values = logits - totals[owners] + scores[owners]
     inside = _reaching(values, count)
     tokens = np.concatenate([np.arange(group, len(rows[0]), size) for group in groups.tolist()])[inside]
-    return _best(owners[inside], tokens, values[inside], count)
+    return _best(owners[inside], tokens, values[inside], logits[inside], count)
 
 
-def best_of(values: np.ndarray, tokens: np.ndarray, count: int) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
-    """The `count` highest of `values`, (rows, tokens), as `highest` returns them. `tokens`: which they are of."""
+def best_of(
+    values: np.ndarray, logits: np.ndarray, tokens: np.ndarray, count: int
+) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
+    """The `count` highest of `values`, (rows, tokens), as `highest` returns them.
+
+    `logits`: what they were made of; `tokens`: which they are of.
+    """
     owners = np.repeat(np.arange(len(values)), values.shape[1])
     inside = values.ravel() > -np.inf
-    return _best(owners[inside], tokens.ravel()[inside], values.ravel()[inside], count)
+    return _best(owners[inside], tokens.ravel()[inside], values.ravel()[inside], logits.ravel()[inside], count)
 
 
 def _best(
-    owners: np.ndarray, tokens: np.ndarray, values: np.ndarray, count: int
+    owners: np.ndarray, tokens: np.ndarray, values: np.ndarray, logits: np.ndarray, count: int
 ) -> "tuple[np.ndarray, np.ndarray, np.ndarray]":
-    order = np.lexsort((tokens, owners, -values))[:count]
+    order = np.lexsort((tokens, -logits, owners, -values))[:count]
     return owners[order], tokens[order], values[order]
 
 

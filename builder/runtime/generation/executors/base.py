@@ -74,7 +74,7 @@ class Part(NamedTuple):
 class Candidates:
     """The tokens with the highest logits after each that was wanted, best first, of equal ones the lower id first.
 
-    `tokens`: (wanted, count) int64; `logits`: the same in float32; from `Executor.likeliest`, log-probabilities.
+    `tokens`: (wanted, count) int64; `logits`: the same in float32.
     """
 
     tokens: np.ndarray
@@ -82,6 +82,16 @@ class Candidates:
 
     def __getitem__(self, rows: "slice | list[int]") -> "Candidates":
         return Candidates(self.tokens[rows], self.logits[rows])
+
+
+@dataclass(frozen=True)
+class Likeliest(Candidates):
+    """Those, and of each wanted the logarithm of the sum of all logits' exponentials, `totals`: (wanted, 1) float32."""
+
+    totals: np.ndarray
+
+    def __getitem__(self, rows: "slice | list[int]") -> "Likeliest":
+        return Likeliest(self.tokens[rows], self.logits[rows], self.totals[rows])
 
 
 class Executor(ABC):
@@ -127,8 +137,8 @@ class Executor(ABC):
         """What `run` or `run_together` does, but of the logits the highest alone. With `candidates` only."""
         raise NotImplementedError(f"{type(self).__name__} returns all logits")
 
-    def likeliest(self, part: "Part", count: int) -> Candidates:
-        """What `run` does, but of the log-probabilities the `count` highest alone, or of fewer tokens all.
+    def likeliest(self, part: "Part", count: int) -> Likeliest:
+        """What `run` does, but of the logits the `count` highest alone, or of fewer tokens all, and their totals.
 
         Valid until the next call. With `searches` only.
         """

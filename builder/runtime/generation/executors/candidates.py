@@ -1,7 +1,7 @@
 """The most probable next tokens as a graph finds them where it runs. Knows logits; knows no engine and no sampling.
 
-On a GPU they leave it alone (builder/export/candidates.py); on a CPU they are what a beam search reads, with their
-log-probabilities (builder/export/likeliest.py).
+On a GPU they leave it alone (builder/export/candidates.py); on a CPU they are what a beam search reads, with what makes
+them log-probabilities (builder/export/likeliest.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .base import Candidates
 
 MOST = 128  # beyond what requests send as top_k, and below what newer CUDA kernels end at (256, topk_hybrid.cuh)
 TOP_LOGITS, TOP_TOKENS = "top_logits", "top_tokens"  # outputs of a graph that finds candidates
-TOP_LOGPROBS, TOP_COUNT = "top_logprobs", "top_count"  # an output of one for searches, and its input: how many
+TOP_TOTALS, TOP_COUNT = "top_totals", "top_count"  # one more of a graph for searches, and its input: how many
 
 
 def in_order(candidates: Candidates) -> Candidates:

@@ -11,8 +11,8 @@ import numpy as np
 
 from ...contract import Session
 from ...sessions import open_session
-from .base import Candidates, CrossGeometry, EncodingExecutor, Geometry, Part, last_of_rows
-from .candidates import TOP_COUNT, TOP_LOGPROBS, TOP_TOKENS
+from .base import CrossGeometry, EncodingExecutor, Geometry, Likeliest, Part, last_of_rows
+from .candidates import TOP_COUNT, TOP_LOGITS, TOP_TOKENS, TOP_TOTALS
 from .in_process import MOST_BOUND, InProcess
 
 
@@ -52,7 +52,7 @@ class BoundStep:
     feeds: "dict[str, np.ndarray]"
     binding: Any
     logits: np.ndarray
-    likeliest: Candidates
+    likeliest: Likeliest
 
 
 class CrossAttending(InProcess, EncodingExecutor):
@@ -96,7 +96,7 @@ class CrossAttending(InProcess, EncodingExecutor):
     ) -> np.ndarray:
         return self._step(Part(first, tokens, lengths, wanted), 0).logits
 
-    def likeliest(self, part: Part, count: int) -> Candidates:
+    def likeliest(self, part: Part, count: int) -> Likeliest:
         return self._step(part, min(count, self.geometry.vocabulary)).likeliest
 
     def _step(self, part: Part, count: int) -> BoundStep:
@@ -148,8 +148,9 @@ class CrossAttending(InProcess, EncodingExecutor):
             if name in self.inputs:
                 binding.bind_input(name, "cpu", 0, view.dtype.type, view.shape, view.ctypes.data)
         logits = self._bind_logits(binding, wanted)
-        likeliest = Candidates(np.zeros((wanted, count), np.int64), np.zeros((wanted, count), np.float32))
+        tokens, scores = np.zeros((wanted, count), np.int64), np.zeros((wanted, count), np.float32)
+        likeliest = Likeliest(tokens, scores, np.zeros((wanted, 1), np.float32))
         if count:
-            for name, array in ((TOP_TOKENS, likeliest.tokens), (TOP_LOGPROBS, likeliest.logits)):
+            for name, array in ((TOP_TOKENS, tokens), (TOP_LOGITS, scores), (TOP_TOTALS, likeliest.totals)):
                 binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
         return BoundStep(feeds, binding, logits, likeliest)
