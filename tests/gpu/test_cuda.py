@@ -20,9 +20,13 @@ from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
 from builder.optimise.weights import quantise_weights
 from builder.runtime.contract import Session
+from builder.runtime.generation.engine import Engine
+from builder.runtime.generation.executors.base import Executor
 from builder.runtime.generation.executors.cuda import ELEMENTS, Cuda
 from builder.runtime.generation.executors.cuda_blocks import CudaBlocks
 from builder.runtime.generation.executors.in_process import InProcess
+from builder.runtime.generation.scheduler import Limits
+from builder.runtime.generation.stats import Stats
 from builder.samples import TEXTS
 from builder.spec import WeightOptions
 from builder.variants.candidates import VariantMaker
@@ -31,6 +35,7 @@ from builder.verify.generation import geometry_of
 from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder
 from tests.export.test_decoders import prompts
+from tests.generation.test_engine import Asked
 from tests.models import minilm
 
 pytestmark = pytest.mark.gpu
@@ -82,17 +87,44 @@ def test_a_decoder_says_on_the_gpu_what_it_says_on_the_cpu(model_type: str, prec
     assert same > 0.8, "random weights: a tie may fall otherwise, and the text after it with it"
 
 
+LONG = {"max_position_embeddings": 1024, "n_positions": 1024, "sliding_window": 300}  # a window ends in another block
+
+
+def long_prompts() -> list[list[int]]:
+    """Four, of almost three blocks of 256 tokens each. Three of them begin with the same two blocks and a bit."""
+    generator = np.random.default_rng(0)
+    beginning = generator.integers(5, VOCABULARY, 520).tolist()
+    tails = [generator.integers(5, VOCABULARY, length).tolist() for length in (215, 225, 235, 750)]
+    return [beginning + tail for tail in tails[:3]] + tails[3:]
+
+
+def answered(executor: Executor) -> tuple[list[list[int]], Stats]:
+    """48 tokens after each, in an engine that reuses beginnings; each comes when the prompt before it has been read."""
+    requests = [Asked(prompt, 48) for prompt in long_prompts()]
+    engine = Engine(executor, Limits(0, 256))
+    for one in requests:
+        engine.submit(one.sequences)
+        for _ in range(4):
+            engine.step()
+    engine.run_until_idle()
+    assert not any(one.errors for one in requests)
+    return [one.tokens for one in requests], engine.stats
+
+
 @pytest.mark.parametrize("model_type", ["llama", "gpt2", "gemma2", "mistral"])
 def test_blocks_say_on_the_gpu_what_slots_say_there(model_type: str, tmp_path: Path) -> None:
-    """Three blocks of 256 tokens for three rows: prompts and steps run together, and one beginning is shared."""
-    exported = export_decoder(make_decoder(model_type), tmp_path, 128)
+    """Seven blocks of 256 tokens, where all four texts would take twelve: they share what they begin with, grow into a
+    fourth block each, and one has to give way and is computed again."""
+    exported = export_decoder(make_decoder(model_type, **LONG), tmp_path, 1024)
     half = to_half(fuse(exported.graph, tmp_path), tmp_path / "half" / "model.onnx", real=("logits",))
     copier = slot_copier(exported.caches, ELEMENTS["float16"], half, tmp_path)
-    geometry = geometry_of(exported.caches, 4, 128, VOCABULARY, "float16")
-    texts = [*prompts(), prompts()[0]]
+    geometry = geometry_of(exported.caches, 4, 1024, VOCABULARY, "float16")
     on_gpu = Session(device="cuda")
-    in_slots = generate(Cuda(half.path, copier.path, geometry, on_gpu), texts, 32)
-    paged = CudaBlocks(page_attention(half, tmp_path).path, copier.path, replace(geometry, blocks=3), on_gpu)
-    in_blocks = generate(paged, texts, 32)
+    in_slots, _ = answered(Cuda(half.path, copier.path, geometry, on_gpu))
+    paged = CudaBlocks(page_attention(half, tmp_path).path, copier.path, replace(geometry, blocks=7), on_gpu)
+    in_blocks, stats = answered(paged)
+    assert paged.blocks.size == 256
+    assert stats.reused_tokens >= 2 * 512
+    assert stats.preemptions > 0
     same = np.mean([a == b for x, y in zip(in_blocks, in_slots, strict=True) for a, b in zip(x, y, strict=True)])
     assert same > 0.8, "random weights: a tie may fall otherwise, and the text after it with it"
