@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from transformers import BatchEncoding
 
 from builder.errors import CheckpointError
 from builder.samples import TEXTS
@@ -47,39 +48,24 @@ class QuestionAnswering(EncoderTask):
     def reference(self, checkpoint: Checkpoint, sample: Sample) -> Answer:
         """The best span of the model's own logits. transformers 5 has no pipeline for this task.
 
-        Written apart from the emitted code, and only for contexts that fit one window: the windows, n-best and
-        unanswerable questions are compared with the last pipeline's golden answers in the tests.
+        Written apart from the emitted code; both are compared with the last pipeline's golden answers in the tests.
         """
-        encoded = checkpoint.tokenizer(
-            sample["question"], sample["context"], return_tensors="pt", return_offsets_mapping=True
-        )
-        offsets = encoded.pop("offset_mapping")[0].tolist()
-        with torch.no_grad():
-            output = checkpoint.model(**encoded)
-        context = [i for i, sequence in enumerate(encoded.sequence_ids(0)) if sequence == 1]
-        cls_id = checkpoint.tokenizer.cls_token_id
-        ids = encoded["input_ids"][0].tolist()
-        softened = [i for i, t in enumerate(ids) if t == cls_id and i not in context] + context
-        starts, ends = (
-            torch.softmax(logits[0, softened], dim=-1) for logits in (output.start_logits, output.end_logits)
-        )
-        start, end = starts[-len(context) :].numpy(), ends[-len(context) :].numpy()
-        scores = np.tril(np.triu(np.outer(start, end)), 14)
+        windows = _windows(checkpoint, sample)
         merged: dict[str, dict[str, Any]] = {}
-        for flat in np.argsort(-scores, axis=None)[:12]:  # as many as the last pipeline looks at for one answer
-            first, last = (context[i] for i in np.unravel_index(flat, scores.shape))
-            words = encoded.token_to_word(0, first), encoded.token_to_word(0, last)
-            if None in words:
-                begin, stop = offsets[first][0], offsets[last][1]
-            else:
-                begin = encoded.word_to_chars(0, words[0], 1).start
-                stop = encoded.word_to_chars(0, words[1], 1).end
-            text = sample["context"][begin:stop]
-            span = merged.setdefault(text.lower(), {"answer": text, "start": begin, "end": stop, "score": 0.0})
-            span["score"] += float(scores.flat[flat])
+        empty = 1.0  # the score of no answer
+        for row in range(len(windows["input_ids"])):
+            scores, context, nothing = _scores(checkpoint, windows, row, int(sample.get("max_answer_len", 15)))
+            empty = min(empty, nothing)
+            # as many as the last pipeline looks at
+            for flat in np.argsort(-scores, axis=None)[: 2 * int(sample.get("top_k", 1)) + 10]:
+                first, last = (context[i] for i in np.unravel_index(flat, scores.shape))
+                begin, stop = _characters(windows, row, first, last)
+                text = sample["context"][begin:stop]
+                span = merged.setdefault(text.lower(), {"answer": text, "start": begin, "end": stop, "score": 0.0})
+                span["score"] += float(scores.flat[flat])
         answers = list(merged.values())
         if sample.get("handle_impossible_answer"):
-            answers.append({"answer": "", "start": 0, "end": 0, "score": float(starts[0] * ends[0])})
+            answers.append({"answer": "", "start": 0, "end": 0, "score": empty})
         return max(answers, key=lambda span: span["score"])
 
     def agreement(self, expected: Answer, actual: Answer) -> float:
@@ -88,6 +74,47 @@ class QuestionAnswering(EncoderTask):
     def score(self, samples: Sequence[Sample], answers: Sequence[Answer]) -> dict[str, float]:
         """`answers`: the texts that are right; none where the context has no answer."""
         return questions([sample["answers"] for sample in samples], [str(answer["answer"]) for answer in answers])
+
+
+def _windows(checkpoint: Checkpoint, sample: Sample) -> BatchEncoding:
+    """The question with each window of the context, a row each."""
+    longest = checkpoint.max_length
+    windows: BatchEncoding = checkpoint.tokenizer(
+        sample["question"],
+        sample["context"],
+        truncation="only_second",
+        max_length=longest,
+        stride=int(sample.get("doc_stride", min(longest // 2, 128))),
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    return windows
+
+
+def _scores(
+    checkpoint: Checkpoint, windows: BatchEncoding, row: int, longest: int
+) -> tuple[np.ndarray, list[int], float]:
+    """Of each first and last token of the context, (tokens, tokens); which tokens these are; and of no answer."""
+    tokenizer = checkpoint.tokenizer
+    inputs = {name: torch.tensor([windows[name][row]]) for name in tokenizer.model_input_names if name in windows}
+    with torch.no_grad():
+        output = checkpoint.model(**inputs)
+    context = [i for i, sequence in enumerate(windows.sequence_ids(row)) if sequence == 1]
+    ids = windows["input_ids"][row]
+    softened = [i for i, token in enumerate(ids) if token == tokenizer.cls_token_id and i not in context] + context
+    starts, ends = (torch.softmax(logits[0, softened], dim=-1) for logits in (output.start_logits, output.end_logits))
+    start, end = starts[-len(context) :].numpy(), ends[-len(context) :].numpy()
+    return np.tril(np.triu(np.outer(start, end)), longest - 1), context, float(starts[0] * ends[0])
+
+
+def _characters(windows: BatchEncoding, row: int, first: int, last: int) -> tuple[int, int]:
+    """Where the words of tokens `first` to `last` begin and end in the context; the tokens, without words."""
+    words = windows.token_to_word(row, first), windows.token_to_word(row, last)
+    if None in words:
+        offsets = windows["offset_mapping"][row]
+        return int(offsets[first][0]), int(offsets[last][1])
+    begin, end = (windows.word_to_chars(row, word, 1) for word in words)
+    return int(begin.start), int(end.end)
 
 
 TASK = QuestionAnswering()

@@ -51,6 +51,19 @@ def test_golden_answers(model_type: str, tmp_path: Path) -> None:
         }
 
 
+@pytest.mark.parametrize("model_type", checkpoints.QUESTION_ANSWERING)
+def test_the_reference_of_a_build_reads_windows_too(model_type: str, tmp_path: Path) -> None:
+    """It read a long context of a user's samples in one go, and the build said that the served answer is wrong."""
+    checkpoints.make(tmp_path)
+    spec = make_spec(model=str(tmp_path / model_type), name="model", max_length=GOLDEN["max_length"])
+    checkpoint = resolve(spec)
+    cases = [case for case in GOLDEN["cases"] if case["checkpoint"] == model_type]
+    assert max(len(checkpoint.tokenizer(case["request"]["context"])["input_ids"]) for case in cases) > 128
+    for case in cases:
+        expected = encoder_task(checkpoint.task).reference(checkpoint, case["request"])
+        assert difference(case["answers"][0], expected) <= (1e-5, "answer~"), case["request"]
+
+
 def test_windows_are_as_long_as_the_pipelines(checkpoint: Callable[[str], Path]) -> None:
     """384 tokens, where the tokeniser allows more: the last pipeline's default, and how such models are trained."""
     folder = str(checkpoint("answers"))
