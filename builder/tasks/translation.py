@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from transformers import PreTrainedConfig
 
@@ -31,8 +32,13 @@ class Translation(Seq2SeqTask):
                 pairs[f"{match[1]} to {match[2]}"] = str(settings["prefix"])
         wanted = PAIR.fullmatch(name)
         source, target = (wanted[1], wanted[2]) if wanted else (None, None)
-        chosen = options.get(name) or (next(iter(options.values())) if pairs else {})
+        chosen = options.get(name, {}) if wanted or not pairs else _agreed(list(options.values()))
         return Instructions(None, pairs, chosen, source, target)
+
+
+def _agreed(options: list[dict[str, Any]]) -> dict[str, Any]:
+    """What all pairs say alike, which holds for a model that is told the pair by each request."""
+    return {name: value for name, value in options[0].items() if all((name, value) in o.items() for o in options)}
 
 
 TASK = Translation()

@@ -88,6 +88,19 @@ def test_what_holds_for_one_pair_of_languages_alone() -> None:
     assert not TRANSLATION.instructions(config, "translation_en_to_ro").pairs
 
 
+def test_a_pair_without_options_does_not_get_those_of_another() -> None:
+    """A model that is told no pair when it is built has the options on which all its pairs agree."""
+    german = {"prefix": "translate English to German: ", "num_beams": 4, "max_length": 300}
+    romanian = {"prefix": "translate English to Romanian: ", "num_beams": 4, "max_length": 200}
+    pairs = {"translation_en_to_de": german, "translation_en_to_ro": romanian}
+    config = PreTrainedConfig(task_specific_params={**pairs, "translation_en_to_fr": {"prefix": "to French: "}})
+    assert TRANSLATION.instructions(config, "translation_en_to_fr").options == {}
+    assert TRANSLATION.instructions(config, "translation_en_to_ro").options == {"num_beams": 4, "max_length": 200}
+    assert TRANSLATION.instructions(config, "translation").options == {}
+    config = PreTrainedConfig(task_specific_params=pairs)
+    assert TRANSLATION.instructions(config, "translation").options == {"num_beams": 4}
+
+
 def test_there_is_room_for_the_longest_answer_that_the_checkpoint_wants(tmp_path: Path) -> None:
     folder = make_seq2seq_checkpoint(tmp_path / "t5", "t5", generation_config={"max_new_tokens": 400})
     assert _read(folder)[1].max_answer == 401
