@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +13,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from builder.checkpoint.decoding import cleans_up, refuse_other_text
 from builder.errors import CheckpointError
 from builder.runtime.contract import dump
+from builder.runtime.fields import InputError
 from builder.runtime.generation import service as service_module
+from builder.runtime.generation.blocks import Blocks
 from builder.runtime.generation.options import COMMON, PROMPT
 from builder.runtime.generation.service import Service
-from builder.runtime.generation.text import BROKEN, Detokenizer, StopStrings, spelled
+from builder.runtime.generation.text import BROKEN, Detokenizer, Spelling, StopStrings
 from builder.runtime.panics import TokenizerError
 from builder.runtime.spaces import Cleaner
 from tests.checkpoints import VOCABULARY, make_tokenizer
@@ -72,7 +75,38 @@ def test_tokens_of_log_probabilities_are_spelled_as_in_the_text(kind: str) -> No
     tokens = tokenizer.encode("The museum in Oslo is closed for repairs", add_special_tokens=False).ids[len(prompt) :]
     detokenizer = Detokenizer(tokenizer, prompt)
     text = "".join(detokenizer.push(token) for token in tokens) + detokenizer.flush()
-    assert "".join(spelled(tokenizer, token) for token in tokens) == text
+    spelling = Spelling(tokenizer, (), prompt)
+    assert "".join(spelling([token])[token] for token in tokens) == text
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
+@pytest.mark.parametrize("skipped", [True, False])
+def test_the_first_token_of_a_text_is_spelled_without_the_space_before_it(kind: str, skipped: bool) -> None:
+    """An encoder-decoder's answer begins after tokens that no text shows: all later offsets were one too high."""
+    fast = make_tokenizer(kind, type_ids=False)
+    tokenizer, start, language = fast.backend_tokenizer, fast.pad_token_id, fast.mask_token_id
+    tokens = [language, *tokenizer.encode("The museum in Oslo", add_special_tokens=False).ids]
+    detokenizer = Detokenizer(tokenizer, [start], skipped)
+    pieces = [detokenizer.push(token) for token in tokens]
+    spelling = Spelling(tokenizer, {start, language} if skipped else (), [start])
+    texts = [spelling([token, tokens[1]]) for token in tokens]
+    assert [text[token] for text, token in zip(texts, tokens, strict=True)][1:] == pieces[1:]
+    assert texts[0][tokens[1]] == texts[1][tokens[1]] or not skipped, "what might have come instead, too"
+
+
+def test_a_token_is_spelled_after_the_one_before_it() -> None:
+    """Where a word's last token says so, the next one has the space, and not every token after any."""
+    tokenizer = Tokenizer(models.BPE({"a": 0, "b": 1, "a</w>": 2, "b</w>": 3}, [], end_of_word_suffix="</w>"))
+    tokenizer.decoder = decoders.BPEDecoder("</w>")
+    spelling = Spelling(tokenizer, ())
+    assert [spelling([token, 1])[token] for token in (0, 3, 2, 1, 2)] == ["a", "b", " a", " b", "a"]
+
+
+def test_parts_of_characters_are_spelled_alike_wherever_they_stand() -> None:
+    tokenizer = byte_tokenizer()
+    spelling = Spelling(tokenizer, ())
+    texts = [spelling([token])[token] for token in tokenizer.encode("aé b").ids]
+    assert texts == ["a", BROKEN, BROKEN, " ", "b"]
 
 
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
@@ -162,6 +196,27 @@ def test_a_stop_word_that_is_a_special_token_ends_an_answer(tmp_path: Path, monk
     (stopped,) = answers_of(Service(tmp_path), prompt(), stop_words=[text[3]], max_tokens=6)
     assert stopped["finish_reason"].tolist() == [b"stop"]
     assert stopped["text_output"][0].decode() == text[: text.index(text[3])]
+
+
+def test_an_answer_without_a_length_is_as_long_as_the_blocks_hold(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A search was refused for a max_tokens that nobody had sent, where the checkpoint's own is a long one."""
+    service = service_of("", False, tmp_path, monkeypatch)
+    service.serving = replace(service.serving, beams=4, max_tokens=60)
+    service.engine.cache.blocks = Blocks(slots=4, count=10, size=4)
+    texts = prompt()
+
+    def longest(**options: object) -> int:
+        (sequence, *_) = service.prepare(texts, options, lambda answer, last: None)
+        return sequence.request.max_tokens
+
+    assert (longest(), longest(num_beams=2), longest(num_beams=4)) == (39, 19, 7)
+    with pytest.raises(InputError, match="4 beams of up to 9 tokens need 12 blocks of the cache, of 10: lower max_tok"):
+        longest(num_beams=4, max_tokens=8)
+    texts = {"input_ids": np.array([1] * 8)}
+    with pytest.raises(InputError, match="of 10: send a shorter prompt or fewer num_beams, or build"):
+        longest(num_beams=4)
 
 
 def prompt() -> dict[str, np.ndarray]:

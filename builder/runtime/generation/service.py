@@ -31,8 +31,9 @@ from .prompts import DecoderPrompts, Prompt, SourceTexts, token_ids
 from .sampling import Choice, Sampler
 from .scheduler import Limits
 from .sequences import Beams, GeneratedSequence, Piece, Request, Running
-from .text import Detokenizer, StopStrings, spelled
+from .text import Detokenizer, Spelling, StopStrings
 
+Texts = dict[int, str]  # of tokens
 Answer = Union["dict[str, np.ndarray]", Exception]
 Respond = Callable[[Answer, bool], None]  # an answer, and whether it is the last
 
@@ -47,6 +48,7 @@ class Service:
         self.tokenizer.no_truncation()
         added = self.tokenizer.get_added_tokens_decoder().items()
         self.special = {entry.content: token for token, entry in added if entry.special}
+        self.hidden = frozenset(self.special.values())
         serving = self.serving
         self.guides = Guides(folder / "tokenizer.json", serving.vocabulary, serving.end_ids)
         self.prompt: "Callable[[Options], Prompt]"
@@ -100,6 +102,7 @@ class Service:
         room = longest - len(prompt.tokens)
         if options.max_tokens is None:
             total = self.serving.total_length or longest
+            total = min(total, self._held(options.num_beams))
             return max(1, min(self.serving.max_tokens, room, total - len(prompt.tokens)))
         if not 1 <= options.max_tokens <= room:
             raise InputError(
@@ -162,14 +165,22 @@ class Service:
         if strange:
             raise InputError(f"{strange[0]} is not a token id; this model has 0 to {vocabulary - 1}")
 
+    def _held(self, beams: int) -> int:
+        """The tokens, prompt and answer, of which an empty cache holds `beams` rows."""
+        blocks = self.engine.cache.blocks
+        return self.serving.arena.length if blocks is None else blocks.count // beams * blocks.size
+
     def _refuse_too_large(self, request: Request) -> None:
         """Raise InputError for what would not fit into an empty cache whose memory sequences share."""
         blocks, beams = self.engine.cache.blocks, request.options.num_beams
         tokens = len(request.prompt) + request.max_tokens
         if blocks is not None and beams * blocks.of(tokens) > blocks.count:
+            shorter = "send a shorter prompt or fewer num_beams"
+            if request.options.max_tokens is not None:
+                shorter = "lower max_tokens or num_beams"
             raise InputError(
                 f"{beams} beams of up to {tokens} tokens need {beams * blocks.of(tokens)} blocks of the cache, of "
-                f"{blocks.count}: lower max_tokens or num_beams, or build the model with a larger --cache-gb"
+                f"{blocks.count}: {shorter}, or build the model with a larger --cache-gb"
             )
 
     def _bad_words(self, options: Options) -> "tuple[tuple[int, ...], ...]":
@@ -177,9 +188,9 @@ class Service:
         words = {tuple(ids) for ids in token_ids(self.tokenizer, forms, special=False)}
         return tuple(words)
 
-    def token_text(self, token: int) -> str:
-        """One token as text, as log-probabilities name it."""
-        return spelled(self.tokenizer, token)
+    def spelling(self, skip_special: bool, before: "Sequence[int]" = ()) -> Spelling:
+        """How tokens that follow `before` are written."""
+        return Spelling(self.tokenizer, self.hidden if skip_special else (), before)
 
 
 def make_executor(folder: Path, serving: GenerationServing, infer: "EngineModel | None") -> Executor:
@@ -232,18 +243,20 @@ class StreamedAnswer:
         self.prompt_tokens = prompt.length
         self.options = options
         self.left = options.n
+        skipped = options.skip_special_tokens
+        self.spellings = [service.spelling(skipped, prompt.tokens) for _ in range(options.n)]
         self.echo = dict.fromkeys(range(options.n), prompt.text) if options.echo else {}
 
     def add(self, piece: Piece) -> None:
         self.left -= bool(piece.finish_reason)
         text = self.echo.pop(piece.index, "") + piece.text
         tensors = _tensors([piece], [text], self.prompt_tokens)
-        tensors |= _scored([piece.tokens], self.options, self.service)
+        tensors |= _scored([piece.tokens], [self.spellings[piece.index]], self.options)
         tensors |= _counted([len(piece.tokens)], self.prompt_tokens, self.options)
         if piece.finish_reason:
             tensors |= _measured([piece], self.options)
         if self.scores is not None:
-            tensors["prompt_logprobs_output"] = _prompt_logprobs(self.prompt, self.scores, self.service)
+            tensors["prompt_logprobs_output"] = _prompt_logprobs(self.prompt, self.scores, self.options, self.service)
             self.scores = None
         self.respond(tensors, not self.left)
 
@@ -269,12 +282,15 @@ class WholeAnswer:
         if len(self.last) == self.options.n:
             pieces = [self.last[index] for index in range(self.options.n)]
             tensors = _tensors(pieces, self.texts, self.prompt_tokens)
-            tensors |= _scored(self.tokens, self.options, self.service)
+            skipped, before = self.options.skip_special_tokens, self.prompt.tokens
+            spellings = [self.service.spelling(skipped, before) for _ in self.tokens]
+            tensors |= _scored(self.tokens, spellings, self.options)
             counts = [piece.completion_tokens for piece in pieces]
             tensors |= _counted(counts, self.prompt_tokens, self.options)
             tensors |= _measured(pieces, self.options)
             if self.scores is not None:
-                tensors["prompt_logprobs_output"] = _prompt_logprobs(self.prompt, self.scores, self.service)
+                scores = _prompt_logprobs(self.prompt, self.scores, self.options, self.service)
+                tensors["prompt_logprobs_output"] = scores
             self.respond(tensors, True)
 
 
@@ -292,17 +308,27 @@ def _tensors(pieces: "list[Piece]", texts: "list[str]", prompt_tokens: int) -> "
     return tensors
 
 
-def _scored(tokens: "Sequence[Sequence[Choice]]", options: Options, service: Service) -> "dict[str, np.ndarray]":
+def _scored(
+    tokens: "Sequence[Sequence[Choice]]", spellings: "Sequence[Spelling]", options: Options
+) -> "dict[str, np.ndarray]":
     """Log-probabilities of each sequence's tokens, where they are asked for; `logprobs` is as vLLM's backend has it."""
-    written: "dict[str, Callable[[Sequence[Choice], Service], str]]" = {}
+    written: "dict[str, Callable[[Sequence[Choice], Sequence[Texts]], str]]" = {}
     if options.logprobs >= 0:
         written["logprobs_output"] = _logprobs
     if options.return_logprobs:
-        written["logprobs"] = _logprobs_by_id if options.logprobs >= 0 else lambda tokens, service: "null"
+        written["logprobs"] = _logprobs_by_id if options.logprobs >= 0 else lambda tokens, texts: "null"
+    if not written:
+        return {}
+    spelled = [(each, _texts(each, spelling)) for each, spelling in zip(tokens, spellings)]
     return {
-        name: np.array([write(each, service).encode("utf-8") for each in tokens], np.object_)
+        name: np.array([write(each, texts).encode("utf-8") for each, texts in spelled], np.object_)
         for name, write in written.items()
     }
+
+
+def _texts(tokens: "Sequence[Choice]", spelling: Spelling) -> "list[Texts]":
+    """Of each choice the texts of its token and of the most probable ones."""
+    return [spelling([choice.token, *(token for token, _ in choice.top)]) for choice in tokens]
 
 
 def _counted(tokens: "list[int]", prompt_tokens: int, options: Options) -> "dict[str, np.ndarray]":
@@ -325,30 +351,32 @@ def _measured(pieces: "list[Piece]", options: Options) -> "dict[str, np.ndarray]
     }
 
 
-def _prompt_logprobs(prompt: Prompt, scores: "list[Choice]", service: Service) -> np.ndarray:
+def _prompt_logprobs(prompt: Prompt, scores: "list[Choice]", options: Options, service: Service) -> np.ndarray:
     """(1,): JSON as `_logprobs` makes it; nothing comes before the first token, so its log-probability is null."""
-    return np.array([_logprobs([Choice(prompt.tokens[0]), *scores], service).encode("utf-8")], np.object_)
+    tokens = [Choice(prompt.tokens[0]), *scores]
+    texts = _texts(tokens, service.spelling(not options.input_ids))  # whose text has its special tokens
+    return np.array([_logprobs(tokens, texts).encode("utf-8")], np.object_)
 
 
-def _logprobs(tokens: "Sequence[Choice]", service: Service) -> str:
+def _logprobs(tokens: "Sequence[Choice]", texts: "Sequence[Texts]") -> str:
     """JSON: a list of {token, text, logprob, top: [{token, text, logprob}]}."""
+    entries = []
+    for choice, text in zip(tokens, texts):
+        listed = [
+            {"token": token, "text": text[token], "logprob": logprob}
+            for token, logprob in ((choice.token, choice.logprob), *choice.top)
+        ]
+        entries.append({**listed[0], "top": listed[1:]})
+    return json.dumps(entries, ensure_ascii=False)
 
-    def entry(token: int, logprob: "float | None") -> "dict[str, Any]":
-        return {"token": token, "text": service.token_text(token), "logprob": logprob}
 
-    return json.dumps(
-        [{**entry(c.token, c.logprob), "top": [entry(token, value) for token, value in c.top]} for c in tokens],
-        ensure_ascii=False,
-    )
-
-
-def _logprobs_by_id(tokens: "Sequence[Choice]", service: Service) -> str:
+def _logprobs_by_id(tokens: "Sequence[Choice]", texts: "Sequence[Texts]") -> str:
     """JSON: of each token {id: {logprob, rank, decoded_token}}, the token itself and the most probable ones.
 
     A token's rank is that among those listed. Source: vllm_backend (8de0c14), src/utils/request.py.
     """
     entries = []
-    for choice in tokens:
+    for choice, text in zip(tokens, texts):
         listed = {choice.token: choice.logprob, **dict(choice.top)}
         ranks = {token: rank for rank, (token, _) in enumerate(choice.top, 1)}
         entries.append(
@@ -356,7 +384,7 @@ def _logprobs_by_id(tokens: "Sequence[Choice]", service: Service) -> str:
                 str(token): {
                     "logprob": logprob,
                     "rank": ranks.get(token, len(ranks) + 1),
-                    "decoded_token": service.token_text(token),
+                    "decoded_token": text[token],
                 }
                 for token, logprob in listed.items()
             }

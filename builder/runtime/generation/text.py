@@ -5,7 +5,7 @@ Knows the tokeniser and strings; knows nothing about sampling or Triton.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tokenizers import Tokenizer
 
@@ -88,7 +88,32 @@ class StopStrings:
         return shown
 
 
-def spelled(tokenizer: Tokenizer, token: int) -> str:
-    """One token as it is written after another: with the space that a decoder leaves out where a text begins."""
-    once, twice = (survived(tokenizer.decode, [token] * times, skip_special_tokens=False) for times in (1, 2))
-    return str(twice[len(once) :])
+class Spelling:
+    """Tokens of one sequence as log-probabilities name them: each as it is written after the one before it.
+
+    Together they are the sequence's text, with the spaces that are cleaned up, and U+FFFD for parts of characters.
+    `hidden`: tokens that the text leaves out; `before`: those that the sequence goes on from.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, hidden: "Collection[int]", before: "Sequence[int]" = ()) -> None:
+        self.tokenizer, self.hidden = tokenizer, hidden
+        self.before = next((token for token in reversed(before[-CONTEXT:]) if token not in hidden), None)
+
+    def __call__(self, tokens: "Sequence[int]") -> "dict[int, str]":
+        """The texts of the next token, which is the first of `tokens`, and of those that might have come instead."""
+        texts = {token: self._spelled(token) for token in tokens}
+        if tokens[0] not in self.hidden:
+            self.before = tokens[0]
+        return texts
+
+    def _spelled(self, token: int) -> str:
+        if self.before is None:  # a text begins without the space of its first word
+            return self._decode([token])
+        before = self.before
+        if self._decode([before]).endswith(BROKEN):  # half a character, of which this token may be the other half
+            before = token
+        return self._decode([before, token])[len(self._decode([before])) :]
+
+    def _decode(self, tokens: "list[int]") -> str:
+        text: str = survived(self.tokenizer.decode, tokens, skip_special_tokens=False)
+        return text
