@@ -59,7 +59,18 @@ class EmbedBody(Options):
 
 
 class TokensBody(Options):
+    """Vectors of tokens are as the model makes them. Clients send the fields of /embed along, as those have them."""
+
     inputs: str | Texts
+    normalize: bool | None = None
+    dimensions: int | None = None
+    prompt_name: str | None = None
+
+    def check(self) -> None:
+        super().check()
+        wanted = {"normalize": self.normalize is False, "dimensions": self.dimensions, "prompt_name": self.prompt_name}
+        for name in [name for name, value in wanted.items() if value not in (None, False)]:
+            raise bad_field(name, f"vectors of tokens have no {name}: leave it out")
 
 
 class SparseBody(Options):

@@ -467,6 +467,9 @@ def test_tei() -> None:
     for name, value in {"prompt_name": "query", "dimensions": 2, "normalize": False}.items():
         refused = asked("/embed_all", {"inputs": "x", name: value})
         assert (refused.status, name in refused.json["error"]) == (400, True), "vectors of tokens have none of these"
+    unsaid = {"prompt_name": None, "dimensions": None, "normalize": True}
+    taken = asked("/embed_all", {"inputs": "x", **unsaid}).json["error"]
+    assert taken == "name the model in `model`: of those for a vector a token there are: none", "clients send them"
     expected = [{"score": 0.75, "label": "a"}, {"score": 0.25, "label": "b"}]
     assert asked("/predict", {"inputs": "text"}).json == expected
     assert asked("/predict", {"inputs": ["a", "pair"]}).json == expected
