@@ -7,7 +7,7 @@ options; knows no architecture and no task.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerFast
@@ -16,6 +16,7 @@ from builder.errors import CheckpointError
 from builder.runtime.contract import Decay, TokenBias, TokenRules
 from builder.runtime.generation.options import RANGES, read_options
 
+TASK_FILE = "task_specific_params of config.json"
 LARGEST_SEARCH = int(RANGES["num_beams"][1])
 MAX_TOKENS = 128  # of an answer whose request does not say, where the checkpoint does not either
 SAME_NAME = (
@@ -95,9 +96,13 @@ INSTEAD: Mapping[str, str] = {
 }
 
 
-def refuse_unserved(config: GenerationConfig, is_decoder: bool) -> None:
-    """Raise CheckpointError for a field that is not implemented and would change answers, or makes no sense."""
-    _refuse_absurd(config)
+def refuse_unserved(config: GenerationConfig, is_decoder: bool, of_task: Collection[str] = ()) -> None:
+    """Raise CheckpointError for a field that is not implemented and would change answers, or makes no sense.
+
+    `of_task`: the fields that task_specific_params say.
+    """
+    file = "config.json" if getattr(config, "_from_model_config", False) else "generation_config.json"
+    _refuse_absurd(config, f"{file}, or {TASK_FILE}," if of_task else file)
     values = {name: value for name, value in config.to_dict().items() if value is not None}
     unknown = [name for name in values if name not in IMPLEMENTED and name not in HARMLESS and name not in REFUSED]
     # what transformers does not know it ignores: a field of a checkpoint's own, which its own code would read
@@ -110,12 +115,12 @@ def refuse_unserved(config: GenerationConfig, is_decoder: bool) -> None:
         name = wrong[0]
         instead = f"; {INSTEAD[name]}" if name in INSTEAD else ""
         raise CheckpointError(
-            f"generation_config.json says {name} {values[name]!r}, which is not implemented and would change answers"
-            f"{instead}. Remove it there to serve the model without it"
+            f"{TASK_FILE if name in of_task else file} says {name} {values[name]!r}, which is not implemented and "
+            f"would change answers{instead}. Remove it there to serve the model without it"
         )
 
 
-def _refuse_absurd(config: GenerationConfig) -> None:
+def _refuse_absurd(config: GenerationConfig, file: str) -> None:
     """Raise CheckpointError for values that no request could be answered with, as its options are read."""
     try:
         defaults = option_defaults(config, beams=LARGEST_SEARCH)
@@ -128,7 +133,7 @@ def _refuse_absurd(config: GenerationConfig) -> None:
             raise ValueError("max_new_tokens allows no token")
     except (TypeError, ValueError, OverflowError, IndexError) as error:
         raise CheckpointError(
-            f"generation_config.json has a value that makes no sense: {error}. Correct it there, or remove it"
+            f"{file} has a value that makes no sense: {error}. Correct it there, or remove it"
         ) from error
 
 

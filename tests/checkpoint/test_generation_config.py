@@ -138,6 +138,24 @@ def test_what_cannot_be_meant_is_refused_by_the_build(values: dict[str, Any], me
         refuse_unserved(config, is_decoder=True)
 
 
+@pytest.mark.parametrize(
+    ("of_config", "of_task", "file"),
+    [
+        (False, (), "^generation_config.json"),
+        (True, (), "^config.json"),
+        (False, ("max_time",), "^task_specific_params of config.json"),
+    ],
+)
+def test_the_file_that_says_what_is_refused_is_named(of_config: bool, of_task: tuple[str, ...], file: str) -> None:
+    config = GenerationConfig(max_time=2.5, _from_model_config=of_config)
+    with pytest.raises(CheckpointError, match=f"{file} says max_time 2.5"):
+        refuse_unserved(config, False, of_task)
+    config.max_new_tokens = -7
+    absurd = "^generation_config.json, or task_specific_params of config.json," if of_task else file
+    with pytest.raises(CheckpointError, match=f"{absurd} has a value that makes no sense"):
+        refuse_unserved(config, False, of_task)
+
+
 def test_an_encoder_decoder_counts_and_forces_its_own() -> None:
     refuse_unserved(GenerationConfig(min_length=8, forced_bos_token_id=5, decoder_start_token_id=2), is_decoder=False)
     with pytest.raises(CheckpointError, match=r"decoder_start_token_id \[2, 3\]"):

@@ -36,7 +36,7 @@ def read_settings(
     """The checkpoint's generation_config, with what holds for this task alone. Raises CheckpointError and SpecError."""
     instructions = seq2seq_task(checkpoint.task).instructions(checkpoint.config, task or checkpoint.task.name)
     config = GenerationConfig.from_dict({**checkpoint.model.generation_config.to_dict(), **instructions.options})
-    refuse_unserved(config, is_decoder=False)
+    refuse_unserved(config, is_decoder=False, of_task=instructions.options)
     start = config.decoder_start_token_id
     if start is None:
         start = config.bos_token_id
