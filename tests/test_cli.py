@@ -160,9 +160,9 @@ def test_load_test_drives_any_task_with_fitting_inputs(
 ) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     short = ["--seconds", "1.5", "--repeats", "1"]
-    assert main(["load-test", name, "--url", server.url, "--concurrency", "4", "--json", *short]) == 0
+    assert main(["load-test", name, "--url", server.url, "--concurrency", "3", "--json", *short]) == 0
     (load,) = json.loads(capfd.readouterr().out)["loads"]
-    assert load["level"] == {"kind": "concurrency", "value": 4}
+    assert load["level"] == {"kind": "concurrency", "value": 3}, "of masks more than 3 may find no place to wait"
     assert load["client"]["requests_per_s"] > 0
     assert load["server"]["failures"] == 0
     assert 0 < load["client"]["p50_ms"] <= load["client"]["p99_ms"]
