@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -200,6 +201,32 @@ def test_a_search_that_fails_or_runs_out_of_time_takes_nobody_with_it() -> None:
     assert isinstance(late.errors[0], DeadlineExceeded)
     assert "forbid every token" in str(broken.errors[0])
     assert good.tokens == expected([3], 8)
+    assert engine.cache.free == 6
+
+
+class FailingRules(Rules):
+    """Fail after two tokens."""
+
+    def _banned(self, prompt: Sequence[int], generated: Sequence[int]) -> list[int]:
+        if len(generated) == 2:
+            raise ValueError("a broken rule")
+        return []
+
+
+@pytest.mark.parametrize("kind", [SumExecutor, SearchingSumExecutor])
+def test_a_search_whose_rules_fail_takes_nobody_with_it(kind: type[SumExecutor]) -> None:
+    engine = engine_of(kind(slots=6, max_length=40), prefill=100)
+    broken, good, stream = Searched([1], 6, beams=2), Searched([2], 6, beams=2), Asked([3], 8)
+    broken.beams.search.rules = FailingRules(
+        Options(temperature=0.0, num_beams=2, no_repeat_ngram_size=2), max_tokens=6
+    )
+    engine.submit([broken.beams])
+    engine.submit([good.beams])
+    engine.submit(stream.sequences)
+    engine.run_until_idle()
+    assert [str(error) for error in broken.errors] == ["a broken rule"]
+    assert good.answers == [best_answers([2], 2, 6)[0][1]]
+    assert stream.tokens == expected([3], 8)
     assert engine.cache.free == 6
 
 

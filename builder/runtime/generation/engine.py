@@ -120,7 +120,11 @@ class Engine:
         others = [sequence.sampler for sequence in call.sequences if isinstance(sequence, GeneratedSequence)]
         if not (searches and self.executor.searches) or call.scored is not None:
             return 0
-        looked_at = [search.looks_at() for search in searches]
+        try:
+            looked_at = [search.looks_at() for search in searches]
+        except Exception as error:  # of one request, whose search fails again over all scores, alone
+            LOG.warning("what a search looks at is unknown, it gets all scores: %r", error)
+            return 0
         count = -(-max(looked_at) // STRIDE) * STRIDE
         settled = all(looked_at) and all(sampler.settled_by(count, 1) for sampler in others)
         return count if settled and count <= MOST else 0
