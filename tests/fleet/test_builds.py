@@ -113,7 +113,7 @@ def test_a_run_leaves_no_worker_and_no_file_behind(ran: Ran) -> None:
 @pytest.fixture
 def later(ran: Ran, monkeypatch: pytest.MonkeyPatch) -> Ran:
     """Commands of this process after the run, with its environment and the cores that its workers had."""
-    for name in ("BUILD_REPO_CACHE", "TMPDIR"):
+    for name in ("BUILD_REPO_CACHE", "HF_HUB_OFFLINE", "TMPDIR"):
         monkeypatch.setenv(name, ran.environment[name])
     monkeypatch.setattr(os, "sched_getaffinity", posix.sched_getaffinity)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
