@@ -111,23 +111,24 @@ def _described(model: onnx.ModelProto, path: Path) -> Graph:
         ),
         opset=next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0),
         ir_version=model.ir_version,
-        operators=Counter(node.op_type for node in _nodes(model.graph)),
+        operators=Counter(node.op_type for node in nodes_of(model.graph)),
         size=sum(file.stat().st_size for file in path.parent.glob(f"{path.stem}.*")),
         arithmetic="bf16" if any(t.data_type == onnx.TensorProto.BFLOAT16 for t in model.graph.initializer) else "fp32",
     )
 
 
-def _nodes(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
+    """All nodes, those of branches too."""
     for node in graph.node:
         yield node
         for attribute in node.attribute:
-            yield from _nodes(attribute.g)
+            yield from nodes_of(attribute.g)
 
 
 def operator_needs(graph: Graph) -> list[str]:
     """What of OPERATOR_NEEDS a graph uses, the newest first."""
     model = onnx.load(str(graph.path), load_external_data=False)
-    needs = {need for node in model.graph.node for need in _needs(node)}
+    needs = {need for node in nodes_of(model.graph) for need in _needs(node)}
     if "GroupQueryAttention on CPU" in needs and _takes_pieces(model.graph):
         needs.add("GroupQueryAttention with several new tokens after a past")
     return sorted(needs, key=lambda need: version_tuple(OPERATOR_NEEDS[need]), reverse=True)

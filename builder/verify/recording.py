@@ -17,7 +17,7 @@ import onnx
 
 from builder.engines import Infer, engine, infer_with
 from builder.engines.decoding import session_here
-from builder.onnx.graph import Graph
+from builder.onnx.graph import Graph, nodes_of
 from builder.runtime.generation.executors.base import Executor
 from builder.runtime.generation.executors.cross_attending import CrossAttending
 
@@ -155,6 +155,6 @@ def drive(executor: Executor, prompts: Sequence[Sequence[int]], long: Sequence[i
 def past_the_window(graph: Graph, tokens: Sequence[int], room: int) -> list[int]:
     """Of `tokens`, over and over, as many as go past the longest attention window, of those that fit into `room`."""
     model = onnx.load(str(graph.path), load_external_data=False)
-    windows = [a.i for n in model.graph.node for a in n.attribute if a.name == "local_window_size" and a.i > 0]
+    windows = [a.i for n in nodes_of(model.graph) for a in n.attribute if a.name == "local_window_size" and a.i > 0]
     count = max(2, min(max([LONG, *(window + LEAST_PIECE for window in windows)]), room - STEPS))
     return (list(tokens) * (1 + count // len(tokens)))[:count]

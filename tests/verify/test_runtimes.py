@@ -15,10 +15,10 @@ from onnx import TensorProto, helper, numpy_helper
 
 from builder.engines import openvino
 from builder.engines.cpu import cpu
-from builder.engines.onnxruntime.older import for_runtime
+from builder.engines.onnxruntime.older import for_runtime, unmarked_windows
 from builder.errors import ExportError, VerificationError
 from builder.export.decoder import export_decoder
-from builder.onnx.graph import Graph, check_release, operator_needs, save_graph
+from builder.onnx.graph import Graph, check_release, nodes_of, operator_needs, save_graph
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
 from builder.optimise.quantisation import quantise
@@ -175,6 +175,23 @@ def test_a_graph_without_windows_is_for_any_version(kinds: Mapping[str, Kind], t
     assert for_runtime(graph, "1.19.2", tmp_path) is graph
 
 
+def test_what_is_in_a_branch_counts(tmp_path: Path) -> None:
+    attention = helper.make_node(
+        "GroupQueryAttention", ["x"], ["y"], domain="com.microsoft", num_heads=1, local_window_size=60, softcap=5.0
+    )
+    value = helper.make_tensor_value_info("y", TensorProto.FLOAT, None)
+    branch = helper.make_graph([attention], "branch", [], [value])
+    either = helper.make_node("If", ["which"], ["y"], then_branch=branch, else_branch=branch)
+    model = helper.make_model(helper.make_graph([either], "either", [], [value]))
+    graph = save_graph(model, tmp_path / "model.onnx")
+    assert "GroupQueryAttention with softcap" in operator_needs(graph)
+    assert unmarked_windows(graph.path)
+    assert len(past_the_window(graph, [5], 128)) > 60
+    lowered = for_runtime(graph, "1.19.2", tmp_path)
+    assert _windows(lowered) == [59, 59]
+    assert not unmarked_windows(lowered.path)
+
+
 @pytest.fixture(scope="module")
 def representation(tmp_path_factory: pytest.TempPathFactory) -> Graph:
     """The encoder as OpenVINO has it, in what it computes in on this processor."""
@@ -224,7 +241,7 @@ def test_another_answer_of_openvino_stops_the_build(representation: Graph) -> No
 
 
 def _windows(graph: Graph) -> list[int]:
-    nodes = onnx.load(str(graph.path)).graph.node
+    nodes = nodes_of(onnx.load(str(graph.path)).graph)
     return [a.i for node in nodes for a in node.attribute if a.name == "local_window_size" and a.i > 0]
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import onnx
 
-from builder.onnx.graph import Graph, read_graph
+from builder.onnx.graph import Graph, nodes_of, read_graph
 from builder.triton.releases import version_tuple
 
 CHANGED = "1.24.0"
@@ -26,7 +26,7 @@ def for_runtime(graph: Graph, version: str, folder: Path) -> Graph:
     What is changed says in its metadata which versions it is for; the emitted code refuses to load it on others.
     """
     model = onnx.load(str(graph.path), load_external_data=False)
-    windows = [a for n in model.graph.node for a in n.attribute if a.name == WINDOW and a.i > 0]
+    windows = _windows(model)
     if not windows:
         return graph
     older = version_tuple(version) < version_tuple(CHANGED)
@@ -47,4 +47,8 @@ def unmarked_windows(path: Path) -> bool:
     """Whether the graph in `path` has windows and does not say which ONNX Runtime they were written for."""
     model = onnx.load(str(path), load_external_data=False)
     marks = {entry.key for entry in model.metadata_props} & {"onnxruntime_below", "onnxruntime_from"}
-    return not marks and any(a.name == WINDOW and a.i > 0 for node in model.graph.node for a in node.attribute)
+    return not marks and bool(_windows(model))
+
+
+def _windows(model: onnx.ModelProto) -> list[onnx.AttributeProto]:
+    return [a for node in nodes_of(model.graph) for a in node.attribute if a.name == WINDOW and a.i > 0]
