@@ -18,10 +18,11 @@ import onnx
 from builder.engines import Infer, engine, infer_with
 from builder.engines.decoding import session_here
 from builder.onnx.graph import Graph, nodes_of
-from builder.runtime.generation.executors.base import Executor
+from builder.runtime.generation.executors.base import Executor, Part
 from builder.runtime.generation.executors.cross_attending import CrossAttending
+from builder.verify.replay import kept
 
-RECORDED = ("run", "copy", "encode", "attach", "assign")  # of an executor
+RECORDED = ("run", "likeliest", "copy", "encode", "attach", "assign")  # of an executor
 TOLERANCE = 1e-4  # of the largest value, between two versions that compute in fp32
 ROUNDED = 3e-2  # where values are rounded to 16, 8 or 4 bits on the way: another last digit may round otherwise
 # Where an encoder rounds activations to 8 bits a last digit that rounds otherwise goes through all layers. MiniLM in
@@ -100,9 +101,9 @@ class Recorder:
 
     def _recording(self, name: str, method: Any) -> Any:
         def call(*arguments: Any) -> Any:
-            self.calls.append((name, copy.deepcopy(arguments)))
+            self.calls.append((name, copy.deepcopy(tuple(map(_plain, arguments)))))
             answer = method(*arguments)
-            self.answers.append(np.array(answer) if name == "run" else answer if name == "encode" else None)
+            self.answers.append(kept(name, answer, self.executor.geometry.vocabulary))
             return answer
 
         return call
@@ -129,6 +130,11 @@ class Recorder:
             "calls": self.calls,
         }
         return Case(name, job, self.answers, max(map(tolerance, graphs)))
+
+
+def _plain(argument: Any) -> Any:
+    """A part as a tuple: what makes the calls again knows no class of the builder."""
+    return tuple(argument) if isinstance(argument, Part) else argument
 
 
 def drive(executor: Executor, prompts: Sequence[Sequence[int]], long: Sequence[int]) -> None:

@@ -27,8 +27,21 @@ def loop(room: Any, case: "dict[str, Any]") -> "list[Any]":
     answers = []
     for name, arguments in case["calls"]:
         answer = getattr(executor, name)(*arguments)
-        answers.append(np.array(answer) if name == "run" else answer if name == "encode" else None)
+        answers.append(kept(name, answer, executor.geometry.vocabulary))
     return answers
+
+
+def kept(name: str, answer: Any, vocabulary: int) -> Any:
+    """What `name` answered as it is compared, in arrays of its own.
+
+    Of the most probable tokens: each one's logit at its place among all, where the others have the lowest of these. So
+    two tokens may change places as far as their logits are equal.
+    """
+    if name == "likeliest":
+        logits = np.repeat(answer.logits[:, -1:], vocabulary, axis=1)
+        np.put_along_axis(logits, answer.tokens, answer.logits, axis=1)
+        return [logits, np.array(answer.totals)]
+    return np.array(answer) if name == "run" else answer if name == "encode" else None
 
 
 WAYS = {"graph": graph, "loop": loop}

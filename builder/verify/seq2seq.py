@@ -24,10 +24,12 @@ from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.verify.emitted import Prompted, Taught, answer, perplexity, teacher_forced
 from builder.verify.generation import ROWS, TIE, TOLERANCE
+from builder.verify.recording import Case, Recorder
 
 RUN_ERRORS = (Fail, RuntimeException, InvalidArgument, RuntimeError)
 NEW_TOKENS = 32
 LONGEST_SAMPLE = 128
+REPLAYED, REPLAYED_TOKENS = 3, 8  # samples, and tokens of their answers, on another version of the engine
 SEARCHED = 4  # samples that are also answered by a search, which PyTorch is slow at
 
 
@@ -200,6 +202,27 @@ def _attach(executor: CrossAttending, reference: Reference, group: Sequence[int]
     for row, encoded in enumerate(executor.encode([reference.sources[index] for index in group])):
         executor.attach(row, encoded)
         executor.assign(row, row, 0)
+
+
+def recorded(graphs: Graphs, reference: Reference, threads: int) -> Case:
+    """What the graphs say here to a few texts together, the first also searched, to be said on another version.
+
+    The search ends before the rows beside it, which so go on in steps that nobody searches in.
+    """
+    sources, beams = reference.sources[:REPLAYED], reference.beams
+    executor = graphs.executor(len(sources) + beams, REPLAYED_TOKENS + 1, max(map(len, sources)), threads)
+    recorder = Recorder(executor)
+    asked = [_going_on(reference, source, 1, REPLAYED_TOKENS) for source in sources]
+    if beams > 1:
+        asked.append(_going_on(reference, sources[0], beams, REPLAYED_TOKENS // 2))
+    answer(executor, asked)
+    return recorder.case(graphs.decoder.path.name, [graphs.decoder, graphs.encoder], threads)
+
+
+def _going_on(reference: Reference, source: tuple[int, ...], beams: int, count: int) -> Prompted:
+    """An answer of so many tokens, whichever come."""
+    options = Options(temperature=0.0, num_beams=beams)
+    return Prompted((reference.start,), Rules(options, first=reference.first, max_tokens=count), source)
 
 
 def text_agreement(

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
@@ -14,6 +16,7 @@ from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
 from builder.errors import ExportError, VerificationError
 from builder.export.searches import for_searches
 from builder.export.seq2seq import export_seq2seq
+from builder.onnx.graph import nodes_of
 from builder.onnx.shared_tables import with_shared_tables
 from builder.optimise.fusion import fuse
 from builder.pipeline import build
@@ -22,7 +25,8 @@ from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.spec import make_spec
 from builder.verify.emitted import Prompted, answer
-from builder.verify.seq2seq import Graphs, pytorch_answer
+from builder.verify.runtimes import difference, replayed
+from builder.verify.seq2seq import Graphs, Reference, pytorch_answer, recorded
 from tests.checkpoints import VOCABULARY, make_tokenizer
 from tests.seq2seqs import BART, SEQ2SEQS, SPECIAL, T5, make_seq2seq
 
@@ -187,6 +191,25 @@ def test_rows_that_are_not_searched_attend_once(model_type: str, tmp_path: Path)
             for name, tensor in executor.texts.cross_arena.items():
                 np.testing.assert_array_equal(tensor[attended], before[name])
         np.testing.assert_allclose(found[0], found[1], atol=1e-6)
+
+
+def test_a_search_is_made_again_on_the_version_that_serves(tmp_path: Path) -> None:
+    """Its most probable tokens, then steps that nobody searches in; the least probable ones instead are told apart."""
+    graphs = graphs_of(make_seq2seq("t5"), tmp_path)
+    case = recorded(graphs, Reference(tuple(sources()[:3]), START, None, (END,), (), (), (), 2, (), ()), 1)
+    made = Counter(name for name, _ in case.job["calls"])
+    assert made["likeliest"] == 4, "one for each token of the search"
+    assert made["run"] >= 4, "once it has ended"
+    wrong = onnx.load(graphs.decoder.path)
+    (chosen,) = [node for node in nodes_of(wrong.graph) if node.op_type == "TopK"]
+    chosen.attribute.append(onnx.helper.make_attribute("largest", 0))
+    onnx.save(wrong, tmp_path / "wrong.onnx")
+    spoiled = {**case.job, "models": [str(tmp_path / "wrong.onnx"), *case.job["models"][1:]]}
+    same, other = replayed(tmp_path / "this build's own", [case.job, spoiled])
+    assert not isinstance(same, str), same
+    assert not isinstance(other, str), other
+    assert difference(list(case.answers), same) <= case.tolerance
+    assert difference(list(case.answers), other) > 0.1
 
 
 def test_a_build_for_one_beam_serves_greedy_rows_alone(tmp_path: Path) -> None:

@@ -40,17 +40,14 @@ from builder.progress import Stage
 from builder.report.record import BuildReport, EngineCheck, Rung
 from builder.runtime.contract import Arena, GenerationServing, LayerShape, Source
 from builder.runtime.fields import Field
-from builder.runtime.generation.options import Options
-from builder.runtime.generation.processors import Rules
 from builder.spec import BuildSpec
 from builder.triton.entries import RepositoryEntry
 from builder.triton.layout_generating import lay_out_generating
 from builder.variants import steps
 from builder.variants.generating import PrecisionRungs, Required
 from builder.variants.ladder import Climbed, climb
-from builder.verify.emitted import Prompted, answer
 from builder.verify.metrics import texts as texts_against
-from builder.verify.recording import Case, Recorder
+from builder.verify.recording import Case
 from builder.verify.runtimes import Replay
 from builder.verify.seq2seq import (
     Agreement,
@@ -58,12 +55,12 @@ from builder.verify.seq2seq import (
     Reference,
     make_reference,
     measure,
+    recorded,
     refuse_wrong_answers,
     text_agreement,
 )
 from builder.verify.verdict import Comparison
 
-REPLAYED_TOKENS = 8  # of answers, on another version of the engine
 VERIFIED_BEAMS = 4  # a search with more takes longer to verify, and shows no more
 
 
@@ -187,7 +184,7 @@ class Seq2Seq:
         return Chosen(exact, _with(graphs, quantised), quantised, ladder, climbed)
 
     def replay(self, chosen: Chosen) -> Replay:
-        """A few texts together."""
+        """A few texts together, one of them searched too."""
         return Replay(chosen.graphs.decoder.engine, True, lambda: [self._case(chosen)])
 
     def lay_out(self, chosen: Chosen, stage: Stage) -> tuple[RepositoryEntry, ...]:
@@ -300,15 +297,7 @@ class Seq2Seq:
         return tuple(quantise_weights(graph, precision, options, self.folder, grids) for graph in both)
 
     def _case(self, chosen: Chosen) -> Case:
-        """What the graphs say in this build's engine, to be said on another version of it."""
-        answers, graphs, threads = chosen.exact.pytorch.answers, chosen.graphs, self.spec.build_threads
-        sources = answers.sources[:3]
-        executor = graphs.executor(len(sources), REPLAYED_TOKENS + 1, max(map(len, sources)), threads)
-        recorder = Recorder(executor)
-        greedy = Options(temperature=0.0)
-        rules = Rules(greedy, answers.ends, first=answers.first, max_tokens=REPLAYED_TOKENS)
-        answer(executor, [Prompted((answers.start,), rules, source) for source in sources])
-        return recorder.case(graphs.decoder.path.name, [graphs.decoder, graphs.encoder], threads)
+        return recorded(chosen.graphs, chosen.exact.pytorch.answers, self.spec.build_threads)
 
 
 def plan_memory(
