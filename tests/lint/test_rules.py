@@ -17,7 +17,9 @@ from builder.lint import lint
 from builder.lint.findings import Finding
 from builder.lint.rule import all_rules
 from builder.lint.rules import instances, memory, provenance
+from builder.runtime.contract import Arena, LayerShape, dump
 from tests.lint.cases import CASES, ONNX, WHOLE, Case
+from tests.servings import decoder_serving
 
 ELSEWHERE = {  # what breaks it, where that is not here and not a case
     "TR101": "test_foreign.py",
@@ -89,6 +91,17 @@ def test_weights_of_all_instances_need_memory(tmp_path: Path, monkeypatch: pytes
     assert _found(tmp_path, "TR451") == []
     monkeypatch.setattr(memory, "total_memory", lambda: 3 * size - 1)
     assert [finding.model for finding in _found(tmp_path, "TR451")] == ["m"]
+
+
+def test_a_cache_in_blocks_is_what_its_slots_share(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arena = Arena(slots=100, length=64, dtype="float32", layers=(LayerShape(2, 8),), blocks=3)
+    files = {**CASES["whole"].files, "1/serving.json": dump(decoder_serving(arena=arena))}
+    _write(tmp_path / "m", WHOLE, files)
+    size = 3 * 32 * 2 * 2 * 8 * 4  # blocks, their tokens, keys and values, heads, numbers, bytes
+    monkeypatch.setattr(memory, "total_memory", lambda: size)
+    assert _found(tmp_path, "TR451") == []
+    monkeypatch.setattr(memory, "total_memory", lambda: size - 1)
+    assert len(_found(tmp_path, "TR451")) == 1
 
 
 def test_dockers_own_shared_memory_is_too_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,7 @@ from builder.lint.repository import Repository, Version
 from builder.lint.rule import WARNING, rule
 from builder.machine import total_memory
 from builder.runtime.contract import Arena, GenerationServing, Serving
+from builder.runtime.generation.executors.openvino_graph import BLOCK
 
 KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
 SHARED_MEMORY = Path("/dev/shm")
@@ -74,9 +75,9 @@ def _size(graph: Path) -> int:
 
 
 def _cache(arena: Arena) -> int:
-    """Bytes of the keys and values of all slots."""
+    """Bytes of the keys and values of all slots, or of the blocks that they share (on a CPU those of OpenVINO)."""
     a_token = sum(2 * layer.heads * layer.size for layer in arena.layers) * BYTES[arena.dtype]
-    return arena.slots * arena.length * a_token
+    return a_token * (arena.slots * arena.length if arena.blocks is None else arena.blocks * BLOCK)
 
 
 @rule(
