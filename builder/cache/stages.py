@@ -94,8 +94,8 @@ class Shelf:
         """Whether one of `stages` is there, as far as can be seen without reading it."""
         return any(self.entries.find(self.keys[stage]) is not None for stage in stages)
 
-    def get(self, stage: str, make: Callable[[], Value]) -> Value:
-        """The value of `stage`: what is kept, or what `make` makes, which is then kept."""
+    def get(self, stage: str, make: Callable[[], Value], lasts: Callable[[Value], bool] = lambda value: True) -> Value:
+        """The value of `stage`: what is kept, or what `make` makes, which is then kept if it `lasts`."""
         key = self.keys[stage]
         entry = self.entries.find(key)
         document = None if entry is None else self.entries.read(entry, self.context.folder)
@@ -107,6 +107,8 @@ class Shelf:
         begun = time.perf_counter()
         value = make()
         took = time.perf_counter() - begun
+        if not lasts(value):
+            return value
         with suppress(OSError):  # a full or read-only disk
             stream = io.BytesIO()
             writer = Writer(stream, self.context.folder)
@@ -177,7 +179,10 @@ class Keeping:
         return self._stage("verify", lambda: self.family.verify(fused.get(), reference.get()), "climb")
 
     def climb(self, exact: Once[Any], stage: Stage) -> Any:
-        return self._stage("climb", lambda: self.family.climb(exact.get(), stage)).get()
+        return self.shelf.get("climb", lambda: self.family.climb(exact.get(), stage), self.family.lasts)
+
+    def lasts(self, chosen: Any) -> bool:
+        return self.family.lasts(chosen)
 
     def _stage(self, name: str, make: Callable[[], Any], *beyond: str) -> Once[Any]:
         """Done now, unless one of the stages `beyond`, which need it no more, is kept."""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NoReturn, Protocol
 
 import numpy as np
 
+from builder.errors import BuilderError
 from builder.machine import available_memory
 from builder.runtime.contract import OpenVinoSession, Session
 
@@ -76,6 +77,15 @@ def left_in_file(size: int, served: bool) -> bool:
     """Whether what judges a graph of `size` bytes leaves its weights in their file, which is mapped: a large one that
     is not `served` as it is, or for which this machine has no memory now."""
     return size >= LARGE and not (served and available_memory() > OPENED * size)
+
+
+def refuse_to_choose(size: int) -> NoReturn:
+    """Raise BuilderError, of no type for which another engine is tried: fp32, a graph of `size` bytes, is to be timed
+    as it is served, and there is no memory for that now."""
+    raise BuilderError(
+        f"auto times fp32 as it is served, which takes {OPENED * size / 1e9:.1f} GB of memory, and "
+        f"{available_memory() / 1e9:.1f} GB are free: free more, or state --precision and --engine"
+    )
 
 
 def infer_with(graph: Graph, threads: int, spinning: bool = False) -> Infer:

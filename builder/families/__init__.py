@@ -24,7 +24,8 @@ from builder.verify.runtimes import Replay
 from builder.verify.verdict import Comparison, Unverified
 
 MAPPED = (
-    "fp32 was judged and timed with its weights left in their file, which takes less memory: served, it would be faster"
+    "fp32 was judged and timed with its weights left in their file, which takes less memory: it was not opened as it "
+    "is served, and the served model is faster than these numbers"
 )
 UNTIMED = "answers were judged on this machine's CPU; speed was not measured, for a GPU is to serve it"
 
@@ -59,6 +60,10 @@ class Family(Protocol[Exported, Reference, Fused, Exact, Chosen]):
 
     def climb(self, exact: Exact, stage: Stage) -> Chosen:
         """The variant that is served, and all that were measured for it."""
+        ...
+
+    def lasts(self, chosen: Chosen) -> bool:
+        """Whether a later build of the same may take `chosen` as it is; not where memory was short for a part of it."""
         ...
 
     def replay(self, chosen: Chosen) -> Replay:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from builder.checkpoint.resolve import Checkpoint
-from builder.engines import left_in_file
+from builder.engines import left_in_file, refuse_to_choose
 from builder.engines.cpu import cpu
 from builder.engines.encoding import Variant, encoding_engine
 from builder.engines.gpu import refuse_size
@@ -155,7 +155,7 @@ class Encoder:
         evaluator = make_evaluator(spec, self.checkpoint, exported.export.module, fused.graph, self.folder)
         level = f"{spec.level} " if spec.level < EXACT_LEVEL else ""
         name = f"{level}{'' if fused.empty is None else 'compacted '}fp32"
-        return _judged(name, fused, evaluator, reference, left_in_file(fused.graph.size, self._serves_fp32))
+        return _judged(name, fused, evaluator, reference, self._mapped(fused.graph))
 
     def climb(self, exact: Exact, stage: Stage) -> Chosen:
         """From PyTorch and the exact graph to the fastest variant that keeps the quality asked for."""
@@ -201,6 +201,10 @@ class Encoder:
             "cpu": cpu(),
         }
 
+    def lasts(self, chosen: Chosen) -> bool:
+        """Unless fp32 may be served and was not judged so: the next build may find the memory."""
+        return not (chosen.exact.mapped and self._serves_fp32)
+
     def replay(self, chosen: Chosen) -> Replay:
         """The engine's calls on the samples."""
         graph, feeds, threads = chosen.graph, chosen.exact.evaluator.feeds, self.spec.build_threads
@@ -228,10 +232,17 @@ class Encoder:
     def _judged_as_served(self, exact: Exact, stage: Stage) -> Exact:
         """Judged and timed anew as it would be served, where it may be and an earlier build judged it otherwise."""
         graph = exact.fused.graph
-        if not exact.mapped or not self._serves_fp32 or left_in_file(graph.size, served=True):
+        if not exact.mapped or not self._serves_fp32 or self._mapped(graph):
             return exact
         with stage(f"judge {exact.rung.name} as served"):
             return _judged(exact.rung.name, exact.fused, exact.evaluator, exact.pytorch, mapped=False)
+
+    def _mapped(self, graph: Graph) -> bool:
+        """Whether it is judged over its file. Raises BuilderError where it is to be chosen by its time as served."""
+        mapped = left_in_file(graph.size, self._serves_fp32)
+        if mapped and self._serves_fp32 and self.spec.chooses_by_time:
+            refuse_to_choose(graph.size)
+        return mapped
 
     @property
     def _serves_fp32(self) -> bool:

@@ -17,6 +17,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from builder.engines.onnxruntime import MAPPED as LEFT_IN_FILE
+from builder.errors import BuilderError
 from builder.families import MAPPED
 from builder.onnx.graph import Graph, save_graph
 from builder.pipeline import build
@@ -186,7 +187,9 @@ def test_a_large_graph_that_is_served_in_fp32_is_judged_once(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As it is served, where this machine has the memory for that; over its file, with a warning, where it has not."""
+    """As it is served, where this machine has the memory for that; over its file, with a warning, where it has not:
+    that is done again by the next build, which may find the memory."""
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr("builder.engines.LARGE", 10_000)
     monkeypatch.setattr("builder.engines.available_memory", lambda: free)
     if model == "encoder":
@@ -195,9 +198,25 @@ def test_a_large_graph_that_is_served_in_fp32_is_judged_once(
         folder = make_decoder_checkpoint(tmp_path / "checkpoint", "gpt2")
         spec = {"model": str(folder), "slots": 2, "max_length": 64, "quality": 0.0}
     stages: list[str] = []
-    report = build(make_spec(**spec, name="m", output=tmp_path / "repository"), lambda name: _noting(name, stages))
+    asked = make_spec(**spec, name="m", output=tmp_path / "repository")
+    report = build(asked, lambda name: _noting(name, stages))
     assert (MAPPED in report.warnings) == mapped
     assert not [name for name in stages if name.startswith("judge") and name.endswith("as served")]
+    monkeypatch.setattr("builder.engines.available_memory", lambda: 1 << 62)
+    again = build(asked)
+    assert list(again.kept) == ["verify" if mapped else "climb"]
+    assert MAPPED not in again.warnings
+
+
+@pytest.mark.parametrize("model", ["topics", "writes"])
+def test_fp32_is_not_raced_where_it_cannot_be_opened_as_it_is_served(
+    model: str, checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builder.engines.LARGE", 10_000)
+    monkeypatch.setattr("builder.engines.available_memory", lambda: 0)
+    spec = make_spec(model=str(checkpoint(model)), max_length=64, precision="auto", output=tmp_path / "repository")
+    with pytest.raises(BuilderError, match=r"auto times fp32 as it is served, which takes 0\.0 GB .* 0\.0 GB are free"):
+        build(spec)
 
 
 @contextmanager

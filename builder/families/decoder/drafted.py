@@ -121,6 +121,9 @@ class Drafted:
         target = self.target.climb(exact.target, stage)
         return Both(target, self._of_draft(self.draft.climb, exact.draft, lambda name: stage(f"{name} of the draft")))
 
+    def lasts(self, chosen: Both) -> bool:
+        return self.target.lasts(chosen.target) and self.draft.lasts(chosen.draft)
+
     def replay(self, chosen: Both) -> Replay:
         """The calls of both, which the same engine makes again."""
         own, draft = self.target.replay(chosen.target), self.draft.replay(chosen.draft)

@@ -82,6 +82,9 @@ class FastestEngine:
         picked = chosen.by_engine[fastest]
         return Picked(fastest, replace(picked, ladder=(picked.ladder[0], *ladder)), _choice(fastest, rates, chosen))
 
+    def lasts(self, picked: Picked) -> bool:
+        return self.decoders[picked.engine].lasts(picked.chosen)
+
     def replay(self, picked: Picked) -> Replay:
         return self.decoders[picked.engine].replay(picked.chosen)
 

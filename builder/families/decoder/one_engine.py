@@ -15,6 +15,7 @@ from builder.checkpoint.chat_template import chat_template, tool_template
 from builder.checkpoint.generation_config import total_length
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.checkpoint.tool_parser import tool_parser
+from builder.engines import refuse_to_choose
 from builder.engines.decoding import DecodingEngine, Executors, Lowered, is_mapped, judging, let_go, opened
 from builder.errors import VerificationError
 from builder.export.decoder import DecoderExport, export_decoder
@@ -137,7 +138,7 @@ class Decoder:
 
     def verify(self, fused: Fused, reference: Measured) -> Exact:
         """Probabilities, a row past every window, and greedy texts: those last, when no engine has its weights open."""
-        mapped = is_mapped(fused.graph, FP32 in self._precisions)
+        mapped = self._mapped(fused.graph)
         rung, agreement, long_error = self._compared(fused, reference, mapped)
         let_go(fused.graph)
         refuse_wrong_text(self.checkpoint.model, reference.answers, agreement)
@@ -171,6 +172,10 @@ class Decoder:
                 raise VerificationError(self._required.refusal(rung, exact.pytorch.rung, metric))
         own, served = self.engine.for_release(graph, self.folder)
         return Chosen(exact, own, served, ladder, rung, lowered.quantised, climbed)
+
+    def lasts(self, chosen: Chosen) -> bool:
+        """Unless fp32 may be served and was not judged so: the next build may find the memory."""
+        return not (chosen.exact.mapped and FP32 in self._precisions)
 
     def replay(self, chosen: Chosen) -> Replay:
         """Rows in pieces, past the windows and together."""
@@ -266,10 +271,18 @@ class Decoder:
     def _precisions(self) -> tuple[str, ...]:
         return precisions(self.spec.precision, self.spec.triton, self._in_process)
 
+    def _mapped(self, graph: Graph) -> bool:
+        """Whether fp32 is judged over its file. Raises BuilderError where it is to be chosen by its time as served."""
+        served = FP32 in self._precisions
+        mapped = is_mapped(graph, served)
+        if mapped and served and self.spec.chooses_by_time:
+            refuse_to_choose(graph.size)
+        return mapped
+
     def _as_served(self, exact: Exact, stage: Stage) -> Exact:
         """Judged and timed anew as it would be served, where it may be and an earlier build judged it otherwise."""
         lowered = Lowered(exact.fused.graph, exact.fused.graph)
-        if not exact.mapped or FP32 not in self._precisions or is_mapped(lowered.graph, True):
+        if not exact.mapped or FP32 not in self._precisions or self._mapped(lowered.graph):
             return exact
         with stage(f"judge {FP32} as served"):
             rung, agreement = self._rung(FP32, exact.fused, exact.pytorch, lowered, self._open(lowered))

@@ -183,6 +183,10 @@ class Seq2Seq:
         ladder = (exact.pytorch.rung, exact.rung, *(one for one in climbed.rungs if one is not exact.rung))
         return Chosen(exact, _with(graphs, quantised), quantised, ladder, climbed)
 
+    def lasts(self, chosen: Chosen) -> bool:
+        """Its graphs are always judged as they are served."""
+        return True
+
     def replay(self, chosen: Chosen) -> Replay:
         """A few texts together, one of them searched too."""
         return Replay(chosen.graphs.decoder.engine, True, lambda: [self._case(chosen)])
