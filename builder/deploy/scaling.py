@@ -16,7 +16,8 @@ IDLE_S = 300  # of less load until replicas go: they take a while to come back
 
 def queries(deployment: Deployment, pods: str, with_gateway: bool = True) -> dict[str, str]:
     """PromQL by the name of a trigger: mean milliseconds that a request waits for the model that is waited for most, in
-    Triton's batcher and in the queues of decode loops. 0 where nothing is asked: clamp_min keeps that from being 0/0.
+    Triton's batcher, in the fronts of encoders that took requests out of it, and in the queues of decode loops.
+    0 where nothing is asked: clamp_min keeps that from being 0/0.
 
     `pods`: what all their names begin with. A gateway knows how long each request waited; without one, as many wait as
     arrive in the time that they wait (Little's law).
@@ -26,9 +27,9 @@ def queries(deployment: Deployment, pods: str, with_gateway: bool = True) -> dic
     by_name = {}
     if batched:  # of the fronts: their engines answer them alone
         of_fronts = f'{of}, model=~"{batched}"'.replace("\\", "\\\\")
-        by_name["batcher"] = _mean(
-            "nv_inference_queue_duration_us", "nv_inference_request_success", of_fronts, "model", "/ 1000"
-        )
+        answered = "nv_inference_request_success"
+        by_name["batcher"] = _mean("nv_inference_queue_duration_us", answered, of_fronts, "model", "/ 1000")
+        by_name["front"] = _mean("build_repo_waited_seconds_total", answered, of_fronts, "model", "* 1000")
     if any(model.generates for model in deployment.models):
         by_name["decode-loop"] = _of_the_gateway(of) if with_gateway else _of_the_loops(of)
     return by_name

@@ -18,7 +18,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from .encoder.front import open_front
 from .encoder.transport import Metrics, refusal, response, tensors_of
-from .encoder.waiting import Job, Waiting
+from .encoder.waiting import Taken, Waiting
 from .tensors_check import check_tensors_survive
 
 
@@ -35,49 +35,59 @@ class TritonPythonModel:
         self.waiting = Waiting(size, timeout_s, rows, self._answer_later, _refuse, _left)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """None for a request that is answered later."""
+        """None for a request that is answered later. Raises nothing once one is: Triton would answer it, too."""
         came = time.monotonic()
         responses = [refusal(request, self.inputs) for request in requests]
         left = [index for index, refused in enumerate(responses) if refused is None]
         tensors = [tensors_of(requests[index], self.inputs) for index in left]
         rows = [len(next(iter(one.values()), ())) for one in tensors]
         if self.waiting.takes(came, sum(rows)):
-            jobs = [_kept(requests[index], one, size) for index, one, size in zip(left, tensors, rows)]
-            self.waiting.take(came, jobs)
-            return responses
-        for index, answered in zip(left, self._answers(tensors)):
+            taken = [_taken(requests[index], one, size) for index, one, size in zip(left, tensors, rows)]
+            self.waiting.take(came, [one for one in taken if isinstance(one, Taken)])
+            answers = [None if isinstance(one, Taken) else response(one) for one in taken]
+        else:
+            answers = self._answers(tensors)
+            self.waiting.answered()
+        for index, answered in zip(left, answers):
             responses[index] = answered
-        self.waiting.done()
         return responses
+
+    def is_ready(self) -> bool:
+        """Asked by Triton since release 26.03, where somebody asks it for readiness (python_backend, README.md)."""
+        return self.waiting.failure is None
 
     def finalize(self) -> None:
         self.waiting.stop()
 
     def _answers(self, tensors: Sequence[dict[str, np.ndarray]]) -> list[Any]:
         answers = self.front(tensors)
-        self.metrics.publish(self.front.counts, self.waiting.refused)
+        self.metrics.publish(self.front.counts, self.waiting.refused, self.waiting.waited_s)
         return [response(answer) for answer in answers]
 
-    def _answer_later(self, jobs: Sequence[Job]) -> None:
-        for job, answered in zip(jobs, self._answers([job.tensors for job in jobs])):
-            _send(job, answered)
+    def _answer_later(self, taken: Sequence[Taken]) -> None:
+        for request, answered in zip(taken, self._answers([request.tensors for request in taken])):
+            _send(request, answered)
 
 
-def _kept(request: Any, tensors: dict[str, np.ndarray], rows: int) -> Job:
+def _taken(request: Any, tensors: dict[str, np.ndarray], rows: int) -> Taken | Exception:
     """What is left of a request when execute() has returned: Triton takes its memory back then."""
-    return Job(request.get_response_sender(), {name: array.copy() for name, array in tensors.items()}, rows)
-
-
-def _left(job: Job) -> bool:
-    return bool(job.sender.is_cancelled())
-
-
-def _refuse(job: Job, error: Exception) -> None:
-    _send(job, response(error))
-
-
-def _send(job: Job, answered: Any) -> None:
     try:
-        job.sender.send(answered, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        copies = {name: array.copy() for name, array in tensors.items()}
+        return Taken(request.get_response_sender(), copies, rows)
+    except Exception as error:
+        return error
+
+
+def _left(request: Taken) -> bool:
+    return bool(request.sender.is_cancelled())
+
+
+def _refuse(request: Taken, error: BaseException) -> None:
+    _send(request, response(error))
+
+
+def _send(request: Taken, answered: Any) -> None:
+    try:
+        request.sender.send(answered, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
     except Exception as error:  # the client is gone
         pb_utils.Logger.log_verbose(f"a response could not be sent: {error}")

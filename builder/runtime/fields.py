@@ -20,7 +20,7 @@ CANCEL = "cancel"  # a parameter: the id of a request that is to end; the reques
 BESIDE_CANCEL = "stream"  # the one input that may come with it: a model with a batch dimension takes none without any
 
 
-def readable(error: Exception) -> str:
+def readable(error: BaseException) -> str:
     """The message of `error` as a client can be sent it: not longer than somebody reads, and all of it UTF-8.
 
     (Half a character, which JSON can spell, is nothing that Triton's TritonError takes.)

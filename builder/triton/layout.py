@@ -115,11 +115,11 @@ class QueueLimits:
 
 
 def queue_limits(options: LayoutOptions) -> QueueLimits:
-    """Kept by the front, where it can and Triton's batcher need not; on an older release those that were asked for."""
+    """Kept by the front, where it can and Triton's batcher need not; where it cannot, those that were asked for."""
     queue = options.serving.queue
     if options.serving.batcher_keeps_limits:
         return QueueLimits(False, queue.size, queue.waiting_us)
-    if _old(options):
+    if _answers_at_once(options):
         return QueueLimits(False, queue.max_size or 0, queue.timeout_us or 0)
     return QueueLimits(True, queue.size, queue.waiting_us)
 
@@ -134,9 +134,11 @@ def _batcher_limits(options: LayoutOptions) -> dict[str, Any]:
     return {} if limits.by_front else {"queue_size": limits.size, "queue_timeout_us": limits.timeout_us}
 
 
-def _old(options: LayoutOptions) -> bool:
-    """Whether the Python backend of the release has every request answered where it came."""
-    return version_tuple(options.triton) < version_tuple(SENDERS_SINCE)
+def _answers_at_once(options: LayoutOptions) -> bool:
+    """Whether the front answers every request where it came: the Python backend of the release has no other way, or
+    it runs the engine and needs resources for that, which Triton's rate limiter takes back when execute() returns."""
+    limited = options.in_process and bool(options.serving.rate_limiter)
+    return limited or version_tuple(options.triton) < version_tuple(SENDERS_SINCE)
 
 
 def bucketed(serving: EncoderServing, graph: Graph) -> EncoderServing:

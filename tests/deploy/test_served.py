@@ -66,7 +66,7 @@ def test_every_metric_that_is_asked_for_is_there(
     gateway.queue.labels("writes").observe(0.1)
     there |= _names(gateway.text().decode())
     wanted = [*queries(deployment, "search").values(), *queries(deployment, "search", with_gateway=False).values()]
-    assert len(wanted) == 4, "batchers and decode loops, with and without a gateway"
+    assert len(wanted) == 6, "batchers, fronts and decode loops, with and without a gateway"
     for query in [*wanted, replicas_query(deployment)]:
         for name, labels in _asks(query).items():
             assert name in there, name

@@ -75,7 +75,7 @@ def test_kserve_asks_triton_itself() -> None:
     assert predictor["model"]["runtime"] == runtime["metadata"]["name"]
     assert predictor["model"]["modelFormat"]["name"] in {f["name"] for f in runtime["spec"]["supportedModelFormats"]}
     assert [pull["name"] for pull in predictor["initContainers"]] == ["pull"]
-    (metric, _) = predictor["autoScaling"]["metrics"]
+    metric, *_ = predictor["autoScaling"]["metrics"]
     assert metric["external"]["metric"]["query"].endswith(
         '* scalar(count(count by (pod) (nv_inference_request_success{namespace="text", pod=~"search-predictor-.*"})))'
     )

@@ -2,47 +2,69 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pytest
 
 from builder.runtime.encoder import waiting
-from builder.runtime.encoder.waiting import Job, Refused, Waiting
+from builder.runtime.encoder.waiting import LOOKING_S, Refused, Taken, Waiting
 
 PATIENCE_S = 30.0
 
 
 class FakeFront:
-    """Answers batches one by one as it is let; jobs are known by their `sender`, a name."""
+    """Answers batches one by one as it is let; requests are known by their `sender`, a name."""
 
-    def __init__(self, size: int, timeout_s: float = 0.0, fails: bool = False) -> None:
+    def __init__(self, size: int, timeout_s: float = 0.0) -> None:
         self.batches: list[list[str]] = []
         self.refused: dict[str, str] = {}
-        self.fails, self.gone = fails, set[str]()
+        self.fails: BaseException | None = None
+        self.gone, self.deaf = set[str](), set[str]()
         self.asked, self.let = threading.Semaphore(0), threading.Semaphore(0)
-        self.queue = Waiting(size, timeout_s, 4, self.answer, self.refuse, lambda job: job.sender in self.gone)
+        self.queue = Waiting(size, timeout_s, 4, self.answer, self.refuse, self.left)
 
-    def answer(self, jobs: Sequence[Job]) -> None:
-        self.batches.append([job.sender for job in jobs])
+    def answer(self, taken: Sequence[Taken]) -> None:
+        self.batches.append([request.sender for request in taken])
         self.asked.release()
         assert self.let.acquire(timeout=PATIENCE_S)
         if self.fails:
-            raise ValueError("no such tensor")
+            raise type(self.fails)(*self.fails.args)
 
-    def refuse(self, job: Job, error: Exception) -> None:
-        self.refused[job.sender] = f"{type(error).__name__}: {error}"
+    def refuse(self, request: Taken, error: BaseException) -> None:
+        if request.sender in self.deaf:
+            raise BrokenPipeError(request.sender)
+        self.refused[request.sender] = f"{type(error).__name__}: {error}"
+
+    def left(self, request: Taken) -> bool:
+        if request.sender in self.deaf:
+            raise BrokenPipeError(request.sender)
+        return request.sender in self.gone
 
     def take(self, names: str, rows: int = 1, came: float = 0.0) -> None:
-        """As if they had been there before their turn."""
-        tensors = {"text_input": np.zeros((rows, 1))}
-        self.queue.take(came, [Job(name, tensors, rows) for name in names])
+        self.queue.take(came, [Taken(name, {"text_input": np.zeros((rows, 1))}, rows) for name in names])
+
+    def begin(self, names: str) -> None:
+        """Take requests of which the first batch is being answered from then on."""
+        self.take(names, came=time.monotonic())
+        assert self.asked.acquire(timeout=PATIENCE_S)
+
+    def answered(self) -> None:
+        """Wait until all that was taken is answered."""
+        with self.queue.changed:
+            assert self.queue.changed.wait_for(self.queue._idle, PATIENCE_S)
 
     def finish(self) -> None:
         self.let.release(100)
         self.queue.stop()
+
+
+class Panic(BaseException):
+    """What a tokeniser's Rust raises when it panics."""
 
 
 @pytest.fixture
@@ -75,22 +97,56 @@ def test_a_queue_without_limits_is_triton_s(fronts: list[FakeFront]) -> None:
 
 def test_as_many_as_may_wait_and_the_others_are_refused(fronts: list[FakeFront]) -> None:
     fronts.append(front := FakeFront(5))
-    front.take("a")
-    assert front.asked.acquire(timeout=PATIENCE_S)
+    front.begin("a")
     front.take("bcdefghi")
     message = "Refused: 5 requests wait already and the limit is 5; send the request again later"
     assert front.refused == dict.fromkeys("ghi", message)
-    assert front.queue.takes(0.0, 1), "who comes later must not be answered before those that wait"
     front.finish()
     assert front.batches == [["a"], ["b", "c", "d", "e"], ["f"]], "in order, at most four rows"
     assert front.queue.refused == 3
 
 
+def test_a_look_goes_on_while_batches_were_there_before_their_turn(fronts: list[FakeFront]) -> None:
+    """But not for ever: where each request comes soon after the last, Triton's figures would say nothing any more."""
+    fronts.append(front := FakeFront(8))
+    front.begin("a")
+    queue = front.queue
+    queue.began = queue.looked = queue.returned = 100.0
+    assert queue.takes(100.001, 1)
+    assert not queue._goes_on(100.1), "it came by itself"
+    queue.looked = queue.returned = 100.0 + LOOKING_S
+    assert not queue._goes_on(100.001 + LOOKING_S)
+
+
+def test_what_comes_after_a_look_waits_in_triton_until_its_turn(fronts: list[FakeFront]) -> None:
+    fronts.append(front := FakeFront(8))
+    queue, taken = front.queue, list[bool]()
+    queue.look_s = PATIENCE_S
+    front.begin("abcdef")
+    came = queue.returned + 1  # nobody was behind what was taken
+    thread = threading.Thread(target=lambda: taken.append(queue.takes(came, 4)))
+    thread.start()
+    front.let.release()
+    assert front.asked.acquire(timeout=PATIENCE_S)
+    assert thread.is_alive(), "e and f were before it"
+    front.let.release()
+    thread.join(PATIENCE_S)
+    assert taken == [False], "all are answered, and it is not yet time to look again"
+
+
+def test_the_front_looks_again_while_what_it_took_still_waits(fronts: list[FakeFront]) -> None:
+    fronts.append(front := FakeFront(8))
+    front.begin("ab")
+    assert front.queue.takes(front.queue.looked + waiting.LOOK_S, 1)
+
+
 def test_a_batch_has_no_more_rows_than_a_call_takes(fronts: list[FakeFront]) -> None:
     fronts.append(front := FakeFront(9))
     front.take("abc", rows=3)
+    front.take("de", rows=0)
     front.finish()
-    assert front.batches == [["a"], ["b"], ["c"]]
+    assert front.batches[:2] == [["a"], ["b"]]
+    assert sorted(name for batch in front.batches for name in batch) == list("abcde"), "those without rows too"
 
 
 def test_who_has_waited_too_long_or_has_left_never_reaches_the_engine(
@@ -106,31 +162,62 @@ def test_who_has_waited_too_long_or_has_left_never_reaches_the_engine(
     assert sorted(name for batch in front.batches for name in batch) == ["b", "d"]
     assert "time was over: it waited for 100" in front.refused["a"], "what the gateway knows a 504 by"
     assert "left" in front.refused["c"]
+    assert front.queue.refused == 1, "who left was not refused"
+    assert front.queue.waited_s >= 103, "what Triton's own figures do not have"
 
 
-def test_triton_hands_over_the_next_batch_when_all_are_answered(fronts: list[FakeFront]) -> None:
-    """One that came by itself has nobody behind it; what comes meanwhile makes a batch in Triton."""
+@pytest.mark.parametrize("error", [ValueError("no such tensor"), Panic("index out of bounds")])
+def test_a_failure_is_told_to_all_that_it_concerns_and_ends_nothing(
+    error: BaseException, fronts: list[FakeFront]
+) -> None:
     fronts.append(front := FakeFront(8))
-    front.queue.look_s = PATIENCE_S
-    returned = threading.Event()
-
-    def execute() -> None:
-        front.take("a", came=time.monotonic() + 1000)
-        returned.set()
-
-    threading.Thread(target=execute, daemon=True).start()
-    assert front.asked.acquire(timeout=PATIENCE_S)
-    assert not returned.is_set()
-    front.let.release()
-    assert returned.wait(PATIENCE_S)
-    assert not front.queue.jobs
-
-
-def test_a_failure_is_told_to_all_that_it_concerns_and_ends_nothing(fronts: list[FakeFront]) -> None:
-    fronts.append(front := FakeFront(8, fails=True))
+    front.fails = error
     front.let.release(2)
-    front.take("ab")
-    front.take("cd")
+    front.take("abcd")
+    front.take("ef")
     front.finish()
-    assert front.refused == dict.fromkeys("abcd", "ValueError: no such tensor")
+    assert front.refused == dict.fromkeys("abcdef", f"{type(error).__name__}: {error}")
+    assert front.queue.failure is None
     assert issubclass(Refused, RuntimeError)
+
+
+def test_who_cannot_be_told_ends_the_taking_and_leaves_nobody_else_without_an_answer(
+    fronts: list[FakeFront], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sender failed when it was asked whether the client left, and again when it was to say so."""
+    monkeypatch.setattr(waiting, "LONG_S", 0.0)
+    fronts.append(front := FakeFront(0, timeout_s=60))
+    front.deaf.add("b")
+    front.let.release(100)
+    front.take("abcd", came=time.monotonic() - 1)
+    front.take("e", came=time.monotonic() - 1)
+    front.answered()
+    assert not front.queue.takes(time.monotonic() + 100, 4), "answered where it came"
+    assert front.refused == dict.fromkeys("acd", "BrokenPipeError: b")
+    assert front.batches == [["e"]]
+    assert front.queue.failure == "BrokenPipeError: b"
+
+
+def test_if_the_thread_ends_all_that_wait_are_told(fronts: list[FakeFront], monkeypatch: pytest.MonkeyPatch) -> None:
+    fronts.append(front := FakeFront(8))
+    front.begin("abcdef")
+    monkeypatch.setattr(front.queue, "_next", lambda: [][0])
+    front.let.release()
+    front.queue.thread.join(PATIENCE_S)
+    assert front.refused == dict.fromkeys("ef", "IndexError: list index out of range")
+    assert front.queue.failure
+    assert not front.queue.takes(time.monotonic() + 100, 4)
+
+
+def test_nothing_is_kept_of_a_request_that_is_answered(fronts: list[FakeFront]) -> None:
+    """Before release 24.08 Triton frees a request only when its sender is gone."""
+    fronts.append(front := FakeFront(8))
+    front.let.release(100)
+    front.fails = ValueError("too long")
+    request = Taken("a", {}, 1)
+    known = weakref.ref(request)
+    front.queue.take(time.monotonic(), [request])
+    del request
+    front.answered()
+    gc.collect()
+    assert known() is None

@@ -42,6 +42,9 @@ def test_triton_may_prepare_the_next_batch_of_every_front(target: str) -> None:
         ({"serving": {"queue": {"max_size": 0, "timeout_us": 0}}}, (0, 0), (0, 0)),
         ({"serving": {"priority_levels": 2, "default_priority": 2}}, (0, 0), (512, 30_000_000)),
         ({"serving": {"queue": {"max_size": 9, "timeout_action": "DELAY"}}}, (0, 0), (9, 30_000_000)),
+        ({"serving": {"rate_limiter": [{"name": "R"}]}}, (0, 0), (0, 0)),
+        ({"serving": {"rate_limiter": [{"name": "R"}], "queue": {"max_size": 9}}}, (0, 0), (9, 0)),
+        ({"serving": {"rate_limiter": [{"name": "R"}]}, "executor": "bls"}, (512, 30_000), (0, 0)),
         ({"triton": "24.05"}, (0, 0), (0, 0)),
         ({"triton": "24.05", "serving": {"queue": {"max_size": 9}}}, (0, 0), (9, 0)),
     ],
@@ -49,12 +52,13 @@ def test_triton_may_prepare_the_next_batch_of_every_front(target: str) -> None:
 def test_the_queue_of_an_encoder_is_kept_by_its_front_where_it_can(
     options: dict[str, Any], front: tuple[int, int], batcher: tuple[int, int]
 ) -> None:
-    """Where the batcher keeps it, it pauses: with priorities it does anyway, and fronts of old releases cannot."""
+    """Where the batcher keeps it, it pauses: with priorities it does anyway. Fronts of old releases cannot, nor those
+    whose resources Triton's rate limiter takes back when execute() returns."""
     spec = make_spec(model="org/encoder", machine={"cores": 4}, **options)
     made = graph("onnxruntime")
     serving = serving_document(spec.front, "feature_extraction", made, 256, {"input_ids": 0}, {})
     fields = [Field("text_input", "TYPE_STRING")], [Field("embedding", "TYPE_FP32", (384,))]
-    (entry,) = lay_out(spec.layout, serving, "{}", made, {}, fields, [])
+    entry, *_ = lay_out(spec.layout, serving, "{}", made, {}, fields, [])
     said = json.loads(entry.files["1/serving.json"])  # type: ignore[arg-type]  # bytes
     policy = parse(render(entry.config), entry.name).dynamic_batching.default_queue_policy
     assert (said["queue"], said["queue_timeout_ms"]) == front

@@ -30,7 +30,7 @@ def tensors_of(request: Any, names: Sequence[str]) -> dict[str, np.ndarray]:
     return {name: tensor.as_numpy() for name, tensor in tensors.items() if tensor is not None}
 
 
-def response(answer: Answer) -> Any:
+def response(answer: Answer | BaseException) -> Any:
     """An answer as Triton sends it: an error of the request with the code for that, any other as the model's own."""
     if isinstance(answer, InputError):
         return pb_utils.InferenceResponse(
@@ -40,7 +40,7 @@ def response(answer: Answer) -> Any:
         return pb_utils.InferenceResponse(
             error=pb_utils.TritonError(readable(answer), pb_utils.TritonError.UNAVAILABLE)
         )
-    if isinstance(answer, Exception):
+    if isinstance(answer, BaseException):
         pb_utils.Logger.log_error(f"{type(answer).__name__}: {readable(answer)}")
         message = f"this request failed inside the model: {type(answer).__name__}: {readable(answer)}"
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, pb_utils.TritonError.INTERNAL))
@@ -48,7 +48,8 @@ def response(answer: Answer) -> Any:
 
 
 class Metrics:
-    """Counters on Triton's own /metrics: engine calls, tokens of texts, tokens that only pad a batch, refusals.
+    """Counters on Triton's own /metrics: engine calls, tokens of texts, tokens that only pad a batch, requests
+    that were refused, and how long others waited in the front.
 
     Each increment is a message to the server, so they are sent with the first batch of each second.
     """
@@ -63,6 +64,7 @@ class Metrics:
                 ("tokens", "Tokens of the texts, special tokens included"),
                 ("padding_tokens", "Tokens added to texts to make them as long as their batch mates"),
                 ("refused", "Requests that were refused because too many waited, or for too long"),
+                ("waited_seconds", "Time that requests waited in the front, after Triton's own queue"),
             )
         }
         # of this version alone: a metric of another process with the same labels goes when the first of them ends
@@ -75,10 +77,10 @@ class Metrics:
         )
         self.loaded_at = self.loaded.Metric(labels=labels)
         self.loaded_at.set(time.time())
-        self.sent, self.refused = Counts(), 0
+        self.sent, self.refused, self.waited_s = Counts(), 0, 0.0
         self.sent_at = 0.0
 
-    def publish(self, counts: Counts, refused: int) -> None:
+    def publish(self, counts: Counts, refused: int, waited_s: float) -> None:
         """Add what came since the last time."""
         if time.monotonic() - self.sent_at < 1:
             return
@@ -87,4 +89,6 @@ class Metrics:
         self.counters["tokens"].increment(tokens)
         self.counters["padding_tokens"].increment(counts.padded_tokens - self.sent.padded_tokens - tokens)
         self.counters["refused"].increment(refused - self.refused)
-        self.sent, self.refused, self.sent_at = replace(counts), refused, time.monotonic()
+        self.counters["waited_seconds"].increment(waited_s - self.waited_s)
+        self.sent, self.refused, self.waited_s = replace(counts), refused, waited_s
+        self.sent_at = time.monotonic()

@@ -1,12 +1,13 @@
 """The queue of an encoder's front: how many requests may wait for their turn, and for how long.
 
 Triton's own queue has no limit: with one, its batcher stops preparing the next batch (core, src/scheduler_utils.cc,
-PriorityQueue: support_prefetching_), and a model of one instance pauses. Nor does it say how many wait. So, while
-requests come as fast as they are answered, the front looks once in LOOK_S: it takes all that wait out of Triton's queue
-at once, keeps as many as may wait, refuses the others, and answers what it keeps from a thread of its own. All other
-batches are answered where they came, as if this were not there: an answer by a sender is a message for each request.
+PriorityQueue: support_prefetching_), and a model of one instance pauses. Nor does it say how many wait. So the front
+looks, once in LOOK_S while batches come full: it takes what waits out of Triton's queue, keeps as many as may wait,
+refuses the others, and answers what it keeps from a thread of its own, by a message for each request. Meanwhile others
+wait in Triton's queue. Once all that was taken is answered, batches are answered where they come, as if this were not
+there, until it is time to look again.
 
-Knows jobs; knows nothing of Triton, texts or engines.
+Knows requests that were taken; knows nothing of Triton, texts or engines.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ from typing import Any
 
 import numpy as np
 
-LOOK_S = 1.0
+LOOK_S = 1.0  # between two looks
 RARELY = 10  # times that, while batches are not full: requests with other inputs share none, however many wait
-SOON_S = 0.005  # a batch that comes so soon after the one before has waited for it, and others may wait behind it
-LONG_S = 0.5  # who has waited so long may have left; the question is a message to the server
+LOOKING_S = 0.25  # a look takes no longer: Triton's figures say nothing of the waiting of what is taken
+SOON_S = (
+    0.005  # a batch that comes so soon after the one before was complete before its turn: others may wait behind it
+)
+LONG_S = 0.5  # a client that has waited so long may have left; the question is a message to the server
 
 
 class Refused(RuntimeError):
@@ -31,7 +35,7 @@ class Refused(RuntimeError):
 
 
 @dataclass(frozen=True)
-class Job:
+class Taken:
     """A request that is answered later. `sender`: what takes its answer; `tensors`: copies of its inputs, by name."""
 
     sender: Any
@@ -42,8 +46,8 @@ class Job:
 class Waiting:
     """`size`: requests that may wait, 0: any number; `timeout_s`: how long, 0: for ever; `rows`: of a batch, at most.
 
-    `answer` answers the jobs of a batch, `refuse` tells one why it is not answered, `left` is whether nobody waits for
-    it any more.
+    `answer` answers the requests of a batch, `refuse` tells one why it is not answered, `left` is whether nobody waits
+    for it any more. `answer` is never called while execute() answers a batch.
     """
 
     def __init__(
@@ -51,52 +55,49 @@ class Waiting:
         size: int,
         timeout_s: float,
         rows: int,
-        answer: Callable[[Sequence[Job]], None],
-        refuse: Callable[[Job, Exception], None],
-        left: Callable[[Job], bool],
+        answer: Callable[[Sequence[Taken]], None],
+        refuse: Callable[[Taken, BaseException], None],
+        left: Callable[[Taken], bool],
     ) -> None:
         self.size, self.timeout_s, self.rows = size, timeout_s, rows
         self.look_s = min(LOOK_S, timeout_s or LOOK_S)
         self.answer, self.refuse, self.left = answer, refuse, left
-        self.refused = 0  # so far
-        self.jobs: deque[tuple[float, Job]] = deque()  # with when they were taken
+        self.refused = 0  # requests, so far
+        self.waited_s = 0.0  # all of them together, so far
+        self.failure: str | None = None  # why nothing is taken any more
+        self.taken: deque[tuple[float, Taken]] = deque()  # with when they came
         self.changed = threading.Condition()
         self.answering = self.stopped = False
-        self.looked = self.returned = 0.0
+        self.began = self.looked = self.returned = 0.0  # the last look, its end, and the last batch's
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 
     def takes(self, came: float, rows: int) -> bool:
-        """Whether a batch of `rows` that came at `came` (time.monotonic) is to be taken, and not answered at once."""
-        with self.changed:
-            if self.jobs or self.answering:
-                return True
-        if not self.size and not self.timeout_s:
-            return False
-        after = self.look_s if self._full(rows) else RARELY * self.look_s
-        return came - self.looked > after and self._more(came, rows)
+        """Whether a batch of `rows` that came at `came` (time.monotonic) is to be taken, and not answered at once.
 
-    def done(self) -> None:
+        Says so when it is the batch's turn: at once while the front looks, otherwise when all that was taken is
+        answered, or when it is time to look again.
+        """
+        with self.changed:
+            if not self._idle() and self._goes_on(came):
+                return True
+            self.began = came
+            answered = self.changed.wait_for(self._idle, None if self.failure else self._until_next_look(came))
+            return self.failure is None and (not answered or self._begins(came, rows))
+
+    def answered(self) -> None:
         """A batch was answered where it came: from now on it is the next one's turn."""
         self.returned = time.monotonic()
 
-    def take(self, came: float, jobs: Sequence[Job]) -> None:
-        """Keep the jobs of a batch that may wait, and refuse the others.
-
-        Returns when Triton may hand over the next batch: at once where it has one, otherwise when all are answered or
-        it is time to look again.
-        """
-        more = self._more(came, sum(job.rows for job in jobs))
+    def take(self, came: float, requests: Sequence[Taken]) -> None:
+        """Keep the requests of a batch that may wait, and refuse the others. Raises nothing."""
         with self.changed:
-            room = max(0, self.size - len(self.jobs)) if self.size else len(jobs)
-            self.jobs.extend((came, job) for job in jobs[:room])
+            room = max(0, self.size - len(self.taken)) if self.size else len(requests)
+            self.taken.extend((came, request) for request in requests[:room])
             self.changed.notify_all()
-        for job in jobs[room:]:
-            reason = f"{self.size} requests wait already and the limit is {self.size}"
-            self._refuse(job, f"{reason}; send the request again later")
-        if not more:
-            with self.changed:
-                self.changed.wait_for(lambda: not self.jobs and not self.answering, self.look_s)
+        found = f"{self.size} requests wait already and the limit is {self.size}; send the request again later"
+        for request in requests[room:]:
+            self._refuse(request, found)
         self.looked = self.returned = time.monotonic()
 
     def stop(self) -> None:
@@ -106,55 +107,93 @@ class Waiting:
             self.changed.notify_all()
         self.thread.join()
 
-    def _more(self, came: float, rows: int) -> bool:
-        """Whether requests may wait behind a batch: it was there before its turn, or no two of its size make one."""
-        return came - self.returned < SOON_S or self._full(rows)
+    def _idle(self) -> bool:
+        return not self.taken and not self.answering
 
-    def _full(self, rows: int) -> bool:
-        """Whether another request as large has no room in a batch: where it has, Triton's queue was nearly empty."""
-        return 2 * rows > self.rows
+    def _goes_on(self, came: float) -> bool:
+        """Whether the look goes on that took the batch before: there may be more behind this one."""
+        return self.failure is None and came - self.returned < SOON_S and came - self.began < LOOKING_S
+
+    def _begins(self, came: float, rows: int) -> bool:
+        """Whether it is time to look, and there may be something to see behind this batch: it fills more than half of
+        what a batch may have, so that another like it has no place in it; or it was there before its turn, which seldom
+        means that many wait."""
+        if not self.size and not self.timeout_s:
+            return False
+        full, since = 2 * rows > self.rows, came - self.looked
+        return since > self.look_s if full else since > RARELY * self.look_s and came - self.returned < SOON_S
+
+    def _until_next_look(self, came: float) -> float:
+        return max(0.0, self.looked + self.look_s - came)
 
     def _work(self) -> None:
-        while True:
-            with self.changed:
-                self.answering = False
-                self.changed.notify_all()
-                self.changed.wait_for(lambda: self.jobs or self.stopped)
-                if not self.jobs:
-                    return
-                self.answering = True
-                batch = self._next()
-            wanted = [job for came, job in batch if self._waits(came, job)]
-            if wanted:
-                self._answer(wanted)
-
-    def _answer(self, jobs: Sequence[Job]) -> None:
         try:
-            self.answer(jobs)
-        except Exception as error:  # or nobody would answer the jobs that come after
-            for job in jobs:
-                self.refuse(job, error)
+            while self._turn():
+                pass
+        except BaseException as error:  # nobody would answer what waits
+            self._end(error)
 
-    def _next(self) -> list[tuple[float, Job]]:
-        batch = [self.jobs.popleft()]
-        rows = batch[0][1].rows
-        while self.jobs and rows + self.jobs[0][1].rows <= self.rows:
-            batch.append(self.jobs.popleft())
-            rows += batch[-1][1].rows
-        return batch
+    def _turn(self) -> bool:
+        """Answer the next batch; whether there may be another. Keeps nothing of it: before release 24.08 Triton frees a
+        request, and unloads the model, only when its sender is gone (python_backend, 373)."""
+        batch = self._next()
+        try:
+            wanted = [request for came, request in batch if self._waits(came, request)]
+            if wanted:
+                self.answer(wanted)
+        except BaseException as error:  # what the tokeniser raises when it panics is no Exception
+            for _, request in batch:
+                self._tell(request, error)
+        return bool(batch)
 
-    def _waits(self, came: float, job: Job) -> bool:
-        """Whether a job is still to be answered; it is told where it is not."""
+    def _next(self) -> list[tuple[float, Taken]]:
+        """The requests of the next batch, when there are any; none: there will be no others."""
+        with self.changed:
+            self.answering = False
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self.taken or self.stopped)
+            batch: list[tuple[float, Taken]] = []
+            rows = 0
+            while self.taken and (not batch or rows + self.taken[0][1].rows <= self.rows):
+                batch.append(self.taken.popleft())
+                rows += batch[-1][1].rows
+            self.answering = bool(batch)
+            return batch
+
+    def _end(self, error: BaseException) -> None:
+        with self.changed:
+            self._fail(error)
+            left = [request for _, request in self.taken]
+            self.taken.clear()
+            self.answering = False
+            self.changed.notify_all()
+        for request in left:
+            self._tell(request, error)
+
+    def _waits(self, came: float, request: Taken) -> bool:
+        """Whether a request is still to be answered; it is told where it is not."""
         waited = time.monotonic() - came
+        self.waited_s += waited
         if self.timeout_s and waited > self.timeout_s:
-            reason = f"it waited for {waited:.1f} s, and may for {self.timeout_s:g} s"
-            self._refuse(job, f"the request's time was over: {reason}")
+            found = f"it waited for {waited:.1f} s, and may for {self.timeout_s:g} s"
+            self._refuse(request, f"the request's time was over: {found}")
             return False
-        if waited > LONG_S and self.left(job):
-            self._refuse(job, "its client has left")
+        if waited > LONG_S and self.left(request):
+            self._tell(request, Refused("its client has left"))
             return False
         return True
 
-    def _refuse(self, job: Job, why: str) -> None:
-        self.refused += 1
-        self.refuse(job, Refused(why))
+    def _refuse(self, request: Taken, why: str) -> None:
+        with self.changed:  # execute() refuses, and so does the thread
+            self.refused += 1
+        self._tell(request, Refused(why))
+
+    def _tell(self, request: Taken, error: BaseException) -> None:
+        try:
+            self.refuse(request, error)
+        except BaseException as untold:  # it has no answer, and keeps the model from being unloaded
+            self._fail(untold)
+
+    def _fail(self, error: BaseException) -> None:
+        """Nothing is taken any more. Of the error its words alone are kept: itself, it would keep requests."""
+        self.failure = self.failure or f"{type(error).__name__}: {error}"

@@ -1,0 +1,111 @@
+"""The adapter of an encoder, on a stand-in for Triton's module: what it takes over is answered, whatever fails."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from builder.runtime.encoder.waiting import Waiting
+
+TRITON = "triton_python_backend_utils"
+ON_TRITON = ("builder.runtime.encoder_model", "builder.runtime.encoder.transport")
+PATIENCE_S = 30.0
+
+
+class Sender:
+    """Triton's response sender: what a client was sent."""
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.done = threading.Event()
+
+    def send(self, response: Any, flags: int) -> None:
+        self.sent.append(response)
+        self.done.set()
+
+
+@dataclass
+class Asked:
+    """A request of one input; without a sender, one that Triton has none for."""
+
+    text_input: np.ndarray
+    sender: Sender | None = None
+
+    def parameters(self) -> str:
+        return "{}"
+
+    def get_response_sender(self) -> Sender:
+        if self.sender is None:
+            raise RuntimeError("no sender")
+        return self.sender
+
+
+@dataclass
+class TritonError:
+    """What a response with an error holds."""
+
+    message: str
+    code: str
+
+
+@pytest.fixture
+def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """A TritonPythonModel whose front repeats what it is asked."""
+    codes = {code: code for code in ("INVALID_ARG", "UNAVAILABLE", "INTERNAL")}
+    triton = ModuleType(TRITON)
+    for name, value in {
+        "TRITONSERVER_RESPONSE_COMPLETE_FINAL": 1,
+        "InferenceResponse": lambda tensors=None, error=None: SimpleNamespace(tensors=tensors, error=error),
+        "Tensor": lambda name, array: array,
+        "TritonError": type("TritonError", (TritonError,), codes),
+        "get_input_tensor_by_name": lambda request, name: SimpleNamespace(as_numpy=lambda: getattr(request, name)),
+        "Logger": SimpleNamespace(log_error=lambda text: None, log_verbose=lambda text: None),
+    }.items():
+        setattr(triton, name, value)
+    monkeypatch.setitem(sys.modules, TRITON, triton)
+    for name in ON_TRITON:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    module = importlib.import_module(ON_TRITON[0])
+    model = object.__new__(module.TritonPythonModel)
+    model.inputs, model.front = ["text_input"], _Echo()
+    model.metrics = SimpleNamespace(publish=lambda *counts: None)
+    model.waiting = Waiting(8, 30.0, 4, model._answer_later, module._refuse, module._left)
+    yield model
+    model.finalize()
+    for name in ON_TRITON:
+        sys.modules.pop(name, None)
+
+
+class _Echo:
+    counts = None
+
+    def __call__(self, requests: Sequence[dict[str, np.ndarray]]) -> list[dict[str, np.ndarray]]:
+        return [{"text_output": tensors["text_input"]} for tensors in requests]
+
+
+def test_a_request_that_cannot_be_taken_fails_alone(adapter: Any) -> None:
+    """Whatever execute() raised, Triton would answer those too that were taken: twice."""
+    text, sender = np.ones((3, 1)), Sender()
+    taken, failed = adapter.execute([Asked(text, sender), Asked(text)])
+    assert taken is None
+    assert (failed.error.code, "no sender" in failed.error.message) == ("INTERNAL", True)
+    assert sender.done.wait(PATIENCE_S)
+    assert sender.sent[0].error is None
+    assert (sender.sent[0].tensors[0] == text).all()
+
+
+def test_a_model_that_left_a_request_unanswered_is_not_ready(adapter: Any) -> None:
+    """Triton asks since release 26.03, and takes nothing but a bool."""
+    assert adapter.is_ready() is True
+    adapter.waiting.failure = "BrokenPipeError: gone"
+    assert adapter.is_ready() is False
+    answered = adapter.execute([Asked(np.ones((4, 1)))])
+    assert answered[0].error is None, "where it came"
