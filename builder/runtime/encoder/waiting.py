@@ -24,9 +24,7 @@ import numpy as np
 LOOK_S = 1.0  # between two looks
 RARELY = 10  # times that, while batches are not full: requests with other inputs share none, however many wait
 LOOKING_S = 0.25  # a look takes no longer: Triton's figures say nothing of the waiting of what is taken
-SOON_S = (
-    0.005  # a batch that comes so soon after the one before was complete before its turn: others may wait behind it
-)
+SOON_S = 0.005  # a batch that comes so soon after the one before was there before its turn: more may wait behind it
 LONG_S = 0.5  # a client that has waited so long may have left; the question is a message to the server
 
 
