@@ -17,6 +17,7 @@ OBJECTS = 128 << 20  # bytes of shared memory: requests and answers are small, a
 SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # Ray sends reports over the network unless it is told not to
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "builder.ray.proxy.middlewares",
+    "RAY_worker_niceness": "0",  # not 15, with which a replica's Triton waits for every other program of its node
 }
 PATIENCE = {  # on a busy machine a node takes longer to start than the 10 to 30 s that Ray waits, and a proxy than 5 s
     "RAY_raylet_start_wait_time_s": "120",

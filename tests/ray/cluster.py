@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
 import socket
@@ -63,6 +64,7 @@ def _small() -> dict[str, Any]:
 
     A raylet waits for the ports that its agents choose, which on a busy machine import for longer than that and end it
     (WaitForDashboardAgentPorts in Ray's src/ray/raylet/node_manager.cc); it does not wait for ports that it is told.
+    See `_telling` too.
     """
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in AGENTS]
@@ -70,6 +72,25 @@ def _small() -> dict[str, Any]:
             one.bind(("127.0.0.1", 0))
         ports = {name: one.getsockname()[1] for name, one in zip(AGENTS, sockets, strict=True)}
     return {"node_ip_address": "127.0.0.1", "object_store_memory": STORE, "include_dashboard": False, **ports}
+
+
+def _telling(patch: pytest.MonkeyPatch) -> None:
+    """Raylets are told the port that their agent listens on: Ray 2.60 tells it to the agent alone, and each raylet then
+    waits 15 s for the file in which the agent names it, which is not long enough where other programs run."""
+    from ray._private import services
+
+    start = services.start_ray_process
+
+    def told(command: list[str], process_type: str, *positional: Any, **options: Any) -> Any:
+        ports = re.findall(r"--listen-port=(\d+)", " ".join(command)) if process_type == "raylet" else []
+        return start(
+            [*command, *(f"--dashboard_agent_listen_port={port}" for port in ports)],
+            process_type,
+            *positional,
+            **options,
+        )
+
+    patch.setattr(services, "start_ray_process", told)
 
 
 @contextmanager
@@ -81,6 +102,8 @@ def ray_nodes() -> Iterator[Nodes]:
             patch.setenv(name, value)
         (Path(folder) / "ray").mkdir()
         from ray.cluster_utils import Cluster
+
+        _telling(patch)
 
         lean = {"num_cpus": 0, "no_monitor": True, "include_log_monitor": False}
         cluster = Cluster(initialize_head=True, head_node_args={**lean, **_small()})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 import time
 import urllib.error
@@ -178,6 +179,13 @@ def test_requests_go_where_their_model_is_loaded(site: Site) -> None:
     for _ in range(10):
         assert {name: site.classify(name) for name in ("topics", "flags")} == first
     assert (site.stubs("topics"), site.stubs("flags"), site.stubs("flags_model")) == loaded
+
+
+def test_a_model_runs_with_the_priority_of_other_programs(site: Site) -> None:
+    """Ray's own default is a niceness of 15: on a busy node, Triton got next to no processor."""
+    site.whole().classify("topics")
+    tritons = site.stubs("topics").values()
+    assert [os.getpriority(os.PRIO_PROCESS, triton) for triton in tritons] == [os.getpriority(os.PRIO_PROCESS, 0)]
 
 
 def test_a_model_that_does_not_exist(site: Site) -> None:
