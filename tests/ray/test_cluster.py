@@ -147,7 +147,7 @@ def site(nodes: Nodes, models: Path) -> Iterator[Site]:
     to do than 3 requests at once on each."""
     nodes.at_least(2)
     replicas = {"min_replicas": 2, "max_replicas": 3, "models_per_replica": 1}
-    options = read_options({"repository": str(models), **replicas, "busy": 3, "grow_after_s": 0.5, "shrink_after_s": 1})
+    options = read_options({"repository": str(models), **replicas, "busy": 3, "grow_after_s": 0.5, "shrink_after_s": 5})
     port = free_ports().http
     with connected(nodes.address), _looking_often(), serving(options, "127.0.0.1", port):
         yield Site(port, nodes, models)
