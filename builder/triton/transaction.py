@@ -15,7 +15,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -55,18 +55,33 @@ class Change:
 
     def write(self, content: bytes, target: Path) -> None:
         """Put a file of `content` in the place of `target`, in one rename."""
-        if target.is_file() and target.read_bytes() == content:
+        if target.is_file() and not target.is_symlink() and target.read_bytes() == content:
             return
-        path = self.staging / f"written_{len(self.steps)}"
-        before = self.staging / f"before_{len(self.steps)}"
-        path.write_bytes(content)
-        sync(path)
-        if target.exists():
-            shutil.copyfile(target, before)
-            sync(before)
-        self._note(Step("write", self._place(before) if target.exists() else None, self._place(target)))
-        os.replace(path, target)
-        sync(target.parent)
+        path = self._next("written")
+        _fill(path, content)
+        self._replace(path, target)
+
+    def write_at_once(self, contents: Mapping[Path, bytes], folder: Path) -> None:
+        """Put files in the places of others, all at the same moment. `folder`: of the repository, until then."""
+        if len(contents) > 1:
+            self._switch_links(contents, folder)
+        for target, content in contents.items():
+            self.write(content, target)
+        if len(contents) > 1:
+            self.move(folder, self._next("together"))
+
+    def _switch_links(self, contents: Mapping[Path, bytes], folder: Path) -> None:
+        """Two files have no rename in common. So they become links that go through one link, `folder`/now: to what they
+        held before, until its rename, and then to `contents`."""
+        made = self._next("together")
+        _fill_folder(made / "before", [target.read_bytes() for target in contents])
+        _fill_folder(made / "after", list(contents.values()))
+        (made / "now").symlink_to("before")
+        sync(made)
+        self.move(made, folder)
+        for index, target in enumerate(contents):
+            self._link(os.path.relpath(folder / "now" / str(index), target.parent), target)
+        self._link("after", folder / "now")
 
     def undo(self) -> None:
         """Put everything back."""
@@ -77,6 +92,26 @@ class Change:
         """Nothing is undone from here on."""
         self.steps = []
         (self.staging / JOURNAL).unlink(missing_ok=True)
+
+    def _link(self, to: str, target: Path) -> None:
+        path = self._next("link")
+        path.symlink_to(to)
+        self._replace(path, target)
+
+    def _replace(self, path: Path, target: Path) -> None:
+        """Put a file, or a link, of the staging folder in the place of `target`."""
+        before = self._next("before") if os.path.lexists(target) else None
+        if before is not None:
+            shutil.copyfile(target, before, follow_symlinks=False)
+            if not before.is_symlink():
+                sync(before)
+        self._note(Step("write", None if before is None else self._place(before), self._place(target)))
+        os.replace(path, target)
+        sync(target.parent)
+
+    def _next(self, kind: str) -> Path:
+        """What belongs to the next step, in the staging folder."""
+        return self.staging / f"{kind}_{len(self.steps)}"
 
     def _place(self, path: Path) -> str:
         return str(path.relative_to(self.root))
@@ -90,6 +125,19 @@ class Change:
         sync(self.staging)
 
 
+def _fill_folder(folder: Path, contents: Sequence[bytes]) -> None:
+    """A folder of files whose names are their places."""
+    folder.mkdir(parents=True)
+    for index, content in enumerate(contents):
+        _fill(folder / str(index), content)
+    sync(folder)
+
+
+def _fill(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    sync(path)
+
+
 def undo(root: Path, steps: Sequence[Step]) -> None:
     """Put everything back, the last step first; what a killed process had put back already is left as it is."""
     for step in reversed(steps):
@@ -99,7 +147,7 @@ def undo(root: Path, steps: Sequence[Step]) -> None:
             target.unlink(missing_ok=True)
         elif step.kind == "move" and target.exists() and not source.exists():
             os.rename(target, source)
-        elif step.kind == "write" and source.exists():
+        elif step.kind == "write" and os.path.lexists(source):
             os.replace(source, target)
 
 
@@ -177,7 +225,7 @@ def recover(repository: Path) -> list[str]:
             for folder in _left(repository):
                 steps = _read_journal(folder / JOURNAL)
                 undo(repository.parent, steps)
-                recovered.extend(Path(step.target).parts[1] for step in steps)
+                recovered.extend(_changed(repository, step) for step in steps)
                 shutil.rmtree(folder, ignore_errors=True)
     except OSError as error:
         raise RepositoryError(
@@ -185,6 +233,12 @@ def recover(repository: Path) -> list[str]:
             f"({error.strerror or error}). {what_to_do(error)}"
         ) from error
     return sorted(set(recovered))
+
+
+def _changed(repository: Path, step: Step) -> str:
+    """The model that a step has changed: it put something into the repository, or took it out."""
+    folder, model, *_ = Path(step.target).parts
+    return model if folder == repository.name or step.source is None else Path(step.source).parts[1]
 
 
 def _left(repository: Path) -> list[Path]:

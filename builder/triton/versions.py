@@ -3,8 +3,8 @@
 A model is a front and, where its engine is a Triton model of its own, that too; version N of the front calls version N
 of the engine. What lies beside the version folders is a copy of what the served version holds, and its version_policy
 names that version: to replace the front's config.pbtxt is the moment of change, for the engine too, whose policy has
-both versions meanwhile. Triton has one config.pbtxt for all versions of a model; each version keeps its own, and it is
-the served version's that counts.
+both versions meanwhile, or whose config.pbtxt is replaced by the same rename. Triton has one config.pbtxt for all
+versions of a model; each version keeps its own, and it is the served version's that counts.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from builder.triton.transaction import Change, changing, sync
 
 CONFIG, REPORT = "config.pbtxt", "build.json"
 BESIDE = (REPORT, PAGE, BOM, CONFIG)  # of the served version, copied beside the version folders; the configuration last
+CHANGING = "changing"  # folder of a front, while it and an engine change at once
 OVERLAP_S = 1.0  # a server that starts reads the front's configuration, then the engine's
 SHARED = ("backend", "platform", "max_batch_size", "default_model_filename", "input", "output")
 
@@ -142,11 +143,15 @@ def rollback(repository: Path, name: str, number: int | None = None) -> int:
 def activate(change: Change, repository: Path, names: Sequence[str], number: int) -> None:
     """Have version `number` of a model served; `names`: its entries, the front first."""
     front, *engines = [repository / name for name in names]
-    both = [engine for engine in engines if _goes_with_served(engine, number)]
+    changed = [engine for engine in engines if served(engine) not in (None, number)]
+    both = [engine for engine in changed if one_config(engine, served(engine), number)]
     for engine in engines:
         now = served(engine)
-        _put_beside(change, engine, number, [now, number] if engine in both and now is not None else [number])
-    _put_beside(change, front, number, [number])
+        if engine in both and now is not None:
+            _put_beside(change, engine, number, [now, number])
+        elif engine not in changed:
+            _put_beside(change, engine, number, [number])
+    _switch(change, [front, *(engine for engine in changed if engine not in both)], number)
     if both:
         time.sleep(OVERLAP_S)
     for engine in both:
@@ -154,12 +159,30 @@ def activate(change: Change, repository: Path, names: Sequence[str], number: int
     note(change, repository, front.name, number)
 
 
+def _switch(change: Change, together: Sequence[Path], number: int) -> None:
+    """The moment of change: of the front, the first of `together`, and of engines that cannot have both versions.
+
+    Triton reads the configurations of all models before it loads any (core, model_repository_manager.cc, PollModels).
+    """
+    files = [_beside(entry, number, [number]) for entry in together]
+    configs = {entry / CONFIG: of_one.pop(entry / CONFIG) for entry, of_one in zip(together, files, strict=True)}
+    for target, content in (item for of_one in files for item in of_one.items()):
+        change.write(content, target)
+    change.write_at_once(configs, together[0] / CHANGING)
+
+
 def _put_beside(change: Change, entry: Path, number: int, versions: Sequence[int]) -> None:
-    for name in BESIDE:
-        source = entry / str(number) / name
-        if source.is_file():
-            content = source.read_bytes()
-            change.write(with_versions(content, versions) if name == CONFIG else content, entry / name)
+    for target, content in _beside(entry, number, versions).items():
+        change.write(content, target)
+
+
+def _beside(entry: Path, number: int, versions: Sequence[int]) -> dict[Path, bytes]:
+    """What belongs beside the version folders when `number` is served and Triton loads `versions`, in order."""
+    sources = [entry / str(number) / name for name in BESIDE]
+    contents = {entry / source.name: source.read_bytes() for source in sources if source.is_file()}
+    if entry / CONFIG in contents:
+        contents[entry / CONFIG] = with_versions(contents[entry / CONFIG], versions)
+    return contents
 
 
 def with_versions(config: bytes, versions: Sequence[int]) -> bytes:
@@ -178,12 +201,6 @@ def as_candidate(config: bytes, name: str, of: str) -> bytes:
     parsed.name = name
     parsed.parameters["candidate_of"].string_value = of
     return text_format.MessageToString(parsed).encode()
-
-
-def _goes_with_served(engine: Path, number: int) -> bool:
-    """Whether Triton can load `number` beside the served version: one config.pbtxt has to do for both."""
-    now = served(engine) if engine.is_dir() else None
-    return now not in (None, number) and one_config(engine, now, number)
 
 
 def one_config(entry: Path, *versions: int | None) -> bool:
