@@ -21,7 +21,7 @@ from builder.spec import Capacity, Load
 BUSY = 0.8  # of the time that an engine may be busy on average: above, queues grow fast with every hitch
 SIGMAS = 2.33  # standard deviations, of a normal distribution, that 99 of 100 stay below
 FULL = 0.98  # of the time that full batches may take: the lengths that are drawn leave an error of a hundredth
-LEAST_BATCH, MOST_BATCH = 8, 256
+LEAST_BATCH, MOST_BATCH = 8, 256  # texts, which a request may have several of
 TOKENS_STEP = 256
 CACHE_OVERHEAD = 2  # of an answer in the response cache: its key, its shape, the allocator's
 
@@ -40,9 +40,8 @@ def plan_encoder(capacity: Capacity, load: Load, needs: Needs) -> Plan:
         lines += speed
         settings.update(more)
     memory, size = memory_line(capacity.instances, needs.weights)
-    shm, shared = shared_memory_line(
-        capacity.instances, batch, capacity.serving.limits.request_bytes, load.texts * needs.answer_bytes
-    )
+    request_bytes = capacity.serving.limits.request_bytes
+    shm, shared = shared_memory_line(capacity.instances, batch, request_bytes, needs.answer_bytes)
     lines += [memory, shm]
     cache, cache_lines = response_cache(load, needs)
     lines += cache_lines
@@ -63,7 +62,7 @@ def response_cache(load: Load, needs: Needs) -> tuple[int, list[Line]]:
 def _speed(
     capacity: Capacity, load: Load, needs: Needs, cost: Cost
 ) -> tuple[list[Line], dict[str, object], list[str], float, int]:
-    """What follows from the measured speed: lines, settings, what is lacking, busy cores, the largest batch."""
+    """What follows from the measured speed: lines, settings, what is lacking, busy cores, texts of a batch."""
     rows_s, rows = load.requests_per_s * load.texts, load.texts
     each = rows_s / capacity.instances  # texts a second for one instance
     row_ms = cost.part * load.tokens
@@ -87,12 +86,13 @@ def _speed(
         return lines, {}, [_too_much(needs, holds, cores)], share * capacity.cores, capacity.max_batch_size
     forms = max(float(rows), each * cost.call / (1000 - each * row_ms))
     at_most = math.ceil(forms + SIGMAS * math.sqrt(forms))
-    least = min(MOST_BATCH, max(LEAST_BATCH, power_of_two(2 * at_most / rows)))
+    most = max(MOST_BATCH, power_of_two(rows))  # a request is not divided
+    least = min(most, max(LEAST_BATCH, power_of_two(2 * at_most)))
     longest = load.longest or needs.length
     budget, step = _token_budget(capacity, load, needs, cost)
     call_cost, weighed = _call_cost(capacity, cost)
     batch, requests = least, (cost, each / rows, rows, load.tokens, longest)
-    while (full := full_share(*requests, Batching(budget, batch, call_cost))) > FULL and batch < MOST_BATCH:
+    while (full := full_share(*requests, Batching(budget, batch, call_cost))) > FULL and batch < most:
         batch *= 2
     times = latencies(*requests, Batching(budget, batch, call_cost))
     p50, p99 = np.quantile(times, [0.5, 0.99])
@@ -104,7 +104,7 @@ def _speed(
         ),
         Line(
             "max_batch_size",
-            f"2 x {at_most} texts / {rows} a request, to a power of two"
+            f"2 x {at_most} texts, to a power of two"
             + f", and {batch // least} times that, or requests pile up" * (batch > least),
             str(batch),
         ),
@@ -115,7 +115,7 @@ def _speed(
     ]
     lacking = []
     if full > FULL:
-        lacking.append(_piling_up(needs, full))
+        lacking.append(_piling_up(needs, full, most))
     elif load.p99_ms is not None and p99 > load.p99_ms:
         lacking.append(_too_slow(load, needs, cost.of(rows * longest), p99))
     settings: dict[str, object] = {
@@ -157,11 +157,11 @@ def _too_much(needs: Needs, holds: float, cores: int) -> str:
     )
 
 
-def _piling_up(needs: Needs, full: float) -> str:
+def _piling_up(needs: Needs, full: float, most: int) -> str:
     faster = f", or {needs.faster}" if needs.faster else ""
     return (
         f"requests pile up: with their padding, texts take {full:.0%} of the time in which they come, in batches of at "
-        f"most {MOST_BATCH}. What would: fewer requests a second, shorter texts, more cores{faster}"
+        f"most {most}. What would: fewer requests a second, shorter texts, more cores{faster}"
     )
 
 

@@ -58,9 +58,8 @@ def plan_on_gpu(spec: BuildSpec, load: Load, needs: Needs) -> Plan:
     processes = capacity.serving.front_instances or instances
     memory, size = memory_line(processes, needs.weights)
     requests = capacity.max_batch_size if needs.kind == "encoder" else capacity.slots + capacity.serving.queue.size
-    shm, shared = shared_memory_line(
-        processes, requests, capacity.serving.limits.request_bytes, load.texts * needs.answer_bytes
-    )
+    request_bytes = capacity.serving.limits.request_bytes
+    shm, shared = shared_memory_line(processes, requests, request_bytes, needs.answer_bytes)
     cache, cache_lines = response_cache(load, needs)
     named = {"serving.response_cache": True} if cache else {}
     return Plan(

@@ -88,6 +88,14 @@ def test_an_encoders_batches_are_what_arrives_meanwhile() -> None:
     assert plan.cores == pytest.approx(0.32 * 4), "of its texts: batches grow until the calls fit beside them"
 
 
+def test_batches_are_counted_in_texts_as_triton_and_the_front_count_them() -> None:
+    """8 texts come with each request, 15 at most 99 times of 100: a batch of 8 would have one request."""
+    plan = _encoder({"requests_per_s": 50, "texts": 8, "tokens": 64})
+    assert _lines(plan)["texts that arrive during a batch"] == "8 on average, 15 at most 99 times of 100"
+    assert plan.settings["max_batch_size"] == 32
+    assert plan.shm == (1 << 20) + 32 * ((1 << 20) + 1536), "of 32 clients with a text each"
+
+
 def test_more_requests_wait_longer_long_before_they_fill_the_time() -> None:
     """A twentieth, a third and two thirds of the time: p99 was once the same for all three."""
     p99 = [float(_lines(_encoder({"requests_per_s": rate}))["p99"].split()[0]) for rate in (75, 500, 1000)]
