@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from pathlib import Path
 
 import onnx
@@ -123,6 +125,19 @@ def nodes_of(graph: onnx.GraphProto) -> Iterator[onnx.NodeProto]:
         yield node
         for attribute in node.attribute:
             yield from nodes_of(attribute.g)
+
+
+def operators_of_a_call(graph: Graph) -> Counter[str]:
+    """Nodes by operator type that one call runs at most: of the branches of an If, whichever has more of a type."""
+    return _run(onnx.load(str(graph.path), load_external_data=False).graph)
+
+
+def _run(graph: onnx.GraphProto) -> Counter[str]:
+    operators = Counter(node.op_type for node in graph.node)
+    for node in graph.node:
+        branches = [_run(attribute.g) for attribute in node.attribute if attribute.HasField("g")]
+        operators += reduce(or_, branches, Counter[str]())
+    return operators
 
 
 def operator_needs(graph: Graph) -> list[str]:

@@ -80,7 +80,7 @@ class BuildReport:
     attention: dict[str, int]
     """Attention layers, and how many of them are fused."""
     operators: dict[str, int]
-    """Fused operators of the graph, by name."""
+    """Fused operators that a call runs, by name; of two branches those of one."""
     quantised: dict[str, Any] | None
     """What was quantised, and what was left in fp32."""
     ladder: tuple[Rung, ...]

@@ -12,6 +12,7 @@ import torch
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from builder.errors import ServeError
+from builder.report.record import read_report
 from builder.samples import TEXTS
 from builder.serve.client import Client
 
@@ -30,6 +31,14 @@ def reference(folder: Path, text: str, count: int, returned: int = 1, **options:
     with torch.no_grad():
         result = model.generate(**arguments, max_new_tokens=count, num_return_sequences=returned, **options)
     return [tokenizer.decode(row, skip_special_tokens=True) for row in result]
+
+
+@pytest.mark.parametrize("name", ["sums", "speaks_int8"])
+def test_the_report_counts_an_attention_once(name: str, built: Callable[[str], Path]) -> None:
+    """A graph has each attention to the text twice, for searches and for other rows; a call runs one of the two."""
+    report = read_report(built(name), name)
+    attentions = report.operators["GroupQueryAttention"] + report.operators["MultiHeadAttention"]
+    assert attentions == report.attention["fused"] == report.attention["layers"]
 
 
 def test_a_summary_is_searched_for_as_the_checkpoint_says(client: Connect, checkpoint: Callable[[str], Path]) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from builder.checkpoint.decoding import refuse_other_text
 from builder.checkpoint.generation_config import end_ids
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
-from builder.engines.onnxruntime import BACKEND, loop_session
+from builder.engines.onnxruntime import BACKEND, FUSED_ATTENTION, loop_session
 from builder.export.decoder import CACHED_ATTENTION
 from builder.export.searches import for_searches
 from builder.export.seq2seq import Seq2SeqExport, export_seq2seq, seq2seq_shapes
@@ -31,7 +31,7 @@ from builder.families.generating import (
 from builder.families.seq2seq.settings import Settings, read_settings, source_of
 from builder.families.seq2seq.texts import texts_to_judge, token_rows, verified_beginning
 from builder.memory import Memory, cache_bytes, refuse_slots, weights_bytes
-from builder.onnx.graph import check_release
+from builder.onnx.graph import check_release, operators_of_a_call
 from builder.onnx.shared_tables import with_shared_tables
 from builder.optimise.fusion import fuse
 from builder.optimise.quantised import Quantised
@@ -227,7 +227,8 @@ class Seq2Seq:
         self, chosen: Chosen, entries: Sequence[RepositoryEntry], checks: tuple[EngineCheck, ...]
     ) -> BuildReport:
         graphs, climbed = chosen.graphs, chosen.climbed
-        operators, exported = graphs.encoder.operators + graphs.decoder.operators, chosen.exact.fused.exported
+        operators = operators_of_a_call(graphs.encoder) + operators_of_a_call(graphs.decoder)
+        encoder_attentions = chosen.exact.fused.exported.encoder_attentions
         encoder_layers = int(self.checkpoint.config.num_hidden_layers)
         return report_of(
             built_from(self.spec.layout, self.spec.samples, self.checkpoint),
@@ -238,7 +239,7 @@ class Seq2Seq:
             entries,
             checks,
             attention={
-                "fused": exported.decoder.operators[CACHED_ATTENTION] + operators["MultiHeadAttention"],
+                "fused": sum(operators[name] for name in (*FUSED_ATTENTION, CACHED_ATTENTION)),
                 "layers": len(graphs.caches) + len(graphs.cross) + encoder_layers,
             },
             quantised=quantised_parts(climbed.chosen.option, chosen.quantised),
@@ -246,7 +247,7 @@ class Seq2Seq:
             samples=len(chosen.exact.pytorch.answers.sources),
             warnings=(
                 *filter(None, [code_not_run(self.checkpoint)]),
-                *_unfused(exported.encoder_attentions, encoder_layers),
+                *_unfused(encoder_attentions, encoder_layers),
             ),
             choice=climbed.choice,
             chosen=climbed.chosen.rung.name,
