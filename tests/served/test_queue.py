@@ -18,6 +18,7 @@ from builder.serve.client import Client
 from builder.serve.triton import Server
 from builder.tensors import to_tensors, to_values
 from builder.verify.answers import difference
+from tests.served.patience import comes_about
 
 FLOOD, ROWS = 200, 40  # more than half of a batch of 64: no two share one
 COUNTERS = ("refused", "waited_seconds")
@@ -89,7 +90,7 @@ def test_a_model_that_is_unloaded_in_a_flood_answers_or_refuses_everyone_and_end
             assert set(refused) <= {"UNAVAILABLE"}
             assert len(answers) + refused.total() == FLOOD
             assert answers
-            assert _comes_about(lambda: _state(server, "features") == ("UNAVAILABLE", "unloaded"))
+            assert comes_about(lambda: _state(server, "features") == ("UNAVAILABLE", "unloaded"))
         finally:
             control.load_model("features")
     assert difference(expected, served.ask(sample))[0] < 1e-5
@@ -97,10 +98,3 @@ def test_a_model_that_is_unloaded_in_a_flood_answers_or_refuses_everyone_and_end
 
 def _state(server: Server, name: str) -> tuple[str, str]:
     return next((model.state, model.reason) for model in server.models() if model.name == name)
-
-
-def _comes_about(condition: Callable[[], bool], patience_s: float = 60) -> bool:
-    end = time.monotonic() + patience_s
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.02)
-    return condition()

@@ -1,0 +1,49 @@
+"""An encoder's front whose engine waits while a gate is closed, and which says what it holds.
+
+It is the emitted adapter but for that, which is called emitted.py beside it. Its parameter `place` is a folder:
+place/closed: the gate is; place/calls: the rows of each call of the engine; place/PROCESS.json: what it holds.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+Emitted: Any = importlib.import_module(".emitted", __package__).TritonPythonModel
+LOOK_S = 0.02
+
+
+class TritonPythonModel(Emitted):  # type: ignore[misc]  # of no module of this project
+    def initialize(self, args: dict[str, str]) -> None:
+        super().initialize(args)
+        self.place = Path(json.loads(args["model_config"])["parameters"]["place"]["string_value"])
+        self.engine, self.front.infer = self.front.infer, self._infer
+        self.waiting.look_s = LOOK_S  # between two looks at who waits: a second of nothing but waiting otherwise
+        threading.Thread(target=self._tell, daemon=True).start()
+
+    def _infer(self, feeds: dict[str, Any]) -> Any:
+        with (self.place / "calls").open("a") as calls:
+            calls.write(f"{len(feeds['input_ids'])}\n")
+        while (self.place / "closed").exists():
+            time.sleep(LOOK_S)
+        return self.engine(feeds)
+
+    def _tell(self) -> None:
+        file = self.place / f"{os.getpid()}.json"
+        while True:
+            unfinished = file.with_suffix(".unfinished")
+            unfinished.write_text(json.dumps(self._holds()))
+            os.replace(unfinished, file)
+            time.sleep(LOOK_S)
+
+    def _holds(self) -> dict[str, int]:
+        """Requests; and those of them that wait and whose clients have left."""
+        with self.waiting.changed:  # nobody is answered meanwhile: Triton knows nothing of who was
+            taken = [request for _, request in self.waiting.taken]
+            left = sum(request.sender.is_cancelled() for request in taken)
+            return {"requests": len(taken) + self.waiting.answering, "left": left}

@@ -1,0 +1,14 @@
+"""Waiting for what comes about by itself, however slow the machine is."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+
+def comes_about(condition: Callable[[], bool], patience_s: float = 60) -> bool:
+    """Whether `condition` becomes true."""
+    end = time.monotonic() + patience_s
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.02)
+    return condition()

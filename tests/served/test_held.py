@@ -1,0 +1,160 @@
+"""What an encoder's front holds, on a real Triton, while its engine takes long: a gate decides for how long.
+
+How many requests come at once, and how fast the machine is, changes nothing: each step waits for what it needs to see.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import numpy as np
+import pytest
+from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
+
+from builder.runtime.encoder.waiting import LONG_S
+from builder.samples import TEXTS
+from builder.serve.client import Client
+from builder.serve.triton import Server
+from builder.tensors import to_tensors, to_values
+from builder.verify.answers import difference
+from tests.served.guests import guest
+from tests.served.patience import comes_about
+
+NAME, OF, ROWS = "held", "topics", 40  # rows: more than half of a batch of 64, so that no two requests share one
+SAMPLE = {"text_input": TEXTS[5], "top_k": 3}
+
+
+@dataclass(frozen=True)
+class Held:
+    """The front, and the gate before its engine in the folder `place`. `stub`: of the client's server."""
+
+    served: Client
+    stub: Any
+    place: Path
+
+    def close(self) -> None:
+        (self.place / "closed").touch()
+        (self.place / "calls").unlink(missing_ok=True)
+
+    def open(self) -> None:
+        (self.place / "closed").unlink(missing_ok=True)
+
+    def request(self) -> service_pb2.ModelInferRequest:
+        """One of so many rows that no two share a batch."""
+        tensors = to_tensors(SAMPLE, self.served.signature.inputs)
+        return self.served._request({name: np.repeat(array, ROWS, axis=0) for name, array in tensors.items()})
+
+    def send(self, count: int) -> list[Any]:
+        """So many requests at once."""
+        return [self.stub.ModelInfer.future(self.request(), timeout=300) for _ in range(count)]
+
+    def holds(self) -> list[dict[str, int]]:
+        """What each of its processes has: the requests, and how many of their clients have left."""
+        return [json.loads(file.read_text()) for file in sorted(self.place.glob("*.json"))]
+
+    def has(self, requests: int, left: int = 0) -> bool:
+        """Whether it comes to hold so many requests altogether."""
+        wanted = {"requests": requests, "left": left}
+        return comes_about(lambda: {key: sum(one[key] for one in self.holds()) for key in wanted} == wanted)
+
+    def answered(self, futures: Sequence[Any]) -> int:
+        """How many were answered, and right."""
+        answers = [InferResult(future.result()) for future in futures if future.exception() is None]
+        expected = [self.served.ask(SAMPLE)] * ROWS
+        for answer in answers:
+            arrays = {output.name: answer.as_numpy(output.name) for output in answer.get_response().outputs}
+            error, where = difference(expected, to_values(arrays, self.served.signature.outputs))
+            assert error < 1e-5, where
+        return len(answers)
+
+
+@pytest.fixture
+def held(server: Server, built: Callable[[str], Path], tmp_path: Path) -> Callable[..., Any]:
+    """A front of `instances`, with the limits that are given, on the server that all tests share."""
+    entry = built(OF) / OF
+
+    @contextmanager
+    def held(instances: int = 1, **limits: int) -> Iterator[Held]:
+        parameters = {"place": str(tmp_path)}
+        with (
+            guest(server, entry, NAME, _files(entry / "1"), parameters, instances, **limits),
+            Client(server.url, NAME) as served,
+            grpc.insecure_channel(server.url) as channel,
+        ):
+            front = Held(served, service_pb2_grpc.GRPCInferenceServiceStub(channel), tmp_path)
+            try:
+                assert comes_about(lambda: len(front.holds()) == instances)
+                front.close()
+                yield front
+            finally:
+                front.open()
+
+    return held
+
+
+def _files(version: Path) -> dict[str, bytes]:
+    """What makes it a front that says what it holds."""
+    ours = Path(__file__).with_name("held_model.py").read_bytes()
+    return {"emitted.py": (version / "model.py").read_bytes(), "model.py": ours}
+
+
+def test_who_waits_for_longer_than_the_limit_is_told_and_never_reaches_the_engine(held: Callable[..., Any]) -> None:
+    with held(queue=8, queue_timeout_ms=200) as front:
+        requests = front.send(5)
+        assert front.has(requests=5)
+        time.sleep(0.3)
+        front.open()
+        assert front.answered(requests) == 1, "the one that the engine had when the time of the others was over"
+        late = [future for future in requests if future.exception() is not None]
+        assert {future.code() for future in late} == {grpc.StatusCode.UNAVAILABLE}
+        assert all("time was over" in future.details() and "may for 0.2 s" in future.details() for future in late)
+        assert _rows(front) == ROWS + 1, "of it, and of what was asked to compare"
+        assert front.answered(front.send(1)) == 1, "it goes on as before"
+
+
+def test_two_instances_share_what_may_wait(held: Callable[..., Any]) -> None:
+    """Four requests: two of each process, beside those that the engines have. Whoever comes then is refused at once."""
+    with held(instances=2, queue=4, queue_timeout_ms=60_000) as front:
+        requests = front.send(12)
+        assert comes_about(lambda: sum(one["requests"] for one in front.holds()) + _done(requests) == len(requests))
+        assert max(one["requests"] for one in front.holds()) <= 1 + 4 // 2
+        refused = [future for future in requests if future.done()]
+        assert len(refused) >= 6
+        assert {future.code() for future in refused} == {grpc.StatusCode.UNAVAILABLE}
+        assert all("2 requests wait already and the limit is 2" in future.details() for future in refused)
+        front.open()
+        assert front.answered(requests) == len(requests) - len(refused)
+
+
+def test_what_a_client_has_left_never_reaches_the_engine_and_nothing_of_it_stays(held: Callable[..., Any]) -> None:
+    """That it can be unloaded says that nothing stays: Triton waits for each request of a model."""
+    with held(queue=8, queue_timeout_ms=0) as front:
+        first = front.send(1)
+        assert front.has(requests=1)
+        others = front.send(4)
+        assert front.has(requests=5)
+        leaving, staying = others[:3], others[3:]
+        for future in leaving:
+            future.cancel()
+        assert front.has(requests=5, left=3)
+        time.sleep(LONG_S + 0.1)
+        front.open()
+        assert front.answered([*first, *staying]) == 2
+        assert _rows(front) == 2 * ROWS + 1, "of these two, and of what was asked to compare"
+        assert front.has(requests=0)
+
+
+def _done(futures: Sequence[Any]) -> int:
+    return sum(future.done() for future in futures)
+
+
+def _rows(front: Held) -> int:
+    """Rows that the engine was given since the gate was closed."""
+    return sum(map(int, (front.place / "calls").read_text().split()))
