@@ -13,10 +13,12 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 from builder.gateway.errors import ApiError
+from builder.gateway.lost import Losses, Lost
 from builder.triton.releases import version_tuple
 
 TAKES_CANCELLING = (2, 59)  # the server of release 25.06
 MOST = 256  # calls of one model that nobody waits for
+LONGEST_S = 600.0  # that such a call may take
 
 
 class Leaving:
@@ -26,10 +28,12 @@ class Leaving:
         self.version = version
         self.known = ""
         self.left: Counter[str] = Counter()
+        self.losses = Losses()
         self.ends: set[asyncio.Task[None]] = set()
 
-    async def answer(self, model: str, call: Awaitable[Any]) -> Any:
-        """What a call of `model` comes to. Raises what it raises, and ApiError 429 where too many of them were left."""
+    async def answer(self, model: str, call: Awaitable[Any], ready: Callable[[], Awaitable[bool]]) -> Any:
+        """What a call of `model`, which is `ready` or not, comes to. Raises what it raises, ApiError 429 where too many
+        of them were left, and Lost."""
         if self.left[model] >= MOST:
             raise ApiError(
                 429,
@@ -39,11 +43,15 @@ class Leaving:
             )
         running = asyncio.ensure_future(call)
         try:
-            return await asyncio.shield(running)
+            await self.losses.answered(running, model, ready)
         except asyncio.CancelledError:
             if not running.done():
-                self.end(self._end(model, running))
+                self.end(self._counted(model, running))
             raise
+        except Lost:
+            self.end(self._end(running))
+            raise
+        return running.result()
 
     def end(self, work: Coroutine[Any, Any, None]) -> None:
         """Have `work` done that nobody waits for."""
@@ -51,13 +59,17 @@ class Leaving:
         self.ends.add(task)
         task.add_done_callback(self.ends.discard)
 
-    async def _end(self, model: str, running: asyncio.Future[Any]) -> None:
+    async def _counted(self, model: str, running: asyncio.Future[Any]) -> None:
         self.left[model] += 1
         try:
-            self.known = self.known or await self.version()
-            if version_tuple(self.known) >= TAKES_CANCELLING:
-                running.cancel()
-            with contextlib.suppress(Exception, asyncio.CancelledError):
-                await running
+            await self._end(running)
         finally:
             self.left[model] -= 1
+
+    async def _end(self, running: asyncio.Future[Any]) -> None:
+        self.known = self.known or await self.version()
+        if version_tuple(self.known) >= TAKES_CANCELLING:
+            running.cancel()
+        with contextlib.suppress(Exception, asyncio.CancelledError):
+            async with asyncio.timeout(LONGEST_S):
+                await running

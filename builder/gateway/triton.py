@@ -20,6 +20,7 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from builder.gateway.errors import ApiError
 from builder.gateway.leaving import Leaving
+from builder.gateway.lost import Lost
 from builder.gateway.models import NAME
 from builder.gateway.streams import Stream
 from builder.gateway.tensors import Outputs, add_tensor, read_outputs
@@ -33,6 +34,7 @@ OPTIONS = (
 )
 LOAD_TIMEOUT_S = 600.0
 TIMEOUT_S = 10.0  # of what needs no engine
+ATTEMPTS = 2  # of a request that has one answer, where the first is lost: to ask once more changes nothing
 HOLDING = ("READY", "LOADING", "UNLOADING")
 QUEUE_FULL = ("wait already", "Exceeds maximum queue size")
 OUT_OF_TIME = ("time was over", "Request timeout expired")
@@ -122,10 +124,27 @@ class Triton:
         return text
 
     async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> Outputs:
-        """The answer of a model that has one. A caller that is cancelled cancels the call where the server takes it."""
-        with self._translated():
-            answer = await self.leaving.answer(request.model_name, self.stub.ModelInfer(request, metadata=metadata))
-        return read_outputs(answer)
+        """The answer of a model that has one. A caller that is cancelled cancels the call where the server takes it.
+
+        A request that its model lost is sent to it once more: its process may have been started again.
+        """
+
+        async def ready() -> bool:
+            return await self._ready(request.model_name, request.model_version)
+
+        for _ in range(ATTEMPTS):
+            with self._translated(), contextlib.suppress(Lost):
+                call = self.stub.ModelInfer(request, metadata=metadata)
+                return read_outputs(await self.leaving.answer(request.model_name, call, ready))
+        message = f"{request.model_name} has lost this request, {ATTEMPTS} times: its process died"
+        raise ApiError(503, message, code="unavailable", retry_after=2)
+
+    async def _ready(self, name: str, version: str) -> bool:
+        """Whether a model is ready, as far as that is known: a server that is gone ends its calls itself."""
+        try:
+            return await self.serves(name, version)
+        except ApiError as error:
+            return error.status not in (400, 404)
 
     async def stream(
         self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()

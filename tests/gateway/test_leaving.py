@@ -10,7 +10,7 @@ import grpc
 import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
-from builder.gateway import leaving, streams
+from builder.gateway import leaving, lost, streams
 from builder.gateway.errors import ApiError
 from builder.gateway.tensors import LENGTH
 from builder.gateway.triton import Triton
@@ -24,12 +24,19 @@ class FakeServer(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore
     def __init__(self, version: str) -> None:
         self.version = version
         self.requested, self.ended, self.released = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.ready = True
         self.seen: list[str] = []
 
     async def ServerMetadata(
         self, request: service_pb2.ServerMetadataRequest, context: grpc.aio.ServicerContext
     ) -> service_pb2.ServerMetadataResponse:
         return service_pb2.ServerMetadataResponse(name="triton", version=self.version)
+
+    async def ModelReady(
+        self, request: service_pb2.ModelReadyRequest, context: grpc.aio.ServicerContext
+    ) -> service_pb2.ModelReadyResponse:
+        self.seen.append(f"{request.name}: {self.ready}")
+        return service_pb2.ModelReadyResponse(ready=self.ready)
 
     async def ModelInfer(
         self, request: service_pb2.ModelInferRequest, context: grpc.aio.ServicerContext
@@ -163,6 +170,95 @@ def test_what_nobody_waits_for_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
             return refused.value.status
 
     assert asyncio.run(request()) == 429
+
+
+def test_what_is_never_answered_counts_no_more_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that had it died. The model, which answers again, would be refused for ever."""
+    monkeypatch.setattr(leaving, "MOST", 1)
+    monkeypatch.setattr(leaving, "LONGEST_S", 0.05)
+
+    async def seen() -> list[str]:
+        async with serving(FakeServer("2.51.0")) as (fake, triton):
+            await left(fake, triton)
+            async with asyncio.timeout(60):
+                while triton.leaving.ends:
+                    await asyncio.wait(triton.leaving.ends)
+                await fake.ended.wait()
+            fake.released.set()
+            await triton.infer(REQUEST)
+            return fake.seen
+
+    assert asyncio.run(seen()) == ["cancelled", "answered"]
+
+
+class FakeDying(FakeServer):
+    """Its model is not ready when it is asked, and is `after` so many questions whether it is. What it was asked before
+    is answered where it only `drains`: a version that is unloaded first answers what it has."""
+
+    def __init__(self, after: int, drains: bool = False) -> None:
+        super().__init__("2.59.0")
+        self.ready, self.after, self.drains, self.asked = False, after, drains, 0
+
+    async def ModelReady(
+        self, request: service_pb2.ModelReadyRequest, context: grpc.aio.ServicerContext
+    ) -> service_pb2.ModelReadyResponse:
+        answer = await super().ModelReady(request, context)
+        if self.ready and self.drains:
+            self.released.set()
+        self.ready = len(self.seen) >= self.after
+        return answer
+
+    async def ModelInfer(
+        self, request: service_pb2.ModelInferRequest, context: grpc.aio.ServicerContext
+    ) -> service_pb2.ModelInferResponse:
+        self.asked += 1
+        return service_pb2.ModelInferResponse() if self.ready else await super().ModelInfer(request, context)
+
+
+@pytest.mark.parametrize(("drains", "lost_s", "asked"), [(True, 3600.0, 1), (False, 0.1, 2)])
+def test_what_a_model_has_lost_is_asked_once_more(
+    drains: bool, lost_s: float, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its process died, and was started again: that alone does not say so."""
+    monkeypatch.setattr(lost, "LOOK_S", 0.01)
+    monkeypatch.setattr(lost, "LOST_S", lost_s)
+
+    async def request() -> int:
+        async with serving(FakeDying(3, drains)) as (fake, triton), asyncio.timeout(60):
+            await triton.infer(REQUEST)
+            assert isinstance(fake, FakeDying)
+            return fake.asked
+
+    assert asyncio.run(request()) == asked
+
+
+def test_a_model_that_is_ready_may_take_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost, "LOOK_S", 0.01)
+    monkeypatch.setattr(lost, "LOST_S", 0.0)
+
+    async def seen() -> list[str]:
+        async with serving(FakeServer("2.59.0")) as (fake, triton), asyncio.timeout(60):
+            asking = asyncio.ensure_future(triton.infer(REQUEST))
+            while len(fake.seen) < 5:
+                await asyncio.sleep(0.01)
+            fake.released.set()
+            await asking
+            return fake.seen
+
+    assert set(asyncio.run(seen())) == {"embeds: True", "answered"}
+
+
+def test_what_nobody_answers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lost, "LOOK_S", 0.01)
+    monkeypatch.setattr(lost, "LOST_S", 0.05)
+
+    async def refusal() -> ApiError:
+        async with serving(FakeDying(1_000_000)) as (_, triton), asyncio.timeout(60):
+            with pytest.raises(ApiError, match="embeds has lost this request, 2 times: its process died") as error:
+                await triton.infer(REQUEST)
+            return error.value
+
+    assert asyncio.run(refusal()).status == 503
 
 
 def test_a_gateway_that_stops_waits_for_what_was_left() -> None:

@@ -5,7 +5,11 @@ How many requests come at once, and how fast the machine is, changes nothing: ea
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import shutil
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -18,10 +22,13 @@ import numpy as np
 import pytest
 from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 
+from builder.gateway import leaving, lost
+from builder.gateway.triton import Triton
 from builder.runtime.encoder.waiting import LONG_S
 from builder.samples import TEXTS
 from builder.serve.client import Client
-from builder.serve.triton import Server
+from builder.serve.triton import Server, running
+from builder.serve.watch import Watcher, children
 from builder.tensors import to_tensors, to_values
 from builder.verify.answers import difference
 from tests.served.guests import guest
@@ -149,6 +156,57 @@ def test_what_a_client_has_left_never_reaches_the_engine_and_nothing_of_it_stays
         assert front.answered([*first, *staying]) == 2
         assert _rows(front) == 2 * ROWS + 1, "of these two, and of what was asked to compare"
         assert front.has(requests=0)
+
+
+def test_what_a_process_held_that_died_is_answered_by_the_next_one(
+    built: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the clients of a gateway. Triton answers none of these requests, and keeps them, so this one is a server of
+    its own, which does not get the time to wait for them."""
+    monkeypatch.setattr(lost, "LOOK_S", 0.02)
+    monkeypatch.setattr(lost, "LOST_S", 3600.0)  # until the next process is there
+    monkeypatch.setattr(leaving, "LONGEST_S", 0.05)
+    repository, place = tmp_path / "model_repository", tmp_path / "place"
+    place.mkdir()
+    shutil.copytree(built(OF), repository)
+    version = repository / OF / "1"
+    for path, content in _files(version).items():
+        (version / path).write_bytes(content)
+    with (repository / OF / "config.pbtxt").open("a") as config:
+        config.write(f'parameters {{ key: "place" value {{ string_value: "{place}" }} }}\n')
+    with running(repository) as server:
+        try:
+            with Client(server.url, OF) as served:
+                held = Held(served, None, place)
+                scores = asyncio.run(_asked_of_a_process_that_dies(server, held, monkeypatch))
+                expected = served.ask(SAMPLE)["score"]
+        finally:
+            server.process.kill()
+    np.testing.assert_allclose(scores, [expected] * 3, atol=1e-5)
+
+
+async def _asked_of_a_process_that_dies(server: Server, held: Held, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """What came of three requests that it held."""
+    triton, watcher = Triton(server.url), Watcher(server, lambda text: None)
+    held.close()
+    asked = [asyncio.ensure_future(triton.infer(held.request())) for _ in range(3)]
+    assert await asyncio.to_thread(held.has, requests=3)
+    watcher.look()
+    (process,) = [number for number, (_, of) in children(server.process.pid).items() if of and of.model == OF]
+    os.kill(process, signal.SIGKILL)
+    held.open()
+
+    def reloaded() -> bool:
+        watcher.look()
+        return watcher.reloads == {OF: 1}
+
+    assert await asyncio.to_thread(comes_about, reloaded)
+    assert not any(task.done() for task in asked)
+    monkeypatch.setattr(lost, "LOST_S", 0.1)
+    async with asyncio.timeout(120):
+        answers = await asyncio.gather(*asked)
+    await triton.close()
+    return [answer["score"].array()[0] for answer in answers]
 
 
 def _done(futures: Sequence[Any]) -> int:
