@@ -14,6 +14,7 @@ import pytest
 from builder.runtime.contract import HOSTED, SCHEMA, ContractError, Hosted, HostedModel, dump_hosted
 from builder.runtime.fields import InputError
 from builder.runtime.shared import host as host_module
+from builder.runtime.shared import loader as loader_module
 from builder.runtime.shared import memory
 from builder.runtime.shared.emitted import Front, package_of
 from builder.runtime.shared.host import Host, Loaded, NoRoom
@@ -198,6 +199,26 @@ def test_others_are_answered_while_a_model_loads(tmp_path: Path, counted: Counte
     assert waiting.next() == ("cold", ["first", "second"]), "one load for all that wait"
     waiting.loader.stop()
     assert counted.opened == ["hot", "cold"]
+
+
+def test_only_so_many_requests_wait_for_a_model(
+    tmp_path: Path, counted: CountedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are copies in memory, and a large model takes long to load."""
+    monkeypatch.setattr(loader_module, "MOST", 3)
+    host = _host(_repository(tmp_path, a=1, b=1), counted, limit=10_000)
+    go_on, opened = threading.Event(), host.opened
+    host.opened = lambda folder: opened(folder) if go_on.wait(20) else pytest.fail("never told to go on")
+    waiting = Waiting(host)
+    waiting.loader.ask("a", "a", ["one", "two"])
+    with pytest.raises(NotReady, match="3 requests wait already until a is loaded; send the request again later"):
+        waiting.loader.ask("a", "a", ["three", "four"])
+    waiting.loader.ask("a", "a", ["three"])
+    waiting.loader.ask("b", "a", ["another model's"])
+    go_on.set()
+    assert waiting.next() == ("a", ["one", "two", "three"])
+    assert waiting.next() == ("b", ["another model's"])
+    waiting.loader.stop()
 
 
 def test_a_model_that_cannot_be_loaded_is_named_and_not_tried_again_at_once(

@@ -16,6 +16,7 @@ from .host import Host, Loaded
 
 RETRY_S = 10.0
 TICK_S = 1.0
+MOST = 512  # requests that wait for one model
 
 
 class NotReady(RuntimeError):
@@ -45,13 +46,15 @@ class Loader:
     def ask(self, name: str, build: str, jobs: Sequence[Any]) -> None:
         """Have the model `name` loaded in its version `build`, and then `jobs` answered.
 
-        Raises NotReady where that failed a short while ago.
+        Raises NotReady where that failed a short while ago, or too many wait for it.
         """
         failed = self.failed.get(name)
         if failed is not None and failed[0] == build and time.monotonic() < failed[1]:
             raise NotReady(failed[2])
         with self.lock:
             known = name in self.waiting
+            if len(self.waiting.get(name, ())) + len(jobs) > MOST:
+                raise NotReady(f"{MOST} requests wait already until {name} is loaded; send the request again later")
             self.waiting.setdefault(name, []).extend(jobs)
         if not known:
             self.names.put(name)
