@@ -161,6 +161,10 @@ def test_an_entry_that_is_damaged_is_to_be_shared_again(entry: Any, tmp_path: Pa
         Hosted(tmp_path)["a"]
 
 
+class Panic(BaseException):
+    """What libraries in Rust raise: no Exception."""
+
+
 class Waiting:
     """A loader over `host`, and what came of the requests that it was asked for."""
 
@@ -169,6 +173,8 @@ class Waiting:
         self.loader = Loader(host, self._answer, self._fail, lambda: None)
 
     def _answer(self, model: Loaded, jobs: Sequence[Any]) -> None:
+        if "panic" in jobs:
+            raise Panic("in the library of another language")
         self.came.put((model.name, list(jobs)))
 
     def _fail(self, jobs: Sequence[Any], error: Exception) -> None:
@@ -199,6 +205,16 @@ def test_others_are_answered_while_a_model_loads(tmp_path: Path, counted: Counte
     assert waiting.next() == ("cold", ["first", "second"]), "one load for all that wait"
     waiting.loader.stop()
     assert counted.opened == ["hot", "cold"]
+
+
+def test_whatever_an_answer_raises_the_next_model_is_loaded(tmp_path: Path, counted: CountedMemory) -> None:
+    waiting = Waiting(_host(_repository(tmp_path, a=1, b=1), counted, limit=10_000))
+    waiting.loader.ask("a", "a", ["panic"])
+    error, jobs = waiting.next()
+    assert (str(error), jobs) == ("the model a failed: Panic: in the library of another language", ["panic"])
+    waiting.loader.ask("b", "a", ["another model's"])
+    assert waiting.next() == ("b", ["another model's"])
+    waiting.loader.stop()
 
 
 def test_only_so_many_requests_wait_for_a_model(

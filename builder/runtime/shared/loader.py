@@ -106,7 +106,7 @@ class Loader:
     def _answer(self, model: Loaded, jobs: Sequence[Any]) -> None:
         try:
             self.answer(model, jobs)
-        except Exception as error:
+        except BaseException as error:  # the thread would end, and nothing be loaded any more
             self.fail(jobs, NotReady(f"the model {model.name} failed: {type(error).__name__}: {error}"))
 
     def _note(self, name: str, reason: str) -> None:
