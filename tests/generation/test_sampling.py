@@ -29,6 +29,8 @@ FILTERS: list[dict[str, Any]] = [
     {"top_p": 0.9, "epsilon_cutoff": 2e-3, "eta_cutoff": 0.01},
     {"min_p": 0.02, "typical_p": 0.9, "eta_cutoff": 0.05, "temperature": 0.8},
     {"top_k": 50, "epsilon_cutoff": 0.01},
+    {"top_k": CANDIDATES + 900, "top_p": 0.9},
+    {"top_k": CANDIDATES + 900, "epsilon_cutoff": 8e-4},
 ]
 
 

@@ -146,7 +146,7 @@ def _sample(scores: np.ndarray, samplers: "Sequence[Sampler]") -> np.ndarray:
 
 def _candidates(scores: np.ndarray, options: "Sequence[Options]") -> "tuple[np.ndarray, np.ndarray]":
     """Tokens of each row, best first, and their probabilities after all filters; few of them where that settles it."""
-    size = min(CANDIDATES, scores.shape[1])
+    size = min(max(CANDIDATES, *(option.top_k for option in options)), scores.shape[1])  # all that top-k leaves
     order, allowed = _filter(scores, options, size)
     if size < scores.shape[1] and not _settled(order, allowed, options):
         order, allowed = _filter(scores, options, scores.shape[1])
