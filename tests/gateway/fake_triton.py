@@ -35,9 +35,10 @@ REPORT = (
     '"latency_ms":{"1x16":1.9,"8x128":41.2},"metric":"cosine","quality":0.99614,"samples":32,"cpu":"A CPU","measured":'
     '"2026-11-22"}'
 )
+GUIDED = {"chat": "true", "tool_parser": "hermes"}
 MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] = {
     "writes": ("text-generation", BEFORE_GUIDES, OUTPUTS, {"chat": "true", "max_total_tokens": "64"}),
-    "guided": ("text-generation", OPTIONS, (*OUTPUTS, *PROMPT_OUTPUTS), {"chat": "true", "tool_parser": "hermes"}),
+    "guided": ("text-generation", OPTIONS, (*OUTPUTS, *PROMPT_OUTPUTS), GUIDED),
     "embeds": (
         "sentence-similarity",
         (TEXT, TRUNCATE, TOKENIZE),
@@ -71,10 +72,13 @@ MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] 
 
 
 class FakeTriton(Backend, Server):
-    """Answers by rules: a text generates numbers, its vector is its length, a document's score its share of "x"."""
+    """Answers by rules: a text generates numbers, its vector is its length, a document's score its share of "x".
 
-    def __init__(self, slots: int = 4, step_s: float = 0.0, infer_s: float = 0.0) -> None:
-        self.slots, self.step_s, self.infer_s = slots, step_s, infer_s
+    `returned`: the num_return_sequences of the checkpoints of models that generate.
+    """
+
+    def __init__(self, slots: int = 4, step_s: float = 0.0, infer_s: float = 0.0, returned: int = 1) -> None:
+        self.slots, self.step_s, self.infer_s, self.returned = slots, step_s, infer_s, returned
         self.running = 0
         self.requests: list[dict[str, Any]] = []
         self.metadata: list[Metadata] = []
@@ -141,7 +145,7 @@ class FakeTriton(Backend, Server):
         if "tokenize" in values:
             yield _told(values)
             return
-        length, n = int(values.get("max_tokens", [8])[0]), int(values.get("n", [1])[0])
+        length, n = int(values.get("max_tokens", [8])[0]), int(values.get("n", [self.returned])[0])
         prompt = str(values.get("text_input", values.get("messages", values.get("input_ids", [""])))[0])
         if not prompt or not 1 <= length <= LONGEST:
             raise ApiError(400, f"max_tokens is {length}; after a prompt of 1 tokens it can be 1 to {LONGEST}")

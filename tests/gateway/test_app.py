@@ -130,6 +130,7 @@ def test_logprobs_have_openais_shape() -> None:
     }
     completion = asked("/v1/completions", {"model": "writes", "prompt": "a", "max_tokens": 1, "logprobs": 1}).json
     assert completion["choices"][0]["logprobs"]["token_logprobs"] == [-0.5]
+    assert completion["choices"][0]["logprobs"]["top_logprobs"] == [{"x": -9999.0, "a": -0.5}], "the token's own too"
 
 
 def test_an_echoed_prompt_has_log_probabilities_too() -> None:
@@ -209,7 +210,7 @@ def test_of_alternatives_spelled_alike_the_likeliest_is_told() -> None:
     """Parts of characters are all spelled U+FFFD; what was told of them was the probability of the last."""
     top = [{"token": token, "text": "\ufffd", "logprob": -float(token)} for token in (1, 2)]
     told = completion_logprobs([{"token": 1, "text": "a", "logprob": -1.0, "top": top}])
-    assert told["top_logprobs"] == [{"\ufffd": -1.0}]
+    assert told["top_logprobs"] == [{"\ufffd": -1.0, "a": -1.0}]
 
 
 @pytest.mark.parametrize(
@@ -246,6 +247,8 @@ def test_embeddings_that_are_refused_name_the_field(body: dict[str, Any], param:
         ({"response_format": {"type": "json_object"}}, "response_format"),
         ({"guided_regex": "a+"}, "guided_regex"),
         ({"top_logprobs": 2}, "top_logprobs"),
+        ({"echo": True}, "echo"),
+        ({"prompt": "x"}, "prompt"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
         ({"text_input": "x"}, "text_input"),
@@ -265,10 +268,30 @@ def test_what_asks_for_nothing_but_text_is_taken() -> None:
         "tools": [],
         "tool_choice": "auto",
         "best_of": 1,
+        "echo": False,
         "seed": None,
         "stop": [],
     }
     assert asked("/v1/chat/completions", body).status == 200
+
+
+def test_a_field_of_another_route_is_not_ignored() -> None:
+    completion = {"model": "writes", "prompt": "a"}
+    for name, value in (("top_logprobs", 2), ("messages", CHAT["messages"])):
+        refused = asked("/v1/completions", {**completion, name: value})
+        assert (refused.status, refused.error["param"]) == (400, name)
+    assert asked("/v1/completions", {**completion, "top_logprobs": 0}).status == 200
+
+
+def test_one_answer_where_a_request_does_not_say_how_many() -> None:
+    """Of a checkpoint with num_return_sequences: the answers of several prompts ran into one another."""
+    app = gateway(FakeTriton(returned=2))
+    (choice,) = asked("/v1/chat/completions", CHAT, app).json["choices"]
+    assert choice["message"]["content"] == "0 1 2 "
+    prompts = {"model": "writes", "prompt": ["a", "b"], "max_tokens": 2}
+    assert [choice["text"] for choice in asked("/v1/completions", prompts, app).json["choices"]] == ["0 1 "] * 2
+    task = {"model": "writes", "inputs": ["a"], "parameters": {"max_tokens": 2}}
+    assert asked("/v1/tasks/text-generation", task, app).json["results"][0]["text_output"] == "0 1 "
 
 
 SCHEMA = {"type": "object"}
@@ -363,6 +386,29 @@ def test_any_of_the_tools_may_be_demanded_and_a_call_may_be_cut() -> None:
     _look_up, stop = json.loads(triton.requests[0]["guide"][0])["json_schema"]["anyOf"]
     nothing = {"type": "object", "properties": {}, "additionalProperties": False}
     assert stop["properties"]["arguments"] == nothing, "what has no parameters takes none"
+
+
+def test_what_arguments_refer_to_is_in_their_own_schema() -> None:
+    name = {"type": "string", "default": {"$ref": "#"}}
+    either = {"anyOf": [{"$ref": "#/definitions/a"}, {"$ref": "#/$defs/b"}, {"$ref": "https://a/b"}]}
+    parameters = {
+        "properties": {"default": name, "title": {"$ref": "#/properties/default"}, "$ref": either},
+        "definitions": {"a": name},
+        "$defs": {"b": {"items": {"$ref": "#"}}},
+    }
+    triton = FakeTriton()
+    tools = [{"type": "function", "function": {"name": "look_up", "parameters": parameters}}]
+    assert asked("/v1/chat/completions", {**CALLS, "tools": tools}, gateway(triton)).status == 200
+    schema = json.loads(triton.requests[0]["guide"][0])["json_schema"]
+    here = "#/properties/arguments"
+    assert schema["$defs"] == {"b": {"items": {"$ref": here}}}
+    arguments = schema["properties"]["arguments"]
+    assert arguments["definitions"] == {"a": name}
+    assert arguments["properties"] == {
+        "default": name,
+        "title": {"$ref": f"{here}/properties/default"},
+        "$ref": {"anyOf": [{"$ref": f"{here}/definitions/a"}, *either["anyOf"][1:]]},
+    }
 
 
 @pytest.mark.parametrize(

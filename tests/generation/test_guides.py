@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
+from builder.gateway.openai.calls import Tool, call_schema
 from builder.runtime.contract import Arena, LayerShape, dump, load_generation
 from builder.runtime.fields import InputError
 from builder.runtime.generation import guides as guides_module
@@ -249,6 +250,7 @@ def _has_classes(schema: Mapping[str, Any]) -> bool:
     [
         ({"regex": "(yes|no), [a-f]{3,5}!"}, "(yes|no), [a-f]{3,5}!"),
         ({"choice": ["water", 'a "quoted" one', "freezes"]}, 'water|a "quoted" one|freezes'),
+        ({"choice": ["é ü", "😀", "back\\slash", "a\tb", "c/d"]}, r"é ü|😀|back\\slash|a\tb|c/d"),
         ({"grammar": 'start: word (", " word)*\nword: "ice" | "steam"'}, "(ice|steam)(, (ice|steam))*"),
     ],
 )
@@ -257,6 +259,30 @@ def test_other_guides(guide: dict[str, Any], whole: str, asked: Asked) -> None:
     for text, reason in asked.ask(*requests):
         assert reason == "stop"
         assert re.fullmatch(whole, text)
+
+
+def test_arguments_of_a_call_are_of_their_own_schema(asked: Asked) -> None:
+    """Libraries of JavaScript write a repeated schema as a reference to where it came first: that was looked for in the
+    schema of the whole call, which has a `name` too."""
+    properties = {
+        "name": {"enum": ["x", "y"]},
+        "again": {"$ref": "#/properties/name"},
+        "next": {"anyOf": [{"type": "null"}, {"$ref": "#"}]},
+        "flag": {"$ref": "#/definitions/flag"},
+    }
+    parameters: dict[str, Any] = {"type": "object", "properties": properties, "required": list(properties)}
+    parameters |= {"definitions": {"flag": {"type": "boolean"}}, "additionalProperties": False}
+    function = {"name": "look_up", "parameters": parameters}
+    tools = [Tool.model_validate({"type": "function", "function": {**function, "name": name}}) for name in ("a", "b")]
+    choices: tuple[Any, ...] = ("required", {"type": "function", "function": {"name": "b"}})
+    for choice in choices:
+        guide = {"guide": {"json_schema": call_schema(tools, choice)}}
+        ended = [
+            text for text, reason in asked.ask(*({**guide, **_sampled(seed)} for seed in range(4))) if reason == "stop"
+        ]
+        assert ended
+        for text in ended:
+            jsonschema.validate(json.loads(text)["arguments"], parameters)
 
 
 def test_a_guide_keeps_its_spaces(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ from builder.gateway.models import Model
 from builder.gateway.tool_calls import PARSERS, Part, ToolCall
 
 OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf")
+BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")  # schemas under any names
+DATA = ("const", "enum", "default", "examples")  # no schemas
 NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}  # what leaving `parameters` out means
 
 
@@ -55,7 +57,13 @@ def call_schema(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
         known = ", ".join(tool.function.name for tool in tools)
         raise bad_field("tool_choice", f"tool_choice is neither required nor one of the functions: {known}")
     definitions: dict[str, Any] = {}
-    calls = [_call(tool.function, definitions) for tool in allowed]
+    try:
+        calls = [
+            _call(tool.function, "#" if len(allowed) == 1 else f"#/anyOf/{number}", definitions)
+            for number, tool in enumerate(allowed)
+        ]
+    except RecursionError as error:
+        raise bad_field("tools", "the parameters of a function have too many levels") from error
     schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
     return {**schema, "$defs": definitions} if definitions else schema
 
@@ -122,9 +130,9 @@ def _named(choice: Any) -> Any:
     return function.get("name") if isinstance(function, Mapping) else None
 
 
-def _call(function: Function, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of one function's call; its definitions go to the root, which references begin at."""
-    parameters = closed(dict(function.parameters or NO_ARGUMENTS))
+def _call(function: Function, place: str, definitions: dict[str, Any]) -> dict[str, Any]:
+    """The schema of one function's call, which is to lie at `place`; its definitions go to the root."""
+    parameters = _moved(closed(dict(function.parameters or NO_ARGUMENTS)), f"{place}/properties/arguments")
     for name, definition in dict(parameters.pop("$defs", {})).items():
         if definitions.setdefault(name, definition) != definition:
             raise bad_field("tools", f"two functions define {name} differently; rename one of them")
@@ -134,3 +142,20 @@ def _call(function: Function, definitions: dict[str, Any]) -> dict[str, Any]:
         "required": ["name", "arguments"],
         "additionalProperties": False,
     }
+
+
+def _moved(schema: Any, to: str) -> Any:
+    """`schema`, or a part of it, as it is where its root lies at `to`: what refers to that root refers to there."""
+    if isinstance(schema, list):
+        return [_moved(part, to) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {}
+    for name, value in schema.items():
+        if name == "$ref" and (value == "#" or str(value).startswith("#/")):
+            moved[name] = value if value.startswith("#/$defs/") else to + value[1:]
+        elif name in BY_NAME and isinstance(value, dict):
+            moved[name] = {key: _moved(part, to) for key, part in value.items()}
+        else:
+            moved[name] = value if name in DATA else _moved(value, to)
+    return moved

@@ -160,6 +160,7 @@ def _logprobs(tokens: list[dict[str, Any]], at: int = 0) -> dict[str, Any]:
         logprobs: dict[str, float] = {}
         for top in token["top"]:  # best first: of those that are spelled alike the likeliest is told
             logprobs.setdefault(top["text"], value(top))
+        logprobs.setdefault(token["text"], value(token))  # the token itself is always among them
         return logprobs
 
     begins = [

@@ -37,10 +37,11 @@ MEANING: Mapping[str, str] = {  # OpenAI's field -> the model's input
     "logit_bias": "logit_bias",
 }
 ABOUT_THE_CLIENT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
-HARMLESS: Mapping[str, Any] = {"best_of": 1, "modalities": ["text"], "suffix": ""}
-ROUTED = {"model", "messages", "prompt", "stream", "stream_options", "logprobs", "top_logprobs", "echo", *GUIDING}
+HARMLESS: Mapping[str, Any] = {"best_of": 1, "modalities": ["text"], "suffix": "", "echo": False, "top_logprobs": 0}
+ROUTED = {"model", "messages", "prompt", "stream", "stream_options", "logprobs", "top_logprobs", "echo"}  # by a route
 COUNTS = ("return_num_input_tokens", "return_num_output_tokens")
 PERF = "return_perf_metrics"  # what usage and metrics have besides counts of tokens
+STANDING: Mapping[str, Any] = {"n": 1, PERF: True}  # inputs of every request, where it does not say otherwise
 OF_THE_ROUTE = {  # inputs that no field sets under its own name
     "text_input",
     "input_ids",
@@ -154,8 +155,9 @@ def option_inputs(model: Model, body: Body) -> dict[str, Any]:
     """The inputs that a request's options become. Raises ApiError for a field that the model cannot heed."""
     inputs: dict[str, Any] = {**guide_inputs(model, body), **_counting(model, body)}
     stated = {name: value for name, value in body if value is not None and value != []}
+    looked_at = {*ABOUT_THE_CLIENT, *GUIDING, *ROUTED.intersection(type(body).model_fields)}  # elsewhere
     for name, value in stated.items():
-        if name in ROUTED or name in ABOUT_THE_CLIENT or (name in HARMLESS and value == HARMLESS[name]):
+        if name in looked_at or (name in HARMLESS and value == HARMLESS[name]):
             continue
         target = MEANING.get(name, name)
         if target not in model.inputs or target in OF_THE_ROUTE:
@@ -258,10 +260,13 @@ def refuse_other_models(model: Model) -> None:
 
 
 def make_request(call: Call, model: Model, inputs: Mapping[str, Any]) -> Any:
-    """The request of one prompt. Raises ApiError for a value that an input does not take."""
+    """The request of one prompt, for one answer where `inputs` do not say: a checkpoint may have a number of its own.
+
+    Raises ApiError for a value that an input does not take.
+    """
     request = service_pb2.ModelInferRequest(model_name=model.name, id=call.facts.id)
-    if PERF in model.inputs:
-        inputs = {**inputs, PERF: True}
+    standing = {name: value for name, value in STANDING.items() if name in model.inputs}
+    inputs = {**standing, **inputs}
     for name, value in inputs.items():
         values = value if isinstance(value, list) else [value]
         try:
