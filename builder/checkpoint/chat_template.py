@@ -11,6 +11,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerFast
 
 from builder.errors import CheckpointError
+from builder.runtime.contract import Chat
 from builder.runtime.fields import InputError
 from builder.runtime.generation.chat import ChatTemplate
 
@@ -28,6 +29,8 @@ PLACE = {"type": "string", "description": "a city, such as Oslo"}
 SCHEMA = {"type": "object", "properties": {"place": PLACE}, "required": ["place"]}
 WEATHER = {"name": "weather", "description": "The weather of a place", "parameters": SCHEMA}
 TOOLS: Sequence[Mapping[str, Any]] = [{"type": "function", "function": WEATHER}]
+PARTS = ("first text", "second text")
+UNREAD = "unread key"  # of a part: shown by a template that writes a list as Python or JSON does
 
 
 def tool_template(tokenizer: PreTrainedTokenizerFast) -> str | None:
@@ -59,6 +62,15 @@ def chat_template(tokenizer: PreTrainedTokenizerFast) -> str | None:
                     "checkpoint's name. Without its chat_template, the model can be served for text_input"
                 )
     return str(template)
+
+
+def takes_parts(chat: Chat) -> bool:
+    """Whether the template, with tools too where that is another, reads the texts of a message in parts by itself."""
+    template = ChatTemplate(chat.template, chat.special_tokens, chat.tool_template)
+    message = {"role": "user", "content": [{"type": "text", "text": text, UNREAD: UNREAD} for text in PARTS]}
+    requests = [None] if chat.tool_template is None else [None, TOOLS]
+    rendered = [_own(template, [message], tools) or "" for tools in requests]
+    return all(all(text in prompt for text in PARTS) and UNREAD not in prompt for prompt in rendered)
 
 
 def _transformers(tokenizer: PreTrainedTokenizerFast, messages: Messages, tools: Any) -> str | None:

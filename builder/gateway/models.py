@@ -71,6 +71,11 @@ class Model:
         return self.parameters.get("chat") == "true"
 
     @property
+    def takes_parts(self) -> bool:
+        """Whether its chat template reads a message in parts."""
+        return self.parameters.get("message_parts") == "true"
+
+    @property
     def embeds(self) -> bool:
         """Whether it answers one vector a text."""
         output = self.outputs.get("embedding")

@@ -134,8 +134,7 @@ async def _of_chat(call: Call, model: Model, body: Body) -> list[dict[str, Any]]
     if "messages" not in model.inputs or not model.chats:
         raise bad_field("messages", f"{model.name} has no chat template; send prompt")
     tools = {"tools": dumps(body.tools)} if body.tools else {}
-    messages = dumps([as_template(number, message) for number, message in enumerate(body.messages or [])])
-    return (await _asked(call, model, {"messages": messages, **tools}))[1]
+    return (await _asked(call, model, {"messages": as_template(model, body.messages or []), **tools}))[1]
 
 
 async def _asked(call: Call, model: Model, inputs: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:

@@ -471,6 +471,18 @@ def test_a_notation_that_is_not_known_is_refused_by_name() -> None:
     assert "does not say how it writes calls" in refused["message"]
 
 
+def test_parts_of_a_message_are_joined_where_the_template_does_not_read_them() -> None:
+    triton = FakeTriton()
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    for model, wanted in (("writes", "a\nb"), ("guided", parts)):
+        body = {"model": model, "messages": [{"role": "user", "content": parts}]}
+        assert asked("/v1/chat/completions", body, gateway(triton)).status == 200
+        assert json.loads(triton.requests[-1]["messages"][0])[0]["content"] == wanted
+    tokens = asked("/tokenize", {"model": "guided", "messages": body["messages"]}, gateway(triton))
+    assert tokens.status == 200
+    assert json.loads(triton.requests[-1]["messages"][0])[0]["content"] == parts
+
+
 def test_calls_of_earlier_answers_reach_the_template_as_objects() -> None:
     triton = FakeTriton()
     call = {"id": "abc", "type": "function", "function": LOOK_UP}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from builder.checkpoint.chat_template import TOOLS, chat_template, tool_template
+from builder.checkpoint.chat_template import TOOLS, chat_template, takes_parts, tool_template
 from builder.errors import CheckpointError
 from builder.runtime.contract import FILE, Chat, dump
 from builder.runtime.fields import InputError
@@ -85,6 +85,19 @@ def test_requests_with_tools_get_the_template_that_is_for_them(tokenizer: PreTra
     tokenizer.chat_template = {"default": TEMPLATES["chatml"], "tool_use": "{% endif %}"}
     with pytest.raises(CheckpointError, match="does not compile"):
         chat_template(tokenizer)
+
+
+def test_a_template_that_reads_parts_of_a_message_is_found() -> None:
+    """Gemma 3's and others' write one text after the other; a client's lines between them made another prompt."""
+    parts = (
+        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
+        "{% if c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
+    )
+    assert takes_parts(Chat(parts))
+    for other in (*TEMPLATES.values(), "{{ messages[0].content }}", "{{ messages[0].content | trim }}", "{{ x() }}"):
+        assert not takes_parts(Chat(other)), other
+        assert not takes_parts(Chat(parts, tool_template=other))
+    assert takes_parts(Chat(parts, tool_template=parts))
 
 
 def test_a_build_refuses_a_template_that_does_not_compile(tokenizer: PreTrainedTokenizerFast) -> None:

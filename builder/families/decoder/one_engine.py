@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from builder.checkpoint.chat_template import chat_template, tool_template
+from builder.checkpoint.chat_template import chat_template, takes_parts, tool_template
 from builder.checkpoint.generation_config import total_length
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.checkpoint.tool_parser import tool_parser
@@ -218,7 +218,8 @@ class Decoder:
     def _chat(self, template: str) -> Chat:
         tokenizer = self.checkpoint.tokenizer
         chat = Chat(template, dict(tokenizer.special_tokens_map), tool_template(tokenizer))
-        return replace(chat, tool_parser=self.spec.serving.tool_parser or tool_parser(chat))
+        parser = self.spec.serving.tool_parser or tool_parser(chat)
+        return replace(chat, tool_parser=parser, parts=takes_parts(chat))
 
     def comparison(self, chosen: Chosen) -> Comparison:
         """Log-probabilities of the fused graph, on a long row too; what quantising kept."""

@@ -48,7 +48,7 @@ async def chat(call: Call) -> Any:
     generation.refuse_other_models(model)
     if not model.chats:
         raise bad_field("model", f"{model.name} has no chat template; send the prompt to /v1/completions")
-    inputs = {**option_inputs(model, body), "messages": dumps([as_template(i, m) for i, m in enumerate(body.messages)])}
+    inputs = {**option_inputs(model, body), "messages": as_template(model, body.messages)}
     inputs |= _logprobs_input(body)
     if body.stream:
         inputs["stream"] = True

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
 from builder.gateway.errors import bad_field
-from builder.gateway.responses import loads
+from builder.gateway.models import Model
+from builder.gateway.responses import dumps, loads
 
 MOST_MESSAGES = 4096
 
@@ -23,22 +24,28 @@ class Message(BaseModel):
     tool_calls: list[dict[str, Any]] | None = None
 
 
-def as_template(number: int, message: Message) -> dict[str, Any]:
-    """A message as templates know it: its parts of text as one, and a developer as the system."""
+def as_template(model: Model, messages: Sequence[Message]) -> str:
+    """The messages as JSON, as the template of `model` knows them. Raises ApiError for what it cannot be told."""
+    return dumps([_as_template(number, message, model.takes_parts) for number, message in enumerate(messages)])
+
+
+def _as_template(number: int, message: Message, parts: bool) -> dict[str, Any]:
+    """A developer is the system; the texts of a message are one, unless a template takes `parts`."""
     content = message.content
     if isinstance(content, list):
-        texts = []
-        for part in content:
-            if part.get("type") != "text" or not isinstance(part.get("text"), str):
-                raise bad_field(
-                    "messages", f"messages[{number}] has a part that is not text; the models read text alone"
-                )
-            texts.append(part["text"])
-        content = "\n".join(texts)
+        texts = [_text(number, part) for part in content]
+        content = content if parts else "\n".join(texts)
     rendered = {**(message.model_extra or {}), "role": message.role, "content": content}
     if message.tool_calls:
         rendered["tool_calls"] = [_earlier_call(at, call) for at, call in enumerate(message.tool_calls)]
     return {**rendered, "role": "system"} if message.role == "developer" else rendered
+
+
+def _text(number: int, part: Mapping[str, Any]) -> str:
+    text = part.get("text")
+    if part.get("type") != "text" or not isinstance(text, str):
+        raise bad_field("messages", f"messages[{number}] has a part that is not text; the models read text alone")
+    return text
 
 
 def _earlier_call(number: int, call: Mapping[str, Any]) -> dict[str, Any]:
