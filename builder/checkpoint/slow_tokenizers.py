@@ -6,6 +6,8 @@ of the OPUS-MT project have it. Knows tokenisers; knows no model.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from transformers.utils.sentencepiece_model_pb2_new import ModelProto
@@ -14,7 +16,8 @@ from builder.errors import CheckpointError
 from builder.samples import TEXTS
 
 UNIGRAM = 1  # of sentencepiece_model.proto's ModelType
-UNLIKELY = 30.0  # below the least likely piece: for pieces of the other language
+UNLIKELY = 1e4  # below the least likely piece, for each letter of a piece of the other language: no text has such
+LONGEST = 20  # pieces of the other language, the longest, that the two have to cut in the same way
 PROBES = (*TEXTS, "", " ", "  two  spaces ", "Ünïcödé ﬁ … №", "日本語", "a\tb\nc", "<unk> </s>", ">>fra<< Hello")
 
 
@@ -28,8 +31,9 @@ def as_fast(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
     if proto.trainer_spec.model_type != UNIGRAM or sorted(numbered) != list(range(len(numbered))):
         raise CheckpointError(f"{name}: expected a unigram model and a vocab.json without holes; add a tokenizer.json")
     scores = {piece.piece: piece.score for piece in proto.pieces}
-    least = min(scores.values()) - UNLIKELY
-    vocabulary = [(numbered[index], scores.get(numbered[index], least)) for index in range(len(numbered))]
+    least = min(scores.values())
+    pieces = [numbered[index] for index in range(len(numbered))]
+    vocabulary = [(piece, scores.get(piece, least - UNLIKELY * len(piece))) for piece in pieces]
     fast = Tokenizer(models.Unigram(vocabulary, unk_id=tokenizer.encoder[tokenizer.unk_token]))
     spaces = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
     charsmap = proto.normalizer_spec.precompiled_charsmap
@@ -52,10 +56,16 @@ def as_fast(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
     )
     tokenizer.punc_normalizer = str  # as transformers does without sacremoses, which the emitted code has not
-    for text in PROBES:
+    for text in (*PROBES, _of_the_other_language(pieces, scores)):
         if converted(text)["input_ids"] != tokenizer(text)["input_ids"]:
             raise CheckpointError(
                 f"{name} cannot be written as a tokenizer.json that tokenises {text[:40]!r} in the same way; "
                 "add a tokenizer.json"
             )
     return converted
+
+
+def _of_the_other_language(pieces: Iterable[str], scores: Mapping[str, float]) -> str:
+    """A text of long pieces that only the language of the answers has, in letters that both languages have."""
+    foreign = [piece.replace("▁", "") for piece in pieces if piece not in scores and "<" not in piece]  # no special one
+    return " ".join(sorted((word for word in foreign if set(word) <= set(scores)), key=len)[-LONGEST:])

@@ -64,6 +64,18 @@ def test_a_checkpoint_of_pieces_and_a_vocabulary_is_served_as_it_was_trained(tmp
     assert '"Unigram"' in tokenizer_json(checkpoint.tokenizer)
 
 
+def test_no_text_is_cut_into_pieces_of_the_other_language(tmp_path: Path) -> None:
+    """A name in the language of the answers, say: one long piece of that was likelier than many short ones."""
+    slow = make_marian_tokenizer(tmp_path / "pieces")
+    fast = as_fast(slow)
+    pieces = {slow.spm_source.id_to_piece(index) for index in range(len(slow.spm_source))}
+    words = {word for text in TEXTS[:20] for word in text.upper().split() if set(word) <= pieces}
+    assert len(words) > 10
+    assert any(f"▁{word}" in set(slow.encoder) - pieces for word in words), "one piece, of the other language alone"
+    for word in words:
+        assert fast(word)["input_ids"] == slow(word)["input_ids"], word
+
+
 def test_what_cannot_be_written_as_one_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="expected a unigram model"):
         as_fast(make_marian_tokenizer(tmp_path / "bpe", kind="bpe"))
