@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from transformers import (
     AutoConfig,
     AutoTokenizer,
@@ -39,6 +40,9 @@ from builder.tasks import Task, find_task, infer_task
 
 SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")  # by transformers' common names
 POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
+# Of encoder-decoders, what has features of a text alone; sentence-transformers takes the same (its
+# base/modules/transformer.py, 6.2). The auto class has models that want the tokens of an answer too.
+ENCODERS = {"t5": "T5EncoderModel", "mt5": "MT5EncoderModel", "umt5": "UMT5EncoderModel"}
 
 
 @dataclass(frozen=True)
@@ -126,7 +130,7 @@ def describe(source: Source) -> Checkpoint:
     files = locate(source, weights=False)
     try:
         with torch.device("meta"):
-            model = files.task.auto_class().from_config(without_quantisation(files.config))
+            model = _from_config(_model_class(files.task, files.config), without_quantisation(files.config))
         _read_generation_config(model, files.folder)
     except Exception as error:  # whatever a broken checkpoint makes transformers raise
         raise CheckpointError(
@@ -155,16 +159,17 @@ def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:
     Raises CheckpointError.
     """
     task, config = files.task, files.config
+    kind = _model_class(task, config)
     packed = packed_format(config, files.source)
     grids = None
     try:
         if packed is None:
             with widened(files.folder, files.weights) as folder:
-                model, info = task.auto_class().from_pretrained(folder, **_loading(config), use_safetensors=True)
+                model, info = kind.from_pretrained(folder, **_loading(config), use_safetensors=True)
         else:
             config = without_quantisation(config)
             with torch.device("meta"):
-                shapes = task.auto_class().from_config(config)
+                shapes = _from_config(kind, config)
             weights, grids = unpack(packed, files.weights, shapes)
             model, info = shapes.__class__.from_pretrained(None, **_loading(config), state_dict=weights)
             _read_generation_config(model, files.folder)
@@ -184,6 +189,18 @@ def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:
             f"be random, such as {(missing + mismatched)[0]}. Choose a task it was trained for with --task"
         )
     return model.eval(), grids
+
+
+def _model_class(task: Task, config: PreTrainedConfig) -> Any:
+    """transformers' auto class for the head of `task`, or the class of an encoder alone."""
+    name = ENCODERS.get(config.model_type) if task.head == "feature-extraction" else None
+    return task.auto_class() if name is None else getattr(transformers, name)
+
+
+def _from_config(kind: Any, config: PreTrainedConfig) -> PreTrainedModel:
+    """A model of `kind`, a class or an auto class, with weights of its own."""
+    model: PreTrainedModel = getattr(kind, "from_config", kind)(config)
+    return model
 
 
 def _loading(config: PreTrainedConfig) -> dict[str, Any]:

@@ -13,17 +13,20 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers import AutoConfig, T5EncoderModel, T5Model
 
 from builder.checkpoint.resolve import resolve
 from builder.checkpoint.sentence_transformers import Pooler, read_in_lower_case, read_modules
 from builder.errors import CheckpointError
 from builder.onnx.graph import Graph
+from builder.samples import TEXTS
 from builder.spec import make_spec
 from builder.tasks.base import encoder_task
 from builder.tasks.feature_extraction import FeatureExtraction
 from builder.variants.evaluator import make_evaluator
-from tests.checkpoints import make_checkpoint, make_tokenizer
+from tests.checkpoints import VOCABULARY, make_checkpoint, make_tokenizer
 from tests.fronts import answers, front_over_pytorch
+from tests.seq2seqs import SPECIAL, T5
 
 PAIRS = ("the train leaves at nine", ["the museum is closed", "a fox"])
 
@@ -332,6 +335,26 @@ def test_a_default_prompt_counts_where_samples_are_chosen(copy: Path, tmp_path: 
     graph = Graph(tmp_path, module.inputs, module.outputs, (), 20, 9, Counter(), 0)
     bench = make_evaluator(spec, checkpoint, module, graph, tmp_path)
     assert 0 < len(bench.samples) < len(checkpoint.task.samples)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["the encoder's weights", "the whole model's"])
+def test_an_embedder_of_an_encoder_decoder_is_its_encoder(whole: bool, copy: Path, tmp_path: Path) -> None:
+    """sentence-t5 and gtr-t5: they ended in a traceback, for T5's whole model wants the tokens of an answer too."""
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("t5", vocab_size=VOCABULARY, **SPECIAL, **T5)
+    (T5Model if whole else T5EncoderModel)(config).save_pretrained(copy)
+    make_tokenizer("unigram", type_ids=False).save_pretrained(copy)
+    _write(copy / "2_Normalize" / "config.json", {})
+    kinds = (("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize"))
+    _modules(copy, *((path, f"sentence_transformers.models.{kind}") for path, kind in kinds))
+    checkpoint = resolve(make_spec(model=str(copy), max_length=64))
+    assert checkpoint.task.name == "sentence-similarity"
+    spec = make_spec(model=str(copy), max_length=64)
+    front = front_over_pytorch(checkpoint, spec, tmp_path)
+    found = [one["embedding"] for one in answers(front, checkpoint, [{"text_input": text} for text in TEXTS[:6]])]
+    library = pytest.importorskip("sentence_transformers", reason="comes with the demo's model")
+    wanted = library.SentenceTransformer(str(copy), device="cpu").encode(list(TEXTS[:6]))
+    np.testing.assert_allclose(found, wanted, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
