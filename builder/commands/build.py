@@ -23,6 +23,7 @@ from builder.fleet.history import History
 from builder.fleet.plan import Plan, Planned, plan_builds
 from builder.fleet.runs import run_jobs
 from builder.fleet.view import plan_document, plan_line, plan_table, summary, view
+from builder.fleet.work import load_libraries, seldom_collecting
 from builder.machine import available_cores, available_memory
 from builder.report.record import BuildReport
 from builder.spec import BuildSpec, Gpu, load_specs, make_spec
@@ -190,12 +191,13 @@ def _one(model: Planned, options: argparse.Namespace) -> BuildReport:
 
 def _built(spec: BuildSpec, verbose: bool) -> BuildReport:
     with screen.status("loading torch and transformers"):
-        from builder.checkpoint.libraries import quiet_libraries
-        from builder.pipeline import build
+        load_libraries()
+    from builder.checkpoint.libraries import quiet_libraries
+    from builder.pipeline import build
 
     if too_old := older_than_fixes(spec.triton):
         screen.print(f"  [yellow]warning:[/] {too_old}", highlight=False, soft_wrap=True)
-    with _library_output(verbose), contextlib.nullcontext() if verbose else quiet_libraries():
+    with seldom_collecting(), _library_output(verbose), contextlib.nullcontext() if verbose else quiet_libraries():
         report = build(spec, _stage)
     for warning in report.warnings:
         screen.print(f"  [yellow]warning:[/] {warning}", highlight=False)

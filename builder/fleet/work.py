@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import os
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ Say = Callable[[Progress], None]
 
 SELDOM = (50_000, 20, 20)  # of gc.set_threshold
 SPINS = "10000"  # a tenth of a millisecond, about; the default is 300,000
+STORY = "builder.pipeline"  # whose import brings all that a build runs
 
 
 def carry_out(job: Job, worker: str, say: Say = lambda progress: None) -> Outcome:
@@ -26,12 +29,12 @@ def carry_out(job: Job, worker: str, say: Say = lambda progress: None) -> Outcom
 
     Loads torch. No error of a build is raised: it is the outcome's.
     """
+    load_libraries()
     with seldom_collecting():
         return _carry_out(job, worker, say)
 
 
 def _carry_out(job: Job, worker: str, say: Say) -> Outcome:
-    spin_briefly()
     import torch
 
     from builder.checkpoint.libraries import quiet_libraries
@@ -51,6 +54,22 @@ def _carry_out(job: Job, worker: str, say: Say) -> Outcome:
             error, details = _in_a_line(defect), traceback.format_exc()
     took = time.perf_counter() - begun
     return Outcome(job.name, worker, took, peak_memory(), report, error, stages, details)
+
+
+def load_libraries() -> None:
+    """Import what a build runs, in a process that is there to build. Python looks for no garbage meanwhile, and later
+    not at what is there now: modules are objects by the million, and they stay."""
+    spin_briefly()
+    if STORY in sys.modules:
+        return
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        importlib.import_module(STORY)
+    finally:
+        gc.freeze()
+        if collecting:
+            gc.enable()
 
 
 def spin_briefly() -> None:

@@ -27,7 +27,7 @@ from rich.table import Table
 
 from builder.cache.folder import OFF, VARIABLE
 from builder.fleet.memory import own_memory, peak_memory, reset_peak_memory
-from builder.fleet.work import seldom_collecting, spin_briefly
+from builder.fleet.work import load_libraries, seldom_collecting, spin_briefly
 from scripts.benchmarks.circumstances import circumstances, write_figures
 
 GENERATING = {"max_length": 512, "slots": 8, "quality": 0.0, "perplexity": 1e9}  # random weights have none to lose
@@ -104,6 +104,7 @@ def one(options: dict[str, Any]) -> dict[str, Any]:
 def _one(options: dict[str, Any]) -> dict[str, Any]:
     begun, stages, memory = time.perf_counter(), dict[str, float](), dict[str, Memory]()
     own = Own()
+    load_libraries()
     from builder.checkpoint.libraries import quiet_libraries
     from builder.pipeline import build
     from builder.spec import make_spec
