@@ -65,6 +65,9 @@ def load_libraries() -> None:
     collecting = gc.isenabled()
     gc.disable()
     try:
+        from builder.checkpoint.offered import load_models
+
+        load_models()
         importlib.import_module(STORY)
     finally:
         gc.freeze()
