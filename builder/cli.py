@@ -28,11 +28,14 @@ build-repo help [VERB]            this text, or the options of a verb
 from __future__ import annotations
 
 import argparse
+import atexit
 import difflib
 import importlib
+import os
 import signal
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -71,9 +74,31 @@ CLOSE = 0.75  # similarity from which a word is taken for a misspelt verb; "serv
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; the exit status is 0, 1 for an error the user can mend, 130 for an interrupt."""
+    """Run one command; the exit status is 0, 1 for an error the user can mend, 130 for an interrupt.
+
+    Without `arguments` it is the program, with its own, and may end the process itself.
+    """
+    if arguments is not None:
+        return _run(arguments)
+    status = _run(sys.argv[1:])
+    if "torch" in sys.modules:
+        _leave(status)
+    return status
+
+
+def _leave(status: int) -> None:
+    """End this process as Python does, but without taking down what it has loaded, module by module: of torch and
+    transformers that takes more than a second. Where what was said can no longer be read, Python is to say so."""
+    atexit._run_exitfuncs()
+    with suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _run(arguments: Sequence[str]) -> int:
     try:
-        command, options = parse(sys.argv[1:] if arguments is None else arguments)
+        command, options = parse(arguments)
         for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell starts background jobs with it ignored
             signal.signal(number, _interrupt)
         return int(command.run(options))

@@ -20,6 +20,19 @@ from builder.load.record import read
 from builder.serve.triton import Server, free_ports
 
 BUILD_REPO = str(Path(sys.executable).with_name("build-repo"))
+PROGRAM = """
+import atexit, sys, types
+from builder import cli
+
+class Loaded(types.ModuleType):
+    def __del__(self):
+        print("taken down")
+
+sys.modules[sys.argv[1]] = Loaded(sys.argv[1])
+atexit.register(print, "at the end")
+cli._run = lambda arguments: print("done", end=", ") or 3
+sys.exit(cli.main())
+"""
 
 
 def _run(*arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -110,6 +123,17 @@ def test_a_folder_that_is_called_nearly_like_a_verb_is_a_model(tmp_path: Path, m
     assert command.__name__ == "builder.commands.build"
     assert (options.model, options.precision) == ("serv", "int8")
     assert parse(["org/serv"])[1].model == "org/serv"
+
+
+@pytest.mark.parametrize(
+    ("module", "said"), [("torch", "done, at the end\n"), ("other", "done, at the end\ntaken down\n")]
+)
+def test_the_program_ends_without_taking_torch_down(module: str, said: str) -> None:
+    """A second or two of the processor went into it after each build."""
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, module], stdout=subprocess.PIPE, text=True, check=False, timeout=300
+    )
+    assert (done.returncode, done.stdout) == (3, said)
 
 
 @pytest.mark.parametrize(
