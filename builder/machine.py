@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from builder.proc import counted
@@ -39,25 +40,55 @@ def sharing_cores(count: int) -> Iterator[None]:
 def available_memory() -> int:
     """Bytes that this machine can still give, by /proc/meminfo, or fewer where the container has a limit; a very large
     number where neither is known."""
-    return min(_memory("MemAvailable"), _left_to_container())
+    container = _container()
+    return min(_memory("MemAvailable"), max(0, container.limit - container.used))
 
 
 def total_memory() -> int:
-    """Bytes of this machine's memory, by /proc/meminfo; a very large number where there is none."""
-    return _memory("MemTotal")
+    """Bytes of this machine's memory, by /proc/meminfo, or the container's limit where that is less; a very large
+    number where neither is known."""
+    return min(_memory("MemTotal"), _container().limit)
 
 
-def _left_to_container() -> int:
-    """Bytes below the limit of cgroup v2, of which the pages of files count as free: the system can read them again.
+@dataclass(frozen=True)
+class Container:
+    """Bytes that a container may take, and those of them that are in use; not the pages of files, which the system can
+    read again."""
 
-    Source: Linux, Documentation/admin-guide/cgroup-v2.rst, memory.max, memory.current and memory.stat.
+    limit: int
+    used: int
+
+
+def _container() -> Container:
+    for look in (_by_cgroup_2, _by_cgroup_1):
+        with suppress(OSError, ValueError, KeyError):  # another version, or "max" for no limit
+            return look()
+    return Container(UNKNOWN, 0)
+
+
+def _by_cgroup_2() -> Container:
+    """Source: Linux, Documentation/admin-guide/cgroup-v2.rst, memory.max, memory.current and memory.stat."""
+    limit, used, counts = _number("memory.max"), _number("memory.current"), _counts("memory.stat")
+    return Container(limit, used - counts["active_file"] - counts["inactive_file"])
+
+
+def _by_cgroup_1() -> Container:
+    """The least limit of the container and of those that it is in.
+
+    Source: Linux, Documentation/admin-guide/cgroup-v1/memory.rst, memory.usage_in_bytes and memory.stat.
     """
-    try:
-        limit, used = (int((CGROUP / f"memory.{name}").read_text("utf-8")) for name in ("max", "current"))
-        counts = dict(line.split() for line in (CGROUP / "memory.stat").read_text("utf-8").splitlines())
-    except (OSError, ValueError):  # no cgroup v2, or "max" for no limit
-        return UNKNOWN
-    return max(0, limit - used + int(counts["active_file"]) + int(counts["inactive_file"]))
+    used, counts = _number("memory/memory.usage_in_bytes"), _counts("memory/memory.stat")
+    files = counts["total_active_file"] + counts["total_inactive_file"]
+    return Container(counts["hierarchical_memory_limit"], used - files)
+
+
+def _number(file: str) -> int:
+    return int((CGROUP / file).read_text("utf-8"))
+
+
+def _counts(file: str) -> dict[str, int]:
+    lines = (CGROUP / file).read_text("utf-8").splitlines()
+    return {name: int(count) for name, count in map(str.split, lines)}
 
 
 def _memory(field: str) -> int:
