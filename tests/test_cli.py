@@ -169,6 +169,31 @@ def test_query_from_arguments_and_from_standard_input(server: Server) -> None:
     assert sorted(json.loads(lists.stdout)["label"]) == ["animals", "trains"]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["A fox."], "'A fox.' is not KEY=VALUE; write the name of an input before it, such as text_input=A fox."),
+        (['text_input=["A fox.'], "text_input begins like JSON and is not (Unterminated string"),
+        (["--file", "absent.txt"], "absent.txt cannot be read (No such file or directory); name another with --file"),
+        (["--file", "."], ". cannot be read (Is a directory)"),
+        (["--file", "damaged.jsonl"], "line 2 begins like JSON and is not (Expecting value"),
+    ],
+)
+def test_what_query_cannot_send_is_a_line_not_a_traceback(
+    arguments: list[str],
+    message: str,
+    server: Server,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    Path("damaged.jsonl").write_text('A fox.\n{"text_input": }\n')
+    assert main(["query", "topics", *arguments, "--url", server.url]) == 1
+    assert message in capfd.readouterr().err
+
+
 def test_query_reads_a_file_with_bytes_that_are_no_text(server: Server, tmp_path: Path) -> None:
     path = tmp_path / "texts"
     path.write_bytes(b"fine\n\xff\xfe\nfine too\n")

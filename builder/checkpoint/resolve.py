@@ -242,7 +242,9 @@ def _config(folder: Path, model: str) -> PreTrainedConfig:
     try:
         config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except RecursionError as error:
-        raise CheckpointError(f"the config.json of {model} is nested too deeply") from error
+        raise CheckpointError(
+            f"the config.json of {model} is nested too deeply; expected the one that save_pretrained writes"
+        ) from error
     except Exception as error:  # whatever a broken file makes transformers raise
         raise CheckpointError(f"{model} has no configuration that transformers knows: {_first_line(error)}") from error
     for name in SIZES:

@@ -141,7 +141,9 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, "utf-8")
     except OSError as error:
-        raise RepositoryError(f"{error.filename} cannot be written ({error.strerror})") from error
+        raise RepositoryError(
+            f"{error.filename} cannot be written ({error.strerror}); choose another folder with --output"
+        ) from error
 
 
 def _table(deployment: Deployment) -> Table:

@@ -53,7 +53,9 @@ def run(options: argparse.Namespace) -> int:
         try:
             options.compose.write_text(machine.compose(options.service), "utf-8")
         except OSError as error:
-            raise RepositoryError(f"{options.compose} cannot be written ({error.strerror})") from error
+            raise RepositoryError(
+                f"{options.compose} cannot be written ({error.strerror}); choose another with --compose"
+            ) from error
     if options.json:
         print(json.dumps({"models": [asdict(one) for one in plans], "machine": asdict(machine)}, indent=1))
     else:

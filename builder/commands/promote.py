@@ -96,7 +96,10 @@ def run(options: argparse.Namespace) -> int:
             raise ServeError(f"the server at {options.url} serves no {name}; build-repo serve loads all that is there")
         if number not in versions or number == running:
             there = ", ".join(map(str, versions))
-            raise ServeError(f"version {running} of {name} answers at {options.url}; {repository} has {there}")
+            raise ServeError(
+                f"version {running} of {name} answers at {options.url}, and {repository} has {there}: name another of "
+                f"those, build-repo promote {name} VERSION"
+            )
         try:
             refusals = _refusals(options, control, (running, number), versions[number].report)
         except BaseException:

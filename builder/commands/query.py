@@ -61,20 +61,33 @@ def _requests(options: argparse.Namespace, required: list[str]) -> Iterator[dict
         return
     if options.file is None and sys.stdin.isatty():
         raise SpecError(f"nothing to ask: give {required[0]}=..., --file FILE, or lines on standard input")
-    stream = sys.stdin.buffer if options.file in (None, Path("-")) else options.file.open("rb")
-    with stream:
-        for line in stream:
-            text = line.rstrip(b"\r\n")
-            if text.startswith(b"{"):
-                yield json.loads(text)
-            elif text:
-                if len(required) != 1:
-                    raise SpecError(f"this model needs {', '.join(required)}: write each line as a JSON object")
-                yield {required[0]: text}
+    for number, text in enumerate(_lines(options.file), 1):
+        if text.startswith(b"{"):
+            yield _json(text, f"line {number}")
+        elif text:
+            if len(required) != 1:
+                raise SpecError(f"this model needs {', '.join(required)}: write each line as a JSON object")
+            yield {required[0]: text}
+
+
+def _lines(file: Path | None) -> Iterator[bytes]:
+    try:
+        with sys.stdin.buffer if file is None or file == Path("-") else file.open("rb") as stream:
+            for line in stream:
+                yield line.rstrip(b"\r\n")
+    except OSError as error:
+        raise SpecError(f"{file} cannot be read ({error.strerror}); name another with --file") from error
 
 
 def _key_value(item: str) -> tuple[str, Any]:
     key, separator, value = item.partition("=")
     if not separator:
-        raise SpecError(f"{item!r} is not KEY=VALUE")
-    return key, json.loads(value) if value.startswith("[") else value
+        raise SpecError(f"{item!r} is not KEY=VALUE; write the name of an input before it, such as text_input={item}")
+    return key, _json(value, key) if value.startswith("[") else value
+
+
+def _json(text: str | bytes, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise SpecError(f"{what} begins like JSON and is not ({error}); correct it") from error

@@ -123,6 +123,9 @@ def _check_scaling(deployment: Deployment) -> None:
     if scaling is None:
         return
     if scaling.most <= deployment.replicas:
-        raise SpecError(f"--max-replicas {scaling.most} is not above --replicas {deployment.replicas}")
+        raise SpecError(
+            f"--max-replicas {scaling.most} is not above --replicas {deployment.replicas}, which is the least: raise "
+            "one or lower the other"
+        )
     if not re.fullmatch(r"https?://[^\s/]+\S*", scaling.prometheus):
         raise SpecError(f"--prometheus {scaling.prometheus} is not the address of a server: http://HOST:PORT")

@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
-from builder.gateway.errors import ApiError
+from builder.gateway.errors import ApiError, bad_field
 from builder.runtime.fields import Field
 from builder.tensors import WIRE
 
@@ -85,6 +85,12 @@ class Model:
     def is_shared_front(self) -> bool:
         """Whether it only answers for others, which clients name."""
         return self.parameters.get("shared") == "true"
+
+    def refuse_others(self, names: Iterable[str]) -> None:
+        """Raise ApiError for a name that is not one of its inputs."""
+        for name in names:
+            if name not in self.inputs:
+                raise bad_field(name, f"{name} is not something that {self.name} takes; leave it out")
 
     def _number(self, name: str) -> int | None:
         value = self.parameters.get(name)

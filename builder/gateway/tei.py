@@ -129,9 +129,7 @@ async def embed_sparse(call: Call) -> list[list[dict[str, Any]]]:
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
     stated = {"prompt_name": body.prompt_name, "truncate": body.truncate}
     options = {name: value for name, value in stated.items() if value is not None}
-    for name in options:
-        if name not in model.inputs:
-            raise bad_field(name, f"{name} is not something that {model.name} takes")
+    model.refuse_others(options)
     rows = await ask_rows(call, model, [{"text_input": [text]} for text in texts], options)
     return [
         [

@@ -121,9 +121,7 @@ async def _tokenize_prompt(call: Call) -> dict[str, Any]:
 
 
 async def _of_texts(call: Call, model: Model, texts: list[str], options: dict[str, str]) -> list[list[dict[str, Any]]]:
-    for name in options:
-        if name not in model.inputs:
-            raise bad_field(name, f"{name} is not something that {model.name} takes")
+    model.refuse_others(options)
     if model.streams:
         return [(await _asked(call, model, {"text_input": text, **options}))[1] for text in texts]
     rows = await ask_rows(call, model, [{"text_input": [text]} for text in texts], {TOKENIZE: True, **options})

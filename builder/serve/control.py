@@ -66,7 +66,9 @@ class Control:
         """Serve the version of `name` that the repository says; returns it when nothing of another is left."""
         number = served(self.repository / name)
         if number is None:
-            raise ServeError(f"{self.repository} has no version of {name} to serve")
+            raise ServeError(
+                f"{self.repository} has no version of {name} to serve; build-repo versions {name} shows those it has"
+            )
         _, *engines = entries(self.repository, name, number)
         before = self.versions(name) - {number}
         with_both = {engine: self.add(engine, number, before) for engine in engines}
@@ -77,7 +79,9 @@ class Control:
                 self.load(engine, others or {number})
             raise
         if number not in self.versions(name, ("READY",)):
-            raise ServeError(f"the server at {self.url} does not read {self.repository.resolve()} (--repository)")
+            raise ServeError(
+                f"the server at {self.url} does not read {self.repository.resolve()}; name its own with --repository"
+            )
         for engine, others in with_both.items():
             if others:
                 self.wait(name, {number})

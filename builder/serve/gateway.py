@@ -41,10 +41,10 @@ def _wait(process: subprocess.Popen[bytes], host: str, port: int) -> None:
     end = time.monotonic() + START_S
     while time.monotonic() < end:
         if process.poll() is not None:
-            raise ServeError(f"the gateway stopped, with status {process.returncode}")
+            raise ServeError(f"the gateway stopped, with status {process.returncode}; what it wrote above says why")
         try:
             socket.create_connection((host, port), timeout=1).close()
             return
         except OSError:
             time.sleep(0.05)
-    raise ServeError(f"the gateway does not listen on {host}:{port} after {START_S} s")
+    raise ServeError(f"the gateway does not listen on {host}:{port} after {START_S} s; what it wrote above may say why")

@@ -32,9 +32,15 @@ class BuildSpec(Choices):
             raise ValueError(wrong)
         too_big = [size for size in self.serving.preferred_batch_sizes if size > self.max_batch_size]
         if too_big:
-            raise ValueError(f"preferred batch size {too_big[0]} exceeds max_batch_size {self.max_batch_size}")
+            raise ValueError(
+                f"preferred batch size {too_big[0]} exceeds max_batch_size {self.max_batch_size}: lower one or raise "
+                "the other"
+            )
         if self.serving.default_priority > self.serving.priority_levels:
-            raise ValueError("default_priority exceeds priority_levels")
+            raise ValueError(
+                f"default_priority {self.serving.default_priority} exceeds priority_levels "
+                f"{self.serving.priority_levels}: lower one or raise the other"
+            )
         if self.serving.priority_levels and not self.serving.default_priority:
             raise ValueError("priority_levels needs a default_priority of at least 1")
         if self.level == "O4" and self.precision not in ("fp32", "fp16"):
@@ -42,9 +48,11 @@ class BuildSpec(Choices):
         if self.graph is not None and (self.precision != "fp32" or self.prune is not None or self.level != "O2"):
             raise ValueError("--graph is served as it is: without --precision, --prune and --level")
         if self.cache != "fp32" and self.executor == "bls":
-            raise ValueError(f"--cache {self.cache} needs the in-process executor: no Triton release reads it yet")
+            raise ValueError(
+                f"--cache {self.cache} needs the in-process executor, for no Triton release reads it yet: leave one out"
+            )
         if self.beams is not None and self.beams > self.slots:
-            raise ValueError(f"a search of {self.beams} beams needs as many slots; --slots is {self.slots}")
+            raise ValueError(f"a search of {self.beams} beams needs as many slots; --slots is {self.slots}: raise it")
         if self.store is not None and self.makes_plan:
             raise ValueError("a plan is compiled in a folder: build into one, compile it there, and push it")
         allowed = {"cpu": ("onnxruntime", "openvino", "auto"), "cuda": ("onnxruntime", *WHOLE_CHECKPOINT)}

@@ -97,7 +97,10 @@ class Store:
         with _told(f"{self.url} could not be read"):
             content: bytes = self.files.cat_file(self._blob(blob))
         if hashlib.sha256(content).hexdigest() != blob.sha256:
-            raise RepositoryError(f"{self.url}: the blob {self._blob(blob)} is not what its name says")
+            raise RepositoryError(
+                f"{self.url}: the blob {self._blob(blob)} is not what its name says; remove it there and push the "
+                "version again"
+            )
         return content
 
     def get(self, blob: Blob, target: Path) -> None:

@@ -113,5 +113,7 @@ def _write(staged: Path, entry: Path, changed: Mapping[str, bytes], report: Buil
 def _with_version(config: str, number: int) -> str:
     text, count = POLICY.subn(rf"\g<1>{number}\g<2>", config)
     if count != 1:
-        raise RepositoryError(f"{CONFIG} has {count} version policies, not the one that build-repo writes")
+        raise RepositoryError(
+            f"{CONFIG} has {count} version policies, not the one that build-repo writes: build it again"
+        )
     return text

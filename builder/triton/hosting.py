@@ -100,9 +100,11 @@ def refuse_other(hosted: Hosted, name: str, repository: Path) -> None:
     """
     entry = repository / name
     if Path(name).name != name or not (entry / str(hosted[name].version)).is_dir():
-        raise RepositoryError(f"{HOSTED} names version {hosted[name].version} of {name}, which is not there")
+        raise RepositoryError(
+            f"{HOSTED} names version {hosted[name].version} of {name}, which is not there: share it again"
+        )
     if hosted_model(entry, hosted[name].version) != hosted[name]:
-        raise RepositoryError(f"{HOSTED} says of {name} what its files do not")
+        raise RepositoryError(f"{HOSTED} says of {name} what its files do not: share it again, build-repo share")
 
 
 def config_of(entry: Path, version: int | None = None) -> Any:

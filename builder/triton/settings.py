@@ -83,7 +83,9 @@ def _load(version: Path) -> Serving:
 def _line(text: str, name: str) -> re.Match[str]:
     matches = list(LINES[name].finditer(text))
     if len(matches) != 1:
-        raise RepositoryError(f"{CONFIG} has {len(matches)} lines for {name}, not the one that build-repo writes")
+        raise RepositoryError(
+            f"{CONFIG} has {len(matches)} lines for {name}, not the one that build-repo writes: build it again"
+        )
     return matches[0]
 
 
@@ -92,7 +94,9 @@ def _refuse_config(text: str, name: str) -> None:
     config = parse(text, name)
     too_big = [size for size in config.dynamic_batching.preferred_batch_size if size > config.max_batch_size]
     if too_big:
-        raise SpecError(f"{name}: its preferred batch size {too_big[0]} exceeds max_batch_size {config.max_batch_size}")
+        raise SpecError(
+            f"{name}: its preferred batch size {too_big[0]} exceeds max_batch_size {config.max_batch_size}; lower it"
+        )
 
 
 def _encoder(serving: EncoderServing, settings: Settings) -> EncoderServing:

@@ -39,7 +39,9 @@ def write_settings(path: Path, name: str, settings: Mapping[str, object], reason
         load_entries(unfinished)
         unfinished.replace(path)
     except OSError as error:
-        raise SpecError(f"{path} cannot be written ({error.strerror})") from error
+        raise SpecError(
+            f"{path} cannot be written ({error.strerror}): the version that was published has the settings"
+        ) from error
     finally:
         unfinished.unlink(missing_ok=True)
 

@@ -158,7 +158,8 @@ def _slopes_of(model: onnx.ModelProto, bias: str) -> np.ndarray:
     wanted = {value.name for value in extracted.graph.input}
     if not wanted <= set(feeds):
         raise ExportError(
-            f"its attention has a bias that depends on {min(wanted - set(feeds))}, not on positions alone"
+            f"its attention has a bias that depends on {min(wanted - set(feeds))}, not on positions alone, as "
+            "OpenVINO's has to; use --engine onnxruntime"
         )
     values = ReferenceEvaluator(extracted).run(None, {n: feeds[n] for n in wanted})[0].astype(np.float64)[0, :, 0]
     slopes = values[:, 1] - values[:, 0]

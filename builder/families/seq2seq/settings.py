@@ -47,11 +47,14 @@ def read_settings(
         )
     beams = asked_beams or config.num_beams or 1
     if beams > slots:
-        raise SpecError(f"a search of {beams} beams needs as many slots; --slots is {slots}")
+        raise SpecError(
+            f"a search of {beams} beams needs as many slots; --slots is {slots}: raise it, or say with --beams how "
+            "many a search is to have"
+        )
     longest = max_answer or max(config.max_length or 0, 1 + (config.max_new_tokens or 0), LONGEST_ANSWER)
     positions = getattr(checkpoint.config, "max_position_embeddings", None)
     if max_answer and positions and max_answer > positions:
-        raise SpecError(f"--max-answer {max_answer} exceeds the {positions} positions this model has")
+        raise SpecError(f"--max-answer {max_answer} exceeds the {positions} positions this model has; use at most that")
     known = languages(checkpoint.tokenizer)
     if known or instructions.pairs:
         named = {"source": instructions.source, "target": instructions.target}

@@ -46,16 +46,16 @@ async def embeddings(call: Call) -> dict[str, Any]:
 def refuse_other_models(model: Model) -> None:
     """Raise ApiError for a model that answers no vectors."""
     if not model.embeds:
-        raise bad_field("model", f"{model.name} is a model for {model.task}; it does not answer one vector a text")
+        raise bad_field(
+            "model", f"{model.name} is a model for {model.task}; it does not answer one vector a text: see /v1/models"
+        )
 
 
 async def embed(call: Call, model: Model, texts: list[str], **options: Any) -> list[np.ndarray]:
     """One vector a text, float32. `options` that are None are left to the model."""
     refuse_other_models(model)
     stated = {name: value for name, value in options.items() if value is not None}
-    for name in stated:
-        if name not in model.inputs:
-            raise bad_field(name, f"{name} is not something that {model.name} takes")
+    model.refuse_others(stated)
     rows = await ask_rows(call, model, [{"text_input": [text]} for text in texts], stated)
     return [row["embedding"] for row in rows]
 
