@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from builder.errors import BuilderError
     from builder.load.measure import load_test
+    from builder.load.traffic import Level, Target
     from builder.pipeline import build
     from builder.serve.client import Client
     from builder.serve.triton import running
@@ -26,7 +27,9 @@ _HOMES = {
     "BuildSpec": "builder.spec",
     "BuilderError": "builder.errors",
     "Client": "builder.serve.client",
+    "Level": "builder.load.traffic",
     "Signer": "builder.triton.signatures",
+    "Target": "builder.load.traffic",
     "build": "builder.pipeline",
     "check": "builder.triton.check",
     "load_specs": "builder.spec",
@@ -44,7 +47,9 @@ __all__ = [
     "BuildSpec",
     "BuilderError",
     "Client",
+    "Level",
     "Signer",
+    "Target",
     "build",
     "check",
     "load_specs",

@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 from pydantic import BaseModel
 
+import builder
 from builder.cli import VERBS
 from builder.errors import SpecError
 from builder.spec import BuildSpec
@@ -131,6 +132,7 @@ def test_every_path_that_a_page_names_exists(page: str) -> None:
 def test_the_tree_of_the_project_is_true() -> None:
     tree = PAGES["docs/architecture.md"].split("## Where things are")[1].split("```text\n")[1].split("```")[0]
     folders: list[str] = []
+    shown = set()
     for line in tree.splitlines():
         match = re.match(r"( *)([\w.,/ -]+?)  +.*$", line)
         assert match, line
@@ -139,7 +141,18 @@ def test_the_tree_of_the_project_is_true() -> None:
         for name in names:
             path = ROOT.joinpath(*folders[:depth], name)
             assert path.exists(), f"{path} of the tree"
+            shown.add(path)
         folders[depth:] = [names[0]]
+    there = {path for path in (ROOT / "builder").iterdir() if path.is_dir() or path.suffix == ".py"}
+    assert {path.name for path in there - shown} <= {"__init__.py", "__pycache__"}, "not in the tree"
+
+
+def test_what_the_python_page_says_can_be_imported_can_be() -> None:
+    page = PAGES["docs/python.md"]
+    elsewhere = set(re.findall(r"`(\w+)`", page.split("except", 1)[1].split("Importing", 1)[0]))
+    described = {path.rpartition(".")[2] for path in re.findall(r"^::: (\S+)$", page, re.MULTILINE)} - {"errors"}
+    assert described - elsewhere == set(builder.__all__) & described, "from builder"
+    assert elsewhere <= described
 
 
 def test_links_outside_the_site_lead_somewhere() -> None:
