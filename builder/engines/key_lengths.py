@@ -15,6 +15,7 @@ from onnx import helper
 from builder.errors import ExportError
 from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.onnx.nodes import add_constant, replace_nodes
+from builder.onnx.operators import ATTENTION
 
 KEY_PADDING_MASK = 4  # of the inputs of MultiHeadAttention
 
@@ -24,10 +25,10 @@ def count_keys(graph: Graph, folder: Path) -> Graph:
     model = load_graph(graph.path)
     masks = set()
     for node in model.graph.node:
-        if node.op_type == "MultiHeadAttention" and len(node.input) > KEY_PADDING_MASK and node.input[KEY_PADDING_MASK]:
+        if node.op_type == ATTENTION and len(node.input) > KEY_PADDING_MASK and node.input[KEY_PADDING_MASK]:
             masks.add(node.input[KEY_PADDING_MASK])
             node.input[KEY_PADDING_MASK] += ".lengths"
-    if graph.operators["MultiHeadAttention"] and not masks:
+    if graph.operators[ATTENTION] and not masks:
         raise ExportError("no fused attention of this graph has a padding mask; use --target tensorrt")
     if masks:
         add_constant(model.graph, "keys.axis", np.array([1], np.int64))

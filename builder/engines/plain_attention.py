@@ -10,10 +10,12 @@ from pathlib import Path
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 
 from builder.errors import ExportError
 from builder.onnx.graph import Graph, load_graph, save_graph
+from builder.onnx.nodes import add_constant_once, attributes_of, copy_of
+from builder.onnx.operators import ATTENTION
 
 MASKED = -10000.0  # what MultiHeadAttention adds to the scores of a masked key, its mask_filter_value
 
@@ -23,10 +25,10 @@ def spell_out_attention(graph: Graph, folder: Path) -> Graph:
     model = load_graph(graph.path)
     nodes: list[onnx.NodeProto] = []
     for node in model.graph.node:
-        if node.op_type == "MultiHeadAttention":
+        if node.op_type == ATTENTION:
             nodes.extend(_attention(model.graph, node, {output for other in nodes for output in other.output}))
         elif node.domain in ("", "ai.onnx"):
-            nodes.append(onnx.NodeProto.FromString(node.SerializeToString()))
+            nodes.append(copy_of(node))
         else:
             raise ExportError(f"{node.domain} {node.op_type} has no standard form here; use --engine onnxruntime")
     del model.graph.node[:]
@@ -41,12 +43,12 @@ def _attention(graph: onnx.GraphProto, node: onnx.NodeProto, produced: set[str])
     """softmax(query key^T * scale + mask + bias) value. `produced`: tensors that earlier nodes make."""
     query, key, value = node.input[:3]
     padding, bias = ([*node.input[4:6], "", ""])[:2]
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    attributes = attributes_of(node)
     out = node.output[0]
     heads = f"heads.{attributes['num_heads']}"
-    _constant(graph, heads, np.array([0, 0, attributes["num_heads"], -1], np.int64))
-    _constant(graph, "heads.merged", np.array([0, 0, -1], np.int64))
-    _constant(graph, f"scale.{attributes['scale']}", np.array(attributes["scale"], np.float32))
+    add_constant_once(graph, heads, np.array([0, 0, attributes["num_heads"], -1], np.int64))
+    add_constant_once(graph, "heads.merged", np.array([0, 0, -1], np.int64))
+    add_constant_once(graph, f"scale.{attributes['scale']}", np.array(attributes["scale"], np.float32))
     nodes = []
     for name, source, order in (("q", query, (0, 2, 1, 3)), ("k", key, (0, 2, 3, 1)), ("v", value, (0, 2, 1, 3))):
         nodes.append(helper.make_node("Reshape", [source, heads], [f"{out}.{name}.heads"]))
@@ -55,9 +57,9 @@ def _attention(graph: onnx.GraphProto, node: onnx.NodeProto, produced: set[str])
     nodes.append(helper.make_node("Mul", [f"{out}.products", f"scale.{attributes['scale']}"], [f"{out}.scores"]))
     scores = f"{out}.scores"
     if padding and f"{padding}.added" not in produced:
-        _constant(graph, "mask.axes", np.array([1, 2], np.int64))
-        _constant(graph, "mask.one", np.array(1, np.float32))
-        _constant(graph, "mask.value", np.array(MASKED, np.float32))
+        add_constant_once(graph, "mask.axes", np.array([1, 2], np.int64))
+        add_constant_once(graph, "mask.one", np.array(1, np.float32))
+        add_constant_once(graph, "mask.value", np.array(MASKED, np.float32))
         nodes.append(helper.make_node("Cast", [padding], [f"{padding}.real"], to=onnx.TensorProto.FLOAT))
         nodes.append(helper.make_node("Sub", ["mask.one", f"{padding}.real"], [f"{padding}.absent"]))
         nodes.append(helper.make_node("Mul", [f"{padding}.absent", "mask.value"], [f"{padding}.rows"]))
@@ -72,8 +74,3 @@ def _attention(graph: onnx.GraphProto, node: onnx.NodeProto, produced: set[str])
     for made_node in nodes:
         made_node.name = f"{made_node.op_type}.{made_node.output[0]}"
     return nodes
-
-
-def _constant(graph: onnx.GraphProto, name: str, values: np.ndarray) -> None:
-    if all(tensor.name != name for tensor in graph.initializer):
-        graph.initializer.append(numpy_helper.from_array(values, name))

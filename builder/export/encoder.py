@@ -14,7 +14,6 @@ import torch
 from transformers import PreTrainedModel
 
 from builder.checkpoint.resolve import Checkpoint
-from builder.engines.onnxruntime import FUSED_ATTENTION, MODEL_FILE
 from builder.errors import ExportError
 from builder.export.architectures import fused_attention
 from builder.export.attention import ONNXRUNTIME, UNFUSED
@@ -22,7 +21,8 @@ from builder.export.experts import every_expert
 from builder.export.failure import reason
 from builder.export.program import export_graph
 from builder.export.rows import TOKENIZER_INPUTS, Rows, rows_of
-from builder.onnx.graph import Graph
+from builder.onnx.graph import MODEL_FILE, Graph
+from builder.onnx.operators import ATTENTION
 from builder.tasks.base import TaskGraph, encoder_task
 from builder.workplace import full
 
@@ -46,7 +46,7 @@ def export(checkpoint: Checkpoint, folder: Path) -> Export:
     path = folder / "exported" / MODEL_FILE
     layers = int(checkpoint.config.num_hidden_layers)
     graph = unfused = _try_export(module, rows, path, fused=True)
-    attentions = 0 if isinstance(graph, str) else sum(graph.operators[name] for name in FUSED_ATTENTION)
+    attentions = 0 if isinstance(graph, str) else graph.operators[ATTENTION]
     if not attentions:
         graph = _try_export(module, rows, path, fused=False)
     if isinstance(graph, str):

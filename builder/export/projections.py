@@ -16,6 +16,8 @@ import onnx
 from onnx import helper, numpy_helper
 
 from builder.onnx.cleanup import drop_unused, known_shapes
+from builder.onnx.nodes import attributes_of
+from builder.onnx.operators import CACHED_ATTENTION
 from builder.onnx.weights import Rows, made_of, rows_of, values_of
 
 
@@ -49,7 +51,7 @@ def spell_out_gemms(graph: onnx.GraphProto) -> None:
     readers = Counter(name for node in graph.node for name in node.input)
     nodes = []
     for node in graph.node:
-        attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+        attributes = attributes_of(node)
         plain = attributes.get("alpha", 1.0) == 1.0 and attributes.get("beta", 1.0) == 1.0
         if (
             node.op_type != "Gemm"
@@ -148,7 +150,7 @@ def _pack_queries(graph: onnx.GraphProto, weights: dict[str, onnx.TensorProto]) 
     """GroupQueryAttention(Split(x)) -> GroupQueryAttention(x), where x holds queries, keys and values in this order."""
     producers = _producers(graph)
     for node in graph.node:
-        if node.op_type != "GroupQueryAttention":
+        if node.op_type != CACHED_ATTENTION:
             continue
         split = producers.get(node.input[0])
         if split is not None and split.op_type == "Split" and list(split.output) == list(node.input[:3]):

@@ -30,15 +30,15 @@ from typing import Any
 import torch
 from transformers import DynamicCache, EncoderDecoderCache, PreTrainedModel
 
-from builder.engines.onnxruntime import ENCODER_FILE, FUSED_ATTENTION, MODEL_FILE
 from builder.errors import ExportError
 from builder.export.architectures import fused_attention
 from builder.export.attention import ONNXRUNTIME
 from builder.export.cached_attention import CACHED, CrossCache, ExportCache, exporting
-from builder.export.decoder import CACHED_ATTENTION, STEP_INPUTS, only_wanted, past_names, refused_by_name
+from builder.export.decoder import STEP_INPUTS, only_wanted, past_names, refused_by_name
 from builder.export.program import export_graph
 from builder.export.projections import merge_projections
-from builder.onnx.graph import Graph
+from builder.onnx.graph import ENCODER_FILE, MODEL_FILE, Graph
+from builder.onnx.operators import ATTENTION, CACHED_ATTENTION
 from builder.runtime.contract import LayerShape
 
 CROSS_INPUTS = ("cross_rows", "cross_places", "cross_seqlens_k", "cross_total", "cross_last")
@@ -135,7 +135,7 @@ def export_seq2seq(model: PreTrainedModel, folder: Path, beams: int) -> Seq2SeqE
         fused, wanted = decoder.operators[CACHED_ATTENTION], len(caches) + len(cross)
         if fused != wanted:
             raise ExportError(f"{fused} of its {wanted} decoder attentions are fused")
-    return Seq2SeqExport(encoder, decoder, caches, cross, sum(encoder.operators[name] for name in FUSED_ATTENTION))
+    return Seq2SeqExport(encoder, decoder, caches, cross, encoder.operators[ATTENTION])
 
 
 def seq2seq_shapes(model: PreTrainedModel) -> tuple[tuple[LayerShape, ...], tuple[LayerShape, ...]]:

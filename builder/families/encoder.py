@@ -12,7 +12,7 @@ from builder.engines import left_in_file, refuse_to_choose
 from builder.engines.cpu import cpu
 from builder.engines.encoding import Variant, encoding_engine
 from builder.engines.gpu import refuse_size
-from builder.engines.onnxruntime import BACKEND, FUSED_OPERATORS
+from builder.engines.onnxruntime import BACKEND
 from builder.errors import CheckpointError, SpecError, VerificationError
 from builder.export.encoder import Export, export, task_graph
 from builder.export.experts import cost_of_experts
@@ -20,6 +20,7 @@ from builder.export.rows import rows_of
 from builder.families import MAPPED, UNTIMED, Family, built_from, code_not_run
 from builder.hashing import sha256_of
 from builder.onnx.graph import Graph
+from builder.onnx.operators import FUSED
 from builder.optimise.compaction import Removed, compact
 from builder.optimise.fusion import fuse
 from builder.optimise.pruning import prune
@@ -274,7 +275,7 @@ class Encoder:
         return BuildReport(
             **built_from(self.spec.layout, self.spec.samples, self.checkpoint),
             attention={"fused": exported.attentions, "layers": exported.layers},
-            operators={name: operators[name] for name in FUSED_OPERATORS if operators[name]},
+            operators={name: operators[name] for name in FUSED if operators[name]},
             quantised=_quantised(chosen.quantised),
             removed={name: asdict(units) for name, units in removed.items() if units is not None},
             ladder=chosen.ladder,

@@ -17,10 +17,9 @@ from transformers import GenerationConfig, PreTrainedModel
 from builder.checkpoint.decoding import cleans_up
 from builder.checkpoint.generation_config import end_ids, max_tokens, option_defaults, token_rules
 from builder.checkpoint.resolve import Checkpoint
-from builder.engines.onnxruntime import FUSED_OPERATORS
 from builder.errors import SpecError
-from builder.export.decoder import CACHED_ATTENTION
 from builder.memory import Memory
+from builder.onnx.operators import CACHED_ATTENTION, FUSED
 from builder.optimise.quantised import Quantised
 from builder.report.provenance import file_hashes
 from builder.report.record import BuildReport, EngineCheck, Rung
@@ -40,7 +39,7 @@ from builder.verify.verdict import Bound
 
 AUTO = ("int8", "int8-weights", "int4-weights")
 PRECISIONS = ("fp32", *AUTO, "auto")
-OPERATORS = (*FUSED_OPERATORS, CACHED_ATTENTION, PAGED_ATTENTION, "RotaryEmbedding", "SimplifiedLayerNormalization")
+OPERATORS = (*FUSED, CACHED_ATTENTION, PAGED_ATTENTION, "RotaryEmbedding", "SimplifiedLayerNormalization")
 
 
 def precisions(precision: str, triton: str, in_process: bool) -> tuple[str, ...]:

@@ -15,9 +15,14 @@ from pathlib import Path
 import onnx
 
 from builder.errors import ExportError
+from builder.onnx.nodes import attributes_of
+from builder.onnx.operators import CACHED_ATTENTION, CACHED_BIAS
 from builder.onnx.weights import beside, point_to, size_of, take_in
 from builder.runtime.sessions import other_meaning
 from builder.triton.releases import LIMITS, OPERATOR_NEEDS, RELEASES, runtime_of, version_tuple
+
+MODEL_FILE = "model.onnx"
+ENCODER_FILE = "encoder.onnx"  # of an encoder-decoder model, whose decoder is MODEL_FILE
 
 
 @dataclass(frozen=True)
@@ -151,19 +156,19 @@ def operator_needs(graph: Graph) -> list[str]:
 
 def _needs(node: onnx.NodeProto) -> Iterator[str]:
     """What of OPERATOR_NEEDS one node uses."""
-    attributes = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    attributes = attributes_of(node)
     if node.op_type == "MatMulNBits" and attributes.get("bits") == 8:
         yield "MatMulNBits with 8 bits"
     if node.op_type == "PagedAttention" and node.domain == "com.microsoft":
         yield "PagedAttention with bounds on lengths"
-    if node.op_type != "GroupQueryAttention":
+    if node.op_type != CACHED_ATTENTION:
         return
     yield "GroupQueryAttention on CPU"
     if attributes.get("softcap"):
         yield "GroupQueryAttention with softcap"
     if attributes.get("kv_cache_bit_width"):
         yield "GroupQueryAttention with an int8 cache"
-    if len(node.input) > 10 and node.input[10]:
+    if len(node.input) > CACHED_BIAS and node.input[CACHED_BIAS]:
         yield "GroupQueryAttention with attention_bias"
 
 

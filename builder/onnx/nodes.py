@@ -1,4 +1,4 @@
-"""What the rewrites of a graph share: its constant products, new constants, 8-bit rounding, nodes put in place.
+"""What the rewrites of a graph share: attributes, constants, constant products, 8-bit rounding, nodes put in place.
 
 Knows ONNX graphs; knows nothing about quality or engines.
 """
@@ -7,12 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from graphlib import TopologicalSorter
+from typing import Any
 
 import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
 PIECE = 256  # rows of a matrix that are rounded at once
+
+
+def attributes_of(node: onnx.NodeProto) -> dict[str, Any]:
+    """What each attribute of `node` says, by its name."""
+    return {attribute.name: helper.get_attribute_value(attribute) for attribute in node.attribute}
+
+
+def copy_of(node: onnx.NodeProto) -> onnx.NodeProto:
+    return onnx.NodeProto.FromString(node.SerializeToString())
 
 
 def constant_products(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
@@ -25,12 +35,18 @@ def add_constant(graph: onnx.GraphProto, name: str, values: np.ndarray) -> None:
     graph.initializer.append(numpy_helper.from_array(values, name))
 
 
+def add_constant_once(graph: onnx.GraphProto, name: str, values: np.ndarray) -> None:
+    """The same, unless there is one of that name."""
+    if all(tensor.name != name for tensor in graph.initializer):
+        add_constant(graph, name, values)
+
+
 def replace_nodes(graph: onnx.GraphProto, nodes: Sequence[onnx.NodeProto]) -> None:
     """Make `nodes` the nodes of `graph`, each with a name."""
     for index, node in enumerate(nodes):
         if not node.name:
             node.name = f"{node.op_type}_{index}_{node.output[0]}"
-    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    copies = [copy_of(node) for node in nodes]
     del graph.node[:]
     graph.node.extend(copies)
 

@@ -15,6 +15,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from builder.onnx.nodes import replace_nodes
+from builder.onnx.operators import CACHED_ATTENTION
 
 SINGLE = TensorProto.FLOAT
 HALVES = (TensorProto.FLOAT16, TensorProto.BFLOAT16)
@@ -29,7 +30,7 @@ WHOLE = frozenset({  # what answers in whole numbers or truth
     "And", "ArgMax", "ArgMin", "DynamicQuantizeLinear", "Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less",
     "LessOrEqual", "MatMulInteger", "NonZero", "Not", "Or", "QuantizeLinear", "Shape", "Size", "Xor",
 })  # fmt: skip
-CACHED = {"GroupQueryAttention": 1}  # outputs that count; those after them are the cache, whose numbers came rounded
+CACHED = {CACHED_ATTENTION: 1}  # outputs that count; those after them are the cache, whose numbers came rounded
 
 
 def rounded(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from builder.engines.onnxruntime import MODEL_FILE, open_session
-from builder.onnx.graph import save_graph
+from builder.engines.onnxruntime import open_session
+from builder.onnx.graph import MODEL_FILE, save_graph
 
 Feeds = Mapping[str, np.ndarray]
 

@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
-from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import VerificationError
-from builder.onnx.graph import Graph, load_graph, save_graph
+from builder.onnx.graph import MODEL_FILE, Graph, load_graph, save_graph
+from builder.onnx.nodes import add_constant
+from builder.onnx.operators import CACHED_ATTENTION
 
 MARGIN = 1.25  # over the largest value seen: what lies beyond is clipped
 SCALE_INPUTS = 12  # k_scale is the operator's thirteenth input, v_scale the one after it
@@ -25,13 +26,13 @@ def quantise_cache(graph: Graph, largest: Mapping[str, np.ndarray], folder: Path
     model = load_graph(graph.path)
     changed = 0
     for node in model.graph.node:
-        if node.op_type != "GroupQueryAttention":
+        if node.op_type != CACHED_ATTENTION:
             continue
         layer = node.input[3].removeprefix("past_key_")
         node.input.extend([""] * (SCALE_INPUTS - len(node.input)))
         for kind in ("key", "value"):
             scale = np.maximum(largest[f"{kind}_{layer}"] * MARGIN / 127, 1e-8).astype(np.float32).ravel()
-            model.graph.initializer.append(numpy_helper.from_array(scale, f"{kind}_{layer}.cache_scale"))
+            add_constant(model.graph, f"{kind}_{layer}.cache_scale", scale)
             node.input.append(f"{kind}_{layer}.cache_scale")
             node.attribute.append(helper.make_attribute(f"{kind[0]}_quant_type", "PER_CHANNEL"))
         node.attribute.append(helper.make_attribute("kv_cache_bit_width", 8))

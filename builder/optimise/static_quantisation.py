@@ -18,10 +18,9 @@ import onnx
 from onnx import numpy_helper
 from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType, quantize_static
 
-from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import VerificationError
 from builder.onnx.cleanup import drop_unused
-from builder.onnx.graph import EXTERNAL_FROM, Graph, load_whole, save_graph
+from builder.onnx.graph import EXTERNAL_FROM, MODEL_FILE, Graph, load_whole, save_graph
 from builder.onnx.nodes import constant_products, eight_bit_lookup, replace_nodes
 from builder.optimise.activations import Feeds
 from builder.optimise.eight_bit_floats import to_float8

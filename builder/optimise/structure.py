@@ -16,6 +16,7 @@ import onnx
 from onnx import helper, numpy_helper
 
 from builder.onnx.graph import Graph, load_whole
+from builder.onnx.operators import ATTENTION
 from builder.onnx.weights import values_of
 
 ELEMENTWISE = ("Gelu", "Relu", "Elu", "Tanh", "Sigmoid", "Erf", "Mul", "Add", "Sub", "Div", "Pow", "Sqrt", "Softplus")
@@ -97,7 +98,7 @@ class _Finder:
             if made_by is None or self.readers[source] != 1:
                 continue
             bias = self._bias_after(node)
-            if made_by.op_type == "MultiHeadAttention":
+            if made_by.op_type == ATTENTION:
                 structures.append(self._heads(made_by, node.input[1], bias))
             else:
                 structures.append(self._neurons(source, node.input[1], bias))

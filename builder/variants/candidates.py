@@ -14,11 +14,10 @@ from pathlib import Path
 import onnx
 from google.protobuf.message import DecodeError
 
-from builder.engines import onnxruntime
 from builder.engines.encoding import Variant, all_variants, encoding_engine
 from builder.engines.plain_attention import spell_out_attention
 from builder.errors import SpecError
-from builder.onnx.graph import Graph, check_release, read_graph, save_graph
+from builder.onnx.graph import MODEL_FILE, Graph, check_release, read_graph, save_graph
 from builder.optimise.activations import Feeds
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import HALVES, to_half
@@ -119,7 +118,7 @@ class VariantMaker:
                 f"{', '.join(self.exported.inputs)} and gives {', '.join(self.exported.outputs)}: name them so"
             )
         check_release(graph, self.spec.triton, self.spec.in_process)
-        return save_graph(onnx.load(str(path)), self.folder / "given" / onnxruntime.MODEL_FILE)
+        return save_graph(onnx.load(str(path)), self.folder / "given" / MODEL_FILE)
 
     def sensitive(self, variant: Variant) -> list[str]:
         """The layers of `variant` that can be left alone, those that lose most first."""
@@ -129,7 +128,7 @@ class VariantMaker:
     def make(self, variant: Variant, left_alone: Sequence[str] = ()) -> Quantised:
         """The graph of `variant`. Raises VerificationError where nothing came of it."""
         source, spec, engine = self._source(variant), self.spec, encoding_engine(variant.engine)
-        path = self.folder / f"{variant.precision}-{variant.engine}-{len(left_alone)}" / onnxruntime.MODEL_FILE
+        path = self.folder / f"{variant.precision}-{variant.engine}-{len(left_alone)}" / MODEL_FILE
         quantised = Quantised(source)
         if variant.precision == "int8":
             quantised = quantise(source, path, left_alone)

@@ -43,14 +43,14 @@ from builder.errors import SpecError
 from builder.memory import WIDTHS
 from builder.onnx.cleanup import drop_unused
 from builder.onnx.graph import Graph, load_graph, save_graph
-from builder.onnx.nodes import add_constant, replace_nodes
+from builder.onnx.nodes import add_constant_once, attributes_of, replace_nodes
+from builder.onnx.operators import CACHED_ATTENTION
 from builder.onnx.paging import count_one_row, refuse_leftovers
 from builder.runtime.contract import CacheType, LayerShape
 from builder.runtime.generation.executors.base import Geometry
 from builder.runtime.generation.executors.cuda_blocks import TABLES, block_tokens, cache_name
 from builder.runtime.generation.executors.paged import OPERATOR
 
-CACHED_ATTENTION = "GroupQueryAttention"
 ADVICE = "leave --cache-gb out"
 KEPT = frozenset({"num_heads", "kv_num_heads", "scale", "local_window_size", "softcap"})  # attributes that both have
 METADATA = 16  # the place of attention_metadata among the operator's inputs
@@ -95,7 +95,7 @@ def _cache(name: str, after: str = "") -> str:
 
 def _paged(graph: onnx.GraphProto, node: onnx.NodeProto, size: int) -> Iterator[onnx.NodeProto]:
     """PagedAttention in the place of `node`, between reshapes: it takes (tokens, hidden), without an axis of rows."""
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    attributes = attributes_of(node)
     unknown = sorted({name for name, value in attributes.items() if value} - KEPT)
     if unknown or any(node.input[7:]):
         raise SpecError(
@@ -109,20 +109,15 @@ def _paged(graph: onnx.GraphProto, node: onnx.NodeProto, size: int) -> Iterator[
         flat.append(f"{output}.{len(flat)}" if name else "")
         if name:
             shape = f"paged.{count * size}"
-            _add_once(graph, shape, np.array([-1, count * size], np.int64))
+            add_constant_once(graph, shape, np.array([-1, count * size], np.int64))
             yield helper.make_node("Reshape", [name, shape], [flat[-1]])
     inputs = [*flat, *(_cache(name) for name in node.input[3:5]), *list(TABLES)[:3]]
     inputs += [""] * (METADATA - len(inputs)) + list(TABLES)[3:]
     outputs = [f"{output}.flat", *(_cache(name, "_out") for name in node.input[3:5])]
     kept = {name: value for name, value in attributes.items() if name in KEPT}
     yield helper.make_node(OPERATOR, inputs, outputs, name=node.name, domain="com.microsoft", **kept)
-    _add_once(graph, f"paged.rows.{heads * size}", np.array([1, -1, heads * size], np.int64))
+    add_constant_once(graph, f"paged.rows.{heads * size}", np.array([1, -1, heads * size], np.int64))
     yield helper.make_node("Reshape", [outputs[0], f"paged.rows.{heads * size}"], [output])
-
-
-def _add_once(graph: onnx.GraphProto, name: str, values: np.ndarray) -> None:
-    if all(tensor.name != name for tensor in graph.initializer):
-        add_constant(graph, name, values)
 
 
 def _declare(graph: onnx.GraphProto, past: dict[str, LayerShape], block: int) -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from builder.engines.cuda import without_kernel
-from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import SpecError
-from builder.onnx.graph import Graph, load_whole, operator_needs, save_graph
+from builder.onnx.graph import MODEL_FILE, Graph, load_whole, operator_needs, save_graph
 from builder.onnx.rounding import rounded
 from builder.optimise.half_precision import to_half
 

@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper
 
-from builder.engines.cuda.blocks import CACHED_ATTENTION
 from builder.onnx.graph import Graph, load_graph, save_graph
-from builder.onnx.nodes import add_constant, replace_nodes
+from builder.onnx.nodes import add_constant, attributes_of, replace_nodes
+from builder.onnx.operators import CACHED_ATTENTION
 from builder.runtime.generation.executors.paged import OPERATOR
 
 WHERE = "paged.where"  # (tokens, 2) int64: the block of each token, and its place there
@@ -83,7 +83,7 @@ def _places(graph: onnx.GraphProto, block: int) -> Iterator[onnx.NodeProto]:
 def _attention(graph: onnx.GraphProto, node: onnx.NodeProto, cache: Sequence[int]) -> Iterator[onnx.NodeProto]:
     """The nodes for `node`, whose cache is (blocks, tokens of a block, key heads, head size)."""
     _, _, key_heads, size = cache
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+    attributes = attributes_of(node)
     heads, of = attributes["num_heads"], f"{node.output[0]}."
     parts = list(node.input[:3])
     if not parts[1]:

@@ -15,6 +15,7 @@ import onnx
 import onnxruntime
 
 from builder.engines import Infer
+from builder.onnx.graph import MODEL_FILE as MODEL_FILE
 from builder.onnx.graph import Graph, load_whole, save_graph
 from builder.onnx.rounding import rounded
 from builder.runtime.contract import Session
@@ -25,11 +26,7 @@ BACKEND = "onnxruntime"
 NAME = "ONNX Runtime"
 PACKAGE = "onnxruntime"
 ROWS_ARE_AN_AXIS = False
-MODEL_FILE = "model.onnx"
 TYPES = {"FLOAT": "TYPE_FP32", "FLOAT16": "TYPE_FP16", "DOUBLE": "TYPE_FP64", "BFLOAT16": "TYPE_BF16"}
-ENCODER_FILE = "encoder.onnx"  # of an encoder-decoder model; its decoder is MODEL_FILE
-FUSED_ATTENTION = ("MultiHeadAttention",)
-FUSED_OPERATORS = (*FUSED_ATTENTION, "SkipLayerNormalization", "LayerNormalization", "BiasGelu", "FastGelu", "Gelu")
 # Fusions that ONNX Runtime 1.31 runs slower than the operators they replace (MiniLM in int8: 1.36x with it left out,
 # `scripts/bench fusions`). They are neither saved in a graph nor made at load here; 1.19 gains from this one, and
 # makes it itself when it loads the graph.

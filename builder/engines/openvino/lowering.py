@@ -33,16 +33,15 @@ from builder.errors import ExportError
 from builder.memory import WIDTHS
 from builder.onnx.cleanup import drop_unused
 from builder.onnx.graph import Graph, load_graph, save_graph
-from builder.onnx.nodes import add_constant, replace_nodes
+from builder.onnx.nodes import add_constant, attributes_of, replace_nodes
+from builder.onnx.operators import CACHED_ATTENTION, CACHED_BIAS
 from builder.onnx.paging import count_one_row, refuse_leftovers
 from builder.runtime.contract import CacheType, LayerShape
 from builder.runtime.generation.executors.openvino_graph import BLOCK, DOMAIN, TABLES
 from builder.runtime.generation.executors.paged import OPERATOR
 
-CACHED_ATTENTION = "GroupQueryAttention"
 ENGINE = "openvino"
 ADVICE = "use --engine onnxruntime"
-BIAS = 10  # the place of attention_bias among the operator's inputs
 ROTATED = "rotary_embedding_dim"
 TRIED = 64  # keys over which a bias is looked at
 
@@ -58,7 +57,7 @@ def page_attention(graph: Graph, folder: Path) -> Graph:
         if node.op_type == CACHED_ATTENTION:
             size = past[node.input[3]].type.tensor_type.shape.dim[3].dim_value
             nodes.extend(_unpacked(model.graph, node, size))
-            _replace(node, renamed, slopes, size)
+            _make_paged(node, renamed, slopes, size)
         elif node.op_type == "Shape" and node.input[0] in renamed:
             count_one_row(node, ADVICE)
         elif node.op_type == "RotaryEmbedding" and any(a.name == ROTATED for a in node.attribute):
@@ -85,13 +84,13 @@ def _cache_name(past: str) -> str:
     return f"{kind}_cache.{layer}"
 
 
-def _replace(node: onnx.NodeProto, renamed: dict[str, str], slopes: dict[str, str], size: int) -> None:
-    attributes = {a.name: helper.get_attribute_value(a) for a in node.attribute}
+def _make_paged(node: onnx.NodeProto, renamed: dict[str, str], slopes: dict[str, str], size: int) -> None:
+    attributes = attributes_of(node)
     if attributes.get("softcap"):
         raise ExportError(
             "its attention caps scores (softcap), which OpenVINO's attention does not do; use --engine onnxruntime"
         )
-    bias = node.input[BIAS] if len(node.input) > BIAS else ""
+    bias = node.input[CACHED_BIAS] if len(node.input) > CACHED_BIAS else ""
     caches = [renamed[name] for name in node.input[3:5]]
     del node.input[3:]
     node.input.extend([*caches, *TABLES, *([slopes[bias]] if bias else [])])
@@ -139,7 +138,8 @@ def _slopes(model: onnx.ModelProto) -> dict[str, str]:
     """
     slopes = {}
     for node in model.graph.node:
-        bias = node.input[BIAS] if node.op_type == CACHED_ATTENTION and len(node.input) > BIAS else ""
+        biased = node.op_type == CACHED_ATTENTION and len(node.input) > CACHED_BIAS
+        bias = node.input[CACHED_BIAS] if biased else ""
         if bias and bias not in slopes:
             slopes[bias] = f"{bias}.slopes"
             add_constant(model.graph, slopes[bias], _slopes_of(model, bias))

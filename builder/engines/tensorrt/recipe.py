@@ -11,11 +11,10 @@ from pathlib import Path
 
 import numpy as np
 
-from builder.engines import onnxruntime
 from builder.engines.gpu import least_capability
 from builder.engines.tensorrt import infer
 from builder.engines.tensorrt.placement import profiles_of
-from builder.onnx.graph import Graph
+from builder.onnx.graph import MODEL_FILE, Graph
 from builder.runtime.contract import EncoderServing
 from builder.runtime.recipe import compile as program
 from builder.spec import LayoutOptions
@@ -52,8 +51,8 @@ def recipe_files(
     save_json(calls, str(inputs))
     RunResults([("ONNX Runtime", answers)]).save(str(outputs))
     recipe = {
-        "onnx": onnxruntime.MODEL_FILE,
-        "onnx_sha256": program.sha256(*program.graph_files(graph.path.parent, onnxruntime.MODEL_FILE)),
+        "onnx": MODEL_FILE,
+        "onnx_sha256": program.sha256(*program.graph_files(graph.path.parent, MODEL_FILE)),
         "triton": options.triton,
         "tensorrt": RELEASES[options.triton].tensorrt,
         "precision": options.precision,

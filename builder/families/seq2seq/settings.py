@@ -10,8 +10,8 @@ from transformers import GenerationConfig, PreTrainedConfig
 from builder.checkpoint.generation_config import refuse_unserved
 from builder.checkpoint.languages import languages, nearest
 from builder.checkpoint.resolve import Checkpoint
-from builder.engines.onnxruntime import ENCODER_FILE
 from builder.errors import CheckpointError, SpecError
+from builder.onnx.graph import ENCODER_FILE
 from builder.runtime.contract import Language, LayerShape, Source
 from builder.tasks.base import Instructions, seq2seq_task
 

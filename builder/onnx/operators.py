@@ -1,0 +1,12 @@
+"""Operators of ONNX Runtime's own: attention, which an export writes and rewrites look for, and what a report counts.
+
+Their inputs: ONNX Runtime, docs/ContribOperators.md. Knows names.
+"""
+
+from __future__ import annotations
+
+ATTENTION = "MultiHeadAttention"  # of encoders
+CACHED_ATTENTION = "GroupQueryAttention"  # over a cache that is updated in place
+CACHED_BIAS = 10  # the place of attention_bias among its inputs
+# What a report counts.
+FUSED = (ATTENTION, "SkipLayerNormalization", "LayerNormalization", "BiasGelu", "FastGelu", "Gelu")
