@@ -22,7 +22,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from builder.errors import CheckpointError, SpecError
-from builder.optimise.grids import Grids
+from builder.onnx.grids import Grids
 
 AWQ_ORDER = (0, 4, 1, 5, 2, 6, 3, 7)  # where the outputs of a word of 32 bits are in it
 SUFFIXES = ("qweight", "qzeros", "scales", "g_idx")

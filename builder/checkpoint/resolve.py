@@ -33,7 +33,7 @@ from builder.checkpoint.slow_tokenizers import as_fast
 from builder.checkpoint.untrusted import indexed, refuse_untrusted
 from builder.checkpoint.widen import widened
 from builder.errors import CheckpointError
-from builder.optimise.grids import Grids
+from builder.onnx.grids import Grids
 from builder.runtime.panics import survived
 from builder.spec import BuildSpec, Source
 from builder.tasks import Task, find_task, infer_task

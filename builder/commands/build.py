@@ -14,8 +14,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from builder.cards import CARDS
 from builder.commands import screen, screen_table
-from builder.engines.gpu import CARDS
 from builder.errors import SpecError
 from builder.fleet import executors
 from builder.fleet.executor import Outcome

@@ -21,7 +21,7 @@ from builder.engines import left_in_file, rooms
 from builder.errors import SpecError
 from builder.memory import Memory
 from builder.onnx.graph import Graph, has_many
-from builder.optimise.grids import Grids
+from builder.onnx.grids import Grids
 from builder.optimise.quantised import Quantised
 from builder.optimise.weights import quantise_weights
 from builder.runtime.contract import CacheType, LayerShape, Session

@@ -15,8 +15,8 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from builder.onnx.grids import LARGEST_BLOCK, Blocks
 from builder.onnx.nodes import add_constant, eight_bit_lookup, eight_bit_scales, store_eight_bit
-from builder.optimise.grids import LARGEST_BLOCK, Blocks
 
 SYMMETRIC = {4: 0x88, 8: 0x80}  # bytes of zero points in the middle, by bits
 

@@ -1,14 +1,11 @@
-"""GPUs: the cards that a model can be built for, what each precision needs of one, and those at hand.
-
-Compute capability: NVIDIA, "CUDA GPU Compute Capability"; memory: the cards' data sheets, the smallest of a name.
-"""
+"""GPUs: what each precision needs of one, what a card has room for, and those at hand."""
 
 from __future__ import annotations
 
 import subprocess
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from builder.cards import CARDS, GPU
 from builder.errors import SpecError
 from builder.triton.releases import RELEASES, version_tuple
 
@@ -19,29 +16,6 @@ HEADROOM = 0.9  # of a card's memory: the rest is CUDA's own, and what a step ne
 QUERY = ("nvidia-smi", "--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
 
 
-@dataclass(frozen=True)
-class GPU:
-    name: str
-    compute_capability: str
-    memory_mb: int
-
-
-CARDS = {
-    name: GPU(f"NVIDIA {name.upper()}", capability, gigabytes << 10)
-    for name, capability, gigabytes in (
-        ("v100", "7.0", 16),
-        ("t4", "7.5", 16),
-        ("a100", "8.0", 40),
-        ("a30", "8.0", 24),
-        ("a10", "8.6", 24),
-        ("a40", "8.6", 48),
-        ("l4", "8.9", 24),
-        ("l40s", "8.9", 48),
-        ("h100", "9.0", 80),
-        ("h200", "9.0", 141),
-        ("b200", "10.0", 180),
-    )
-}
 # The least compute capability of what runs a model, and where that is written.
 LEAST = {
     "cuda": ("5.3", "ONNX Runtime, memory_efficient_attention.h"),

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from builder.checkpoint.resolve import Checkpoint, CheckpointFiles
-from builder.checkpoint.whole import refuse_options
 from builder.engines.cpu import cpu
+from builder.families.whole_checkpoint import refuse_options
 from builder.progress import Stage
 from builder.report.provenance import samples_file, versions
 from builder.report.record import BuildReport, EngineCheck

@@ -8,8 +8,8 @@ from typing import Any
 import yaml
 
 from builder.checkpoint.resolve import CheckpointFiles
-from builder.checkpoint.whole import front, place_checkpoint, unverified
 from builder.engines.tensorrt_llm import DTYPES, INPUTS, MODEL_FILE, NAME, OUTPUTS, model_document
+from builder.families.whole_checkpoint import front, place_checkpoint, unverified
 from builder.spec import LayoutOptions, TensorRTLLM, WholeCheckpoint
 from builder.triton.emitted import RUNTIME, RUNTIME_FILES
 from builder.triton.placement import InstanceGroup

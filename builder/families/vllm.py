@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from builder.checkpoint.resolve import CheckpointFiles
-from builder.checkpoint.whole import front, place_checkpoint, unverified
 from builder.engines.vllm import BACKEND, DTYPES, INPUTS, MODEL_FILE, OUTPUTS, engine_arguments
+from builder.families.whole_checkpoint import front, place_checkpoint, unverified
 from builder.spec import VLLM, LayoutOptions, WholeCheckpoint
 from builder.triton.placement import InstanceGroup
 from builder.verify.verdict import Unverified

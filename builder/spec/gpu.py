@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
-from builder.engines.gpu import CARDS
+from builder.cards import CARDS
 from builder.spec.options import Options
 
 

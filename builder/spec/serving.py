@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
-from builder.engines.gpu import CARDS
+from builder.cards import CARDS
 from builder.spec.options import Options
 
 QUEUE_SIZE = 512

@@ -33,10 +33,10 @@ from builder.checkpoint.libraries import quiet_libraries
 from builder.checkpoint.resolve import resolve
 from builder.engines.encoding import Variant
 from builder.engines.gpu import gpus
-from builder.export.candidates import with_candidates
 from builder.export.decoder import export_decoder
 from builder.export.encoder import export
-from builder.export.slots import slot_copier
+from builder.onnx.candidates import with_candidates
+from builder.onnx.slots import slot_copier
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
 from builder.optimise.weights import quantise_weights

@@ -8,7 +8,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from builder.engines.gpu import CARDS
+from builder.cards import CARDS
 from builder.runtime.fields import Field
 from builder.runtime.generation.dialects import FOREIGN, FOREIGN_OUTPUTS
 from builder.runtime.generation.options import COMMON, LANGUAGES, PROMPT, RANGES, SOURCE, UNSET_SEED, Options

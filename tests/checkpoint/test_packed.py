@@ -13,7 +13,7 @@ from onnx import numpy_helper
 
 from builder.checkpoint.resolve import resolve
 from builder.errors import CheckpointError, SpecError
-from builder.optimise.grids import Grids
+from builder.onnx.grids import Grids
 from builder.pipeline import build
 from builder.report.record import BuildReport
 from builder.spec import make_spec

@@ -16,10 +16,10 @@ import pytest
 
 from builder import Client, build, make_spec, running
 from builder.engines.onnxruntime import open_session, run_with
-from builder.export.candidates import with_candidates
 from builder.export.decoder import export_decoder
-from builder.export.slots import choose_rows
+from builder.onnx.candidates import with_candidates
 from builder.onnx.graph import Graph
+from builder.onnx.slots import choose_rows
 from builder.optimise.fusion import fuse
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.bls_cuda import BlsCuda

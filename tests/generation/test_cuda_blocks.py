@@ -16,10 +16,10 @@ from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 
 from builder.engines.cuda.blocks import block_bytes, page_attention
 from builder.errors import SpecError
-from builder.export.candidates import with_candidates
 from builder.export.decoder import export_decoder
-from builder.export.slots import slot_copier
+from builder.onnx.candidates import with_candidates
 from builder.onnx.graph import load_graph, save_graph
+from builder.onnx.slots import slot_copier
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
 from builder.pipeline import build

@@ -20,10 +20,10 @@ from builder.engines.cuda.decoding import ROOM
 from builder.engines.cuda.lowering import decoder_for_cuda
 from builder.engines.decoding import opened
 from builder.errors import SpecError
-from builder.export.candidates import with_candidates
 from builder.export.decoder import export_decoder
-from builder.export.slots import slot_copier
+from builder.onnx.candidates import with_candidates
 from builder.onnx.graph import Graph
+from builder.onnx.slots import slot_copier
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
 from builder.optimise.weights import quantise_weights

@@ -11,7 +11,7 @@ import torch
 
 from builder.engines.onnxruntime import open_session, run_with
 from builder.export.decoder import export_decoder
-from builder.export.slots import choose_rows
+from builder.onnx.slots import choose_rows
 from builder.optimise.fusion import fuse
 from builder.runtime.contract import Session
 from builder.runtime.generation.executors.base import Executor

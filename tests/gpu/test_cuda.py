@@ -15,7 +15,7 @@ from builder.engines.cuda.blocks import page_attention
 from builder.engines.encoding import Variant
 from builder.export.decoder import export_decoder
 from builder.export.encoder import export
-from builder.export.slots import slot_copier
+from builder.onnx.slots import slot_copier
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
 from builder.optimise.weights import quantise_weights

@@ -12,7 +12,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from builder.engines.gpu import GPU
+from builder.cards import GPU
 from builder.lint import lint
 from builder.lint.findings import Finding
 from builder.lint.rule import all_rules

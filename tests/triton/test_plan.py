@@ -23,8 +23,8 @@ from polygraphy.backend.onnxrt import OnnxrtRunner, SessionFromOnnx
 from polygraphy.exception import PolygraphyException
 
 from builder import build
+from builder.cards import GPU
 from builder.cli import main
-from builder.engines.gpu import GPU
 from builder.engines.onnxruntime import open_session
 from builder.errors import SpecError
 from builder.lint.rules import plans

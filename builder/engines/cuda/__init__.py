@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING
 
 import onnx
 
-from builder.engines.gpu import CARDS
+from builder.cards import CARDS
 from builder.errors import SpecError
 from builder.triton.releases import OPERATOR_NEEDS, RELEASES, has, runtime_of, version_tuple
 

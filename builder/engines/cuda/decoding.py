@@ -22,12 +22,12 @@ from builder.engines.decoding import Executors, Lowered, let_go
 from builder.engines.gpu import refuse_size
 from builder.engines.onnxruntime.decoding import Decoding as OnnxRuntime
 from builder.errors import SpecError
-from builder.export.candidates import with_candidates
-from builder.export.slots import FILE as COPIER
-from builder.export.slots import choose_rows, slot_copier
 from builder.memory import Memory, cache_bytes, whole_blocks
+from builder.onnx.candidates import with_candidates
 from builder.onnx.graph import Graph, check_release
-from builder.optimise.grids import Grids
+from builder.onnx.grids import Grids
+from builder.onnx.slots import FILE as COPIER
+from builder.onnx.slots import choose_rows, slot_copier
 from builder.optimise.half_precision import HALVES
 from builder.optimise.weights import BITS, quantise_weights
 from builder.runtime.contract import CacheType, LayerShape, Session

@@ -19,8 +19,8 @@ from onnx import TensorProto, helper
 
 from builder.engines.eight_bit import SYMMETRIC, EightBitProducts
 from builder.errors import SpecError
+from builder.onnx.grids import Blocks
 from builder.onnx.nodes import add_constant, eight_bit_scales, eight_bits
-from builder.optimise.grids import Blocks
 
 SIZES = (128, 64, 32, 16)  # of a block, the fewest scales first
 

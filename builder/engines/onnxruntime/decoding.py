@@ -23,7 +23,7 @@ from builder.runtime.generation.executors.in_process import InPlace
 from builder.runtime.sessions import open_session
 from builder.triton.releases import runtime_of
 
-INPUTS = {  # of a step, other than its caches: builder/export/decoder.py and, the last three, builder/export/slots.py
+INPUTS = {  # of a step, other than its caches: builder/export/decoder.py and, the last three, builder/onnx/slots.py
     "input_ids": ("TYPE_INT64", (-1, -1)),
     "position_ids": ("TYPE_INT64", (-1, -1)),
     "seqlens_k": ("TYPE_INT32", (-1,)),

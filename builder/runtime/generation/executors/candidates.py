@@ -1,6 +1,6 @@
 """The most probable next tokens as a graph finds them where it runs. Knows logits; knows no engine and no sampling.
 
-On a GPU they leave it alone (builder/export/candidates.py); on a CPU they are what a beam search reads, with what makes
+On a GPU they leave it alone (builder/onnx/candidates.py); on a CPU they are what a beam search reads, with what makes
 them log-probabilities (builder/export/likeliest.py).
 """
 
