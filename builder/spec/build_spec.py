@@ -26,7 +26,7 @@ class BuildSpec(Choices):
     """One model to build, and the parts of what was chosen for it, of which each stage takes its own."""
 
     @model_validator(mode="after")
-    def _consistent(self) -> BuildSpec:
+    def _name_and_queue_go_together(self) -> BuildSpec:
         wrong = misnamed(self.entry_name)
         if wrong is not None:
             raise ValueError(wrong)
@@ -43,6 +43,10 @@ class BuildSpec(Choices):
             )
         if self.serving.priority_levels and not self.serving.default_priority:
             raise ValueError("priority_levels needs a default_priority of at least 1")
+        return self
+
+    @model_validator(mode="after")
+    def _variants_go_together(self) -> BuildSpec:
         if self.level == "O4" and self.precision not in ("fp32", "fp16"):
             raise ValueError(f"level O4 is O3 in fp16, which --precision {self.precision} is not; use --level O3")
         if self.graph is not None and (self.precision != "fp32" or self.prune is not None or self.level != "O2"):
@@ -55,6 +59,10 @@ class BuildSpec(Choices):
             raise ValueError(f"a search of {self.beams} beams needs as many slots; --slots is {self.slots}: raise it")
         if self.store is not None and self.makes_plan:
             raise ValueError("a plan is compiled in a folder: build into one, compile it there, and push it")
+        return self
+
+    @model_validator(mode="after")
+    def _target_and_engine_go_together(self) -> BuildSpec:
         allowed = {"cpu": ("onnxruntime", "openvino", "auto"), "cuda": ("onnxruntime", *WHOLE_CHECKPOINT)}
         engines = allowed.get(self.target, ("tensorrt", "onnxruntime"))
         if self.engine is not None and self.engine not in engines:
@@ -72,6 +80,10 @@ class BuildSpec(Choices):
         for name, (useless, where) in needed.items():
             if useless:
                 raise ValueError(f"`{name}:` is for {where}")
+        return self
+
+    @model_validator(mode="after")
+    def _machine_has_what_is_used(self) -> BuildSpec:
         absent = [device for device in self.gpu.devices if device >= len(self.machine.gpus)]
         if self.target != "cpu" and self.machine.gpus and absent:
             raise ValueError(

@@ -217,6 +217,26 @@ def _value(entry: Field, values: "Sequence[Any]") -> Any:
 
 
 def _checked(options: "dict[str, Any]", stated: "set[str]") -> Options:
+    _read_prompt(options, stated)
+    _read_documents(options, stated)
+    for name in stated & {"stop_words", "bad_words"}:
+        if "" in options[name]:
+            raise InputError(f"{name} holds an empty string, which is everywhere; send words of at least one character")
+    _fill_in(options, stated)
+    for name, (low, high) in RANGES.items():
+        value = options.get(name)
+        if value is not None and not low <= value <= high:
+            raise InputError(f"{name} is {value}; expected {_plain(low)} to {_plain(high)}")
+    if 0 < options.get("temperature", 0) < COLDEST:
+        raise InputError(
+            f"temperature is {options['temperature']}; expected 0, which takes the most probable token, or at least "
+            f"{COLDEST:g}"
+        )
+    return _consistent(Options(**options), stated)
+
+
+def _read_prompt(options: "dict[str, Any]", stated: "set[str]") -> None:
+    """In place: the one of text, token ids and chat that is given. Raises InputError unless there is one."""
     prompts = [name for name in ("text_input", "input_ids", "messages") if name in stated and options.get(name)]
     if len(prompts) > 1:
         raise InputError(f"{' and '.join(prompts)} are both given; send one of them")
@@ -230,39 +250,33 @@ def _checked(options: "dict[str, Any]", stated: "set[str]") -> Options:
     else:
         options.pop("messages", None)
     options["prompt"] = options.pop("text_input", "")
+
+
+def _read_documents(options: "dict[str, Any]", stated: "set[str]") -> None:
+    """In place: options that are JSON, read. Raises InputError."""
     if options.get("tools"):
         options["tools"] = _tools(_json("tools", options["tools"], list), chat="messages" in options)
     if "logit_bias" in stated:
         options["logit_bias"] = _bias(_json("logit_bias", options["logit_bias"], dict))
     if options.get("guide"):
         options["guide"] = _guide(_json("guide", options["guide"], dict))
-        if "min_tokens" not in stated:
-            options["min_tokens"] = 0  # the guide says when an answer may end, not the checkpoint
-    for name in stated & {"stop_words", "bad_words"}:
-        if "" in options[name]:
-            raise InputError(f"{name} holds an empty string, which is everywhere; send words of at least one character")
+
+
+def _fill_in(options: "dict[str, Any]", stated: "set[str]") -> None:
+    """In place: what a stated option means for others, of which only the checkpoint's own value is known."""
+    if options.get("guide") and "min_tokens" not in stated:
+        options["min_tokens"] = 0  # the guide says when an answer may end, not the checkpoint
     sampling = stated & {"top_k", "top_p", "min_p", "typical_p", "random_seed"}
     if sampling and "temperature" not in stated and options.get("temperature") == 0:
         options["temperature"] = 1.0  # an option of sampling means that sampling is wanted
     if "min_tokens" not in stated and options.get("max_tokens") is not None:
-        options["min_tokens"] = min(
-            options.get("min_tokens", 0), options["max_tokens"]
-        )  # the checkpoint's own minimum must not exceed the requested maximum
-    if stated & {"temperature", "top_k", "top_p", "min_p", "typical_p", "random_seed"} and "num_beams" not in stated:
+        least = options.get("min_tokens", 0)  # of the checkpoint: it must not exceed the maximum that is asked for
+        options["min_tokens"] = min(least, options["max_tokens"])
+    if (sampling or "temperature" in stated) and "num_beams" not in stated:
         options["num_beams"] = 1  # ... and beam search is not, even if it is the checkpoint's default
     if "n" not in stated and options.get("n", 1) > 1:  # the checkpoint's own number of answers is limited as well
         beams = options.get("num_beams", 1)
         options["n"] = min(options["n"], beams) if beams > 1 or options.get("temperature") == 0 else options["n"]
-    for name, (low, high) in RANGES.items():
-        value = options.get(name)
-        if value is not None and not low <= value <= high:
-            raise InputError(f"{name} is {value}; expected {_plain(low)} to {_plain(high)}")
-    if 0 < options.get("temperature", 0) < COLDEST:
-        raise InputError(
-            f"temperature is {options['temperature']}; expected 0, which takes the most probable token, or at least "
-            f"{COLDEST:g}"
-        )
-    return _consistent(Options(**options), stated)
 
 
 def _plain(limit: float) -> str:
