@@ -14,7 +14,8 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from builder.errors import CheckpointError
 from builder.runtime.contract import Decay, TokenBias, TokenRules
-from builder.runtime.generation.options import RANGES, read_options
+from builder.runtime.generation.checking import read_options
+from builder.runtime.generation.options import RANGES
 
 TASK_FILE = "task_specific_params of config.json"
 LARGEST_SEARCH = int(RANGES["num_beams"][1])

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from builder.runtime.fields import InputError
+from builder.runtime.generation.checking import read_options
 from builder.runtime.generation.dialects import FOREIGN
-from builder.runtime.generation.options import COMMON, PROMPT, Options, read_options
+from builder.runtime.generation.options import COMMON, PROMPT, Options
 
 FIELDS = [field.name for field in (*COMMON, *PROMPT)]
 KINDS = {"TYPE_UINT64": np.uint64, "TYPE_INT32": np.int32, "TYPE_FP32": np.float32, "TYPE_BOOL": np.bool_}

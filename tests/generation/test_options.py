@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from builder.runtime.fields import InputError
-from builder.runtime.generation.options import COMMON, LANGUAGES, PROMPT, SOURCE, Options, read_options
+from builder.runtime.generation.checking import read_options
+from builder.runtime.generation.options import COMMON, LANGUAGES, PROMPT, SOURCE, Options
 
 GREEDY = {"temperature": 0.0}
 FIELDS = [field.name for field in (*COMMON, *PROMPT, *SOURCE, *LANGUAGES)]

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from ..fields import InputError
-from .options import refuse_half_characters
+from .checking import refuse_half_characters
 
 KEPT = 64  # compiled guides
 LARGEST = 64 * 1024  # characters of a guide

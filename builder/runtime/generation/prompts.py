@@ -15,7 +15,8 @@ from ..fields import InputError
 from ..panics import survived
 from ..tokens import tokens_of, tokens_of_ids
 from .chat import ChatTemplate
-from .options import Options, refuse_half_characters
+from .checking import refuse_half_characters
+from .options import Options
 
 
 @dataclass(frozen=True)

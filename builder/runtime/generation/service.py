@@ -19,13 +19,14 @@ from tokenizers import Tokenizer
 from ..contract import DRAFT, FILE, ContractError, GenerationServing, load_generation
 from ..fields import InputError, Tensors, refuse_large, refuse_long
 from .beams import BeamSearch
+from .checking import read_options
 from .engine import Engine
 from .executors.base import EngineModel, Executor, Geometry
 from .executors.bls import Bls
 from .executors.bls_cuda import BlsCuda
 from .executors.cuda import load_cuda
 from .guides import Guides
-from .options import LISTS, Options, read_options
+from .options import LISTS, Options
 from .processors import rules_of
 from .prompts import DecoderPrompts, Prompt, SourceTexts, token_ids
 from .sampling import Choice, Sampler
