@@ -1,6 +1,6 @@
 """sentence-transformers folders: modules.json says how token features become one embedding.
 
-Knows that format's files; the modules become part of the exported graph.
+Knows that format's files; what the modules compute is in builder/checkpoint/pooling.py.
 """
 
 from __future__ import annotations
@@ -11,9 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
@@ -55,7 +52,6 @@ LOADED = {  # of those settings, how a transformer is loaded (older name): the a
 }  # fmt: skip
 UNREAD = {"trust_remote_code", "cache_dir", "token", "revision", "subfolder", "local_files_only"}  # where files are
 NOT_HONOURED = ("query_length", "document_length", "query_expansion", "processing_kwargs")  # of those settings
-ACTIVATIONS = {"Tanh": torch.nn.Tanh, "Identity": torch.nn.Identity, "ReLU": torch.nn.ReLU, "GELU": torch.nn.GELU}
 EMBEDDER, CROSS_ENCODER, SPARSE_ENCODER = "SentenceTransformer", "CrossEncoder", "SparseEncoder"
 READ = {  # which head of the transformer, and what of its answer, a class reads
     EMBEDDER: ("feature-extraction", "last_hidden_state"),
@@ -93,7 +89,7 @@ def read_modules(root: Path) -> SentenceModules | None:
     """
     if not (root / "modules.json").is_file():
         return None
-    general = _json(root / "config_sentence_transformers.json", {})
+    general = read_json(root / "config_sentence_transformers.json", {})
     kind = general.get("model_type", EMBEDDER)
     chain = [(_module_name(module, root), _folder(root, module["path"])) for module in _modules(root)]
     if kind not in CHAINS or not CHAINS[kind].fullmatch(" ".join(name for name, _ in chain)):
@@ -104,11 +100,11 @@ def read_modules(root: Path) -> SentenceModules | None:
         )
     (_, transformer), *after = chain
     if kind == SPARSE_ENCODER:
-        _refuse_splade(_json(after[0][1] / "config.json"), general, root)
+        _refuse_splade(read_json(after[0][1] / "config.json"), general, root)
     settings = _settings(transformer, root, kind)
     for name, folder in after:
         if name == "Normalize":
-            _refuse_normalize(_json(folder / "config.json", {}), root)
+            _refuse_normalize(read_json(folder / "config.json", {}), root)
     prompts, default = _prompts(general, root)
     if kind == CROSS_ENCODER and default:
         raise CheckpointError(f"{root.name} is a {CROSS_ENCODER} with a default prompt, which is not supported")
@@ -116,7 +112,7 @@ def read_modules(root: Path) -> SentenceModules | None:
         kind=kind,
         transformer=transformer,
         pooling=next(
-            (_pooling(_json(folder / "config.json"), root) for name, folder in after if name == "Pooling"), ()
+            (_pooling(read_json(folder / "config.json"), root) for name, folder in after if name == "Pooling"), ()
         ),
         dense=tuple(folder for name, folder in after if name == "Dense"),
         normalize=any(name == "Normalize" for name, _ in after),
@@ -144,7 +140,7 @@ def read_in_lower_case(tokenizer: PreTrainedTokenizerFast) -> None:
 
 def _modules(root: Path) -> list[dict[str, str]]:
     """modules.json. Raises CheckpointError unless it is a list of modules with a type and a path."""
-    modules = _json(root / "modules.json", kind=list)
+    modules = read_json(root / "modules.json", kind=list)
     for index, module in enumerate(modules):
         texts = [module.get(key) for key in ("type", "path")] if isinstance(module, dict) else [None]
         if not all(isinstance(text, str) for text in texts):
@@ -178,7 +174,7 @@ def _folder(root: Path, path: str) -> Path:
 
 
 def _settings(transformer: Path, root: Path, kind: str) -> dict[str, Any]:
-    documents = (_json(transformer / name, {}) for name in SETTINGS)
+    documents = (read_json(transformer / name, {}) for name in SETTINGS)
     settings: dict[str, Any] = next((settings for settings in documents if settings), {})
     unknown = [name for name in NOT_HONOURED if settings.get(name)]
     if unknown:
@@ -276,7 +272,8 @@ def _refuse_splade(config: dict[str, Any], general: dict[str, Any], root: Path) 
             raise CheckpointError(f"{root.name} has a {name} {merged[name]!r} of its SpladePooling; known is {wanted}")
 
 
-def _json(path: Path, default: Any = None, kind: type = dict) -> Any:
+def read_json(path: Path, default: Any = None, kind: type = dict) -> Any:
+    """The `kind` of JSON in a file of such a folder, `default` where there is no file. Raises CheckpointError."""
     if default is not None and not path.is_file():
         return default
     try:
@@ -288,68 +285,3 @@ def _json(path: Path, default: Any = None, kind: type = dict) -> Any:
     if not isinstance(value, kind):
         raise CheckpointError(f"{path} holds a JSON {type(value).__name__}; expected a {kind.__name__}")
     return value
-
-
-class Pooler(torch.nn.Module):
-    """Token features (batch, sequence, size) and their mask (batch, sequence) to embeddings (batch, size').
-
-    Pooling as in sentence-transformers' Pooling module; several modes are concatenated.
-    """
-
-    def __init__(
-        self,
-        modes: tuple[str, ...],
-        dense: tuple[Path, ...] = (),
-        normalize: bool = False,
-        dimensions: int | None = None,
-    ) -> None:
-        super().__init__()
-        unknown = set(modes) - set(POOLING_KEYS.values())
-        if unknown:
-            raise CheckpointError(
-                f"pooling {min(unknown)!r} is not known; known are {', '.join(POOLING_KEYS.values())}"
-            )
-        self.modes = modes
-        self.dense = torch.nn.Sequential(*(layer for folder in dense for layer in _dense(folder)))
-        self.normalize = normalize
-        self.dimensions = dimensions
-
-    def forward(self, features: torch.Tensor, attention_mask: torch.Tensor) -> torch.Tensor:
-        mask = attention_mask.unsqueeze(-1).to(features.dtype)
-        pooled = self.dense(torch.cat([self._pool(mode, features, mask) for mode in self.modes], dim=-1))
-        pooled = torch.nn.functional.normalize(pooled, dim=-1) if self.normalize else pooled
-        return pooled if self.dimensions is None else pooled[:, : self.dimensions]
-
-    def _pool(self, mode: str, features: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-        if mode == "cls":
-            return features[:, 0]
-        if mode == "max":
-            return features.masked_fill(mask == 0, -1e9).max(dim=1).values
-        if mode == "lasttoken":
-            last = (mask.sum(dim=1, keepdim=True).long() - 1).expand(-1, 1, features.shape[-1])
-            return features.gather(1, last).squeeze(1)
-        if mode == "weightedmean":
-            mask = mask * torch.arange(1, features.shape[1] + 1, dtype=features.dtype)[None, :, None]
-        total, tokens = (features * mask).sum(dim=1), mask.sum(dim=1).clamp(min=1e-9)
-        return total / (tokens.sqrt() if mode == "mean_sqrt_len" else tokens)
-
-
-def _dense(folder: Path) -> list[torch.nn.Module]:
-    """The linear layer and activation of a sentence-transformers Dense module."""
-    config = _json(folder / "config.json")
-    places = [config.get(key) or "sentence_embedding" for key in ("module_input_name", "module_output_name")]
-    if config.get("use_residual") or places != ["sentence_embedding"] * 2:
-        raise CheckpointError(f"{folder}: a Dense with a residual, or not of the whole embedding, is not supported")
-    activation = str(config.get("activation_function", "torch.nn.modules.activation.Tanh")).rsplit(".", 1)[-1]
-    if activation not in ACTIVATIONS:
-        raise CheckpointError(f"{folder}: activation {activation} is not known; known are {', '.join(ACTIVATIONS)}")
-    if not (folder / "model.safetensors").is_file():
-        raise CheckpointError(f"{folder} has no model.safetensors; convert its weights to safetensors")
-    try:
-        linear = torch.nn.Linear(config["in_features"], config["out_features"], bias=config.get("bias", True))
-        weights = load_file(folder / "model.safetensors")
-        linear.load_state_dict({key.removeprefix("linear."): value for key, value in weights.items()})
-    except (KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0][:200]
-        raise CheckpointError(f"{folder}: its configuration and its weights do not make a Dense: {reason}") from error
-    return [linear, ACTIVATIONS[activation]()]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from transformers import PreTrainedModel
 
-from builder.checkpoint.sentence_transformers import Pooler
+from builder.checkpoint.pooling import Pooler
 from builder.errors import CheckpointError
 from builder.samples import TEXTS
 from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, cosine, pipeline_of, probe

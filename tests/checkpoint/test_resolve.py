@@ -18,8 +18,8 @@ from huggingface_hub.utils.tqdm import are_progress_bars_disabled
 from transformers.utils import logging as transformers_logging
 
 from builder.checkpoint.libraries import quiet_libraries
+from builder.checkpoint.pooling import Pooler
 from builder.checkpoint.resolve import describe, locate, position_limit, resolve
-from builder.checkpoint.sentence_transformers import Pooler
 from builder.errors import BuilderError, CheckpointError, RepositoryError
 from builder.pipeline import build
 from builder.spec import make_spec

@@ -15,8 +15,9 @@ import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, T5EncoderModel, T5Model
 
+from builder.checkpoint.pooling import Pooler
 from builder.checkpoint.resolve import resolve
-from builder.checkpoint.sentence_transformers import Pooler, read_in_lower_case, read_modules
+from builder.checkpoint.sentence_transformers import read_in_lower_case, read_modules
 from builder.errors import CheckpointError
 from builder.onnx.graph import Graph
 from builder.samples import TEXTS
