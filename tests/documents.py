@@ -209,7 +209,7 @@ def _pip(arguments: list[str]) -> None:
     for option, value in pairwise(arguments):
         if option in ("--constraint", "--requirement"):
             assert (ROOT / value).is_file(), f"{value} does not exist"
-    extras = re.findall(r"\.\[(.*?)\]", " ".join(arguments))
+    extras = re.findall(rf"(?:\.|{cli.DISTRIBUTION})\[(.*?)\]", " ".join(arguments))
     declared = (ROOT / "pyproject.toml").read_text("utf-8")
     for extra in ",".join(extras).split(",") if extras else ():
         assert re.search(rf"^{extra} = \[", declared, re.MULTILINE), f"the project has no extra {extra}"

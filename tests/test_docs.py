@@ -76,6 +76,7 @@ def test_every_command_is_understood(page: str) -> None:
         """curl localhost:8000/v2/models/m/generate -d '{"text_input": "x", "max_token": 9}'""",
         "pip install --constraint constraint.txt .",
         "pip install '.[gpus]'",
+        "pip install 'triton-model-repository-builder[gpus]'",
     ],
 )
 def test_a_misspelt_command_is_found(command: str) -> None:
@@ -88,6 +89,13 @@ def test_a_misspelt_command_is_found(command: str) -> None:
 def test_a_misspelt_option_in_running_text_is_found(code: str) -> None:
     with pytest.raises(AssertionError):
         check_inline(code)
+
+
+def test_code_in_running_text_is_found() -> None:
+    assert inline_code("See `build-repo\ncheck`,\n```bash\n`not this`\n```\nand `--name`.") == [
+        "build-repo check",
+        "--name",
+    ]
 
 
 def test_the_documentation_shows_every_verb() -> None:
