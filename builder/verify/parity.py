@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from builder.engines import Infer, infer_with
+from builder.engines import Infer
 from builder.errors import VerificationError
 from builder.export.failure import reason
 from builder.export.rows import Rows
@@ -68,15 +68,6 @@ def usual_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[Re
     mixed = [min(length, longest) for length in (5, 17, 64, longest)]
     batches = ([min(5, longest)], [longest], mixed, mixed[::-1])
     return tuple(reference(module, rows, lengths, seed) for seed, lengths in enumerate(batches))
-
-
-def graph_error(graph: Graph, module: TaskGraph, rows: Rows, max_length: int, threads: int, per_token: bool) -> float:
-    """The largest relative error of `graph` against `module` on those; only positions of tokens count.
-
-    Raises VerificationError for NaN.
-    """
-    infer = infer_with(graph, threads)
-    return max(error_at(infer, graph, reference, per_token) for reference in usual_references(module, rows, max_length))
 
 
 def error_at(infer: Infer, graph: Graph, reference: Reference, per_token: bool) -> float:

@@ -12,8 +12,9 @@ from builder.export.rows import rows_of
 from builder.optimise.fusion import fuse
 from builder.spec import make_spec
 from builder.tasks.base import encoder_task
-from builder.verify.parity import TOLERANCE, graph_error
+from builder.verify.parity import TOLERANCE
 from tests.checkpoints import ARCHITECTURES, make_checkpoint
+from tests.graph_error import graph_error
 
 
 @pytest.mark.every_architecture

@@ -20,7 +20,8 @@ from builder.pipeline import build
 from builder.spec import make_spec
 from builder.tasks.base import Answer, Sample
 from builder.tasks.text_classification import TextClassification
-from builder.verify.parity import TOLERANCE, graph_error
+from builder.verify.parity import TOLERANCE
+from tests.graph_error import graph_error
 
 
 @pytest.fixture

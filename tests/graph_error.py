@@ -1,0 +1,18 @@
+"""How far a graph is off PyTorch's answers, over the batches that a build compares one by one."""
+
+from __future__ import annotations
+
+from builder.engines import infer_with
+from builder.export.rows import Rows
+from builder.onnx.graph import Graph
+from builder.tasks.base import TaskGraph
+from builder.verify.parity import error_at, usual_references
+
+
+def graph_error(graph: Graph, module: TaskGraph, rows: Rows, max_length: int, threads: int, per_token: bool) -> float:
+    """The largest relative error of `graph` against `module` on those; only positions of tokens count.
+
+    Raises VerificationError for NaN.
+    """
+    infer = infer_with(graph, threads)
+    return max(error_at(infer, graph, reference, per_token) for reference in usual_references(module, rows, max_length))
