@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
         "--format",
         choices=(TEXT, *FORMATS),
         default=TEXT,
-        help="of the findings (default text); others on standard output",
+        help="how findings are written: as text for people (default), or for a program, on standard output",
     )
     arguments.add_argument("--verify-key", type=Path, metavar="FILE", help=f"verify signatures: {VERIFY_KEY_HELP}")
     return arguments

@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
         metavar="DIR",
         help="where the files are written (default deploy)",
     )
-    arguments.add_argument("--name", default="models", help="of what is deployed (default models)")
+    arguments.add_argument("--name", default="models", help="name of the deployment (default models)")
     arguments.add_argument(
         "--model",
         action="append",
@@ -51,27 +51,51 @@ def parser() -> argparse.ArgumentParser:
         metavar="FILE",
         help="a models.yaml whose `load:` and `machine:` size replicas (default: as built)",
     )
-    arguments.add_argument("--cores", type=count, metavar="N", help="of a replica (default: as built, or planned)")
-    arguments.add_argument("--replicas", type=count, default=2, metavar="N", help="at first, and at least (default 2)")
-    arguments.add_argument("--max-replicas", type=count, metavar="N", help="at most, by the time that requests wait")
-    arguments.add_argument("--prometheus", metavar="URL", help="which knows that time; needed with --max-replicas")
     arguments.add_argument(
-        "--queue-ms", type=count, default=50, metavar="MS", help="of waiting from which more are wanted (default 50)"
+        "--cores", type=count, metavar="N", help="cores of a replica (default: as built, or planned)"
+    )
+    arguments.add_argument(
+        "--replicas",
+        type=count,
+        default=2,
+        metavar="N",
+        help="replicas at first, and the fewest that there are (default 2)",
+    )
+    arguments.add_argument(
+        "--max-replicas", type=count, metavar="N", help="the most replicas: more are started while requests wait"
+    )
+    arguments.add_argument(
+        "--prometheus",
+        metavar="URL",
+        help="address of the Prometheus that knows how long they wait; needed with --max-replicas",
+    )
+    arguments.add_argument(
+        "--queue-ms",
+        type=count,
+        default=50,
+        metavar="MS",
+        help="the wait from which more replicas are started (default 50)",
     )
     arguments.add_argument("--registry", metavar="HOST", help="where the cluster gets its images from")
-    arguments.add_argument("--namespace", default="default", help="of the cluster (default default)")
-    arguments.add_argument("--keys-secret", metavar="SECRET", help="whose entry `keys` says who may ask the gateway")
-    arguments.add_argument("--store-secret", metavar="SECRET", help="whose entries are the pull's environment")
+    arguments.add_argument("--namespace", default="default", help="namespace of the cluster (default default)")
+    arguments.add_argument(
+        "--keys-secret", metavar="SECRET", help="the cluster's secret whose entry `keys` says who may ask the gateway"
+    )
+    arguments.add_argument(
+        "--store-secret",
+        metavar="SECRET",
+        help="the cluster's secret whose entries the pull gets as variables: credentials of the store",
+    )
     arguments.add_argument(
         "--verify-key", type=Path, metavar="FILE", help=f"have replicas pull only what was signed: {VERIFY_KEY_HELP}"
     )
-    arguments.add_argument("--endpoint", metavar="URL", help="of the object store, where it is one of your own")
+    arguments.add_argument("--endpoint", metavar="URL", help="address of the object store, where it is one of your own")
     arguments.add_argument(
         "--probe",
         action="append",
         default=[],
         metavar="NAME",
-        help="ask this model itself whether it is well; may be repeated",
+        help="probe this model by itself, with a request; may be repeated",
     )
     arguments.add_argument("--monitor", action="store_true", help="have Prometheus' operator collect the metrics")
     arguments.add_argument("--inference-pool", action="store_true", help="let an inference gateway choose the replica")

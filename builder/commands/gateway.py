@@ -75,9 +75,15 @@ def _add_access(arguments: argparse.ArgumentParser) -> None:
 
 def _add_limits(arguments: argparse.ArgumentParser) -> None:
     """How much each may ask, and for how long."""
-    arguments.add_argument("--requests-per-minute", type=count, metavar="N", help="of one key; no limit unless given")
-    arguments.add_argument("--tokens-per-minute", type=count, metavar="N", help="of one key; no limit unless given")
-    arguments.add_argument("--max-body-mb", type=count, default=8, metavar="N", help="of one request (default 8)")
+    arguments.add_argument(
+        "--requests-per-minute", type=count, metavar="N", help="most requests of one key (default: any number)"
+    )
+    arguments.add_argument(
+        "--tokens-per-minute", type=count, metavar="N", help="most tokens of one key (default: any number)"
+    )
+    arguments.add_argument(
+        "--max-body-mb", type=count, default=8, metavar="N", help="largest body of a request (default 8)"
+    )
     arguments.add_argument(
         "--max-waiting",
         type=count,
@@ -85,9 +91,15 @@ def _add_limits(arguments: argparse.ArgumentParser) -> None:
         metavar="N",
         help="requests of one encoder at once; further ones get 429 (default 256)",
     )
-    arguments.add_argument("--timeout", type=count, default=600, metavar="S", help="of one request (default 600)")
     arguments.add_argument(
-        "--drain", type=count, default=60, metavar="S", help="to finish what runs when stopped (default 60)"
+        "--timeout", type=count, default=600, metavar="S", help="seconds that a request may take (default 600)"
+    )
+    arguments.add_argument(
+        "--drain",
+        type=count,
+        default=60,
+        metavar="S",
+        help="seconds that running requests have to finish when it is stopped (default 60)",
     )
 
 
@@ -100,8 +112,10 @@ def _add_web(arguments: argparse.ArgumentParser) -> None:
         metavar="ORIGIN",
         help="a web origin whose pages may ask; may be repeated",
     )
-    arguments.add_argument("--tls-certificate", type=Path, metavar="FILE", help="PEM; with it, HTTPS is spoken")
-    arguments.add_argument("--tls-key", type=Path, metavar="FILE", help="PEM, of the certificate")
+    arguments.add_argument(
+        "--tls-certificate", type=Path, metavar="FILE", help="speak HTTPS with this certificate (PEM)"
+    )
+    arguments.add_argument("--tls-key", type=Path, metavar="FILE", help="the certificate's key (PEM)")
 
 
 def add_on_demand(arguments: argparse.ArgumentParser) -> None:

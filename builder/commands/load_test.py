@@ -30,7 +30,10 @@ def parser() -> argparse.ArgumentParser:
         description="Measure served models with perf_analyzer. Starts the embedded Triton if no server answers.",
     )
     arguments.add_argument(
-        "name", nargs="+", metavar="NAME[:SHARE]", help="models, and what share of the load each gets"
+        "name",
+        nargs="+",
+        metavar="NAME[:SHARE]",
+        help="models, and the share of the load that each gets, such as minilm:3",
     )
     arguments.add_argument("--url", default=None, metavar="HOST:PORT", help=URL_HELP)
     arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
@@ -41,13 +44,15 @@ def parser() -> argparse.ArgumentParser:
         help="numbers of concurrent requests, separated by commas, or START:END:STEP (default 1,8,32)",
     )
     load.add_argument("--rate", help="requests a second instead, at random times: a list, or the ramp START:END:STEP")
-    arguments.add_argument("--seconds", type=float, default=6.0, metavar="S", help="of one measurement (default 6)")
+    arguments.add_argument(
+        "--seconds", type=float, default=6.0, metavar="S", help="seconds of one measurement (default 6)"
+    )
     arguments.add_argument("--repeats", type=int, default=3, metavar="N", help="measurements of each level (default 3)")
     arguments.add_argument(
         "--p99-ms",
         type=float,
         metavar="MS",
-        help="stop at the first level whose p99 exceeds this (of streams: to the first token)",
+        help="stop at the first level whose p99 latency exceeds this; of streams, whose time to the first token does",
     )
     arguments.add_argument(
         "--samples",

@@ -27,18 +27,22 @@ def parser() -> argparse.ArgumentParser:
         "load cannot be held.",
     )
     arguments.add_argument(
-        "models", type=Path, metavar="models.yaml", help="its `load:` and `machine:` are planned for"
+        "models", type=Path, metavar="models.yaml", help="the file whose `load:` is planned for, on its `machine:`"
     )
     arguments.add_argument(
         "--compose", type=Path, metavar="FILE", help="write a file for docker compose with the numbers"
     )
-    arguments.add_argument("--service", default="triton", help="the service of docker-compose.yml (default triton)")
+    arguments.add_argument(
+        "--service",
+        default="triton",
+        help="with --compose: the service of docker-compose.yml that it is for (default triton)",
+    )
     arguments.add_argument(
         "--pods",
         type=count,
         default=1,
         metavar="N",
-        help="pods, each a `machine:`, that share the requests (default 1)",
+        help="how many pods, each with a `machine:` to itself, share the requests (default 1)",
     )
     arguments.add_argument("--json", action="store_true", help="print the plan as JSON on standard output")
     return arguments

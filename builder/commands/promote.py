@@ -57,19 +57,26 @@ def parser() -> argparse.ArgumentParser:
         "--canary",
         type=_share,
         metavar="PERCENT",
-        help="then let it answer this share of the requests of a running gateway for a while, such as 10%%",
+        help="then have it answer this share of a running gateway's requests for a while, such as 10%%",
     )
     arguments.add_argument(
-        "--gateway", default=GATEWAY, metavar="URL", help=f"of --canary: where it answers (default {GATEWAY})"
+        "--gateway",
+        default=GATEWAY,
+        metavar="URL",
+        help=f"with --canary: the address of that gateway (default {GATEWAY})",
     )
     arguments.add_argument(
         "--admin-key",
         type=Path,
         metavar="FILE",
-        help=f"of --canary: the secret that the gateway was given; or the variable {ADMIN_KEY_VARIABLE}",
+        help=f"with --canary: the secret that the gateway was given; or the variable {ADMIN_KEY_VARIABLE}",
     )
     arguments.add_argument(
-        "--watch", type=float, default=WATCH_S, metavar="S", help=f"of --canary: seconds (default {WATCH_S:g})"
+        "--watch",
+        type=float,
+        default=WATCH_S,
+        metavar="S",
+        help=f"with --canary: for how many seconds (default {WATCH_S:g})",
     )
     return arguments
 

@@ -15,7 +15,7 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="build-repo pull",
         description="Bring a version of a model, with its engine, from an object store and have it served. What is "
-        "here already is not fetched, and a pull that ended early is gone on with.",
+        "here already is not fetched, and a pull that was interrupted goes on where it stopped.",
     )
     arguments.add_argument("name", nargs="+", help="a model of the store; NAME@N is its version N")
     arguments.add_argument("--from", dest="store", required=True, metavar="URL", help=STORE_HELP)

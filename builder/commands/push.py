@@ -13,7 +13,8 @@ from builder.stores.store import open_store
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="build-repo push",
-        description="Push a version of a model, with its engine, to an object store; of it, what the store lacks.",
+        description="Push a version of a model, with its engine, to an object store. Only what the store lacks is "
+        "sent.",
     )
     arguments.add_argument("name", help="name of the model")
     arguments.add_argument("--to", required=True, metavar="URL", help=STORE_HELP)

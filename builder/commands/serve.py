@@ -65,10 +65,13 @@ def _add_ray(arguments: argparse.ArgumentParser) -> None:
         "--replicas",
         type=_range,
         metavar="N:M",
-        help="on Ray: at least N and at most M, by load, or N alone (default 1)",
+        help="on Ray: N replicas, or from N to M as the load asks for (default 1)",
     )
     arguments.add_argument(
-        "--models-per-replica", type=int, metavar="N", help="on Ray: loaded at once; the last used stay (default 8)"
+        "--models-per-replica",
+        type=int,
+        metavar="N",
+        help="on Ray: models loaded at once; those used last stay (default 8)",
     )
 
 

@@ -37,18 +37,30 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument("name", help="name of a model in the repository")
     arguments.add_argument(
-        "--p99-ms", type=float, required=True, metavar="MS", help="of answers; of streams: to the first token"
+        "--p99-ms",
+        type=float,
+        required=True,
+        metavar="MS",
+        help="limit of the p99 latency; of streams, of the time to the first token",
     )
     arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
     arguments.add_argument("--models", type=Path, metavar="FILE", help="models.yaml to write the winner into")
     arguments.add_argument("--trials", type=int, default=20, metavar="N", help="settings that are tried (default 20)")
-    arguments.add_argument("--seconds", type=float, default=3.0, metavar="S", help="of one measurement (default 3)")
     arguments.add_argument(
-        "--repeats", type=int, default=5, metavar="N", help="turns of winner and defaults (default 5)"
+        "--seconds", type=float, default=3.0, metavar="S", help="seconds of one measurement (default 3)"
+    )
+    arguments.add_argument(
+        "--repeats",
+        type=int,
+        default=5,
+        metavar="N",
+        help="times that the winner and the model as it was are measured, by turns (default 5)",
     )
     load = arguments.add_mutually_exclusive_group()
     load.add_argument(
-        "--concurrency", default="1,2,4,8,16,32,64", help="loads that are tried (default 1,2,4,8,16,32,64)"
+        "--concurrency",
+        default="1,2,4,8,16,32,64",
+        help="numbers of concurrent requests that are tried (default 1,2,4,8,16,32,64)",
     )
     load.add_argument("--rate", help="requests a second instead: a list, or the ramp START:END:STEP")
     arguments.add_argument("--samples", type=Path, help="file of requests (default: the samples of the model's task)")

@@ -97,7 +97,7 @@ def commands() -> str:
     parts = []
     for verb in VERBS:
         parser: argparse.ArgumentParser = importlib.import_module(f"builder.commands.{verb.replace('-', '_')}").parser()
-        rows = [(f"`{_invocation(action)}`", action.help or "") for action in parser._actions if action.dest != "help"]
+        rows = [(f"`{_invocation(action)}`", _meaning(action)) for action in parser._actions if action.dest != "help"]
         parts += [f"## build-repo {verb}", parser.description or "", table(("argument", "meaning"), rows)]
     return "\n\n".join(parts)
 
@@ -107,3 +107,10 @@ def _invocation(action: argparse.Action) -> str:
     if not action.option_strings:
         return f"{value if action.metavar else action.dest}"
     return ", ".join(action.option_strings) + ("" if action.nargs == 0 else f" {value}")
+
+
+def _meaning(action: argparse.Action) -> str:
+    """Its help, as argparse shows it, and what it may be."""
+    text = (action.help or "").replace("%%", "%")
+    choices = ", ".join(f"`{choice}`" for choice in action.choices or ())
+    return f"{text} ({choices})" if choices else text
