@@ -100,7 +100,7 @@ class Endpoint:
 
 async def _while_there(receive: Receive, work: Any) -> None:
     """Run `work` to its end; cancel it, and raise ClientLeft, when the client is gone."""
-    task, left = asyncio.ensure_future(work), asyncio.ensure_future(_left(receive))
+    task, left = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -114,7 +114,7 @@ async def _while_there(receive: Receive, work: Any) -> None:
                 await task
 
 
-async def _left(receive: Receive) -> None:
+async def _disconnected(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

@@ -177,8 +177,8 @@ class Triton:
             return ApiError(status, message, param="model" if status == 404 else None)
         if code is grpc.StatusCode.UNAVAILABLE:
             away = ApiError(503, f"Triton at {self.url} does not answer: {message}", code="unavailable", retry_after=2)
-            return _known(message) or away
-        return _known(message) or ApiError(500, message)
+            return _by_its_message(message) or away
+        return _by_its_message(message) or ApiError(500, message)
 
 
 STATUS = {
@@ -193,10 +193,10 @@ def stream_error(message: str) -> ApiError:
     """What a client is told of an error in a stream: it is the request's, unless the text is one of the server's."""
     if "Request for unknown model" in message:
         return ApiError(404, message, param="model", code="model_not_found")
-    return _known(message) or ApiError(500 if any(words in message for words in FAULTS) else 400, message)
+    return _by_its_message(message) or ApiError(500 if any(words in message for words in FAULTS) else 400, message)
 
 
-def _known(message: str) -> ApiError | None:
+def _by_its_message(message: str) -> ApiError | None:
     if any(words in message for words in QUEUE_FULL):
         return ApiError(429, message, code="queue_full", retry_after=1)
     if any(words in message for words in OUT_OF_TIME):

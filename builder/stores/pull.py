@@ -52,7 +52,7 @@ def pull(
     staging = repository.parent / f".{repository.name}.pull"
     with alone(staging):
         staging.mkdir(exist_ok=True)
-        here = _here(manifest, repository)
+        here = _blobs_here(manifest, repository)
         wanted = {blob for blob in manifest.files.values() if blob not in here and not (staging / blob.sha256).exists()}
         with ThreadPoolExecutor(AT_ONCE) as pool:
             for done in [pool.submit(store.get, blob, staging / blob.sha256) for blob in wanted]:
@@ -63,7 +63,7 @@ def pull(
     return Pulled(manifest, sum(blob.size for blob in wanted))
 
 
-def _here(manifest: Manifest, repository: Path) -> dict[Blob, Path]:
+def _blobs_here(manifest: Manifest, repository: Path) -> dict[Blob, Path]:
     """The blobs of a version that files of the repository hold, whichever version they are of."""
     sizes = {blob.size for blob in manifest.files.values()}
     folders = (repository / entry for entry in manifest.entries())

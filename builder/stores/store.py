@@ -61,7 +61,7 @@ class Store:
         if wanted not in there:
             raise RepositoryError(f"{self.url} has no version {wanted} of {name}; it has {', '.join(map(str, there))}")
         path = self._manifest(name, wanted)
-        with _told(f"{self.url} could not be read"):
+        with _as_repository_error(f"{self.url} could not be read"):
             manifest = load(self.files.cat_file(path), path)
         if (manifest.name, manifest.version) != (name, wanted):
             raise RepositoryError(
@@ -73,7 +73,7 @@ class Store:
         """Write a manifest whose blobs are all there. Raises VersionTakenError where there is one of that number."""
         path = self._manifest(manifest.name, manifest.version)
         try:
-            with _told(f"{self.url} could not be written"):
+            with _as_repository_error(f"{self.url} could not be written"):
                 self._create(path, dump(manifest))
         except FileExistsError as error:
             raise VersionTakenError(
@@ -85,7 +85,7 @@ class Store:
         path = self._blob(blob)
         if self._size(path) == blob.size:
             return False
-        with _told(f"{self.url} could not be written"):
+        with _as_repository_error(f"{self.url} could not be written"):
             if self._is_local:
                 self._link(path, source.read_bytes(), replace=True)
             else:
@@ -94,7 +94,7 @@ class Store:
 
     def read(self, blob: Blob) -> bytes:
         """What a small blob holds. Raises RepositoryError where that is not what its name says."""
-        with _told(f"{self.url} could not be read"):
+        with _as_repository_error(f"{self.url} could not be read"):
             content: bytes = self.files.cat_file(self._blob(blob))
         if hashlib.sha256(content).hexdigest() != blob.sha256:
             raise RepositoryError(
@@ -138,7 +138,7 @@ class Store:
 
     def _size(self, path: str) -> int | None:
         """Bytes of an object; None where there is none."""
-        with _told(f"{self.url} could not be read"):
+        with _as_repository_error(f"{self.url} could not be read"):
             try:
                 return int(self.files.info(path)["size"])
             except FileNotFoundError:
@@ -156,7 +156,7 @@ class Store:
 
     def _list(self, path: str) -> list[str]:
         self.files.invalidate_cache()
-        with _told(f"{self.url} could not be read"):
+        with _as_repository_error(f"{self.url} could not be read"):
             try:
                 return list(self.files.ls(path, detail=False))
             except FileNotFoundError:
@@ -202,7 +202,7 @@ def open_store(url: str) -> Store:
 
 
 @contextlib.contextmanager
-def _told(what: str) -> Iterator[None]:
+def _as_repository_error(what: str) -> Iterator[None]:
     """An error of the store, in a line."""
     try:
         yield

@@ -54,7 +54,7 @@ def publish_settings(repository: Path, name: str, settings: Settings, reason: st
             slots = read_settings(entry / str(now))["slots"]
             cache = report.memory["cache"] // slots * settings["slots"]
             report = replace(report, memory={**report.memory, "cache": cache})
-            changed = {**changed, CONFIG: _told(changed[CONFIG].decode(), report).encode()}
+            changed = {**changed, CONFIG: _with_new_memory(changed[CONFIG].decode(), report).encode()}
         staged = change.staging / "new" / name
         _write(staged, entry, changed, report, now)
         problems = check(staged.parent)
@@ -69,7 +69,7 @@ def publish_settings(repository: Path, name: str, settings: Settings, reason: st
     return number
 
 
-def _told(config: str, report: BuildReport) -> str:
+def _with_new_memory(config: str, report: BuildReport) -> str:
     """`config`, whose own short report says what memory the model takes now."""
     parameters = parse(config, report.name).parameters
     if SUMMARY not in parameters or report.memory is None:

@@ -65,10 +65,12 @@ class RepositoryEntry:
 
     def at(self, version: int) -> RepositoryEntry:
         """The same as version `version`."""
-        files = {numbered(path, version): self._said(path, content, version) for path, content in self.files.items()}
+        files = {
+            numbered(path, version): self._in_version(path, content, version) for path, content in self.files.items()
+        }
         return replace(self, config=replace(self.config, version=version), files=files)
 
-    def _said(self, path: str, content: bytes | Path, version: int) -> bytes | Path:
+    def _in_version(self, path: str, content: bytes | Path, version: int) -> bytes | Path:
         """The arguments of vLLM and TensorRT-LLM say where in the repository their checkpoint is."""
         if path not in ("1/model.json", "1/model.yaml") or isinstance(content, Path):
             return content

@@ -51,7 +51,7 @@ def lay_out_generating(
     weights = {name: file for graph in graphs for name, file in version_files(graph).items()}
     if options.executor == "in-process":
         return (RepositoryEntry(front.name, front, {**files, **weights}),)
-    logprobs, known = _said(serving.vocabulary), graphs[0].outputs
+    logprobs, known = _logit_outputs(serving.vocabulary), graphs[0].outputs
     presents = [_present(field) for field in step_inputs if field.name.startswith("past_")]
     placement = place(options, graphs[0], options.serving.prefill_tokens, serving.arena.length)
     step = Config(
@@ -69,7 +69,7 @@ def lay_out_generating(
     return RepositoryEntry(front.name, front, files), RepositoryEntry(step.name, step, weights)
 
 
-def _said(vocabulary: int) -> dict[str, Field]:
+def _logit_outputs(vocabulary: int) -> dict[str, Field]:
     """What a graph says of the tokens that may follow, by the names of its outputs."""
     candidates = (-1, min(MOST, vocabulary))
     fields = (

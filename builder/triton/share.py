@@ -67,10 +67,10 @@ def share(repository: Path, name: str, models: Sequence[str], memory_mb: int | N
     if memory_mb is not None and memory_mb < 1:
         raise RepositoryError(f"{memory_mb} MB is not memory for a process: give at least 1 (--memory-mb)")
     front = repository / name
-    hosted = {model: _wanted(repository, name, model) for model in dict.fromkeys(models)}
+    hosted = {model: _hosted_as(repository, name, model) for model in dict.fromkeys(models)}
     entry = _entry(front, [config_of(repository / model, hosted[model].version) for model in hosted], memory_mb)
     with _alone(front), changing(repository) as change:
-        _put(change, repository, entry)
+        _serve_as(change, repository, entry)
         entries = dict(read_hosted(front / MODELS).entries)
         for model in hosted:
             change.move(repository / model, front / MODELS / model)
@@ -108,7 +108,7 @@ def _alone(front: Path) -> Iterator[None]:
         yield
 
 
-def _wanted(repository: Path, front: str, name: str) -> HostedModel:
+def _hosted_as(repository: Path, front: str, name: str) -> HostedModel:
     """What hosted.json is to say of a model that moves in."""
     if (repository / front / MODELS / name).exists():
         raise RepositoryError(
@@ -199,7 +199,7 @@ def _parsed(config: Config) -> Any:
     return parse(render(config), config.name)
 
 
-def _put(change: Change, repository: Path, entry: RepositoryEntry) -> None:
+def _serve_as(change: Change, repository: Path, entry: RepositoryEntry) -> None:
     """Have a shared front served as `entry` says: as a new version of it, unless the served one is that already."""
     front = repository / entry.name
     now = served(front) if front.exists() else None

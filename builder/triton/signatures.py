@@ -45,7 +45,7 @@ def sign(repository: Path, signer: Signer, names: Sequence[str] = ()) -> list[st
 
     Raises SpecError for a key that cannot be used, RepositoryError for a model that is not there or has links in it.
     """
-    wanted = _wanted(repository, names)
+    wanted = _named_folders(repository, names)
     configuration = _signing(signer)
     signed = []
     for version in [folder / str(number) for folder in wanted.values() for number in numbers(folder)]:
@@ -71,7 +71,7 @@ def unsigned(repository: Path, trusted: Path, names: Sequence[str] = (), which: 
     their engines alone; `which`: of these versions alone. Raises SpecError where `trusted` is neither, RepositoryError
     for a model that is not there.
     """
-    configuration, wanted = _verifying(trusted), _wanted(repository, names, which)
+    configuration, wanted = _verifying(trusted), _named_folders(repository, names, which)
     hosting = [hosted for hosted in hosted_repositories(repository) if hosted.parent.name in wanted]
     problems = {name: _unsigned(folder, which(folder), configuration, trusted) for name, folder in wanted.items()}
     return [f"{name}: {problem}" for name, each in problems.items() for problem in each] + [
@@ -247,7 +247,7 @@ def _folders(repository: Path) -> dict[str, Path]:
     return folders
 
 
-def _wanted(repository: Path, names: Sequence[str], which: Which = numbers) -> dict[str, Path]:
+def _named_folders(repository: Path, names: Sequence[str], which: Which = numbers) -> dict[str, Path]:
     """The folders of `names` and of their engines; where none are named, all."""
     try:
         folders = _folders(repository)

@@ -63,7 +63,8 @@ def refusals(config: Config, release: str | None) -> Iterator[str]:
     for name, value in parameters(config).items():
         rule = read.get(name)
         if rule is not None and rule.values is not None and not re.fullmatch(rule.values, value.lower()):
-            yield f"the parameter {name} is {value!r}; Triton's {config['backend']} backend takes {_said(rule.values)}"
+            takes = _readable(rule.values)
+            yield f"the parameter {name} is {value!r}; Triton's {config['backend']} backend takes {takes}"
     if config["backend"] == "openvino" and "KIND_GPU" in _kinds(config):
         yield "Triton's openvino backend has instances of KIND_CPU only"  # openvino.cc, ModelInstanceState
     for accelerator in accelerators(config):
@@ -210,6 +211,6 @@ def _names(tensors: Mapping[str, Tensor]) -> str:
     return f"{len(tensors)} ({', '.join(tensors)})"
 
 
-def _said(values: str) -> str:
+def _readable(values: str) -> str:
     """A pattern of values as a reader takes it in."""
     return values.upper().replace(r"[+-]?\D.*", "a number").replace(r"\D+", "a number").replace("|", ", ")

@@ -473,7 +473,7 @@ def test_a_request_that_quotes_what_triton_says_unloads_nothing(tmp_path: Path) 
 
     async def run() -> None:
         resident = await case.backend.residents.lease("embeds-a")
-        assert not case.backend._gone(resident, error)
+        assert not case.backend._has_gone(resident, error)
         assert case.triton.unloads == []
 
     asyncio.run(run())

@@ -43,10 +43,10 @@ class OnDemand:
             attempt += 1
             resident = await self.residents.lease(request.model_name)
             try:
-                answer: Outputs = await _asked(resident, self.triton.infer(request, metadata))
+                answer: Outputs = await _unless_dead(resident, self.triton.infer(request, metadata))
                 return answer
             except ApiError as error:
-                if not self._gone(resident, error) or attempt == ATTEMPTS:
+                if not self._has_gone(resident, error) or attempt == ATTEMPTS:
                     raise
             finally:
                 self.residents.release(resident)
@@ -61,12 +61,12 @@ class OnDemand:
             resident = await self.residents.lease(request.model_name)
             try:
                 async with aclosing(self.triton.stream(request, metadata)) as answers:
-                    while (outputs := await _asked(resident, anext(answers, None))) is not None:
+                    while (outputs := await _unless_dead(resident, anext(answers, None))) is not None:
                         begun = True
                         yield outputs
                 return
             except ApiError as error:
-                if begun or not self._gone(resident, error) or attempt == ATTEMPTS:
+                if begun or not self._has_gone(resident, error) or attempt == ATTEMPTS:
                     raise
             finally:
                 self.residents.release(resident)
@@ -103,7 +103,7 @@ class OnDemand:
         except ApiError as error:
             logging.getLogger(__name__).warning("pinned: %s", error.message)
 
-    def _gone(self, resident: Resident, error: ApiError) -> bool:
+    def _has_gone(self, resident: Resident, error: ApiError) -> bool:
         """Whether a request failed because its model is not there any more."""
         if error.status not in STATUSES or not any(text in error.message for text in GONE):
             return False
@@ -111,7 +111,7 @@ class OnDemand:
         return True
 
 
-async def _asked(resident: Resident, call: Awaitable[T]) -> T:
+async def _unless_dead(resident: Resident, call: Awaitable[T]) -> T:
     """What a call gives. Raises ApiError where the model dies meanwhile."""
     try:
         return await resident.unless_dead(call)

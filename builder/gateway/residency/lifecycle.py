@@ -96,10 +96,10 @@ class Lifecycle:
         begun = started = self.room.now()
         try:
             await asyncio.sleep(pause)
-            await self._gone({resident.name})
+            await self._until_gone({resident.name})
             needs = await self._needs(resident)
             resident.engines, resident.reserved = needs.engines, needs.reserved
-            await self._gone(set(needs.engines))
+            await self._until_gone(set(needs.engines))
             await self.room.wait_for(resident, needs.size)
             started = self.room.now()
             size = await self._loaded(resident, instead=before is not None)
@@ -108,7 +108,7 @@ class Lifecycle:
             raise
         resident.state, resident.since = State.READY, self.room.now()
         resident.stays_until = resident.since + (resident.since - started)  # as long as its load took, at least
-        grown = needs.size if size is None else max(self._known(resident), int(GROWS * size))
+        grown = needs.size if size is None else max(self._measured_size(resident), int(GROWS * size))
         resident.size = max(grown, needs.reserved)
         self.measures.loads.inc()
         self.measures.load_s.observe(self.room.now() - begun)
@@ -127,9 +127,9 @@ class Lifecycle:
 
     async def _needs(self, resident: Resident) -> Needs:
         needs = await self.loading.needs(resident.name, resident.version)
-        return replace(needs, size=max(self._known(resident) or needs.size, needs.reserved))
+        return replace(needs, size=max(self._measured_size(resident) or needs.size, needs.reserved))
 
-    def _known(self, resident: Resident) -> int:
+    def _measured_size(self, resident: Resident) -> int:
         """Bytes that this version took when it was looked at; 0 where it never was."""
         version, size = self.known.get(resident.name, ("", 0))
         return size if version == resident.version else 0
@@ -168,7 +168,7 @@ class Lifecycle:
             if not any(engine in other.engines for other in self.room.models.values()):
                 await self.loading.unload(engine)
 
-    async def _gone(self, names: set[str]) -> None:
+    async def _until_gone(self, names: set[str]) -> None:
         """Wait until what was loaded under these names before has gone."""
         for other in list(self.room.leaving):
             if other.task is not None and names & {other.name, *other.engines}:

@@ -53,12 +53,12 @@ def belongs_to_its_tensorrt(version: Version) -> Iterator[Problem]:
     if here and fingerprint.get("gpu") not in [gpu.name for gpu in here]:
         problem = f"its plan was compiled for {fingerprint.get('gpu')} and this machine has {here[0].name}"
         yield Problem(problem, again, file=version.file(version.graph))
-    if _asked(version.recipe).get("onnx_sha256") != fingerprint.get("onnx_sha256"):
+    if _recipe(version.recipe).get("onnx_sha256") != fingerprint.get("onnx_sha256"):
         problem = "its plan was compiled from another graph than the one beside it"
         yield Problem(problem, again, file=version.file(version.graph))
 
 
-def _asked(recipe: Path) -> dict[str, Any]:
+def _recipe(recipe: Path) -> dict[str, Any]:
     """The recipe of a plan; empty where there is none that can be read."""
     try:
         document = json.loads((recipe / "recipe.json").read_text("utf-8"))

@@ -30,7 +30,7 @@ SIZES = {
 }
 
 
-def _given(model: Model) -> Iterator[tuple[str, str, Any]]:
+def _inputs(model: Model) -> Iterator[tuple[str, str, Any]]:
     """The inputs of every warm-up that Triton makes: field, name and Input."""
     for number, warm_up in enumerate(model.config.model_warmup):
         if warm_up.batch_size and not model.is_ensemble:
@@ -79,7 +79,7 @@ def warm_ups_have_their_data(model: Model) -> Iterator[Problem]:
 
     It is zero_data, random_data, or the name of a file. Triton refuses the model otherwise.
     """
-    for field, name, tensor in _given(model):
+    for field, name, tensor in _inputs(model):
         if tensor.WhichOneof("input_data_type") is None:
             yield Problem(f"the warm-up does not say what {name} is", "write zero_data: true", field)
         file = model.path / FOLDER / tensor.input_data_file
@@ -117,7 +117,7 @@ def warm_ups_are_requests(model: Model) -> Iterator[Problem]:
         if missing:
             problem = f"the warm-up {warm_up.name!r} has no {missing[0]}, which is required"
             yield Problem(problem, "add the input", f"model_warmup[{number}]")
-    for field, name, entry in _given(model):
+    for field, name, entry in _inputs(model):
         dims, tensor = list(entry.dims), declared.get(name)
         if -1 in dims:
             yield Problem(f"the warm-up of {name} has a size of -1", "write a number", field)
@@ -151,7 +151,7 @@ def warm_ups_name_inputs(model: Model) -> Iterator[Problem]:
     known = {tensor.name for tensor in model.config.input}
     known |= {control.name for control in model.config.sequence_batching.control_input}
     known |= {state.input_name for state in model.config.sequence_batching.state}
-    for field, name, _ in _given(model):
+    for field, name, _ in _inputs(model):
         if known and name not in known:
             yield Problem(f"the warm-up gives {name}, which is not an input", "leave it out", field)
 
