@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from .pace import longer
+
 SAME = 3  # tokens that must have come before
 LEAST, MOST = 3, 15  # tokens of a guess
-LONGEST_PAUSE = 256  # tokens
 
 
 class Lookup:
@@ -46,5 +47,5 @@ class Lookup:
         elif right:
             self.size, self.pause = max(LEAST, right), 0
         else:
-            self.size, self.pause = LEAST, min(max(2 * self.pause, 8), LONGEST_PAUSE)
+            self.size, self.pause = LEAST, longer(self.pause)
             self.waiting = self.pause

@@ -11,6 +11,11 @@ FIRST, MOST = 4, 7  # tokens of a guess
 SHORTEST_PAUSE, LONGEST_PAUSE = 8, 256  # tokens
 
 
+def longer(pause: int) -> int:
+    """The pause after a wrong guess, in tokens, where the last one was `pause`; 0: there was none."""
+    return min(max(2 * pause, SHORTEST_PAUSE), LONGEST_PAUSE)
+
+
 class Pace:
     """Of one row."""
 
@@ -30,5 +35,5 @@ class Pace:
         elif self.size > 1:
             self.size -= 1
         else:
-            self.pause = min(max(2 * self.pause, SHORTEST_PAUSE), LONGEST_PAUSE)
+            self.pause = longer(self.pause)
             self.resumes = self.guessed_at + self.pause
