@@ -36,13 +36,13 @@ import signal
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
 
 from rich.markup import escape
 
 from builder.commands import screen
+from builder.distribution import own_version
 from builder.errors import BuilderError, SpecError
 
 VERBS = (
@@ -69,7 +69,6 @@ VERBS = (
     "deploy",
 )
 HELP = "help"
-DISTRIBUTION = "triton-model-repository-builder"
 CLOSE = 0.75  # similarity from which a word is taken for a misspelt verb; "serv" and "serve" have 0.89
 
 
@@ -125,7 +124,7 @@ def parse(arguments: Sequence[str]) -> tuple[ModuleType, argparse.Namespace]:
     parser: argparse.ArgumentParser = command.parser()
     if verb is None:
         parser.description = __doc__
-        parser.add_argument("--version", action="version", version=f"build-repo {version(DISTRIBUTION)}")
+        parser.add_argument("--version", action="version", version=f"build-repo {own_version()}")
     return command, parser.parse_intermixed_args(arguments)
 
 

@@ -36,3 +36,8 @@ class RepositoryError(BuilderError):
 
 class ServeError(BuilderError):
     pass
+
+
+def first_line(error: BaseException) -> str:
+    """What a library said, in a line; the kind of its error where it said nothing."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
-from transformers import PreTrainedModel
 
 from builder.errors import SpecError
 from builder.runtime.contract import LayerShape
 
-ADVICE = "or state the serving machine's memory in models.yaml (machine: {memory_gb: ...})"
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel  # seconds to import, and who checks a repository needs numbers alone
 
+ADVICE = "or state the serving machine's memory in models.yaml (machine: {memory_gb: ...})"
 WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}  # bytes of a number of the cache
 
 

@@ -25,6 +25,7 @@ from starlette.routing import Match, Route
 
 from builder import cli
 from builder.commands.build import OWN
+from builder.distribution import DISTRIBUTION
 from builder.errors import SpecError
 from builder.gateway.app import routes
 from builder.gateway.call import Gateway
@@ -209,7 +210,7 @@ def _pip(arguments: list[str]) -> None:
     for option, value in pairwise(arguments):
         if option in ("--constraint", "--requirement"):
             assert (ROOT / value).is_file(), f"{value} does not exist"
-    extras = re.findall(rf"(?:\.|{cli.DISTRIBUTION})\[(.*?)\]", " ".join(arguments))
+    extras = re.findall(rf"(?:\.|{DISTRIBUTION})\[(.*?)\]", " ".join(arguments))
     declared = (ROOT / "pyproject.toml").read_text("utf-8")
     for extra in ",".join(extras).split(",") if extras else ():
         assert re.search(rf"^{extra} = \[", declared, re.MULTILINE), f"the project has no extra {extra}"

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from builder.cli import DISTRIBUTION, main, parse
+from builder.cli import main, parse
+from builder.distribution import DISTRIBUTION
 from builder.load.record import read
 from builder.serve.triton import Server, free_ports
 

@@ -32,7 +32,7 @@ from builder.checkpoint.sentence_transformers import SentenceModules, read_in_lo
 from builder.checkpoint.slow_tokenizers import as_fast
 from builder.checkpoint.untrusted import indexed, refuse_untrusted
 from builder.checkpoint.widen import widened
-from builder.errors import CheckpointError
+from builder.errors import CheckpointError, first_line
 from builder.onnx.grids import Grids
 from builder.runtime.panics import survived
 from builder.spec import BuildSpec, Source
@@ -134,7 +134,7 @@ def describe(source: Source) -> Checkpoint:
         _read_generation_config(model, files.folder)
     except Exception as error:  # whatever a broken checkpoint makes transformers raise
         raise CheckpointError(
-            f"{source.model} is not a checkpoint for {files.task.name}: {_first_line(error)}"
+            f"{source.model} is not a checkpoint for {files.task.name}: {first_line(error)}"
         ) from error
     return _checkpoint(source, files, model.eval())
 
@@ -177,7 +177,7 @@ def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:
         raise
     except Exception as error:  # whatever a broken checkpoint makes transformers raise
         raise CheckpointError(
-            f"the checkpoint does not load for {task.name}: {_first_line(error)[:300]}. Its weights, its config.json "
+            f"the checkpoint does not load for {task.name}: {first_line(error)[:300]}. Its weights, its config.json "
             "(id2label too) and the task must belong together"
         ) from error
     missing = sorted(key for key in info["missing_keys"] if not key.startswith(task.unused_weights))
@@ -246,7 +246,7 @@ def _config(folder: Path, model: str) -> PreTrainedConfig:
             f"the config.json of {model} is nested too deeply; expected the one that save_pretrained writes"
         ) from error
     except Exception as error:  # whatever a broken file makes transformers raise
-        raise CheckpointError(f"{model} has no configuration that transformers knows: {_first_line(error)}") from error
+        raise CheckpointError(f"{model} has no configuration that transformers knows: {first_line(error)}") from error
     for name in SIZES:
         value = getattr(config, name, None)
         if value is not None and not (isinstance(value, int) and value >= 1):
@@ -262,7 +262,7 @@ def _tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrained
     try:
         tokenizer = survived(AutoTokenizer.from_pretrained, folder, trust_remote_code=False)
     except Exception as error:  # whatever a broken file makes tokenizers raise
-        raise CheckpointError(f"the tokenizer of {model} does not load: {_first_line(error)}") from error
+        raise CheckpointError(f"the tokenizer of {model} does not load: {first_line(error)}") from error
     if not isinstance(tokenizer, PreTrainedTokenizerFast):
         try:
             tokenizer = as_fast(tokenizer)
@@ -341,8 +341,3 @@ def tokenizer_json(tokenizer: PreTrainedTokenizerFast) -> str:
     document = json.loads(tokenizer.backend_tokenizer.to_str())
     document["padding"] = document["truncation"] = None
     return json.dumps(document, ensure_ascii=False, separators=(",", ":"))
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0] if text else type(error).__name__

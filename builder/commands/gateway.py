@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, URL_HELP, VERIFY_KEY_HELP, count, screen
+from builder.distribution import installing
 from builder.errors import SpecError
+from builder.gateway.settings import DEFAULT_PORT
 from builder.machine import total_memory
 
 if TYPE_CHECKING:
@@ -16,7 +18,6 @@ if TYPE_CHECKING:
 
 KEYS_VARIABLE = "BUILD_REPO_GATEWAY_KEYS"
 ADMIN_KEY_VARIABLE = "BUILD_REPO_GATEWAY_ADMIN_KEY"
-DEFAULT_PORT = 9000
 MEMORY_SHARE = 0.8  # of this machine's memory, for Triton and its models
 
 
@@ -147,9 +148,7 @@ def run(options: argparse.Namespace) -> int:
         from builder.gateway.settings import Settings
         from builder.gateway.token_ids import read_vocabulary
     except ModuleNotFoundError as error:
-        raise SpecError(
-            f"the gateway needs {error.name}: pip install 'triton-model-repository-builder[gateway]'"
-        ) from error
+        raise SpecError(f"the gateway needs {error.name}: {installing('gateway')}") from error
     if (options.tls_certificate is None) != (options.tls_key is None):
         raise SpecError("--tls-certificate and --tls-key go together; give both")
     settings = Settings(

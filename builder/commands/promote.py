@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, REPOSITORY_HELP, URL_HELP, screen, screen_table
-from builder.commands.gateway import ADMIN_KEY_VARIABLE, DEFAULT_PORT, admin_key
+from builder.commands.gateway import ADMIN_KEY_VARIABLE, admin_key
 from builder.errors import ServeError
+from builder.gateway.settings import DEFAULT_PORT
 
 if TYPE_CHECKING:
     from builder.report.record import BuildReport

@@ -7,15 +7,15 @@ Sources: https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/ 
 
 from __future__ import annotations
 
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from builder.deploy.deployment import Deployment
 from builder.deploy.image import build_command, tag
 from builder.deploy.probes import live_probe, ready_probe
+from builder.distribution import own_version
 from builder.errors import SpecError
-from builder.gateway.settings import Settings
+from builder.gateway.settings import DEFAULT_PORT, Settings
 from builder.triton.arguments import (
     EXIT_TIMEOUT_S,
     GRPC_PORT,
@@ -26,7 +26,7 @@ from builder.triton.arguments import (
     command,
 )
 
-GATEWAY_PORT = 9000  # as `build-repo gateway` listens unless told otherwise
+GATEWAY_PORT = DEFAULT_PORT
 SINCE = "1.30"  # the Kubernetes that first has, unless told otherwise, sidecars and a preStop that sleeps
 NOBODY = 65534  # the user of the images of the gateway and the pull
 LEAVING_S = 10  # until all proxies have learnt that the pod is going
@@ -96,7 +96,7 @@ def image(deployment: Deployment, kind: str) -> str:
     if deployment.registry is None:
         raise SpecError("say where the cluster gets its images from: --registry HOST/PATH")
     name = f"{deployment.name}-triton" if kind == "triton" else f"build-repo-{kind}"
-    own = tag(deployment) if kind == "triton" else version("triton-model-repository-builder")
+    own = tag(deployment) if kind == "triton" else own_version()
     return f"{deployment.registry.rstrip('/')}/{name}:{own}"
 
 

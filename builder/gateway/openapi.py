@@ -8,11 +8,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.metadata import version
 from typing import Any
 
 from pydantic import BaseModel
 
+from builder.distribution import own_version
 from builder.gateway.endpoint import ErrorBody, Handler, openai_error
 from builder.gateway.errors import ApiError
 
@@ -46,7 +46,7 @@ def document(apis: Iterable[Api]) -> dict[str, Any]:
     bearer = {"type": "http", "scheme": "bearer"}
     return {
         "openapi": "3.1.0",
-        "info": {"title": "build-repo gateway", "version": version("triton-model-repository-builder")},
+        "info": {"title": "build-repo gateway", "version": own_version()},
         "paths": paths,
         "components": {"schemas": components, "securitySchemes": {"key": bearer}},
         "security": [{}, {"key": []}],  # where the gateway has keys

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from builder.gateway.token_ids import Vocabulary
 
+DEFAULT_PORT = 9000
+
 
 @dataclass(frozen=True)
 class OnDemand:

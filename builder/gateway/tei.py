@@ -7,12 +7,12 @@ Source: https://huggingface.github.io/text-embeddings-inference
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import version
 from typing import Annotated, Any
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
 
+from builder.distribution import own_version
 from builder.gateway import rerank
 from builder.gateway.call import Call
 from builder.gateway.errors import ApiError, bad_field
@@ -185,7 +185,7 @@ async def info(call: Call) -> dict[str, Any]:
         "max_input_length": model.max_input_length,
         "max_client_batch_size": 4096,
         "auto_truncate": False,
-        "version": version("triton-model-repository-builder"),
+        "version": own_version(),
     }
 
 

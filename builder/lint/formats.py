@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from builder.distribution import own_version
 from builder.lint.findings import Finding, Severity
 from builder.lint.rule import Rule, all_rules
 
 SARIF = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
-DISTRIBUTION = "triton-model-repository-builder"
 
 
 def as_json(repository: Path, findings: Sequence[Finding]) -> str:
@@ -26,7 +25,7 @@ def as_sarif(repository: Path, findings: Sequence[Finding]) -> str:
     """One run, with every rule; places are relative to the repository, whose address is the base REPOSITORY."""
     driver = {
         "name": "build-repo check",
-        "version": version(DISTRIBUTION),
+        "version": own_version(),
         "rules": [_sarif_rule(r) for r in all_rules()],
     }
     run = {

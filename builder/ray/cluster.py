@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from builder.distribution import installing
 from builder.errors import ServeError, SpecError
 from builder.machine import available_cores
 from builder.ray.options import Options
@@ -45,7 +46,7 @@ def connected(address: str | None) -> Iterator[Any]:
     try:
         import ray
     except ModuleNotFoundError as error:
-        raise SpecError("Ray is not installed: pip install 'triton-model-repository-builder[ray]'") from error
+        raise SpecError(f"Ray is not installed: {installing('ray')}") from error
     if ray.is_initialized():  # by whoever calls this
         yield ray
         return

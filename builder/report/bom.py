@@ -10,19 +10,18 @@ import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from packaging.licenses import InvalidLicenseExpression, canonicalize_license_expression
 from packaging.requirements import Requirement
 
+from builder.distribution import own_version
 from builder.report.record import BuildReport
 from builder.triton.releases import RELEASES
 
 BOM = "bom.cdx.json"  # in the folder of the front model; the name that CycloneDX recommends
 RUNTIME = Path(__file__).parent.parent / "runtime"
-DISTRIBUTION = "triton-model-repository-builder"
 CHECKPOINT = "checkpoint"
 Component = dict[str, Any]
 
@@ -132,7 +131,7 @@ def _calibration(report: BuildReport) -> Iterator[dict[str, str]]:
 
 def _tools(report: BuildReport) -> Iterator[Component]:
     """What made it: this builder, and the packages by which it did."""
-    yield {"type": "application", "name": "build-repo", "version": version(DISTRIBUTION)}
+    yield {"type": "application", "name": "build-repo", "version": own_version()}
     for name, number in report.versions.items():
         yield {"type": "library", "name": name, "version": number, "purl": f"pkg:pypi/{name}@{number}"}
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import fsspec
 
-from builder.errors import RepositoryError, SpecError
+from builder.distribution import installing
+from builder.errors import RepositoryError, SpecError, first_line
 from builder.hashing import sha256_of
 from builder.stores.manifest import Blob, Manifest, dump, load
 
@@ -132,7 +133,7 @@ class Store:
                 if content:
                     return content
             except Exception as error:  # whatever a connection that breaks makes the libraries raise
-                problem = _first_line(error)
+                problem = first_line(error)[:300]
             time.sleep(PAUSE_S * 2**attempt)
         raise RepositoryError(f"{self.url}: {path} could not be read ({problem}); pull again to go on from there")
 
@@ -195,8 +196,7 @@ def open_store(url: str) -> Store:
         files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
     except (ImportError, ValueError) as error:
         raise SpecError(
-            f"{url} needs a package that is not here ({_first_line(error)}): "
-            f"pip install 'triton-model-repository-builder[{EXTRAS[scheme]}]'"
+            f"{url} needs a package that is not here ({first_line(error)[:300]}): {installing(EXTRAS[scheme])}"
         ) from error
     return Store(url.rstrip("/"), files, root.rstrip("/"))
 
@@ -209,8 +209,4 @@ def _as_repository_error(what: str) -> Iterator[None]:
     except (FileExistsError, RepositoryError):
         raise
     except Exception as error:  # whatever the libraries of a store raise: credentials, names, connections
-        raise RepositoryError(f"{what}: {_first_line(error)}") from error
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]
+        raise RepositoryError(f"{what}: {first_line(error)[:300]}") from error

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from builder.errors import RepositoryError, SpecError
+from builder.distribution import installing
+from builder.errors import RepositoryError, SpecError, first_line
 from builder.hashing import sha256_of
 from builder.runtime.contract import HOSTED, ContractError
 from builder.triton.hosting import MODELS, hosted_repositories, read_hosted, refuse_other
@@ -120,7 +121,7 @@ def _unsigned(folder: Path, there: Sequence[int], configuration: Any, trusted: P
 
 
 def _not_read(error: Exception) -> str:
-    return f"it cannot be verified, for it cannot be read ({_first_line(error)}); where it is being changed, try again"
+    return f"it cannot be verified, for it cannot be read ({first_line(error)}); where it is being changed, try again"
 
 
 def _unsigned_versions(folder: Path, there: Sequence[int], configuration: Any, trusted: Path) -> Iterator[str]:
@@ -217,7 +218,7 @@ def _without_policy(config: Path) -> Any:
 
 
 def _not_held(version: Path, error: Exception, trusted: Path) -> str:
-    reason = _first_line(error)[:200]
+    reason = first_line(error)[:200]
     return f"the signature of version {version.name} does not hold: {reason}; expected one by {trusted.name}"
 
 
@@ -281,7 +282,7 @@ def _signing(signer: Signer) -> Any:
         )
     except (OSError, TypeError, ValueError, AttributeError) as error:
         raise SpecError(
-            f"{signer.key} cannot sign: {_first_line(error)}. Expected a private key of the curve P-256, P-384 or "
+            f"{signer.key} cannot sign: {first_line(error)}. Expected a private key of the curve P-256, P-384 or "
             "P-521 as PEM without a password, and with --certificate the one that belongs to it"
         ) from error
 
@@ -295,7 +296,7 @@ def _verifying(trusted: Path) -> Any:
         return configuration.use_elliptic_key_verifier(public_key=trusted)
     except (OSError, TypeError, ValueError, AttributeError) as error:
         raise SpecError(
-            f"{trusted} cannot verify: {_first_line(error)}. Expected a public key of the curve P-256, P-384 or P-521, "
+            f"{trusted} cannot verify: {first_line(error)}. Expected a public key of the curve P-256, P-384 or P-521, "
             "or certificates, as PEM"
         ) from error
 
@@ -309,9 +310,5 @@ def _package() -> Any:
     try:
         import model_signing
     except ModuleNotFoundError as error:
-        raise SpecError(f"signatures need {error.name}: pip install 'triton-model-repository-builder[sign]'") from error
+        raise SpecError(f"signatures need {error.name}: {installing('sign')}") from error
     return model_signing
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

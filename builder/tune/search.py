@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from statistics import mean
 from typing import Any
 
+from builder.distribution import installing
 from builder.errors import ServeError, SpecError
 from builder.load.noise import Change, Estimate, change_by_turns
 from builder.load.record import Load
@@ -43,7 +44,7 @@ def optuna() -> Any:
     try:
         import optuna
     except ModuleNotFoundError:
-        raise SpecError("tune needs the extra tune: pip install 'triton-model-repository-builder[tune]'") from None
+        raise SpecError(f"tune needs the extra tune: {installing('tune')}") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     return optuna
 

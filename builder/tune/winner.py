@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from builder.distribution import installing
 from builder.errors import SpecError
 from builder.spec import load_entries
 
@@ -50,7 +51,7 @@ def _yaml() -> Any:
     try:
         from ruamel.yaml import YAML
     except ModuleNotFoundError:
-        raise SpecError("this needs the extra tune: pip install 'triton-model-repository-builder[tune]'") from None
+        raise SpecError(f"this needs the extra tune: {installing('tune')}") from None
     yaml = YAML()
     yaml.preserve_quotes = True
     yaml.width = 120

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from builder.deploy.objects import objects
 from builder.deploy.pod import SINCE, build_image
 from builder.deploy.targets import Target
 from builder.deploy.yamls import HEAD, text
+from builder.distribution import own_version
 
 POD = "spec.template.spec"
 # By its key in values.yaml: the object, and where in it; a part of a list is found by its name.
@@ -50,7 +50,7 @@ def _files(deployment: Deployment) -> dict[str, str]:
         "name": deployment.name,
         "description": "Triton and the gateway of build-repo, on models that were built and verified",
         "type": "application",
-        "version": version("triton-model-repository-builder"),
+        "version": own_version(),
         "appVersion": deployment.release,
         "kubeVersion": f">={SINCE}.0-0",
     }

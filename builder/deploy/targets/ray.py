@@ -8,7 +8,6 @@ https://docs.ray.io/en/latest/cluster/kubernetes/getting-started/rayservice-quic
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 
 from builder.deploy import pod
@@ -17,6 +16,7 @@ from builder.deploy.objects import trusted
 from builder.deploy.pod import NOBODY, Document
 from builder.deploy.targets import Target
 from builder.deploy.yamls import text
+from builder.distribution import own_version
 from builder.errors import SpecError
 from builder.ray.cluster import OBJECTS, PATIENCE, SETTINGS
 from builder.ray.options import Options
@@ -151,7 +151,7 @@ def _template(deployment: Deployment, name: str, resources: dict[str, int]) -> D
 
 def _image(deployment: Deployment) -> str:
     assert deployment.registry is not None
-    return f"{deployment.registry.rstrip('/')}/build-repo-ray:{version('triton-model-repository-builder')}"
+    return f"{deployment.registry.rstrip('/')}/build-repo-ray:{own_version()}"
 
 
 def _containerfile() -> str:

@@ -16,6 +16,7 @@ from builder.lint.findings import Problem
 from builder.lint.repository import Repository, Version
 from builder.lint.rule import WARNING, rule
 from builder.machine import total_memory
+from builder.memory import WIDTHS
 from builder.runtime.contract import Arena, GenerationServing, Serving
 from builder.runtime.generation.executors.openvino_graph import BLOCK
 
@@ -23,7 +24,6 @@ KIND_GPU = model_config_pb2.ModelInstanceGroup.KIND_GPU
 SHARED_MEMORY = Path("/dev/shm")
 OF_A_PROCESS = 1 << 20  # bytes that the Python backend takes for each instance at its start
 DOCKERS_OWN = 64 << 20  # bytes of /dev/shm in a container unless --shm-size says otherwise
-BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1, "uint8": 1}
 
 
 @rule(
@@ -76,7 +76,7 @@ def _size(graph: Path) -> int:
 
 def _cache(arena: Arena) -> int:
     """Bytes of the keys and values of all slots, or of the blocks that they share (on a CPU those of OpenVINO)."""
-    a_token = sum(2 * layer.heads * layer.size for layer in arena.layers) * BYTES[arena.dtype]
+    a_token = sum(2 * layer.heads * layer.size for layer in arena.layers) * WIDTHS[arena.dtype]
     return a_token * (arena.slots * arena.length if arena.blocks is None else arena.blocks * BLOCK)
 
 
