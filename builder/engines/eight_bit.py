@@ -17,6 +17,7 @@ from onnx import helper
 
 from builder.onnx.grids import LARGEST_BLOCK, Blocks
 from builder.onnx.nodes import add_constant, eight_bit_lookup, eight_bit_scales, store_eight_bit
+from builder.onnx.operators import DOMAIN
 
 SYMMETRIC = {4: 0x88, 8: 0x80}  # bytes of zero points in the middle, by bits
 
@@ -51,7 +52,7 @@ class EightBitProducts(ABC):
             [node.input[0], *self.store_blocks(node.input[1], blocks)],
             list(node.output),
             node.name,
-            domain="com.microsoft",
+            domain=DOMAIN,
             K=blocks.inputs,
             N=len(blocks.codes),
             bits=blocks.bits,

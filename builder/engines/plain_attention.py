@@ -15,7 +15,7 @@ from onnx import helper
 from builder.errors import ExportError
 from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.onnx.nodes import add_constant_once, attributes_of, copy_of
-from builder.onnx.operators import ATTENTION
+from builder.onnx.operators import ATTENTION, STANDARD
 
 MASKED = -10000.0  # what MultiHeadAttention adds to the scores of a masked key, its mask_filter_value
 
@@ -27,13 +27,13 @@ def spell_out_attention(graph: Graph, folder: Path) -> Graph:
     for node in model.graph.node:
         if node.op_type == ATTENTION:
             nodes.extend(_attention(model.graph, node, {output for other in nodes for output in other.output}))
-        elif node.domain in ("", "ai.onnx"):
+        elif node.domain in STANDARD:
             nodes.append(copy_of(node))
         else:
             raise ExportError(f"{node.domain} {node.op_type} has no standard form here; use --engine onnxruntime")
     del model.graph.node[:]
     model.graph.node.extend(nodes)
-    opsets = [entry for entry in model.opset_import if entry.domain in ("", "ai.onnx")]
+    opsets = [entry for entry in model.opset_import if entry.domain in STANDARD]
     del model.opset_import[:]
     model.opset_import.extend(opsets)
     return save_graph(model, folder / "plain" / graph.path.name)

@@ -16,7 +16,7 @@ import onnx
 
 from builder.errors import ExportError
 from builder.onnx.nodes import attributes_of
-from builder.onnx.operators import CACHED_ATTENTION, CACHED_BIAS
+from builder.onnx.operators import CACHED_ATTENTION, CACHED_BIAS, DOMAIN, STANDARD
 from builder.onnx.weights import beside, point_to, size_of, take_in
 from builder.runtime.sessions import other_meaning
 from builder.triton.releases import LIMITS, OPERATOR_NEEDS, RELEASES, runtime_of, version_tuple
@@ -116,7 +116,7 @@ def _described(model: onnx.ModelProto, path: Path) -> Graph:
         output_dims=tuple(
             tuple(d.dim_value or -1 for d in value.type.tensor_type.shape.dim)[1:] for value in model.graph.output
         ),
-        opset=next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0),
+        opset=next((entry.version for entry in model.opset_import if entry.domain in STANDARD), 0),
         ir_version=model.ir_version,
         operators=Counter(node.op_type for node in nodes_of(model.graph)),
         size=sum(file.stat().st_size for file in path.parent.glob(f"{path.stem}.*")),
@@ -159,7 +159,7 @@ def _needs(node: onnx.NodeProto) -> Iterator[str]:
     attributes = attributes_of(node)
     if node.op_type == "MatMulNBits" and attributes.get("bits") == 8:
         yield "MatMulNBits with 8 bits"
-    if node.op_type == "PagedAttention" and node.domain == "com.microsoft":
+    if node.op_type == "PagedAttention" and node.domain == DOMAIN:
         yield "PagedAttention with bounds on lengths"
     if node.op_type != CACHED_ATTENTION:
         return

@@ -5,6 +5,8 @@ Their inputs: ONNX Runtime, docs/ContribOperators.md. Knows names.
 
 from __future__ import annotations
 
+DOMAIN = "com.microsoft"  # of them all
+STANDARD = ("", "ai.onnx")  # the names of the domain that is ONNX's own
 ATTENTION = "MultiHeadAttention"  # of encoders
 CACHED_ATTENTION = "GroupQueryAttention"  # over a cache that is updated in place
 CACHED_BIAS = 10  # the place of attention_bias among its inputs

@@ -14,8 +14,9 @@ from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
 from builder.engines.onnxruntime import save_optimised
 from builder.errors import ExportError
 from builder.onnx.graph import Graph, load_graph, save_graph
+from builder.onnx.operators import DOMAIN, STANDARD
 
-STANDARD_DOMAINS = ("", "ai.onnx", "com.microsoft")
+STANDARD_DOMAINS = (*STANDARD, DOMAIN)
 
 
 def fuse(graph: Graph, folder: Path, level: str = "O2") -> Graph:
@@ -55,12 +56,12 @@ def _drop_defaults(model: onnx.ModelProto) -> None:
     defaults = {
         (schema.name, name): onnx.AttributeProto.FromString(attribute._default_value)
         for schema in get_all_operator_schema()
-        if schema.domain == "com.microsoft"
+        if schema.domain == DOMAIN
         for name, attribute in schema.attributes.items()
         if not attribute.required
     }
     for node in model.graph.node:
-        if node.domain != "com.microsoft":
+        if node.domain != DOMAIN:
             continue
         for attribute in list(node.attribute):
             default = defaults.get((node.op_type, attribute.name))

@@ -26,6 +26,7 @@ from builder.onnx.cleanup import drop_unused
 from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.onnx.grids import Grids
 from builder.onnx.nodes import constant_products, replace_nodes
+from builder.onnx.operators import DOMAIN
 from builder.onnx.weights import values_of
 from builder.optimise.quantised import Quantised
 from builder.spec import WeightOptions
@@ -72,8 +73,8 @@ def quantise_weights(
     if precision in BITS and stored is None:
         model = blockwise(model, BITS[precision], options, small.accuracy)
     drop_unused(model.graph)
-    if not any(entry.domain == "com.microsoft" for entry in model.opset_import):
-        model.opset_import.append(helper.make_opsetid("com.microsoft", 1))
+    if not any(entry.domain == DOMAIN for entry in model.opset_import):
+        model.opset_import.append(helper.make_opsetid(DOMAIN, 1))
     result = replace(save_graph(model, folder / precision / graph.path.name), engine=graph.engine)
     done = sum(result.operators[name] for name in {small.operator, "MatMulNBits"})
     refuse_missed(len(heads) + len(products), done, model.graph)

@@ -44,7 +44,7 @@ from builder.memory import WIDTHS
 from builder.onnx.cleanup import drop_unused
 from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.onnx.nodes import add_constant_once, attributes_of, replace_nodes
-from builder.onnx.operators import CACHED_ATTENTION
+from builder.onnx.operators import CACHED_ATTENTION, DOMAIN
 from builder.onnx.paging import count_one_row, refuse_leftovers
 from builder.runtime.contract import CacheType, LayerShape
 from builder.runtime.generation.executors.base import Geometry
@@ -115,7 +115,7 @@ def _paged(graph: onnx.GraphProto, node: onnx.NodeProto, size: int) -> Iterator[
     inputs += [""] * (METADATA - len(inputs)) + list(TABLES)[3:]
     outputs = [f"{output}.flat", *(_cache(name, "_out") for name in node.input[3:5])]
     kept = {name: value for name, value in attributes.items() if name in KEPT}
-    yield helper.make_node(OPERATOR, inputs, outputs, name=node.name, domain="com.microsoft", **kept)
+    yield helper.make_node(OPERATOR, inputs, outputs, name=node.name, domain=DOMAIN, **kept)
     add_constant_once(graph, f"paged.rows.{heads * size}", np.array([1, -1, heads * size], np.int64))
     yield helper.make_node("Reshape", [outputs[0], f"paged.rows.{heads * size}"], [output])
 

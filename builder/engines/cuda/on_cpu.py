@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 
 from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.onnx.nodes import add_constant, attributes_of, replace_nodes
-from builder.onnx.operators import CACHED_ATTENTION
+from builder.onnx.operators import CACHED_ATTENTION, DOMAIN
 from builder.runtime.generation.executors.paged import OPERATOR
 
 WHERE = "paged.where"  # (tokens, 2) int64: the block of each token, and its place there
@@ -134,7 +134,7 @@ def _row(
     rows, held = [f"{of}row.{number}" for number in range(3)], [f"{of}heads.{number}" for number in range(2)]
     inputs = [*rows, *held, f"{of}length.32", f"{of}total.32"]
     outputs = [f"{of}attended", f"{of}present.0", f"{of}present.1"]
-    nodes.append(make(CACHED_ATTENTION, inputs, outputs, domain="com.microsoft", **attributes))
+    nodes.append(make(CACHED_ATTENTION, inputs, outputs, domain=DOMAIN, **attributes))
     nodes.append(make("Reshape", [outputs[0], f"{of}wide"], [f"{of}answer"]))
     nodes.append(make("Concat", [before, f"{of}answer"], [after], axis=0))
     value = helper.make_tensor_value_info

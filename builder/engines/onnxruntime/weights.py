@@ -15,6 +15,7 @@ from onnx import helper
 
 from builder.engines.eight_bit import EightBitProducts
 from builder.onnx.nodes import add_constant
+from builder.onnx.operators import DOMAIN
 
 
 class EightBit(EightBitProducts):
@@ -50,7 +51,7 @@ class EightBit(EightBitProducts):
             self.rounded.add(source)
             yield from _round(source)
         inputs = [f"{source}.int8", matrix, "quantise.step", f"{name}.scale.flat", "quantise.zero", f"{name}.zero"]
-        yield helper.make_node(self.operator, inputs, [f"{output}.shares"], domain="com.microsoft")
+        yield helper.make_node(self.operator, inputs, [f"{output}.shares"], domain=DOMAIN)
         yield helper.make_node("Mul", [f"{output}.shares", f"{source}.most"], [output])
 
 

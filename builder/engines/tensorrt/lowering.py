@@ -16,6 +16,7 @@ from onnx import helper
 from builder.errors import ExportError
 from builder.onnx.graph import Graph, load_whole, save_graph
 from builder.onnx.nodes import add_constant, replace_nodes
+from builder.onnx.operators import STANDARD
 
 TANH = 0.044715  # of GELU's approximation, Hendrycks and Gimpel 2016
 
@@ -27,7 +28,7 @@ def for_tensorrt(graph: Graph, folder: Path) -> Graph:
 
     with G_LOGGER.verbosity(G_LOGGER.ERROR):
         model = fold_constants(load_whole(graph.path), allow_onnxruntime_shape_inference=False)
-    foreign = sorted({node.op_type for node in model.graph.node if node.domain not in ("", "ai.onnx")})
+    foreign = sorted({node.op_type for node in model.graph.node if node.domain not in STANDARD})
     if foreign:
         raise ExportError(f"TensorRT has no {', '.join(foreign)}; use --target cuda")
     nodes: list[onnx.NodeProto] = []
