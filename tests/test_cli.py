@@ -154,6 +154,16 @@ def test_version_and_help(arguments: list[str], shown: str, capsys: pytest.Captu
     assert shown in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    "arguments", [["serve", "--http-port", "70000"], ["serve", "--openai-port", "0"], ["gateway", "--port", "-1"]]
+)
+def test_a_port_is_a_number_that_can_be_one(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(arguments)
+    assert stopped.value.code == 2
+    assert f"{arguments[-1]} is not a port; expected 1 to 65535" in capsys.readouterr().err
+
+
 def test_query_from_arguments_and_from_standard_input(server: Server) -> None:
     one = _run("query", "topics", "text_input=A fox.", "top_k=2", "--url", server.url)
     assert one.returncode == 0, one.stderr

@@ -28,6 +28,14 @@ def count(text: str) -> int:
     return value
 
 
+def tcp_port(text: str) -> int:
+    """The number of an option that is a port to listen on."""
+    value = int(text)
+    if not 1 <= value <= 65535:
+        raise ArgumentTypeError(f"{value} is not a port; expected 1 to 65535")
+    return value
+
+
 def screen_table(table: Table) -> None:
     """A table on standard output; as wide as it needs to be where that is a file or a pipe."""
     console = Console()

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, URL_HELP, VERIFY_KEY_HELP, count, screen
+from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, URL_HELP, VERIFY_KEY_HELP, count, screen, tcp_port
 from builder.distribution import installing
 from builder.errors import SpecError
 from builder.gateway.settings import DEFAULT_PORT
@@ -29,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument("--url", default=DEFAULT_URL, metavar="HOST:PORT", help=URL_HELP)
     arguments.add_argument("--host", default="127.0.0.1", help="address to listen on (default 127.0.0.1)")
-    arguments.add_argument("--port", type=int, default=DEFAULT_PORT, help=f"default {DEFAULT_PORT}")
+    arguments.add_argument("--port", type=tcp_port, default=DEFAULT_PORT, help=f"default {DEFAULT_PORT}")
     _add_access(arguments)
     _add_limits(arguments)
     _add_web(arguments)

@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, VERIFY_KEY_HELP
+from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, VERIFY_KEY_HELP, tcp_port
 from builder.commands.gateway import add_on_demand
 from builder.errors import SpecError
 from builder.serve.embedded import EMBEDDED
@@ -37,10 +37,10 @@ def parser() -> argparse.ArgumentParser:
         help="allow a --host that other machines reach; anybody there can take over this old server",
     )
     for kind, port in (("http", 8000), ("grpc", 8001), ("metrics", 8002)):
-        arguments.add_argument(f"--{kind}-port", type=int, default=port, metavar="PORT", help=f"default {port}")
+        arguments.add_argument(f"--{kind}-port", type=tcp_port, default=port, metavar="PORT", help=f"default {port}")
     arguments.add_argument(
         "--openai-port",
-        type=int,
+        type=tcp_port,
         metavar="PORT",
         help="start a gateway there too, with the APIs of OpenAI, Cohere and TEI: build-repo help gateway",
     )

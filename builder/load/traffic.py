@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -55,12 +56,16 @@ def _numbers(option: str, text: str, kind: Callable[[str], float]) -> list[float
         values = [kind(part) for part in text.split(":" if ":" in text else ",")]
     except ValueError:
         raise wrong from None
+    if not all(0 < value < math.inf for value in values):
+        raise wrong
     if ":" in text:
-        if len(values) != 3 or values[2] <= 0 or values[1] < values[0]:
+        if len(values) != 3:
             raise wrong
         start, end, step = values
+        if not 0 <= end - start <= MOST_LEVELS * step:
+            raise wrong
         values = [start + step * i for i in range(int((end - start) / step + 1e-9) + 1)]
-    if not 0 < len(values) <= MOST_LEVELS or min(values) <= 0:
+    if len(values) > MOST_LEVELS:
         raise wrong
     return values
 
@@ -74,7 +79,7 @@ def shares(texts: Sequence[str]) -> dict[str, float]:
             value = float(share) if share else 1.0
         except ValueError:
             value = 0.0
-        if value <= 0 or name in by_model:
+        if not 0 < value < math.inf or name in by_model:
             raise SpecError(f"{text!r}: expected each model once, as NAME or NAME:SHARE with a share above 0")
         by_model[name] = value
     total = sum(by_model.values())

@@ -39,12 +39,18 @@ def test_what_is_not_a_level_is_refused(text: str) -> None:
         concurrencies(text)
 
 
+@pytest.mark.parametrize("text", ["nan", "inf", "1,nan", "1:inf:1", "1:2:inf", "1:1e15:1e-3", "1:1e300:1"])
+def test_what_is_no_rate_is_refused_before_a_level_is_made_of_it(text: str) -> None:
+    with pytest.raises(SpecError, match="is not a list of numbers such as"):
+        rates(text)
+
+
 def test_a_mix_shares_a_level() -> None:
     mix = shares(["topics:3", "writes"])
     assert mix == {"topics": 0.75, "writes": 0.25}
     assert [TWENTY.part(share).value for share in mix.values()] == [15.0, 5.0]
     assert [Level("concurrency", 2).part(share).value for share in mix.values()] == [2, 1], "at least one each"
-    for wrong in (["a:0"], ["a:-1"], ["a:x"], ["a", "a:2"]):
+    for wrong in (["a:0"], ["a:-1"], ["a:x"], ["a:nan"], ["a:inf"], ["a", "a:2"]):
         with pytest.raises(SpecError, match="as NAME or NAME:SHARE"):
             shares(wrong)
 
