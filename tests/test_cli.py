@@ -155,13 +155,26 @@ def test_version_and_help(arguments: list[str], shown: str, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize(
-    "arguments", [["serve", "--http-port", "70000"], ["serve", "--openai-port", "0"], ["gateway", "--port", "-1"]]
+    ("arguments", "expected"),
+    [
+        (["serve", "--http-port", "70000"], "a port, 1 to 65535"),
+        (["serve", "--openai-port", "0"], "a port, 1 to 65535"),
+        (["serve", "--replicas", "x:2"], "a whole number of at least 1"),
+        (["gateway", "--port", "-1"], "a port, 1 to 65535"),
+        (["gateway", "--memory-gb", "nan"], "a number above 0"),
+        (["load-test", "m", "--seconds", "inf"], "a number above 0"),
+        (["load-test", "m", "--repeats", "0"], "a whole number of at least 1"),
+        (["promote", "m", "--watch", "soon"], "a number above 0"),
+        (["models.yaml", "--memory-gb", "0"], "a number above 0"),
+    ],
 )
-def test_a_port_is_a_number_that_can_be_one(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_number_should_be_is_said(
+    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as stopped:
         main(arguments)
     assert stopped.value.code == 2
-    assert f"{arguments[-1]} is not a port; expected 1 to 65535" in capsys.readouterr().err
+    assert f"{arguments[-1].split(':')[0]!r} is not {expected}" in capsys.readouterr().err
 
 
 def test_query_from_arguments_and_from_standard_input(server: Server) -> None:

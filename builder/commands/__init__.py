@@ -5,8 +5,11 @@ Knows the screen; what the verbs do is in the rest of the package.
 
 from __future__ import annotations
 
+import math
 from argparse import ArgumentTypeError
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -18,21 +21,31 @@ URL_HELP = f"gRPC address of the server (default {DEFAULT_URL})"
 STORE_HELP = "the object store: s3://, gs://, az:// or file://, and a path"
 VERIFY_KEY_HELP = "public key, or certificates that the signer's must lead to (PEM)"
 screen = Console(stderr=True)
+Number = TypeVar("Number", int, float)
 
 
 def count(text: str) -> int:
     """The number of an option that is at least 1."""
-    value = int(text)
-    if value < 1:
-        raise ArgumentTypeError(f"{value} is not at least 1")
-    return value
+    return _within(text, int, lambda value: value >= 1, "a whole number of at least 1")
 
 
 def tcp_port(text: str) -> int:
     """The number of an option that is a port to listen on."""
-    value = int(text)
-    if not 1 <= value <= 65535:
-        raise ArgumentTypeError(f"{value} is not a port; expected 1 to 65535")
+    return _within(text, int, lambda value: 1 <= value <= 65535, "a port, 1 to 65535")
+
+
+def positive(text: str) -> float:
+    """The number of an option that is above 0, and has an end."""
+    return _within(text, float, lambda value: 0 < value < math.inf, "a number above 0")
+
+
+def _within(text: str, kind: Callable[[str], Number], fits: Callable[[Number], bool], expected: str) -> Number:
+    try:
+        value = kind(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not {expected}") from None
+    if not fits(value):
+        raise ArgumentTypeError(f"{text!r} is not {expected}")
     return value
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.cards import CARDS
-from builder.commands import screen, screen_table
+from builder.commands import positive, screen, screen_table
 from builder.errors import SpecError
 from builder.fleet import executors
 from builder.fleet.executor import Outcome
@@ -72,7 +72,7 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument(
         "--memory-gb",
-        type=_positive,
+        type=positive,
         metavar="GB",
         help=f"Memory that builds at once may take together, in 10^9 bytes. Default: {HEADROOM:.0%}% of what is free.",
     )
@@ -84,13 +84,6 @@ def parser() -> argparse.ArgumentParser:
         help="Show the messages of PyTorch, ONNX Runtime and the other libraries.",
     )
     return arguments
-
-
-def _positive(text: str) -> float:
-    number = float(text)
-    if number <= 0:
-        raise ValueError
-    return number
 
 
 def _kind(annotation: Any) -> tuple[Any, list[Any] | None]:

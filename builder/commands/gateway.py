@@ -7,7 +7,16 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, URL_HELP, VERIFY_KEY_HELP, count, screen, tcp_port
+from builder.commands import (
+    DEFAULT_REPOSITORY,
+    DEFAULT_URL,
+    URL_HELP,
+    VERIFY_KEY_HELP,
+    count,
+    positive,
+    screen,
+    tcp_port,
+)
 from builder.distribution import installing
 from builder.errors import SpecError
 from builder.gateway.settings import DEFAULT_PORT
@@ -128,7 +137,7 @@ def add_on_demand(arguments: argparse.ArgumentParser) -> None:
     )
     arguments.add_argument(
         "--memory-gb",
-        type=float,
+        type=positive,
         metavar="N",
         help="with --load-on-demand: what Triton and its models may take (default: 0.8 of this machine's memory)",
     )
@@ -191,8 +200,6 @@ def _on_demand(options: argparse.Namespace) -> OnDemand | None:
             f"{repository} has no {absent[0] if absent else 'models'}; say where they are: --repository DIR"
         )
     share = int(MEMORY_SHARE * total_memory()) if options.memory_gb is None else int(options.memory_gb * 1e9)
-    if share <= 0:
-        raise SpecError(f"--memory-gb is {options.memory_gb:g}; expected a number above 0")
     if options.verify_key is not None:
         trusted_text(options.verify_key)  # now, and not when the first model is asked for
     return OnDemand(repository, share, tuple(dict.fromkeys(options.pin)), options.verify_key)

@@ -12,7 +12,16 @@ from typing import Any
 import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
-from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, REPOSITORY_HELP, URL_HELP, screen, screen_table
+from builder.commands import (
+    DEFAULT_REPOSITORY,
+    DEFAULT_URL,
+    REPOSITORY_HELP,
+    URL_HELP,
+    count,
+    positive,
+    screen,
+    screen_table,
+)
 from builder.errors import RepositoryError, ServeError, SpecError
 from builder.load.compare import Compared, compare, comparison_table
 from builder.load.measure import load_test
@@ -45,12 +54,14 @@ def parser() -> argparse.ArgumentParser:
     )
     load.add_argument("--rate", help="requests a second instead, at random times: a list, or the ramp START:END:STEP")
     arguments.add_argument(
-        "--seconds", type=float, default=6.0, metavar="S", help="seconds of one measurement (default 6)"
+        "--seconds", type=positive, default=6.0, metavar="S", help="seconds of one measurement (default 6)"
     )
-    arguments.add_argument("--repeats", type=int, default=3, metavar="N", help="measurements of each level (default 3)")
+    arguments.add_argument(
+        "--repeats", type=count, default=3, metavar="N", help="measurements of each level (default 3)"
+    )
     arguments.add_argument(
         "--p99-ms",
-        type=float,
+        type=positive,
         metavar="MS",
         help="stop at the first level whose p99 latency exceeds this; of streams, whose time to the first token does",
     )
@@ -71,8 +82,6 @@ def run(options: argparse.Namespace) -> int:
     mix = shares(options.name)
     if options.samples is not None and len(mix) > 1:
         raise SpecError("--samples is for one model; a mix is driven with the samples of each model's task")
-    if options.seconds <= 0 or options.repeats < 1:
-        raise SpecError("--seconds must be above 0 and --repeats at least 1")
     before = read(options.compare) if options.compare is not None else None
     with contextlib.ExitStack() as stack:
         url = options.url or DEFAULT_URL

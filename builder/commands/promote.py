@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.markup import escape
 
-from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, REPOSITORY_HELP, URL_HELP, screen, screen_table
+from builder.commands import DEFAULT_REPOSITORY, DEFAULT_URL, REPOSITORY_HELP, URL_HELP, positive, screen, screen_table
 from builder.commands.gateway import ADMIN_KEY_VARIABLE, admin_key
 from builder.errors import ServeError
 from builder.gateway.settings import DEFAULT_PORT
@@ -49,7 +49,7 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument(
         "--slower",
-        type=float,
+        type=positive,
         default=SLOWER,
         metavar="TIMES",
         help=f"longest median latency, as a multiple of that of the version that answers (default {SLOWER})",
@@ -74,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument(
         "--watch",
-        type=float,
+        type=positive,
         default=WATCH_S,
         metavar="S",
         help=f"with --canary: for how many seconds (default {WATCH_S:g})",
@@ -83,8 +83,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _share(text: str) -> float:
-    percent = float(text.removesuffix("%"))
-    if not 0 < percent <= 100:
+    percent = positive(text.removesuffix("%"))
+    if percent > 100:
         raise argparse.ArgumentTypeError(f"{text} is not above 0% and at most 100%")
     return percent / 100
 

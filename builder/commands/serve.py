@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, VERIFY_KEY_HELP, tcp_port
+from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, VERIFY_KEY_HELP, count, tcp_port
 from builder.commands.gateway import add_on_demand
 from builder.errors import SpecError
 from builder.serve.embedded import EMBEDDED
@@ -69,7 +69,7 @@ def _add_ray(arguments: argparse.ArgumentParser) -> None:
     )
     arguments.add_argument(
         "--models-per-replica",
-        type=int,
+        type=count,
         metavar="N",
         help="on Ray: models loaded at once; those used last stay (default 8)",
     )
@@ -77,7 +77,7 @@ def _add_ray(arguments: argparse.ArgumentParser) -> None:
 
 def _range(text: str) -> tuple[int, int]:
     least, _, most = text.partition(":")
-    return int(least), int(most or least)
+    return count(least), count(most or least)
 
 
 def run(options: argparse.Namespace) -> int:
