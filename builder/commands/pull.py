@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, STORE_HELP, VERIFY_KEY_HELP, screen
+from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, STORE_HELP, VERIFY_KEY_HELP, count, screen
 from builder.spec.choices import KEEP
 from builder.stores.address import named_version
 from builder.stores.store import open_store
@@ -22,7 +22,7 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument("--version", type=int, metavar="N", help="default: the newest")
     arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
     arguments.add_argument(
-        "--keep", type=int, default=KEEP, metavar="N", help=f"versions that remain in the repository (default {KEEP})"
+        "--keep", type=count, default=KEEP, metavar="N", help=f"versions that remain in the repository (default {KEEP})"
     )
     arguments.add_argument(
         "--verify-key", type=Path, metavar="FILE", help=f"take only what was signed: {VERIFY_KEY_HELP}"
