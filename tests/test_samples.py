@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,6 +32,15 @@ def test_samples_that_do_not_fit_name_their_line(text: str, message: str, tmp_pa
     path.write_text(text)
     with pytest.raises(SpecError, match=message):
         load_samples(path, FIELDS)
+
+
+def test_only_a_line_feed_ends_a_sample(tmp_path: Path) -> None:
+    """JSON allows what else ends a line in Unicode inside of a text."""
+    texts = ["one\u2028two", "three\x85four", "five"]
+    path = tmp_path / "samples.jsonl"
+    lines = [json.dumps({"text_input": text}, ensure_ascii=False) for text in texts]
+    path.write_bytes("\r\n".join(lines).encode())
+    assert [sample["text_input"] for sample in load_samples(path, FIELDS)] == texts
 
 
 def test_the_users_samples_are_what_is_verified(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:

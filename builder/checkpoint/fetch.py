@@ -10,7 +10,7 @@ from huggingface_hub.constants import HF_HUB_CACHE
 from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 
 from builder.checkpoint.card import CARD
-from builder.errors import CheckpointError, RepositoryError
+from builder.errors import CheckpointError, RepositoryError, first_line
 from builder.workplace import full
 
 HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
@@ -37,7 +37,7 @@ def fetch(model: str, revision: str | None, weights: bool) -> tuple[Path, str | 
                 f"{model} has no room in the cache of the Hub, {HF_HUB_CACHE} ({error}). Free some space there, or "
                 "have it on another disk: set HF_HOME to a folder there"
             ) from error
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        reason = first_line(error)
         raise CheckpointError(
             f"no folder {model} here, and the Hub did not give a model of that name ({reason}). "
             "Check the spelling, the network and HF_TOKEN"

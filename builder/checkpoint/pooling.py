@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from builder.checkpoint.sentence_transformers import POOLING_KEYS, read_json
-from builder.errors import CheckpointError
+from builder.errors import CheckpointError, first_line
 
 ACTIVATIONS = {"Tanh": torch.nn.Tanh, "Identity": torch.nn.Identity, "ReLU": torch.nn.ReLU, "GELU": torch.nn.GELU}
 
@@ -77,6 +77,6 @@ def _dense(folder: Path) -> list[torch.nn.Module]:
         weights = load_file(folder / "model.safetensors")
         linear.load_state_dict({key.removeprefix("linear."): value for key, value in weights.items()})
     except (KeyError, TypeError, RuntimeError, SafetensorError) as error:
-        reason = str(error).strip().splitlines()[0][:200]
+        reason = first_line(error)[:200]
         raise CheckpointError(f"{folder}: its configuration and its weights do not make a Dense: {reason}") from error
     return [linear, ACTIVATIONS[activation]()]

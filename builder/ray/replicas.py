@@ -13,6 +13,7 @@ from typing import Any
 from ray.exceptions import RayError, RayTaskError
 from tritonclient.grpc import service_pb2
 
+from builder.errors import first_line
 from builder.gateway.errors import ApiError
 from builder.gateway.tensors import Outputs
 from builder.gateway.triton import Metadata
@@ -81,6 +82,6 @@ async def _before_again(error: RayError | ApiError, pause: float | None) -> None
     if isinstance(error, RayTaskError) or (isinstance(error, ApiError) and error.code != AWAY):
         raise error
     if pause is None:
-        gone = f"the replica that had this request is gone: {str(error).strip().splitlines()[0]}"
+        gone = f"the replica that had this request is gone: {first_line(error)}"
         raise ApiError(503, gone, code=AWAY, retry_after=2) from error
     await asyncio.sleep(pause)

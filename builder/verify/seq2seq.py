@@ -15,7 +15,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import Fail, InvalidArgument, R
 from sacrebleu.metrics.chrf import CHRF
 from transformers import PreTrainedModel
 
-from builder.errors import VerificationError
+from builder.errors import VerificationError, first_line
 from builder.onnx.graph import Graph
 from builder.runtime.contract import LayerShape, Session
 from builder.runtime.generation.executors.base import CrossGeometry, Geometry
@@ -171,7 +171,7 @@ def measure(graphs: Graphs, reference: Reference, threads: int) -> Agreement:
         forced = teacher_forced(executor, reference.taught, lambda group: _attach(executor, reference, group))
     except RUN_ERRORS as error:  # an attention that was exported for one shape alone, say
         raise VerificationError(
-            f"the exported graphs do not run on the samples ({str(error).strip().splitlines()[0][:200]}). Nothing was "
+            f"the exported graphs do not run on the samples ({first_line(error)[:200]}). Nothing was "
             "published: this architecture needs a file of its own in builder/export/architectures"
         ) from error
     forced.refuse_nan()
