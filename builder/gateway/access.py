@@ -11,8 +11,8 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from builder.errors import SpecError
-from builder.gateway.call import FACTS, Facts
 from builder.gateway.errors import ApiError
+from builder.gateway.facts import FACTS, Facts
 from builder.gateway.responses import send_json
 from builder.gateway.settings import Settings
 

@@ -14,12 +14,14 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from builder.gateway import canary, rerank, tasks, tei, tokenize
+from builder.gateway import canary, orders, rerank, tasks, tei, tokenize
 from builder.gateway.access import Access
+from builder.gateway.backend import Backend
 from builder.gateway.bound import Bound
-from builder.gateway.call import FACTS, Backend, Call, Facts, Gateway
+from builder.gateway.call import Call, Gateway
 from builder.gateway.endpoint import Endpoint, Handler, checked
 from builder.gateway.errors import ApiError
+from builder.gateway.facts import FACTS, Facts
 from builder.gateway.journal import Journal
 from builder.gateway.metrics import Metrics
 from builder.gateway.models import Models
@@ -161,5 +163,5 @@ APIS = (
     Api("POST", "/detokenize", tokenize.detokenize, tokenize.DetokenizeBody),
     _tei("/decode", tokenize.decode, tokenize.DecodeBody),
     Api("GET", "/info", tei.info, error=tei.tei_error),
-    Api("POST", "/admin/canary", canary.order, canary.Order, documented=False),
+    Api("POST", "/admin/canary", orders.order, canary.Order, documented=False),
 )

@@ -2,41 +2,18 @@
 
 from __future__ import annotations
 
-import time
-import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from builder.gateway.bound import Bound
-from builder.gateway.errors import ApiError
+from builder.gateway.facts import Facts
 from builder.gateway.models import Model, Models, one_of
 from builder.gateway.settings import Settings
-from builder.gateway.tensors import Outputs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Sequence
-
-    from tritonclient.grpc import service_pb2
-
     from builder.gateway.canary import Split
     from builder.gateway.metrics import Metrics
-
-FACTS = "builder.gateway.facts"  # where a scope has them
-
-
-class Backend(Protocol):
-    """What a request asks of Triton."""
-
-    async def infer(
-        self, request: service_pb2.ModelInferRequest, metadata: Sequence[tuple[str, str]] = ()
-    ) -> Outputs: ...
-
-    def stream(
-        self, request: service_pb2.ModelInferRequest, metadata: Sequence[tuple[str, str]] = ()
-    ) -> AsyncGenerator[Outputs, None]: ...
-
-    async def ready(self) -> bool: ...
 
 
 @dataclass(frozen=True)
@@ -48,33 +25,6 @@ class Gateway:
     models: Models
     metrics: Metrics
     bound: Bound
-
-
-@dataclass
-class Facts:
-    """What the access log and the metrics say of a request. Tokens are those that count for its key."""
-
-    id: str = field(default_factory=lambda: uuid.uuid4().hex)
-    method: str = ""
-    path: str = ""
-    client: str = ""
-    key: str = ""
-    model: str = ""
-    waits_for: str = ""  # a model whose requests are bounded
-    status: int = 0
-    error: str = ""
-    started: float = field(default_factory=time.perf_counter)
-    first_token_s: float | None = None
-    prompt_tokens: int = 0
-    completion_tokens: int = 0
-
-    @property
-    def elapsed_s(self) -> float:
-        return time.perf_counter() - self.started
-
-    def refused(self, error: ApiError) -> None:
-        """Note why there is no answer: the server's fault in words; of a request's only the field, never its value."""
-        self.error = error.message if error.status >= 500 else error.code or error.param or "refused"
 
 
 @dataclass(frozen=True)

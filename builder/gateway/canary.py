@@ -19,9 +19,8 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, Field
 from tritonclient.grpc import service_pb2
 
-from builder.gateway.call import Backend, Call
+from builder.gateway.backend import Backend
 from builder.gateway.errors import ApiError
-from builder.gateway.models import Catalogue
 from builder.gateway.tensors import Outputs
 
 if TYPE_CHECKING:
@@ -165,16 +164,6 @@ class Split(Backend):
         side.failures += 1
         side.failure = error.message
         self.metrics.failures.labels(model, side.version).inc()
-
-
-async def order(call: Call) -> dict[str, Any]:
-    """POST /admin/canary: share a model's requests with a candidate for a while. Raises ApiError."""
-    models = call.gateway.models
-    if not isinstance(models, Catalogue):
-        raise ApiError(501, "this gateway loads and unloads models itself, and takes no canaries")
-    if call.body.share:
-        await models.candidate(call.body.candidate, call.body.model)
-    return call.gateway.triton.order(call.body)
 
 
 def _is_fault(error: ApiError) -> bool:

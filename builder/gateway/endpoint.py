@@ -10,8 +10,9 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from starlette.types import Receive, Scope, Send
 
-from builder.gateway.call import FACTS, Call, Facts, Gateway
+from builder.gateway.call import Call, Gateway
 from builder.gateway.errors import ApiError, bad_field
+from builder.gateway.facts import FACTS, Facts
 from builder.gateway.responses import Plain, Stream, event, loads, send_bytes, send_json, send_stream
 
 Handler = Callable[[Call], Awaitable[Any]]

@@ -10,8 +10,8 @@ from typing import Any, TextIO
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from builder.gateway.call import FACTS, Facts
 from builder.gateway.errors import ApiError
+from builder.gateway.facts import FACTS, Facts
 from builder.gateway.metrics import Metrics
 from builder.gateway.responses import send_json
 

@@ -11,7 +11,7 @@ import numpy as np
 from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from builder.gateway.call import Backend
+from builder.gateway.backend import Backend
 from builder.gateway.errors import ApiError
 from builder.gateway.models import Server
 from builder.gateway.tensors import LENGTH, Output

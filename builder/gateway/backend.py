@@ -1,0 +1,26 @@
+"""What the gateway asks of Triton, whoever answers: Triton itself, a canary before it, models loaded on demand, Ray."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from builder.gateway.tensors import Outputs
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Sequence
+
+    from tritonclient.grpc import service_pb2
+
+
+class Backend(Protocol):
+    """What a request asks of Triton."""
+
+    async def infer(
+        self, request: service_pb2.ModelInferRequest, metadata: Sequence[tuple[str, str]] = ()
+    ) -> Outputs: ...
+
+    def stream(
+        self, request: service_pb2.ModelInferRequest, metadata: Sequence[tuple[str, str]] = ()
+    ) -> AsyncGenerator[Outputs, None]: ...
+
+    async def ready(self) -> bool: ...

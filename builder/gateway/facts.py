@@ -1,0 +1,38 @@
+"""What is known of a request and its answer so far, for the access log and the metrics."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from dataclasses import dataclass, field
+
+from builder.gateway.errors import ApiError
+
+FACTS = "builder.gateway.facts"  # where a scope has them
+
+
+@dataclass
+class Facts:
+    """What the access log and the metrics say of a request. Tokens are those that count for its key."""
+
+    id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    method: str = ""
+    path: str = ""
+    client: str = ""
+    key: str = ""
+    model: str = ""
+    waits_for: str = ""  # a model whose requests are bounded
+    status: int = 0
+    error: str = ""
+    started: float = field(default_factory=time.perf_counter)
+    first_token_s: float | None = None
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+
+    @property
+    def elapsed_s(self) -> float:
+        return time.perf_counter() - self.started
+
+    def refused(self, error: ApiError) -> None:
+        """Note why there is no answer: the server's fault in words; of a request's only the field, never its value."""
+        self.error = error.message if error.status >= 500 else error.code or error.param or "refused"

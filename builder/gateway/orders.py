@@ -1,0 +1,19 @@
+"""The route of those who give orders: a canary begins, goes on, or ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from builder.gateway.call import Call
+from builder.gateway.errors import ApiError
+from builder.gateway.models import Catalogue
+
+
+async def order(call: Call) -> dict[str, Any]:
+    """POST /admin/canary: share a model's requests with a candidate for a while. Raises ApiError."""
+    models = call.gateway.models
+    if not isinstance(models, Catalogue):
+        raise ApiError(501, "this gateway loads and unloads models itself, and takes no canaries")
+    if call.body.share:
+        await models.candidate(call.body.candidate, call.body.model)
+    return call.gateway.triton.order(call.body)
