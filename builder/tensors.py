@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import index
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ WIRE: Mapping[str, str] = {  # of config.pbtxt -> of a request
     "TYPE_UINT64": "UINT64",
     "TYPE_FP32": "FP32",
 }
+FLAGS = {"true": True, "1": True, "false": False, "0": False}
 
 
 def to_tensors(sample: Mapping[str, Any], fields: Sequence[Field], batched: bool = True) -> dict[str, np.ndarray]:
@@ -43,15 +45,31 @@ def to_tensors(sample: Mapping[str, Any], fields: Sequence[Field], batched: bool
     for name, value in sample.items():
         values = list(value) if isinstance(value, (list, tuple)) else [value]
         dtype = NUMPY_TYPES[known[name].data_type]
-        if dtype is np.object_:
-            values = [item if isinstance(item, bytes) else str(item).encode("utf-8") for item in values]
-        elif dtype is np.bool_:
-            values = [str(item).lower() in ("true", "1") for item in values]
         try:
-            tensors[name] = np.array([values] if batched else values, dtype=dtype)
-        except (TypeError, ValueError) as error:
+            values = [_converted(item, dtype) for item in values]
+        except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise SpecError(f"{name} is {value!r}; expected {known[name].data_type.removeprefix('TYPE_')}") from error
+        tensors[name] = np.array([values] if batched else values, dtype=dtype)
     return tensors
+
+
+def _converted(item: Any, dtype: Any) -> Any:
+    """A value as numpy takes it for `dtype`. Raises KeyError, TypeError, ValueError or OverflowError for another kind
+    of value, which numpy would cut, wrap around or write down as Python does."""
+    if dtype is np.object_:
+        if item is None or isinstance(item, (dict, list)):
+            raise TypeError
+        return item if isinstance(item, bytes) else str(item).encode("utf-8")
+    if dtype is np.bool_:
+        return FLAGS[str(item).lower()]
+    if isinstance(item, bool):
+        raise TypeError
+    if not np.issubdtype(dtype, np.integer):
+        return float(item)
+    number, limits = int(item) if isinstance(item, str) else index(item), np.iinfo(dtype)
+    if not limits.min <= number <= limits.max:
+        raise OverflowError
+    return number
 
 
 def to_values(tensors: Mapping[str, np.ndarray], fields: Sequence[Field]) -> list[dict[str, Any]]:
