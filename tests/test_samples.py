@@ -51,6 +51,9 @@ def test_the_users_samples_are_what_is_verified(checkpoint: Callable[[str], Path
     path.write_text('{"text_input": "' + "word " * 900 + '"}\n')
     with pytest.raises(SpecError, match="sample 1 is refused by the model itself: row 0 has"):
         build(spec)
+    path.write_text('{"text_input": "One fox."}\n{"text_input": "Two boxes.", "top_k": 2.5}\n')
+    with pytest.raises(SpecError, match=r"sample 2: top_k is 2\.5; expected INT32"):
+        build(spec)
 
 
 def test_the_default_texts_are_of_mixed_length() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,10 +81,8 @@ class Client:
     def ask_tensors(self, tensors: Mapping[str, np.ndarray]) -> list[dict[str, Any]]:
         """Answer a batch of rows given as tensors with a batch dimension."""
         inputs = self._inputs(tensors)
-        try:
+        with self._asking():
             result = self._client.infer(self.name, inputs, client_timeout=self.timeout_s)
-        except InferenceServerException as error:
-            raise ServeError(f"{self.name}: {error.message()}") from error
         outputs = {field.name: result.as_numpy(field.name) for field in self.signature.outputs}
         return to_values({n: a for n, a in outputs.items() if a is not None}, self.signature.outputs)
 
@@ -97,13 +95,23 @@ class Client:
 
     def statistics(self) -> dict[str, Any]:
         """What Triton counted for the model's newest version since it was loaded: its entry of `model_stats`."""
-        versions = self._client.get_inference_statistics(self.name, as_json=True)["model_stats"]
+        with self._asking():
+            versions = self._client.get_inference_statistics(self.name, as_json=True)["model_stats"]
         return dict(max(versions, key=lambda entry: int(entry["version"])))
 
     def server(self) -> str:
         """The server's name and version."""
-        metadata = self._client.get_server_metadata(as_json=True)
+        with self._asking():
+            metadata = self._client.get_server_metadata(as_json=True)
         return f"{metadata['name']} {metadata['version']}"
+
+    @contextmanager
+    def _asking(self) -> Iterator[None]:
+        """What the server says against it, or that it has gone, as ServeError."""
+        try:
+            yield
+        except InferenceServerException as error:
+            raise ServeError(f"{self.name}: {error.message()}") from error
 
     def _signature(self) -> Signature:
         try:

@@ -226,13 +226,23 @@ def _engine_feeds(
     Raises SpecError for a sample that the emitted code refuses: the reference could not answer it either. An error of
     that code itself is raised as it is.
     """
-    feeds, answers = Pipeline(front, _no_engine).feeds([to_tensors(sample, fields[0]) for sample in samples])
+    feeds, answers = Pipeline(front, _no_engine).feeds(_tensors(samples, fields[0]))
     for index, answer in sorted(answers.items()):
         if isinstance(answer, InputError):
             raise SpecError(f"sample {index + 1} is refused by the model itself: {answer}")
         if isinstance(answer, Exception):
             raise answer
     return tuple(feeds)
+
+
+def _tensors(samples: Sequence[Sample], fields: Sequence[Field]) -> list[dict[str, np.ndarray]]:
+    tensors = []
+    for number, sample in enumerate(samples, 1):
+        try:
+            tensors.append(to_tensors(sample, fields))
+        except SpecError as error:
+            raise SpecError(f"sample {number}: {error}") from error
+    return tensors
 
 
 def _no_engine(feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pytest
+from tritonclient import grpc
 from tritonclient.grpc import service_pb2
 
 from builder.errors import ServeError
@@ -19,6 +20,15 @@ def test_a_connection_that_is_gone_is_an_error_of_the_server() -> None:
     with pytest.raises(ServeError, match=r"front: the server at 127\.0\.0\.1:1 does not answer: .*connect"):
         next(iter(responses))
     responses.close()
+
+
+@pytest.mark.parametrize("question", ["statistics", "server"])
+def test_a_server_that_has_gone_is_said_of_every_question(question: str) -> None:
+    """Between two of them, as in a load test: a traceback of grpc it was."""
+    client = object.__new__(Client)
+    client.name, client._client = "front", grpc.InferenceServerClient("127.0.0.1:1")
+    with client._client, pytest.raises(ServeError, match=r"front: .*127\.0\.0\.1:1"):
+        getattr(client, question)()
 
 
 class FakeClient(Client):
