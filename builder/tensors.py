@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from operator import index
 from typing import Any
@@ -64,12 +65,14 @@ def _converted(item: Any, dtype: Any) -> Any:
         return FLAGS[str(item).lower()]
     if isinstance(item, bool):
         raise TypeError
-    if not np.issubdtype(dtype, np.integer):
-        return float(item)
-    number, limits = int(item) if isinstance(item, str) else index(item), np.iinfo(dtype)
-    if not limits.min <= number <= limits.max:
+    if np.issubdtype(dtype, np.integer):
+        number, limits = int(item) if isinstance(item, str) else index(item), np.iinfo(dtype)
+        if not limits.min <= number <= limits.max:
+            raise OverflowError
+        return number
+    if math.isfinite(real := float(item)) and abs(real) > np.finfo(dtype).max:
         raise OverflowError
-    return number
+    return real
 
 
 def to_values(tensors: Mapping[str, np.ndarray], fields: Sequence[Field]) -> list[dict[str, Any]]:

@@ -44,6 +44,7 @@ def test_values_of_their_kind_are_taken(sample: dict[str, Any], expected: list[A
         ({"seed": 2**64}, "expected INT64"),
         ({"top_k": True}, "top_k is True; expected INT32"),
         ({"top_p": "much"}, "top_p is 'much'; expected FP32"),
+        ({"top_p": 1e39}, "expected FP32"),
         ({"stream": "ture"}, "stream is 'ture'; expected BOOL"),
         ({"stream": "yes"}, "stream is 'yes'; expected BOOL"),
     ],
