@@ -438,7 +438,6 @@ def test_models_that_grew_go_until_what_is_left_fits(tmp_path: Path) -> None:
         (["--memory-gb", "1"], "--load-on-demand"),
         (["--load-on-demand", "--repository", "{here}", "--pin", "other"], "has no other"),
         (["--load-on-demand", "--repository", "{here}/none"], "has no models"),
-        (["--load-on-demand", "--repository", "{here}", "--memory-gb", "0"], "above 0"),
         (["--verify-key", "key.pem"], "--load-on-demand"),
         (["--load-on-demand", "--repository", "{here}", "--verify-key", "{here}/none.pem"], "none.pem cannot verify"),
     ],
