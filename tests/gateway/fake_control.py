@@ -57,9 +57,10 @@ def kind(name: str) -> str:
 class FakeServer(FakeTriton):
     """`tried`, `loads`, `unloads`: in their order. `broken`: what does not load, and why; `dead`: without process."""
 
-    def __init__(self, repository: Path, load_s: float = 0.0, step_s: float = 0.0, infer_s: float = 0.0) -> None:
-        super().__init__(step_s=step_s, infer_s=infer_s)
-        self.repository, self.load_s = repository, load_s
+    def __init__(self, repository: Path) -> None:
+        super().__init__()
+        self.repository = repository
+        self.may_load: asyncio.Event | None = None  # which loads wait for
         self.loaded: dict[str, str] = {}
         self.tried: list[str] = []
         self.loads: list[str] = []
@@ -78,7 +79,8 @@ class FakeServer(FakeTriton):
         self.at_once += 1
         self.most_at_once = max(self.most_at_once, self.at_once)
         try:
-            await asyncio.sleep(self.load_s)
+            if self.may_load is not None:
+                await self.may_load.wait()
         finally:
             self.at_once -= 1
         version = str(served(self.repository / name))

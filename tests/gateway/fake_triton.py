@@ -77,8 +77,9 @@ class FakeTriton(Backend, Server):
     `returned`: the num_return_sequences of the checkpoints of models that generate.
     """
 
-    def __init__(self, slots: int = 4, step_s: float = 0.0, infer_s: float = 0.0, returned: int = 1) -> None:
-        self.slots, self.step_s, self.infer_s, self.returned = slots, step_s, infer_s, returned
+    def __init__(self, slots: int = 4, step_s: float = 0.0, returned: int = 1) -> None:
+        self.slots, self.step_s, self.returned = slots, step_s, returned
+        self.may_answer: asyncio.Event | None = None  # which requests wait for that come while there is one
         self.running = 0
         self.requests: list[dict[str, Any]] = []
         self.metadata: list[Metadata] = []
@@ -114,7 +115,8 @@ class FakeTriton(Backend, Server):
 
     async def infer(self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()) -> dict[str, Output]:
         values = self._read(request, metadata)
-        await asyncio.sleep(self.infer_s)
+        if self.may_answer is not None:
+            await self.may_answer.wait()
         if "documents" in values:
             rows = values["documents"]
             scores = [[text.count("x") / max(1, len(text)) for text in row] for row in rows]
@@ -160,8 +162,11 @@ class FakeTriton(Backend, Server):
         asks = ("logprobs", "return_perf_metrics", "return_num_output_tokens")
         wanted: set[str] = {name for name in asks if name in values}
         self.running += 1
+        may_answer = self.may_answer
         try:
             for step in range(length):
+                if step and may_answer is not None:
+                    await may_answer.wait()
                 await asyncio.sleep(self.step_s)
                 last = step == length - 1
                 for index in range(0 if whole else n):

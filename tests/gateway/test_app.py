@@ -651,15 +651,20 @@ def test_the_document_describes_the_routes_that_exist() -> None:
 
 
 def test_no_more_wait_for_an_encoder_than_may() -> None:
-    triton, body = FakeTriton(infer_s=0.01), {"model": "embeds", "input": "a"}
+    triton, body = FakeTriton(), {"model": "embeds", "input": "a"}
+    triton.may_answer = may_answer = asyncio.Event()
     app = gateway(triton, max_waiting=2)
 
     async def several() -> list[Answer]:
+        embeds = [asyncio.ensure_future(ask(app, "/v1/embeddings", body)) for _ in range(3)]
         others = [ask(app, "/v1/chat/completions", CHAT), ask(app, "/predict", {"inputs": "a"})]
         left = ask(app, "/v1/embeddings", body, leave_after=0)
-        return await asyncio.gather(*(ask(app, "/v1/embeddings", body) for _ in range(3)), *others, left)
+        rest = asyncio.gather(*embeds[:2], *others, left)
+        refused = await embeds[2]
+        may_answer.set()
+        return [refused, *await rest]
 
-    first, second, refused, chat, other, _ = asyncio.run(several())
+    refused, first, second, chat, other, _ = asyncio.run(several())
     assert [first.status, second.status, chat.status, other.status] == [200] * 4
     assert (refused.status, refused.error["code"], refused.headers["retry-after"]) == (429, "queue_full", "1")
     assert asked("/v1/embeddings", body, app).status == 200, "those that are over count no more"
@@ -734,12 +739,12 @@ def test_one_that_leaves_while_models_are_looked_up_does_not_take_the_others_alo
 
 
 def test_an_answer_that_takes_too_long_is_broken_off() -> None:
-    triton = FakeTriton(step_s=0.02)
-    body = {**CHAT, "max_tokens": 64}
+    triton, body = FakeTriton(), {**CHAT, "max_tokens": 64}
+    triton.may_answer = asyncio.Event()  # but for the first token
     whole = asked("/v1/chat/completions", body, gateway(triton, timeout_s=0.1))
     assert (whole.status, whole.error["code"]) == (504, "timeout")
     assert triton.running == 0
-    triton = FakeTriton(step_s=0.1)
+    triton.may_answer = asyncio.Event()
     streamed = asked("/v1/chat/completions", {**body, "stream": True}, gateway(triton, timeout_s=2))
     assert streamed.status == 200, "its first token came before"
     assert streamed.events[-1]["error"]["code"] == "timeout"
@@ -747,7 +752,9 @@ def test_an_answer_that_takes_too_long_is_broken_off() -> None:
 
 
 def test_one_that_stops_takes_nothing_new_and_finishes_what_runs() -> None:
-    app = gateway(FakeTriton(step_s=0.2))
+    triton = FakeTriton()
+    triton.may_answer = may_answer = asyncio.Event()
+    app = gateway(triton)
 
     async def run() -> tuple[Answer, Answer, Answer]:
         running = asyncio.ensure_future(ask(app, "/v1/chat/completions", CHAT))
@@ -756,6 +763,7 @@ def test_one_that_stops_takes_nothing_new_and_finishes_what_runs() -> None:
         app.draining = True
         refused, alive = await ask(app, "/v1/models"), await ask(app, "/health")
         assert app.active == 1
+        may_answer.set()
         return await running, refused, alive
 
     answered, refused, alive = asyncio.run(run())

@@ -74,6 +74,12 @@ class WithCandidates(FakeTriton):
         return copy
 
 
+@pytest.fixture(autouse=True)
+def _no_order_ends_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the requests of a test take."""
+    monkeypatch.setattr(canary, "LEASE_S", 3600.0)
+
+
 def gateway(triton: FakeTriton, **settings: Any) -> Journal:
     return make_app(Settings(**{"admin_key": "secret", **settings}), triton, None, models=Catalogue(triton))
 

@@ -47,8 +47,7 @@ class Case:
     """A gateway over a FakeServer with room for so many models."""
 
     def __init__(self, repository: Path, room: float = 3, pins: tuple[str, ...] = (), **settings: Any) -> None:
-        server = {name: settings.pop(name) for name in ("load_s", "step_s", "infer_s") if name in settings}
-        self.triton = FakeServer(repository, **server)
+        self.triton = FakeServer(repository)
         options = Options(repository, SERVER + int(room * ONE), pins, settings.pop("verify_key", None))
         parts = make_on_demand(Settings(triton=NOWHERE, **settings), options, self.triton, None)
         self.app: Journal = parts[0]
@@ -67,9 +66,13 @@ class Case:
     def leases(self) -> int:
         return sum(resident.leases for resident in self.backend.residents.models.values())
 
+    @property
+    def waiting(self) -> int:
+        return sum(resident.waiting for resident in self.backend.residents.models.values())
+
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(300):
         while not condition():
             await asyncio.sleep(0.001)
 
@@ -93,13 +96,15 @@ def test_models_that_are_not_loaded_are_listed_and_answer(tmp_path: Path) -> Non
 
 def test_one_load_for_all_who_ask_and_no_wait_for_that_of_another(tmp_path: Path) -> None:
     make_models(tmp_path, "embeds-a", "embeds-b")
-    case = Case(tmp_path, load_s=0.05)
+    case = Case(tmp_path)
+    case.triton.may_load = may_load = asyncio.Event()
 
     async def run() -> None:
-        answers = await asyncio.gather(*(case.embed(name) for name in ("embeds-a", "embeds-b") * 20))
-        assert {answer.status for answer in answers} == {200}
+        requests = [asyncio.ensure_future(case.embed(name)) for name in ("embeds-a", "embeds-b") * 20]
+        await until(lambda: case.waiting == 40 and case.triton.at_once == 2)
+        may_load.set()
+        assert {(await request).status for request in requests} == {200}
         assert sorted(case.triton.loads) == ["embeds-a", "embeds-b"]
-        assert case.triton.most_at_once == 2
         text = (await ask(case.app, "/metrics")).pieces[0].decode()
         assert "build_repo_gateway_model_loads_total 2.0" in text
         assert "build_repo_gateway_cold_requests_total 40.0" in text
@@ -138,12 +143,17 @@ def test_a_front_and_its_engine_go_together(tmp_path: Path) -> None:
 
 def test_a_model_stays_until_its_streams_have_ended(tmp_path: Path) -> None:
     make_models(tmp_path, "writes-a", "embeds-b")
-    case = Case(tmp_path, room=1, step_s=0.005)
+    case = Case(tmp_path, room=1)
+    case.triton.may_answer = may_answer = asyncio.Event()
 
     async def run() -> None:
         stream = asyncio.ensure_future(case.write("writes-a", 40))
         await until(lambda: case.triton.in_use["writes-a"] == 1)
-        assert (await case.embed("embeds-b")).status == 200
+        other = asyncio.ensure_future(case.embed("embeds-b"))
+        await until(lambda: bool(case.backend.residents.room.seekers))
+        assert not case.triton.unloads
+        may_answer.set()
+        assert (await other).status == 200
         assert stream.done()
         assert len((await stream).events) == 41
         assert case.triton.unloads == ["writes-a"]
@@ -158,7 +168,8 @@ def test_no_room_is_said_after_a_while_and_what_never_fits_at_once(
     monkeypatch.setattr(room, "ROOM_S", 0.02)
     make_models(tmp_path, "writes-a", "embeds-b", "embeds-large")
     (tmp_path / "embeds-large" / "1" / "weights").write_bytes(b"x" * 3 * 10**6)
-    case = Case(tmp_path, room=1, step_s=0.005)
+    case = Case(tmp_path, room=1)
+    case.triton.may_answer = may_answer = asyncio.Event()
 
     async def run() -> None:
         stream = asyncio.ensure_future(case.write("writes-a", 40))
@@ -169,6 +180,7 @@ def test_no_room_is_said_after_a_while_and_what_never_fits_at_once(
         large = await case.embed("embeds-large")
         assert (large.status, large.error["code"]) == (507, "model_too_large")
         assert "embeds-large needs 87 MB and at most 84 MB can be free" in large.error["message"]
+        may_answer.set()
         assert (await stream).status == 200
         assert case.leases == 0
 
@@ -225,10 +237,14 @@ def test_a_model_that_does_not_load_is_left_alone_for_a_while(tmp_path: Path) ->
 
 def test_only_so_many_wait_for_a_model_to_be_loaded(tmp_path: Path) -> None:
     make_models(tmp_path, "writes-a")
-    case = Case(tmp_path, load_s=0.05, max_waiting=2)
+    case = Case(tmp_path, max_waiting=2)
+    case.triton.may_load = may_load = asyncio.Event()
 
     async def run() -> None:
-        answers = await asyncio.gather(*(case.write("writes-a") for _ in range(5)))
+        requests = [asyncio.ensure_future(case.write("writes-a")) for _ in range(5)]
+        await until(lambda: case.waiting == 2 and sum(request.done() for request in requests) == 3)
+        may_load.set()
+        answers = await asyncio.gather(*requests)
         assert sorted(answer.status for answer in answers) == [200, 200, 429, 429, 429]
         assert {answer.headers.get("retry-after") for answer in answers} == {None, "2"}
 
@@ -237,30 +253,37 @@ def test_only_so_many_wait_for_a_model_to_be_loaded(tmp_path: Path) -> None:
 
 def test_who_leaves_while_a_model_is_loaded_ends_nothing_for_the_others(tmp_path: Path) -> None:
     make_models(tmp_path, "embeds-a", "embeds-b")
-    case = Case(tmp_path, load_s=0.05)
+    case = Case(tmp_path)
+    case.triton.may_load = may_load = asyncio.Event()
 
     async def run() -> None:
-        left, stays = await asyncio.gather(case.embed("embeds-a", leave_after=0), case.embed("embeds-a"))
-        assert (left.status, stays.status) == (0, 200)
-        assert (await case.embed("embeds-b", leave_after=0)).status == 0
+        stays = asyncio.ensure_future(case.embed("embeds-a"))
+        for name in ("embeds-a", "embeds-b"):
+            assert (await case.embed(name, leave_after=0)).status == 0
+        assert not case.triton.loaded
+        may_load.set()
+        assert (await stays).status == 200
         await until(lambda: "embeds-b" in case.triton.loaded)
         assert case.leases == 0
-        assert case.triton.loads == ["embeds-a", "embeds-b"]
+        assert sorted(case.triton.loads) == ["embeds-a", "embeds-b"]
 
     asyncio.run(run())
 
 
 def test_a_version_that_was_gone_back_to_answers_the_next_request(tmp_path: Path) -> None:
     make_models(tmp_path, "writes-a", versions=2)
-    case = Case(tmp_path, step_s=0.005)
+    case = Case(tmp_path)
+    case.triton.may_answer = may_answer = asyncio.Event()
 
     async def run() -> None:
         stream = asyncio.ensure_future(case.write("writes-a", 40))
         await until(lambda: case.triton.in_use["writes-a"] == 1)
+        case.triton.may_answer = None
         await asyncio.to_thread(serve, tmp_path, "writes-a", 1)
         assert (await case.write("writes-a")).status == 200
         assert case.triton.answered == [("writes-a", "2"), ("writes-a", "1")]
         assert not stream.done(), "what runs is finished by the version that it began with"
+        may_answer.set()
         assert (await stream).status == 200
         assert case.triton.unloads == []
         models = (await ask(case.app, "/v1/models/writes-a")).json
@@ -298,6 +321,7 @@ def test_a_model_whose_process_died_is_loaded_again_for_those_who_asked(tmp_path
         assert case.triton.loads.count("embeds-a") == 2
         assert case.leases == 0
         case.backend.residents.backoff.failures.clear()
+        case.backend.residents.backoff.now = lambda: 0.0  # nothing of a wait is over before it begins
         case.triton.killed.add("embeds-a")
         case.triton.loaded.clear()
         assert (await case.embed("embeds-a")).status == 200, "killed while it was loaded"
@@ -347,7 +371,7 @@ def test_requests_that_a_dead_process_never_answers_are_asked_again(tmp_path: Pa
         assert [(await answer).status for answer in requests] == [200, 200, 200]
         assert case.triton.loads.count("embeds-a") == 2
         assert case.leases == 0
-        case.triton.load_s = 10**6
+        case.triton.may_load = asyncio.Event()
         case.triton.loaded.pop("embeds-b")
         stuck = asyncio.ensure_future(case.embed("embeds-b"))
         await until(lambda: case.triton.at_once == 1)
