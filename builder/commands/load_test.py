@@ -32,6 +32,8 @@ from builder.serve.client import Client
 from builder.serve.samples import samples_for
 from builder.serve.triton import running
 
+LIVE_S = 30.0  # for a server that listens to say so
+
 
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
@@ -117,7 +119,7 @@ def _show(options: argparse.Namespace, tested: Run, before: Run | None, compared
 def _answers(url: str) -> bool:
     with grpc.InferenceServerClient(url) as client:
         try:
-            return bool(client.is_server_live(client_timeout=2))
+            return bool(client.is_server_live(client_timeout=LIVE_S))
         except InferenceServerException:
             return False
 

@@ -33,7 +33,8 @@ OPTIONS = (
     ("grpc.max_reconnect_backoff_ms", 2000),  # not two minutes: a server that was restarted is there again
 )
 LOAD_TIMEOUT_S = 600.0
-TIMEOUT_S = 10.0  # of what needs no engine
+TIMEOUT_S = 30.0  # of what needs no engine
+CLOSING_S = 10.0  # for what was left to answer
 ATTEMPTS = 2  # of a request that has one answer, where the first is lost: to ask once more changes nothing
 HOLDING = ("READY", "LOADING", "UNLOADING")
 QUEUE_FULL = ("wait already", "Exceeds maximum queue size")
@@ -55,7 +56,7 @@ class Triton:
 
     async def close(self) -> None:
         if self.leaving.ends:
-            await asyncio.wait(self.leaving.ends, timeout=TIMEOUT_S)
+            await asyncio.wait(self.leaving.ends, timeout=CLOSING_S)
         await self.channel.close()
 
     async def version(self) -> str:

@@ -20,7 +20,7 @@ from builder.errors import ServeError
 LEAST = 50  # requests of the candidate to judge by
 MORE_FAILURES = 0.01  # of the requests, than of the version that answers
 POLL_S = 1.0
-TIMEOUT_S = 10.0
+TIMEOUT_S = 30.0
 TIMES = {"first_ms": "until the first answer", "between_ms": "between the answers of a stream"}
 
 

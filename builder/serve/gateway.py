@@ -13,7 +13,7 @@ from builder.errors import ServeError
 from builder.serve.triton import die_with_parent
 
 PROGRAM = "import sys; from builder.cli import main; sys.exit(main())"
-START_S = 30
+START_S = 300  # one that ends meanwhile is noticed at once
 STOP_S = 65  # it finishes what runs, in 60 seconds unless it is told otherwise
 
 

@@ -6,8 +6,11 @@ Knows processes, ports and logs; knows nothing about what the models do.
 from __future__ import annotations
 
 import ctypes
+import errno
+import itertools
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -33,6 +36,10 @@ from builder.triton.transaction import recover
 LOG_LINES = 10_000  # that are kept
 IDLE_REPORTS = 4  # of a stopping server, one a second; a model's Python takes one or two to end
 PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
+START_S = 600.0  # the models included; a server that ends meanwhile is noticed at once
+ANSWER_S = 10.0  # of one that listens, to whether it is ready
+LAST_LINES_S = 10.0  # until what it wrote at its end is read
+FREE = range(20_000, 32_768)  # ports below those that Linux gives to whoever asks for any: ip(7), ip_local_port_range
 UNTRIED = "Triton did not try to load it, as where it cannot read its config.pbtxt"  # it names no state then
 
 
@@ -93,16 +100,29 @@ class Server:
         ]
 
 
+_turns = itertools.count(secrets.randbelow(len(FREE)))
+
+
 def free_ports(host: str = "127.0.0.1") -> Ports:
-    """Three ports that nothing listens on at this moment."""
-    sockets = [socket.socket() for _ in range(3)]
-    try:
-        for listener in sockets:
-            listener.bind((host, 0))
-        return Ports(*(listener.getsockname()[1] for listener in sockets))
-    finally:
-        for listener in sockets:
-            listener.close()
+    """Three ports that nothing listens on at this moment.
+
+    It may take a server a minute to do so. So no port comes twice, each process begins elsewhere among them, and the
+    system gives them to nobody: otherwise two servers that start at the same time get the same one now and then.
+    """
+    return Ports(*itertools.islice(_free(host), 3))
+
+
+def _free(host: str) -> Iterator[int]:
+    for turn in itertools.islice(_turns, len(FREE)):
+        port = FREE[turn % len(FREE)]
+        try:
+            with socket.socket() as listener:
+                listener.bind((host, port))
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise
+            continue
+        yield port
 
 
 @contextmanager
@@ -110,7 +130,7 @@ def running(
     repository: Path,
     host: str = "127.0.0.1",
     ports: Ports | None = None,
-    timeout_s: float = 120,
+    timeout_s: float = START_S,
     echo: Callable[[str], None] | None = None,
     backends: Path = BACKENDS,
     strict: bool = True,
@@ -142,11 +162,11 @@ def running(
     with (
         tempfile.TemporaryDirectory(prefix="triton-") as folder,
         _started(embedded(repository, Path(folder), backends), options) as process,
-        _read(process, echo) as log,
+        _read(process, echo) as (log, reader),
     ):
         server = Server(host, ports, process, log, controlled, repository, on_demand, verify_key)
         try:
-            _wait_until_ready(server, timeout_s)
+            _wait_until_ready(server, timeout_s, reader)
             if not strict and not on_demand and not any(model.state == "READY" for model in server.models()):
                 raise ServeError(why(server.log))
             yield server
@@ -177,15 +197,17 @@ def _started(program: Embedded, options: Sequence[str]) -> Iterator[subprocess.P
 
 
 @contextmanager
-def _read(process: subprocess.Popen[str], echo: Callable[[str], None] | None) -> Iterator[list[str]]:
-    """The last lines of what a process writes, as it writes them."""
+def _read(
+    process: subprocess.Popen[str], echo: Callable[[str], None] | None
+) -> Iterator[tuple[list[str], threading.Thread]]:
+    """The last lines of what a process writes, as it writes them; and the thread that reads them, to the end."""
     log: list[str] = []
     reader = threading.Thread(target=_keep_lines, args=(process, log, echo), daemon=True)
     reader.start()
     try:
-        yield log
+        yield log, reader
     finally:
-        reader.join(timeout=5)
+        reader.join(LAST_LINES_S)
 
 
 def _keep_lines(process: subprocess.Popen[str], log: list[str], echo: Callable[[str], None] | None) -> None:
@@ -220,15 +242,15 @@ def die_with_parent() -> None:
     ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
-def _wait_until_ready(server: Server, timeout_s: float) -> None:
+def _wait_until_ready(server: Server, timeout_s: float, reader: threading.Thread) -> None:
     end = time.monotonic() + timeout_s
     with grpc.InferenceServerClient(server.url) as client:
         while time.monotonic() < end:
             if server.process.poll() is not None:
-                time.sleep(0.2)  # the reader takes in the last lines
+                reader.join(LAST_LINES_S)
                 raise ServeError(why(server.log))
             try:
-                if client.is_server_ready(client_timeout=1) and _answers(server.host, server.ports.metrics):
+                if client.is_server_ready(client_timeout=ANSWER_S) and _answers(server.host, server.ports.metrics):
                     return
             except InferenceServerException:
                 pass

@@ -19,7 +19,7 @@ from builder.serve.triton import Ports, free_ports
 
 def embedded_options() -> set[str]:
     """What `tritonserver --help` lists."""
-    shown = subprocess.run([_program(), "--help"], env=_environment(), capture_output=True, text=True, timeout=60)
+    shown = subprocess.run([_program(), "--help"], env=_environment(), capture_output=True, text=True, timeout=300)
     return set(re.findall(r"^\s+--([a-z-]+)", shown.stdout + shown.stderr, re.MULTILINE))
 
 
@@ -39,16 +39,16 @@ def empty_server(options: Sequence[str], repository: Path) -> Iterator[Ports]:
 
 
 def _wait(server: subprocess.Popen[bytes], ports: Ports) -> None:
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     with grpc.InferenceServerClient(f"127.0.0.1:{ports.grpc}") as client:
         while time.monotonic() < end:
             assert server.poll() is None, "it did not start"
             try:
-                if client.is_server_ready(client_timeout=1):
+                if client.is_server_ready(client_timeout=10):
                     return
             except InferenceServerException:
                 time.sleep(0.05)
-    raise AssertionError("it is not ready after a minute")
+    raise AssertionError("it is not ready after five minutes")
 
 
 def _program() -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,8 +14,23 @@ import numpy as np
 import pytest
 
 from builder.errors import RepositoryError, ServeError
-from builder.serve import perf_analyzer, refusals
-from builder.serve.triton import running
+from builder.serve import perf_analyzer, refusals, triton
+from builder.serve.triton import FREE, free_ports, running
+
+
+def test_servers_that_start_together_get_other_ports() -> None:
+    """None that the system gives to a client, or to who asks for any, before a server takes it."""
+    ports = [port for _ in range(10) for port in vars(free_ports()).values()]
+    assert len(set(ports)) == 30
+    assert set(ports) <= set(FREE)
+
+
+def test_a_port_that_somebody_has_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_ports().http
+    monkeypatch.setattr(triton, "_turns", itertools.count(FREE.index(port)))
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", port))
+        assert port not in vars(free_ports()).values()
 
 
 @pytest.fixture

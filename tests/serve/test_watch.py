@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -74,7 +75,7 @@ def _kill(server: Server, model: str) -> int:
         pid for pid, (_, running) in children(server.process.pid).items() if running and running.model == model
     ]
     os.kill(process, signal.SIGKILL)
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while not children(server.process.pid)[process][0] and time.monotonic() < end:
         time.sleep(0.01)
     return process
@@ -91,7 +92,7 @@ def test_a_model_whose_process_was_killed_is_loaded_again(server: Server, contro
     assert controlled == [("unload", "engine"), ("load", "engine")]
     assert watcher.reloads == {"engine": 1}
     assert lines[0] == f"engine: its process {killed} died; it is loaded again"
-    assert lines[1].startswith("engine: loaded again in 0.0 s, for the 1st time")
+    assert re.fullmatch(r"engine: loaded again in \d+\.\d s, for the 1st time", lines[1])
 
 
 def test_what_is_not_signed_is_not_loaded_again(server: Server, tmp_path: Path) -> None:
@@ -162,7 +163,7 @@ def test_without_model_control_a_model_that_died_restarts_the_server(
     for _ in range(3):
         watcher.look()
     assert controlled == []
-    assert server.process.wait(timeout=60) == -signal.SIGTERM
+    assert server.process.wait(timeout=300) == -signal.SIGTERM
 
 
 def test_a_model_that_does_not_load_is_tried_again_later_and_then_left(
@@ -210,7 +211,9 @@ def test_a_decode_loop_that_failed_is_loaded_again(
 
     monkeypatch.setattr(urllib.request, "urlopen", lambda *arguments, **options: Metrics())
     lines: list[str] = []
-    fresh, watcher = Watcher(server, lines.append), Watcher(server, lines.append, begun=time.monotonic() - 60)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    fresh, watcher = Watcher(server, lines.append, begun=now), Watcher(server, lines.append, begun=now - 60)
     fresh.look()
     assert controlled == [], "it had no time yet to say how it is"
     for _ in range(3):
