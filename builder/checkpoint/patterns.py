@@ -8,6 +8,7 @@ cannot be read off it, so texts that each of its letters makes are tried.
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,11 +19,13 @@ from transformers import PreTrainedTokenizerFast
 from builder.errors import CheckpointError
 
 LENGTH = 4096  # characters of a text that is tried
-SECONDS = 10.0  # for all texts; what the expressions of known models take is far below
+SECONDS = 10  # of a processor, for all texts; what the expressions of known models take is far below
+PATIENCE_S = 600.0  # on a machine that is busy with other things
 SPARE = "\x01"  # what no expression expects; after it, all letters: one whose end is nowhere is not tried at all
 COMMON = "a1 \n.'-_A0é中"
 PROGRAM = """
-import json, sys
+import json, resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]), int(sys.argv[1])))
 from tokenizers import Tokenizer
 asked = json.load(sys.stdin)
 tokenizer = Tokenizer.from_str(asked["tokenizer"])
@@ -45,15 +48,22 @@ def refuse_endless_patterns(tokenizer: PreTrainedTokenizerFast, model: str) -> N
     end = SPARE + "".join(letters)
     texts = [letter * LENGTH + end for letter in letters] + ["".join(letters) * (LENGTH // len(letters)) + end]
     request = json.dumps({"tokenizer": document, "texts": texts})
-    command = [sys.executable, "-I", "-c", PROGRAM]
-    try:
-        subprocess.run(command, input=request, text=True, capture_output=True, timeout=SECONDS, check=False)
-    except subprocess.TimeoutExpired as error:
+    if not _ends(request):
         raise CheckpointError(
             f"the tokenizer of {model} does not finish on {len(texts)} texts of {LENGTH} characters: one of "
             f"its expressions backtracks ({'; '.join(patterns)[:200]}). It could block a server for ever; use "
             "another one"
-        ) from error
+        )
+
+
+def _ends(request: str) -> bool:
+    """Whether PROGRAM does what is asked before the system ends it."""
+    command = [sys.executable, "-I", "-c", PROGRAM, str(SECONDS)]
+    try:
+        done = subprocess.run(command, input=request, text=True, capture_output=True, timeout=PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return False
+    return done.returncode not in (-signal.SIGXCPU, -signal.SIGKILL)
 
 
 def _patterns(document: Any) -> Iterator[str]:

@@ -144,7 +144,7 @@ def _tokenizer(folder: Path, **changes: Any) -> None:
 @pytest.mark.parametrize("pattern", ["a*a*b", r"x*x*\w*y"])
 @pytest.mark.parametrize("part", ["pre_tokenizer", "normalizer"])
 def test_expressions_that_never_end(part: str, pattern: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patterns, "SECONDS", 2.0)
+    monkeypatch.setattr(patterns, "SECONDS", 2)
     regex = {"pattern": {"Regex": pattern}}
     kinds = {
         "pre_tokenizer": {"type": "Split", **regex, "behavior": "Isolated", "invert": False},
@@ -152,6 +152,17 @@ def test_expressions_that_never_end(part: str, pattern: str, folder: Path, monke
     }
     _tokenizer(folder, **{part: kinds[part]})
     _refused(folder, "the tokenizer of .* does not finish on .* backtracks")
+
+
+def test_a_machine_that_is_busy_with_other_things_refuses_no_tokenizer(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patterns, "SECONDS", 0)
+    monkeypatch.setattr(patterns, "PROGRAM", "import time; time.sleep(0.1)")
+    _tokenizer(
+        folder, pre_tokenizer={"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Isolated", "invert": False}
+    )
+    assert locate(make_spec(model=str(folder), name="model").source).tokenizer is not None
 
 
 GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -162,8 +173,7 @@ CL100K = (
 
 
 @pytest.mark.parametrize("pattern", [GPT_2, CL100K], ids=["GPT-2", "cl100k"])
-def test_expressions_of_known_models_are_taken(pattern: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patterns, "SECONDS", 10.0)
+def test_expressions_of_known_models_are_taken(pattern: str, folder: Path) -> None:
     split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
     _tokenizer(folder, pre_tokenizer=split)
     assert locate(make_spec(model=str(folder), name="model").source).tokenizer is not None
