@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from builder.runtime.shared.listing import Listing
 from builder.runtime.shared.loader import Loader, NotReady
 
 BASE = 100  # bytes of a process without models
+PATIENCE_S = 300.0
 
 
 class CountedMemory:
@@ -110,11 +112,28 @@ def test_a_model_in_use_stays(tmp_path: Path, counted: CountedMemory, monkeypatc
 def test_a_model_waits_for_room_that_another_is_using(tmp_path: Path, counted: CountedMemory) -> None:
     host = _host(_repository(tmp_path, a=50, b=50), counted, limit=BASE + 100)
     users = [host.load("a")]
-    timer = threading.Timer(0.1, lambda: host.leave(users.pop()))
+
+    def leave() -> None:
+        model = users.pop()
+        host.leave(model)
+        time.sleep(0.2)  # its thread waits for a core, and has the model as long
+        del model
+
+    timer = threading.Timer(0.1, leave)
     timer.start()
     _ask(host, "b")
     timer.join()
     assert "b" in host.loaded
+
+
+def test_a_model_that_never_fits_is_refused_at_once(
+    tmp_path: Path, counted: CountedMemory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_module, "GONE_S", 10_000.0)
+    monkeypatch.setattr(host_module, "ROOM_S", 10_000.0)
+    host = _host(_repository(tmp_path, large=5000), counted, limit=BASE + 100)
+    with pytest.raises(NoRoom, match="large needs"):
+        host.load("large")
 
 
 def test_another_version_takes_the_place_of_one_that_still_answers(tmp_path: Path, counted: CountedMemory) -> None:
@@ -181,7 +200,7 @@ class Waiting:
         self.came.put((error, list(jobs)))
 
     def next(self) -> Any:
-        return self.came.get(timeout=20)
+        return self.came.get(timeout=PATIENCE_S)
 
 
 def test_others_are_answered_while_a_model_loads(tmp_path: Path, counted: CountedMemory) -> None:
@@ -191,13 +210,13 @@ def test_others_are_answered_while_a_model_loads(tmp_path: Path, counted: Counte
 
     def slow(folder: Path) -> Front:
         begun.set()
-        assert go_on.wait(20)
+        assert go_on.wait(PATIENCE_S)
         return opened(folder)
 
     host.opened = slow
     waiting = Waiting(host)
     waiting.loader.ask("cold", "a", ["first"])
-    assert begun.wait(20)
+    assert begun.wait(PATIENCE_S)
     _ask(host, "hot")
     assert host.take("cold") is None
     waiting.loader.ask("cold", "a", ["second"])
@@ -283,7 +302,7 @@ def test_a_version_that_cannot_be_loaded_takes_the_place_of_none_that_answers(
 def test_what_waits_when_the_server_stops_is_refused(tmp_path: Path, counted: CountedMemory) -> None:
     host = _host(_repository(tmp_path, a=1, b=1), counted, limit=10_000)
     go_on, opened = threading.Event(), host.opened
-    host.opened = lambda folder: opened(folder) if go_on.wait(20) else pytest.fail("never told to go on")
+    host.opened = lambda folder: opened(folder) if go_on.wait(PATIENCE_S) else pytest.fail("never told to go on")
     waiting = Waiting(host)
     waiting.loader.ask("a", "a", ["one"])
     waiting.loader.names.put(None)

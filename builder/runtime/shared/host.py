@@ -6,6 +6,7 @@ the table alone: nothing is loaded or answered while it is held.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -16,7 +17,8 @@ from .emitted import Front
 from .listing import Listing
 
 ROOM_S = 30.0  # that a model waits for others to be done with their requests
-GONE_S = 0.05  # after which what was dropped is gone: whoever answered last may hold it for a moment
+GONE_S = 2.0  # after which what was dropped is gone: whoever answered last may hold it until it has a core again
+LOOK_S = 0.05  # from one look at what is free to the next
 BYTES_A_BYTE = 2  # of memory, by one of its files, before it was loaded once
 MB = 1 << 20
 
@@ -63,6 +65,7 @@ class Host:
         self.loaded: dict[str, Loaded] = {}
         self.sizes: dict[str, int] = {}  # by name and build, of models that were loaded once
         self.tally = Tally()
+        self.dropped = -math.inf  # when a model last was
         self.table = threading.Condition()
 
     def take(self, name: str) -> Loaded | None:
@@ -113,9 +116,8 @@ class Host:
         begun = time.monotonic()
         while not self._evict(needed):
             with self.table:
-                busy = any(model.users for model in self.loaded.values())
-                if time.monotonic() < begun + (ROOM_S if busy else GONE_S):
-                    self.table.wait(GONE_S)
+                if time.monotonic() < (begun + ROOM_S if self.loaded else self.dropped + GONE_S):
+                    self.table.wait(LOOK_S)
                     continue
             raise NoRoom(
                 f"{name} needs about {needed / MB:.0f} MB; this shared front has {self.resident() / MB:.0f} of its "
@@ -145,6 +147,7 @@ class Host:
                 if lacking > 0 and not model.users:
                     dropped.append(self.loaded.pop(model.name))
                     lacking -= model.size
+                    self.dropped = time.monotonic()
             self.tally.evictions += len(dropped)
         return len(dropped)
 
