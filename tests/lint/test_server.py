@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -18,9 +18,9 @@ from builder.lint.findings import Severity
 from builder.serve.triton import Server, running
 from tests.lint.cases import CASES
 
-STARTS = 3
+STARTS = 10
 AT_ONCE = 4  # models that are loading: most of the time of one goes by while its process starts
-LONG_S, HANGS_S = 60, 2  # a model that loads takes well under a second
+LONG_S, HANGS_S = 600, 2  # a model that loads takes well under a second where nothing else runs
 LOST = "StatusCode.UNAVAILABLE"  # of a server that ended, and of some that go on
 
 
@@ -50,7 +50,7 @@ def _refused(folder: Path) -> dict[str, str]:
             for names, at_once in _turns(left):
                 with ThreadPoolExecutor(at_once) as pool:
                     answers = list(pool.map(partial(_load, client), names))
-                if any(answer and answer.startswith(LOST) for answer in answers) and _ended(server):
+                if any(answer and answer.startswith(LOST) for answer in answers) and _ended(server, client):
                     break
                 errors |= dict(zip(names, answers, strict=True))
             server.process.kill()  # what is loaded need not be unloaded, one after the other
@@ -74,7 +74,11 @@ def _load(client: InferenceServerClient, name: str) -> str | None:
     return None
 
 
-def _ended(server: Server) -> bool:
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        server.process.wait(5)
-    return server.process.poll() is not None
+def _ended(server: Server, client: InferenceServerClient) -> bool:
+    """Whether it has, or is about to; one that goes on says so."""
+    while server.process.poll() is None:
+        with contextlib.suppress(InferenceServerException):
+            if client.is_server_live():
+                return False
+        time.sleep(0.05)
+    return True

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 
-def comes_about(condition: Callable[[], bool], patience_s: float = 60) -> bool:
+def comes_about(condition: Callable[[], bool], patience_s: float = 300) -> bool:
     """Whether `condition` becomes true."""
     end = time.monotonic() + patience_s
     while not condition() and time.monotonic() < end:

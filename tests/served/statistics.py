@@ -7,13 +7,22 @@ from typing import Any
 
 from builder.serve.client import Client
 
+TRIES = 20  # to have requests come together, which a busy system does not always let them
 
-def settled(served: Client) -> dict[str, Any]:
-    """Triton's counts once they no longer change: it counts a request a little after it has answered it."""
+
+def settled(served: Client, least: int = 0) -> dict[str, Any]:
+    """Triton's counts, of `least` requests at least, once they no longer change: it counts a request a little after it
+    has answered it.
+    """
     last = served.statistics()
     while True:
-        time.sleep(0.3)
+        time.sleep(0.2)
         now = served.statistics()
-        if now == last:
+        if now == last and counted(now)[0] >= least:
             return now
         last = now
+
+
+def counted(statistics: dict[str, Any]) -> tuple[int, int]:
+    """Requests and executions."""
+    return int(statistics.get("inference_count", 0)), int(statistics.get("execution_count", 0))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from builder.errors import ServeError
 from builder.samples import TEXTS
 from builder.serve.client import Client
 from builder.verify.answers import difference
-from tests.served.statistics import settled
+from tests.served.statistics import TRIES, counted, settled
 
 
 def _rows(texts: list[str]) -> dict[str, np.ndarray]:
@@ -43,16 +44,25 @@ def test_batch_mates_change_an_int8_answer_only_a_little(client: Callable[[str],
 def test_concurrent_requests_of_unequal_length_share_executions(client: Callable[[str], Client]) -> None:
     served = client("minilm_fp32")
     alone = {text: served.ask({"text_input": text})["embedding"] for text in TEXTS}
-    before = settled(served)
     texts = list(TEXTS) * 6
+
+    def flood() -> int:
+        answers, executions = _at_once(served, [{"text_input": text} for text in texts])
+        for text, answer in zip(texts, answers, strict=True):
+            np.testing.assert_allclose(answer["embedding"], alone[text], atol=1e-5)
+        return executions
+
+    assert any(flood() < len(texts) / 2 for _ in range(TRIES))
+
+
+def _at_once(served: Client, samples: list[dict[str, Any]]) -> tuple[list[Any], int]:
+    """The answers to many samples, and in how many executions Triton came to them."""
+    requests, executions = counted(settled(served))
     with ThreadPoolExecutor(24) as pool:
-        answers = list(pool.map(lambda text: served.ask({"text_input": text})["embedding"], texts))
-    after = settled(served)
-    inferences, executions = (int(after[f"{n}_count"]) - int(before[f"{n}_count"]) for n in ("inference", "execution"))
-    assert inferences == len(texts)
-    assert executions < inferences / 2
-    for text, answer in zip(texts, answers, strict=True):
-        np.testing.assert_allclose(answer, alone[text], atol=1e-5)
+        answers = list(pool.map(served.ask, samples))
+    after = counted(settled(served, requests + len(samples)))
+    assert after[0] == requests + len(samples)
+    return answers, after[1] - executions
 
 
 def test_requests_with_other_label_counts_and_options_share_executions(client: Callable[[str], Client]) -> None:
@@ -66,13 +76,14 @@ def test_requests_with_other_label_counts_and_options_share_executions(client: C
         for i in range(48)
     ]
     alone = [served.ask(sample) for sample in samples]
-    before = settled(served)
-    with ThreadPoolExecutor(24) as pool:
-        answers = list(pool.map(served.ask, samples))
-    after = settled(served)
-    assert int(after["execution_count"]) - int(before["execution_count"]) < len(samples) * 3 / 4
-    error, where = difference(alone, answers)
-    assert error < 1e-5, where
+
+    def flood() -> int:
+        answers, executions = _at_once(served, samples)
+        error, where = difference(alone, answers)
+        assert error < 1e-5, where
+        return executions
+
+    assert any(flood() < len(samples) * 3 / 4 for _ in range(TRIES))
 
 
 def test_bad_requests_in_a_batch_get_their_own_errors(client: Callable[[str], Client]) -> None:

@@ -30,6 +30,7 @@ from builder.serve.client import Client
 from builder.serve.gateway import gateway
 from builder.serve.triton import Server, free_ports
 from tests.served.counts import counts
+from tests.served.statistics import TRIES
 
 Connect = Callable[[str], Client]
 CHAT: list[ChatCompletionMessageParam] = [{"role": "user", "content": "Where is the museum?"}]
@@ -231,9 +232,9 @@ def test_errors_are_those_that_the_client_knows(api: openai.OpenAI) -> None:
 
 
 def test_a_full_queue_is_a_rate_limit_and_the_others_are_answered(url: str) -> None:
-    """One slot and a queue of two."""
+    """One slot and a queue of two, where all come while one is answered."""
 
-    async def run() -> list[str]:
+    async def run() -> set[str]:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as api:
 
             async def ask() -> str:
@@ -243,16 +244,19 @@ def test_a_full_queue_is_a_rate_limit_and_the_others_are_answered(url: str) -> N
                     return f"refused, {error.response.headers['retry-after']}"
                 return "answered"
 
-            return await asyncio.gather(*(ask() for _ in range(10)))
+            return {*await asyncio.gather(*(ask() for _ in range(10)))}
 
-    assert set(asyncio.run(run())) == {"answered", "refused, 1"}
+    seen = [asyncio.run(run())]
+    while len(seen) < TRIES and seen[-1] == {"answered"}:
+        seen.append(asyncio.run(run()))
+    assert seen[-1] == {"answered", "refused, 1"}
 
 
 def test_clients_that_leave_free_the_slot(server: Server, api: openai.OpenAI) -> None:
     """One slot: the next request has it before a long answer is whole. On a busy machine one may be, before its client
     has left; not each of many.
     """
-    assert any(_generated_when_left(server, api, 250) < 250 for _ in range(20))
+    assert any(_generated_when_left(server, api, 250) < 250 for _ in range(5 * TRIES))
 
 
 def _generated_when_left(server: Server, api: openai.OpenAI, length: int) -> float:
@@ -268,7 +272,7 @@ def _generated_when_left(server: Server, api: openai.OpenAI, length: int) -> flo
 
 def _generated(server: Server, api: openai.OpenAI) -> float:
     """The tokens of the slot until now; one more request has been answered when they are published."""
-    requests, end = counts(server, "writes_one")["requests_total"], time.monotonic() + 60
+    requests, end = counts(server, "writes_one")["requests_total"], time.monotonic() + 300
     assert api.completions.create(model="writes_one", prompt="The", max_tokens=1).usage
     while (now := counts(server, "writes_one"))["requests_total"] == requests:
         assert time.monotonic() < end, "it publishes nothing"
@@ -290,7 +294,7 @@ def test_cohere_reranks(url: str, client: Connect) -> None:
 def test_tasks_answer_what_the_models_answer(url: str, client: Connect) -> None:
     def post(path: str, body: object) -> Any:
         request = urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
-        with urllib.request.urlopen(request, timeout=60) as response:
+        with urllib.request.urlopen(request, timeout=300) as response:
             return json.load(response)
 
     answer = post("/v1/tasks/question-answering", {"inputs": {"question": "Who?", "context": "Ada lives in London"}})
@@ -316,6 +320,6 @@ def test_one_that_is_told_to_stop_finishes_what_runs(server: Server) -> None:
     with gateway(server.url, "127.0.0.1", port) as process:
         reader = threading.Thread(target=read, args=(process,))
         reader.start()
-        reader.join(120)
-        assert process.wait(60) == 0
+        reader.join(300)
+        assert process.wait(300) == 0
     assert pieces[-1] == "length"

@@ -13,6 +13,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Generator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from builder.serve.client import Client
 from builder.serve.perf_analyzer import find_perf_analyzer
 from builder.serve.triton import Server, running
 from tests.served.counts import counts
+from tests.served.statistics import TRIES
 
 Connect = Callable[[str], Client]
 PROMPTS = ("The museum in Oslo", "My order arrived", "Water expands when it freezes, which is why", "A")
@@ -218,30 +220,33 @@ def test_a_client_that_leaves_frees_its_slot(client: Connect) -> None:
 
 
 def test_a_full_queue_refuses(client: Connect) -> None:
-    """One slot and a queue of two: of 12 requests at once some are refused, and every other is answered."""
-    url, outcomes = client("writes_one").url, []
+    """One slot and a queue of two: of 12 requests at once some are refused, where they come while one is answered, and
+    every other is answered.
+    """
+    url = client("writes_one").url
 
-    def ask() -> None:
+    def ask(_: int) -> str:
         with Client(url, "writes_one") as own:
             try:
                 own.ask({"text_input": "The", "max_tokens": 200, "ignore_eos": True})
-                outcomes.append("answered")
             except ServeError as error:
-                outcomes.append("refused" if "sequences wait already" in str(error) else str(error))
+                return "refused" if "sequences wait already" in str(error) else str(error)
+        return "answered"
 
-    threads = [threading.Thread(target=ask) for _ in range(12)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert set(outcomes) == {"answered", "refused"}
+    def outcomes() -> set[str]:
+        with ThreadPoolExecutor(12) as pool:
+            seen = set(pool.map(ask, range(12)))
+        assert seen <= {"answered", "refused"}
+        return seen
+
+    assert any(outcomes() == {"answered", "refused"} for _ in range(TRIES))
 
 
 def _post(server: Server, path: str, body: dict[str, Any]) -> str:
     request = urllib.request.Request(
         f"http://{server.host}:{server.ports.http}/v2/models/{path}", json.dumps(body).encode(), method="POST"
     )
-    with urllib.request.urlopen(request, timeout=60) as response:
+    with urllib.request.urlopen(request, timeout=300) as response:
         content: str = response.read().decode()
     return content
 
@@ -263,18 +268,22 @@ def test_metrics(server: Server, client: Connect) -> None:
     prompt = "The court in Nairobi ruled on Tuesday that the ministry must publish the contracts"
     for _ in range(2):
         client("writes").ask({"text_input": prompt, "max_tokens": 9, "ignore_eos": True})
-    deadline = time.monotonic() + 60
-    while (
-        counts(server, "writes")["generated_tokens_total"] < before["generated_tokens_total"] + 18
-        and time.monotonic() < deadline
-    ):
+
+    def grown() -> bool:
+        """They are published one after the other."""
+        after = counts(server, "writes")
+        return (
+            after["generated_tokens_total"] >= before["generated_tokens_total"] + 18
+            and after["requests_total"] >= before["requests_total"] + 2
+            and after["reused_tokens_total"] > before["reused_tokens_total"]  # the second prompt was there already
+            and after["first_token_seconds_total"] > before["first_token_seconds_total"]
+        )
+
+    deadline = time.monotonic() + 300
+    while not grown() and time.monotonic() < deadline:
         time.sleep(0.1)
-    after = counts(server, "writes")
-    assert after["generated_tokens_total"] >= before["generated_tokens_total"] + 18
-    assert after["requests_total"] >= before["requests_total"] + 2
-    assert after["reused_tokens_total"] > before["reused_tokens_total"], "the second prompt was there already"
-    assert after["first_token_seconds_total"] > before["first_token_seconds_total"]
-    assert after["slots"] == 4
+    assert grown()
+    assert counts(server, "writes")["slots"] == 4
 
 
 def test_a_loop_that_fails_tells_everybody(repository: Path, tmp_path: Path) -> None:
@@ -288,7 +297,7 @@ def test_a_loop_that_fails_tells_everybody(repository: Path, tmp_path: Path) -> 
             connection.ask({"text_input": "Hello", "max_tokens": 3})
         with pytest.raises(ServeError, match=r"the decode loop failed earlier: .*; reload the model"):
             connection.ask({"text_input": "Hello", "max_tokens": 3})
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 300
         while counts(server, "writes")["healthy"] and time.monotonic() < deadline:
             time.sleep(0.1)
         assert counts(server, "writes")["healthy"] == 0
@@ -329,7 +338,7 @@ def test_query_shows_text_on_a_terminal_as_it_comes(server: Server, client: Conn
     program = "import sys; from builder.cli import main; sys.exit(main())"
     command = [sys.executable, "-c", program, "query", "writes", "--url", server.url]
     command += ["text_input=The film", "max_tokens=8", "ignore_eos=true"]
-    subprocess.run(command, stdout=theirs, check=True, timeout=60)
+    subprocess.run(command, stdout=theirs, check=True, timeout=300)
     shown = os.read(ours, 10_000).decode().replace("\r\n", "\n")
     os.close(theirs)
     os.close(ours)

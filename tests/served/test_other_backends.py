@@ -31,7 +31,7 @@ def streamed(server: Server, model: str, tensors: dict[str, np.ndarray]) -> list
         client.start_stream(lambda result, error: arrived.put((result, error)))
         client.async_stream_infer(model, inputs, enable_empty_final_response=True)
         while True:
-            result, error = arrived.get(timeout=30)
+            result, error = arrived.get(timeout=300)
             assert error is None, error
             if result.get_response().outputs:
                 responses.append(result)
@@ -154,5 +154,5 @@ def test_the_generate_request_of_tensorrt_llms_documentation(server: Server) -> 
     body = {"text_input": "The film", "max_tokens": 5, "bad_words": "", "stop_words": "", "pad_id": 2, "end_id": 2}
     for model in ("writes", "writes_one"):
         url = f"http://{server.host}:{server.ports.http}/v2/models/{model}/generate"
-        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=30) as answer:
+        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=300) as answer:
             assert json.load(answer)["text_output"]

@@ -32,7 +32,7 @@ def _flood(
     request, answers, refused = client._request(tensors), [], Counter[str]()
     with grpc.insecure_channel(client.url) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-        futures = [stub.ModelInfer.future(request, timeout=60) for _ in range(FLOOD)]
+        futures = [stub.ModelInfer.future(request, timeout=600) for _ in range(FLOOD)]
         futures[0].exception()
         meanwhile()
         for future in futures:
@@ -50,7 +50,7 @@ def _many(client: Client, sample: dict[str, str]) -> dict[str, np.ndarray]:
 
 
 def _counted(server: Server, name: str, counter: str) -> float:
-    text = urllib.request.urlopen(f"http://{server.host}:{server.ports.metrics}/metrics", timeout=10).read().decode()
+    text = urllib.request.urlopen(f"http://{server.host}:{server.ports.metrics}/metrics", timeout=60).read().decode()
     found = re.search(rf'build_repo_{counter}_total{{model="{name}",version="1"}} (\S+)', text)
     assert found is not None
     return float(found[1])

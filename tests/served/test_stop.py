@@ -18,6 +18,7 @@ from builder.gateway.errors import ApiError
 from builder.gateway.tensors import add_tensor
 from builder.gateway.triton import Triton
 from builder.runtime.fields import Field
+from builder.serve import responses, triton
 from builder.serve.client import Client
 from builder.serve.responses import Responses
 from builder.serve.triton import Server, running
@@ -31,11 +32,15 @@ def decoder(built: Callable[[str], Path], tmp_path: Path) -> Path:
     return Path(shutil.copytree(built("writes"), tmp_path / "model_repository"))
 
 
-def test_no_stream_keeps_its_model_and_the_model_lies_there_as_it_was_published(decoder: Path) -> None:
+def test_no_stream_keeps_its_model_and_the_model_lies_there_as_it_was_published(
+    decoder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A server that stops waits for requests that it has: to cancel a stream whose answer is complete left it with
     them, as a cancellation does that crosses the last response. Also, the Python of a model would leave __pycache__
     folders beside it.
     """
+    monkeypatch.setattr(triton, "IDLE_REPORTS", 1000)  # it is waited for, however long its Python takes to end,
+    monkeypatch.setattr(responses, "PATIENCE_S", 300.0)  # and so is the end of a request
     published = {path: path.read_bytes() for path in decoder.rglob("*") if path.is_file()}
     with running(decoder) as server:
         _all_at_once(lambda: _answered_and_refused(server.url))
@@ -86,10 +91,10 @@ def test_a_model_ends_the_request_of_a_stream_that_is_left(model: str, shape: tu
     request = service_pb2.ModelInferRequest(model_name=model, id="left")
     for name, kind, value in (("text_input", "TYPE_STRING", "The museum"), ("stream", "TYPE_BOOL", True)):
         add_tensor(request, Field(name, kind), [value], shape)
-    responses = Recorded(server.url, request, 60)
-    next(iter(responses))
-    responses.close()
-    assert responses.errors in ([], ["the request was cancelled"]), "it was ended, or had been answered"
+    stream = Recorded(server.url, request, 60)
+    next(iter(stream))
+    stream.close()
+    assert stream.errors in ([], ["the request was cancelled"]), "it was ended, or had been answered"
 
 
 class Recorded(Responses):
@@ -126,7 +131,7 @@ async def _left(url: str) -> None:
 
 def _wait_until_all_came() -> None:
     """The last response too, and the end of the stream: nobody has read them yet."""
-    end = time.monotonic() + 60
+    end = time.monotonic() + 300
     while any(thread.name == "responses of writes" for thread in threading.enumerate()):
         assert time.monotonic() < end
         time.sleep(0.05)
