@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from xdist.remote import Producer
 
 from builder.engines.gpu import gpus
@@ -27,7 +27,9 @@ from tests.models import NAMES, REAL, checkpoint_of, join, minilm, options_of
 from tests.once import changed, once
 from tests.sharing import Sharing
 
-settings.register_profile("here", deadline=None, derandomize=True, database=None)  # the same on every machine
+settings.register_profile(  # the same on every machine, however slow
+    "here", deadline=None, derandomize=True, database=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile("here")
 
 os.environ["BUILD_REPO_CACHE"] = "off"  # what a test asks is done; commands that tests start inherit it

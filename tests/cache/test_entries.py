@@ -116,7 +116,7 @@ print(whole)
         command = [sys.executable, "-c", program, str(tmp_path / "cache"), str(tmp_path / own), own]
         running.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
     for process in running:
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=600)
         assert process.returncode == 0, err
         assert int(out) > 10
     entries = Entries(tmp_path / "cache")

@@ -92,8 +92,15 @@ def test_the_users_own_files_count(folder: Path, tmp_path: Path) -> None:
 
 
 def _unchanged_for_long(file: Path) -> None:
-    """Its times are in the past, as far as the file system lets them be set: that of its inode cannot be."""
+    """Its times are in the past, as far as the file system lets them be set: that of its inode cannot be.
+
+    A change after this one shows: the file system's clock, of several milliseconds a step, has gone on.
+    """
     os.utime(file, ns=(10**18, 10**18))
+    changed, clock = file.stat().st_ctime_ns, file.parent.parent / "clock"
+    clock.touch()
+    while clock.stat().st_ctime_ns <= changed:
+        clock.touch()
 
 
 def test_weights_are_read_once_until_they_change(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,7 +126,8 @@ def test_weights_are_read_once_until_they_change(folder: Path, monkeypatch: pyte
     assert len(read) == 3
 
 
-def test_what_changed_just_now_is_not_believed_to_stay(folder: Path) -> None:
+def test_what_changed_just_now_is_not_believed_to_stay(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(digests, "SETTLED_S", 600.0)
     digest_of([folder / "model.safetensors"])
     assert not (folder.parent / "cache").exists()
 

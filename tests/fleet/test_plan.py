@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -174,7 +175,8 @@ def test_a_summary_names_what_failed_and_why(make: Make) -> None:
     assert (duration(3.21), duration(7800)) == ("3.2 s", "2 h 10 min")
 
 
-def test_the_screen_has_a_line_for_each_worker_and_a_bar_for_all(make: Make) -> None:
+def test_the_screen_has_a_line_for_each_worker_and_a_bar_for_all(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builder.fleet.view.time", SimpleNamespace(monotonic=lambda: 0.0))
     plan = _plan(make(name="one"), make(name="two"), make(name="three"))
     console = Console(file=StringIO(), force_terminal=True, width=120)
     with view(console, plan, 2) as shown:

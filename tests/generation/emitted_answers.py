@@ -44,7 +44,7 @@ def written(repository: Path, name: str) -> str:
     service.engine.start()
     try:
         service.submit({"text_input": text(TEXT)}, {"temperature": 0.0, "max_tokens": 12}, respond)
-        assert done.wait(60)
+        assert done.wait(600)
     finally:
         service.engine.stop()
     texts = []

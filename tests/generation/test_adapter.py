@@ -78,14 +78,14 @@ def test_a_request_that_takes_long_to_read_keeps_no_other_waiting(adapter: Any) 
 
     def prepare(*arguments: Any) -> list[Any]:
         reading.set()
-        assert read.wait(10)
+        assert read.wait(300)
         return [SimpleNamespace(request=request)]
 
     adapter.service = SimpleNamespace(prepare=prepare, start=lambda prepared: None)
     sender = Sender()
     asking = threading.Thread(target=adapter.execute, args=([_asked(sender)],))
     asking.start()
-    assert reading.wait(10)
+    assert reading.wait(300)
     try:
         assert adapter.lock.acquire(timeout=1), "answers to others wait for a text that is being tokenised"
         adapter.lock.release()

@@ -268,7 +268,7 @@ def answers(folder: Path, texts: list[str]) -> list[str]:
 
         service.submit({"text_input": np.array([text], object)}, {"max_tokens": 24}, respond)
     for _ in texts:
-        assert done.acquire(timeout=60)
+        assert done.acquire(timeout=600)
     service.engine.stop()
     return [by_number[number] for number in range(len(texts))]
 

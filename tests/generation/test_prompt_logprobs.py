@@ -155,7 +155,7 @@ def test_what_was_cached_and_how_long_it_waited_is_said_where_it_is_asked_for(sm
     assert all("cached_tokens" not in answer for answer in answers[:-1])
     last = answers[-1]
     assert last["cached_tokens"].tolist() == [4], "all but the token whose logits are wanted"
-    assert 0 <= last["queue_seconds"][0] < 10
+    assert 0 <= last["queue_seconds"][0] < 600
     assert {answer["num_input_tokens"].item() for answer in answers} == {5}
     assert [answer["num_output_tokens"].item() for answer in answers] == ([1, 1, 1] if stream else [3])
     assert last["num_input_tokens"].dtype == np.uint32

@@ -98,14 +98,19 @@ def test_other_threads_run_while_a_text_is_tokenised() -> None:
         while not over.wait(0.0005):
             turns += 1
 
+    def seen() -> int:
+        """How often the other thread ran meanwhile."""
+        before = turns
+        assert len(token_ids(tokenizer, ["The train leaves. " * 20_000], special=False)[0]) > 20_000
+        return turns - before
+
     other = threading.Thread(target=count)
     other.start()
-    tokens = token_ids(tokenizer, ["The train leaves. " * 20_000], special=False)[0]
-    seen = turns
-    over.set()
-    other.join()
-    assert len(tokens) > 20_000
-    assert seen >= 5
+    try:
+        assert any(seen() >= 5 for _ in range(100)), "where the system gives it a core"
+    finally:
+        over.set()
+        other.join()
 
 
 def test_a_panic_of_the_tokeniser_is_an_error() -> None:

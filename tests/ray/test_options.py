@@ -116,7 +116,7 @@ def test_a_model_is_unloaded_when_nobody_uses_it_any_more(loaded: Loaded) -> Non
     assert deleting.is_alive()
     assert FakeControl.calls == [("load", "topics")]
     lease.__exit__(None, None, None)
-    deleting.join(10)
+    deleting.join(300)
     assert FakeControl.calls == [("load", "topics"), ("unload", "topics")]
 
 

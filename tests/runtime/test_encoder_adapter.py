@@ -17,7 +17,7 @@ from builder.runtime.encoder.waiting import Waiting
 
 TRITON = "triton_python_backend_utils"
 ON_TRITON = ("builder.runtime.encoder_model", "builder.runtime.encoder.transport")
-PATIENCE_S = 30.0
+PATIENCE_S = 300.0
 
 
 class Sender:
@@ -77,7 +77,7 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     model = object.__new__(module.TritonPythonModel)
     model.inputs, model.front = ["text_input"], _Echo()
     model.metrics = SimpleNamespace(publish=lambda *counts: None)
-    model.waiting = Waiting(8, 30.0, 4, model._answer_later, module._refuse, module._left)
+    model.waiting = Waiting(8, PATIENCE_S, 4, model._answer_later, module._refuse, module._left)
     yield model
     model.finalize()
     for name in ON_TRITON:

@@ -107,7 +107,7 @@ push(Path(sys.argv[1]), "front", store.open_store(sys.argv[2]))
 
 def test_a_push_that_is_killed_shows_nothing_and_the_next_goes_on(store: Store, repository: Path, target: Path) -> None:
     publish_version(repository, b"one", LARGE)
-    killed = subprocess.run([sys.executable, "-c", KILLED, str(repository), store.url], timeout=120)
+    killed = subprocess.run([sys.executable, "-c", KILLED, str(repository), store.url], timeout=600)
     assert killed.returncode == -signal.SIGKILL
     assert (store.models(), store.versions("front")) == ([], [])
     with pytest.raises(RepositoryError, match="has no model front"):

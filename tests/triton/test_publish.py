@@ -541,5 +541,5 @@ def test_the_folder_of_a_build_that_still_runs_is_left_alone(tmp_path: Path) -> 
             assert staging.is_dir()
             assert dead.is_dir()
             assert not recovering.done()
-        assert recovering.result(timeout=10) == []
+        assert recovering.result(timeout=300) == []
     assert [p.name for p in tmp_path.iterdir()] == ["model_repository"]

@@ -32,8 +32,8 @@ def test_others_change_the_repository_while_a_guest_is_there(repository: Path) -
     with visiting(repository, "front-candidate", _made):
         assert (repository / "front-candidate" / "config.pbtxt").is_file()
         with ThreadPoolExecutor(1) as other:
-            assert other.submit(recover, repository).result(timeout=10) == [], "a guest of a process that lives stays"
-            other.submit(_write, repository, "another").result(timeout=10)
+            assert other.submit(recover, repository).result(timeout=300) == [], "a guest of a process that lives stays"
+            other.submit(_write, repository, "another").result(timeout=300)
         assert (repository / "front-candidate" / "config.pbtxt").is_file()
     assert [path.name for path in repository.iterdir()] == ["front"]
     assert [path.name for path in repository.parent.iterdir()] == ["model_repository"]
@@ -51,7 +51,7 @@ def test_who_changes_a_model_waits_for_who_has_it_alone(repository: Path) -> Non
             changed = other.submit(_write, repository, "front")
             with pytest.raises(NotYet):
                 changed.result(timeout=0.1)
-        changed.result(timeout=10)
+        changed.result(timeout=300)
 
 
 def test_the_guest_of_a_killed_process_is_taken_out(repository: Path) -> None:

@@ -99,7 +99,7 @@ def served(folder: Path, numbers: Sequence[int], beams: int) -> list[str]:
             "num_beams": np.array([beams], np.int32),
         }
         service.submit(tensors, {}, partial(note, place))
-    said = dict(answers.get(timeout=60) for _ in numbers)
+    said = dict(answers.get(timeout=600) for _ in numbers)
     service.engine.stop()
     return [answered(said[place])["text_output"][0].decode() for place in range(len(numbers))]
 
