@@ -1,8 +1,9 @@
-"""torch.onnx.export without the work that it does again at every export, or again for every node.
+"""torch.onnx.export without the work that it does again at every export, again for every node, or for nobody.
 
-What comes out is the same: the table of operators is made once a process instead of once an export; an operator has
-the type that it had when it was captured instead of being run once more to find it; and a rewriting rule is tried
-where the operator is that it ends in, instead of at every node.
+What comes out is the same: the table of operators is made once a process instead of once an export, without the
+signatures of them all; an operator has the type that it had when it was captured instead of being run once more to
+find it; and a rewriting rule is tried where the operator is that it ends in, instead of at every node. Only where in
+the source of PyTorch and transformers each node came from is not said in it.
 """
 
 from __future__ import annotations
@@ -10,37 +11,54 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import onnx_ir
 import torch
+from onnxscript import TracedOnnxFunction
 from onnxscript.rewriter import RewriteRule
-from torch.onnx._internal.exporter._registration import ONNXRegistry
+from torch.fx import config as tracing
+from torch.onnx._internal.exporter._registration import OnnxDecompMeta, ONNXRegistry
 from torch.onnx._internal.fx.passes.type_promotion import _TypePromotionInterpreter, get_type_promotion_rule
 
 
 @contextmanager
 def nothing_twice() -> Iterator[None]:
     """Export without repetition within the `with`."""
-    replaced: list[tuple[Any, str, object]] = [
+    with _replaced(
         (ONNXRegistry, "from_torchlib", staticmethod(_operators)),
         (_TypePromotionInterpreter, "run_node", _promoted),
         (RewriteRule, "try_rewrite", _rewritten),
-    ]
-    before = [vars(owner)[name] for owner, name, _ in replaced]
+        (tracing, "do_not_emit_stack_traces", True),
+    ):
+        yield
+
+
+@contextmanager
+def _replaced(*replacements: tuple[Any, str, object]) -> Iterator[None]:
+    """Within it attributes, each of an owner by its name, have other values."""
+    before = [vars(owner)[name] for owner, name, _ in replacements]
     try:
-        for owner, name, value in replaced:
+        for owner, name, value in replacements:
             setattr(owner, name, value)
         yield
     finally:
-        for (owner, name, _), value in zip(replaced, before, strict=True):
+        for (owner, name, _), value in zip(replacements, before, strict=True):
             setattr(owner, name, value)
 
 
 @functools.cache
 def _operators(opset_version: int) -> ONNXRegistry:
-    """Nobody changes it: an export that brings no operators of its own only reads it."""
-    return _from_torchlib(opset_version=opset_version)
+    """Nobody changes it: an export that brings no operators of its own only reads it.
+
+    The signature of an operator is made where one is called, if it is not there (torch, onnx/_internal/exporter/
+    _building.py, `eval_function`): a model calls a few dozen of five hundred. Of one that is traced, whose source
+    would be parsed for it, only the domain is read.
+    """
+    domain = property(lambda function: SimpleNamespace(domain=function.opset.domain))
+    with _replaced((OnnxDecompMeta, "__post_init__", lambda meta: None), (TracedOnnxFunction, "function_ir", domain)):
+        return _from_torchlib(opset_version=opset_version)
 
 
 def _promoted(interpreter: _TypePromotionInterpreter, node: torch.fx.Node) -> Any:

@@ -7,16 +7,21 @@ from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
+from onnxscript import TracedOnnxFunction
 from onnxscript.rewriter import RewriteRule
-from torch.onnx._internal.exporter._registration import ONNXRegistry
+from torch.fx import config as tracing
+from torch.onnx._internal.exporter._registration import OnnxDecompMeta, ONNXRegistry
 from torch.onnx._internal.fx.passes.type_promotion import _TypePromotionInterpreter
 
 from builder.errors import ExportError
-from builder.export import program
-from builder.export.program import to_onnx
+from builder.export import once, program
+from builder.export.program import OPSET, to_onnx
+
+SOURCE = "pkg.torch.onnx.stack_trace"  # of a node: the lines of source that it comes from
 
 
 class Casts(torch.nn.Module):
@@ -142,14 +147,35 @@ class Mixes(torch.nn.Module):
 
 
 def test_exporting_without_repetition_gives_the_same_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Byte for byte what torch.onnx makes by itself, and nothing of torch or onnxscript stays replaced."""
-    owners = (ONNXRegistry, _TypePromotionInterpreter, RewriteRule)
+    """Byte for byte what torch.onnx makes by itself, but for the lines of source that its nodes come from; and nothing
+    of torch or onnxscript stays replaced."""
+    owners = (ONNXRegistry, OnnxDecompMeta, TracedOnnxFunction, _TypePromotionInterpreter, RewriteRule, tracing)
     before = [dict(vars(owner)) for owner in owners]
     axes = [{0: torch.export.Dim("batch")}]
     ids = torch.arange(6).reshape(2, 3)
     model = to_onnx(Mixes(), [ids], axes, ["ids"], ["out"])
     assert [dict(vars(owner)) for owner in owners] == before
     monkeypatch.setattr(program, "nothing_twice", nullcontext)
-    assert model.SerializeToString() == to_onnx(Mixes(), [ids], axes, ["ids"], ["out"]).SerializeToString()
+    own = to_onnx(Mixes(), [ids], axes, ["ids"], ["out"])
+    assert _without_source(model) == _without_source(own)
     (output,) = onnxruntime.InferenceSession(model.SerializeToString()).run(None, {"ids": ids.numpy()})
     np.testing.assert_allclose(output, Mixes()(ids)[0].numpy())
+
+
+def _without_source(model: onnx.ModelProto) -> bytes:
+    copy = onnx.ModelProto.FromString(model.SerializeToString())
+    for node in copy.graph.node:
+        kept = [entry for entry in node.metadata_props if entry.key != SOURCE]
+        del node.metadata_props[:]
+        node.metadata_props.extend(kept)
+    return copy.SerializeToString()
+
+
+def test_the_table_without_signatures_has_the_same_operators() -> None:
+    """An operator whose signature cannot be made is left out of torch's own table."""
+    kept, own = once._operators(OPSET), ONNXRegistry.from_torchlib(opset_version=OPSET)
+    assert _implementations(kept) == _implementations(own)
+
+
+def _implementations(table: ONNXRegistry) -> dict[object, list[object]]:
+    return {target: [meta.onnx_function for meta in metas] for target, metas in table.functions.items()}
