@@ -5,7 +5,7 @@ What is run is what Triton will serve: the emitted engine over the graph. Knows 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -57,6 +57,15 @@ class Agreement:
     greedy: tuple[tuple[int, ...], ...]
 
 
+@dataclass(frozen=True)
+class WrongToken:
+    """Of a written text the first token, by its `number`, that is not the best: the logit of `best` is `gap` higher."""
+
+    number: int
+    best: int
+    gap: float
+
+
 def make_reference(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Reference:
     """Run `model` over token rows, and let it write on from the first half of the first; the graph is to write on from
     more of them."""
@@ -72,11 +81,21 @@ def make_reference(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Ref
 def _best_and_logprobs(
     model: PreTrainedModel, rows: Sequence[Sequence[int]]
 ) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-    """At each position of each row the best next token, and the log-probability of the row's own.
+    """At each position of each row the best next token, and the log-probability of the row's own."""
+    answers = {}
+    for index, logits in _logits(model, rows):
+        own = torch.tensor(rows[index][1:])
+        after = logits[: len(own)].float()
+        chosen = torch.log_softmax(after, dim=-1).gather(-1, own[:, None])
+        answers[index] = after.argmax(dim=-1).numpy(), chosen[:, 0].numpy()
+    return answers
+
+
+def _logits(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Iterator[tuple[int, torch.Tensor]]:
+    """The index of each row, and the logits after each of its tokens, (tokens, vocabulary): the longest row first.
 
     Rows are padded on the right, which a decoder sees from no position before: several together take half the time.
     """
-    answers = {}
     remaining = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
     while remaining:
         longest = len(rows[remaining[0]])
@@ -85,12 +104,7 @@ def _best_and_logprobs(
         padded = [[*rows[index], *[0] * (longest - len(rows[index]))] for index in group]
         with torch.no_grad():
             logits = model(input_ids=torch.tensor(padded), use_cache=False).logits
-        for row, index in enumerate(group):
-            own = torch.tensor(rows[index][1:])
-            after = logits[row, : len(own)].float()
-            chosen = torch.log_softmax(after, dim=-1).gather(-1, own[:, None])
-            answers[index] = after.argmax(dim=-1).numpy(), chosen[:, 0].numpy()
-    return answers
+        yield from ((index, logits[row, : len(rows[index])]) for row, index in enumerate(group))
 
 
 def greedy_tokens(model: PreTrainedModel, prompt: Sequence[int], count: int) -> list[int]:
@@ -169,30 +183,40 @@ def refuse_wrong_text(model: PreTrainedModel, reference: Reference, agreement: A
     A text is greedy where each of its tokens is the best after those before it, which one run over it says of all.
     That this is what `generate` does is found out on a text of its own.
     """
-    _refuse_other_tokens(model, reference.prompts[0], reference.generated, "transformers' generate")
-    for prompt, text in zip(reference.prompts, agreement.greedy, strict=True):
-        _refuse_other_tokens(model, prompt, text, "the fused graph")
+    texts = [(reference.prompts[0], reference.generated, "transformers' generate")]
+    texts += [
+        (prompt, text, "the fused graph") for prompt, text in zip(reference.prompts, agreement.greedy, strict=True)
+    ]
+    for _, text, writer in texts:
+        _refuse_short(text, writer)
+    written = list(dict.fromkeys((*prompt, *text) for prompt, text, _ in texts))  # the graph's first is generate's
+    wrong = {written[index]: _wrong_token(written[index], logits) for index, logits in _logits(model, written)}
+    for prompt, text, writer in texts:
+        if problem := wrong[(*prompt, *text)]:
+            raise VerificationError(
+                f"greedy token {problem.number} of {writer} is {text[problem.number - 1]}, the best by transformers' "
+                f"forward pass is {problem.best} (logits {problem.gap:.1e} apart). Nothing was published: this is a "
+                "bug worth reporting, with the checkpoint's name"
+            )
 
 
-def _refuse_other_tokens(model: PreTrainedModel, prompt: Sequence[int], text: Sequence[int], writer: str) -> None:
-    """Raise VerificationError where a token of `text`, which follows `prompt`, is not the best, nor as good as it.
-
-    No end token is known to whoever wrote `text`, so all that was asked for has to be there.
-    """
+def _refuse_short(text: Sequence[int], writer: str) -> None:
+    """Raise VerificationError where tokens are missing: no end token is known to whoever wrote `text`, so all that was
+    asked for has to be there."""
     if len(text) != NEW_TOKENS:
         raise VerificationError(
             f"{writer} wrote {len(text)} tokens instead of {NEW_TOKENS}, although no end token came. Nothing was "
             "published: this is a bug worth reporting, with the checkpoint's name"
         )
-    with torch.no_grad():
-        logits = model(input_ids=torch.tensor([[*prompt, *text]]), use_cache=False).logits[0, len(prompt) - 1 : -1]
-    best, own = logits.max(dim=-1), logits.gather(-1, torch.tensor(text)[:, None])[:, 0]
-    gaps, allowed = best.values - own, TIE * logits.abs().amax(dim=-1).clamp(min=1.0)
+
+
+def _wrong_token(tokens: Sequence[int], logits: torch.Tensor) -> WrongToken | None:
+    """Of the last `NEW_TOKENS` of `tokens` the first that is neither the best after those before it, nor as good.
+
+    `logits`: after each token, (tokens, vocabulary).
+    """
+    after, text = logits[-NEW_TOKENS - 1 : -1], torch.tensor(tokens[-NEW_TOKENS:])
+    best, own = after.max(dim=-1), after.gather(-1, text[:, None])[:, 0]
+    gaps, allowed = best.values - own, TIE * after.abs().amax(dim=-1).clamp(min=1.0)
     wrong = (~(gaps <= allowed)).nonzero()[:, 0].tolist()  # NaN is wrong too
-    if wrong:
-        first = wrong[0]
-        raise VerificationError(
-            f"greedy token {first + 1} of {writer} is {text[first]}, the best by transformers' forward pass is "
-            f"{int(best.indices[first])} (logits {float(gaps[first]):.1e} apart). Nothing was published: this is a "
-            "bug worth reporting, with the checkpoint's name"
-        )
+    return WrongToken(wrong[0] + 1, int(best.indices[wrong[0]]), float(gaps[wrong[0]])) if wrong else None
