@@ -5,7 +5,7 @@ Engines are timed one after the other, each with the same threads, and none whil
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from itertools import product
 
@@ -17,32 +17,38 @@ from builder.export.rows import Rows
 from builder.onnx.graph import Graph
 from builder.speed import Latencies
 from builder.tasks.base import TaskGraph
-from builder.variants.timing import about_ms, median_ms, pytorch_with
+from builder.variants.timing import median_ms, pytorch_with, warm_ms
 
 BATCHES = (1, 8)
 LENGTHS = (16, 64, 128)
+
+Feed = dict[str, np.ndarray]
 
 
 def pytorch_latencies(module: TaskGraph, rows: Rows, max_length: int, threads: int) -> Latencies:
     """The module as transformers runs it, with its own attention."""
     with pytorch_with(threads):
-        return _grid(
-            module.inputs, rows, max_length, lambda feeds: module(*map(torch.from_numpy, feeds.values())), about_ms
+        return _about(
+            _feeds(module.inputs, rows, max_length), lambda feed: module(*map(torch.from_numpy, feed.values()))
         )
 
 
 def engine_latencies(infer: Infer, graph: Graph, rows: Rows, max_length: int, choosing: bool) -> Latencies:
     """The graph in its engine, opened as `infer`. `choosing`: whether a choice hangs on it."""
-    return _grid(graph.inputs, rows, max_length, infer, partial(median_ms, most=10) if choosing else about_ms)
+    feeds = _feeds(graph.inputs, rows, max_length)
+    if not choosing:
+        return _about(feeds, infer)
+    return {shape: median_ms(partial(infer, feed), most=10) for shape, feed in feeds.items()}
 
 
-def _grid(
-    names: tuple[str, ...],
-    rows: Rows,
-    max_length: int,
-    run: Callable[[dict[str, np.ndarray]], object],
-    timed: Callable[[Callable[[], object]], float],
-) -> Latencies:
+def _about(feeds: Mapping[str, Feed], run: Callable[[Feed], object]) -> Latencies:
+    """Rough times. Only the largest shape is run once before: the others find the weights read, and memory taken."""
+    *_, largest = feeds.values()
+    run(largest)
+    return {shape: warm_ms(partial(run, feed)) for shape, feed in feeds.items()}
+
+
+def _feeds(names: tuple[str, ...], rows: Rows, max_length: int) -> dict[str, Feed]:
+    """By shape; the largest last."""
     lengths = sorted({min(length, max_length) for length in LENGTHS})
-    feeds = {f"{b}x{n}": rows.feeds(names, [n] * b) for b, n in product(BATCHES, lengths)}
-    return {shape: timed(partial(run, feed)) for shape, feed in feeds.items()}
+    return {f"{b}x{n}": rows.feeds(names, [n] * b) for b, n in product(BATCHES, lengths)}

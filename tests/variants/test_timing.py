@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
-from builder.variants import timing
+from builder.variants import latency, timing
 
 
 class Clock:
@@ -28,3 +29,13 @@ def test_a_rough_time_leaves_out_the_first_run(
     clock = Clock(iter(seconds))
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     assert timing.about_ms(clock.run) == expected
+
+
+def test_rough_times_of_shapes_are_warmed_up_once_by_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is chosen by them: a run of each shape before those that count was a third of their time."""
+    monkeypatch.setattr(timing, "LEAST", 1)
+    calls: list[str] = []
+    feeds = {"1x16": {"x": np.zeros(16)}, "8x128": {"x": np.zeros(1024)}}
+    times = latency._about(feeds, lambda feed: calls.append(str(feed["x"].size)))
+    assert calls == ["1024", "16", "1024"]
+    assert list(times) == list(feeds)
