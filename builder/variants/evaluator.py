@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -153,7 +154,8 @@ class Evaluator:
 
     def serving_as(self, options: FrontOptions, graph: Graph) -> Evaluator:
         """This evaluator for a front with other `options`: of its queue and of its batches."""
-        serving = _serving(options, self.checkpoint, graph, self.serving.batching.alike)
+        before = self.serving
+        serving = _serving(options, self.checkpoint, graph, before.batching.alike, before.parameters)
         if serving != self.serving:
             write_whole(self.front / FILE, dump(serving).encode())
         return replace(self, serving=serving)
@@ -176,7 +178,8 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
     """
     task = encoder_task(checkpoint.task)
     parameters = task.parameters(checkpoint)
-    serving = _serving(spec.front, checkpoint, graph, alike(module, rows_of(checkpoint), checkpoint.max_length))
+    needed = alike(module, rows_of(checkpoint), checkpoint.max_length)
+    serving = _serving(spec.front, checkpoint, graph, needed, parameters)
     tokenizer = tokenizer_json(checkpoint.tokenizer)
     front = folder / "front"
     front.mkdir()
@@ -202,10 +205,12 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
     return Evaluator(spec, checkpoint, module, front, serving, tokenizer, fields, judged, labels, expected, feeds)
 
 
-def _serving(options: FrontOptions, checkpoint: Checkpoint, graph: Graph, needed: Alike) -> EncoderServing:
-    task, side = encoder_task(checkpoint.task), checkpoint.tokenizer.truncation_side
-    pad, parameters = {"input_ids": padding_id(checkpoint)}, task.parameters(checkpoint)
-    return serving_document(options, task.module, graph, checkpoint.max_length, pad, parameters, needed, side)
+def _serving(
+    options: FrontOptions, checkpoint: Checkpoint, graph: Graph, needed: Alike, parameters: Mapping[str, Any]
+) -> EncoderServing:
+    module, side = encoder_task(checkpoint.task).module, checkpoint.tokenizer.truncation_side
+    pad = {"input_ids": padding_id(checkpoint)}
+    return serving_document(options, module, graph, checkpoint.max_length, pad, parameters, needed, side)
 
 
 def _split(samples: tuple[Sample, ...]) -> tuple[tuple[Sample, ...], tuple[Sample, ...]]:
