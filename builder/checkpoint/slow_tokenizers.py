@@ -56,7 +56,9 @@ def as_fast(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
         clean_up_tokenization_spaces=tokenizer.clean_up_tokenization_spaces,
     )
     tokenizer.punc_normalizer = str  # as transformers does without sacremoses, which the emitted code has not
-    for text in (*PROBES, _of_the_other_language(pieces, scores)):
+    words = _of_the_other_language(pieces, scores)
+    known = [word for word in words if tokenizer.unk_token_id not in tokenizer(word)["input_ids"]]
+    for text in (*PROBES, " ".join(known)):
         if converted(text)["input_ids"] != tokenizer(text)["input_ids"]:
             raise CheckpointError(
                 f"{name} cannot be written as a tokenizer.json that tokenises {text[:40]!r} in the same way; "
@@ -65,7 +67,7 @@ def as_fast(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
     return converted
 
 
-def _of_the_other_language(pieces: Iterable[str], scores: Mapping[str, float]) -> str:
-    """A text of long pieces that only the language of the answers has, in letters that both languages have."""
+def _of_the_other_language(pieces: Iterable[str], scores: Mapping[str, float]) -> list[str]:
+    """The longest pieces that only the language of the answers has, in letters that both languages have."""
     foreign = [piece.replace("▁", "") for piece in pieces if piece not in scores and "<" not in piece]  # no special one
-    return " ".join(sorted((word for word in foreign if set(word) <= set(scores)), key=len)[-LONGEST:])
+    return sorted((word for word in foreign if set(word) <= set(scores)), key=len)[-LONGEST:]
