@@ -15,3 +15,10 @@ def for_searches(graph: Graph, beams: int, folder: Path) -> Graph:
     add_likeliest(model)
     attend_alone(model, beams)
     return save_graph(model, folder / "searches" / graph.path.name)
+
+
+def finding_likeliest(graph: Graph) -> Graph:
+    """`graph`, a decoder's, with what a search reads of its logits: in its own file, whose weights stay there."""
+    model = load_graph(graph.path)
+    add_likeliest(model)
+    return save_graph(model, graph.path)

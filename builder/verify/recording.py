@@ -31,6 +31,7 @@ ROUNDED_ACTIVATIONS = 0.2
 ROUNDS_ACTIVATIONS = ("DynamicQuantizeLinear", "QuantizeLinear", "DynamicQuantizeMatMul", "MatMulInteger")
 ROUNDING = (*ROUNDS_ACTIVATIONS, "MatMulNBits", "DequantizeLinear")
 STEPS = 6  # tokens after each row
+LIKELIEST = 16  # of the most probable tokens of each row
 LONG = 48  # tokens of a row that comes in pieces, where no window asks for more
 PIECES, LEAST_PIECE = 8, 16
 
@@ -140,8 +141,8 @@ def _plain(argument: Any) -> Any:
 def drive(executor: Executor, prompts: Sequence[Sequence[int]], long: Sequence[int]) -> None:
     """Have `executor` do all that it does when it serves: `long` in pieces, `prompts` whole, then all of them at once.
 
-    Of each piece the first token's logits are asked for as well as the last's. It has a slot for each prompt and the
-    long row, and room for `STEPS` more tokens in it.
+    Of each piece the first token's logits are asked for as well as the last's, and of one step what searches read, too.
+    It has a slot for each prompt and the long row, and room for `STEPS` more tokens in it.
     """
     rows = [list(long), *map(list, prompts)]
     piece = max(LEAST_PIECE, -(-len(long) // PIECES))
@@ -153,6 +154,8 @@ def drive(executor: Executor, prompts: Sequence[Sequence[int]], long: Sequence[i
     for slot, row in enumerate(rows[1:], 1):
         tokens[slot] = executor.run(slot, np.array([row], np.int64), np.zeros(1, np.int64)).argmax()
     lengths = np.array([len(row) for row in rows], np.int64)
+    if executor.searches:  # the step is then made again, and writes the same
+        executor.likeliest(Part(0, tokens, lengths), LIKELIEST)
     for _ in range(STEPS):
         tokens = executor.run(0, tokens, lengths).argmax(axis=-1)[:, None]
         lengths = lengths + 1

@@ -75,6 +75,7 @@ def _spec(checkpoint: Path, folder: Path, **options: Any) -> Any:
         precision="int8",
         max_length=768,
         slots=16,
+        beams=1,
         quality=0.0,  # random weights have none to lose
         perplexity=1e9,
         **options,

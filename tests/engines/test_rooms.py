@@ -12,11 +12,16 @@ from builder import engines
 from builder.engines.decoding import ROOM, DecodingEngine, engine_of
 from builder.engines.encoding import all_variants, encoding_engine
 from builder.errors import SpecError
+from builder.export.decoder import export_decoder
+from builder.export.likeliest import OUTPUTS
 from builder.families import decoder
+from builder.families.decoder.drafted import draft_spec
 from builder.memory import Memory
 from builder.runtime.contract import LayerShape
+from builder.runtime.generation.executors.candidates import TOP_COUNT
 from builder.spec import make_spec
 from builder.variants import candidates
+from tests.decoders import make_decoder
 
 LAYERS = [LayerShape(2, 8), LayerShape(2, 16)]
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -97,3 +102,28 @@ def test_memory_of_a_cache(name: str, options: dict[str, Any], cache: int) -> No
 def test_an_engine_refuses_the_options_that_it_does_not_have(name: str, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(SpecError, match=problem):
         engine(name, **options).refuse()
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "found"),
+    [
+        ("onnxruntime", {}, True),
+        ("onnxruntime", {"beams": 3}, True),
+        ("onnxruntime", {"beams": 1}, False),
+        ("onnxruntime", {"executor": "bls"}, False),
+        ("cuda", {}, False),
+        ("openvino", {}, False),
+    ],
+)
+def test_a_graph_finds_what_searches_read_where_the_loop_runs_it_on_a_cpu(
+    name: str, options: dict[str, Any], found: bool, tmp_path: Path
+) -> None:
+    """Slots are no matter: stages that are kept are for any number of them."""
+    exported = export_decoder(make_decoder("gpt2", num_hidden_layers=1), tmp_path, 64).graph
+    graph = engine(name, **options).fuse(exported, tmp_path)
+    assert (TOP_COUNT in graph.inputs, set(OUTPUTS) <= set(graph.outputs)) == (found, found)
+
+
+def test_a_draft_searches_nothing() -> None:
+    target = make_spec(model="x", draft="y", slots=8)
+    assert draft_spec(target, "text-generation", 64).beams == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,13 @@ from builder.errors import ExportError, VerificationError
 from builder.export.decoder import export_decoder
 from builder.export.experts import cost_of_experts, every_expert
 from builder.export.rotary import fused_rotary, settled_frequencies
+from builder.export.searches import finding_likeliest
 from builder.onnx.graph import Graph
 from builder.optimise.fusion import fuse
 from builder.optimise.weights import quantise_weights
 from builder.pipeline import build
 from builder.runtime.contract import Session
+from builder.runtime.generation.executors.base import Part
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
@@ -27,6 +30,7 @@ from builder.spec import WeightOptions, make_spec
 from builder.verify.emitted import Prompted, answer, generate
 from builder.verify.generation import geometry_of
 from builder.verify.long_rows import ask_long_row, refuse_wrong_long_row
+from builder.verify.recording import Recorder
 from builder.verify.seq2seq import cut
 from tests.checkpoints import VOCABULARY, make_tokenizer
 from tests.decoders import DECODERS, SIZES, WINDOW, make_decoder
@@ -234,40 +238,105 @@ def test_a_build_refuses_by_name_before_anything_is_measured(tmp_path: Path) -> 
     assert not (tmp_path / "out").exists()
 
 
+SEARCHES: tuple[dict[str, Any], ...] = (
+    {"num_beams": 3},
+    {"num_beams": 4, "length_penalty": 0.5, "no_repeat_ngram_size": 2, "n": 2},
+    {"num_beams": 2, "early_stopping": "true"},
+    {},
+    {"num_beams": 4, "length_penalty": 2.0, "early_stopping": "never", "min_tokens": 15},
+    {"num_beams": 2, "repetition_penalty": 1.3},
+)
+
+
+def searched(model: PreTrainedModel, prompt: tuple[int, ...], options: Options) -> list[list[int]]:
+    """What transformers says."""
+    ids = torch.tensor([prompt])
+    with torch.no_grad():
+        rows = model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=20,
+            do_sample=False,
+            num_beams=options.num_beams,
+            num_return_sequences=options.n,
+            length_penalty=options.length_penalty,
+            no_repeat_ngram_size=options.no_repeat_ngram_size,
+            repetition_penalty=options.repetition_penalty,
+            min_new_tokens=options.min_tokens or None,
+            early_stopping={"true": True, "false": False, "never": "never"}[options.early_stopping],
+            eos_token_id=3,
+            pad_token_id=0,
+        )
+    return [list(cut(row[len(prompt) :].tolist(), (3,), 20)) for row in rows]
+
+
 @pytest.mark.parametrize("model_type", ["gpt2", "llama", "bloom", "gemma3_text"])
 def test_beams_of_a_decoder_are_transformers(model_type: str, tmp_path: Path) -> None:
-    """Searches of unequal prompts, beside a greedy row, in one batch."""
+    """Searches of unequal prompts, beside a greedy row, in one batch; they read the graph's most probable tokens."""
     model = make_decoder(model_type)
     result = export_decoder(model, tmp_path, 128)
-    graph = fuse(result.graph, tmp_path)
-    executor = InProcess(graph.path, geometry_of(result.caches, 12, 128, VOCABULARY), Session(threads=1))
-    kinds: list[dict[str, Any]] = [
-        {"num_beams": 3},
-        {"num_beams": 4, "length_penalty": 0.5, "no_repeat_ngram_size": 2, "n": 2},
-        {"num_beams": 2, "early_stopping": "true"},
-        {},
-    ]
+    graph = finding_likeliest(fuse(result.graph, tmp_path))
+    executor = InProcess(graph.path, geometry_of(result.caches, 18, 128, VOCABULARY), Session(threads=1))
     searches = [
         Prompted(tuple(prompt), Rules(Options(temperature=0.0, **options), (3,), max_tokens=20))
-        for prompt, options in zip(prompts(), kinds * 2, strict=False)
+        for prompt, options in zip(prompts(), SEARCHES, strict=True)
     ]
-    for one, answers in zip(searches, answer(executor, searches), strict=True):
+    recorder = Recorder(executor)
+    found = answer(executor, searches)
+    for one, answers in zip(searches, found, strict=True):
         options = one.rules.options
-        ids = torch.tensor([one.prompt])
-        with torch.no_grad():
-            rows = model.generate(
-                ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=20,
-                do_sample=False,
-                num_beams=options.num_beams,
-                num_return_sequences=options.n,
-                length_penalty=options.length_penalty,
-                no_repeat_ngram_size=options.no_repeat_ngram_size,
-                early_stopping=options.early_stopping == "true",
-                eos_token_id=3,
-                pad_token_id=0,
-            )
-        wanted = [cut(row[len(one.prompt) :].tolist(), (3,), 20) for row in rows]
-        got = [cut(hypothesis.tokens, (3,), 20) for hypothesis in answers]
-        assert got == wanted, options
+        got = [list(cut(hypothesis.tokens, (3,), 20)) for hypothesis in answers]
+        assert got == searched(model, one.prompt, options), options
+    asked = Counter(name for name, _ in recorder.calls)
+    assert asked["likeliest"] >= 4, "of the prompts of those that search, beside whom nobody needs all"
+    executor.searches = False
+    again = answer(executor, searches)
+    assert [[one.tokens for one in answers] for answers in again] == [[one.tokens for one in two] for two in found]
+
+
+def test_a_search_that_changes_no_scores_reads_few_of_them(tmp_path: Path) -> None:
+    """Beside a greedy row; one of log-probabilities, biases or all tokens needs all logits of the steps they share."""
+    result = export_decoder(make_decoder("gpt2"), tmp_path, 128)
+    graph = finding_likeliest(fuse(result.graph, tmp_path))
+    executor = InProcess(graph.path, geometry_of(result.caches, 4, 128, VOCABULARY), Session(threads=1))
+    recorder = Recorder(executor)
+    prompt = tuple(prompts()[0])
+    search, model = Options(temperature=0.0, num_beams=3), make_decoder("gpt2")
+    for beside, few in (
+        (Options(temperature=0.0), True),
+        (Options(temperature=0.9, top_k=12), True),
+        (Options(temperature=0.9), False),
+        (Options(temperature=0.0, logprobs=2), False),
+        (Options(temperature=0.0, logit_bias={7: 1.0}), False),
+    ):
+        recorder.calls.clear()
+        asked = [Prompted(prompt, Rules(search, (3,), max_tokens=20)), Prompted(prompt, Rules(beside, max_tokens=20))]
+        hypotheses, _ = answer(executor, asked)
+        assert [list(cut(one.tokens, (3,), 20)) for one in hypotheses] == searched(model, prompt, search)
+        read = Counter(name for name, _ in recorder.calls)
+        assert (read["likeliest"] > 1) == few, beside  # once for its prompt, which is a call of its own
+
+
+def test_the_most_probable_tokens_of_a_decoder_are_those_of_its_logits(tmp_path: Path) -> None:
+    """After a piece of a prompt, and in a step of three rows of which one is nobody's."""
+    result = export_decoder(make_decoder("llama"), tmp_path, 64)
+    plain = fuse(result.graph, tmp_path / "plain")
+    graph = finding_likeliest(fuse(result.graph, tmp_path))
+    geometry = geometry_of(result.caches, 3, 64, VOCABULARY)
+    executor, other = (InProcess(one.path, geometry, Session(threads=1)) for one in (graph, plain))
+    assert (executor.searches, other.searches) == (True, False)
+    first, second = prompts()[0], prompts()[2]
+    steps = np.array([[7], [0], [8]]), np.array([len(first), 0, len(second)]), np.array([2, 0])
+    for part in (
+        Part(0, np.array([first]), np.array([0])),
+        Part(2, np.array([second]), np.array([0]), np.array([4, 0, 7, 1, 2])),  # more than there are slots
+        Part(0, *steps),
+    ):
+        logits = torch.from_numpy(other.run(*part).copy())
+        for count in (1, 16, 2 * VOCABULARY):
+            found = executor.likeliest(part, count)
+            values, tokens = logits.topk(min(count, VOCABULARY))
+            np.testing.assert_allclose(found.logits, values, atol=1e-5)
+            np.testing.assert_array_equal(found.tokens, tokens)
+            np.testing.assert_allclose(found.totals, logits.logsumexp(-1, keepdim=True), atol=1e-5)
+        np.testing.assert_allclose(executor.run(*part), logits, atol=1e-5)

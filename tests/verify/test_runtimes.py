@@ -18,6 +18,7 @@ from builder.engines.cpu import cpu
 from builder.engines.onnxruntime.older import for_runtime, unmarked_windows
 from builder.errors import ExportError, VerificationError
 from builder.export.decoder import export_decoder
+from builder.export.searches import finding_likeliest
 from builder.onnx.graph import Graph, check_release, nodes_of, operator_needs, save_graph
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
@@ -110,6 +111,8 @@ def kinds(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Kind]:
         by_name[name] = Kind(graph, _decoder_case(graph, exported.caches, False))
         by_name[f"{name} through BLS"] = Kind(graph, _decoder_case(graph, exported.caches, True))
         if name == "mistral":
+            graph = finding_likeliest(fuse(exported.graph, folder / "searches"))
+            by_name["mistral that searches"] = Kind(graph, _decoder_case(graph, exported.caches, False))
             weights = quantise_weights(graph, "int8-weights", WeightOptions(32, True), folder / name).graph
             by_name["int8-weights"] = Kind(weights, _decoder_case(weights, exported.caches, False))
     return by_name
@@ -151,6 +154,20 @@ def test_several_new_tokens_after_a_past_are_what_an_old_version_gets_wrong(kind
     (answers,) = replayed(folder, [llama.case(served).job])
     assert not isinstance(answers, str)
     assert difference(list(llama.case(served).answers), answers) > 0.01
+
+
+def test_what_a_search_reads_is_made_again_too(kinds: Mapping[str, Kind], tmp_path: Path) -> None:
+    """The least probable tokens instead are told apart."""
+    kind = kinds["mistral that searches"]
+    case = kind.case(kind.own)
+    assert [name for name, _ in case.job["calls"]].count("likeliest") == 1
+    wrong = onnx.load(kind.own.path)
+    (chosen,) = [node for node in nodes_of(wrong.graph) if node.op_type == "TopK"]
+    chosen.attribute.append(helper.make_attribute("largest", 0))
+    onnx.save(wrong, tmp_path / "wrong.onnx")
+    (answers,) = replayed(tmp_path / "this build's own", [{**case.job, "models": [str(tmp_path / "wrong.onnx")]}])
+    assert not isinstance(answers, str)
+    assert difference(list(case.answers), answers) > 0.1
 
 
 def test_a_graph_for_other_versions_does_not_load_here(kinds: Mapping[str, Kind], tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from builder.engines.onnxruntime import MAPPED, loop_session, resting
 from builder.engines.onnxruntime.older import for_runtime
 from builder.errors import SpecError
 from builder.export.decoder import CACHED_ATTENTION
+from builder.export.searches import finding_likeliest
 from builder.memory import Memory, cache_bytes, refuse_slots
 from builder.onnx.graph import Graph, check_release
 from builder.optimise.cache_precision import quantise_cache
@@ -58,7 +59,10 @@ class Decoding(DecodingEngine):
         return Memory(cache, weights)
 
     def fuse(self, exported: Graph, folder: Path) -> Graph:
+        """Where the loop runs it on a CPU, it finds what searches read."""
         graph = fuse(exported, folder)
+        if self.spec.in_process and self.spec.beams != 1:
+            graph = finding_likeliest(graph)
         check_release(graph, self.spec.triton, self._in_process)
         return graph
 

@@ -52,7 +52,7 @@ def refuse_draft(spec: BuildSpec) -> None:
 def draft_spec(spec: BuildSpec, task: str, length: int) -> BuildSpec:
     """What is built of --draft for texts of `length` tokens."""
     own = {"model": spec.draft, "draft": None, "revision": None, "name": None, "task": task, "max_length": length}
-    return spec.model_copy(update={**own, "slots": min(spec.slots, SLOTS), "beams": None, "cache_gb": None})
+    return spec.model_copy(update={**own, "slots": min(spec.slots, SLOTS), "beams": 1, "cache_gb": None})
 
 
 def resolve_draft(spec: BuildSpec, target: Checkpoint) -> tuple[BuildSpec, Checkpoint]:

@@ -12,8 +12,7 @@ import numpy as np
 from ...contract import Session
 from ...sessions import open_session
 from .base import CrossGeometry, EncodingExecutor, Geometry, Likeliest, Part, last_of_rows
-from .candidates import TOP_COUNT, TOP_LOGITS, TOP_TOKENS, TOP_TOTALS
-from .in_process import MOST_BOUND, InProcess
+from .in_process import MOST_BOUND, InProcess, bind_likeliest
 
 
 class TextArena:
@@ -47,12 +46,13 @@ class TextArena:
 
 @dataclass(frozen=True)
 class BoundStep:
-    """The inputs of a step by name, their binding, and where it leaves its answer: logits, and the best of them."""
+    """The inputs of a step by name, their binding, and where it leaves its answer: logits, and those asked for of the
+    best."""
 
     feeds: "dict[str, np.ndarray]"
     binding: Any
     logits: np.ndarray
-    likeliest: Likeliest
+    likeliest: "Likeliest | None"
 
 
 class CrossAttending(InProcess, EncodingExecutor):
@@ -73,7 +73,6 @@ class CrossAttending(InProcess, EncodingExecutor):
     ) -> None:
         super().__init__(decoder, geometry, session)
         self.encoder = open_session(encoder, session)
-        self.searches = TOP_COUNT in self.inputs
         self.bound: dict[tuple[int, ...], BoundStep] = {}
         self.texts = TextArena(geometry.slots, cross)
 
@@ -97,7 +96,9 @@ class CrossAttending(InProcess, EncodingExecutor):
         return self._step(Part(first, tokens, lengths, wanted), 0).logits
 
     def likeliest(self, part: Part, count: int) -> Likeliest:
-        return self._step(part, min(count, self.geometry.vocabulary)).likeliest
+        likeliest = self._step(part, min(count, self.geometry.vocabulary)).likeliest
+        assert likeliest is not None, "as many as asked for"
+        return likeliest
 
     def _step(self, part: Part, count: int) -> BoundStep:
         """Run one token a row, and find the `count` most probable next ones."""
@@ -129,16 +130,15 @@ class CrossAttending(InProcess, EncodingExecutor):
         return step
 
     def _bind_cross(self, first: int, rows: int, used: int, wanted: int, count: int) -> BoundStep:
-        step, binding = self._bind(first, rows, 1, wanted)
+        step, binding = self._bind(first, rows, 1, wanted, count)
         feeds = {
             **step.feeds,
             "cross_rows": np.zeros((used, self.texts.cross.beams), np.int64),
             "cross_places": np.zeros(rows, np.int64),
             "cross_seqlens_k": np.zeros(used, np.int32),
             "cross_total": np.zeros(1, np.int32),
-            TOP_COUNT: np.array([count], np.int64),
         }
-        views = {name: feeds[name] for name in feeds if name.startswith("cross_") or name == TOP_COUNT}
+        views = {name: feeds[name] for name in feeds if name.startswith("cross_")}
         views["cross_last"] = self.texts.last[:used]
         for name, tensor in self.texts.cross_arena.items():
             view = tensor[:used]
@@ -148,9 +148,4 @@ class CrossAttending(InProcess, EncodingExecutor):
             if name in self.inputs:
                 binding.bind_input(name, "cpu", 0, view.dtype.type, view.shape, view.ctypes.data)
         logits = self._bind_logits(binding, wanted)
-        tokens, scores = np.zeros((wanted, count), np.int64), np.zeros((wanted, count), np.float32)
-        likeliest = Likeliest(tokens, scores, np.zeros((wanted, 1), np.float32))
-        if count:
-            for name, array in ((TOP_TOKENS, tokens), (TOP_LOGITS, scores), (TOP_TOTALS, likeliest.totals)):
-                binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
-        return BoundStep(feeds, binding, logits, likeliest)
+        return BoundStep(feeds, binding, logits, bind_likeliest(binding, wanted, count) if count else None)

@@ -19,8 +19,8 @@ from ...contract import Session
 from ...sessions import refuse_other_meaning
 from .base import Candidates, Geometry, Part, Step
 from .beginnings import padded, places
-from .candidates import TOP_LOGITS, TOP_TOKENS, in_order
-from .in_process import Answer, Bound
+from .candidates import TOP_TOKENS, in_order
+from .in_process import Answer, Bound, bind_best
 
 ELEMENTS = {"float16": 10, "bfloat16": 16, "float32": 1}  # of onnx.TensorProto: numpy has no bfloat16
 BYTES = {"float16": 2, "bfloat16": 2, "float32": 4}
@@ -142,7 +142,7 @@ class Cuda(Bound):
         """Copy a slot whole: what lies before `start` is the same in both, what lies after `length` is nobody's."""
         self.cache.copy(source, target)
 
-    def _bind(self, first: int, rows: int, new: int, wanted: int) -> "tuple[Step, Any]":
+    def _bind(self, first: int, rows: int, new: int, wanted: int, best: int) -> "tuple[Step, Any]":
         """Bind the cache of a range of slots, which stays bound; a step's small inputs do not."""
         step, binding = Step(rows, new, wanted), self.session.io_binding()
         for name, shape in self.cache.shapes.items():
@@ -170,15 +170,6 @@ def run_bound(session: onnxruntime.InferenceSession, binding: Any, feeds: "Mappi
 def candidates_of(session: onnxruntime.InferenceSession) -> int:
     """How many of the highest logits a graph finds."""
     return int({value.name: value.shape for value in session.get_outputs()}.get(TOP_TOKENS, [0])[-1])
-
-
-def bind_best(binding: Any, wanted: int, count: int) -> Candidates:
-    """Where a call leaves the `count` highest logits of each of `wanted` places."""
-    shape = (wanted, count)
-    best = Candidates(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
-    for name, array in ((TOP_TOKENS, best.tokens), (TOP_LOGITS, best.logits)):
-        binding.bind_output(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
-    return best
 
 
 def load_cuda() -> None:

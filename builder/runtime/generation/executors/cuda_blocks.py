@@ -16,7 +16,8 @@ import numpy as np
 from ...contract import Session
 from .base import Candidates, Geometry, Part
 from .candidates import in_order
-from .cuda import Device, DeviceCache, bind_best, candidates_of, run_bound
+from .cuda import Device, DeviceCache, candidates_of, run_bound
+from .in_process import bind_best
 from .paged import Paged, Rows
 
 # Tokens of a block by the largest size of a head: what a tile of FlashAttention covers, which must lie in one block.

@@ -14,7 +14,8 @@ import onnxruntime
 
 from ...contract import Session
 from ...sessions import open_session
-from .base import Executor, Geometry, Part, Step, copy_slot, last_of_rows
+from .base import Candidates, Executor, Geometry, Likeliest, Part, Step, copy_slot, last_of_rows
+from .candidates import TOP_COUNT, TOP_LOGITS, TOP_TOKENS, TOP_TOTALS
 
 Answer = TypeVar("Answer")  # where the outputs of a call go, but for the cache
 MOST_BOUND = 256  # combinations of slots and positions whose bindings are kept
@@ -30,22 +31,26 @@ class Bound(Executor):
         self.session = session
         self.inputs = {value.name for value in session.get_inputs()}
         self.logits = np.zeros((geometry.slots, geometry.vocabulary), np.float32)  # where every call leaves its own
-        # by first slot, rows, logits and what is bound: the inputs of one new token a row, their binding, its outputs
-        self.decoding: dict[tuple[int, int, int, str], tuple[Step, Any, Any]] = {}
+        # by first slot, rows, logits, what is bound and how many of the best: the inputs of one new token a row, their
+        # binding, its outputs
+        self.decoding: dict[tuple[int, int, int, str, int], tuple[Step, Any, Any]] = {}
 
     def run(
         self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: "np.ndarray | None" = None
     ) -> np.ndarray:
         return self._answer(Part(first, tokens, lengths, wanted), self._bind_logits)
 
-    def _answer(self, part: Part, bind: "Callable[[Any, int], Answer]", counts: "np.ndarray | None" = None) -> Answer:
-        """Run `part`. `bind`: of so many wanted places, bind the outputs to what it returns; `counts`: see Step."""
+    def _answer(
+        self, part: Part, bind: "Callable[[Any, int], Answer]", counts: "np.ndarray | None" = None, best: int = 0
+    ) -> Answer:
+        """Run `part`. `bind`: of so many wanted places, bind the outputs to what it returns; `counts`: see Step;
+        `best`: how many of the most probable tokens the graph is to find."""
         rows, new = part.tokens.shape
         wanted = last_of_rows(part.tokens) if part.wanted is None else part.wanted
-        key = (part.first, rows, len(wanted), bind.__name__)
+        key = (part.first, rows, len(wanted), bind.__name__, best)
         prepared = self.decoding.get(key) if new == 1 else None
         if prepared is None:
-            step, binding = self._bind(part.first, rows, new, len(wanted))
+            step, binding = self._bind(part.first, rows, new, len(wanted), best)
             prepared = step, binding, bind(binding, len(wanted))
             if new == 1:
                 if len(self.decoding) >= MOST_BOUND:
@@ -61,7 +66,7 @@ class Bound(Executor):
         self.session.run_with_iobinding(binding)
 
     @abstractmethod
-    def _bind(self, first: int, rows: int, new: int, wanted: int) -> tuple[Step, Any]:
+    def _bind(self, first: int, rows: int, new: int, wanted: int, best: int) -> tuple[Step, Any]:
         """The inputs of `new` tokens of each of `rows` slots, and their binding with the cache."""
 
     def _bind_logits(self, binding: Any, wanted: int) -> np.ndarray:
@@ -78,12 +83,22 @@ class InPlace(Bound):
     def __init__(self, geometry: Geometry, session: onnxruntime.InferenceSession) -> None:
         super().__init__(geometry, session)
         self.arena = geometry.allocate()
+        self.searches = TOP_COUNT in self.inputs
+
+    def likeliest(self, part: Part, count: int) -> Likeliest:
+        count = min(count, self.geometry.vocabulary)
+
+        def likeliest(binding: Any, wanted: int) -> Likeliest:
+            return bind_likeliest(binding, wanted, count)
+
+        return self._answer(Part(*part), likeliest, best=count)
 
     def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
         copy_slot(self.arena, source, target, length, start)
 
-    def _bind(self, first: int, rows: int, new: int, wanted: int) -> tuple[Step, Any]:
+    def _bind(self, first: int, rows: int, new: int, wanted: int, best: int) -> tuple[Step, Any]:
         step, binding = Step(rows, new, wanted), self.session.io_binding()
+        step.feeds[TOP_COUNT] = np.array([best], np.int64)
         for name, array in step.feeds.items():
             if name in self.inputs:
                 binding.bind_input(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
@@ -100,3 +115,19 @@ class InProcess(InPlace):
 
     def __init__(self, model: Path, geometry: Geometry, session: Session) -> None:
         super().__init__(geometry, open_session(model, session))
+
+
+def bind_best(binding: Any, wanted: int, count: int) -> Candidates:
+    """Where a call leaves the `count` highest logits of each of `wanted` places."""
+    shape = (wanted, count)
+    best = Candidates(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
+    for name, array in ((TOP_TOKENS, best.tokens), (TOP_LOGITS, best.logits)):
+        binding.bind_output(name, "cpu", 0, array.dtype.type, shape, array.ctypes.data)
+    return best
+
+
+def bind_likeliest(binding: Any, wanted: int, count: int) -> Likeliest:
+    """Where it leaves those, and what makes them log-probabilities."""
+    best, totals = bind_best(binding, wanted, count), np.zeros((wanted, 1), np.float32)
+    binding.bind_output(TOP_TOTALS, "cpu", 0, np.float32, totals.shape, totals.ctypes.data)
+    return Likeliest(best.tokens, best.logits, totals)
