@@ -26,6 +26,7 @@ from builder.engines.encoding import Variant
 from builder.engines.onnxruntime.older import for_runtime
 from builder.export.decoder import export_decoder
 from builder.export.encoder import export
+from builder.export.searches import for_searches
 from builder.export.seq2seq import export_seq2seq
 from builder.onnx.graph import Graph, operator_needs
 from builder.optimise.fusion import fuse
@@ -99,22 +100,30 @@ def decoders(name: str, folder: Path) -> Iterator[Row]:
 
 
 def seq2seqs(name: str, folder: Path) -> Iterator[Row]:
-    """In process alone: that is how encoder-decoders are served."""
+    """In process alone, and with what searches need: that is how encoder-decoders are served.
+
+    The search ends before the rows beside it, which so go on in steps that nobody searches in.
+    """
     exported = export_seq2seq(make_seq2seq(name), folder, BEAMS)
-    exact = [fuse(graph, folder) for graph in (exported.decoder, exported.encoder)]
+    exact = [for_searches(fuse(exported.decoder, folder), BEAMS, folder), fuse(exported.encoder, folder)]
     for precision in ("fp32", "int8", "int8-weights"):
         both = exact
         if precision != "fp32":
             both = [quantise_weights(graph, precision, WeightOptions(32, True), folder).graph for graph in exact]
         graphs = Graphs(both[1], both[0], exported.caches, exported.cross, BEAMS, VOCABULARY)
-        recorder = Recorder(graphs.executor(len(PROMPTS), STEPS + 1, max(map(len, PROMPTS)), 1))
-        rules = Rules(Options(temperature=0.0), (3,), max_tokens=STEPS)
-        answer(recorder.executor, [Prompted((2,), rules, tuple(source)) for source in PROMPTS])
+        recorder = Recorder(graphs.executor(len(PROMPTS) + BEAMS, STEPS + 1, max(map(len, PROMPTS)), 1))
+        asked = [_asked(source, 1, STEPS) for source in PROMPTS]
+        answer(recorder.executor, [*asked, _asked(PROMPTS[0], BEAMS, STEPS // 2)])
 
         def case(served: Sequence[Graph], recorder: Recorder = recorder) -> Case:
             return recorder.case(served[0].path.name, served, 1)
 
         yield Row(name, "encoder-decoder", precision, tuple(both), case)
+
+
+def _asked(source: Sequence[int], beams: int, count: int) -> Prompted:
+    """An answer of so many tokens to `source`, whichever come."""
+    return Prompted((2,), Rules(Options(temperature=0.0, num_beams=beams), max_tokens=count), tuple(source))
 
 
 def outcome(row: Row, version: str, folder: Path) -> str:

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
+from pathlib import Path
 
 from builder.commands.build import older_than_fixes
 from builder.serve.embedded import EMBEDDED
 from builder.spec import make_spec
 from builder.triton.releases import FIXES, NEWEST, RELEASES, lacking, version_tuple
+from builder.verify.recording import STEPS
+from scripts.release_matrix import seq2seqs
 
 
 def test_the_newest_release_is_the_one_that_is_built_for() -> None:
@@ -48,3 +52,10 @@ def test_the_newest_release_lacks_nothing_and_an_older_one_is_warned_of_with_the
 
 def test_the_embedded_server_is_one_that_only_this_machine_may_reach() -> None:
     assert any("CVE-2025-23319" in fix.source for fix in lacking(EMBEDDED))
+
+
+def test_the_matrix_has_encoder_decoders_search_as_they_do_when_they_are_served(tmp_path: Path) -> None:
+    row = next(seq2seqs("t5", tmp_path))
+    asked = Counter(name for name, _ in row.case(row.own).job["calls"])
+    assert asked["likeliest"] == STEPS // 2, "one for each token of the search"
+    assert asked["run"], "and steps that nobody searches in"
