@@ -80,6 +80,38 @@ def test_no_thread_is_bound_to_a_core_that_the_server_needs(tmp_path: Path) -> N
     assert compiled.get_property("ENABLE_CPU_PINNING") is False
 
 
+def test_a_step_like_the_one_before_sets_nothing_anew(tmp_path: Path) -> None:
+    """What it reads is filled in place, and is this step's own all the same: two rows, then one of them alone."""
+    exported, graph = paged("gpt2", tmp_path)
+    executor, other = (executor_of(exported, graph, 2) for _ in range(2))
+    rows = [prompts()[0], prompts()[2]]
+    for each in (executor, other):
+        for slot, row in enumerate(rows):
+            each.run(slot, np.array([row]), np.array([0]))
+    said, places = [], [np.array([1, 0]), np.array([0, 1]), np.array([1])]
+    anew: list[str] = []
+    given = executor.request.set_tensor
+
+    def noted(name: str, tensor: Any) -> None:
+        anew.append(name)
+        given(name, tensor)
+
+    executor.request.set_tensor = noted  # type: ignore[method-assign]
+    sets = []
+    for step, wanted in enumerate(places):
+        tokens, lengths = np.array([[7 + step], [9 + step]]), np.array([len(row) + step for row in rows])
+        said.append(executor.run(0, tokens, lengths, wanted).copy())
+        sets.append(set(anew))
+        anew.clear()
+    assert not sets[1]
+    assert sets[2] == set(executor.inputs.arrays) - {"max_context_len"}, "of one row instead of two"
+    for slot, row in enumerate(rows):
+        run = [7 + slot * 2, 8 + slot * 2, 9 + slot * 2][: 3 if slot else 2]
+        logits = other.run(slot, np.array([run]), np.array([len(row)]), np.arange(len(run)))
+        for step, wanted in enumerate(places[: len(run)]):
+            np.testing.assert_allclose(said[step][wanted.tolist().index(slot)], logits[step], atol=1e-4)
+
+
 def test_an_executor_that_has_answered_is_freed_before_the_graph_is_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

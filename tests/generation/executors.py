@@ -95,10 +95,10 @@ class PagedSumExecutor(Paged):
         self.calls: list[int] = []  # rows
 
     def _infer(self, rows: Rows) -> np.ndarray:
-        begins = rows.begins.tolist()
+        begins = rows.begins
         self.calls.append(len(begins) - 1)
         tokens = np.zeros(begins[-1], np.int64)
-        for row, (past, table) in enumerate(zip(rows.past.tolist(), rows.tables, strict=True)):
+        for row, (past, table) in enumerate(zip(rows.past, rows.tables, strict=True)):
             assert len(table) == -(-(past + begins[row + 1] - begins[row]) // BLOCK), "as many blocks as it has tokens"
             for index in range(begins[row], begins[row + 1]):
                 position = past + index - begins[row]

@@ -184,8 +184,7 @@ def test_a_tile_of_attention_lies_in_one_block() -> None:
     assert block_tokens([(8, 256), (8, 64)]) == 256
 
 
-PLACES = np.array([0, 1, 20]), np.array([1, 2])  # positions, and whose logits are wanted
-ROWS = Rows(np.arange(3), *PLACES, [1, 1], np.array([0, 20]), np.array([2, 1]), [[4], [2, 7]])
+ROWS = Rows([0, 1, 2], [0, 1, 20], [1, 2], [1, 1], [0, 20], [2, 1], [[4], [2, 7]])
 
 
 def test_each_row_tells_where_it_begins_and_where_it_lies() -> None:

@@ -97,14 +97,16 @@ def choose(logits: "np.ndarray | Candidates", samplers: "Sequence[Sampler]") -> 
         places = choose(logits.logits, samplers)
         return [Choice(int(tokens[position.token])) for tokens, position in zip(logits.tokens, places)]
     tokens = np.zeros(len(samplers), np.int64)
-    simple = [row for row, sampler in enumerate(samplers) if sampler.plain]
+    plain = [sampler.plain for sampler in samplers]
+    simple = [row for row, alone in enumerate(plain) if alone]
     if simple:
         tokens[simple] = _rows(logits, simple).argmax(axis=-1)
     rest = []
-    for row, sampler in enumerate(samplers):
-        if sampler.forced:
-            tokens[row] = sampler.forced[0]
-        elif not sampler.plain:
+    for row in [row for row, alone in enumerate(plain) if not alone]:
+        forced = samplers[row].forced
+        if forced:
+            tokens[row] = forced[0]
+        else:
             rest.append(row)
     if rest:
         scores = np.array(_rows(logits, rest), dtype=np.float32)
@@ -118,7 +120,10 @@ def choose(logits: "np.ndarray | Candidates", samplers: "Sequence[Sampler]") -> 
             chosen = _sample(_rows(scores, sampled), [samplers[rest[row]] for row in sampled])
             tokens[[rest[row] for row in sampled]] = chosen
     wanted = [sampler.options.logprobs for sampler in samplers]
-    return [choice(logits[row], int(tokens[row]), top) for row, top in enumerate(wanted)]
+    return [
+        Choice(token) if top < 0 else choice(logits[row], token, top)
+        for row, (token, top) in enumerate(zip(tokens.tolist(), wanted))
+    ]
 
 
 def _rows(array: np.ndarray, rows: "list[int]") -> np.ndarray:
@@ -268,9 +273,7 @@ def most_probable(logits: np.ndarray, count: int) -> np.ndarray:
 
 
 def choice(logits: np.ndarray, token: int, wanted: int) -> Choice:
-    """`token`, with log-probabilities of (vocabulary,) if `wanted` is 0 or more: its own, and of so many best."""
-    if wanted < 0:
-        return Choice(token)
+    """`token`, with log-probabilities of (vocabulary,): its own, and of the `wanted` best."""
     best = float(logits.max())
     total = best + float(np.log(np.exp((logits - best).astype(np.float64)).sum()))
     top = most_probable(logits, wanted).tolist() if wanted else []

@@ -260,7 +260,7 @@ class Scheduler:
             self._preempt()
         guesses = [] if pieces else self._guess(sequences)
         steps = [sequence for sequence in sequences if all(sequence is not call.sequences[0] for call in guesses)]
-        if not self.cache.has_room([*growths(self.cache, steps, ()), *map(growth, guesses)]):
+        if guesses and not self.cache.has_room([*growths(self.cache, steps, ()), *map(growth, guesses)]):
             guesses, steps = [], sequences  # what free slots remember is worth more than a guess
         calls = [step(self.cache, steps)] if steps else []
         return [*calls, *guesses, *(prefill(self.cache, sequence, tokens) for sequence, tokens in pieces)]

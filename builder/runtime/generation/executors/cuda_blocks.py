@@ -92,13 +92,12 @@ def feeds_of(rows: Rows) -> "dict[str, np.ndarray]":
     table = np.zeros((len(rows.tables), max(map(len, rows.tables))), np.int32)
     for row, blocks in enumerate(rows.tables):
         table[row, : len(blocks)] = blocks
-    longest = (rows.past + rows.new).max()
     return {
-        "input_ids": rows.tokens[None],
-        "position_ids": rows.positions[None],
-        "logits_positions": rows.wanted,
-        "cumulative_sequence_length": rows.begins,
-        "past_seqlens": rows.past.astype(np.int32),
+        "input_ids": np.array([rows.tokens], np.int64),
+        "position_ids": np.array([rows.positions], np.int64),
+        "logits_positions": np.array(rows.wanted, np.int64),
+        "cumulative_sequence_length": np.array(rows.begins, np.int32),
+        "past_seqlens": np.array(rows.past, np.int32),
         "block_table": table,
-        "attention_metadata": np.array([rows.new.max(), longest, longest], np.int32),
+        "attention_metadata": np.array([max(rows.new), rows.longest, rows.longest], np.int32),
     }

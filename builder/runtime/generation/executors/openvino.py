@@ -9,7 +9,8 @@ src/core/src/op/paged_attention.cpp. Knows nothing about requests.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -36,35 +37,57 @@ class OpenVino(Paged):
 
     def __init__(self, model: Path, geometry: Geometry, session: Session) -> None:
         compiled = compile_paged(model, session)
-        self.inputs = {name for value in compiled.inputs for name in value.get_names()}
         self.request = compiled.create_infer_request()
+        names = {name for value in compiled.inputs for name in value.get_names()}
+        self.inputs = Inputs(self.request, names)
         super().__init__(geometry, BLOCK)
         self.caches = _allocate(compiled, self.request, self.blocks.count)
         # In bytes a block's keys are rounded anew with each token that comes, and a wrong guess would leave a trace.
         self.guesses = geometry.cache != "uint8"
 
     def _infer(self, rows: Rows) -> np.ndarray:
-        needed = {name: array for name, array in feeds_of(rows).items() if name in self.inputs}
-        self.request.infer(needed, share_inputs=True, share_outputs=True)  # without, logits are copied once more
-        logits: np.ndarray = self.request.get_output_tensor(0).data
-        return logits
+        self.inputs.fill(feeds_of(rows))
+        (logits,) = self.request.infer(share_outputs=True).values()  # not shared, logits are copied once more
+        return np.asarray(logits)
 
     def _copy_block(self, source: int, target: int) -> None:
         for cache in self.caches:
             cache[target] = cache[source]
 
 
+class Inputs:
+    """What a request is given beside the caches, in arrays that it reads where they are.
+
+    An input is set anew where its shape is another: to set one takes ten times as long as to fill it.
+    """
+
+    def __init__(self, request: openvino.InferRequest, names: "Collection[str]") -> None:
+        """`names`: of the inputs that there are."""
+        self.request, self.names = request, names
+        self.arrays: "dict[str, np.ndarray]" = {}
+
+    def fill(self, feeds: "Mapping[str, np.ndarray]") -> None:
+        """Let the next call read `feeds`, as far as it has such inputs."""
+        for name, values in feeds.items():
+            array = self.arrays.get(name)
+            if array is not None and array.shape == values.shape:
+                array[...] = values
+            elif name in self.names:
+                self.arrays[name] = values
+                self.request.set_tensor(name, openvino.Tensor(values, shared_memory=True))
+
+
 def feeds_of(rows: Rows) -> "dict[str, np.ndarray]":
     """What a call is given, but for the caches."""
     return {
-        "input_ids": rows.tokens[None],
-        "position_ids": rows.positions[None],
-        "logits_positions": rows.wanted,
-        "past_lens": rows.past.astype(np.int32),
-        "subsequence_begins": rows.begins,
+        "input_ids": np.array([rows.tokens], np.int64),
+        "position_ids": np.array([rows.positions], np.int64),
+        "logits_positions": np.array(rows.wanted, np.int64),
+        "past_lens": np.array(rows.past, np.int32),
+        "subsequence_begins": np.array(rows.begins, np.int32),
         "block_indices": np.array([block for table in rows.tables for block in table], np.int32),
-        "block_indices_begins": np.cumsum([0, *map(len, rows.tables)], dtype=np.int32),
-        "max_context_len": np.array((rows.past + rows.new).max(), np.int32),
+        "block_indices_begins": np.array([0, *accumulate(map(len, rows.tables))], np.int32),
+        "max_context_len": np.array(rows.longest, np.int32),
     }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
@@ -25,31 +26,35 @@ def blocks_of(geometry: Geometry, block: int) -> int:
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of a call, one after the other.
+    """The rows of a call, one after the other; plain lists, which cost less than arrays of so few numbers.
 
-    `tokens`, `positions`: (tokens,) int64; `wanted`: the places of tokens after which logits are wanted, (wanted,)
-    int64, and `counts`, how many of these each part of the call asked for. Of each row: `past`, tokens in the cache
-    before the call, `new`, tokens of the call, (rows,) int64, and `tables`, the blocks that hold both.
+    Of each token `tokens` and `positions`; `wanted`: the places of tokens after which logits are wanted, and `counts`,
+    how many of these each part of the call asked for. Of each row: `past`, tokens in the cache before the call, `new`,
+    tokens of the call, and `tables`, the blocks that hold both.
     """
 
-    tokens: np.ndarray
-    positions: np.ndarray
-    wanted: np.ndarray
+    tokens: "Sequence[int]"
+    positions: "Sequence[int]"
+    wanted: "Sequence[int]"
     counts: "Sequence[int]"
-    past: np.ndarray
-    new: np.ndarray
+    past: "Sequence[int]"
+    new: "Sequence[int]"
     tables: "Sequence[Sequence[int]]"
 
     @property
-    def begins(self) -> np.ndarray:
-        """Where the tokens of each row begin and, at last, end: (rows + 1,) int32."""
-        return np.cumsum([0, *self.new], dtype=np.int32)
+    def begins(self) -> "list[int]":
+        """Where the tokens of each row begin and, at last, end."""
+        return [0, *accumulate(self.new)]
+
+    @property
+    def longest(self) -> int:
+        """The most tokens of a row after the call."""
+        return max(past + new for past, new in zip(self.past, self.new))
 
     @property
     def places(self) -> "list[slice]":
         """Which of the logits are those of each part."""
-        ends = np.cumsum(self.counts).tolist()
-        return [slice(end - count, end) for end, count in zip(ends, self.counts)]
+        return [slice(end - count, end) for end, count in zip(accumulate(self.counts), self.counts)]
 
 
 class Paged(Executor):
@@ -84,30 +89,24 @@ class Paged(Executor):
 
     def _rows(self, parts: "Sequence[Part]") -> Rows:
         """The rows of all `parts` that somebody waits for; their blocks are then theirs to write."""
-        ids, positions, wanted, past, new, tables, counts = [], [], [], [], [], [], []
-        before = 0  # tokens of the parts before
+        ids: "list[int]" = []
+        positions: "list[int]" = []
+        wanted: "list[int]" = []
+        counts, past, new, tables = [], [], [], []
         for part in parts:
-            size = part.tokens.shape[1]
-            answered = last_of_rows(part.tokens) if part.wanted is None else part.wanted
-            rows, places = np.unique(answered // size, return_inverse=True)  # a row that nobody waits for is not run
-            lengths = part.lengths[rows]
-            tables += [self._table(part.first + row, n, size) for row, n in zip(rows.tolist(), lengths.tolist())]
-            ids.append(part.tokens[rows].ravel())
-            positions.append((lengths[:, None] + np.arange(size)).ravel())
-            wanted.append(before + places * size + answered % size)
-            past.append(lengths)
-            new.append(np.full(len(rows), size))
+            size, tokens, lengths = part.tokens.shape[1], part.tokens.tolist(), part.lengths.tolist()
+            answered = (last_of_rows(part.tokens) if part.wanted is None else part.wanted).tolist()
+            begins: "dict[int, int]" = {}
+            for row in sorted({place // size for place in answered}):  # a row that nobody waits for is not run
+                begins[row] = len(ids)
+                ids += tokens[row]
+                positions += range(lengths[row], lengths[row] + size)
+                past.append(lengths[row])
+                new.append(size)
+                tables.append(self._table(part.first + row, lengths[row], size))
+            wanted += [begins[place // size] + place % size for place in answered]
             counts.append(len(answered))
-            before += len(rows) * size
-        return Rows(
-            tokens=np.concatenate(ids),
-            positions=np.concatenate(positions),
-            wanted=np.concatenate(wanted),
-            counts=counts,
-            past=np.concatenate(past),
-            new=np.concatenate(new),
-            tables=tables,
-        )
+        return Rows(ids, positions, wanted, counts, past, new, tables)
 
     def _table(self, slot: int, length: int, new: int) -> "list[int]":
         """The blocks of `slot`, those of `new` more tokens included, which are its own to write."""
