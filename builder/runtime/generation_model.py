@@ -1,7 +1,7 @@
 """The adapter of a generating model to Triton's Python backend; emitted as model.py. It carries tensors, no more.
 
-Decoupled: execute() hands requests to the decode loop and returns; responses go out from a thread of their own, so
-that a step never waits for the transport.
+Decoupled: execute() hands requests to the decode loop and returns; responses are made and go out in a thread of their
+own, so that a step never waits for the transport, or for log-probabilities to be written.
 
 A request ends early where Triton says that its client left, and where another one names its id in the parameter
 `cancel`, which is the safe way (builder.serve.responses says why).
@@ -13,7 +13,8 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ class TritonPythonModel:
         self.engine_name = self.service.serving.engine
         self.version = int(args["model_version"])  # the engine's too: one build makes both
         self.engine_outputs = list(self.service.serving.outputs)
-        self.outbox: "queue.SimpleQueue[Any]" = queue.SimpleQueue()
+        self.outbox: "queue.SimpleQueue[Callable[[], None] | None]" = queue.SimpleQueue()
         self.open: "dict[Any, tuple[str, Request]]" = {}  # by sender, with its id
         self.lock = threading.Lock()
         self.families = {
@@ -122,9 +123,7 @@ class TritonPythonModel:
         tensors = {name: tensor.as_numpy() for name, tensor in present.items()}
         if request.timeout():
             parameters.setdefault("timeout_ms", max(request.timeout() // 1000, 1))
-        prepared = self.service.prepare(
-            tensors, parameters, lambda answer, last: self.outbox.put((sender, answer, last))
-        )
+        prepared = self.service.prepare(tensors, parameters, partial(self._respond, sender), self.outbox.put)
         if not prepared:  # it is answered
             return
         with self.lock:  # before it starts: the first answer must not come before the request is known
@@ -140,16 +139,19 @@ class TritonPythonModel:
 
     def _cancel(self, sender: Any, request: Request) -> None:
         if request.cancel():
-            self.outbox.put((sender, Cancelled("the request was cancelled"), True))
+            self.outbox.put(partial(self._respond, sender, Cancelled("the request was cancelled"), True))
 
     def _send(self) -> None:
-        """Send what the loop has to say, in its order."""
+        """Make responses of what the loop has to say, in its order, and send them."""
         while True:
-            item = self.outbox.get()
-            if item is None:
+            work = self.outbox.get()
+            if work is None:
                 return
-            sender, answer, last = item
-            self._respond(sender, answer, last)
+            try:
+                work()
+            except Exception as error:  # of one response: others wait
+                pb_utils.Logger.log_error(f"a response could not be made: {error!r}")
+            del work  # its request is over in Triton when nobody has its sender
 
     def _respond(self, sender: Any, answer: Answer, last: bool) -> None:
         flags = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if last else 0

@@ -114,8 +114,11 @@ def test_a_request_is_ended_by_another_that_names_it(adapter: Any) -> None:
     empty = '{"cancel": "gone", "triton_enable_empty_final_response": true}'
     adapter.execute([_asked(ends[2], "c", empty)])
     assert {name: request.active for name, request in requests.items()} == {"a": False, "b": True}
-    sender, error, last = adapter.outbox.get_nowait()
-    assert (adapter.open[sender][0], str(error), last) == ("a", "the request was cancelled", True)
+    (ended,) = [sender for sender, (name, _) in adapter.open.items() if name == "a"]
+    adapter.outbox.get_nowait()()
+    (response,) = ended.sent
+    assert (response.error.message, response.error.code) == ("the request was cancelled", "CANCELLED")
+    assert ended.last.is_set()
     assert adapter.outbox.empty(), "it is told once"
     assert all(end.last.is_set() and not end.sent for end in ends)
 
@@ -174,3 +177,12 @@ def test_a_model_whose_decode_loop_failed_is_not_ready(adapter: Any) -> None:
     assert adapter.is_ready() is True
     engine.failure = RuntimeError("the engine is gone")
     assert adapter.is_ready() is False
+
+
+def test_a_response_that_cannot_be_made_keeps_no_other_waiting(adapter: Any) -> None:
+    sender = Sender()
+    adapter.outbox.put(lambda: 1 // 0)
+    adapter.outbox.put(lambda: adapter._respond(sender, InputError("no"), True))
+    adapter.outbox.put(None)
+    adapter._send()
+    assert sender.last.is_set()

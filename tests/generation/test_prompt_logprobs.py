@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.options import COMMON, PROMPT
 from builder.runtime.generation.scheduler import Limits
 from builder.runtime.generation.service import Answer, Service
+from builder.runtime.panics import TokenizerError
 from builder.verify.generation import geometry_of
 from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder
@@ -159,3 +161,54 @@ def test_what_was_cached_and_how_long_it_waited_is_said_where_it_is_asked_for(sm
     assert {answer["num_input_tokens"].item() for answer in answers} == {5}
     assert [answer["num_output_tokens"].item() for answer in answers] == ([1, 1, 1] if stream else [3])
     assert last["num_input_tokens"].dtype == np.uint32
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_loop_leaves_the_writing_of_answers_to_others(small: Service, stream: bool) -> None:
+    """What is done later, in its order, says what is said at once."""
+    asked: dict[str, Any] = {"max_tokens": 5, "logprobs": 2, "prompt_logprobs": 1, "n": 2, "stream": stream}
+    at_once = answers_of(small, text_input="BCD", **asked)
+    answers: list[tuple[Answer, bool]] = []
+    left: list[Callable[[], None]] = []
+    text = {"text_input": np.array([b"BCD"], object)}
+    small.start(small.prepare(text, asked, lambda *answer: answers.append(answer), left.append))
+    small.engine.run_until_idle()
+    assert not answers
+    for work in left:
+        work()
+    assert [last for _, last in answers] == [False] * (len(at_once) - 1) + [True]
+    for (answer, _), wanted in zip(answers, at_once, strict=True):
+        assert {name: values.tolist() for name, values in answered(answer).items()} == {
+            name: values.tolist() for name, values in wanted.items()
+        }
+
+
+@pytest.mark.parametrize("later", [True, False])
+def test_an_answer_that_cannot_be_written_is_one_error(
+    small: Service, later: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One token has no spelling: what came before is said, nothing after it, and others are answered."""
+    spelled = itertools.count()
+    write = service_module._logprobs
+
+    def broken(*arguments: Any) -> str:
+        if next(spelled) == 2:
+            raise TokenizerError("no such token")
+        return write(*arguments)
+
+    monkeypatch.setattr(service_module, "_logprobs", broken)
+    answers: list[tuple[Answer, bool]] = []
+    left: list[Callable[[], None]] = []
+    text = {"text_input": np.array([b"BCD"], object)}
+    asked: dict[str, Any] = {"max_tokens": 6, "logprobs": 0, "stream": True}
+    one = small.prepare(text, asked, lambda *answer: answers.append(answer), *([left.append] if later else []))
+    small.start(one)
+    other = answers_of(small, text_input="CD")
+    for work in left:  # which grows
+        work()
+    assert [isinstance(answer, Exception) for answer, _ in answers] == [False, False, True]
+    assert [last for _, last in answers] == [False, False, True]
+    assert str(answers[-1][0]) == "no such token"
+    assert small.engine.stats.failures == 1
+    assert other[0]["completion_tokens"].tolist() == [3]
+    assert not small.engine.scheduler.busy

@@ -11,6 +11,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Union
 
 import numpy as np
@@ -270,7 +271,7 @@ class Engine:
         if piece.finish_reason:
             self._finish(sequence, [piece], now)
         elif sequence.request.active:
-            sequence.request.emit(piece)
+            self._pass_on(sequence.request, piece)
         return not piece.finish_reason
 
     def _accept_beams(self, beams: Beams, logits: list[np.ndarray] | Likeliest) -> None:
@@ -307,7 +308,21 @@ class Engine:
         self.stats.later_tokens += sum(piece.completion_tokens for piece in pieces) - len(pieces)
         if sequence.request.active:
             for piece in pieces:
-                sequence.request.emit(piece)
+                self._pass_on(sequence.request, piece)
+
+    def _pass_on(self, request: Request, piece: Piece) -> None:
+        """Have `piece` told: to write it may take long (log-probabilities as JSON), and the next step waits."""
+        request.later(partial(self._tell, request, piece))
+
+    def _tell(self, request: Request, piece: Piece) -> None:
+        """What fails for one request fails for it alone, and nothing follows its error."""
+        if request.broken:
+            return
+        try:
+            request.emit(piece)
+        except Exception as error:
+            request.broken = True
+            self.scheduler.refuse(request, error)
 
 
 def _choose_alone(logits: Logits, sampler: Sampler) -> Choice | Exception:

@@ -35,6 +35,14 @@ class SequenceStatus(enum.Enum):
     FINISHED = "finished"
 
 
+Later = Callable[[Callable[[], None]], None]  # does what it is given, in that order, whoever does it
+
+
+def at_once(work: "Callable[[], None]") -> None:
+    """Do `work` in the thread that has it."""
+    work()
+
+
 @dataclass(frozen=True)
 class Piece:
     """What one step gave one sequence. `finish_reason` is set on the last piece, `score` on one of a beam search."""
@@ -54,7 +62,8 @@ class Request:
     """One request on its way: its prompt, and where its pieces, or its one error, go.
 
     `source` is what the encoder of an encoder-decoder model reads; `prompt` is then the one token a decoder starts
-    with. `encoded` are its keys and values, once there.
+    with. `encoded` are its keys and values, once there. `later`: has its pieces passed on, at once or by another
+    thread; after one that could not be, `broken`, none is.
     """
 
     prompt: "list[int]"
@@ -73,6 +82,8 @@ class Request:
     unplaced: int = 0  # of its sequences, those that wait
     scores: "list[Choice] | None" = None  # of the prompt's tokens after the first, as far as known, where asked for
     status: RequestStatus = RequestStatus.ACTIVE
+    later: Later = at_once
+    broken: bool = False
 
     @property
     def active(self) -> bool:

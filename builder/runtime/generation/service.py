@@ -10,6 +10,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Union
 
@@ -31,7 +32,7 @@ from .processors import rules_of
 from .prompts import DecoderPrompts, Prompt, SourceTexts, token_ids
 from .sampling import Choice, Sampler
 from .scheduler import Limits
-from .sequences import Beams, GeneratedSequence, Piece, Request, Running
+from .sequences import Beams, GeneratedSequence, Later, Piece, Request, Running, at_once
 from .text import Detokenizer, Spelling, StopStrings
 
 Texts = dict[int, str]  # of tokens
@@ -73,11 +74,14 @@ class Service:
         """Start answering what `prepare` made. Raises QueueFull and EngineFailed."""
         self.engine.submit(prepared)
 
-    def prepare(self, tensors: Tensors, parameters: "Mapping[str, Any]", respond: Respond) -> "list[Running]":
+    def prepare(
+        self, tensors: Tensors, parameters: "Mapping[str, Any]", respond: Respond, later: Later = at_once
+    ) -> "list[Running]":
         """Read one request, all that takes long of it. Raises InputError for one that cannot be answered.
 
         Nothing is left to run of one that asks for tokens: it is answered at once.
-        `respond` is called from the loop's thread, with `True` exactly once, last.
+        `respond` is called with `True` exactly once, last. `later`: does what makes answers of what the loop has said,
+        which may take long (log-probabilities are written as JSON), from the loop's thread or from another.
         """
         limits = self.serving.limits
         refuse_large({name: array for name, array in tensors.items() if name != "input_ids"}, limits, parameters)
@@ -87,15 +91,20 @@ class Service:
         self._refuse_strange(options)
         if options.tokenize and isinstance(self.prompt, DecoderPrompts):
             answer = dict(zip(("text_output", "tokens"), self.prompt.tokens(options)))
-            respond({name: np.array([text.encode("utf-8")], np.object_) for name, text in answer.items()}, True)
+            texts = {name: np.array([text.encode("utf-8")], np.object_) for name, text in answer.items()}
+            later(partial(respond, texts, True))
             return []
         prompt = self.prompt(options)
         maximum = self._max_tokens(options, prompt)
         scores: "list[Choice] | None" = [] if options.prompt_logprobs >= 0 else None
         answers = (StreamedAnswer if options.stream else WholeAnswer)(self, options, prompt, respond, scores)
         deadline = time.monotonic() + options.timeout_ms / 1000 if options.timeout_ms else None
-        tokens, fail = list(prompt.tokens), lambda error: respond(error, True)
-        request = Request(tokens, options, maximum, answers.add, fail, deadline, prompt.source, scores=scores)
+        tokens, source = list(prompt.tokens), prompt.source
+
+        def fail(error: Exception) -> None:
+            later(partial(respond, error, True))
+
+        request = Request(tokens, options, maximum, answers.add, fail, deadline, source, scores=scores, later=later)
         return self._sequences(request, prompt.first)
 
     def _max_tokens(self, options: Options, prompt: Prompt) -> int:

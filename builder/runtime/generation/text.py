@@ -101,18 +101,19 @@ class Spelling:
 
     def __call__(self, tokens: "Sequence[int]") -> "dict[int, str]":
         """The texts of the next token, which is the first of `tokens`, and of those that might have come instead."""
-        texts = {token: self._spelled(token) for token in tokens}
+        written = None if self.before is None else self._decode([self.before])
+        texts = {token: self._spelled(token, written) for token in tokens}
         if tokens[0] not in self.hidden:
             self.before = tokens[0]
         return texts
 
-    def _spelled(self, token: int) -> str:
-        if self.before is None:  # a text begins without the space of its first word
+    def _spelled(self, token: int, written: "str | None") -> str:
+        """`written`: the token before, by itself."""
+        if self.before is None or written is None:  # a text begins without the space of its first word
             return self._decode([token])
-        before = self.before
-        if self._decode([before]).endswith(BROKEN):  # half a character, of which this token may be the other half
-            before = token
-        return self._decode([before, token])[len(self._decode([before])) :]
+        if written.endswith(BROKEN):  # half a character, of which this token may be the other half
+            return self._decode([token, token])[len(self._decode([token])) :]
+        return self._decode([self.before, token])[len(written) :]
 
     def _decode(self, tokens: "list[int]") -> str:
         text: str = survived(self.tokenizer.decode, tokens, skip_special_tokens=False)
