@@ -88,12 +88,7 @@ def fisher(
             mask = torch.from_numpy(np.asarray(feed["attention_mask"])).float()
             outputs = module(*tensors)
             for _ in range(PROJECTIONS):
-                target = torch.zeros(())
-                for output in outputs:
-                    signs = torch.randint(0, 2, output.shape, generator=generator).float() * 2 - 1
-                    if output.ndim > 1 and output.shape[1] == mask.shape[1]:
-                        signs = signs * mask.reshape(*mask.shape, *[1] * (output.ndim - 2))
-                    target = target + (output * signs).sum()
+                target = _projected(outputs, mask, generator)
                 gradients = torch.autograd.grad(target, [seen[layer] for layer in layers], retain_graph=True)
                 for structure, layer, gradient in zip(structures, layers, gradients, strict=True):
                     by_row = (seen[layer] * gradient).detach().reshape(len(mask), -1, structure.units, structure.size)
@@ -102,6 +97,17 @@ def fisher(
         for hook in hooks:
             hook.remove()
     return totals
+
+
+def _projected(outputs: Sequence[torch.Tensor], mask: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """The sum of all outputs with signs drawn at random, () float32; those of padding count nothing."""
+    total = torch.zeros(())
+    for output in outputs:
+        signs = torch.randint(0, 2, output.shape, generator=generator).float() * 2 - 1
+        if output.ndim > 1 and output.shape[1] == mask.shape[1]:
+            signs = signs * mask.reshape(*mask.shape, *[1] * (output.ndim - 2))
+        total = total + (output * signs).sum()
+    return total
 
 
 def search_mask(importance: Sequence[np.ndarray], costs: Sequence[float], share: float) -> list[list[int]]:

@@ -60,31 +60,7 @@ def quantise_statically(
     rounded = _eight_bit_lookups(model.graph, tables)
     drop_unused(model.graph)
     _state_types(model.graph)
-    with tempfile.TemporaryDirectory() as folder:
-        prepared = Path(folder) / "prepared" / MODEL_FILE
-        save_graph(model, prepared)
-        written = Path(folder) / MODEL_FILE
-        quantize_static(
-            str(prepared),
-            str(written),
-            _Reader(graph, feeds),
-            quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=["MatMul"],
-            nodes_to_quantize=chosen,
-            per_channel=calibration.per_channel,
-            activation_type=QuantType.QInt8 if calibration.symmetric else QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-            calibrate_method=METHODS[calibration.method],
-            use_external_data_format=graph.size >= EXTERNAL_FROM,
-            extra_options={
-                "DefaultTensorType": onnx.TensorProto.FLOAT,
-                "ActivationSymmetric": calibration.symmetric,
-                "OpTypesToExcludeOutputQuantization": ["MatMul"],
-                "CalibStridedMinMax": 1,  # of every method, in spite of its name
-            },
-        )
-        result = onnx.load(str(written))
-    result.ir_version = graph.ir_version
+    result = _with_steps(model, graph, calibration, feeds, chosen)
     if floats:
         to_float8(result.graph, {t.name: numpy_helper.to_array(t) for t in model.graph.initializer})
     done = _quantised_products(result.graph)
@@ -116,6 +92,38 @@ def _eight_bit_lookups(graph: onnx.GraphProto, chosen: Collection[str]) -> int:
             nodes.append(node)
     replace_nodes(graph, nodes)
     return len(chosen)
+
+
+def _with_steps(
+    model: onnx.ModelProto, graph: Graph, calibration: Calibration, feeds: Sequence[Feeds], chosen: list[str]
+) -> onnx.ModelProto:
+    """`model`, made of `graph`, with the products `chosen` between steps of 8 bits, as ONNX Runtime measures them."""
+    with tempfile.TemporaryDirectory() as folder:
+        prepared = Path(folder) / "prepared" / MODEL_FILE
+        save_graph(model, prepared)
+        written = Path(folder) / MODEL_FILE
+        quantize_static(
+            str(prepared),
+            str(written),
+            _Reader(graph, feeds),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=["MatMul"],
+            nodes_to_quantize=chosen,
+            per_channel=calibration.per_channel,
+            activation_type=QuantType.QInt8 if calibration.symmetric else QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            calibrate_method=METHODS[calibration.method],
+            use_external_data_format=graph.size >= EXTERNAL_FROM,
+            extra_options={
+                "DefaultTensorType": onnx.TensorProto.FLOAT,
+                "ActivationSymmetric": calibration.symmetric,
+                "OpTypesToExcludeOutputQuantization": ["MatMul"],
+                "CalibStridedMinMax": 1,  # of every method, in spite of its name
+            },
+        )
+        result = onnx.load(str(written))
+    result.ir_version = graph.ir_version
+    return result
 
 
 def _quantised_products(graph: onnx.GraphProto) -> int:

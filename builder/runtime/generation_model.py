@@ -25,8 +25,9 @@ from .fields import CANCEL, InputError, named_to_end, read_parameters, readable
 from .generation.errors import DeadlineExceeded, QueueFull
 from .generation.executors.cuda import copy_to_host
 from .generation.memory import Housekeeping
+from .generation.responses import Answer
 from .generation.sequences import Request
-from .generation.service import Answer, Service
+from .generation.service import Service
 from .tensors_check import check_tensors_survive
 
 CANCELLATION_POLL_S = 0.03  # each question is a message to the server

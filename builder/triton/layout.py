@@ -7,7 +7,7 @@ NAME_model/  the engine, where it is a Triton model of its own
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -21,7 +21,7 @@ from builder.runtime.fields import Field
 from builder.spec import FrontOptions, LayoutOptions, RequestLimitOptions
 from builder.triton.emitted import RUNTIME, runtime_files, task_files
 from builder.triton.entries import Config, RepositoryEntry, WarmUp
-from builder.triton.placement import InstanceGroup, graph_buckets, place
+from builder.triton.placement import InstanceGroup, Placement, graph_buckets, place
 from builder.triton.profiles import Calls
 from builder.triton.releases import SENDERS_SINCE, version_tuple
 
@@ -181,18 +181,12 @@ def _engine_entry(
     any_rows = engine(graph.engine).ROWS_ARE_AN_AXIS
     rows_dim = (-1,) if any_rows else ()
     placement = place(options, graph, serving.batching.token_budget, serving.max_length)
-    warm_ups = []
-    for index, row in enumerate(rows if options.serving.warm_up else ()):
-        inputs = {}
-        for name in graph.inputs:
-            file = f"text_{index}_{name}"
-            files[f"warmup/1/{file}"] = np.asarray(row[name], dtype=np.int64).tobytes()
-            inputs[name] = {"length": len(row[name]), "file": file}
-        warm_ups.append(WarmUp(f"text_{index}", 1, inputs))
-    for index, shapes in enumerate(placement.warm_ups):  # asked for or not: the first call would wait for an engine
-        rows_of_it = max(shape[0] for shape in shapes.values())
-        zeros = {name: {"length": shape[1], "file": ""} for name, shape in shapes.items()}
-        warm_ups.append(WarmUp(f"profile_{index}", rows_of_it, zeros))
+    texts = rows if options.serving.warm_up else ()
+    files |= {
+        f"warmup/1/{_warm_up_file(index, name)}": np.asarray(row[name], dtype=np.int64).tobytes()
+        for index, row in enumerate(texts)
+        for name in graph.inputs
+    }
     config = Config(
         name=options.engine_name,
         backend=graph.engine,
@@ -211,6 +205,24 @@ def _engine_entry(
         accelerators=placement.accelerators,
         cuda_graphs=placement.cuda_graphs,
         parameters=placement.parameters,
-        warm_ups=warm_ups,
+        warm_ups=[*_texts_first(graph.inputs, texts), *_largest_first(placement)],
     )
     return RepositoryEntry(config.name, config, files)
+
+
+def _texts_first(inputs: Sequence[str], rows: Sequence[Mapping[str, Sequence[int]]]) -> Iterator[WarmUp]:
+    """A call of each of `rows`, which is made before a client's first."""
+    for index, row in enumerate(rows):
+        values = {name: {"length": len(row[name]), "file": _warm_up_file(index, name)} for name in inputs}
+        yield WarmUp(f"text_{index}", 1, values)
+
+
+def _warm_up_file(index: int, name: str) -> str:
+    return f"text_{index}_{name}"
+
+
+def _largest_first(placement: Placement) -> Iterator[WarmUp]:
+    """The calls that an engine prepares itself for: asked for or not, or a client's first would wait for that."""
+    for index, shapes in enumerate(placement.warm_ups):
+        zeros = {name: {"length": shape[1], "file": ""} for name, shape in shapes.items()}
+        yield WarmUp(f"profile_{index}", max(shape[0] for shape in shapes.values()), zeros)

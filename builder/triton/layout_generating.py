@@ -51,22 +51,27 @@ def lay_out_generating(
     weights = {name: file for graph in graphs for name, file in version_files(graph).items()}
     if options.executor == "in-process":
         return (RepositoryEntry(front.name, front, {**files, **weights}),)
-    logprobs, known = _logit_outputs(serving.vocabulary), graphs[0].outputs
-    presents = [_present(field) for field in step_inputs if field.name.startswith("past_")]
-    placement = place(options, graphs[0], options.serving.prefill_tokens, serving.arena.length)
-    step = Config(
+    step = _step(options, serving, graphs[0], step_inputs)
+    return RepositoryEntry(front.name, front, files), RepositoryEntry(step.name, step, weights)
+
+
+def _step(options: LayoutOptions, serving: GenerationServing, graph: Graph, inputs: Sequence[Field]) -> Config:
+    """The model that BLS calls for each step."""
+    logits = [field for name, field in _logit_outputs(serving.vocabulary).items() if name in graph.outputs]
+    presents = [_present(field) for field in inputs if field.name.startswith("past_")]
+    placement = place(options, graph, options.serving.prefill_tokens, serving.arena.length)
+    return Config(
         name=options.engine_name,
-        backend=graphs[0].engine,
+        backend=graph.engine,
         max_batch_size=0,
-        inputs=step_inputs,
-        outputs=[*(field for name, field in logprobs.items() if name in known), *presents],
+        inputs=inputs,
+        outputs=[*logits, *presents],
         groups=placement.groups,
         serving=options.serving,
         dynamic_batching=False,
-        default_model_filename=engine(graphs[0].engine).MODEL_FILE,
+        default_model_filename=engine(graph.engine).MODEL_FILE,
         parameters=placement.parameters,
     )
-    return RepositoryEntry(front.name, front, files), RepositoryEntry(step.name, step, weights)
 
 
 def _logit_outputs(vocabulary: int) -> dict[str, Field]:

@@ -16,13 +16,15 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from builder.export.decoder import export_decoder
 from builder.runtime.contract import Session, dump
 from builder.runtime.fields import InputError
+from builder.runtime.generation import responses
 from builder.runtime.generation import service as service_module
 from builder.runtime.generation.calls import SCORED_TOKENS
 from builder.runtime.generation.engine import Engine
 from builder.runtime.generation.executors.in_process import InProcess
 from builder.runtime.generation.options import COMMON, PROMPT
+from builder.runtime.generation.responses import Answer
 from builder.runtime.generation.scheduler import Limits
-from builder.runtime.generation.service import Answer, Service
+from builder.runtime.generation.service import Service
 from builder.runtime.panics import TokenizerError
 from builder.verify.generation import geometry_of
 from tests.checkpoints import VOCABULARY
@@ -189,14 +191,14 @@ def test_an_answer_that_cannot_be_written_is_one_error(
 ) -> None:
     """One token has no spelling: what came before is said, nothing after it, and others are answered."""
     spelled = itertools.count()
-    write = service_module._logprobs
+    write = responses._logprobs
 
     def broken(*arguments: Any) -> str:
         if next(spelled) == 2:
             raise TokenizerError("no such token")
         return write(*arguments)
 
-    monkeypatch.setattr(service_module, "_logprobs", broken)
+    monkeypatch.setattr(responses, "_logprobs", broken)
     answers: list[tuple[Answer, bool]] = []
     left: list[Callable[[], None]] = []
     text = {"text_input": np.array([b"BCD"], object)}

@@ -15,7 +15,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 
-from builder.runtime.generation.service import Answer, Service
+from builder.runtime.generation.responses import Answer
+from builder.runtime.generation.service import Service
 from builder.spec import make_spec
 from tests.servings import answered
 from tests.trained import kept

@@ -1,18 +1,17 @@
 """A generating model without Triton: one request's tensors in, its responses out through a callback.
 
-Reads serving.json and the tokeniser beside it, and puts the engine's pieces into output tensors.
+Reads serving.json and the tokeniser beside it.
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
@@ -30,14 +29,11 @@ from .guides import Guides
 from .options import LISTS, Options
 from .processors import rules_of
 from .prompts import DecoderPrompts, Prompt, SourceTexts, token_ids
+from .responses import Respond, StreamedAnswer, WholeAnswer
 from .sampling import Choice, Sampler
 from .scheduler import Limits
-from .sequences import Beams, GeneratedSequence, Later, Piece, Request, Running, at_once
+from .sequences import Beams, GeneratedSequence, Later, Request, Running, at_once
 from .text import Detokenizer, Spelling, StopStrings
-
-Texts = dict[int, str]  # of tokens
-Answer = Union["dict[str, np.ndarray]", Exception]
-Respond = Callable[[Answer, bool], None]  # an answer, and whether it is the last
 
 
 class Service:
@@ -97,7 +93,7 @@ class Service:
         prompt = self.prompt(options)
         maximum = self._max_tokens(options, prompt)
         scores: "list[Choice] | None" = [] if options.prompt_logprobs >= 0 else None
-        answers = (StreamedAnswer if options.stream else WholeAnswer)(self, options, prompt, respond, scores)
+        answers = (StreamedAnswer if options.stream else WholeAnswer)(self.spelling, options, prompt, respond, scores)
         deadline = time.monotonic() + options.timeout_ms / 1000 if options.timeout_ms else None
         tokens, source = list(prompt.tokens), prompt.source
 
@@ -131,24 +127,15 @@ class Service:
                 f"num_beams is {options.num_beams}; this model was built for at most {self.serving.beams}. "
                 f"Build it with --beams {options.num_beams} and at least as many --slots"
             )
-        ends = frozenset(self.serving.end_ids) if not options.ignore_eos else frozenset()
-        ends |= frozenset(options.stop_token_ids)
-        ends |= {self.special[word] for word in options.stop_words if word in self.special}  # which no text shows
         self._refuse_too_large(request)
+        ends = self._ends(options)
         source = request.source or tuple(request.prompt)  # a decoder reads its prompt
         always, guide = self.serving.rules, None
         if options.guide is not None:
             guide = self.guides(options.guide)
             always = replace(always, last=())  # an answer that is cut off ends where it is cut
-        rules = rules_of(
-            always,
-            options,
-            tuple(sorted(ends)),
-            self._bad_words(options),
-            source,
-            first,
-            request.max_tokens,
-        )
+        bad_words = self._bad_words(options)
+        rules = rules_of(always, options, tuple(sorted(ends)), bad_words, source, first, request.max_tokens)
 
         def detokenizer() -> Detokenizer:
             special = options.skip_special_tokens
@@ -167,6 +154,12 @@ class Service:
             )
             for index in range(options.n)
         ]
+
+    def _ends(self, options: Options) -> "frozenset[int]":
+        """The tokens that end an answer."""
+        ends = {*options.stop_token_ids, *(() if options.ignore_eos else self.serving.end_ids)}
+        ends |= {self.special[word] for word in options.stop_words if word in self.special}  # which no text shows
+        return frozenset(ends)
 
     def _refuse_strange(self, options: Options) -> None:
         """Raise InputError for what is not a token of this model."""
@@ -198,7 +191,7 @@ class Service:
         words = {tuple(ids) for ids in token_ids(self.tokenizer, forms, special=False)}
         return tuple(words)
 
-    def spelling(self, skip_special: bool, before: "Sequence[int]" = ()) -> Spelling:
+    def spelling(self, skip_special: bool, before: "Sequence[int]") -> Spelling:
         """How tokens that follow `before` are written."""
         return Spelling(self.tokenizer, self.hidden if skip_special else (), before)
 
@@ -240,163 +233,3 @@ def _engine(name: str) -> Any:
         if hasattr(module, "open_executor"):
             return module
     raise ContractError(f"serving.json.session.engine is {name!r}, which is not here. Build the model again")
-
-
-class StreamedAnswer:
-    """One response a piece of text. `scores`: of the prompt, all there before the first piece."""
-
-    def __init__(
-        self, service: Service, options: Options, prompt: Prompt, respond: Respond, scores: "list[Choice] | None"
-    ) -> None:
-        self.service, self.respond = service, respond
-        self.prompt, self.scores = prompt, scores
-        self.prompt_tokens = prompt.length
-        self.options = options
-        self.left = options.n
-        skipped = options.skip_special_tokens
-        self.spellings = [service.spelling(skipped, prompt.tokens) for _ in range(options.n)]
-        self.echo = dict.fromkeys(range(options.n), prompt.text) if options.echo else {}
-
-    def add(self, piece: Piece) -> None:
-        self.left -= bool(piece.finish_reason)
-        text = self.echo.pop(piece.index, "") + piece.text
-        tensors = _tensors([piece], [text], self.prompt_tokens)
-        tensors |= _scored([piece.tokens], [self.spellings[piece.index]], self.options)
-        tensors |= _counted([len(piece.tokens)], self.prompt_tokens, self.options)
-        if piece.finish_reason:
-            tensors |= _measured([piece], self.options)
-        if self.scores is not None:
-            tensors["prompt_logprobs_output"] = _prompt_logprobs(self.prompt, self.scores, self.options, self.service)
-            self.scores = None
-        self.respond(tensors, not self.left)
-
-
-class WholeAnswer:
-    """One response for all sequences of a request, when the last of them has ended."""
-
-    def __init__(
-        self, service: Service, options: Options, prompt: Prompt, respond: Respond, scores: "list[Choice] | None"
-    ) -> None:
-        self.service, self.options, self.respond = service, options, respond
-        self.prompt, self.scores = prompt, scores
-        self.prompt_tokens = prompt.length
-        self.texts = [prompt.text if options.echo else ""] * options.n
-        self.tokens: "list[list[Choice]]" = [[] for _ in range(options.n)]
-        self.last: "dict[int, Piece]" = {}
-
-    def add(self, piece: Piece) -> None:
-        self.texts[piece.index] += piece.text
-        self.tokens[piece.index].extend(piece.tokens)
-        if piece.finish_reason:
-            self.last[piece.index] = piece
-        if len(self.last) == self.options.n:
-            pieces = [self.last[index] for index in range(self.options.n)]
-            tensors = _tensors(pieces, self.texts, self.prompt_tokens)
-            skipped, before = self.options.skip_special_tokens, self.prompt.tokens
-            spellings = [self.service.spelling(skipped, before) for _ in self.tokens]
-            tensors |= _scored(self.tokens, spellings, self.options)
-            counts = [piece.completion_tokens for piece in pieces]
-            tensors |= _counted(counts, self.prompt_tokens, self.options)
-            tensors |= _measured(pieces, self.options)
-            if self.scores is not None:
-                scores = _prompt_logprobs(self.prompt, self.scores, self.options, self.service)
-                tensors["prompt_logprobs_output"] = scores
-            self.respond(tensors, True)
-
-
-def _tensors(pieces: "list[Piece]", texts: "list[str]", prompt_tokens: int) -> "dict[str, np.ndarray]":
-    """Output tensors; text always, counts and reasons with the last piece of a sequence."""
-    tensors = {"text_output": np.array([text.encode("utf-8") for text in texts], np.object_)}
-    if any(piece.index for piece in pieces) or len(pieces) > 1:
-        tensors["index"] = np.array([piece.index for piece in pieces], np.int32)
-    if all(piece.finish_reason for piece in pieces):
-        tensors["finish_reason"] = np.array([piece.finish_reason.encode() for piece in pieces], np.object_)
-        tensors["prompt_tokens"] = np.array([prompt_tokens], np.int32)
-        tensors["completion_tokens"] = np.array([piece.completion_tokens for piece in pieces], np.int32)
-        if all(piece.score is not None for piece in pieces):
-            tensors["scores"] = np.array([piece.score for piece in pieces], np.float32)
-    return tensors
-
-
-def _scored(
-    tokens: "Sequence[Sequence[Choice]]", spellings: "Sequence[Spelling]", options: Options
-) -> "dict[str, np.ndarray]":
-    """Log-probabilities of each sequence's tokens, where they are asked for; `logprobs` is as vLLM's backend has it."""
-    written: "dict[str, Callable[[Sequence[Choice], Sequence[Texts]], str]]" = {}
-    if options.logprobs >= 0:
-        written["logprobs_output"] = _logprobs
-    if options.return_logprobs:
-        written["logprobs"] = _logprobs_by_id if options.logprobs >= 0 else lambda tokens, texts: "null"
-    if not written:
-        return {}
-    spelled = [(each, _texts(each, spelling)) for each, spelling in zip(tokens, spellings)]
-    return {
-        name: np.array([write(each, texts).encode("utf-8") for each, texts in spelled], np.object_)
-        for name, write in written.items()
-    }
-
-
-def _texts(tokens: "Sequence[Choice]", spelling: Spelling) -> "list[Texts]":
-    """Of each choice the texts of its token and of the most probable ones."""
-    return [spelling([choice.token, *(token for token, _ in choice.top)]) for choice in tokens]
-
-
-def _counted(tokens: "list[int]", prompt_tokens: int, options: Options) -> "dict[str, np.ndarray]":
-    """As vLLM's backend counts, where it is asked to: the prompt's tokens, and those that came with this response."""
-    if not options.count_tokens:
-        return {}
-    return {
-        "num_input_tokens": np.array([prompt_tokens], np.uint32),
-        "num_output_tokens": np.array(tokens, np.uint32),
-    }
-
-
-def _measured(pieces: "list[Piece]", options: Options) -> "dict[str, np.ndarray]":
-    """What is measured of an answer that has ended, where it is asked for: it differs from time to time."""
-    if not options.return_perf_metrics:
-        return {}
-    return {
-        "cached_tokens": np.array([pieces[0].cached_tokens], np.int32),
-        "queue_seconds": np.array([pieces[0].queue_seconds], np.float32),
-    }
-
-
-def _prompt_logprobs(prompt: Prompt, scores: "list[Choice]", options: Options, service: Service) -> np.ndarray:
-    """(1,): JSON as `_logprobs` makes it; nothing comes before the first token, so its log-probability is null."""
-    tokens = [Choice(prompt.tokens[0]), *scores]
-    texts = _texts(tokens, service.spelling(not options.input_ids))  # whose text has its special tokens
-    return np.array([_logprobs(tokens, texts).encode("utf-8")], np.object_)
-
-
-def _logprobs(tokens: "Sequence[Choice]", texts: "Sequence[Texts]") -> str:
-    """JSON: a list of {token, text, logprob, top: [{token, text, logprob}]}."""
-    entries = []
-    for choice, text in zip(tokens, texts):
-        listed = [
-            {"token": token, "text": text[token], "logprob": logprob}
-            for token, logprob in ((choice.token, choice.logprob), *choice.top)
-        ]
-        entries.append({**listed[0], "top": listed[1:]})
-    return json.dumps(entries, ensure_ascii=False)
-
-
-def _logprobs_by_id(tokens: "Sequence[Choice]", texts: "Sequence[Texts]") -> str:
-    """JSON: of each token {id: {logprob, rank, decoded_token}}, the token itself and the most probable ones.
-
-    A token's rank is that among those listed. Source: vllm_backend (8de0c14), src/utils/request.py.
-    """
-    entries = []
-    for choice, text in zip(tokens, texts):
-        listed = {choice.token: choice.logprob, **dict(choice.top)}
-        ranks = {token: rank for rank, (token, _) in enumerate(choice.top, 1)}
-        entries.append(
-            {
-                str(token): {
-                    "logprob": logprob,
-                    "rank": ranks.get(token, len(ranks) + 1),
-                    "decoded_token": text[token],
-                }
-                for token, logprob in listed.items()
-            }
-        )
-    return json.dumps(entries, ensure_ascii=False)

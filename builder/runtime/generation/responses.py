@@ -1,0 +1,183 @@
+"""What a client gets of a request: the engine's pieces as output tensors, one by one or all together.
+
+Knows pieces and tensors; knows no engine and no Triton.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Union
+
+import numpy as np
+
+from .options import Options
+from .prompts import Prompt
+from .sampling import Choice
+from .sequences import Piece
+from .text import Spelling
+
+Texts = dict[int, str]  # of tokens
+Answer = Union["dict[str, np.ndarray]", Exception]
+Respond = Callable[[Answer, bool], None]  # an answer, and whether it is the last
+Spell = Callable[[bool, "Sequence[int]"], Spelling]  # without special tokens or with them, after these tokens
+
+
+class StreamedAnswer:
+    """One response a piece of text. `scores`: of the prompt, all there before the first piece."""
+
+    def __init__(
+        self, spell: Spell, options: Options, prompt: Prompt, respond: Respond, scores: "list[Choice] | None"
+    ) -> None:
+        self.spell, self.respond = spell, respond
+        self.prompt, self.scores = prompt, scores
+        self.prompt_tokens = prompt.length
+        self.options = options
+        self.left = options.n
+        skipped = options.skip_special_tokens
+        self.spellings = [spell(skipped, prompt.tokens) for _ in range(options.n)]
+        self.echo = dict.fromkeys(range(options.n), prompt.text) if options.echo else {}
+
+    def add(self, piece: Piece) -> None:
+        self.left -= bool(piece.finish_reason)
+        text = self.echo.pop(piece.index, "") + piece.text
+        tensors = _tensors([piece], [text], self.prompt_tokens)
+        tensors |= _scored([piece.tokens], [self.spellings[piece.index]], self.options)
+        tensors |= _counted([len(piece.tokens)], self.prompt_tokens, self.options)
+        if piece.finish_reason:
+            tensors |= _measured([piece], self.options)
+        if self.scores is not None:
+            tensors["prompt_logprobs_output"] = _prompt_logprobs(self.prompt, self.scores, self.options, self.spell)
+            self.scores = None
+        self.respond(tensors, not self.left)
+
+
+class WholeAnswer:
+    """One response for all sequences of a request, when the last of them has ended."""
+
+    def __init__(
+        self, spell: Spell, options: Options, prompt: Prompt, respond: Respond, scores: "list[Choice] | None"
+    ) -> None:
+        self.spell, self.options, self.respond = spell, options, respond
+        self.prompt, self.scores = prompt, scores
+        self.prompt_tokens = prompt.length
+        self.texts = [prompt.text if options.echo else ""] * options.n
+        self.tokens: "list[list[Choice]]" = [[] for _ in range(options.n)]
+        self.last: "dict[int, Piece]" = {}
+
+    def add(self, piece: Piece) -> None:
+        self.texts[piece.index] += piece.text
+        self.tokens[piece.index].extend(piece.tokens)
+        if piece.finish_reason:
+            self.last[piece.index] = piece
+        if len(self.last) == self.options.n:
+            pieces = [self.last[index] for index in range(self.options.n)]
+            tensors = _tensors(pieces, self.texts, self.prompt_tokens)
+            skipped, before = self.options.skip_special_tokens, self.prompt.tokens
+            spellings = [self.spell(skipped, before) for _ in self.tokens]
+            tensors |= _scored(self.tokens, spellings, self.options)
+            counts = [piece.completion_tokens for piece in pieces]
+            tensors |= _counted(counts, self.prompt_tokens, self.options)
+            tensors |= _measured(pieces, self.options)
+            if self.scores is not None:
+                scores = _prompt_logprobs(self.prompt, self.scores, self.options, self.spell)
+                tensors["prompt_logprobs_output"] = scores
+            self.respond(tensors, True)
+
+
+def _tensors(pieces: "list[Piece]", texts: "list[str]", prompt_tokens: int) -> "dict[str, np.ndarray]":
+    """Output tensors; text always, counts and reasons with the last piece of a sequence."""
+    tensors = {"text_output": np.array([text.encode("utf-8") for text in texts], np.object_)}
+    if any(piece.index for piece in pieces) or len(pieces) > 1:
+        tensors["index"] = np.array([piece.index for piece in pieces], np.int32)
+    if all(piece.finish_reason for piece in pieces):
+        tensors["finish_reason"] = np.array([piece.finish_reason.encode() for piece in pieces], np.object_)
+        tensors["prompt_tokens"] = np.array([prompt_tokens], np.int32)
+        tensors["completion_tokens"] = np.array([piece.completion_tokens for piece in pieces], np.int32)
+        if all(piece.score is not None for piece in pieces):
+            tensors["scores"] = np.array([piece.score for piece in pieces], np.float32)
+    return tensors
+
+
+def _scored(
+    tokens: "Sequence[Sequence[Choice]]", spellings: "Sequence[Spelling]", options: Options
+) -> "dict[str, np.ndarray]":
+    """Log-probabilities of each sequence's tokens, where they are asked for; `logprobs` is as vLLM's backend has it."""
+    written: "dict[str, Callable[[Sequence[Choice], Sequence[Texts]], str]]" = {}
+    if options.logprobs >= 0:
+        written["logprobs_output"] = _logprobs
+    if options.return_logprobs:
+        written["logprobs"] = _logprobs_by_id if options.logprobs >= 0 else lambda tokens, texts: "null"
+    if not written:
+        return {}
+    spelled = [(each, _texts(each, spelling)) for each, spelling in zip(tokens, spellings)]
+    return {
+        name: np.array([write(each, texts).encode("utf-8") for each, texts in spelled], np.object_)
+        for name, write in written.items()
+    }
+
+
+def _texts(tokens: "Sequence[Choice]", spelling: Spelling) -> "list[Texts]":
+    """Of each choice the texts of its token and of the most probable ones."""
+    return [spelling([choice.token, *(token for token, _ in choice.top)]) for choice in tokens]
+
+
+def _counted(tokens: "list[int]", prompt_tokens: int, options: Options) -> "dict[str, np.ndarray]":
+    """As vLLM's backend counts, where it is asked to: the prompt's tokens, and those that came with this response."""
+    if not options.count_tokens:
+        return {}
+    return {
+        "num_input_tokens": np.array([prompt_tokens], np.uint32),
+        "num_output_tokens": np.array(tokens, np.uint32),
+    }
+
+
+def _measured(pieces: "list[Piece]", options: Options) -> "dict[str, np.ndarray]":
+    """What is measured of an answer that has ended, where it is asked for: it differs from time to time."""
+    if not options.return_perf_metrics:
+        return {}
+    return {
+        "cached_tokens": np.array([pieces[0].cached_tokens], np.int32),
+        "queue_seconds": np.array([pieces[0].queue_seconds], np.float32),
+    }
+
+
+def _prompt_logprobs(prompt: Prompt, scores: "list[Choice]", options: Options, spell: Spell) -> np.ndarray:
+    """(1,): JSON as `_logprobs` makes it; nothing comes before the first token, so its log-probability is null."""
+    tokens = [Choice(prompt.tokens[0]), *scores]
+    texts = _texts(tokens, spell(not options.input_ids, ()))  # whose text has its special tokens
+    return np.array([_logprobs(tokens, texts).encode("utf-8")], np.object_)
+
+
+def _logprobs(tokens: "Sequence[Choice]", texts: "Sequence[Texts]") -> str:
+    """JSON: a list of {token, text, logprob, top: [{token, text, logprob}]}."""
+    entries = []
+    for choice, text in zip(tokens, texts):
+        listed = [
+            {"token": token, "text": text[token], "logprob": logprob}
+            for token, logprob in ((choice.token, choice.logprob), *choice.top)
+        ]
+        entries.append({**listed[0], "top": listed[1:]})
+    return json.dumps(entries, ensure_ascii=False)
+
+
+def _logprobs_by_id(tokens: "Sequence[Choice]", texts: "Sequence[Texts]") -> str:
+    """JSON: of each token {id: {logprob, rank, decoded_token}}, the token itself and the most probable ones.
+
+    A token's rank is that among those listed. Source: vllm_backend (8de0c14), src/utils/request.py.
+    """
+    entries = []
+    for choice, text in zip(tokens, texts):
+        listed = {choice.token: choice.logprob, **dict(choice.top)}
+        ranks = {token: rank for rank, (token, _) in enumerate(choice.top, 1)}
+        entries.append(
+            {
+                str(token): {
+                    "logprob": logprob,
+                    "rank": ranks.get(token, len(ranks) + 1),
+                    "decoded_token": text[token],
+                }
+                for token, logprob in listed.items()
+            }
+        )
+    return json.dumps(entries, ensure_ascii=False)
