@@ -26,9 +26,9 @@ from builder.engines.encoding import Variant
 from builder.engines.onnxruntime.older import for_runtime
 from builder.export.decoder import export_decoder
 from builder.export.encoder import export
-from builder.export.searches import for_searches
 from builder.export.seq2seq import export_seq2seq
 from builder.onnx.graph import Graph, operator_needs
+from builder.onnx.searches import for_searches
 from builder.optimise.fusion import fuse
 from builder.optimise.weights import quantise_weights
 from builder.runtime.contract import Session

@@ -25,20 +25,19 @@ import torch
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
 from builder.checkpoint.resolve import POSITION_TABLES
-from builder.engines.onnxruntime import MODEL_FILE
 from builder.errors import ExportError
 from builder.export.architectures import fused_attention
 from builder.export.cached_attention import CACHED, ExportCache, exporting
 from builder.export.experts import every_expert
 from builder.export.failure import reason
 from builder.export.program import export_graph
-from builder.export.projections import merge_projections
 from builder.export.rotary import fused_rotary, settled_frequencies
-from builder.onnx.graph import Graph
+from builder.onnx.graph import MODEL_FILE, Graph
+from builder.onnx.operators import CACHED_ATTENTION
+from builder.onnx.projections import merge_projections
 from builder.runtime.contract import LayerShape
 
 STEP_INPUTS = ("input_ids", "position_ids", "seqlens_k", "total_sequence_length", "logits_positions")
-CACHED_ATTENTION = "GroupQueryAttention"
 
 
 @dataclass(frozen=True)

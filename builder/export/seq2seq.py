@@ -36,9 +36,9 @@ from builder.export.attention import ONNXRUNTIME
 from builder.export.cached_attention import CACHED, CrossCache, ExportCache, exporting
 from builder.export.decoder import STEP_INPUTS, only_wanted, past_names, refused_by_name
 from builder.export.program import export_graph
-from builder.export.projections import merge_projections
 from builder.onnx.graph import ENCODER_FILE, MODEL_FILE, Graph
 from builder.onnx.operators import ATTENTION, CACHED_ATTENTION
+from builder.onnx.projections import merge_projections
 from builder.runtime.contract import LayerShape
 
 CROSS_INPUTS = ("cross_rows", "cross_places", "cross_seqlens_k", "cross_total", "cross_last")

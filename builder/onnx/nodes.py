@@ -35,6 +35,11 @@ def add_constant(graph: onnx.GraphProto, name: str, values: np.ndarray) -> None:
     graph.initializer.append(numpy_helper.from_array(values, name))
 
 
+def constant(name: str, numbers: int | Sequence[int]) -> onnx.NodeProto:
+    """A node that gives whole numbers, int64. Branches have these: they hold no tensors of their own."""
+    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array(numbers, np.int64), name))
+
+
 def add_constant_once(graph: onnx.GraphProto, name: str, values: np.ndarray) -> None:
     """The same, unless there is one of that name."""
     if all(tensor.name != name for tensor in graph.initializer):

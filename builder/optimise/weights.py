@@ -21,12 +21,12 @@ from onnx import helper
 
 from builder.engines.eight_bit import eight_bit_products
 from builder.errors import VerificationError
-from builder.export.projections import spell_out_gemms
 from builder.onnx.cleanup import drop_unused
 from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.onnx.grids import Grids
 from builder.onnx.nodes import constant_products, replace_nodes
 from builder.onnx.operators import DOMAIN
+from builder.onnx.projections import spell_out_gemms
 from builder.onnx.weights import values_of
 from builder.optimise.quantised import Quantised
 from builder.spec import WeightOptions

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 from transformers import AutoModelForSeq2SeqLM
 
-from builder.export.searches import for_searches
 from builder.export.seq2seq import export_seq2seq
 from builder.machine import available_cores
 from builder.onnx.graph import Graph
+from builder.onnx.searches import for_searches
 from builder.optimise.fusion import fuse
 from builder.optimise.weights import quantise_weights
 from builder.runtime.generation.executors.base import Likeliest, Part

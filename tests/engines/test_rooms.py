@@ -13,10 +13,10 @@ from builder.engines.decoding import ROOM, DecodingEngine, engine_of
 from builder.engines.encoding import all_variants, encoding_engine
 from builder.errors import SpecError
 from builder.export.decoder import export_decoder
-from builder.export.likeliest import OUTPUTS
 from builder.families import decoder
 from builder.families.decoder.drafted import draft_spec
 from builder.memory import Memory
+from builder.onnx.likeliest import OUTPUTS
 from builder.runtime.contract import LayerShape
 from builder.runtime.generation.executors.candidates import TOP_COUNT
 from builder.spec import make_spec

@@ -16,8 +16,8 @@ from builder.errors import ExportError, VerificationError
 from builder.export.decoder import export_decoder
 from builder.export.experts import cost_of_experts, every_expert
 from builder.export.rotary import fused_rotary, settled_frequencies
-from builder.export.searches import finding_likeliest
 from builder.onnx.graph import Graph
+from builder.onnx.searches import finding_likeliest
 from builder.optimise.fusion import fuse
 from builder.optimise.weights import quantise_weights
 from builder.pipeline import build

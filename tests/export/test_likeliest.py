@@ -8,7 +8,7 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from builder.export.likeliest import OUTPUTS, add_likeliest
+from builder.onnx.likeliest import OUTPUTS, add_likeliest
 from builder.runtime.generation.executors.candidates import TOP_COUNT, TOP_TOKENS
 
 VOCABULARY = 40

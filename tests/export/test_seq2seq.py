@@ -14,9 +14,9 @@ import torch
 from transformers import AutoConfig, AutoModelForSeq2SeqLM, PreTrainedModel
 
 from builder.errors import ExportError, VerificationError
-from builder.export.searches import for_searches
 from builder.export.seq2seq import export_seq2seq
 from builder.onnx.graph import nodes_of
+from builder.onnx.searches import for_searches
 from builder.onnx.shared_tables import with_shared_tables
 from builder.optimise.fusion import fuse
 from builder.pipeline import build

@@ -18,8 +18,8 @@ from builder.engines.cpu import cpu
 from builder.engines.onnxruntime.older import for_runtime, unmarked_windows
 from builder.errors import ExportError, VerificationError
 from builder.export.decoder import export_decoder
-from builder.export.searches import finding_likeliest
 from builder.onnx.graph import Graph, check_release, nodes_of, operator_needs, save_graph
+from builder.onnx.searches import finding_likeliest
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import to_half
 from builder.optimise.quantisation import quantise

@@ -12,10 +12,10 @@ from builder.engines.decoding import DecodingEngine, Executors
 from builder.engines.onnxruntime import MAPPED, loop_session, resting
 from builder.engines.onnxruntime.older import for_runtime
 from builder.errors import SpecError
-from builder.export.decoder import CACHED_ATTENTION
-from builder.export.searches import finding_likeliest
 from builder.memory import Memory, cache_bytes, refuse_slots
 from builder.onnx.graph import Graph, check_release
+from builder.onnx.operators import CACHED_ATTENTION
+from builder.onnx.searches import finding_likeliest
 from builder.optimise.cache_precision import quantise_cache
 from builder.optimise.fusion import fuse
 from builder.runtime.contract import CacheType, LayerShape, Session

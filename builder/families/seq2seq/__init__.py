@@ -13,7 +13,6 @@ from builder.checkpoint.decoding import refuse_other_text
 from builder.checkpoint.generation_config import end_ids
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.engines.onnxruntime import BACKEND, loop_session
-from builder.export.searches import for_searches
 from builder.export.seq2seq import Seq2SeqExport, export_seq2seq, seq2seq_shapes
 from builder.families import Family, built_from, code_not_run
 from builder.families.generating import (
@@ -32,6 +31,7 @@ from builder.families.seq2seq.texts import texts_to_judge, token_rows, verified_
 from builder.memory import Memory, cache_bytes, refuse_slots, weights_bytes
 from builder.onnx.graph import check_release, operators_of_a_call
 from builder.onnx.operators import ATTENTION, CACHED_ATTENTION
+from builder.onnx.searches import for_searches
 from builder.onnx.shared_tables import with_shared_tables
 from builder.optimise.fusion import fuse
 from builder.optimise.quantised import Quantised

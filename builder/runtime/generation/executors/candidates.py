@@ -1,7 +1,7 @@
 """The most probable next tokens as a graph finds them where it runs. Knows logits; knows no engine and no sampling.
 
 On a GPU they leave it alone (builder/onnx/candidates.py); on a CPU they are what a beam search reads, with what makes
-them log-probabilities (builder/export/likeliest.py).
+them log-probabilities (builder/onnx/likeliest.py).
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ from __future__ import annotations
 import onnx
 from onnx import TensorProto, helper
 
+from builder.onnx.nodes import constant
 from builder.runtime.generation.executors.candidates import TOP_COUNT, TOP_LOGITS, TOP_TOKENS, TOP_TOTALS
 
 OUTPUTS = {TOP_LOGITS: TensorProto.FLOAT, TOP_TOKENS: TensorProto.INT64, TOP_TOTALS: TensorProto.FLOAT}
@@ -48,7 +49,7 @@ def _found() -> onnx.GraphProto:
     nodes = [
         helper.make_node("TopK", ["logits", "top.count"], [*found[:2]], name="TopK.top"),
         helper.make_node("LogSoftmax", ["logits"], ["top.logprobs"], name="LogSoftmax.top", axis=-1),
-        helper.make_node("Constant", [], ["top.first"], name="first.top", value_ints=[0]),
+        constant("top.first", [0]),
         helper.make_node("Gather", ["found.tokens", "top.first"], ["top.token"], name="Gather.token", axis=1),
         helper.make_node("Gather", ["found.logits", "top.first"], ["top.logit"], name="Gather.logit", axis=1),
         helper.make_node("GatherElements", ["top.logprobs", "top.token"], ["top.logprob"], name="Gather.top", axis=1),

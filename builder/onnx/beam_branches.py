@@ -6,11 +6,11 @@ as there may be: rows that do not search would each attend that many times. Know
 
 from __future__ import annotations
 
-import numpy as np
 import onnx
-from onnx import TensorProto, helper, numpy_helper
+from onnx import TensorProto, helper
 
-from builder.onnx.nodes import replace_nodes
+from builder.onnx.nodes import constant, copy_of, replace_nodes
+from builder.onnx.operators import CACHED_ATTENTION
 
 SEARCHED = "cross.searched"  # whether a row is another than the first beam of its text
 
@@ -23,14 +23,14 @@ def attend_alone(model: onnx.ModelProto, beams: int) -> None:
     sizes = {value.name: value.type.tensor_type.shape.dim[-1].dim_value for value in model.graph.input}
     nodes = _searched(beams)
     for node in model.graph.node:
-        crosses = node.op_type == "GroupQueryAttention" and node.input[3].startswith("past_cross_")
+        crosses = node.op_type == CACHED_ATTENTION and node.input[3].startswith("past_cross_")
         nodes.append(_either(node, beams, sizes[node.input[3]]) if crosses else node)
     replace_nodes(model.graph, nodes)
 
 
 def _searched(beams: int) -> list[onnx.NodeProto]:
     return [
-        _constant("cross.beams", beams),
+        constant("cross.beams", beams),
         helper.make_node("Mod", ["cross_places", "cross.beams"], ["cross.beam_of"]),
         helper.make_node("ReduceMax", ["cross.beam_of"], ["cross.last_beam"], keepdims=0),
         helper.make_node("Cast", ["cross.last_beam"], [SEARCHED], to=TensorProto.BOOL),
@@ -43,7 +43,7 @@ def _either(node: onnx.NodeProto, beams: int, size: int) -> onnx.NodeProto:
 
 
 def _every_beam(node: onnx.NodeProto) -> onnx.GraphProto:
-    inner = onnx.NodeProto.FromString(node.SerializeToString())
+    inner = copy_of(node)
     inner.output[:] = [f"{name}.every" for name in node.output]
     return _branch("every", [inner])
 
@@ -52,19 +52,19 @@ def _first_beam(node: onnx.NodeProto, beams: int, size: int) -> onnx.GraphProto:
     """The queries are (places, 1, heads * beams * size); of the others nobody reads the answer."""
     name = node.output[0]
     heads = next(attribute.i for attribute in node.attribute if attribute.name == "kv_num_heads")
-    inner = onnx.NodeProto.FromString(node.SerializeToString())
+    inner = copy_of(node)
     for attribute in inner.attribute:
         if attribute.name == "num_heads":
             attribute.i = heads
     inner.input[0] = f"{name}.query"
     inner.output[:] = [f"{name}.attended", *(f"{other}.first" for other in node.output[1:])]
     nodes = [
-        _constant(f"{name}.by_beam", [0, heads, beams, size]),
-        _constant(f"{name}.zero", 0),
-        _constant(f"{name}.flat", [0, 1, heads * size]),
-        _constant(f"{name}.by_head", [0, heads, 1, size]),
-        _constant(f"{name}.each_beam", [1, 1, beams, 1]),
-        _constant(f"{name}.whole", [0, 1, heads * beams * size]),
+        constant(f"{name}.by_beam", [0, heads, beams, size]),
+        constant(f"{name}.zero", 0),
+        constant(f"{name}.flat", [0, 1, heads * size]),
+        constant(f"{name}.by_head", [0, heads, 1, size]),
+        constant(f"{name}.each_beam", [1, 1, beams, 1]),
+        constant(f"{name}.whole", [0, 1, heads * beams * size]),
         helper.make_node("Reshape", [node.input[0], f"{name}.by_beam"], [f"{name}.queries"]),
         helper.make_node("Gather", [f"{name}.queries", f"{name}.zero"], [f"{name}.of_first"], axis=2),
         helper.make_node("Reshape", [f"{name}.of_first", f"{name}.flat"], [f"{name}.query"]),
@@ -80,7 +80,3 @@ def _branch(name: str, nodes: list[onnx.NodeProto], outputs: list[str] | None = 
     names = outputs or list(nodes[-1].output)
     values = [helper.make_tensor_value_info(value, TensorProto.FLOAT, None) for value in names]
     return helper.make_graph(nodes, name, [], values)
-
-
-def _constant(name: str, values: int | list[int]) -> onnx.NodeProto:
-    return helper.make_node("Constant", [], [name], value=numpy_helper.from_array(np.array(values, np.int64), name))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from builder.export.alone import attend_alone
-from builder.export.likeliest import add_likeliest
+from builder.onnx.beam_branches import attend_alone
 from builder.onnx.graph import Graph, load_graph, save_graph
+from builder.onnx.likeliest import add_likeliest
 
 
 def for_searches(graph: Graph, beams: int, folder: Path) -> Graph:
