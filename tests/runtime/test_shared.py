@@ -243,7 +243,7 @@ def test_only_so_many_requests_wait_for_a_model(
     monkeypatch.setattr(loader_module, "MOST", 3)
     host = _host(_repository(tmp_path, a=1, b=1), counted, limit=10_000)
     go_on, opened = threading.Event(), host.opened
-    host.opened = lambda folder: opened(folder) if go_on.wait(20) else pytest.fail("never told to go on")
+    host.opened = lambda folder: opened(folder) if go_on.wait(PATIENCE_S) else pytest.fail("never told to go on")
     waiting = Waiting(host)
     waiting.loader.ask("a", "a", ["one", "two"])
     with pytest.raises(NotReady, match="3 requests wait already until a is loaded; send the request again later"):
