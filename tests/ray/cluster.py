@@ -6,16 +6,16 @@ import os
 import re
 import shutil
 import signal
-import socket
 import tempfile
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from builder.ray.cluster import LOOPBACK, PATIENCE, SETTINGS
+from builder.serve.triton import free_ports
 
 LEAN = {"RAY_prestart_worker_first_driver": "0", "RAY_enable_worker_prestart": "0"}  # no process before it has work
 SLOW = {  # nothing has died because it is slow; that a node did is noticed soon
@@ -66,11 +66,7 @@ def _small() -> dict[str, Any]:
     (WaitForDashboardAgentPorts in Ray's src/ray/raylet/node_manager.cc); it does not wait for ports that it is told.
     See `_telling` too.
     """
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in AGENTS]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        ports = {name: one.getsockname()[1] for name, one in zip(AGENTS, sockets, strict=True)}
+    ports = {name: free_ports().http for name in AGENTS}
     return {"node_ip_address": "127.0.0.1", "object_store_memory": STORE, "include_dashboard": False, **ports}
 
 
