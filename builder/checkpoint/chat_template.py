@@ -31,6 +31,15 @@ WEATHER = {"name": "weather", "description": "The weather of a place", "paramete
 TOOLS: Sequence[Mapping[str, Any]] = [{"type": "function", "function": WEATHER}]
 PARTS = ("first text", "second text")
 UNREAD = "unread key"  # of a part: shown by a template that writes a list as Python or JSON does
+IN_PARTS = [{"type": "text", "text": text, UNREAD: UNREAD} for text in PARTS]
+CALLED = {"name": "weather", "arguments": {"place": "Oslo"}}
+CALL = {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": CALLED}]}
+PLACES: Sequence[tuple[str, Messages, Messages]] = (  # of a message of each role, in a chat that has one
+    ("system", (), (USER,)),
+    ("user", (), ()),
+    ("assistant", (USER,), (USER,)),
+    ("tool", (USER, CALL), ()),
+)
 
 
 def tool_template(tokenizer: PreTrainedTokenizerFast) -> str | None:
@@ -64,13 +73,23 @@ def chat_template(tokenizer: PreTrainedTokenizerFast) -> str | None:
     return str(template)
 
 
-def takes_parts(chat: Chat) -> bool:
-    """Whether the template, with tools too where that is another, reads the texts of a message in parts by itself."""
+def part_roles(chat: Chat) -> list[str]:
+    """The roles whose messages in parts the template reads whole by itself, with tools and without.
+
+    Each is tried: Gemma 3's reads the first part alone of a system message, and others write a list as Python does.
+    """
     template = ChatTemplate(chat.template, chat.special_tokens, chat.tool_template)
-    message = {"role": "user", "content": [{"type": "text", "text": text, UNREAD: UNREAD} for text in PARTS]}
-    requests = [None] if chat.tool_template is None else [None, TOOLS]
-    rendered = [_own(template, [message], tools) or "" for tools in requests]
-    return all(all(text in prompt for text in PARTS) and UNREAD not in prompt for prompt in rendered)
+    return [
+        role
+        for role, before, after in PLACES
+        if all(
+            _is_read(_own(template, [*before, {"role": role, "content": IN_PARTS}, *after], t)) for t in (None, TOOLS)
+        )
+    ]
+
+
+def _is_read(prompt: str | None) -> bool:
+    return prompt is not None and all(text in prompt for text in PARTS) and UNREAD not in prompt
 
 
 def _transformers(tokenizer: PreTrainedTokenizerFast, messages: Messages, tools: Any) -> str | None:

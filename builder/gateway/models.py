@@ -70,10 +70,10 @@ class Model:
         """Whether it has a chat template."""
         return self.parameters.get("chat") == "true"
 
-    @property
-    def takes_parts(self) -> bool:
-        """Whether its chat template reads a message in parts."""
-        return self.parameters.get("message_parts") == "true"
+    @cached_property
+    def part_roles(self) -> list[str]:
+        """The roles whose messages in parts its chat template reads."""
+        return [str(role) for role in json.loads(self.parameters.get("message_parts", "[]"))]
 
     @property
     def embeds(self) -> bool:

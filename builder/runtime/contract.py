@@ -177,7 +177,7 @@ class Chat:
     special_tokens: Mapping[str, Any] = field(default_factory=dict)
     tool_template: str | None = None  # of requests with tools, where the checkpoint has one for those
     tool_parser: str | None = None  # of the notation in which the checkpoint writes calls of tools, where it is known
-    parts: bool = False  # whether the template reads a message in parts; for others clients join the texts
+    part_roles: Sequence[str] = ()  # whose messages in parts the template reads; for others clients join the texts
 
 
 @dataclass(frozen=True)

@@ -99,8 +99,8 @@ def _generating_parameters(serving: GenerationServing) -> dict[str, str]:
         parameters["chat"] = "true"
         if serving.chat.tool_parser is not None:
             parameters["tool_parser"] = serving.chat.tool_parser
-        if serving.chat.parts:
-            parameters["message_parts"] = "true"
+        if serving.chat.part_roles:
+            parameters["message_parts"] = json.dumps(list(serving.chat.part_roles))
     if source is not None and (source.languages or source.pairs):
         spoken = source.languages or {code for pair in source.pairs for code in pair.split(" to ")}
         parameters["languages"] = json.dumps(sorted(spoken))

@@ -483,6 +483,20 @@ def test_parts_of_a_message_are_joined_where_the_template_does_not_read_them() -
     assert json.loads(triton.requests[-1]["messages"][0])[0]["content"] == parts
 
 
+def test_parts_of_a_role_that_the_template_does_not_read_in_parts_are_joined() -> None:
+    """Templates that read those of a user wrote Python's list of a tool's or the system's, or its first part alone."""
+    triton = FakeTriton()
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    body = {"model": "guided", "messages": [{"role": role, "content": parts} for role in ("developer", "user", "tool")]}
+    assert asked("/v1/chat/completions", body, gateway(triton)).status == 200
+    sent = json.loads(triton.requests[-1]["messages"][0])
+    assert sent == [
+        {"role": "system", "content": "a\nb"},
+        {"role": "user", "content": parts},
+        {"role": "tool", "content": "a\nb"},
+    ]
+
+
 def test_calls_of_earlier_answers_reach_the_template_as_objects() -> None:
     triton = FakeTriton()
     call = {"id": "abc", "type": "function", "function": LOOK_UP}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from builder.checkpoint.chat_template import TOOLS, chat_template, takes_parts, tool_template
+from builder.checkpoint.chat_template import TOOLS, chat_template, part_roles, tool_template
 from builder.errors import CheckpointError
 from builder.runtime.contract import FILE, Chat, dump
 from builder.runtime.fields import InputError
@@ -87,17 +87,42 @@ def test_requests_with_tools_get_the_template_that_is_for_them(tokenizer: PreTra
         chat_template(tokenizer)
 
 
-def test_a_template_that_reads_parts_of_a_message_is_found() -> None:
-    """Gemma 3's and others' write one text after the other; a client's lines between them made another prompt."""
-    parts = (
-        "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
-        "{% if c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
-    )
-    assert takes_parts(Chat(parts))
-    for other in (*TEMPLATES.values(), "{{ messages[0].content }}", "{{ messages[0].content | trim }}", "{{ x() }}"):
-        assert not takes_parts(Chat(other)), other
-        assert not takes_parts(Chat(parts, tool_template=other))
-    assert takes_parts(Chat(parts, tool_template=parts))
+READS_PARTS = (
+    "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
+    "{% if c.type == 'text' %}{{ c.text }}{% endif %}{% endfor %}{% endif %}{% endfor %}"
+)
+PARTS_OF_USERS = READS_PARTS.replace("m.content is string", "m.content is string or m.role != 'user'")
+FIRST_OF_SYSTEM = READS_PARTS.replace(
+    "{% for m in messages %}",
+    "{% if messages[0].role == 'system' %}{{ messages[0].content[0].text }}"
+    "{% set messages = messages[1:] %}{% endif %}{% for m in messages %}",
+)
+NEVER = (*TEMPLATES.values(), "{{ messages[0].content }}", "{{ messages[0].content | trim }}", "{{ x() }}")
+
+
+@pytest.mark.parametrize(
+    ("template", "roles"),
+    [
+        (READS_PARTS, ["system", "user", "assistant", "tool"]),  # as others write, one text after the other
+        (PARTS_OF_USERS, ["user"]),
+        (FIRST_OF_SYSTEM, ["user", "assistant", "tool"]),  # as Gemma 3's
+        (READS_PARTS + "{% if tools and messages[0].role == 'system' %}{{ messages[0].content }}{% endif %}",
+         ["user", "assistant", "tool"]),
+        *((template, []) for template in NEVER),
+    ],
+)  # fmt: skip
+def test_whose_messages_in_parts_a_template_reads_is_found(template: str, roles: list[str]) -> None:
+    """A client's lines between the texts made another prompt, and parts that are not read a wrong one."""
+    assert part_roles(Chat(template)) == roles
+    assert part_roles(Chat(READS_PARTS, tool_template=template)) == roles
+
+
+def test_what_a_template_reads_in_parts_is_what_transformers_renders(tokenizer: PreTrainedTokenizerFast) -> None:
+    message = {"role": "tool", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}
+    for template, whole in ((READS_PARTS, True), (PARTS_OF_USERS, False)):
+        rendered = tokenizer.apply_chat_template([message], chat_template=template, tokenize=False)
+        assert (rendered == "ab") is whole, "else it is Python's list"
+        assert ("tool" in part_roles(Chat(template))) is whole
 
 
 def test_a_build_refuses_a_template_that_does_not_compile(tokenizer: PreTrainedTokenizerFast) -> None:

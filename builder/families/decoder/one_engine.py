@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from builder.checkpoint.chat_template import chat_template, takes_parts, tool_template
+from builder.checkpoint.chat_template import chat_template, part_roles, tool_template
 from builder.checkpoint.generation_config import total_length
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.checkpoint.tool_parser import tool_parser
@@ -219,7 +219,7 @@ class Decoder:
         tokenizer = self.checkpoint.tokenizer
         chat = Chat(template, dict(tokenizer.special_tokens_map), tool_template(tokenizer))
         parser = self.spec.serving.tool_parser or tool_parser(chat)
-        return replace(chat, tool_parser=parser, parts=takes_parts(chat))
+        return replace(chat, tool_parser=parser, part_roles=part_roles(chat))
 
     def comparison(self, chosen: Chosen) -> Comparison:
         """Log-probabilities of the fused graph, on a long row too; what quantising kept."""

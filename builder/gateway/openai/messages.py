@@ -26,19 +26,20 @@ class Message(BaseModel):
 
 def as_template(model: Model, messages: Sequence[Message]) -> str:
     """The messages as JSON, as the template of `model` knows them. Raises ApiError for what it cannot be told."""
-    return dumps([_as_template(number, message, model.takes_parts) for number, message in enumerate(messages)])
+    return dumps([_as_template(number, message, model.part_roles) for number, message in enumerate(messages)])
 
 
-def _as_template(number: int, message: Message, parts: bool) -> dict[str, Any]:
-    """A developer is the system; the texts of a message are one, unless a template takes `parts`."""
+def _as_template(number: int, message: Message, part_roles: Sequence[str]) -> dict[str, Any]:
+    """A developer is the system; the texts of a message are one, unless its role is one of `part_roles`."""
+    role = "system" if message.role == "developer" else message.role
     content = message.content
     if isinstance(content, list):
         texts = [_text(number, part) for part in content]
-        content = content if parts else "\n".join(texts)
-    rendered = {**(message.model_extra or {}), "role": message.role, "content": content}
+        content = content if role in part_roles else "\n".join(texts)
+    rendered = {**(message.model_extra or {}), "role": role, "content": content}
     if message.tool_calls:
         rendered["tool_calls"] = [_earlier_call(at, call) for at, call in enumerate(message.tool_calls)]
-    return {**rendered, "role": "system"} if message.role == "developer" else rendered
+    return rendered
 
 
 def _text(number: int, part: Mapping[str, Any]) -> str:
