@@ -112,6 +112,8 @@ class TritonPythonModel:
         self.outbox.put(None)
         for thread in self.threads:
             thread.join()
+        self.outbox.put(None)
+        self._send()  # errors of what could not be written after that
 
     def _submit(self, request: Any, sender: Any) -> None:
         parameters = read_parameters(request.parameters())
@@ -150,7 +152,7 @@ class TritonPythonModel:
                 return
             try:
                 work()
-            except Exception as error:  # of one response: others wait
+            except BaseException as error:  # of one response, were it a panic: others wait
                 pb_utils.Logger.log_error(f"a response could not be made: {error!r}")
             del work  # its request is over in Triton when nobody has its sender
 

@@ -179,9 +179,13 @@ def test_a_model_whose_decode_loop_failed_is_not_ready(adapter: Any) -> None:
     assert adapter.is_ready() is False
 
 
-def test_a_response_that_cannot_be_made_keeps_no_other_waiting(adapter: Any) -> None:
+@pytest.mark.parametrize("error", [ZeroDivisionError(), BaseException("a panic")])
+def test_a_response_that_cannot_be_made_keeps_no_other_waiting(adapter: Any, error: BaseException) -> None:
+    def fails() -> None:
+        raise error
+
     sender = Sender()
-    adapter.outbox.put(lambda: 1 // 0)
+    adapter.outbox.put(fails)
     adapter.outbox.put(lambda: adapter._respond(sender, InputError("no"), True))
     adapter.outbox.put(None)
     adapter._send()

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -294,6 +297,40 @@ def test_an_answer_that_cannot_be_spelled_is_the_error_of_its_request_alone(beam
     assert [str(error) for error in broken.errors] == ["index out of bounds"]
     assert other.tokens == expected([2], 6)
     assert engine.cache.free == 4
+
+
+def test_nothing_is_written_for_who_has_left() -> None:
+    engine, later = engine_of(SumExecutor(slots=1)), list[Callable[[], None]]()
+    one = Asked([1], 2)
+    one.request.later = later.append
+    engine.submit(one.sequences)
+    engine.run_until_idle()
+    later.pop(0)()
+    assert len(one.pieces) == 1
+    one.request.cancel()
+    for work in later:
+        work()
+    assert len(one.pieces) == 1
+
+
+def test_a_request_that_two_threads_end_has_one_error() -> None:
+    """The thread that writes answers refuses what it cannot write, the loop what is late."""
+    both = threading.Barrier(2)
+
+    class Watched(Request):
+        @property
+        def active(self) -> bool:
+            was = super().active
+            with suppress(threading.BrokenBarrierError):  # the other waits for its turn
+                both.wait(0.05)
+            return was
+
+    errors: list[Exception] = []
+    request = Watched([1], Options(), 1, lambda piece: None, errors.append)
+    with ThreadPoolExecutor(2) as pool:
+        ended = list(pool.map(request.refuse, (ValueError("a"), ValueError("b"))))
+    assert sorted(ended) == [False, True]
+    assert len(errors) == 1
 
 
 def test_a_loop_that_a_panic_ended_has_failed() -> None:

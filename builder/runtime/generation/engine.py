@@ -26,7 +26,7 @@ from .executors.candidates import MOST
 from .reading import Reader
 from .sampling import Choice, Sampler, choose
 from .scheduler import Limits, Scheduler
-from .sequences import Beams, GeneratedSequence, Piece, Request, Running, SequenceStatus
+from .sequences import Beams, GeneratedSequence, Piece, Request, RequestStatus, Running, SequenceStatus
 from .stats import Stats
 
 IDLE_POLL_S = 0.05  # how often deadlines of a queue are looked at while nothing runs
@@ -315,8 +315,8 @@ class Engine:
         request.later(partial(self._tell, request, piece))
 
     def _tell(self, request: Request, piece: Piece) -> None:
-        """What fails for one request fails for it alone, and nothing follows its error."""
-        if request.broken:
+        """What fails for one request fails for it alone, and nothing follows its error, or is for who has left."""
+        if request.broken or request.status is RequestStatus.CANCELLED:
             return
         try:
             request.emit(piece)

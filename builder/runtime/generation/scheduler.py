@@ -113,7 +113,8 @@ class Scheduler:
     def refuse(self, request: Request, error: Exception) -> None:
         """Tell a client the one error of its request; its slots are free with the next step."""
         if request.refuse(error):
-            self.stats.failures += 1
+            with self.changed:  # the thread that writes answers refuses too
+                self.stats.failures += 1
 
     def refuse_all(self, error: Exception) -> None:
         """Empty the queue and stop all that runs."""

@@ -6,6 +6,7 @@ Knows token ids, detokenisers and stops; knows nothing about slots' contents, ex
 from __future__ import annotations
 
 import enum
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ class SequenceStatus(enum.Enum):
     FINISHED = "finished"
 
 
-Later = Callable[[Callable[[], None]], None]  # does what it is given, in that order, whoever does it
+Later = Callable[[Callable[[], None]], None]  # does one after the other what it is given, in any thread
 
 
 def at_once(work: "Callable[[], None]") -> None:
@@ -84,6 +85,7 @@ class Request:
     status: RequestStatus = RequestStatus.ACTIVE
     later: Later = at_once
     broken: bool = False
+    ending: threading.Lock = field(default_factory=threading.Lock)  # of `status`: several threads may end a request
 
     @property
     def active(self) -> bool:
@@ -109,18 +111,19 @@ class Request:
 
     def cancel(self) -> bool:
         """Nobody waits for its answer any more: its slots are free with the next step. False where it was over."""
-        if not self.active:
-            return False
-        self.status = RequestStatus.CANCELLED
-        return True
+        return self._ends_as(RequestStatus.CANCELLED)
 
     def refuse(self, error: Exception) -> bool:
         """Tell the client `error`; False where the request is over already, for it has one error at most."""
-        if not self.active:
+        if not self._ends_as(RequestStatus.FAILED):
             return False
-        self.status = RequestStatus.FAILED
         self.fail(error)
         return True
+
+    def _ends_as(self, status: RequestStatus) -> bool:
+        with self.ending:
+            was, self.status = self.active, status if self.active else self.status
+        return was
 
 
 @dataclass(eq=False)
