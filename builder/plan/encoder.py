@@ -85,7 +85,7 @@ def _speed(
         cores = math.ceil(capacity.cores * share / BUSY)
         return lines, {}, [_too_much(needs, holds, cores)], share * capacity.cores, capacity.max_batch_size
     forms = max(float(rows), each * cost.call / (1000 - each * row_ms))
-    at_most = math.ceil(forms + SIGMAS * math.sqrt(forms))
+    at_most = math.ceil(forms + SIGMAS * math.sqrt(forms * rows))  # which come `rows` at a time
     most = max(MOST_BATCH, power_of_two(rows))  # a request is not divided
     least = min(most, max(LEAST_BATCH, power_of_two(2 * at_most)))
     longest = load.longest or needs.length

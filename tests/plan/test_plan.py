@@ -89,11 +89,11 @@ def test_an_encoders_batches_are_what_arrives_meanwhile() -> None:
 
 
 def test_batches_are_counted_in_texts_as_triton_and_the_front_count_them() -> None:
-    """8 texts come with each request, 15 at most 99 times of 100: a batch of 8 would have one request."""
+    """8 texts come with each request, 27 at most 99 times of 100: a batch of 8 would have one request."""
     plan = _encoder({"requests_per_s": 50, "texts": 8, "tokens": 64})
-    assert _lines(plan)["texts that arrive during a batch"] == "8 on average, 15 at most 99 times of 100"
-    assert plan.settings["max_batch_size"] == 32
-    assert plan.shm == (1 << 20) + 32 * ((1 << 20) + 1536), "of 32 clients with a text each"
+    assert _lines(plan)["texts that arrive during a batch"] == "8 on average, 27 at most 99 times of 100"
+    assert plan.settings["max_batch_size"] == 64
+    assert plan.shm == (1 << 20) + 64 * ((1 << 20) + 1536), "of 64 clients with a text each"
 
 
 def test_more_requests_wait_longer_long_before_they_fill_the_time() -> None:
