@@ -25,7 +25,9 @@ SPARE = "\x01"  # what no expression expects; after it, all letters: one whose e
 COMMON = "a1 \n.'-_A0é中"
 PROGRAM = """
 import json, resource, sys
-resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]), int(sys.argv[1])))
+seconds, (_, most) = int(sys.argv[1]), resource.getrlimit(resource.RLIMIT_CPU)
+if most == resource.RLIM_INFINITY or seconds < most:  # else it is ended as all that this user runs
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, most))
 from tokenizers import Tokenizer
 asked = json.load(sys.stdin)
 tokenizer = Tokenizer.from_str(asked["tokenizer"])
@@ -57,13 +59,13 @@ def refuse_endless_patterns(tokenizer: PreTrainedTokenizerFast, model: str) -> N
 
 
 def _ends(request: str) -> bool:
-    """Whether PROGRAM does what is asked before the system ends it."""
+    """Whether PROGRAM does what is asked before the system ends it for its time: SIGKILL may be for its memory."""
     command = [sys.executable, "-I", "-c", PROGRAM, str(SECONDS)]
     try:
         done = subprocess.run(command, input=request, text=True, capture_output=True, timeout=PATIENCE_S, check=False)
     except subprocess.TimeoutExpired:
         return False
-    return done.returncode not in (-signal.SIGXCPU, -signal.SIGKILL)
+    return done.returncode != -signal.SIGXCPU
 
 
 def _patterns(document: Any) -> Iterator[str]:

@@ -154,11 +154,15 @@ def test_expressions_that_never_end(part: str, pattern: str, folder: Path, monke
     _refused(folder, "the tokenizer of .* does not finish on .* backtracks")
 
 
+KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"  # as by a system that has no memory left
+
+
+@pytest.mark.parametrize("program", ["import time; time.sleep(0.1)", KILLED])
 def test_a_machine_that_is_busy_with_other_things_refuses_no_tokenizer(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    program: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(patterns, "SECONDS", 0)
-    monkeypatch.setattr(patterns, "PROGRAM", "import time; time.sleep(0.1)")
+    monkeypatch.setattr(patterns, "PROGRAM", program)
     _tokenizer(
         folder, pre_tokenizer={"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Isolated", "invert": False}
     )
