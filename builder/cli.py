@@ -34,6 +34,7 @@ import importlib
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -88,6 +89,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _leave(status: int) -> None:
     """End this process as Python does, but without taking down what it has loaded, module by module: of torch and
     transformers that takes more than a second. Where what was said can no longer be read, Python is to say so."""
+    threading._shutdown()  # type: ignore[attr-defined]  # waits for what is no daemon, and ends pools
     atexit._run_exitfuncs()
     with suppress(OSError):
         sys.stdout.flush()

@@ -23,7 +23,7 @@ from tests.served.statistics import TRIES
 
 BUILD_REPO = str(Path(sys.executable).with_name("build-repo"))
 PROGRAM = """
-import atexit, sys, types
+import atexit, sys, threading, time, types
 from builder import cli
 
 class Loaded(types.ModuleType):
@@ -32,7 +32,8 @@ class Loaded(types.ModuleType):
 
 sys.modules[sys.argv[1]] = Loaded(sys.argv[1])
 atexit.register(print, "at the end")
-cli._run = lambda arguments: print("done", end=", ") or 3
+last = threading.Thread(target=lambda: time.sleep(0.2) or print("thread", end=", "))
+cli._run = lambda arguments: print("done", end=", ") or last.start() or 3
 sys.exit(cli.main())
 """
 
@@ -128,7 +129,7 @@ def test_a_folder_that_is_called_nearly_like_a_verb_is_a_model(tmp_path: Path, m
 
 
 @pytest.mark.parametrize(
-    ("module", "said"), [("torch", "done, at the end\n"), ("other", "done, at the end\ntaken down\n")]
+    ("module", "said"), [("torch", "done, thread, at the end\n"), ("other", "done, thread, at the end\ntaken down\n")]
 )
 def test_the_program_ends_without_taking_torch_down(module: str, said: str) -> None:
     """A second or two of the processor went into it after each build."""
