@@ -66,7 +66,8 @@ def _converted(item: Any, dtype: Any) -> Any:
     if isinstance(item, bool):
         raise TypeError
     if np.issubdtype(dtype, np.integer):
-        number, limits = int(item) if isinstance(item, str) else index(item), np.iinfo(dtype)
+        whole = isinstance(item, str) or (isinstance(item, (float, np.floating)) and item.is_integer())  # pandas' 3
+        number, limits = int(item) if whole else index(item), np.iinfo(dtype)
         if not limits.min <= number <= limits.max:
             raise OverflowError
         return number

@@ -22,6 +22,7 @@ FIELDS = tuple(
     [
         ({"text": ["a", b"\xff", 5]}, [b"a", b"\xff", b"5"]),
         ({"top_k": ["7", np.int64(8)]}, [7, 8]),
+        ({"top_k": [3.0, np.float32(4)]}, [3, 4]),
         ({"seed": 2**40}, [2**40]),
         ({"top_p": ["0.5", 1]}, [0.5, 1.0]),
         ({"stream": [True, "false", "1", 0]}, [True, False, True, False]),
