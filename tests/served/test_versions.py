@@ -12,6 +12,7 @@ import urllib.request
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -101,7 +102,7 @@ def test_a_canary_takes_back_what_fails_or_is_slow_and_no_request_fails(
     """Real requests through a gateway, while versions that fail, that are slow and that are good have half of them.
 
     Nothing is held against them before: the samples are not asked. A canary ends as soon as its version does worse, so
-    the two that do are watched for as long as that may take; the other is judged by the few requests of a short time.
+    the two that do are watched for as long as that may take; the other for 60 answers, which are the clock.
     """
     monkeypatch.setattr(versions, "OVERLAP_S", 0)
     monkeypatch.setattr(canary, "LEAST", 6)
@@ -127,8 +128,10 @@ def test_a_canary_takes_back_what_fails_or_is_slow_and_no_request_fails(
         where = ["--url", server.url, "--repository", str(mine), "--gateway", f"http://127.0.0.1:{port}"]
         how = ["--canary", "50%", "--admin-key", str(secret)]
         says = {2: "of its", 3: "times as long until the first answer", 4: "version 4 of inside answers"}
+        answers = SimpleNamespace(monotonic=lambda: asking.answers, sleep=time.sleep)
+        monkeypatch.setattr(canary, "time", answers)
         for number, expected in says.items():
-            limits = ["--watch", "5", "--slower", "100"] if number == 4 else ["--watch", "600", "--slower", "2"]
+            limits = ["--watch", "60", "--slower", "1000"] if number == 4 else ["--watch", "6000", "--slower", "1.2"]
             assert main(["promote", "inside", str(number), *where, *how, *limits]) == (number != 4)
             assert expected in capsys.readouterr().err
             answering = {4 if number == 4 else 1}
