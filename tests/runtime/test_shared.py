@@ -249,10 +249,10 @@ def test_only_so_many_requests_wait_for_a_model(
     with pytest.raises(NotReady, match="3 requests wait already until a is loaded; send the request again later"):
         waiting.loader.ask("a", "a", ["three", "four"])
     waiting.loader.ask("a", "a", ["three"])
-    waiting.loader.ask("b", "a", ["another model's"])
+    waiting.loader.ask("b", "a", ["a", "batch", "of", "another"])
     go_on.set()
     assert waiting.next() == ("a", ["one", "two", "three"])
-    assert waiting.next() == ("b", ["another model's"])
+    assert waiting.next() == ("b", ["a", "batch", "of", "another"]), "however large, where nobody waits before it"
     waiting.loader.stop()
 
 

@@ -52,8 +52,8 @@ class Loader:
         if failed is not None and failed[0] == build and time.monotonic() < failed[1]:
             raise NotReady(failed[2])
         with self.lock:
-            known = name in self.waiting
-            if len(self.waiting.get(name, ())) + len(jobs) > MOST:
+            known, before = name in self.waiting, self.waiting.get(name, ())
+            if before and len(before) + len(jobs) > MOST:
                 raise NotReady(f"{MOST} requests wait already until {name} is loaded; send the request again later")
             self.waiting.setdefault(name, []).extend(jobs)
         if not known:
