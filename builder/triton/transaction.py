@@ -24,6 +24,7 @@ from builder.workplace import FULL
 
 JOURNAL = "journal.json"
 FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
+LINKLESS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,8 @@ class Change:
 
     def write_at_once(self, contents: Mapping[Path, bytes], folder: Path) -> None:
         """Put files in the places of others, all at the same moment. `folder`: of the repository, until then."""
+        if folder.exists():
+            self._end_switch(folder)
         if len(contents) > 1:
             self._switch_links(contents, folder)
         for target, content in contents.items():
@@ -76,12 +79,31 @@ class Change:
         made = self._next("together")
         _fill_folder(made / "before", [target.read_bytes() for target in contents])
         _fill_folder(made / "after", list(contents.values()))
-        (made / "now").symlink_to("before")
+        self._first_link(made / "now", "before")
         sync(made)
         self.move(made, folder)
         for index, target in enumerate(contents):
             self._link(os.path.relpath(folder / "now" / str(index), target.parent), target)
         self._link("after", folder / "now")
+
+    def _first_link(self, path: Path, to: str) -> None:
+        """Raises RepositoryError where the file system has no symbolic links: exFAT, some network folders."""
+        try:
+            path.symlink_to(to)
+        except OSError as error:
+            if error.errno not in LINKLESS:
+                raise
+            raise RepositoryError(
+                f"The file system of {self.root} has no symbolic links ({error.strerror}), and a front and an engine "
+                "that change at once need them: nothing was changed. Put the repository on another one"
+            ) from error
+
+    def _end_switch(self, folder: Path) -> None:
+        """A repository that was copied, or restored, in the midst of such a change: its links become plain files."""
+        for path in folder.parent.parent.glob("*/*"):
+            if path.is_symlink() and folder.resolve() in path.resolve().parents:
+                self.write(path.read_bytes(), path)
+        self.move(folder, self._next("left"))
 
     def undo(self) -> None:
         """Put everything back."""

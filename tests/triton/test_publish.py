@@ -276,6 +276,38 @@ def test_an_engine_whose_configuration_serves_both_versions_has_both_while_the_f
     assert not any(path.is_symlink() for path in repository.rglob("*"))
 
 
+def test_what_was_copied_while_it_changed_is_gone_on_with(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository, copy, link = tmp_path / "model_repository", tmp_path / "copy" / "model_repository", Change._link
+
+    def copied(self: Change, to: str, target: Path) -> None:
+        link(self, to, target)
+        if to == "after":
+            shutil.copytree(repository, copy, symlinks=True)
+
+    _publish(repository, b"one")
+    with monkeypatch.context() as patched:
+        patched.setattr(Change, "_link", copied)
+        _publish(repository, b"two", batch=8)
+    _whole(copy)
+    _publish(copy, b"three", batch=4)
+    assert _contents(copy) == {b"three"}
+    assert not any(path.is_symlink() or path.name == versions_module.CHANGING for path in copy.rglob("*"))
+
+
+def test_a_file_system_without_links_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    repository = tmp_path / "model_repository"
+    _publish(repository, b"one")
+    before = _tree(tmp_path)
+
+    def refused(self: Path, target: str) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(Path, "symlink_to", refused)
+    with pytest.raises(RepositoryError, match="has no symbolic links"):
+        _publish(repository, b"two", batch=8)
+    assert _tree(tmp_path) == before
+
+
 def test_a_repository_of_an_earlier_release_is_gone_on_with(tmp_path: Path) -> None:
     """It has no copies in its versions, and has Triton load whatever is the newest."""
     repository = tmp_path / "model_repository"
