@@ -1,5 +1,6 @@
-"""Calls whose caller has left: cancelled only on a server that takes it, and waited for elsewhere, by nobody.
+"""Calls whose caller has left: cancelled at once on a server that takes it, and waited for elsewhere, by nobody.
 
+What has no answer after LONGEST_S is cancelled there too, or a gateway would keep the calls of processes that died.
 Until release 25.06 a cancellation that meets the answer ends Triton, or has it keep the request, and so its model,
 for ever (server, issue 7368, pull requests 7840, 8078 and 8220). What becomes of streams, builder.gateway.streams says.
 """
