@@ -2,7 +2,8 @@
 
 It answers with an error what is in execute(), and never what a front had taken to answer later (python_backend,
 src/python_be.cc, ProcessRequests). What shows it is that the model was not ready for a time, until its process was
-started again. A version that is unloaded is not ready either; but it soon answers what it has.
+started again. A version that is unloaded is not ready either; but it soon answers what it has. And of several servers
+behind one name, another may answer a look than the call: while one of them is not ready, nothing counts as lost.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 LOOK_S = 0.5  # from one look whether a model is ready, which has a call to answer, to the next
-LOST_S = 60.0  # after a model was not ready, and its calls of before are lost
+LOST_S = 60.0  # after a model was last not ready, and its calls of before are lost
 
 
 class Lost(Exception):
@@ -25,21 +26,23 @@ class Losses:
 
     def __init__(self) -> None:
         self.away: dict[str, float] = {}
-        self.looked: dict[str, float] = {}  # when each was last asked
+        self.looks: dict[str, asyncio.Task[None]] = {}
 
     async def answered(self, running: asyncio.Future[Any], model: str, ready: Callable[[], Awaitable[bool]]) -> None:
         """Wait for a call of `model` that was just sent, and goes on where this is cancelled. Raises Lost."""
-        sent, since = time.monotonic(), None
+        sent = time.monotonic()
         while not (await asyncio.wait({running}, timeout=LOOK_S))[0]:
-            await self._look(model, ready)
-            if since is None and self.away.get(model, sent) > sent:
-                since = time.monotonic()
-            if since is not None and time.monotonic() - since > LOST_S:
+            if model not in self.looks:
+                self.looks[model] = asyncio.ensure_future(self._look(model, ready))
+            away = self.away.get(model, sent)
+            if away > sent and time.monotonic() - away > LOST_S:
                 raise Lost
 
     async def _look(self, model: str, ready: Callable[[], Awaitable[bool]]) -> None:
-        """Once for all calls of a model."""
-        if time.monotonic() - self.looked.get(model, -LOOK_S) >= LOOK_S:
-            self.looked[model] = time.monotonic()
+        """One at a time for all calls of a model, and none waits for it: a busy server takes long to say."""
+        try:
             if not await ready():
                 self.away[model] = time.monotonic()
+            await asyncio.sleep(LOOK_S)
+        finally:
+            del self.looks[model]

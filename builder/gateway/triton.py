@@ -137,7 +137,10 @@ class Triton:
             with self._translated(), contextlib.suppress(Lost):
                 call = self.stub.ModelInfer(request, metadata=metadata)
                 return read_outputs(await self.leaving.answer(request.model_name, call, ready))
-        message = f"{request.model_name} has lost this request, {ATTEMPTS} times: its process died"
+        message = (
+            f"{request.model_name} did not answer this request, sent {ATTEMPTS} times, and was not ready meanwhile; "
+            "its process may have died. Send it again later; the server's log says more"
+        )
         raise ApiError(503, message, code="unavailable", retry_after=2)
 
     async def _ready(self, name: str, version: str) -> bool:

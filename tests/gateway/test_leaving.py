@@ -11,6 +11,7 @@ import pytest
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from builder.gateway import leaving, lost, streams
+from builder.gateway import triton as triton_module
 from builder.gateway.errors import ApiError
 from builder.gateway.tensors import LENGTH
 from builder.gateway.triton import Triton
@@ -195,12 +196,12 @@ def test_what_is_never_answered_counts_no_more_after_a_while(monkeypatch: pytest
 
 
 class FakeDying(FakeServer):
-    """Its model is not ready when it is asked, and is `after` so many looks whether it is. What it was asked before
-    is answered where it only `drains`: a version that is unloaded first answers what it has."""
+    """Its process dies of the first `deaths` requests: its model is not ready at the look after each, and then it is.
+    They are answered where it only `drains`: a version that is unloaded first answers what it has."""
 
-    def __init__(self, after: int, drains: bool = False) -> None:
+    def __init__(self, deaths: int, drains: bool = False) -> None:
         super().__init__("2.59.0")
-        self.ready, self.after, self.drains, self.asked = False, after, drains, 0
+        self.ready, self.deaths, self.drains, self.asked = False, deaths, drains, 0
 
     async def ModelReady(
         self, request: service_pb2.ModelReadyRequest, context: grpc.aio.ServicerContext
@@ -208,14 +209,17 @@ class FakeDying(FakeServer):
         answer = await super().ModelReady(request, context)
         if self.ready and self.drains:
             self.released.set()
-        self.ready = len(self.looks) >= self.after
+        self.ready = True
         return answer
 
     async def ModelInfer(
         self, request: service_pb2.ModelInferRequest, context: grpc.aio.ServicerContext
     ) -> service_pb2.ModelInferResponse:
         self.asked += 1
-        return service_pb2.ModelInferResponse() if self.ready else await super().ModelInfer(request, context)
+        if self.asked > self.deaths:
+            return service_pb2.ModelInferResponse()
+        self.ready = False
+        return await super().ModelInfer(request, context)
 
 
 @pytest.mark.parametrize(("drains", "lost_s", "asked"), [(True, 3600.0, 1), (False, 0.1, 2)])
@@ -257,8 +261,8 @@ def test_what_nobody_answers_is_an_error(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(lost, "LOST_S", 0.05)
 
     async def refusal() -> ApiError:
-        async with serving(FakeDying(1_000_000)) as (_, triton), asyncio.timeout(60):
-            with pytest.raises(ApiError, match="embeds has lost this request, 2 times: its process died") as error:
+        async with serving(FakeDying(triton_module.ATTEMPTS)) as (_, triton), asyncio.timeout(60):
+            with pytest.raises(ApiError, match=r"its process may have died\. Send it again later") as error:
                 await triton.infer(REQUEST)
             return error.value
 

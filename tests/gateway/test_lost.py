@@ -1,0 +1,77 @@
+"""Which calls are held to be lost, by a clock that the looks turn."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from builder.gateway import lost
+from builder.gateway.lost import Losses, Lost
+
+
+class FakeClock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    clock = FakeClock()
+    monkeypatch.setattr(lost, "time", clock)
+    monkeypatch.setattr(lost, "LOOK_S", 0.001)
+    return clock
+
+
+def test_nothing_is_lost_as_long_as_its_model_is_away(clock: FakeClock) -> None:
+    """It is loaded for minutes; or one of several servers is away, and another answers this call."""
+
+    async def answer() -> str:
+        running: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def ready() -> bool:
+            clock.now += lost.LOST_S / 2
+            if clock.now > 5 * lost.LOST_S:
+                running.set_result("late")
+            return False
+
+        async with asyncio.timeout(60):
+            await Losses().answered(running, "embeds", ready)
+        return running.result()
+
+    assert asyncio.run(answer()) == "late"
+
+
+def test_a_call_is_lost_when_its_model_is_back_for_long(clock: FakeClock) -> None:
+    async def ready() -> bool:
+        clock.now += lost.LOST_S / 2
+        return clock.now > 5 * lost.LOST_S
+
+    async def lost_at() -> float:
+        async with asyncio.timeout(60):
+            with pytest.raises(Lost):
+                await Losses().answered(asyncio.get_running_loop().create_future(), "embeds", ready)
+        return clock.now
+
+    assert asyncio.run(lost_at()) > 6 * lost.LOST_S
+
+
+@pytest.mark.usefixtures("clock")
+def test_an_answer_waits_for_no_look() -> None:
+    """A busy server takes long to say whether a model is ready."""
+
+    async def answer() -> str:
+        running: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def ready() -> bool:
+            running.set_result("at once")
+            return await asyncio.get_running_loop().create_future()
+
+        async with asyncio.timeout(60):
+            await Losses().answered(running, "embeds", ready)
+        return running.result()
+
+    assert asyncio.run(answer()) == "at once"
