@@ -76,7 +76,7 @@ def to_onnx(
         )
 
     try:
-        with torch.no_grad(), nothing_twice():
+        with torch.no_grad(), nothing_twice(), _children_kept(module):
             program = _decomposed_where_needed(translated)
     except Exception as error:  # whatever the module's own code raises
         raise ExportError(reason(error)) from error
@@ -90,6 +90,19 @@ def to_onnx(
     clean(model)
     model.ir_version = IR_VERSION
     return model
+
+
+@contextmanager
+def _children_kept(module: torch.nn.Module) -> Iterator[None]:
+    """Modules have the children that they had. torch.export takes back what a forward assigns to a module, but for its
+    children: BigBird, which changes its attention with its first short text, kept half of the change."""
+    kept = [(one, dict(one._modules)) for one in module.modules()]
+    try:
+        yield
+    finally:
+        for one, children in kept:
+            one._modules.clear()
+            one._modules.update(children)
 
 
 def _proto(program: torch.onnx.ONNXProgram) -> onnx.ModelProto:

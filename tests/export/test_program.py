@@ -179,3 +179,23 @@ def test_the_table_without_signatures_has_the_same_operators() -> None:
 
 def _implementations(table: ONNXRegistry) -> dict[object, list[object]]:
     return {target: [meta.onnx_function for meta in metas] for target, metas in table.functions.items()}
+
+
+class Changes(torch.nn.Module):
+    """Takes another child for good with its first text, as BigBird does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.child: torch.nn.Module = torch.nn.Identity()
+        self.changed = False
+
+    def forward(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if not self.changed:
+            self.changed, self.child = True, torch.nn.ReLU()
+        return (self.child(tensors[0].to(torch.float32)),)
+
+
+def test_a_module_is_what_it_was_before_its_export() -> None:
+    module = Changes()
+    to_onnx(module, [torch.arange(6).reshape(2, 3)], [{0: torch.export.Dim("batch")}], ["ids"], ["out"])
+    assert (type(module.child), module.changed) == (torch.nn.Identity, False)
