@@ -18,6 +18,7 @@ from builder.errors import ExportError
 from builder.onnx.nodes import attributes_of
 from builder.onnx.operators import CACHED_ATTENTION, CACHED_BIAS, DOMAIN, STANDARD
 from builder.onnx.weights import beside, point_to, size_of, take_in
+from builder.runtime.generation.executors.paged import OPERATOR as PAGED_ATTENTION
 from builder.runtime.sessions import other_meaning
 from builder.triton.releases import LIMITS, OPERATOR_NEEDS, RELEASES, runtime_of, version_tuple
 
@@ -159,7 +160,7 @@ def _needs(node: onnx.NodeProto) -> Iterator[str]:
     attributes = attributes_of(node)
     if node.op_type == "MatMulNBits" and attributes.get("bits") == 8:
         yield "MatMulNBits with 8 bits"
-    if node.op_type == "PagedAttention" and node.domain == DOMAIN:
+    if node.op_type == PAGED_ATTENTION and node.domain == DOMAIN:
         yield "PagedAttention with bounds on lengths"
     if node.op_type != CACHED_ATTENTION:
         return

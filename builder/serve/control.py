@@ -60,7 +60,9 @@ class Control:
         try:
             return versions_in(self._client, model, states, INDEX_TIMEOUT_S)
         except InferenceServerException as error:
-            raise ServeError(f"no Triton answers at {self.url}: {_line(error)}; start one: build-repo serve") from error
+            raise ServeError(
+                f"no Triton answers at {self.url}: {server_reason(error)}; start one: build-repo serve"
+            ) from error
 
     def switch(self, name: str) -> int:
         """Serve the version of `name` that the repository says; returns it when nothing of another is left."""
@@ -124,7 +126,7 @@ class Control:
             self._client.load_model(model, config=config, client_timeout=LOAD_TIMEOUT_S)
         except InferenceServerException as error:
             raise ServeError(
-                f"{model} is not loaded by the server at {self.url}: {_line(error)}{_mode(error)}"
+                f"{model} is not loaded by the server at {self.url}: {server_reason(error)}{_mode(error)}"
             ) from error
 
     def unload(self, model: str) -> None:
@@ -132,7 +134,7 @@ class Control:
         try:
             self._client.unload_model(model, client_timeout=LOAD_TIMEOUT_S)
         except InferenceServerException as error:
-            raise ServeError(f"{model} is not unloaded by the server at {self.url}: {_line(error)}") from error
+            raise ServeError(f"{model} is not unloaded by the server at {self.url}: {server_reason(error)}") from error
         self.wait(model, ())
 
     def only(self, model: str, versions: Collection[int]) -> None:
@@ -152,7 +154,8 @@ class Control:
             time.sleep(POLL_S)
 
 
-def _line(error: InferenceServerException) -> str:
+def server_reason(error: InferenceServerException) -> str:
+    """What the server said, in a line."""
     return str(error.message()).strip().splitlines()[0]
 
 

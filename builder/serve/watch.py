@@ -19,7 +19,7 @@ import tritonclient.grpc as grpc
 from tritonclient.utils import InferenceServerException
 
 from builder.errors import BuilderError, ServeError
-from builder.serve.control import LOAD_TIMEOUT_S, Control, versions_in
+from builder.serve.control import LOAD_TIMEOUT_S, Control, server_reason, versions_in
 from builder.serve.log import last_error
 from builder.serve.refusals import refuse_unsigned
 from builder.serve.triton import Server
@@ -163,7 +163,7 @@ class Watcher:
                 act = client.load_model if verb == "load" else client.unload_model
                 act(name, client_timeout=LOAD_TIMEOUT_S)
         except InferenceServerException as error:
-            return str(error.message()).strip().splitlines()[0]
+            return server_reason(error)
         except BuilderError as error:
             return str(error)
         return ""
