@@ -33,9 +33,9 @@ Counted = Callable[..., tuple[BuildReport, list[str]]]
 
 
 @pytest.fixture(scope="module")
-def first(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def first(checkpoint: Callable[[str], Path], module_folder: Callable[[str], Path]) -> Path:
     """The cache after one build of `topics`, and the repository beside it."""
-    folder = tmp_path_factory.mktemp("first")
+    folder = module_folder("first")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("BUILD_REPO_CACHE", str(folder / "cache"))
         build(make_spec(model=str(checkpoint("topics")), name="topics", output=folder / "repository"))

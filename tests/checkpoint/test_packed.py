@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,10 +51,10 @@ def test_weights_are_read_as_they_were_written(form: dict[str, Any], tmp_path: P
 
 @pytest.fixture(scope="module", params=["cpu", "cuda"])
 def served(
-    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    request: pytest.FixtureRequest, module_folder: Callable[[str], Path]
 ) -> tuple[BuildReport, onnx.ModelProto, dict[str, Any]]:
     """A checkpoint of AWQ's with zero points, built in its own 4 bits."""
-    folder, codes = decoder(tmp_path_factory.mktemp("awq") / "checkpoint", **FORMS["awq"])
+    folder, codes = decoder(module_folder("awq") / "checkpoint", **FORMS["awq"])
     output = folder.parent / "repository"
     options: dict[str, Any] = {"precision": "int4-weights", "quality": 0.0, "perplexity": 9.0, "target": request.param}
     report = build(make_spec(model=str(folder), name="m", output=output, **options))

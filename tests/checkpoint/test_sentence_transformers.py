@@ -42,9 +42,9 @@ def _edit(path: Path, **changes: Any) -> None:
 
 
 @pytest.fixture(scope="module")
-def embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def embedder(module_folder: Callable[[str], Path]) -> Path:
     """A tiny BERT with modules.json: mean pooling, then nothing."""
-    folder = make_checkpoint(tmp_path_factory.mktemp("sentence") / "embedder", "bert", "feature-extraction")
+    folder = make_checkpoint(module_folder("sentence") / "embedder", "bert", "feature-extraction")
     kinds = {"": "Transformer", "1_Pooling": "Pooling"}
     _write(
         folder / "modules.json",
@@ -359,8 +359,8 @@ def test_an_embedder_of_an_encoder_decoder_is_its_encoder(whole: bool, copy: Pat
 
 
 @pytest.fixture(scope="module")
-def ranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("ranker") / "ranker"
+def ranker(module_folder: Callable[[str], Path]) -> Path:
+    folder = module_folder("ranker") / "ranker"
     return make_checkpoint(folder, "bert", "text-ranking", {0: "relevance"})
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -199,9 +200,9 @@ def test_rows_over_keys_that_are_rounded_together_guess_nothing(tmp_path: Path) 
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(module_folder: Callable[[str], Path]) -> Path:
     """A repository with `writes`: 8-bit weights and cache, and blocks for a text and a half."""
-    folder = tmp_path_factory.mktemp("openvino")
+    folder = module_folder("openvino")
     checkpoint = make_decoder_checkpoint(folder / "checkpoint", "llama")
     options = {"precision": "int8", "cache": "int8", "cache_gb": 0.00002, "max_length": 128, "quality": 0.5}
     spec = make_spec(

@@ -65,9 +65,9 @@ AS_WRITTEN = {name: "".join(parameter(*pair) for pair in pairs.items()) for name
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def files(module_folder: Callable[[str], Path]) -> Path:
     """The smallest graph that takes rows of tokens, as each engine has it."""
-    folder = tmp_path_factory.mktemp("graphs")
+    folder = module_folder("graphs")
     tensors = [
         helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["rows", "tokens"]),
         helper.make_tensor_value_info("features", TensorProto.FLOAT, ["rows", "tokens"]),

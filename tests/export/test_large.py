@@ -27,16 +27,16 @@ LENIENT = {"quality": 0.0, "perplexity": 100.0}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _cached(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _cached(module_folder: Callable[[str], Path]) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("BUILD_REPO_CACHE", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("BUILD_REPO_CACHE", str(module_folder("cache")))
         yield
 
 
 @pytest.fixture(scope="module")
-def encoders(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def encoders(checkpoint: Callable[[str], Path], module_folder: Callable[[str], Path]) -> Path:
     """A repository of one encoder in several precisions."""
-    model, output = str(checkpoint("pooled")), tmp_path_factory.mktemp("encoders") / "model_repository"
+    model, output = str(checkpoint("pooled")), module_folder("encoders") / "model_repository"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("builder.onnx.graph.EXTERNAL_FROM", 10_000)
         for name, precision in ENCODERS.items():
@@ -65,8 +65,8 @@ def test_a_real_triton_answers_from_weights_beside_the_graph(encoders: Path) -> 
 
 
 @pytest.fixture(scope="module")
-def gpt2(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_decoder_checkpoint(tmp_path_factory.mktemp("gpt2") / "checkpoint", "gpt2")
+def gpt2(module_folder: Callable[[str], Path]) -> Path:
+    return make_decoder_checkpoint(module_folder("gpt2") / "checkpoint", "gpt2")
 
 
 @pytest.mark.slow
@@ -80,8 +80,8 @@ def test_weights_beside_a_decoder(precision: str, gpt2: Path, tmp_path: Path, mo
 
 
 @pytest.fixture(scope="module")
-def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_seq2seq_checkpoint(tmp_path_factory.mktemp("t5") / "checkpoint", "t5")
+def t5(module_folder: Callable[[str], Path]) -> Path:
+    return make_seq2seq_checkpoint(module_folder("t5") / "checkpoint", "t5")
 
 
 @pytest.mark.slow

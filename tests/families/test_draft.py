@@ -36,9 +36,9 @@ TEXTS = ("The museum in Oslo", "Water expands when it freezes, which is why", "M
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(module_folder: Callable[[str], Path]) -> Path:
     """Checkpoints with one tokeniser: a target, and a smaller one that knows nothing of it."""
-    folder_of_drafts = tmp_path_factory.mktemp("drafts")
+    folder_of_drafts = module_folder("drafts")
     make_decoder_checkpoint(folder_of_drafts / "large", "llama")
     make_decoder_checkpoint(folder_of_drafts / "small", "gpt2", num_hidden_layers=1)
     return folder_of_drafts

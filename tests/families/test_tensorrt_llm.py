@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +75,8 @@ def text():
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_decoder_checkpoint(tmp_path_factory.mktemp("tensorrt_llm") / "writer", "llama")
+def checkpoint(module_folder: Callable[[str], Path]) -> Path:
+    return make_decoder_checkpoint(module_folder("tensorrt_llm") / "writer", "llama")
 
 
 def _build(checkpoint: Path, output: Path, **options: Any) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ from tests.decoders import make_decoder_checkpoint
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_decoder_checkpoint(tmp_path_factory.mktemp("vllm") / "writer", "llama")
+def checkpoint(module_folder: Callable[[str], Path]) -> Path:
+    return make_decoder_checkpoint(module_folder("vllm") / "writer", "llama")
 
 
 def _build(checkpoint: Path, output: Path, **options: Any) -> dict[str, Any]:

@@ -62,9 +62,9 @@ class Ran:
 
 
 @pytest.fixture(scope="module")
-def ran(checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Ran:
+def ran(checkpoint: Callable[[str], Path], module_folder: Callable[[str], Path]) -> Ran:
     """Four models on one worker: one is killed, one cannot be built, one is good, and one is nowhere."""
-    folder = tmp_path_factory.mktemp("fleet")
+    folder = module_folder("fleet")
     (folder / "broken").mkdir()
     (folder / "broken" / "config.json").write_text("{}")
     output, models = folder / "model_repository", folder / "models.yaml"

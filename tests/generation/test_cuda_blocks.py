@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,8 @@ class TinyDecoder:
 
 
 @pytest.fixture(scope="module")
-def llama(tmp_path_factory: pytest.TempPathFactory) -> TinyDecoder:
-    return TinyDecoder("llama", tmp_path_factory.mktemp("llama"))
+def llama(module_folder: Callable[[str], Path]) -> TinyDecoder:
+    return TinyDecoder("llama", module_folder("llama"))
 
 
 def answered(executor: Executor, requests: list[Asked], prefill_tokens: int = 24) -> list[list[int]]:
@@ -222,8 +223,8 @@ def test_an_attention_that_says_something_else_is_refused(llama: TinyDecoder, tm
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("blocks")
+def built(module_folder: Callable[[str], Path]) -> Path:
+    folder = module_folder("blocks")
     checkpoint = make_decoder_checkpoint(folder / "checkpoint", "llama")
     options: dict[str, Any] = {"target": "cuda", "precision": "fp16", "slots": 4, "max_length": 128, "quality": 0.9}
     options |= {"cache_gb": 0.00014, "machine": {"gpus": [{"name": "l4"}]}}

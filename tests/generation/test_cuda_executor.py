@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -114,9 +115,9 @@ def test_smaller_weights_are_multiplied_by_activations_in_fp16(
 
 
 @pytest.fixture(scope="module")
-def half(tmp_path_factory: pytest.TempPathFactory) -> tuple[Graph, Graph, Geometry]:
+def half(module_folder: Callable[[str], Path]) -> tuple[Graph, Graph, Geometry]:
     """A decoder in fp16 with its candidates, the graph that copies its slots, and its arena."""
-    folder = tmp_path_factory.mktemp("half")
+    folder = module_folder("half")
     exported = export_decoder(make_decoder("llama"), folder, 128)
     graph = with_candidates(to_half(exported.graph, folder / "half" / "model.onnx", real=("logits",)), folder)
     copier = slot_copier(exported.caches, ELEMENTS["float16"], graph, folder)
@@ -222,8 +223,8 @@ def test_the_stand_in_refuses_what_cuda_would_answer_wrongly(cuda: CopyingDevice
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cuda")
+def built(module_folder: Callable[[str], Path]) -> Path:
+    folder = module_folder("cuda")
     checkpoint = make_decoder_checkpoint(folder / "checkpoint", "llama")
     options: dict[str, Any] = {"target": "cuda", "precision": "fp16", "slots": 4, "max_length": 128, "quality": 0.9}
     gpu = {"devices": [1], "memory_limit_mb": 4096}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,9 +15,9 @@ OF_THE_MACHINE = ("TR403", "TR404", "TR451", "TR452")
 
 
 @pytest.fixture(scope="module")
-def findings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Finding]]:
+def findings(module_folder: Callable[[str], Path]) -> dict[str, list[Finding]]:
     """What was found of each case, all of them in one repository."""
-    repository = tmp_path_factory.mktemp("cases")
+    repository = module_folder("cases")
     for name, case in CASES.items():
         case.write(repository / name)
     findings = [finding for finding in lint(repository) if finding.code not in OF_THE_MACHINE]

@@ -24,8 +24,8 @@ from tests.models import minilm
 
 
 @pytest.fixture(scope="module")
-def fused(tmp_path_factory: pytest.TempPathFactory) -> Graph:
-    folder = tmp_path_factory.mktemp("fused")
+def fused(module_folder: Callable[[str], Path]) -> Graph:
+    folder = module_folder("fused")
     spec = make_spec(model=str(minilm()))
     exported: Export = export(resolve(spec), folder)
     return fuse(exported.graph, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -87,8 +88,8 @@ def test_rotated_heads_are_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def real(tmp_path_factory: pytest.TempPathFactory) -> Export:
-    folder = tmp_path_factory.mktemp("real")
+def real(module_folder: Callable[[str], Path]) -> Export:
+    folder = module_folder("real")
     spec = make_spec(model=str(minilm()))
     return export(resolve(spec), folder)
 

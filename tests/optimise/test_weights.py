@@ -37,12 +37,12 @@ Fused = tuple[Graph, tuple[LayerShape, ...], Reference]
 
 
 @pytest.fixture(scope="module")
-def fused(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Fused]:
+def fused(module_folder: Callable[[str], Path]) -> Callable[[str], Fused]:
     """The graph of a tiny decoder, its cache, and what PyTorch says; made at the first use of each."""
 
     @functools.cache
     def export_once(model_type: str) -> Fused:
-        model, folder = make_decoder(model_type), tmp_path_factory.mktemp(model_type)
+        model, folder = make_decoder(model_type), module_folder(model_type)
         exported = export_decoder(model, folder, 128)
         return fuse(exported.graph, folder), exported.caches, make_reference(model, prompts())
 

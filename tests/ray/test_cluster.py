@@ -70,9 +70,9 @@ def _deaths(events: list[Progress | Outcome]) -> int:
 
 
 @pytest.fixture(scope="module")
-def models(built: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def models(built: Callable[[str], Path], module_folder: Callable[[str], Path]) -> Path:
     """A repository of a classifier, one with an engine beside it, and a model that generates."""
-    return join([built(name) for name in ("topics", "flags", "writes")], tmp_path_factory.mktemp("on-ray") / "models")
+    return join([built(name) for name in ("topics", "flags", "writes")], module_folder("on-ray") / "models")
 
 
 @dataclass

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -36,9 +36,9 @@ SUMS = np.array([[6.0], [5.0]], np.float32)  # of the tokens that are no padding
 
 
 @pytest.fixture(scope="module")
-def graphs(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Graph]:
+def graphs(module_folder: Callable[[str], Path]) -> Mapping[str, Graph]:
     """By engine: the sum of each row's tokens."""
-    folder = tmp_path_factory.mktemp("graphs")
+    folder = module_folder("graphs")
     nodes = [
         helper.make_node("Mul", ["input_ids", "attention_mask"], ["kept"]),
         helper.make_node("Cast", ["kept"], ["real"], to=TensorProto.FLOAT),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 import tritonclient.grpc as grpc
@@ -20,7 +21,7 @@ LOGGING, REGIONS = "/v2/logging", "/v2/systemsharedmemory/status"
 
 
 @pytest.fixture(scope="module")
-def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
+def ports(module_folder: Callable[[str], Path]) -> Iterator[Ports]:
     """A server with the options of docker-compose.yml."""
     script, _, *options = SERVICES["triton"]["command"][2:]
     restricted = script.splitlines()[0].split('"')[1].split("$")[0] + KEY
@@ -28,9 +29,7 @@ def ports(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ports]:
     known = embedded_options()
     passed = [o for o in options if o.split("=")[0].removeprefix("--") in known and "model-repository" not in o]
     assert len(passed) >= 5
-    with empty_server(
-        [*passed, f"--cache-directory={wheel_folder() / 'caches'}"], tmp_path_factory.mktemp("empty")
-    ) as ports:
+    with empty_server([*passed, f"--cache-directory={wheel_folder() / 'caches'}"], module_folder("empty")) as ports:
         yield ports
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +55,8 @@ class Shared:
 
 
 @pytest.fixture(scope="module")
-def hosting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shared]:
-    folder = tmp_path_factory.mktemp("shared")
+def hosting(module_folder: Callable[[str], Path]) -> Iterator[Shared]:
+    folder = module_folder("shared")
     repository = folder / "repository"
     for turn, name in enumerate(NAMES):
         publish(repository, one_build(name, folder, {}, turn))

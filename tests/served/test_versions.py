@@ -31,9 +31,9 @@ from tests.versions import copy_version
 
 
 @pytest.fixture(scope="module")
-def builds(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Pair]:
+def builds(module_folder: Callable[[str], Path]) -> Mapping[str, Pair]:
     """Two builds of each model of the benchmark, to be published under one name."""
-    return pairs(tmp_path_factory.mktemp("builds"))
+    return pairs(module_folder("builds"))
 
 
 @pytest.mark.slow

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -22,8 +23,8 @@ TEXTS = ["How do I renew my passport?", "The soup needs salt.", "soup"]
 
 
 @pytest.fixture(scope="module")
-def splade(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = make_checkpoint(tmp_path_factory.mktemp("splade") / "splade", "bert", "fill-mask")
+def splade(module_folder: Callable[[str], Path]) -> Path:
+    folder = make_checkpoint(module_folder("splade") / "splade", "bert", "fill-mask")
     (folder / "1_SpladePooling").mkdir()
     parts = (("", "MLMTransformer"), ("1_SpladePooling", "SpladePooling"))
     modules = [{"idx": i, "name": str(i), "path": path, "type": SPARSE + kind} for i, (path, kind) in enumerate(parts)]

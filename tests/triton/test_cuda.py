@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -20,8 +21,8 @@ from tests.checkpoints import make_checkpoint
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("cuda")
+def built(module_folder: Callable[[str], Path]) -> Path:
+    folder = module_folder("cuda")
     checkpoint = make_checkpoint(folder / "checkpoint", "bert", "feature-extraction")
     options = {"task": "feature-extraction", "target": "cuda", "triton": "25.08", "output": folder / "repository"}
     for precision in ("fp16", "bf16"):

@@ -10,6 +10,7 @@ import json
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -39,9 +40,9 @@ H200 = {"tensorrt": "10.5.0.18", "gpu": "NVIDIA H200", "compute_capability": "9.
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def built(module_folder: Callable[[str], Path]) -> Path:
     """A repository with one plan that is still to compile."""
-    folder = tmp_path_factory.mktemp("plan")
+    folder = module_folder("plan")
     checkpoint = make_checkpoint(folder / "checkpoint", "bert", "feature-extraction")
     output = folder / "repository"
     options = {"target": "tensorrt", "precision": "fp16", "max_batch_size": 8, "max_length": 64, "triton": "24.10"}

@@ -389,12 +389,13 @@ def test_no_model_is_missing_or_half_at_any_moment(batch: int, tmp_path: Path, m
 
         return changing
 
-    for name in ("rename", "replace", "unlink"):
-        monkeypatch.setattr(os, name, seen(getattr(os, name)))
-    _publish(repository, b"two", batch=batch)
-    assert _contents(repository) == {b"two"}
-    rollback(repository, "front")
-    assert _contents(repository) == {b"one"}
+    with monkeypatch.context() as patch:
+        for name in ("rename", "replace", "unlink"):
+            patch.setattr(os, name, seen(getattr(os, name)))
+        _publish(repository, b"two", batch=batch)
+        assert _contents(repository) == {b"two"}
+        rollback(repository, "front")
+        assert _contents(repository) == {b"one"}
     assert moments > 20
 
 

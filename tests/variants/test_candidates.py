@@ -51,9 +51,9 @@ def _tokenizer() -> PreTrainedTokenizerBase:
 
 
 @pytest.fixture(scope="module")
-def maker(tmp_path_factory: pytest.TempPathFactory) -> VariantMaker:
+def maker(module_folder: Callable[[str], Path]) -> VariantMaker:
     """MiniLM, calibrated on every other text."""
-    folder = tmp_path_factory.mktemp("variants")
+    folder = module_folder("variants")
     spec = make_spec(model=str(minilm()), triton="25.08")  # the first whose bf16 kernels for CUDA are known
     return VariantMaker(spec, export(resolve(spec), folder).graph, folder, batches(_tokenizer(), TEXTS[::2]))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -38,11 +39,11 @@ RUNGS = (
 
 
 @pytest.fixture(scope="module")
-def questions(tmp_path_factory: pytest.TempPathFactory) -> VerifiedOnce:
+def questions(module_folder: Callable[[str], Path]) -> VerifiedOnce:
     """The trained model of questions; its samples are split, as for the rungs that fit to some of them."""
     model, samples = question_answering()
     spec = make_spec(model=str(model), name="qa", samples=samples, precision="int8-static")
-    return VerifiedOnce(spec, tmp_path_factory.mktemp("questions"))
+    return VerifiedOnce(spec, module_folder("questions"))
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -37,8 +38,8 @@ def test_a_window_beyond_what_is_run_is_said() -> None:
 
 
 @pytest.fixture(scope="module")
-def windowed(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Graph]:
-    folder = tmp_path_factory.mktemp("windowed")
+def windowed(module_folder: Callable[[str], Path]) -> tuple[Path, Graph]:
+    folder = module_folder("windowed")
     return folder, export_decoder(make_decoder("mistral", num_hidden_layers=2), folder, 256).graph
 
 

@@ -96,8 +96,8 @@ def _decoder_case(own: Graph, caches: tuple[LayerShape, ...], remote: bool) -> C
 
 
 @pytest.fixture(scope="module")
-def kinds(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Kind]:
-    folder = tmp_path_factory.mktemp("kinds")
+def kinds(module_folder: Callable[[str], Path]) -> Mapping[str, Kind]:
+    folder = module_folder("kinds")
     exact = _encoder(folder / "fp32")
     encoders = {
         "encoder fp32": exact,
@@ -210,9 +210,9 @@ def test_what_is_in_a_branch_counts(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def representation(tmp_path_factory: pytest.TempPathFactory) -> Graph:
+def representation(module_folder: Callable[[str], Path]) -> Graph:
     """The encoder as OpenVINO has it, in what it computes in on this processor."""
-    folder = tmp_path_factory.mktemp("openvino")
+    folder = module_folder("openvino")
     return openvino.convert(_encoder(folder), folder / "model.xml", openvino.arithmetic_on(cpu()["flags"]), False)
 
 
