@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -147,6 +148,12 @@ def client(server: Server) -> Iterator[Callable[[str], Client]]:
     yield connect
     for one in clients:
         one.__exit__()
+
+
+def pytest_report_header() -> str:
+    """A full disk shows as hundreds of errors of other kinds, and then not even their texts are written."""
+    folder = tempfile.gettempdir()
+    return f"disk: {shutil.disk_usage(folder).free / 1e9:.1f} GB free in {folder}; a run takes 2"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> Sharing | None:
