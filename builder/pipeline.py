@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+from builder.cache.bound import bounded_cache
 from builder.cache.keys import build_key
 from builder.cache.stages import Context, keeping
 from builder.checkpoint.mapped import giving_back
@@ -48,7 +49,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
     """
     store = None if spec.store is None else open_store(spec.store)
     recover(spec.output)
-    with workplace() as folder:
+    with bounded_cache(), workplace() as folder:
         with stage("resolve"):
             key = build_key(spec)
             checkpoint = locate(spec.source, weights=False) if spec.runs_checkpoint else resolve(spec)

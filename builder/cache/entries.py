@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from builder.cache.digests import write_whole
+from builder.cache.folder import most_kept
 from builder.cache.links import link
 from builder.hashing import sha256_of, sha256_once
 
@@ -86,11 +87,14 @@ class Entries:
     def write(
         self, stage: str, key: str, model: str, took: float, document: bytes, folder: Path, names: list[str]
     ) -> None:
-        """Keep `document` and the files `names` of `folder`, where the disk has room for them. Raises OSError."""
+        """Keep `document` and the files `names` of `folder`, where the disk and the cache have room for them.
+
+        Raises OSError.
+        """
         size = len(document) + sum((folder / name).stat().st_size for name in names)
         self.blobs.mkdir(parents=True, exist_ok=True)
         disk = shutil.disk_usage(self.blobs)
-        if disk.free - size < SPARED * disk.total:
+        if disk.free - size < SPARED * disk.total or size > most_kept():
             return
         files = {name: self._keep(folder / name) for name in names}
         digest = hashlib.sha256(document).hexdigest()
@@ -116,6 +120,11 @@ class Entries:
             with suppress(OSError):
                 if sha256_of(self.blobs / digest) != digest:
                     (self.blobs / digest).unlink(missing_ok=True)
+
+    def trim(self, most: int) -> None:
+        """Prune where all take more than `most` bytes: with thousands of entries, that alone is found out quickly."""
+        if sum(self._size(blob.name) for blob in self.blobs.glob("*")) > most:
+            self.prune(most)
 
     def prune(self, most: int) -> list[Entry]:
         """Forget the entries that were not used for longest, until the rest takes `most` bytes at most; and blobs that

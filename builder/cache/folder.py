@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import os
+import shutil
 from pathlib import Path
+
+from builder.errors import SpecError
 
 VARIABLE = "BUILD_REPO_CACHE"
 OFF = "off"  # instead of a folder: stages are not kept
+MOST = "BUILD_REPO_CACHE_GB"
+MOST_GB, MOST_OF_DISK = 20.0, 0.1  # where it says nothing: whichever of the two is less
 
 
 def is_off() -> bool:
@@ -20,3 +26,26 @@ def cache_home() -> Path:
     if stated and not is_off():
         return Path(stated).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "build-repo"
+
+
+def most_kept() -> int:
+    """Bytes that stages may take: what BUILD_REPO_CACHE_GB says, in 10^9 bytes; else 20 GB, or a tenth of the disk
+    where that is less.
+
+    Raises SpecError where it says no number.
+    """
+    stated = os.environ.get(MOST)
+    if not stated:
+        return int(min(MOST_GB * 1e9, MOST_OF_DISK * shutil.disk_usage(_existing(cache_home())).total))
+    try:
+        most = float(stated)
+    except ValueError:
+        most = math.nan
+    if not 0 <= most < math.inf:
+        raise SpecError(f"{MOST} is {stated!r}; expected how many 10^9 bytes the cache may take, such as 20")
+    return round(most * 1e9)
+
+
+def _existing(folder: Path) -> Path:
+    """`folder`, or the nearest that it is to be in."""
+    return next(one for one in (folder, *folder.absolute().parents) if one.exists())

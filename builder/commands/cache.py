@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.table import Table
 
 from builder.cache.entries import Entries
-from builder.cache.folder import VARIABLE, cache_home
+from builder.cache.folder import MOST, MOST_GB, VARIABLE, cache_home, most_kept
 from builder.cache.published import forget_removed
 from builder.commands import screen, screen_table
 from builder.errors import SpecError
@@ -20,7 +20,9 @@ def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="build-repo cache",
         description="Show what builds keep between runs, stage by stage, or prune it. Whatever is gone is made again "
-        f"when it is needed. {VARIABLE} names another folder; {VARIABLE}=off keeps no stages.",
+        "when it is needed. When a build ends, the stages that were not used for longest are removed until the rest "
+        f"takes {MOST_GB:.0f} GB, or a tenth of the disk where that is less; {MOST} states another limit, in 10^9 "
+        f"bytes. {VARIABLE} names another folder; {VARIABLE}=off keeps no stages.",
     )
     arguments.add_argument("action", nargs="?", choices=("show", "prune"), default="show", help="default: show")
     arguments.add_argument(
@@ -51,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
 def _table(entries: Entries) -> Table:
     """One row a stage, and the other folders. Contents that stages share count in each; `all` counts them once."""
     home = cache_home()
-    table = Table(title=str(home), title_justify="left")
+    table = Table(title=f"{home}, stages of at most {most_kept() / 1e9:.1f} GB", title_justify="left")
     for column in ("", "kept", "MB", "last used", "saves, s"):
         table.add_column(column, justify="left" if column in ("", "last used") else "right")
     by_stage = defaultdict(list)
