@@ -30,8 +30,8 @@ def workplace() -> Iterator[Path]:
     """A folder for the block alone. Raises RepositoryError where its disk is full; other errors pass as they are."""
     try:
         sweep(Path(tempfile.gettempdir()))
-        with tempfile.TemporaryDirectory(prefix=PREFIX) as folder, _locked(Path(folder)):
-            yield Path(folder)
+        with scratch() as folder:
+            yield folder
     except Exception as error:
         reason = full(error)
         if reason is None or (isinstance(error, RepositoryError) and PREFIX not in str(error)):
@@ -43,6 +43,25 @@ def workplace() -> Iterator[Path]:
             f"the files of the build have no room ({text}). Free some space, or have them on another disk: set TMPDIR "
             "to a folder there"
         ) from error
+
+
+@contextmanager
+def scratch() -> Iterator[Path]:
+    """A temporary folder for the block alone; where this process is killed, the next build takes it away."""
+    with tempfile.TemporaryDirectory(prefix=PREFIX) as folder, _locked(Path(folder)):
+        yield Path(folder)
+
+
+def refuse_without_room(needed: int, files: str) -> None:
+    """Raise RepositoryError where temporary `files`, in words, of `needed` bytes do not fit on the disk, before they
+    are made."""
+    place = tempfile.gettempdir()
+    free = shutil.disk_usage(place).free
+    if needed > free:
+        raise RepositoryError(
+            f"{files} need about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free in {place}. Free some space, "
+            "or have them on another disk: set TMPDIR to a folder there"
+        )
 
 
 def sweep(parent: Path) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -17,7 +20,8 @@ from builder.cli import main
 from builder.errors import ExportError, RepositoryError
 from builder.export import encoder
 from builder.spec import make_spec
-from builder.workplace import PREFIX, workplace
+from builder.workplace import PREFIX, scratch, workplace
+from tests.models import options_of
 
 FULL_DEVICE = Path("/dev/full")  # on which every write fails as on a full disk
 
@@ -115,6 +119,51 @@ def test_a_disk_that_is_full_is_no_fault_of_the_fused_graph(
     assert tried == [1]
 
 
+class Disk(NamedTuple):
+    total: int
+    used: int
+    free: int
+
+
+@pytest.fixture
+def free(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The last of these is what is free where temporary files are; all that is asked is answered by it."""
+    free = [1 << 60]
+    monkeypatch.setattr("builder.workplace.shutil.disk_usage", lambda place: Disk(1 << 60, 0, free[-1]))
+    return free
+
+
+@pytest.mark.parametrize("model", ["topics", "writes", "sums"])
+def test_a_disk_that_the_graphs_do_not_fit_on_is_refused_before_they_are_made(
+    model: str, free: list[int], checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With what they need, and where; what is kept of an earlier build needs no room."""
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
+    spec = make_spec(model=str(checkpoint(model)), name="m", output=tmp_path / "repository", **options_of(model))
+    free.append(2 * (checkpoint(model) / "model.safetensors").stat().st_size // 3)
+    stages: list[str] = []
+    with pytest.raises(RepositoryError, match=r"need about 0\.0 GB, and 0\.0 GB are free in .*set TMPDIR"):
+        pipeline.build(spec, lambda name: _noting(name, stages))
+    assert stages[-1] == "export"
+    assert not (tmp_path / "repository").exists()
+
+
+def test_what_an_earlier_build_has_kept_needs_no_room(
+    free: list[int], checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path / "cache"))
+    spec = make_spec(model=str(checkpoint("topics")), name="m", max_length=64, output=tmp_path / "repository")
+    pipeline.build(spec)
+    free.append(0)
+    assert "climb" in pipeline.build(spec).kept
+
+
+@contextmanager
+def _noting(name: str, stages: list[str]) -> Iterator[None]:
+    stages.append(name)
+    yield
+
+
 def test_what_a_killed_build_left_is_taken_away_and_nothing_else(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,6 +180,21 @@ def test_what_a_killed_build_left_is_taken_away_and_nothing_else(
         with workplace():
             assert running.is_dir(), "its build runs"
     assert {path.name for path in tmp_path.iterdir()} == {*places} - {f"{PREFIX}left"}
+
+
+def test_what_a_build_has_beside_its_folder_is_taken_away_like_that(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A checkpoint in fp32, which a build that was killed for its memory left whole."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with scratch() as running:
+        os.utime(running, (0, 0))
+        with workplace():
+            assert running.is_dir()
+        left = shutil.copytree(running, tmp_path / f"{PREFIX}left")
+        os.utime(left, (0, 0))
+        with workplace():
+            assert not left.exists()
 
 
 def test_a_build_says_it(

@@ -32,7 +32,7 @@ from builder.checkpoint.sentence_transformers import SentenceModules, read_in_lo
 from builder.checkpoint.slow_tokenizers import as_fast
 from builder.checkpoint.untrusted import indexed, refuse_untrusted
 from builder.checkpoint.widen import widened
-from builder.errors import CheckpointError, first_line
+from builder.errors import BuilderError, CheckpointError, first_line
 from builder.onnx.grids import Grids
 from builder.runtime.panics import survived
 from builder.spec import BuildSpec, Source
@@ -116,7 +116,7 @@ def locate(source: Source, weights: bool = True) -> CheckpointFiles:
 
 
 def resolve(spec: BuildSpec) -> Checkpoint:
-    """Find, check and load the checkpoint of `spec`. Raises CheckpointError."""
+    """Find, check and load the checkpoint of `spec`. Raises CheckpointError, and RepositoryError for a full disk."""
     files = locate(spec.source)
     model, grids = load_model(files)
     if grids is not None:
@@ -156,7 +156,7 @@ def _drop_inputs(tokenizer: PreTrainedTokenizerFast, model: PreTrainedModel) -> 
 def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:
     """Load the task's model class in fp32, every weight of it from the checkpoint, and what its matrices lie on.
 
-    Raises CheckpointError.
+    Raises CheckpointError, and RepositoryError for a full disk.
     """
     task, config = files.task, files.config
     kind = _model_class(task, config)
@@ -173,7 +173,7 @@ def load_model(files: CheckpointFiles) -> tuple[PreTrainedModel, Grids | None]:
             weights, grids = unpack(packed, files.weights, shapes)
             model, info = shapes.__class__.from_pretrained(None, **_loading(config), state_dict=weights)
             _read_generation_config(model, files.folder)
-    except CheckpointError:
+    except BuilderError:
         raise
     except Exception as error:  # whatever a broken checkpoint makes transformers raise
         raise CheckpointError(

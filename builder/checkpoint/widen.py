@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,6 +15,8 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+
+from builder.workplace import refuse_without_room, scratch
 
 NARROW = (torch.bfloat16, torch.float16)
 PIECE = 1 << 22  # numbers that are widened at once: a whole table of words may be a fifth of a checkpoint
@@ -25,24 +26,32 @@ PIECE = 1 << 22  # numbers that are widened at once: a whole table of words may 
 def widened(folder: Path, files: Sequence[Path]) -> Iterator[Path]:
     """A folder like `folder`, with no 16-bit weights in `files`: `folder` itself where there are none.
 
-    A model that was loaded from it within the `with` keeps its weights mapped after it.
+    A model that was loaded from it within the `with` keeps its weights mapped after it. Raises RepositoryError where
+    the disk has no room for them.
     """
     narrow = {file.name for file in files if _is_narrow(file)}
     if not narrow:
         yield folder
         return
-    with tempfile.TemporaryDirectory(prefix="build-repo-") as scratch:
+    needed = sum(_wide_bytes(folder / name) for name in narrow)
+    refuse_without_room(needed, "the weights in fp32 (of which the graphs are made, which need twice as much again)")
+    with scratch() as wide:
         for file in folder.iterdir():
             if file.name not in narrow:
-                os.symlink(file.resolve(), Path(scratch, file.name))
+                os.symlink(file.resolve(), wide / file.name)
         for name in sorted(narrow):
-            _widen(folder / name, Path(scratch, name))
-        yield Path(scratch)
+            _widen(folder / name, wide / name)
+        yield wide
 
 
 def _is_narrow(file: Path) -> bool:
     with safe_open(file, framework="pt") as opened:
         return any(tensor.dtype in NARROW for tensor in _tensors(opened).values())
+
+
+def _wide_bytes(file: Path) -> int:
+    with safe_open(file, framework="pt") as opened:
+        return sum(tensor.numel() * _wide(tensor).itemsize for tensor in _tensors(opened).values())
 
 
 def _widen(narrow: Path, wide: Path) -> None:

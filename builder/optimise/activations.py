@@ -5,15 +5,14 @@ Knows graphs; knows nothing about models.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 
 import numpy as np
 import onnx
 
 from builder.engines.onnxruntime import open_session
 from builder.onnx.graph import MODEL_FILE, save_graph
+from builder.workplace import scratch
 
 Feeds = Mapping[str, np.ndarray]
 
@@ -23,8 +22,8 @@ def watch(model: onnx.ModelProto, names: Sequence[str], feeds: Sequence[Feeds]) 
     watched = onnx.ModelProto.FromString(model.SerializeToString())
     del watched.graph.output[:]
     watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in sorted({*names}))
-    with tempfile.TemporaryDirectory() as folder:
-        session = open_session(save_graph(watched, Path(folder) / MODEL_FILE).path, threads=0)
+    with scratch() as folder:
+        session = open_session(save_graph(watched, folder / MODEL_FILE).path, threads=0)
     wanted = list(dict.fromkeys(names))
     inputs = {value.name for value in session.get_inputs()}
     for feed in feeds:

@@ -8,7 +8,6 @@ result. Knows graphs; knows nothing about quality.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from builder.optimise.quantisation import LOOKUP, candidates
 from builder.optimise.quantised import Quantised
 from builder.optimise.smoothing import smooth
 from builder.spec import Calibration
+from builder.workplace import scratch
 
 METHODS = {
     "min-max": CalibrationMethod.MinMax,
@@ -98,10 +98,10 @@ def _with_steps(
     model: onnx.ModelProto, graph: Graph, calibration: Calibration, feeds: Sequence[Feeds], chosen: list[str]
 ) -> onnx.ModelProto:
     """`model`, made of `graph`, with the products `chosen` between steps of 8 bits, as ONNX Runtime measures them."""
-    with tempfile.TemporaryDirectory() as folder:
-        prepared = Path(folder) / "prepared" / MODEL_FILE
+    with scratch() as folder:
+        prepared = folder / "prepared" / MODEL_FILE
         save_graph(model, prepared)
-        written = Path(folder) / MODEL_FILE
+        written = folder / MODEL_FILE
         quantize_static(
             str(prepared),
             str(written),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +13,8 @@ from transformers import LlamaForCausalLM
 
 from builder.checkpoint.mapped import give_back
 from builder.checkpoint.widen import widened
+from builder.errors import RepositoryError
+from builder.workplace import PREFIX
 from tests.decoders import make_decoder
 
 
@@ -44,6 +48,25 @@ def test_a_checkpoint_in_shards_is_widened_shard_by_shard(tmp_path: Path) -> Non
         assert len(shards) == len([*folder.glob("*.safetensors")]) > 1
     wide = loaded.state_dict()
     assert all(torch.equal(wide[name], tensor.float()) for name, tensor in model.state_dict().items())
+
+
+def test_a_disk_without_room_for_fp32_is_refused_before_anything_is_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_decoder("llama").to(torch.bfloat16).save_pretrained(tmp_path / "narrow")
+    file, disk = tmp_path / "narrow" / "model.safetensors", tmp_path / "disk"
+    disk.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(disk))
+    usage = SimpleNamespace(free=int(1.5 * file.stat().st_size))
+    monkeypatch.setattr("builder.workplace.shutil.disk_usage", lambda place: usage)
+    refused = pytest.raises(RepositoryError, match=r"the weights in fp32 .* twice as much again\) need about 0\.0 GB")
+    with refused, widened(file.parent, [file]):
+        pass
+    assert list(disk.iterdir()) == []
+    usage.free = 2 * file.stat().st_size
+    with widened(file.parent, [file]) as folder:
+        assert folder.parent == disk
+        assert folder.name.startswith(PREFIX), "the next build takes it away where this one is killed"
 
 
 def test_a_checkpoint_in_fp32_is_read_where_it_is(tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ Knows files and threads; knows nothing about checkpoints or tasks.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +20,7 @@ from builder.onnx.rounding import rounded
 from builder.runtime.contract import Session
 from builder.triton.releases import runtime_of
 from builder.triton.stock import Signature, Tensor
+from builder.workplace import scratch
 
 BACKEND = "onnxruntime"
 NAME = "ONNX Runtime"
@@ -85,8 +85,8 @@ def infer(graph: Graph, threads: int, spinning: bool = False) -> Infer:
     """
     if graph.arithmetic == "fp32":
         return run_with(open_session(graph.path, threads, spinning))
-    with tempfile.TemporaryDirectory() as folder:
-        stand_in = Path(folder) / MODEL_FILE
+    with scratch() as folder:
+        stand_in = folder / MODEL_FILE
         save_graph(rounded(load_whole(graph.path)), stand_in)
         return run_with(open_session(stand_in, threads, spinning))
 
