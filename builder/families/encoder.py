@@ -17,8 +17,9 @@ from builder.errors import CheckpointError, SpecError, VerificationError
 from builder.export.encoder import Export, export, task_graph
 from builder.export.experts import cost_of_experts
 from builder.export.rows import rows_of
-from builder.families import MAPPED, UNTIMED, Family, built_from, code_not_run
+from builder.families import GRAPHS, MAPPED, UNTIMED, Family, built_from, code_not_run
 from builder.hashing import sha256_of
+from builder.memory import weights_bytes
 from builder.onnx.graph import Graph
 from builder.onnx.operators import FUSED
 from builder.optimise.compaction import Removed, compact
@@ -43,6 +44,7 @@ from builder.verify.quality import Quality
 from builder.verify.recording import graph_case
 from builder.verify.runtimes import Replay
 from builder.verify.verdict import Bound, Comparison
+from builder.workplace import refuse_without_room
 
 SERVED_TOLERANCE = 1e-3  # fp32 answers against the pipeline's, whose own batches differ in the last digits
 EXACT_LEVEL = "O2"  # the highest level whose rewrites leave every value as it is
@@ -131,8 +133,10 @@ class Encoder:
     variants: tuple[Variant, ...]
 
     def export(self) -> Exported:
-        """The long rows first, of a model that has answered nothing yet."""
+        """The long rows first, of a model that has answered nothing yet. Raises RepositoryError where the disk has no
+        room for the graph, fused too."""
         checkpoint = self.checkpoint
+        refuse_without_room(2 * weights_bytes(checkpoint.model), GRAPHS)
         long = long_references(task_graph(checkpoint), rows_of(checkpoint), checkpoint.max_length)
         return Exported(export(checkpoint, self.folder), long)
 
@@ -142,8 +146,7 @@ class Encoder:
         if self.spec.target == "cpu":
             module, rows = exported.export.module, rows_of(checkpoint)
             latency = pytorch_latencies(module, rows, checkpoint.max_length, self.spec.build_threads)
-        size = sum(parameter.numel() * 4 for parameter in checkpoint.model.parameters())
-        return Rung("PyTorch fp32", size, latency, 0.0, 1.0, 1.0, 1.0)
+        return Rung("PyTorch fp32", weights_bytes(checkpoint.model), latency, 0.0, 1.0, 1.0, 1.0)
 
     def fuse(self, exported: Exported) -> Fused:
         """Compacted, then fused at the highest level that leaves every value as it is."""

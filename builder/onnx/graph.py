@@ -103,6 +103,12 @@ def save_graph(model: onnx.ModelProto, path: Path) -> Graph:
     return _described(model, path)
 
 
+def remove_graph(graph: Graph) -> None:
+    """Remove the files of `graph`, but those that others read too."""
+    for file in set(graph.files) - set(graph.beside):
+        file.unlink(missing_ok=True)
+
+
 def read_graph(path: Path) -> Graph:
     """Read the signature and operators of an ONNX file."""
     return _described(onnx.load(str(path), load_external_data=False), path)

@@ -3,6 +3,7 @@
 Such a tensor says its place as ONNX does (onnx, docs/ExternalData.md): with the whole path of the file while the graph
 is at hand, with the file's name in a graph on disk. A tensor that is in no file yet names a function of this process,
 which computes its rows when they are read: what is made of weights on their way to a file needs no place of its own.
+Graphs that have nearly the same weights have one file of them, under a name beside each.
 Knows tensors and files; knows nothing of what they mean.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,9 +23,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from builder.cache.links import link
+
 LEAST = 1024  # bytes of a tensor that has its place in a file
 ALIGNED = 4096  # a page, so that each can be mapped as it is
 PIECE = 1 << 22  # bytes that are computed and written at once
+NEARLY = 0.95  # of the weights of a graph, and of those in a file, from which the graph has that file
+FEW = 1 << 24  # bytes of weights of its own that such a graph has inside, at most
 
 Rows = Callable[[slice], np.ndarray]  # those rows of a weight
 
@@ -121,20 +127,96 @@ def take_in(graph: onnx.GraphProto) -> None:
 
 
 def beside(model: onnx.ModelProto, data: Path) -> onnx.ModelProto:
-    """`model` with its weights in the file `data`: what is there already stays there, the rest is written one tensor
+    """`model` with its weights in the file `data`. That is another name of the file that has nearly all of them, where
+    there is one: the few others are inside. Else what is there already stays there, and the rest is written one tensor
     after the other."""
     outline = onnx.ModelProto()
     _copy(model, outline)
-    if not any(_is_in(data, tensor) for tensor in model.graph.initializer):
-        data.unlink(missing_ok=True)  # it may be a file of others too
-    with data.open("r+b" if data.exists() else "wb") as file:
-        outline.graph.initializer.extend(moved(tensor, file, data) for tensor in model.graph.initializer)
+    shared = _shared(model.graph.initializer)
+    if shared is None:
+        outline.graph.initializer.extend(_written(model.graph.initializer, data))
+        return outline
+    outline.graph.initializer.extend(_named(tensor, shared, data) for tensor in model.graph.initializer)
+    if shared != data:  # in which values of those tensors may have been until now
+        data.unlink(missing_ok=True)
+        link(shared, data)
     return outline
+
+
+def _shared(tensors: Sequence[TensorProto]) -> Path | None:
+    """The file that has nearly all of `tensors` and little else; None where none has."""
+    held: dict[Path, int] = {}
+    for tensor in tensors:
+        place = place_of(tensor)
+        if place is not None and not _is_computed(place):
+            held[place.file] = held.get(place.file, 0) + place.length
+    most = max(held, key=held.__getitem__, default=None)
+    if most is None:
+        return None
+    own = sum(map(size_of, tensors)) - held[most]
+    little = own <= min(FEW, (1 - NEARLY) * held[most])
+    return most if little and held[most] >= NEARLY * most.stat().st_size else None
+
+
+def _named(tensor: TensorProto, shared: Path, data: Path) -> TensorProto:
+    """`tensor` with its values in `data`, which is `shared`, or inside."""
+    place = place_of(tensor)
+    if place is not None and place.file == shared:
+        described = TensorProto(name=tensor.name, dims=tensor.dims, data_type=tensor.data_type)
+        return _at(described, data.name, place.offset, place.length)
+    return tensor if place is None else numpy_helper.from_array(values_of(tensor), tensor.name)
+
+
+def _written(tensors: Sequence[TensorProto], data: Path) -> list[TensorProto]:
+    """`tensors` with their values in `data`, behind those that are in it already."""
+    if not any(_is_in(data, tensor) for tensor in tensors):
+        data.unlink(missing_ok=True)  # it may be a file of others too
+    elif data.stat().st_nlink > 1:
+        own = data.with_name(f".{data.name}")
+        shutil.copyfile(data, own)
+        own.replace(data)
+    with data.open("r+b" if data.exists() else "wb") as file:
+        return [moved(tensor, file, data) for tensor in tensors]
 
 
 def _is_in(data: Path, tensor: TensorProto) -> bool:
     place = place_of(tensor)
     return place is not None and place.file == data
+
+
+def left_in_place(model: onnx.ModelProto, before: onnx.ModelProto) -> None:
+    """In place: the weights of `model` that are those of `before`, from which it was made, are in the file of those
+    again, where that is true of nearly all."""
+    places = {tensor.name: tensor for tensor in before.graph.initializer if place_of(tensor) is not None}
+    pairs = [(tensor, places[tensor.name]) for tensor in model.graph.initializer if tensor.name in places]
+    enough = NEARLY * sum(map(size_of, model.graph.initializer))
+    for same in (_described_alike, _equal):
+        pairs = [pair for pair in pairs if same(*pair)]
+        if sum(size_of(tensor) for tensor, _ in pairs) < enough:
+            return
+    for tensor, kept in pairs:
+        tensor.CopyFrom(kept)
+
+
+def _described_alike(one: TensorProto, other: TensorProto) -> bool:
+    return (one.data_type, one.dims, size_of(one)) == (other.data_type, other.dims, size_of(other))
+
+
+def _equal(one: TensorProto, other: TensorProto) -> bool:
+    """Whether their values are, byte by byte."""
+    return all(a == b for a, b in zip(_read(one), _read(other), strict=True))
+
+
+def _read(tensor: TensorProto) -> Iterator[bytes]:
+    """The bytes of the values, a piece at a time, which needs no memory of mapped pages."""
+    place = place_of(tensor)
+    if place is None:
+        yield from (tensor.raw_data[start : start + PIECE] for start in range(0, len(tensor.raw_data), PIECE))
+        return
+    with place.file.open("rb") as file:
+        file.seek(place.offset)
+        for start in range(0, place.length, PIECE):
+            yield file.read(min(PIECE, place.length - start))
 
 
 def _copy(source: Any, target: Any) -> None:

@@ -15,13 +15,14 @@ from builder.engines.onnxruntime import save_optimised
 from builder.errors import ExportError
 from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.onnx.operators import DOMAIN, STANDARD
+from builder.onnx.weights import left_in_place
 
 STANDARD_DOMAINS = (*STANDARD, DOMAIN)
 
 
 def fuse(graph: Graph, folder: Path, level: str = "O2") -> Graph:
     """Write the fused graph into `folder`, at a level of Optimum's: O1 basic rewrites, O2 fusions too, O3 an
-    approximate GELU too. Attention is fused at export, at every level.
+    approximate GELU too. Attention is fused at export, at every level. Many weights stay in the file of `graph`.
 
     Raises ExportError where it would need an operator no release has.
     """
@@ -32,6 +33,7 @@ def fuse(graph: Graph, folder: Path, level: str = "O2") -> Graph:
     save_optimised(graph.path, path, extended=level != "O1", approximate_gelu=level in ("O3", "O4"))
     model = load_graph(path)
     _tidy(model, graph.ir_version)
+    left_in_place(model, load_graph(graph.path))
     return save_graph(model, path)
 
 

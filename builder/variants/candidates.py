@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from builder.engines.encoding import Variant, all_variants, encoding_engine
 from builder.engines.plain_attention import spell_out_attention
 from builder.errors import SpecError
-from builder.onnx.graph import MODEL_FILE, Graph, check_release, read_graph, save_graph
+from builder.onnx.graph import MODEL_FILE, Graph, check_release, read_graph, remove_graph, save_graph
 from builder.optimise.activations import Feeds
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import HALVES, to_half
@@ -143,6 +143,11 @@ class VariantMaker:
             on_gpu = variant.target != "cpu" and variant.precision == "fp16"
             quantised = Quantised(replace(half, arithmetic="fp16") if on_gpu else half)
         return engine.finish(quantised, variant.precision, path)
+
+    def discard(self, variant: Variant, made: Quantised) -> None:
+        """Remove the files of `variant`, but those that it was made of."""
+        if made.graph.path != self._source(variant).path:
+            remove_graph(made.graph)
 
     def _static(self, variant: Variant, source: Graph, path: Path, left_alone: Sequence[str]) -> Quantised:
         """TensorRT takes activations around zero only and has no 8-bit tables."""

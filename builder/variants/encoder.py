@@ -80,6 +80,12 @@ class EncoderRungs:
         left_alone = max(1, 2 * candidate.left_alone)
         return None if left_alone > len(self._sensitive(candidate.option)) // 2 else left_alone
 
+    def drop(self, candidate: Candidate[Variant]) -> None:
+        """Its graph, where it was made; it would be made again if it was asked for."""
+        made = self._variants.pop((candidate.option, candidate.left_alone), None)
+        if made is not None:
+            self.maker.discard(candidate.option, made)
+
     def served(self, candidates: Sequence[Candidate[Variant]]) -> Mapping[str, Rates]:
         """The emitted front's own traffic over each."""
         return self.evaluator.traffic(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
+from builder.onnx.graph import Graph, remove_graph
 from builder.report.record import Rung
 from builder.speed import Latencies, speed_up
 from builder.variants.ladder import Candidate
@@ -44,8 +45,8 @@ class Required:
 class PrecisionRungs(Generic[Variant]):
     """The ladder of precisions. `exact`: the verified rung in fp32, and its graphs; `base`: PyTorch's rung.
 
-    The family gives three functions: `make` builds the graphs of a precision, `timed` makes its rung, with size and
-    latencies, and `judged` adds the quality.
+    The family gives four functions: `make` builds the graphs of a precision, `timed` makes its rung, with size and
+    latencies, `judged` adds the quality, and `graphs` says which there are, so that those that lost can go.
     """
 
     base: Rung
@@ -55,6 +56,7 @@ class PrecisionRungs(Generic[Variant]):
     make: Callable[[str], Variant]
     timed: Callable[[str, Variant], Rung]
     judged: Callable[[Rung, Variant], Rung]
+    graphs: Callable[[Variant], Iterable[Graph]]
     served: None = None
     _variants: dict[str, Variant] = field(default_factory=dict)
 
@@ -81,6 +83,11 @@ class PrecisionRungs(Generic[Variant]):
 
     def leave_more(self, candidate: Candidate[str]) -> int | None:
         return None
+
+    def drop(self, candidate: Candidate[str]) -> None:
+        if candidate.option in self._variants:
+            for graph in self.graphs(self._variants.pop(candidate.option)):
+                remove_graph(graph)
 
     def reached(self, rung: Rung) -> str:
         return f"{self.metric} of {rung.quality or 0.0:.4f} and {growth(rung, self.base):.4f} of PyTorch's perplexity"

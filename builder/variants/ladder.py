@@ -3,14 +3,15 @@
 Every option is built and timed over fixed shapes; then their quality is judged, the fastest first. The first that keeps
 the quality is served. Where the family measures traffic, the first and those nearly as fast are measured as they will
 be served, and the best of them is. A rung that misses the quality may leave layers in fp32 and is queued again, at the
-speed that it then has. Knows times and qualities; how a rung is built and judged is in the family's `Rungs`.
+speed that it then has. What cannot be served any more is dropped, for its files are large. Knows times and qualities;
+how a rung is built and judged is in the family's `Rungs`.
 """
 
 from __future__ import annotations
 
 import heapq
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
 
@@ -79,6 +80,10 @@ class Rungs(Protocol[Option]):
         """How many layers to leave in fp32 next; None where more would not help."""
         ...
 
+    def drop(self, candidate: Candidate[Option]) -> None:
+        """Remove the files of one that is not served."""
+        ...
+
     def reached(self, rung: Rung) -> str:
         """The quality of a rung in words, for example "cosine of 0.9981"."""
         ...
@@ -125,6 +130,7 @@ class _Climb(Generic[Option]):
             raise VerificationError(self.rungs.refusal([candidate.rung for candidate in self.judged]))
         chosen, why = self._final(finalists)
         rest = [candidate.rung for _, _, candidate in sorted(self.queue)]
+        self._drop(one for one in finalists if one is not chosen)
         tried = sorted([*(c.rung for c in self.judged), *rest], key=self._slowness, reverse=True)
         choice = self._explain(chosen.rung, rest) + why if len(options) > 1 else None
         return Climbed(chosen, tuple(tried), choice)
@@ -161,9 +167,16 @@ class _Climb(Generic[Option]):
             self.judged.append(candidate)
             if self.rungs.keeps(candidate.rung):
                 finalists.append(candidate)
-            elif not finalists:
+                continue
+            self._drop([candidate])
+            if not finalists:
                 self._leave_more(candidate)
+        self._drop(candidate for _, _, candidate in self.queue)
         return finalists
+
+    def _drop(self, candidates: Iterable[Candidate[Option]]) -> None:
+        for candidate in candidates:
+            self.rungs.drop(candidate)
 
     def _leave_more(self, candidate: Candidate[Option]) -> None:
         left_alone = self.rungs.leave_more(candidate)

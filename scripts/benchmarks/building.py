@@ -1,4 +1,4 @@
-"""Where a build's time and memory go, stage by stage: `scripts/bench building`.
+"""Where a build's time, memory and disk go, stage by stage: `scripts/bench building`.
 
 Each build is a process of its own, as a command is: once without the cache of stages in each precision that is asked
 for or, with --again, over one cache: cold, the same again, and with one option changed.
@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -89,8 +89,10 @@ def child(name: str, checkpoint: Path, folder: Path, cache: str, **options: Any)
     """The seconds of each stage and the peak of memory of one build, in a process of its own."""
     spec = {"model": str(checkpoint), "name": name, "output": str(folder / "repository"), **OPTIONS[name], **options}
     command = [sys.executable, "-m", "scripts.benchmarks.building", "--one", json.dumps(spec)]
+    (folder / "temporary").mkdir(exist_ok=True)
+    environment = {**os.environ, VARIABLE: cache, "TMPDIR": str(folder / "temporary")}
     spin_briefly()  # as a command does, before the child loads torch
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env={**os.environ, VARIABLE: cache})
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=environment)
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
 
@@ -103,7 +105,7 @@ def one(options: dict[str, Any]) -> dict[str, Any]:
 
 def _one(options: dict[str, Any]) -> dict[str, Any]:
     begun, stages, memory = time.perf_counter(), dict[str, float](), dict[str, Memory]()
-    own = Own()
+    own = Looking()
     load_libraries()
     from builder.checkpoint.libraries import quiet_libraries
     from builder.pipeline import build
@@ -134,6 +136,7 @@ def _one(options: dict[str, Any]) -> dict[str, Any]:
         "processor_s": processor,
         "peak_bytes": max(one.peak for one in memory.values()),
         "peak_own_bytes": max(one.own for one in memory.values()),
+        "peak_files_bytes": own.files,
     }
 
 
@@ -145,11 +148,12 @@ class Memory:
     own: int
 
 
-class Own:
-    """Looks at the memory of this process that is no mapped file: of that the system keeps no peak."""
+class Looking:
+    """Looks at what the system keeps no peak of: the memory of this process that is no mapped file, and the files that
+    it has in TMPDIR, of which those without a name are not seen."""
 
     def __init__(self) -> None:
-        self.highest = 0
+        self.highest = self.files = 0
         self.ended = threading.Event()
         self.thread = threading.Thread(target=self._look, daemon=True)
         self.thread.start()
@@ -166,6 +170,18 @@ class Own:
     def _look(self) -> None:
         while not self.ended.wait(SAMPLED_S):
             self.highest = max(self.highest, own_memory())
+            self.files = max(self.files, on_disk(Path(tempfile.gettempdir())))
+
+
+def on_disk(folder: Path) -> int:
+    """Bytes of the files in `folder`, those of several names once."""
+    sizes: dict[int, int] = {}
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                stat = os.stat(Path(parent, name))
+                sizes[stat.st_ino] = stat.st_size
+    return sum(sizes.values())
 
 
 def table(name: str, size: int, figures: dict[str, dict[str, Any]]) -> Table:
@@ -179,7 +195,8 @@ def table(name: str, size: int, figures: dict[str, dict[str, Any]]) -> Table:
         shown.add_row(stage, *(_cell(stage, build) for build in figures.values()))
     shown.add_row("all", *(f"{build['total_s']:.2f}" for build in figures.values()), style="bold")
     shown.add_row("processor time", *(f"{build['processor_s']:.2f}" for build in figures.values()))
-    for words, field in (("peak memory, MB", "peak_bytes"), ("of it no mapped file", "peak_own_bytes")):
+    peaks = {"peak memory, MB": "peak_bytes", "of it no mapped file": "peak_own_bytes", "files": "peak_files_bytes"}
+    for words, field in peaks.items():
         shown.add_row(words, *(f"{build[field] / 1e6:.0f} ({build[field] / size:.1f}x)" for build in figures.values()))
     return shown
 

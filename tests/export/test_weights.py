@@ -10,10 +10,12 @@ import onnx
 import pytest
 
 from builder.engines.onnxruntime import open_session
+from builder.engines.openvino.lowering import page_attention
 from builder.export.decoder import export_decoder
 from builder.export.program import to_onnx
-from builder.onnx.graph import load_graph, save_graph
-from builder.onnx.weights import computed, computing, made_of, place_of, values_of
+from builder.onnx.graph import Graph, load_graph, load_whole, save_graph
+from builder.onnx.searches import finding_likeliest
+from builder.onnx.weights import computed, computing, left_in_place, made_of, place_of, values_of
 from builder.optimise.fusion import fuse
 from builder.optimise.weights import quantise_weights
 from builder.spec import WeightOptions
@@ -33,7 +35,7 @@ def test_a_graph_has_the_same_weights_inside_and_beside(
         if precision != "fp32":
             graph = quantise_weights(graph, precision, WeightOptions(32, True), tmp_path / name).graph
         assert len(graph.files) == 1 + (name == "beside")
-        model = onnx.load(str(graph.path))
+        model = load_whole(graph.path)
         outputs.append({tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in model.graph.initializer})
         open_session(graph.path, threads=1)
     inside, beside = outputs
@@ -118,6 +120,94 @@ def test_a_file_that_others_have_too_is_not_written(tmp_path: Path, monkeypatch:
         os.link(file, tmp_path / "others" / file.name)
     before = {file.name: file.read_bytes() for file in (tmp_path / "others").iterdir()}
     assert len(before) == 2
-    inodes = {file.stat().st_ino for file in fuse(exported, tmp_path, "O1").files + fuse(exported, tmp_path).files}
-    assert inodes.isdisjoint(file.stat().st_ino for file in (tmp_path / "others").iterdir())
+    for level in ("O1", "O2"):
+        fused = fuse(exported, tmp_path, level)
+        assert not fused.path.samefile(tmp_path / "others" / fused.path.name)
     assert {file.name: file.read_bytes() for file in (tmp_path / "others").iterdir()} == before
+
+
+def _saved(path: Path, **values: np.ndarray) -> Graph:
+    tensors = [onnx.numpy_helper.from_array(array, name) for name, array in values.items()]
+    return save_graph(onnx.helper.make_model(onnx.helper.make_graph([], "g", [], [], tensors)), path)
+
+
+def _read(graph: Graph) -> dict[str, np.ndarray]:
+    tensors = load_whole(graph.path).graph.initializer
+    return {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in tensors}
+
+
+@pytest.fixture
+def large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, np.ndarray]:
+    """Two weights, which `many` of a test are."""
+    monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", 1000)
+    return {name: np.full(1 << 16, number, np.float32) for number, name in enumerate(("first", "second"))}
+
+
+def test_all_that_is_made_of_an_export_has_its_weights_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", 1000)
+    exported = export_decoder(make_decoder("llama"), tmp_path, 128).graph
+    fused = fuse(exported, tmp_path)
+    weights, before = exported.path.with_name("model.onnx.data"), _read(exported)
+    for graph in (fused, fuse(exported, tmp_path, "O1"), finding_likeliest(fused), page_attention(exported, tmp_path)):
+        assert graph.path.with_name("model.onnx.data").samefile(weights), graph.path
+        same = _read(graph)
+        for name in before.keys() & same.keys():
+            np.testing.assert_array_equal(same[name], before[name])
+    for name, values in _read(exported).items():
+        np.testing.assert_array_equal(values, before[name])
+
+
+def test_a_graph_with_little_of_its_own_has_that_inside(tmp_path: Path, large: dict[str, np.ndarray]) -> None:
+    saved = _saved(tmp_path / "a" / "m.onnx", **large)
+    model, own = load_graph(saved.path), np.arange(1000, dtype=np.float32)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(own, "own"))
+    other = save_graph(model, tmp_path / "b" / "m.onnx")
+    assert (tmp_path / "b" / "m.onnx.data").samefile(tmp_path / "a" / "m.onnx.data")
+    for name, values in {**large, "own": own}.items():
+        np.testing.assert_array_equal(_read(other)[name], values)
+
+
+@pytest.mark.parametrize("how", ["one is left out", "one is new"])
+def test_a_graph_with_other_weights_has_a_file_of_its_own(
+    how: str, tmp_path: Path, large: dict[str, np.ndarray]
+) -> None:
+    """Without what it does not read."""
+    saved = _saved(tmp_path / "a" / "m.onnx", **large)
+    model = load_graph(saved.path)
+    wanted = dict(large)
+    if how == "one is new":
+        wanted["second"] = np.full(1 << 16, 7, np.float32)
+        model.graph.initializer[1].CopyFrom(onnx.numpy_helper.from_array(wanted["second"], "second"))
+    else:
+        del model.graph.initializer[1], wanted["second"]
+    other = save_graph(model, tmp_path / "b" / "m.onnx")
+    assert not (tmp_path / "b" / "m.onnx.data").samefile(tmp_path / "a" / "m.onnx.data")
+    assert other.size < 1.1 * sum(array.nbytes for array in wanted.values())
+    for graph, expected in ((other, wanted), (saved, large)):
+        for name, values in expected.items():
+            np.testing.assert_array_equal(_read(graph)[name], values)
+
+
+def test_a_file_with_several_names_is_not_gone_on_with(tmp_path: Path, large: dict[str, np.ndarray]) -> None:
+    saved, more = _saved(tmp_path / "m.onnx", **large), np.full(1 << 16, 3, np.float32)
+    os.link(tmp_path / "m.onnx.data", tmp_path / "kept")
+    before, model = (tmp_path / "kept").read_bytes(), load_graph(saved.path)
+    model.graph.initializer.append(onnx.numpy_helper.from_array(more, "third"))
+    again = save_graph(model, saved.path)
+    assert (tmp_path / "kept").read_bytes() == before
+    for name, values in {**large, "third": more}.items():
+        np.testing.assert_array_equal(_read(again)[name], values)
+
+
+def test_weights_that_the_optimiser_changed_are_not_taken_for_those_before(
+    tmp_path: Path, large: dict[str, np.ndarray]
+) -> None:
+    """By their values, not by their names."""
+    before, changed = _saved(tmp_path / "a.onnx", **large), {**large, "second": large["second"] * 2}
+    after = _saved(tmp_path / "b.onnx", **changed)
+    model = load_graph(after.path)
+    left_in_place(model, load_graph(before.path))
+    assert {str(place.file) for place in map(place_of, model.graph.initializer) if place} == {f"{after.path}.data"}
+    same = load_graph(_saved(tmp_path / "c.onnx", **large).path)
+    left_in_place(same, load_graph(before.path))
+    assert {str(place.file) for place in map(place_of, same.graph.initializer) if place} == {f"{before.path}.data"}

@@ -12,6 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from builder.checkpoint.resolve import resolve
+from builder.engines import infer_with
 from builder.engines.cpu import cpu
 from builder.engines.encoding import Variant, all_variants
 from builder.engines.openvino import arithmetic_on
@@ -128,6 +129,37 @@ def test_each_way_to_calibrate(
     assert (features(quantised.graph, judged()) * expected).sum(axis=-1).mean() >= (
         0.97 if spec.calibration.per_channel else 0.8
     )
+
+
+LOST = (Variant("int8", "onnxruntime"), Variant("fp16", "openvino"), Variant("int8-static", "openvino"))
+
+
+def test_variants_share_their_weights_and_leave_nothing_when_they_lost(
+    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk holds what can still be served, and the weights in fp32 once."""
+    monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", 10_000)
+    spec = make_spec(model=str(checkpoint("topics")), calibration={"smooth": 0.0})
+    resolved = resolve(spec)
+    exported = export(resolved, tmp_path).graph
+    tiny = VariantMaker(spec, exported, tmp_path, batches(resolved.tokenizer, TEXTS[:2]))
+    exact = [tiny.make(Variant("fp32", "onnxruntime")).graph, tiny.plain]
+    weights = exported.path.with_name("model.onnx.data")
+    assert all(graph.path.with_name("model.onnx.data").samefile(weights) for graph in exact)
+    before = _files(tmp_path)
+    made = {variant: tiny.make(variant) for variant in LOST}
+    more = _files(tmp_path) - before
+    assert {file.suffix for file in more if "openvino" in str(file)} == {".xml", ".bin"}, "no graph on the way to it"
+    assert len(more) > 2 * len(LOST) - 1
+    for variant, quantised in made.items():
+        tiny.discard(variant, quantised)
+    tiny.discard(Variant("fp32", "onnxruntime"), tiny.make(Variant("fp32", "onnxruntime")))
+    assert _files(tmp_path) == before
+    assert infer_with(exact[0], 1)(dict(tiny.feeds[0]))
+
+
+def _files(folder: Path) -> set[Path]:
+    return {path for path in folder.rglob("*") if path.is_file()}
 
 
 def test_smoothing_leaves_every_value_and_saves_quality(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import fields, replace
+from functools import cached_property
 from pathlib import Path
 
 import pytest
@@ -95,6 +96,13 @@ class FakeMaker(VariantMaker):
             raise ExportError("no fp16 here")
         return Quantised(graph_of(variant, len(left_alone)), matmuls=1)
 
+    def discard(self, variant: Variant, made: Quantised) -> None:
+        self._discarded.append(made_of(made.graph))
+
+    @cached_property
+    def _discarded(self) -> list[tuple[str, int]]:
+        return []
+
     def sensitive(self, variant: Variant) -> list[str]:
         return [] if variant.precision == "fp32" else [f"layer {n}" for n in range(8)]
 
@@ -109,11 +117,19 @@ def test_a_fake_takes_what_the_real_one_takes(fake: type, real: type) -> None:
         assert hasattr(real, name) or name in {one.name for one in fields(real)}
 
 
-def search(evaluator: FakeEvaluator, options: Sequence[Variant], known: Measurements | None = None) -> Climbed[Variant]:
+def a_maker() -> FakeMaker:
+    return FakeMaker(make_spec(model="org/encoder"), graph_of(SLOW, 0), Path("nowhere"), ())
+
+
+def search(
+    evaluator: FakeEvaluator,
+    options: Sequence[Variant],
+    known: Measurements | None = None,
+    maker: FakeMaker | None = None,
+) -> Climbed[Variant]:
     base = Rung("PyTorch fp32", 1, {"1x16": 2.0})
     exact = Rung("exact", 1, {"1x16": 1.0}, quality=1.0), quality_of(1.0)
-    maker = FakeMaker(make_spec(model="org/encoder"), graph_of(SLOW, 0), Path("nowhere"), ())
-    rungs = EncoderRungs(evaluator, maker, base, exact, 0.99, known or Measurements(), "")
+    rungs = EncoderRungs(evaluator, maker or a_maker(), base, exact, 0.99, known or Measurements(), "")
     return climb(rungs, options, lambda name: nullcontext())
 
 
@@ -211,6 +227,41 @@ def test_what_was_measured_is_remembered_and_what_is_served_is_judged_again(tmp_
     assert search(FakeEvaluator({}), (FAST,), Measurements(path)).chosen.rung.name == "int8"
 
 
+def test_what_is_not_served_is_dropped_as_soon_as_that_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What missed the quality before another is made of it; what is slower before the rest is measured as served."""
+    monkeypatch.setattr("builder.variants.ladder.WITHIN", 3.0)
+    evaluator, maker = FakeEvaluator({("int8", 0): 0.9}), a_maker()
+    gone: list[list[tuple[str, int]]] = []
+    measured = evaluator.traffic
+
+    def traffic(graphs: Mapping[str, Graph]) -> dict[str, Rates]:
+        gone.append(list(maker._discarded))
+        return measured(graphs)
+
+    monkeypatch.setattr(evaluator, "traffic", traffic)
+    evaluator.rates = {"int8, 1 layers fp32": (20.0, 20.0, 20.0)}
+    climbed = search(evaluator, (SLOW, FAST, MIDDLE), maker=maker)
+    assert climbed.chosen.rung.name == "int8, 1 layers fp32"
+    assert gone == [[("int8", 0), ("fp32", 0)]]
+    assert maker._discarded == [("int8", 0), ("fp32", 0), ("int8-static", 0)]
+
+
+def test_the_files_of_a_precision_that_lost_are_removed(tmp_path: Path) -> None:
+    rungs = replace(precisions({"int4-weights": (0.95, 1.06), "int8": (0.99, 1.0)}, []), graphs=_files(tmp_path))
+    for name in SPEEDS:
+        (tmp_path / name).mkdir()
+        for file in ("model.onnx", "model.onnx.data", "encoder.onnx"):
+            (tmp_path / name / file).touch()
+    assert climb(rungs, SPEEDS, lambda name: nullcontext()).chosen.option == "int8"
+    left = {name: sorted(file.name for file in (tmp_path / name).iterdir()) for name in SPEEDS}
+    every = ["encoder.onnx", "model.onnx", "model.onnx.data"]
+    assert left == {"fp32": every, "int8": every, "int4-weights": ["encoder.onnx"]}
+
+
+def _files(folder: Path) -> Callable[[str], list[Graph]]:
+    return lambda name: [replace(graph_of(SLOW, 0), path=folder / name / "model.onnx")]
+
+
 def precisions(figures: Mapping[str, tuple[float, float]], judged_names: list[str]) -> PrecisionRungs[str]:
     """A generating model: what a precision keeps of PyTorch's tokens and its perplexity. Judged: `judged_names`."""
     base = Rung("PyTorch fp32", 1, {"token, 1 rows": 4.0, "prompt of 128": 1.0}, perplexity=20.0)
@@ -228,6 +279,7 @@ def precisions(figures: Mapping[str, tuple[float, float]], judged_names: list[st
         make=str,
         timed=lambda name, precision: Rung(name, 1, {"token, 1 rows": speed[precision], "prompt of 128": 99.0}),
         judged=judged,
+        graphs=lambda precision: (),
     )
 
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 from builder.engines.cpu import cpu
 from builder.engines.encoding import VNNI, Encoders, EncodingEngine, Variant
 from builder.engines.openvino import BACKEND, BF16, MODEL_FILE, arithmetic_on, convert
-from builder.onnx.graph import Graph
+from builder.onnx.graph import Graph, remove_graph
 from builder.optimise.quantised import Quantised
 
 
@@ -30,9 +30,12 @@ class Encoding(EncodingEngine):
         return encoders.plain
 
     def finish(self, quantised: Quantised, precision: str, path: Path) -> Quantised:
-        """Real constants are halves but in fp32; products are in what the CPU multiplies fastest, unless stated."""
+        """Real constants are halves but in fp32; products are in what the CPU multiplies fastest, unless stated. Of a
+        graph that was written to `path` for this, nothing is left."""
         arithmetic = precision if precision in ("fp32", "bf16") else arithmetic_on(cpu()["flags"])
         converted = convert(quantised.graph, path.parent / "ir" / MODEL_FILE, arithmetic, precision != "fp32")
+        if quantised.graph.path == path:
+            remove_graph(quantised.graph)
         return replace(quantised, graph=converted)
 
     def unable(self, precision: str, flags: Collection[str]) -> str | None:

@@ -20,7 +20,7 @@ from builder.engines.decoding import DecodingEngine, Executors, Lowered, is_mapp
 from builder.errors import VerificationError
 from builder.export.decoder import DecoderExport, export_decoder
 from builder.export.experts import cost_of_experts
-from builder.families import MAPPED, UNTIMED, built_from, code_not_run
+from builder.families import GRAPHS, MAPPED, UNTIMED, built_from, code_not_run
 from builder.families.generating import (
     exact_bound,
     kept_bounds,
@@ -60,6 +60,7 @@ from builder.verify.long_rows import LongAnswers, ask_long_row, refuse_wrong_lon
 from builder.verify.recording import STEPS, Case, Recorder, drive, past_the_window
 from builder.verify.runtimes import Replay
 from builder.verify.verdict import Bound, Comparison
+from builder.workplace import refuse_without_room
 
 FP32 = "fp32"  # the rung that is verified number by number
 LONG_PROMPT = 24  # tokens of the prompts that are run on the engine of the release too
@@ -122,7 +123,8 @@ class Decoder:
     rows: tuple[tuple[int, ...], ...]
 
     def export(self) -> DecoderExport:
-        """One graph for prompts and steps."""
+        """One graph for prompts and steps. Raises RepositoryError where the disk has no room for what is made of it."""
+        refuse_without_room(self.engine.copies * self.memory.weights, GRAPHS)
         return export_decoder(self.checkpoint.model, self.folder, self.checkpoint.max_length, self.layers)
 
     def reference(self, exported: DecoderExport) -> Measured:
@@ -156,6 +158,7 @@ class Decoder:
             make=lambda precision: self.engine.lower(exact.fused.graph, precision, self.folder, checkpoint.grids),
             timed=lambda precision, lowered: self._timed(self.engine.rung(precision), exact.fused, lowered),
             judged=lambda rung, form: self._judged(rung, exact.fused, exact.pytorch, form, self._open(form))[0],
+            graphs=lambda form: (form.graph, form.judged),
         )
         climbed = climb(rungs, self._precisions, stage)
         rung, lowered = climbed.chosen.rung, rungs.variant(climbed.chosen.option)

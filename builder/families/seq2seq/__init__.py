@@ -14,7 +14,7 @@ from builder.checkpoint.generation_config import end_ids
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.engines.onnxruntime import BACKEND, loop_session
 from builder.export.seq2seq import Seq2SeqExport, export_seq2seq, seq2seq_shapes
-from builder.families import Family, built_from, code_not_run
+from builder.families import GRAPHS, Family, built_from, code_not_run
 from builder.families.generating import (
     exact_bound,
     kept_bounds,
@@ -60,6 +60,7 @@ from builder.verify.seq2seq import (
     text_agreement,
 )
 from builder.verify.verdict import Comparison
+from builder.workplace import refuse_without_room
 
 VERIFIED_BEAMS = 4  # a search with more takes longer to verify, and shows no more
 
@@ -138,7 +139,8 @@ class Seq2Seq:
     samples: tuple[Mapping[str, Any], ...]
 
     def export(self) -> Seq2SeqExport:
-        """An encoder and a decoder's step."""
+        """An encoder and a decoder's step. Raises RepositoryError where the disk has no room for them, fused too."""
+        refuse_without_room(2 * self.memory.weights, GRAPHS)
         return export_seq2seq(self.checkpoint.model, self.folder, self.settings.beams)
 
     def reference(self, exported: Seq2SeqExport) -> Measured:
@@ -177,6 +179,7 @@ class Seq2Seq:
             make=lambda precision: self._quantised(graphs, precision),
             timed=lambda precision, parts: self._timed(precision, _with(graphs, parts)),
             judged=lambda rung, parts: self._judged(rung, _with(graphs, parts), exact.pytorch.answers)[0],
+            graphs=lambda parts: [part.graph for part in parts],
         )
         climbed = climb(rungs, precisions(self.spec.precision, self.spec.triton, in_process=True), stage)
         quantised = rungs.variant(climbed.chosen.option)
