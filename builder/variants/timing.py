@@ -26,15 +26,9 @@ def median_ms(run: Callable[[], object], most: int = 20) -> float:
     return float(np.median(times)) * 1000
 
 
-def about_ms(run: Callable[[], object]) -> float:
-    """The same in a third of the time, of what no choice hangs on: PyTorch, which others are only compared with, and
-    all of a build that has nothing to choose. One run warms up, however long it is: it may have read the weights."""
-    run()
-    return warm_ms(run)
-
-
 def warm_ms(run: Callable[[], object]) -> float:
-    """The same of what has been warmed up."""
+    """The same in a third of the time, of what has been warmed up and no choice hangs on: PyTorch, which others are
+    only compared with, and all of a build that has nothing to choose."""
     times: list[float] = []
     while not times or (len(times) < LEAST and sum(times) < ENOUGH_S / 3):
         times.append(_seconds(run))

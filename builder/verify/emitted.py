@@ -6,7 +6,7 @@ What is run is what Triton will serve. Knows tokens; knows no architecture and n
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -71,30 +71,63 @@ def perplexity(logprobs: Sequence[np.ndarray]) -> float:
     return float(np.exp(-np.concatenate(logprobs).mean()))
 
 
+@dataclass(frozen=True)
+class _Fed:
+    """A row on its way: what came after each of its tokens that have run."""
+
+    row: Taught
+    hits: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    @property
+    def held(self) -> int:
+        return len(self.hits)
+
+    @property
+    def left(self) -> int:
+        return len(self.row.targets) - self.held
+
+    def take(self, logits: np.ndarray) -> None:
+        """`logits`: after each of the next tokens, (tokens, vocabulary)."""
+        for after in logits:
+            place, shifted = self.held, after - after.max()
+            self.hits.append(bool(after.argmax() == self.row.best[place]))
+            total = np.log(np.exp(shifted).sum(dtype=np.float64))
+            self.logprobs.append(float(shifted[self.row.targets[place]] - total))
+
+
 def teacher_forced(
-    executor: Executor, rows: Sequence[Taught], begin: Callable[[Sequence[int]], object] = lambda group: None
+    executor: Executor,
+    rows: Sequence[Taught],
+    begin: Callable[[Sequence[int]], object] = lambda group: None,
+    steps: int | None = None,
 ) -> Agreeing:
     """Feed each row token by token, as decoding does, in batches of unequal rows.
 
     `begin`: called with the indices of each batch, to attach what their encoder read.
+    `steps`: how many of a row's last tokens come one by one, those before them in one call, as a prompt does: the rows
+    of a step then hold unequal numbers of tokens. None: all of them.
     """
-    hits = [np.zeros(len(row.targets)) for row in rows]
-    logprobs = [np.zeros(len(row.targets)) for row in rows]
-    order = sorted(range(len(rows)), key=lambda index: -len(rows[index].targets))
+    fed = [_Fed(row) for row in rows]
+    order = sorted(range(len(rows)), key=lambda index: -fed[index].left)
     for start in range(0, len(order), executor.geometry.slots):
         group = order[start : start + executor.geometry.slots]
         begin(group)
-        for position in range(len(hits[group[0]])):
-            running = [index for index in group if position < len(hits[index])]
-            tokens = np.array([[rows[index].tokens[position]] for index in running], np.int64)
-            logits = executor.run(0, tokens, np.full(len(running), position, np.int64))
-            shifted = logits - logits.max(axis=-1, keepdims=True)
-            totals = np.log(np.exp(shifted).sum(axis=-1, dtype=np.float64))
-            best = logits.argmax(axis=-1)
-            for row, index in enumerate(running):
-                hits[index][position] = best[row] == rows[index].best[position]
-                logprobs[index][position] = shifted[row, rows[index].targets[position]] - totals[row]
-    return Agreeing(hits, logprobs)
+        _feed(executor, [fed[index] for index in group], steps)
+    return Agreeing([np.array(one.hits) for one in fed], [np.array(one.logprobs) for one in fed])
+
+
+def _feed(executor: Executor, group: Sequence[_Fed], steps: int | None) -> None:
+    """Run `group`, the longest first: so the rows that have tokens left are always those of the first slots."""
+    for slot, one in enumerate(group):
+        if steps is not None and (prompt := one.left - steps) > 0:
+            tokens = np.array([one.row.tokens[:prompt]], np.int64)
+            one.take(executor.run(slot, tokens, np.zeros(1, np.int64), np.arange(prompt)))
+    while running := [one for one in group if one.left]:
+        tokens = np.array([[one.row.tokens[one.held]] for one in running], np.int64)
+        logits = executor.run(0, tokens, np.array([one.held for one in running]))
+        for one, after in zip(running, logits, strict=True):
+            one.take(after[None])
 
 
 class _NoText:

@@ -5,7 +5,7 @@ What is run is what Triton will serve: the emitted engine over the graph. Knows 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -23,7 +23,8 @@ TOLERANCE = 2e-3  # largest difference of a token's log-probability in fp32
 TIE = 1e-3  # two logits this close may change places
 LONGEST_SAMPLE = 96
 NEW_TOKENS = 24
-TOGETHER = 256  # tokens of rows that PyTorch reads at once, padding included: their logits are in memory
+GENERATED = 8  # by transformers' own generate, one by one: what it does otherwise than a run over a text shows at once
+TOGETHER = 480  # tokens of rows that PyTorch reads at once, padding included: their logits are in memory
 ROWS = 16  # that run at once: for weights that are read from memory more of them cost little
 
 
@@ -46,24 +47,80 @@ class Reference:
 
 
 @dataclass(frozen=True)
+class Course:
+    """How a graph is run over a Reference: `rows` at once, of each the last `steps` tokens one by one after the others
+    as a prompt (None: all one by one); `alone`: after how many of the prompts it also writes on alone (None: all)."""
+
+    rows: int
+    steps: int | None
+    alone: int | None
+
+
+TOKEN_BY_TOKEN = Course(ROWS, None, None)
+# All that a graph in fp32 says is compared with PyTorch's. A row that sees another, and a step that reads the cache
+# otherwise than a prompt, is off in each of those steps, whose rows hold unequal numbers of tokens; what goes wrong for
+# a row alone, in a text. A graph in less is measured as it says a text, token by token.
+EXACT = Course(rows=40, steps=24, alone=1)
+
+
+@dataclass(frozen=True)
 class Agreement:
-    """How well a graph agrees with a Reference."""
+    """How well a graph agrees with a Reference. `alone`: the greedy texts after the first prompts, each by itself."""
 
     error: float  # largest difference of a token's log-probability
     mean: float  # share of positions whose most probable token is PyTorch's
     worst: float  # of the samples
     perplexity: float
-    alone: float  # share of greedy texts that are the same alone and among others
     greedy: tuple[tuple[int, ...], ...]
+    alone: tuple[tuple[int, ...], ...]
+
+    @property
+    def same_alone(self) -> float:
+        """Share of greedy texts that are the same alone and among others."""
+        return float(np.mean([a == b for a, b in zip(self.alone, self.greedy, strict=False)]))
 
 
 @dataclass(frozen=True)
-class WrongToken:
-    """Of a written text the first token, by its `number`, that is not the best: the logit of `best` is `gap` higher."""
+class Written:
+    """The greedy `text` of some `writer` after `prompt`, of which `asked` tokens were asked for."""
 
-    number: int
-    best: int
-    gap: float
+    prompt: tuple[int, ...]
+    text: tuple[int, ...]
+    asked: int
+    writer: str
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return (*self.prompt, *self.text)
+
+    def begins(self, row: tuple[int, ...]) -> bool:
+        return row[: len(self.tokens)] == self.tokens
+
+    def refuse_short(self) -> None:
+        """Raise VerificationError where tokens are missing: the writer knows of no end token, so all have to be
+        there."""
+        if len(self.text) != self.asked:
+            raise VerificationError(
+                f"{self.writer} wrote {len(self.text)} tokens instead of {self.asked}, although no end token came. "
+                "Nothing was published: this is a bug worth reporting, with the checkpoint's name"
+            )
+
+    def refuse_wrong(self, logits: torch.Tensor) -> None:
+        """Raise VerificationError for a token that is neither the best after those before it, nor as good.
+
+        `logits`: PyTorch's after each of the `tokens`, (tokens, vocabulary).
+        """
+        after, text = logits[-self.asked - 1 : -1], torch.tensor(self.text)
+        best, own = after.max(dim=-1), after.gather(-1, text[:, None])[:, 0]
+        gaps, allowed = best.values - own, TIE * after.abs().amax(dim=-1).clamp(min=1.0)
+        wrong = (~(gaps <= allowed)).nonzero()[:, 0].tolist()  # NaN is wrong too
+        if wrong:
+            number = wrong[0]
+            raise VerificationError(
+                f"greedy token {number + 1} of {self.writer} is {self.text[number]}, the best by transformers' "
+                f"forward pass is {int(best.indices[number])} (logits {float(gaps[number]):.1e} apart). Nothing was "
+                "published: this is a bug worth reporting, with the checkpoint's name"
+            )
 
 
 def make_reference(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Reference:
@@ -73,9 +130,7 @@ def make_reference(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Ref
     answers = _best_and_logprobs(model, sampled)
     best, logprobs = ([answers[index][part] for index in range(len(sampled))] for part in (0, 1))
     prompts = tuple(row[: max(2, len(row) // (2 + index % 3))] for index, row in enumerate(sampled[:6]))
-    return Reference(
-        sampled, tuple(best), tuple(logprobs), prompts, tuple(greedy_tokens(model, prompts[0], NEW_TOKENS))
-    )
+    return Reference(sampled, tuple(best), tuple(logprobs), prompts, tuple(greedy_tokens(model, prompts[0], GENERATED)))
 
 
 def _best_and_logprobs(
@@ -148,23 +203,25 @@ def measure(
     vocabulary: int,
     reference: Reference,
     cache: CacheType = "float32",
+    course: Course = TOKEN_BY_TOKEN,
 ) -> Agreement:
     """Run a graph over the reference's rows, in batches of unequal rows, and on from its prompts."""
     longest = max(max(map(len, reference.rows)), max(len(p) + NEW_TOKENS for p in reference.prompts))
-    geometry = geometry_of(caches, ROWS, longest + 1, vocabulary, cache)
+    slots = min(course.rows, len(reference.rows))
+    geometry = geometry_of(caches, slots, longest + 1, vocabulary, cache)
     executor = executors(geometry)
     rows = zip(reference.rows, reference.best, strict=True)
-    forced = teacher_forced(executor, [Taught(row[:-1], row[1:], best) for row, best in rows])
+    forced = teacher_forced(executor, [Taught(row[:-1], row[1:], best) for row, best in rows], steps=course.steps)
     forced.refuse_nan()
     together = generate(executor, reference.prompts, NEW_TOKENS)
-    alone = [generate(executor, [prompt], NEW_TOKENS)[0] for prompt in reference.prompts]
+    alone = [generate(executor, [prompt], NEW_TOKENS)[0] for prompt in reference.prompts[: course.alone]]
     return Agreement(
         error=forced.error(reference.logprobs),
         mean=forced.share,
         worst=min(float(hit.mean()) for hit in forced.hits),
         perplexity=forced.perplexity,
-        alone=float(np.mean([a == b for a, b in zip(alone, together, strict=True)])),
         greedy=tuple(map(tuple, together)),
+        alone=tuple(map(tuple, alone)),
     )
 
 
@@ -183,40 +240,25 @@ def refuse_wrong_text(model: PreTrainedModel, reference: Reference, agreement: A
     A text is greedy where each of its tokens is the best after those before it, which one run over it says of all.
     That this is what `generate` does is found out on a text of its own.
     """
-    texts = [(reference.prompts[0], reference.generated, "transformers' generate")]
-    texts += [
-        (prompt, text, "the fused graph") for prompt, text in zip(reference.prompts, agreement.greedy, strict=True)
+    prompts, alone = reference.prompts, agreement.alone
+    texts = [
+        Written(prompts[0], reference.generated, GENERATED, "transformers' generate"),
+        *(Written(*text, NEW_TOKENS, "the fused graph") for text in zip(prompts, agreement.greedy, strict=True)),
+        *(Written(*text, NEW_TOKENS, "the fused graph alone") for text in zip(prompts, alone, strict=False)),
     ]
-    for _, text, writer in texts:
-        _refuse_short(text, writer)
-    written = list(dict.fromkeys((*prompt, *text) for prompt, text, _ in texts))  # the graph's first is generate's
-    wrong = {written[index]: _wrong_token(written[index], logits) for index, logits in _logits(model, written)}
-    for prompt, text, writer in texts:
-        if problem := wrong[(*prompt, *text)]:
-            raise VerificationError(
-                f"greedy token {problem.number} of {writer} is {text[problem.number - 1]}, the best by transformers' "
-                f"forward pass is {problem.best} (logits {problem.gap:.1e} apart). Nothing was published: this is a "
-                "bug worth reporting, with the checkpoint's name"
-            )
+    for text in texts:
+        text.refuse_short()
+    rows = _longest(text.tokens for text in texts)
+    for index, logits in _logits(model, rows):
+        for text in texts:
+            if text.begins(rows[index]):
+                text.refuse_wrong(logits[: len(text.tokens)])
 
 
-def _refuse_short(text: Sequence[int], writer: str) -> None:
-    """Raise VerificationError where tokens are missing: no end token is known to whoever wrote `text`, so all that was
-    asked for has to be there."""
-    if len(text) != NEW_TOKENS:
-        raise VerificationError(
-            f"{writer} wrote {len(text)} tokens instead of {NEW_TOKENS}, although no end token came. Nothing was "
-            "published: this is a bug worth reporting, with the checkpoint's name"
-        )
-
-
-def _wrong_token(tokens: Sequence[int], logits: torch.Tensor) -> WrongToken | None:
-    """Of the last `NEW_TOKENS` of `tokens` the first that is neither the best after those before it, nor as good.
-
-    `logits`: after each token, (tokens, vocabulary).
-    """
-    after, text = logits[-NEW_TOKENS - 1 : -1], torch.tensor(tokens[-NEW_TOKENS:])
-    best, own = after.max(dim=-1), after.gather(-1, text[:, None])[:, 0]
-    gaps, allowed = best.values - own, TIE * after.abs().amax(dim=-1).clamp(min=1.0)
-    wrong = (~(gaps <= allowed)).nonzero()[:, 0].tolist()  # NaN is wrong too
-    return WrongToken(wrong[0] + 1, int(best.indices[wrong[0]]), float(gaps[wrong[0]])) if wrong else None
+def _longest(rows: Iterable[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """`rows` without those that another begins with: what a graph says alone is as a rule what it says among others."""
+    longest: list[tuple[int, ...]] = []
+    for row in sorted(dict.fromkeys(rows), key=len, reverse=True):
+        if not any(other[: len(row)] == row for other in longest):
+            longest.append(row)
+    return longest

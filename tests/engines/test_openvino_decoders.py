@@ -161,7 +161,7 @@ def test_smaller_weights_keep_most_of_what_was_said(precision: str, tmp_path: Pa
     assert exact.error < 1e-3
     assert agreement.mean > (0.5 if precision == "int4-weights" else 0.9)
     assert agreement.error > 1e-4
-    assert agreement.alone == 1, "a row's answer does not depend on the rows beside it"
+    assert agreement.same_alone == 1, "a row's answer does not depend on the rows beside it"
 
 
 def test_a_smaller_cache_takes_the_memory_that_was_planned(tmp_path: Path) -> None:

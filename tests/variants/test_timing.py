@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from builder.variants import latency, timing
+from builder.variants import latency, steps, timing
 
 
 class Clock:
@@ -21,14 +21,14 @@ class Clock:
         self.now += next(self.runs)
 
 
-@pytest.mark.parametrize(("seconds", "expected"), [((5.0, 2.0), 2000), ((0.5, 0.25), 250)])
-def test_a_rough_time_leaves_out_the_first_run(
-    monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], expected: float
+@pytest.mark.parametrize(("seconds", "expected"), [((5.0, 2.0, 3.0), (2000, 3000)), ((0.5, 0.25, 0.75), (250, 750))])
+def test_a_rough_time_of_a_token_leaves_out_the_first_run(
+    monkeypatch: pytest.MonkeyPatch, seconds: tuple[float, ...], expected: tuple[float, ...]
 ) -> None:
     """Which reads what no run before it has read, such as weights whose pages were given back."""
     clock = Clock(iter(seconds))
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
-    assert timing.about_ms(clock.run) == expected
+    assert tuple(steps._about({"token, 1 rows": clock.run, "prompt of 128": clock.run}).values()) == expected
 
 
 def test_rough_times_of_shapes_are_warmed_up_once_by_the_largest(monkeypatch: pytest.MonkeyPatch) -> None:

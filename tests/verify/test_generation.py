@@ -2,23 +2,35 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
+import torch
 from transformers import PreTrainedModel
 
 from builder.errors import VerificationError
+from builder.runtime.contract import LayerShape
+from builder.runtime.generation.executors.base import Executor, Geometry, last_of_rows
 from builder.verify.generation import (
+    EXACT,
+    GENERATED,
     NEW_TOKENS,
     Agreement,
     Reference,
     greedy_tokens,
     make_reference,
+    measure,
     refuse_wrong_probabilities,
     refuse_wrong_text,
 )
+from tests.checkpoints import VOCABULARY
 from tests.decoders import make_decoder
 from tests.export.test_decoders import prompts
+
+CACHES = [LayerShape(1, 1)]  # of an executor that has none
 
 
 @pytest.fixture(scope="module")
@@ -35,11 +47,11 @@ def reference(model: PreTrainedModel) -> Reference:
 def right(model: PreTrainedModel, reference: Reference) -> Agreement:
     """What a graph says that says what transformers' generate does."""
     texts = tuple(tuple(greedy_tokens(model, prompt, NEW_TOKENS)) for prompt in reference.prompts)
-    return Agreement(0.0, 1.0, 1.0, reference.perplexity, 1.0, texts)
+    return Agreement(0.0, 1.0, 1.0, reference.perplexity, texts, texts[:1])
 
 
 def test_the_text_of_generate_is_right(model: PreTrainedModel, reference: Reference, right: Agreement) -> None:
-    assert reference.generated == right.greedy[0]
+    assert reference.generated == right.greedy[0][:GENERATED]
     refuse_wrong_text(model, reference, right)
 
 
@@ -61,11 +73,19 @@ def test_a_model_whose_generate_is_no_forward_pass_is_refused(
 ) -> None:
     """The graph is what the forward pass says; what people get from transformers would be something else."""
     other = (*reference.generated[:-1], reference.generated[-1] ^ 1)
-    with pytest.raises(VerificationError, match=rf"greedy token {NEW_TOKENS} of transformers' generate is "):
+    with pytest.raises(VerificationError, match=rf"greedy token {GENERATED} of transformers' generate is "):
         refuse_wrong_text(model, replace(reference, generated=other), right)
 
 
-@pytest.mark.parametrize("length", [0, NEW_TOKENS - 1])
+def test_one_other_token_of_a_row_alone_is_refused(
+    model: PreTrainedModel, reference: Reference, right: Agreement
+) -> None:
+    text = (right.alone[0][0] ^ 1, *right.alone[0][1:])
+    with pytest.raises(VerificationError, match="greedy token 1 of the fused graph alone is "):
+        refuse_wrong_text(model, reference, replace(right, alone=(text,)))
+
+
+@pytest.mark.parametrize("length", [0, GENERATED - 1])
 def test_a_text_that_ends_too_soon_is_refused(
     model: PreTrainedModel, reference: Reference, right: Agreement, length: int
 ) -> None:
@@ -81,3 +101,99 @@ def test_other_probabilities_are_refused(right: Agreement, error: float) -> None
     refuse_wrong_probabilities(right)
     with pytest.raises(VerificationError, match="log-probabilities are off by"):
         refuse_wrong_probabilities(replace(right, error=error))
+
+
+class ByPyTorch(Executor):
+    """Answers with PyTorch's own run over all that a slot holds."""
+
+    def __init__(self, geometry: Geometry, said: Callable[[tuple[int, ...]], np.ndarray]) -> None:
+        super().__init__(geometry)
+        self.said = said
+        self.texts: list[list[int]] = [[] for _ in range(geometry.slots)]
+
+    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
+        rows = enumerate(zip(tokens.tolist(), lengths.tolist(), strict=True), first)
+        logits = np.concatenate([self.answer(slot, new, held) for slot, (new, held) in rows])
+        return logits[last_of_rows(tokens) if wanted is None else wanted]
+
+    def answer(self, slot: int, new: list[int], held: int) -> np.ndarray:
+        """(new, vocabulary)"""
+        self.texts[slot] = [*self.texts[slot][:held], *new]
+        return self.said(tuple(self.texts[slot]))[-len(new) :]
+
+    def copy(self, source: int, target: int, length: int, start: int = 0) -> None:
+        self.texts[target][start:length] = self.texts[source][start:length]
+
+
+class WrongAlone(ByPyTorch):
+    """A single token of a single row is answered wrongly."""
+
+    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
+        return super().run(first, tokens, lengths, wanted) * (-1 if tokens.size == 1 else 1)
+
+
+class LengthsOfTheFirst(ByPyTorch):
+    """All rows of a call are taken for as long as its first."""
+
+    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
+        return super().run(first, tokens, np.full_like(lengths, lengths[0]), wanted)
+
+
+class StepsForget(ByPyTorch):
+    """A single token does not see the first of its row."""
+
+    def answer(self, slot: int, new: list[int], held: int) -> np.ndarray:
+        answer = super().answer(slot, new, held)
+        return self.said(tuple(self.texts[slot][1:]))[-1:] if len(new) == 1 and held else answer
+
+
+class PromptsForget(ByPyTorch):
+    """Of a prompt the second token sees nothing before it."""
+
+    def answer(self, slot: int, new: list[int], held: int) -> np.ndarray:
+        answer = super().answer(slot, new, held).copy()
+        if len(new) > 1 and not held:
+            answer[1] = self.said((new[1],))[-1]
+        return answer
+
+
+class RowsChange(ByPyTorch):
+    """From three rows on the last two are answered for one another."""
+
+    def run(self, first: int, tokens: np.ndarray, lengths: np.ndarray, wanted: np.ndarray | None = None) -> np.ndarray:
+        logits = super().run(first, tokens, lengths, wanted)
+        return logits[[*range(len(logits) - 2), -1, -2]] if len(tokens) > 2 else logits
+
+
+@pytest.fixture(scope="module")
+def said(model: PreTrainedModel) -> Callable[[tuple[int, ...]], np.ndarray]:
+    """PyTorch's logits after each token of a text, (tokens, vocabulary)."""
+
+    @functools.cache
+    def logits(text: tuple[int, ...]) -> np.ndarray:
+        with torch.no_grad():
+            answer: np.ndarray = model(input_ids=torch.tensor([text]), use_cache=False).logits[0].numpy()
+        return answer
+
+    return logits
+
+
+@pytest.mark.parametrize("kind", [ByPyTorch, WrongAlone, LengthsOfTheFirst, StepsForget, PromptsForget, RowsChange])
+def test_what_an_engine_may_do_wrong_is_refused(
+    model: PreTrainedModel,
+    reference: Reference,
+    said: Callable[[tuple[int, ...]], np.ndarray],
+    kind: type[ByPyTorch],
+) -> None:
+    """Also where few of the tokens come one by one, as of a graph in fp32."""
+
+    def verify() -> None:
+        agreement = measure(lambda geometry: kind(geometry, said), CACHES, VOCABULARY, reference, course=EXACT)
+        refuse_wrong_probabilities(agreement)
+        refuse_wrong_text(model, reference, agreement)
+
+    if kind is ByPyTorch:
+        verify()
+        return
+    with pytest.raises(VerificationError, match=r"log-probabilities are off by|greedy token \d+ of the fused graph"):
+        verify()

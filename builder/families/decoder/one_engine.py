@@ -46,6 +46,8 @@ from builder.variants import steps
 from builder.variants.generating import PrecisionRungs, Required
 from builder.variants.ladder import Climbed, climb
 from builder.verify.generation import (
+    EXACT,
+    TOKEN_BY_TOKEN,
     TOLERANCE,
     Agreement,
     Reference,
@@ -81,6 +83,11 @@ class Fused:
 
     exported: DecoderExport
     graph: Graph
+
+    @property
+    def exact(self) -> Lowered:
+        """As it is: in fp32, over a cache in fp32."""
+        return Lowered(self.graph, self.graph)
 
 
 @dataclass(frozen=True)
@@ -149,7 +156,7 @@ class Decoder:
     def climb(self, exact: Exact, stage: Stage) -> Chosen:
         """The precision as asked, or the fastest that keeps the quality; then the cache; then the release's form."""
         exact, checkpoint = self._as_served(exact, stage), self.checkpoint
-        metric, first = checkpoint.task.metric, Lowered(exact.fused.graph, exact.fused.graph)
+        metric, first = checkpoint.task.metric, exact.fused.exact
         rungs = PrecisionRungs(
             exact.pytorch.rung,
             (exact.rung, first),
@@ -285,7 +292,7 @@ class Decoder:
 
     def _as_served(self, exact: Exact, stage: Stage) -> Exact:
         """Judged and timed anew as it would be served, where it may be and an earlier build judged it otherwise."""
-        lowered = Lowered(exact.fused.graph, exact.fused.graph)
+        lowered = exact.fused.exact
         if not exact.mapped or FP32 not in self._precisions or self._mapped(lowered.graph):
             return exact
         with stage(f"judge {FP32} as served"):
@@ -299,7 +306,7 @@ class Decoder:
 
     def _compared(self, fused: Fused, reference: Measured, mapped: bool) -> tuple[Rung, Agreement, float]:
         """The graph in fp32 measured in every way, and its error on a long row; the weights are in memory once."""
-        lowered, long = Lowered(fused.graph, fused.graph), reference.long
+        lowered, long = fused.exact, reference.long
         executors = judging(fused.graph, self.spec.build_threads, mapped)
         rung, agreement = self._rung(FP32, fused, reference, lowered, executors)
         refuse_wrong_probabilities(agreement)
@@ -336,10 +343,11 @@ class Decoder:
     ) -> tuple[Rung, Agreement]:
         """`rung` with what PyTorch's answers say of it."""
         vocabulary = vocabulary_of(self.checkpoint.model)
-        agreement = measure(executors, fused.exported.caches, vocabulary, reference.answers, lowered.cache)
+        course = EXACT if lowered == fused.exact else TOKEN_BY_TOKEN
+        agreement = measure(executors, fused.exported.caches, vocabulary, reference.answers, lowered.cache, course)
         judged = replace(
-            rung, error=agreement.error, quality=agreement.mean, worst=agreement.worst, batch_agreement=agreement.alone,
-            perplexity=agreement.perplexity,
+            rung, error=agreement.error, quality=agreement.mean, worst=agreement.worst,
+            batch_agreement=agreement.same_alone, perplexity=agreement.perplexity,
         )  # fmt: skip
         return judged, agreement
 
