@@ -3,7 +3,8 @@
 It answers with an error what is in execute(), and never what a front had taken to answer later (python_backend,
 src/python_be.cc, ProcessRequests). What shows it is that the model was not ready for a time, until its process was
 started again. A version that is unloaded is not ready either; but it soon answers what it has. And of several servers
-behind one name, another may answer a look than the call: while one of them is not ready, nothing counts as lost.
+behind one name, another may answer a look than the call: while one of them is not ready, nothing counts as lost, but
+for a stream that has begun and goes silent then, for its next piece is at most some steps away.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 LOOK_S = 0.5  # from one look whether a model is ready, which has a call to answer, to the next
 LOST_S = 60.0  # after a model was last not ready, and its calls of before are lost
+SILENT_S = 15.0  # of a stream that has begun and whose model was not ready meanwhile, which is lost then
 
 
 class Lost(Exception):
@@ -28,14 +30,19 @@ class Losses:
         self.away: dict[str, float] = {}
         self.looks: dict[str, asyncio.Task[None]] = {}
 
-    async def answered(self, running: asyncio.Future[Any], model: str, ready: Callable[[], Awaitable[bool]]) -> None:
-        """Wait for a call of `model` that was just sent, and goes on where this is cancelled. Raises Lost."""
+    async def answered(
+        self, running: asyncio.Future[Any], model: str, ready: Callable[[], Awaitable[bool]], begun: bool = False
+    ) -> None:
+        """Wait for a call of `model` that was just sent, or for the next piece of a stream that has `begun`.
+
+        What is waited for goes on where this is cancelled. Raises Lost.
+        """
         sent = time.monotonic()
         while not (await asyncio.wait({running}, timeout=LOOK_S))[0]:
             if model not in self.looks:
                 self.looks[model] = asyncio.ensure_future(self._look(model, ready))
-            away = self.away.get(model, sent)
-            if away > sent and time.monotonic() - away > LOST_S:
+            away, now = self.away.get(model, sent), time.monotonic()
+            if away > sent and (now - away > LOST_S or (begun and now - sent > SILENT_S)):
                 raise Lost
 
     async def _look(self, model: str, ready: Callable[[], Awaitable[bool]]) -> None:

@@ -17,24 +17,37 @@ from builder.serve.responses import PATIENCE_S, endable, ending, is_last, refuse
 
 
 class Stream:
-    """Sends `request` on `call`, a fresh one of ModelStreamInfer. `last`: whether its last response has come."""
+    """Sends a copy of `request` on `call`, a fresh one of ModelStreamInfer.
+
+    A copy, for it is named once more when it is to end: whoever asked may ask again meanwhile, or another model.
+    `begun`: whether anything of the answer has come; `last`: whether its last response has.
+    """
 
     def __init__(self, call: Any, request: service_pb2.ModelInferRequest) -> None:
-        self.call, self.request = call, endable(request)
-        self.last = self.ended = False
+        self.call, self.request = call, service_pb2.ModelInferRequest()
+        self.request.CopyFrom(request)
+        endable(self.request)
+        self.begun = self.last = self.ended = False
         self._asked: asyncio.Future[Any] = asyncio.ensure_future(call.write(self.request))
         self._reading: asyncio.Future[service_pb2.ModelStreamInferResponse | None] | None = None
 
-    async def next(self) -> service_pb2.ModelStreamInferResponse | None:
-        """What comes next; None at the end. Raises AioRpcError, also for a stream that did not end regularly.
-
-        A caller who is cancelled leaves the reading to the next: grpc would cancel the whole stream with it.
-        """
+    async def sent(self) -> None:
+        """Wait until the request has left. Raises AioRpcError."""
         await asyncio.shield(self._asked)
+
+    def reading(self) -> asyncio.Future[service_pb2.ModelStreamInferResponse | None]:
+        """What comes next of a request that was sent; None at the end. `taken` gives it, and what is read after it.
+
+        It may fail with AioRpcError, also for a stream that did not end regularly. Nobody cancels it: grpc would cancel
+        the whole stream with it.
+        """
         if self._reading is None:
             self._reading = asyncio.ensure_future(self._read())
-        message = await asyncio.shield(self._reading)
-        self._reading = None
+        return self._reading
+
+    def taken(self) -> service_pb2.ModelStreamInferResponse | None:
+        """What was read. Raises AioRpcError."""
+        message, self._reading = self.reading().result(), None
         return message
 
     async def leave(self) -> None:
@@ -45,13 +58,17 @@ class Stream:
         self.call.cancel()  # does nothing to what has ended
 
     async def _end(self) -> None:
-        await asyncio.shield(self._asked)
+        await self.sent()
         if not self.last:
             await self.call.write(ending(self.request))
         await self.call.done_writing()
-        while (message := await self.next()) is not None:
+        while (message := await self._next()) is not None:
             if refuses_to_end(message, self.request):
                 break
+
+    async def _next(self) -> service_pb2.ModelStreamInferResponse | None:
+        await asyncio.wait({self.reading()})
+        return self.taken()
 
     async def _read(self) -> service_pb2.ModelStreamInferResponse | None:
         message = await self.call.read()
@@ -59,6 +76,7 @@ class Stream:
             self.ended = True
             await self._refuse_status()
             return None
+        self.begun = self.begun or bool(message.infer_response.outputs)
         self.last = self.last or is_last(message)
         return message
 

@@ -35,7 +35,7 @@ OPTIONS = (
 LOAD_TIMEOUT_S = 600.0
 TIMEOUT_S = 30.0  # of what needs no engine
 CLOSING_S = 10.0  # for what was left to answer
-ATTEMPTS = 2  # of a request that has one answer, where the first is lost: to ask once more changes nothing
+ATTEMPTS = 2  # of a request of which nothing was answered, where the first is lost: to ask once more changes nothing
 HOLDING = ("READY", "LOADING", "UNLOADING")
 QUEUE_FULL = ("wait already", "Exceeds maximum queue size")
 OUT_OF_TIME = ("time was over", "Request timeout expired")
@@ -137,11 +137,7 @@ class Triton:
             with self._translated(), contextlib.suppress(Lost):
                 call = self.stub.ModelInfer(request, metadata=metadata)
                 return read_outputs(await self.leaving.answer(request.model_name, call, ready))
-        message = (
-            f"{request.model_name} did not answer this request, sent {ATTEMPTS} times, and was not ready meanwhile; "
-            "its process may have died. Send it again later; the server's log says more"
-        )
-        raise ApiError(503, message, code="unavailable", retry_after=2)
+        raise _lost(f"{request.model_name} did not answer this request, sent {ATTEMPTS} times")
 
     async def _ready(self, name: str, version: str) -> bool:
         """Whether a model is ready, as far as that is known: a server that is gone ends its calls itself."""
@@ -153,18 +149,43 @@ class Triton:
     async def stream(
         self, request: service_pb2.ModelInferRequest, metadata: Metadata = ()
     ) -> AsyncGenerator[Outputs, None]:
-        """The answers of a model as they come. An iterator that is closed early has the model end the request."""
-        stream = Stream(self.stub.ModelStreamInfer(metadata=metadata), request)
-        try:
-            with self._translated():
-                while not stream.last and (message := await stream.next()) is not None:
-                    if message.error_message:
-                        raise stream_error(message.error_message)
-                    if message.infer_response.outputs:
-                        yield read_outputs(message.infer_response)
-        finally:
-            if not stream.ended:
-                self.leaving.end(stream.leave())
+        """The answers of a model as they come. An iterator that is closed early has the model end the request.
+
+        A request that its model lost before it said anything is sent to it once more.
+        """
+        for _ in range(ATTEMPTS):
+            stream = Stream(self.stub.ModelStreamInfer(metadata=metadata), request)
+            try:
+                async with contextlib.aclosing(self._answers(stream)) as answers:
+                    async for outputs in answers:
+                        yield outputs
+                return
+            except Lost:
+                if stream.begun:
+                    raise _lost(f"{request.model_name} broke off in the midst of this answer") from None
+            finally:
+                if not stream.ended:
+                    self.leaving.end(stream.leave())
+        raise _lost(f"{request.model_name} did not answer this request, sent {ATTEMPTS} times")
+
+    async def _answers(self, stream: Stream) -> AsyncGenerator[Outputs, None]:
+        """The answers of one stream as they come. Raises ApiError and Lost."""
+        request = stream.request
+
+        async def ready() -> bool:
+            return await self._ready(request.model_name, request.model_version)
+
+        with self._translated():
+            await stream.sent()
+            while not stream.last:
+                await self.leaving.losses.answered(stream.reading(), request.model_name, ready, stream.begun)
+                message = stream.taken()
+                if message is None:
+                    return
+                if message.error_message:
+                    raise stream_error(message.error_message)
+                if message.infer_response.outputs:
+                    yield read_outputs(message.infer_response)
 
     @contextlib.contextmanager
     def _translated(self) -> Any:
@@ -191,6 +212,12 @@ STATUS = {
     grpc.StatusCode.UNIMPLEMENTED: 501,
     grpc.StatusCode.DEADLINE_EXCEEDED: 504,
 }
+
+
+def _lost(what: str) -> ApiError:
+    """What a client is told where nobody will answer."""
+    why = "and was not ready meanwhile; its process may have died. Send it again later; the server's log says more"
+    return ApiError(503, f"{what}, {why}", code="unavailable", retry_after=2)
 
 
 def stream_error(message: str) -> ApiError:

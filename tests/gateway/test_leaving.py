@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import Any
 
 import grpc
 import pytest
@@ -318,6 +319,62 @@ def test_a_stream_whose_last_response_has_come_is_closed() -> None:
             return texts, fake.seen
 
     assert asyncio.run(request()) == (["1"], ["asked", "closed"])
+
+
+class FakeDyingStreams(FakeStreams):
+    """Its process dies of the first `deaths` requests, after `pieces` of its answer; at two looks after each its model
+    is not ready, and then it is."""
+
+    def __init__(self, deaths: int, pieces: int) -> None:
+        super().__init__("ends")
+        self.deaths, self.pieces, self.away = deaths, pieces, 0
+
+    async def ModelReady(
+        self, request: service_pb2.ModelReadyRequest, context: grpc.aio.ServicerContext
+    ) -> service_pb2.ModelReadyResponse:
+        self.ready = not self.away
+        self.away = max(0, self.away - 1)
+        return await super().ModelReady(request, context)
+
+    async def ModelStreamInfer(
+        self, requests: AsyncIterator[service_pb2.ModelInferRequest], context: grpc.aio.ServicerContext
+    ) -> AsyncIterator[service_pb2.ModelStreamInferResponse]:
+        async for request in requests:
+            if request.parameters["cancel"].string_param:
+                self.seen.append("told to end")
+                continue
+            self.seen.append("asked")
+            dies = self.seen.count("asked") <= self.deaths
+            self.away = 2 if dies else 0
+            for _ in range(self.pieces if dies else 1):
+                yield _response(request, not dies, "1")
+
+
+@pytest.mark.parametrize(
+    ("deaths", "pieces", "result", "asked"),
+    [
+        (1, 0, "", 2),
+        (2, 0, "did not answer this request, sent 2 times, and was not ready meanwhile", 2),
+        (1, 1, "broke off in the midst of this answer, and was not ready meanwhile; its process may have died", 1),
+    ],
+)
+def test_a_stream_that_its_model_has_lost_is_asked_once_more_unless_it_has_begun(
+    deaths: int, pieces: int, result: str, asked: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lost, "LOOK_S", 0.01)
+    monkeypatch.setattr(lost, "LOST_S", 0.05)
+    monkeypatch.setattr(lost, "SILENT_S", 0.02)
+    monkeypatch.setattr(streams, "PATIENCE_S", 0.05)
+
+    async def told() -> tuple[Any, int]:
+        async with serving(FakeDyingStreams(deaths, pieces)) as (fake, triton), asyncio.timeout(60):
+            if not result:
+                return await read(triton, "writes"), fake.seen.count("asked")
+            with pytest.raises(ApiError, match=result) as error:
+                await read(triton, "writes")
+            return error.value.status, fake.seen.count("asked")
+
+    assert asyncio.run(told()) == (503 if result else ["1"], asked)
 
 
 async def read(triton: Triton, model: str = "for ever", streaming: bool = False) -> list[str]:

@@ -59,6 +59,40 @@ def test_a_call_is_lost_when_its_model_is_back_for_long(clock: FakeClock) -> Non
     assert asyncio.run(lost_at()) > 6 * lost.LOST_S
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_a_stream_that_goes_silent_while_its_model_is_away_is_lost_soon(clock: FakeClock, comes_back: bool) -> None:
+    """Whatever becomes of the model: it had said something, and its next piece was some steps away."""
+
+    async def ready() -> bool:
+        clock.now += lost.SILENT_S / 4
+        return comes_back and clock.now > lost.SILENT_S / 4
+
+    async def lost_at() -> float:
+        async with asyncio.timeout(60):
+            with pytest.raises(Lost):
+                await Losses().answered(asyncio.get_running_loop().create_future(), "writes", ready, begun=True)
+        return clock.now
+
+    assert lost.SILENT_S < asyncio.run(lost_at()) < lost.LOST_S
+
+
+def test_a_stream_may_be_silent_while_its_model_is_ready(clock: FakeClock) -> None:
+    async def answer() -> str:
+        running: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+        async def ready() -> bool:
+            clock.now += lost.LOST_S
+            if clock.now > 5 * lost.LOST_S:
+                running.set_result("late")
+            return True
+
+        async with asyncio.timeout(60):
+            await Losses().answered(running, "writes", ready, begun=True)
+        return running.result()
+
+    assert asyncio.run(answer()) == "late"
+
+
 @pytest.mark.usefixtures("clock")
 def test_an_answer_waits_for_no_look() -> None:
     """A busy server takes long to say whether a model is ready."""

@@ -1,0 +1,32 @@
+"""A decoder's front that sends one response, and no other while a gate is closed; it says who took each request.
+
+It is the emitted adapter but for that, which is called emitted.py beside it. Its parameter `place` is a folder:
+place/closed: the gate is; place/taken: a line for each request.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+Emitted: Any = importlib.import_module(".emitted", __package__).TritonPythonModel
+
+
+class TritonPythonModel(Emitted):  # type: ignore[misc]  # of no module of this project
+    def initialize(self, args: dict[str, str]) -> None:
+        self.place, self.sent_one = Path(json.loads(args["model_config"])["parameters"]["place"]["string_value"]), False
+        super().initialize(args)
+
+    def _submit(self, request: Any, sender: Any) -> None:
+        super()._submit(request, sender)
+        with (self.place / "taken").open("a") as taken:
+            taken.write(f"{request.request_id()}\n")
+
+    def _respond(self, sender: Any, answer: Any, last: bool) -> None:
+        while self.sent_one and (self.place / "closed").exists():
+            time.sleep(0.02)
+        super()._respond(sender, answer, last)
+        self.sent_one = True

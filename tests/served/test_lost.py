@@ -1,0 +1,96 @@
+"""What becomes of the requests that a decode process had when it was killed, on a real Triton and for a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tritonclient.grpc import service_pb2
+
+from builder.gateway import lost, streams
+from builder.gateway.errors import ApiError
+from builder.gateway.triton import Triton
+from builder.serve.client import Client
+from builder.serve.triton import Server, running
+from builder.serve.watch import Watcher, children
+from builder.tensors import to_tensors
+from tests.served.patience import comes_about
+
+NAME = "writes"
+SAMPLE = {"text_input": "The museum in Oslo", "max_tokens": 24, "ignore_eos": True}
+
+
+def test_a_stream_whose_process_is_killed_is_ended_with_the_reason_and_a_whole_answer_is_asked_again(
+    built: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Triton answers neither, and keeps both: this one is a server of its own, which gets no time to wait for them."""
+    monkeypatch.setattr(lost, "LOOK_S", 0.02)
+    monkeypatch.setattr(lost, "SILENT_S", 0.1)
+    monkeypatch.setattr(lost, "LOST_S", 3600.0)  # until the next process is there
+    monkeypatch.setattr(streams, "PATIENCE_S", 0.1)
+    repository, place = tmp_path / "model_repository", tmp_path / "place"
+    place.mkdir()
+    shutil.copytree(built(NAME), repository)
+    version = repository / NAME / "1"
+    (version / "model.py").rename(version / "emitted.py")
+    shutil.copyfile(Path(__file__).with_name("held_decoder.py"), version / "model.py")
+    with (repository / NAME / "config.pbtxt").open("a") as config:
+        config.write(f'parameters {{ key: "place" value {{ string_value: "{place}" }} }}\n')
+    with running(repository) as server:
+        try:
+            streamed, whole, broken = asyncio.run(_asked_of_a_process_that_dies(server, place, monkeypatch))
+            with Client(server.url, NAME) as client:
+                (expected,) = client.ask(SAMPLE)["text_output"]
+        finally:
+            server.process.kill()
+    assert whole == expected
+    assert streamed
+    assert expected.startswith(streamed)
+    assert (broken.status, broken.code) == (503, "unavailable")
+    assert f"{NAME} broke off in the midst of this answer, and was not ready meanwhile" in broken.message
+
+
+async def _asked_of_a_process_that_dies(
+    server: Server, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[str, str, ApiError]:
+    """The piece that came of a stream, the whole answer to another request, and what the stream ended with."""
+    triton, watcher = Triton(server.url), Watcher(server, lambda text: None)
+    (place / "closed").touch()
+    pieces = triton.stream(_request(server, stream=True))
+    (first,) = (await anext(pieces))["text_output"].strings()
+    more, whole = asyncio.ensure_future(anext(pieces)), asyncio.ensure_future(_text(triton, _request(server)))
+    assert await asyncio.to_thread(comes_about, lambda: len((place / "taken").read_text().splitlines()) == 2)
+    watcher.look()
+    (process,) = [number for number, (_, of) in children(server.process.pid).items() if of and of.model == NAME]
+    os.kill(process, signal.SIGKILL)
+    (place / "closed").unlink()
+
+    def reloaded() -> bool:
+        watcher.look()
+        return watcher.reloads == {NAME: 1}
+
+    assert await asyncio.to_thread(comes_about, reloaded)
+    async with asyncio.timeout(120):
+        with pytest.raises(ApiError) as broken:
+            await more
+    assert not whole.done(), "it had said nothing, and may be taken up by a version that answers what it has"
+    monkeypatch.setattr(lost, "LOST_S", 0.1)
+    async with asyncio.timeout(120):
+        text = await whole
+    await triton.close()
+    return first, text, broken.value
+
+
+async def _text(triton: Triton, request: service_pb2.ModelInferRequest) -> str:
+    return "".join([text async for outputs in triton.stream(request) for text in outputs["text_output"].strings()])
+
+
+def _request(server: Server, stream: bool = False) -> service_pb2.ModelInferRequest:
+    with Client(server.url, NAME) as client:
+        sample = {**SAMPLE, "stream": stream}
+        return client._request(to_tensors(sample, client.signature.inputs, client.signature.batched))
