@@ -9,6 +9,7 @@ A request ends early where Triton says that its client left, and where another o
 
 from __future__ import annotations
 
+import itertools
 import json
 import queue
 import threading
@@ -30,7 +31,8 @@ from .generation.sequences import Request
 from .generation.service import Service
 from .tensors_check import check_tensors_survive
 
-CANCELLATION_POLL_S = 0.03  # each question is a message to the server
+CANCELLATION_POLL_S = 0.03
+ASKED_AT_ONCE = 32  # requests whether their clients left; each question is a message to the server
 FAMILIES = (
     ("generated_tokens", "COUNTER", "Tokens generated"),
     ("prompt_tokens", "COUNTER", "Tokens of prompts"),
@@ -179,11 +181,7 @@ class TritonPythonModel:
         """Notice cancelled requests, and publish metrics once a second."""
         published, housekeeping = 0.0, Housekeeping()
         while not self.stopping.wait(CANCELLATION_POLL_S):
-            with self.lock:
-                running = list(self.open.items())
-            for sender, (_, request) in running:
-                if request.active and self._is_cancelled(sender):
-                    self._cancel(sender, request)
+            self._look_who_left()
             if time.monotonic() - published > 1:
                 published = time.monotonic()
                 self._publish()
@@ -195,6 +193,17 @@ class TritonPythonModel:
                     f"the decode loop failed: {failure!r}; every request is refused until a reload"
                 )
                 return
+
+    def _look_who_left(self) -> None:
+        """Ask of those requests that were not asked of for longest, so that many cost no more than some."""
+        with self.lock:
+            asked = list(itertools.islice(self.open.items(), ASKED_AT_ONCE))
+            for sender, entry in asked:
+                del self.open[sender]
+                self.open[sender] = entry  # the last to be asked of again
+        for sender, (_, request) in asked:
+            if request.active and self._is_cancelled(sender):
+                self._cancel(sender, request)
 
     def _is_cancelled(self, sender: Any) -> bool:
         """Never asked of a sender whose last response is on its way: the server would read freed memory and die."""

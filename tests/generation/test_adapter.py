@@ -170,6 +170,38 @@ def test_a_request_that_is_refused_at_the_door_is_told_and_forgotten(adapter: An
     assert adapter.open == {}
 
 
+def test_however_many_are_open_a_round_asks_of_a_few_and_of_each_in_its_turn(adapter: Any) -> None:
+    """Each question is a message to the server: of hundreds of streams there would be thousands a second."""
+    asked: list[int] = []
+
+    class FakeSender(Sender):
+        def __init__(self, number: int) -> None:
+            super().__init__()
+            self.number = number
+
+        def is_cancelled(self) -> bool:
+            asked.append(self.number)
+            return self.number == 50
+
+    class FakeRequest:
+        active = True
+
+        def cancel(self) -> bool:
+            was, self.active = self.active, False
+            return was
+
+    requests = [FakeRequest() for _ in range(100)]
+    adapter.open = {FakeSender(number): ("", request) for number, request in enumerate(requests)}
+    at_once = sys.modules["builder.runtime.generation_model"].ASKED_AT_ONCE
+    for turn in range(1, 6):
+        adapter._look_who_left()
+        assert len(asked) <= turn * at_once
+        if turn * at_once >= 100:
+            break
+    assert sorted(set(asked)) == list(range(100))
+    assert [number for number, request in enumerate(requests) if not request.active] == [50]
+
+
 def test_a_model_whose_decode_loop_failed_is_not_ready(adapter: Any) -> None:
     """Triton asks since release 26.03, and takes nothing but a bool."""
     engine = SimpleNamespace(failure=None)
