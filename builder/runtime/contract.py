@@ -219,6 +219,8 @@ class SharedServing:
     task: str  # of all of them, as config.pbtxt says it
     repository: str  # folder of their versions and of hosted.json, beside the version folders
     memory_mb: int  # of the process, at most, in 2^20 bytes: models that were not asked for longest make room
+    queue: int = 0  # requests that may wait for each model; 0: any number
+    queue_timeout_ms: int = 0  # how long each may; 0: for ever
 
 
 @dataclass(frozen=True)

@@ -1,15 +1,18 @@
 """The adapter of a shared front to Triton's Python backend; emitted as model.py.
 
 The requests of a batch are answered model by model. Those for a model that is in memory get their answers from
-execute(); those for another one wait for it, and are answered through their response senders, which models that are not
-decoupled have since release 24.06, so that nobody else waits.
+execute(), or, where more come than are answered, in turns with those for other models (encoder/waiting.py). Those for a
+model that is not wait for it. Whatever execute() does not answer itself is answered through its response sender, which
+models that are not decoupled have since release 24.06, so that nobody else waits.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +21,7 @@ import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 from .contract import ContractError, HostedModel, load_shared
 from .cores import cores
+from .encoder.waiting import Taken, Waiting
 from .fields import InputError, option, readable, refuse_parameters
 from .shared import memory
 from .shared.emitted import open_emitted
@@ -28,7 +32,16 @@ from .shared.metrics import Metrics
 from .tensors_check import check_tensors_survive
 
 MODEL, ALL, MODELS = "model", "*", "models"  # the input that names the model; for the list of them, which is the output
-Job = tuple[Any, "dict[str, np.ndarray]"]  # a response sender, and what was asked
+Tensors = dict[str, np.ndarray]
+Job = tuple[Any, Tensors]  # a response sender, and what was asked
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a request asks of a model that is hosted."""
+
+    model: str
+    tensors: Tensors
 
 
 class TritonPythonModel:
@@ -36,39 +49,40 @@ class TritonPythonModel:
         check_tensors_survive()
         folder = Path(args["model_repository"]) / args["model_version"]
         serving = load_shared(folder)
-        self.inputs = [field["name"] for field in json.loads(args["model_config"])["input"]]
+        config = json.loads(args["model_config"])
+        self.inputs = [field["name"] for field in config["input"]]
         self.listing = Listing(folder.parent / serving.repository)
         self.host = Host(self.listing, serving.memory_mb << 20, open_emitted, memory.resident, memory.give_back)
         self.pool = ThreadPoolExecutor(cores())  # models of one batch are answered side by side
         self.metrics = Metrics(args["model_name"], args["model_version"])
-        self.loader = Loader(self.host, _answer, _fail, lambda: self.metrics.publish(self.host))
+        timeout_s, rows = serving.queue_timeout_ms / 1000, config["max_batch_size"]
+        self.waiting = Waiting(serving.queue, timeout_s, rows, self._answer_taken, _refuse, _left)
+        self.loader = Loader(self.host, _answer, _fail, self._publish)
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """None for a request that is answered later."""
+        """None for a request that is answered later. Raises nothing once one is: Triton would answer it, too."""
+        came = time.monotonic()
         self._refresh()
-        responses: list[Any] = [None] * len(requests)
-        groups: dict[str, list[int]] = {}
-        tensors = [self._tensors(request) for request in requests]
-        for index, tensor in enumerate(tensors):
-            try:
-                refuse_parameters(requests[index].parameters(), self.inputs)
-                name = _model(tensor)
-                if name == ALL:
-                    responses[index] = self._list()
-                    continue
-                _refuse_misfit(name, self.listing.get(name), tensor)
-                groups.setdefault(name, []).append(index)
-            except InputError as error:
-                responses[index] = _refusal(error, pb_utils.TritonError.INVALID_ARG)
-        answered = (self.pool.map if len(groups) > 1 else map)(
-            lambda name: self._answers(name, groups[name], requests, tensors), groups
-        )
-        for members, answers in zip(groups.values(), answered):
-            for index, response in zip(members, answers):
-                responses[index] = response
+        read = [self._read(request) for request in requests]
+        asked = {index: one for index, one in enumerate(read) if isinstance(one, Asked)}
+        responses = [None if isinstance(one, Asked) else one for one in read]
+        if self.waiting.takes(came, sum(len(one.tensors[MODEL]) for one in asked.values())):
+            taken = {index: _taken(requests[index], one) for index, one in asked.items()}
+            self.waiting.take(came, [one for one in taken.values() if isinstance(one, Taken)])
+            answers = {index: None if isinstance(one, Taken) else one for index, one in taken.items()}
+        else:
+            answers = self._answered_here(requests, asked)
+            self.waiting.answered()
+        for index, response in answers.items():
+            responses[index] = response
         return responses
 
+    def is_ready(self) -> bool:
+        """Asked by Triton since release 26.03, where somebody asks it for readiness (python_backend, README.md)."""
+        return self.waiting.failure is None
+
     def finalize(self) -> None:
+        self.waiting.stop()
         self.loader.stop()
         self.pool.shutdown()
 
@@ -78,42 +92,88 @@ class TritonPythonModel:
         except (ContractError, OSError) as error:
             pb_utils.Logger.log_error(f"{error}; the models of before answer")
 
-    def _tensors(self, request: Any) -> dict[str, np.ndarray]:
+    def _read(self, request: Any) -> Any:
+        """What a request asks; its response where it asks for the list of models, or for nothing that there is."""
         tensors = {name: pb_utils.get_input_tensor_by_name(request, name) for name in self.inputs}
-        return {name: tensor.as_numpy() for name, tensor in tensors.items() if tensor is not None}
+        asked = {name: tensor.as_numpy() for name, tensor in tensors.items() if tensor is not None}
+        try:
+            refuse_parameters(request.parameters(), self.inputs)
+            name = _model(asked)
+            if name == ALL:
+                return self._list()
+            _refuse_misfit(name, self.listing.get(name), asked)
+        except InputError as error:
+            return _refusal(error, pb_utils.TritonError.INVALID_ARG)
+        return Asked(name, asked)
 
-    def _answers(
-        self, name: str, members: Sequence[int], requests: list[Any], tensors: list[dict[str, np.ndarray]]
+    def _answered_here(self, requests: list[Any], asked: dict[int, Asked]) -> dict[int, Any]:
+        """The responses to the requests of a batch, by their places in it."""
+        groups = _by_model({index: one.model for index, one in asked.items()})
+
+        def answers(name: str) -> list[Any]:
+            members = groups[name]
+            tensors = [asked[index].tensors for index in members]
+            return self._answers(name, tensors, lambda: [_kept(requests[index], asked[index]) for index in members])
+
+        answered = (self.pool.map if len(groups) > 1 else map)(answers, groups)
+        return {index: one for members, ones in zip(groups.values(), answered) for index, one in zip(members, ones)}
+
+    def _answer_taken(self, taken: Sequence[Taken]) -> None:
+        groups = _by_model({index: request.model for index, request in enumerate(taken)})
+
+        def answer(name: str) -> None:
+            jobs = [(taken[index].sender, taken[index].tensors) for index in groups[name]]
+            for (sender, _), response in zip(jobs, self._answers(name, [tensors for _, tensors in jobs], lambda: jobs)):
+                if response is not None:
+                    _send(sender, response)
+
+        list((self.pool.map if len(groups) > 1 else map)(answer, groups))
+
+    def _answers(self, name: str, tensors: Sequence[Tensors], jobs: Callable[[], Sequence[Job]]) -> list[Any]:
+        """The responses of a model, or None for each where the `jobs` are done once it is loaded. Raises nothing."""
+        try:
+            return self._answered_or_loaded(name, tensors, jobs)
+        except InputError as error:  # it is hosted no longer
+            return [_refusal(error, pb_utils.TritonError.INVALID_ARG) for _ in tensors]
+        except BaseException as error:  # a panic of the tokenizers library is no Exception
+            pb_utils.Logger.log_error(f"{name}: {type(error).__name__}: {readable(error)}")
+            failure = RuntimeError(f"the model {name} failed: {type(error).__name__}: {error}")
+            return [_refusal(failure, pb_utils.TritonError.INTERNAL) for _ in tensors]
+
+    def _answered_or_loaded(
+        self, name: str, tensors: Sequence[Tensors], jobs: Callable[[], Sequence[Job]]
     ) -> list[Any]:
-        """The responses of a model to its requests of this batch, or None for each where what is to answer has to be
-        loaded first; the version before answers only where that one does not load.
-        """
-        model, build = self.host.take(name), self.listing.get(name).build
+        """The version before answers only where the one that is to answer does not load."""
+        build = self.listing.get(name).build
+        model = self.host.take(name)
         try:
             if model is not None and model.build == build:
-                return _answered(model, [tensors[index] for index in members])
-            self.loader.ask(name, build, [_kept(requests[index], tensors[index]) for index in members])
-            return [None] * len(members)
+                return _answered(model, tensors)
+            self.loader.ask(name, build, jobs())
+            return [None] * len(tensors)
         except NotReady as error:
             if model is not None:
-                return _answered(model, [tensors[index] for index in members])
-            return [_refusal(error, pb_utils.TritonError.UNAVAILABLE) for _ in members]
+                return _answered(model, tensors)
+            return [_refusal(error, pb_utils.TritonError.UNAVAILABLE) for _ in tensors]
         finally:
             if model is not None:
                 self.host.leave(model)
+
+    def _publish(self) -> None:
+        self.metrics.publish(self.host, self.waiting)
 
     def _list(self) -> Any:
         text = np.array([[self.listing.text().encode("utf-8")]], dtype=np.object_)
         return pb_utils.InferenceResponse([pb_utils.Tensor(MODELS, text)])
 
 
-def _model(tensors: dict[str, np.ndarray]) -> str:
+def _model(tensors: Tensors) -> str:
     if MODEL not in tensors:  # Triton lets a request without it through where other inputs are optional
         raise InputError("model is missing: say whose request it is")
     return str(option(tensors, MODEL, None))
 
 
-def _refuse_misfit(name: str, model: HostedModel, tensors: dict[str, np.ndarray]) -> None:
+def _refuse_misfit(name: str, model: HostedModel, tensors: Tensors) -> None:
     """Raise InputError for what the model's own front would not take: Triton knows the shared one alone."""
     inputs = [tensor for tensor in tensors if tensor != MODEL]
     for tensor in inputs:
@@ -127,12 +187,36 @@ def _refuse_misfit(name: str, model: HostedModel, tensors: dict[str, np.ndarray]
         raise InputError(f"the request has {rows} rows; {name} takes at most {model.max_batch_size} at once")
 
 
-def _kept(request: Any, tensors: dict[str, np.ndarray]) -> Job:
+def _by_model(models: Mapping[int, str]) -> dict[str, list[int]]:
+    """The places of the requests for each model."""
+    groups: dict[str, list[int]] = {}
+    for place, model in models.items():
+        groups.setdefault(model, []).append(place)
+    return groups
+
+
+def _kept(request: Any, asked: Asked) -> Job:
     """What is left of a request when execute() has returned: Triton takes its memory back then."""
-    return request.get_response_sender(), {name: array.copy() for name, array in tensors.items()}
+    return request.get_response_sender(), {name: array.copy() for name, array in asked.tensors.items()}
 
 
-def _answered(model: Loaded, tensors: Sequence[dict[str, np.ndarray]]) -> list[Any]:
+def _taken(request: Any, asked: Asked) -> Any:
+    """What is left of a request, as Taken; the response to one that cannot be kept."""
+    try:
+        return Taken(*_kept(request, asked), len(asked.tensors[MODEL]), asked.model)
+    except Exception as error:
+        return _refusal(error, pb_utils.TritonError.INTERNAL)
+
+
+def _left(request: Taken) -> bool:
+    return bool(request.sender.is_cancelled())
+
+
+def _refuse(request: Taken, error: BaseException) -> None:
+    _send(request.sender, _refusal(error, pb_utils.TritonError.UNAVAILABLE))
+
+
+def _answered(model: Loaded, tensors: Sequence[Tensors]) -> list[Any]:
     """The responses of a model that is taken, by its own emitted Python."""
     arrays = [{name: array for name, array in one.items() if name != MODEL} for one in tensors]
     with model.lock:
@@ -158,5 +242,5 @@ def _send(sender: Any, response: Any) -> None:
         pb_utils.Logger.log_verbose(f"a response could not be sent: {error}")
 
 
-def _refusal(error: Exception, code: int) -> Any:
+def _refusal(error: BaseException, code: int) -> Any:
     return pb_utils.InferenceResponse(error=pb_utils.TritonError(readable(error), code))

@@ -39,8 +39,9 @@ GENERATING = {
     "model.py": "generation_model.py",
     **{name: name for name in GENERATION},
 }
+WAITING = ("encoder/__init__.py", "encoder/waiting.py")  # the queue of its front
 SHARED = {
-    **{name: name for name in ("contract.py", "cores.py", "fields.py", "tensors_check.py", "typed_json.py")},
+    **{name: name for name in ("contract.py", "cores.py", "fields.py", "tensors_check.py", "typed_json.py", *WAITING)},
     "model.py": "shared_model.py",
     **{name: name for name in sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "shared").rglob("*.py"))},
 }

@@ -149,7 +149,8 @@ def _entry(front: Path, configs: Sequence[Any], memory_mb: int | None) -> Reposi
         parsed = _parsed(config)
         for other in configs:
             refuse_misfit(parsed, other)
-    serving = SharedServing(config.parameters["task"], MODELS, memory_mb or memory)
+    queue = config.serving.queue
+    serving = SharedServing(config.parameters["task"], MODELS, memory_mb or memory, queue.size, queue.waiting_ms)
     files = {**runtime_files("shared"), f"1/{FILE}": dump(serving).encode()}
     return RepositoryEntry(front.name, config, files)
 

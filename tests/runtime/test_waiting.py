@@ -45,8 +45,10 @@ class FakeFront:
             raise BrokenPipeError(request.sender)
         return request.sender in self.gone
 
-    def take(self, names: str, rows: int = 1, came: float = 0.0) -> None:
-        self.queue.take(came, [Taken(name, {"text_input": np.zeros((rows, 1))}, rows) for name in names])
+    def take(self, names: str, rows: int = 1, came: float = 0.0, by_name: bool = False) -> None:
+        """Requests of these names; `by_name`: each is for the model of that name."""
+        tensors = {"text_input": np.zeros((rows, 1))}
+        self.queue.take(came, [Taken(name, tensors, rows, name if by_name else "") for name in names])
 
     def begin(self, names: str) -> None:
         """Take requests of which the first batch is being answered from then on."""
@@ -103,6 +105,19 @@ def test_as_many_as_may_wait_and_the_others_are_refused(fronts: list[FakeFront])
     assert front.refused == dict.fromkeys("ghi", message)
     front.finish()
     assert front.batches == [["a"], ["b", "c", "d", "e"], ["f"]], "in order, at most four rows"
+    assert front.queue.refused == 3
+
+
+def test_models_of_one_front_have_a_queue_each_and_take_turns(fronts: list[FakeFront]) -> None:
+    """A: one, B: another. Batches have four rows at most; of A five may wait, whatever waits for B."""
+    fronts.append(front := FakeFront(5))
+    front.take("A", by_name=True)
+    assert front.asked.acquire(timeout=PATIENCE_S)
+    front.take("AAAAAAABBA", by_name=True)
+    front.finish()
+    assert front.batches == [["A"], ["A", "B", "A", "B"], ["A", "A", "A"]]
+    message = "Refused: 5 requests wait already for A and the limit is 5; send the request again later"
+    assert front.refused == {"A": message}
     assert front.queue.refused == 3
 
 

@@ -44,6 +44,6 @@ class TritonPythonModel(Emitted):  # type: ignore[misc]  # of no module of this 
     def _holds(self) -> dict[str, int]:
         """Requests; and those of them that wait and whose clients have left."""
         with self.waiting.changed:  # nobody is answered meanwhile: Triton knows nothing of who was
-            taken = [request for _, request in self.waiting.taken]
+            taken = [request for requests in self.waiting.taken.values() for _, request in requests]
             left = sum(request.sender.is_cancelled() for request in taken)
             return {"requests": len(taken) + self.waiting.answering, "left": left}

@@ -26,7 +26,7 @@ from builder.runtime.contract import FILE, HOSTED, dump_hosted
 from builder.samples import TEXTS
 from builder.serve.client import Client
 from builder.serve.gateway import gateway
-from builder.serve.triton import free_ports, running
+from builder.serve.triton import Server, free_ports, running
 from builder.triton.hosting import hosted_model, read_hosted
 from builder.triton.publish import publish
 from builder.triton.share import share, unshare
@@ -34,9 +34,12 @@ from builder.triton.signatures import Signer, sign, unsigned
 from builder.triton.versions import remove, rollback, served
 from builder.verify.verdict import Verified
 from scripts.benchmarks.publish import LABELS, one_build
+from tests.served.guests import guest
+from tests.served.patience import comes_about
 from tests.served.statistics import TRIES, counted, settled
 
 NAMES = ("one", "two")
+FLOOD = 600
 TOGETHER_US = 150_000  # for which a batch waits here, so that what is sent at once is one
 Tensors = Mapping[str, np.ndarray]
 
@@ -47,11 +50,15 @@ class Shared:
     `both` to two of them at once.
     """
 
-    url: str
+    server: Server
     models: Path
     own: Mapping[str, Sequence[Tensors]]
     both: Mapping[str, Tensors]
     newer: Verified
+
+    @property
+    def url(self) -> str:
+        return self.server.url
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +79,7 @@ def hosting(module_folder: Callable[[str], Path]) -> Iterator[Shared]:
     models = repository / "encoders" / "models"
     _add_damaged(models)
     with running(repository) as server:
-        yield Shared(server.url, models, own, both, newer)
+        yield Shared(server, models, own, both, newer)
 
 
 def _wait_for_mates(front: Path) -> None:
@@ -224,6 +231,52 @@ def test_a_version_that_does_not_load_leaves_the_one_before_answering(hosting: S
 def _labels(hosting: Shared, name: str) -> set[str]:
     """The classes that a model says now."""
     return {label.decode() for label in _asked(hosting.url, "encoders", TEXTS[:1], name)["label"][0]}
+
+
+def test_a_model_that_many_ask_for_keeps_nobody_waiting_who_asks_for_another(hosting: Shared, tmp_path: Path) -> None:
+    """Many ask one, and then somebody asks two, who would be the last of all in Triton's queue."""
+    front = hosting.models.parent
+    adapter = Path(__file__).with_name("held_shared.py").read_bytes()
+    files = {"emitted.py": (front / "1" / "model.py").read_bytes(), "model.py": adapter}
+    calls, closed = tmp_path / "calls", tmp_path / "closed"
+    with guest(
+        hosting.server, front, "held", files, {"place": str(tmp_path)}, queue=20, repository=str(hosting.models)
+    ):
+        for name in NAMES:
+            _assert_same(_asked(hosting.url, "held", TEXTS[:1], name), hosting.own[name][0])
+        calls.unlink()
+        closed.touch()
+        try:
+            answers = _after_a_flood(hosting.url, comes_first=calls.exists, open_gate=closed.unlink)
+        finally:
+            closed.unlink(missing_ok=True)
+    for model, result, error in answers:
+        if error is None:
+            np.testing.assert_allclose(result.as_numpy("score"), hosting.own[model][0]["score"], atol=1e-5)
+        else:
+            assert (model, "20 requests wait already for one and the limit is 20" in str(error)) == ("one", True)
+    lines = [line.split() for line in calls.read_text().splitlines()]
+    before = sum(int(count) for _, count in lines[: [name for name, _ in lines].index("two")])
+    assert before <= 1 + 2 * 8, "what came first, the batch that was being answered, and those of its own"
+    assert sum(error is not None for *_, error in answers) >= FLOOD - 20 - 2 * 8
+
+
+def _after_a_flood(
+    url: str, comes_first: Callable[[], bool], open_gate: Callable[[], None]
+) -> list[tuple[str, Any, Any]]:
+    """(model, answer, error) of a request for one that `comes_first`, of many more, and of one for two."""
+    came: queue.SimpleQueue[tuple[str, Any, Any]] = queue.SimpleQueue()
+
+    def ask(client: grpc.InferenceServerClient, model: str) -> None:
+        client.async_infer("held", _inputs(TEXTS[:1], model), lambda result, error: came.put((model, result, error)))
+
+    with grpc.InferenceServerClient(url) as client:
+        ask(client, "one")
+        assert comes_about(comes_first)
+        for model in (*["one"] * FLOOD, "two"):
+            ask(client, model)
+        open_gate()
+        return [came.get(timeout=300) for _ in range(FLOOD + 2)]
 
 
 def test_clients_of_the_gateway_find_each_model_by_its_name(hosting: Shared) -> None:

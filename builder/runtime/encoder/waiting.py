@@ -1,11 +1,12 @@
-"""The queue of an encoder's front: how many requests may wait for their turn, and for how long.
+"""The queue of an encoder's front, or of a shared one: how many requests may wait for their turn, and for how long.
 
 Triton's own queue has no limit: with one, its batcher stops preparing the next batch (core, src/scheduler_utils.cc,
 PriorityQueue: support_prefetching_), and a model of one instance pauses. Nor does it say how many wait. So the front
 looks, once in LOOK_S while batches come full: it takes what waits out of Triton's queue, keeps as many as may wait,
 refuses the others, and answers what it keeps from a thread of its own, by a message for each request. Meanwhile others
 wait in Triton's queue. Once all that was taken is answered, batches are answered where they come, as if this were not
-there, until it is time to look again.
+there, until it is time to look again. Of a shared front each model has a queue of its own, and they take turns: what
+waits for one has no part in what another waits for.
 
 Knows requests that were taken; knows nothing of Triton, texts or engines.
 """
@@ -34,15 +35,18 @@ class Refused(RuntimeError):
 
 @dataclass(frozen=True)
 class Taken:
-    """A request that is answered later. `sender`: what takes its answer; `tensors`: copies of its inputs, by name."""
+    """A request that is answered later. `sender`: what takes its answer; `tensors`: copies of its inputs, by name;
+    `model`: of a shared front, whose queue it is in."""
 
     sender: Any
     tensors: dict[str, np.ndarray]
     rows: int
+    model: str = ""
 
 
 class Waiting:
-    """`size`: requests that may wait, 0: any number; `timeout_s`: how long, 0: for ever; `rows`: of a batch, at most.
+    """`size`: requests that may wait for one model, 0: any number; `timeout_s`: how long, 0: for ever; `rows`: of a
+    batch, at most.
 
     `answer` answers the requests of a batch, `refuse` tells one why it is not answered, `left` is whether nobody waits
     for it any more. `answer` is never called while execute() answers a batch.
@@ -63,7 +67,7 @@ class Waiting:
         self.refused = 0  # requests, so far
         self.waited_s = 0.0  # all of them together, so far
         self.failure: str | None = None  # why nothing is taken any more
-        self.taken: deque[tuple[float, Taken]] = deque()  # with when they came
+        self.taken: dict[str, deque[tuple[float, Taken]]] = {}  # by model, the next first; with when they came
         self.changed = threading.Condition()
         self.answering = self.stopped = False
         self.began = self.looked = self.returned = 0.0  # the last look, its end, and the last batch's
@@ -90,13 +94,21 @@ class Waiting:
     def take(self, came: float, requests: Sequence[Taken]) -> None:
         """Keep the requests of a batch that may wait, and refuse the others. Raises nothing."""
         with self.changed:
-            room = max(0, self.size - len(self.taken)) if self.size else len(requests)
-            self.taken.extend((came, request) for request in requests[:room])
+            too_many = [request for request in requests if not self._keeps(came, request)]
             self.changed.notify_all()
-        found = f"{self.size} requests wait already and the limit is {self.size}; send the request again later"
-        for request in requests[room:]:
+        for request in too_many:
+            of = f" for {request.model}" if request.model else ""
+            found = f"{self.size} requests wait already{of} and the limit is {self.size}; send the request again later"
             self._refuse(request, found)
         self.looked = self.returned = time.monotonic()
+
+    def _keeps(self, came: float, request: Taken) -> bool:
+        """Whether a request may wait; it does then."""
+        waiting = self.taken.setdefault(request.model, deque())
+        if self.size and len(waiting) >= self.size:
+            return False
+        waiting.append((came, request))
+        return True
 
     def stop(self) -> None:
         """Answer what was taken, and end."""
@@ -152,16 +164,22 @@ class Waiting:
             self.changed.wait_for(lambda: self.taken or self.stopped)
             batch: list[tuple[float, Taken]] = []
             rows = 0
-            while self.taken and (not batch or rows + self.taken[0][1].rows <= self.rows):
-                batch.append(self.taken.popleft())
+            while self.taken:
+                model, waiting = next(iter(self.taken.items()))
+                if batch and rows + waiting[0][1].rows > self.rows:
+                    break
+                batch.append(waiting.popleft())
                 rows += batch[-1][1].rows
+                del self.taken[model]
+                if waiting:
+                    self.taken[model] = waiting  # the last whose turn it is
             self.answering = bool(batch)
             return batch
 
     def _end(self, error: BaseException) -> None:
         with self.changed:
             self._fail(error)
-            left = [request for _, request in self.taken]
+            left = [request for waiting in self.taken.values() for _, request in waiting]
             self.taken.clear()
             self.answering = False
             self.changed.notify_all()

@@ -6,6 +6,7 @@ import time
 
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
+from ..encoder.waiting import Waiting
 from .host import Host
 
 FAMILIES = (
@@ -15,6 +16,8 @@ FAMILIES = (
     ("shared_loads", "COUNTER", "Models loaded"),
     ("shared_load_seconds", "COUNTER", "Time that loading took"),
     ("shared_evictions", "COUNTER", "Models that made room for others"),
+    ("refused", "COUNTER", "Requests that were refused because too many waited, or for too long"),
+    ("waited_seconds", "COUNTER", "Time that requests waited in the front, after Triton's own queue"),
 )
 
 
@@ -35,7 +38,7 @@ class Metrics:
         self.sent: dict[str, float] = {}
         self.sent_at = 0.0
 
-    def publish(self, host: Host) -> None:
+    def publish(self, host: Host, waiting: Waiting) -> None:
         """Say what changed since the last time."""
         if time.monotonic() - self.sent_at < 1:
             return
@@ -46,6 +49,8 @@ class Metrics:
             "shared_loads": host.tally.loads,
             "shared_load_seconds": host.tally.load_seconds,
             "shared_evictions": host.tally.evictions,
+            "refused": waiting.refused,
+            "waited_seconds": waiting.waited_s,
         }
         for name, kind, _ in FAMILIES:
             before = self.sent.get(name, 0)

@@ -1,0 +1,47 @@
+"""A shared front whose models wait while a gate is closed, and which says what each was asked. What it took of one is
+not answered until it has taken something of another.
+
+It is the emitted adapter but for that, which is called emitted.py beside it. Its parameter `place` is a folder:
+place/closed: the gate is; place/calls: a line with a model and its requests, for each time that it was asked.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+Emitted: Any = importlib.import_module(".emitted", __package__).TritonPythonModel
+LOOK_S = 0.02
+
+
+class TritonPythonModel(Emitted):  # type: ignore[misc]  # of no module of this project
+    def initialize(self, args: dict[str, str]) -> None:
+        super().initialize(args)
+        self.place = Path(json.loads(args["model_config"])["parameters"]["place"]["string_value"])
+        self.open_emitted, self.host.opened = self.host.opened, self._open
+        self.waiting.look_s = LOOK_S
+        self.seen: set[str] = set()
+
+    def _open(self, folder: Path) -> Any:
+        front = self.open_emitted(folder)
+
+        def answer(requests: list[Any]) -> Any:
+            with (self.place / "calls").open("a") as calls:
+                calls.write(f"{folder.parent.name} {len(requests)}\n")
+            while (self.place / "closed").exists() or self._alone(folder.parent.name):
+                time.sleep(LOOK_S)
+            return front.answer(requests)
+
+        return dataclasses.replace(front, answer=answer)
+
+    def _alone(self, name: str) -> bool:
+        """Whether this is the thread that answers what was taken, and all of that was for the model `name`."""
+        if threading.current_thread() is not self.waiting.thread:
+            return False
+        self.seen |= set(self.waiting.taken)
+        return self.seen <= {name}
