@@ -6,6 +6,7 @@ of the OPUS-MT project have it. Knows tokenisers; knows no model.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
@@ -16,7 +17,11 @@ from builder.errors import CheckpointError
 from builder.samples import TEXTS
 
 UNIGRAM = 1  # of sentencepiece_model.proto's ModelType
-UNLIKELY = 1e4  # below the least likely piece, for each letter of a piece of the other language: no text has such
+CUTTING = (1, 4)  # its kinds of pieces that texts are cut into: normal ones, and those that a user added
+LEAST = 32.0  # of the least likely piece; an unknown letter has 10 less in both libraries, so two of them are likelier
+ALONE = 4 * LEAST  # of an unknown letter that stands alone and is a piece of the other language
+MARK = "\x01"  # before such a letter, in texts and in its piece: elsewhere it is no piece, but a part of an unknown run
+OTHER_MARK = "\x02"  # what a text's own MARK is read as
 LONGEST = 20  # pieces of the other language, the longest, that the two have to cut in the same way
 PROBES = (*TEXTS, "", " ", "  two  spaces ", "Ünïcödé ﬁ … №", "日本語", "a\tb\nc", "<unk> </s>", ">>fra<< Hello")
 
@@ -30,18 +35,17 @@ def as_fast(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
     numbered = {index: piece for piece, index in tokenizer.encoder.items()}
     if proto.trainer_spec.model_type != UNIGRAM or sorted(numbered) != list(range(len(numbered))):
         raise CheckpointError(f"{name}: expected a unigram model and a vocab.json without holes; add a tokenizer.json")
-    scores = {piece.piece: piece.score for piece in proto.pieces}
-    least = min(scores.values())
+    scores = {piece.piece: piece.score for piece in proto.pieces if piece.type in CUTTING}
     pieces = [numbered[index] for index in range(len(numbered))]
-    vocabulary = [(piece, scores.get(piece, least - UNLIKELY * len(piece))) for piece in pieces]
-    fast = Tokenizer(models.Unigram(vocabulary, unk_id=tokenizer.encoder[tokenizer.unk_token]))
+    fast = Tokenizer(models.Unigram(_vocabulary(pieces, scores), unk_id=tokenizer.encoder[tokenizer.unk_token]))
     spaces = [normalizers.Replace(Regex(r"\s+"), " "), normalizers.Strip()]
     charsmap = proto.normalizer_spec.precompiled_charsmap
-    fast.normalizer = normalizers.Sequence([normalizers.Precompiled(charsmap), *spaces] if charsmap else spaces)
+    steps = [normalizers.Precompiled(charsmap), *spaces] if charsmap else spaces
+    fast.normalizer = normalizers.Sequence([*steps, *_marking(scores)])
     fast.pre_tokenizer = pre_tokenizers.Metaspace()
-    fast.decoder = decoders.Metaspace()
-    codes = [AddedToken(code, special=True, normalized=False) for code in tokenizer.supported_language_codes]
-    fast.add_special_tokens(codes)
+    outside = decoders.Replace(Regex(r"\A +| +\z"), "")
+    fast.decoder = decoders.Sequence([decoders.Replace(MARK, ""), decoders.Metaspace(), decoders.Fuse(), outside])
+    fast.add_tokens([AddedToken(code, normalized=False) for code in tokenizer.supported_language_codes])
     end = tokenizer.eos_token
     fast.post_processor = processors.TemplateProcessing(
         single=f"$A {end}", special_tokens=[(end, tokenizer.encoder[end])]
@@ -58,13 +62,43 @@ def as_fast(tokenizer: PreTrainedTokenizerBase) -> PreTrainedTokenizerFast:
     tokenizer.punc_normalizer = str  # as transformers does without sacremoses, which the emitted code has not
     words = _of_the_other_language(pieces, scores)
     known = [word for word in words if tokenizer.unk_token_id not in tokenizer(word)["input_ids"]]
-    for text in (*PROBES, " ".join(known)):
+    strange = sorted(piece for piece in pieces if _is_foreign_letter(piece, scores))
+    for text in (*PROBES, " ".join(known), " ".join(strange), "".join(strange), "".join(strange[:2])):
         if converted(text)["input_ids"] != tokenizer(text)["input_ids"]:
             raise CheckpointError(
                 f"{name} cannot be written as a tokenizer.json that tokenises {text[:40]!r} in the same way; "
                 "add a tokenizer.json"
             )
     return converted
+
+
+def _vocabulary(pieces: Iterable[str], scores: Mapping[str, float]) -> list[tuple[str, float]]:
+    """`pieces` with scores that cut texts as the source model, whose `scores` these are, cuts them.
+
+    A model of the source has not the pieces of the other language, but looks there for a whole run of letters that it
+    has not, and takes such a run for one unknown token otherwise. So these pieces are here to be found, and no text is
+    cut into them: each letter is worth so much more that the letters of a piece, unknown ones too, are worth more than
+    the piece. All ways to cut a text have the same letters, so that between its own pieces nothing changes.
+    """
+    shift = math.ceil(LEAST - min(scores.values()))
+    least = min(scores.values()) + shift
+    return [
+        (MARK + piece, ALONE + least)
+        if _is_foreign_letter(piece, scores)
+        else (piece, scores[piece] + shift * len(piece) if piece in scores else least)
+        for piece in pieces
+    ]
+
+
+def _marking(scores: Mapping[str, float]) -> list[normalizers.Normalizer]:
+    """What puts MARK before each letter that stands alone, and that the source model of these `scores` has not."""
+    known = "".join(f"\\x{{{ord(letter):x}}}" for letter in sorted({" ", *"".join(scores)}))
+    alone = f"(?<![^{known}])(?=[^{known}](?![^{known}]))"
+    return [normalizers.Replace(MARK, OTHER_MARK), normalizers.Replace(Regex(alone), MARK)]
+
+
+def _is_foreign_letter(piece: str, scores: Mapping[str, float]) -> bool:
+    return len(piece) == 1 and piece not in scores
 
 
 def _of_the_other_language(pieces: Iterable[str], scores: Mapping[str, float]) -> list[str]:

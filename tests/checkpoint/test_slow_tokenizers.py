@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from builder.checkpoint.decoding import cleans_up
 from builder.checkpoint.resolve import resolve, tokenizer_json
 from builder.checkpoint.slow_tokenizers import as_fast
 from builder.errors import CheckpointError
+from builder.runtime.generation.text import Detokenizer
 from builder.samples import TEXTS
 from builder.spec import make_spec
 from tests.seq2seqs import make_seq2seq
@@ -21,10 +25,18 @@ from tests.seq2seqs import make_seq2seq
 pytestmark = pytest.mark.filterwarnings("ignore:Recommended. pip install sacremoses")
 
 
-def make_marian_tokenizer(folder: Path, kind: str = "unigram") -> MarianTokenizer:
-    """Two SentencePiece models of the packaged samples, and a vocab.json that numbers their pieces in its own order."""
+OTHER_SCRIPT = {ord(letter): chr(0x410 + index) for index, letter in enumerate("ABCDEFGHIJKLMNOPQRSTUVWXYZ")}
+
+
+def make_marian_tokenizer(
+    folder: Path, kind: str = "unigram", script: Mapping[int, str] = MappingProxyType({})
+) -> MarianTokenizer:
+    """Two SentencePiece models of the packaged samples, and a vocab.json that numbers their pieces in its own order.
+
+    The language of the answers is written in capitals, each as `script` has it.
+    """
     folder.mkdir()
-    lines = {"source": TEXTS[:26], "target": [text.upper() for text in TEXTS[:20]]}
+    lines = {"source": TEXTS[:26], "target": [text.upper().translate(script) for text in TEXTS[:20]]}
     pieces: list[str] = []
     for side, texts in lines.items():
         (folder / f"{side}.txt").write_text("\n".join(texts))
@@ -74,6 +86,40 @@ def test_no_text_is_cut_into_pieces_of_the_other_language(tmp_path: Path) -> Non
     assert any(f"▁{word}" in set(slow.encoder) - pieces for word in words), "one piece, of the other language alone"
     for word in words:
         assert fast(word)["input_ids"] == slow(word)["input_ids"], word
+
+
+def test_letters_that_the_source_model_lacks_are_one_unknown_token_or_the_piece_that_they_are(tmp_path: Path) -> None:
+    """A run of them is looked up whole in the pieces of the other language, and never cut into these."""
+    slow = make_marian_tokenizer(tmp_path / "pieces", script=OTHER_SCRIPT)
+    fast = as_fast(slow)
+    runs = [piece.strip("▁") for piece in slow.encoder if set(piece.strip("▁")) & set(OTHER_SCRIPT.values())]
+    letters = [run for run in runs if len(run) == 1]
+    whole = [run for run in runs if len(run) > 1 and run in slow.encoder]
+    words = sorted({word for text in TEXTS[:20] for word in text.upper().translate(OTHER_SCRIPT).split()})
+    assert min(len(letters), len(whole)) > 10, "single letters, and longer pieces that begin no word"
+    unknown = slow.unk_token_id
+    assert any(slow(word)["input_ids"].count(unknown) == 1 for word in words), "what is no piece is one unknown token"
+    pairs = [a + b for a, b in zip(letters, reversed(letters), strict=True)]
+    for run in (*letters, *whole, *pairs, *words):
+        for text in (run, f"the {run} train", f"the{run}train {run}", f"{run}, {run}{run[0]}.", f"日{run}\x01{run}"):
+            assert fast(text)["input_ids"] == slow(text)["input_ids"], text
+    ids = [slow.encoder[piece] for piece in (*letters, *whole)]
+    assert fast.decode(ids) == slow.decode(ids)
+    assert fast(letters[0])["input_ids"] == [slow.encoder["▁"], slow.encoder[letters[0]], slow.eos_token_id]
+
+
+def test_answers_are_written_as_they_are_decoded_by_the_source_model(tmp_path: Path) -> None:
+    """Without spaces around them, whole or piece by piece; the code of a language is text."""
+    slow = make_marian_tokenizer(tmp_path / "pieces")
+    fast = as_fast(slow)
+    space, code = slow.encoder["▁"], slow.encoder[">>fra<<"]
+    word, other = [slow.encoder[piece] for piece in sorted(slow.encoder) if re.fullmatch("▁[a-z]{3}", piece)][:2]
+    part = slow.encoder["a"]
+    for ids in ([space, word, other, space], [space, space, part, space, space], [word, code, part], [space]):
+        detokenizer = Detokenizer(fast.backend_tokenizer, [])
+        streamed = "".join(map(detokenizer.push, ids)) + detokenizer.flush()
+        written = slow.decode(ids, skip_special_tokens=True)
+        assert fast.decode(ids, skip_special_tokens=True) == streamed == written
 
 
 def test_what_cannot_be_written_as_one_file_is_refused(tmp_path: Path) -> None:
