@@ -368,7 +368,7 @@ def test_a_call_that_is_demanded_is_guided_and_read() -> None:
     assert inputs["tools"][0] == dumps(TOOLS), "in the order of the request, which templates write out"
     schema = json.loads(inputs["guide"][0])["json_schema"]
     assert schema["properties"]["name"] == {"const": "look_up"}
-    assert schema["$defs"] == CITY["$defs"], "references begin at the root"
+    assert schema["properties"]["arguments"]["$defs"] == CITY["$defs"]
     assert schema["properties"]["arguments"]["additionalProperties"] is False, "it has the arguments that it names"
     first, *chunks, done = asked("/v1/chat/completions", {**CALLS, "stream": True}).events
     assert first["choices"][0]["delta"] == {"role": "assistant", "content": ""}
@@ -401,14 +401,33 @@ def test_what_arguments_refer_to_is_in_their_own_schema() -> None:
     assert asked("/v1/chat/completions", {**CALLS, "tools": tools}, gateway(triton)).status == 200
     schema = json.loads(triton.requests[0]["guide"][0])["json_schema"]
     here = "#/properties/arguments"
-    assert schema["$defs"] == {"b": {"items": {"$ref": here}}}
     arguments = schema["properties"]["arguments"]
+    assert arguments["$defs"] == {"b": {"items": {"$ref": here}}}
     assert arguments["definitions"] == {"a": name}
     assert arguments["properties"] == {
         "default": name,
         "title": {"$ref": f"{here}/properties/default"},
-        "$ref": {"anyOf": [{"$ref": f"{here}/definitions/a"}, *either["anyOf"][1:]]},
+        "$ref": {"anyOf": [{"$ref": f"{here}/definitions/a"}, {"$ref": f"{here}/$defs/b"}, either["anyOf"][2]]},
     }
+
+
+def test_functions_may_define_the_same_name_each_in_its_own_way() -> None:
+    """Equal definitions too: "#" is another function's parameters in each."""
+    triton = FakeTriton()
+    definitions = ({"b": {"items": {"$ref": "#"}}}, {"b": {"items": {"$ref": "#"}}}, {"b": {"type": "string"}})
+    functions = [
+        {"name": name, "parameters": {"properties": {"x": {"$ref": "#/$defs/b"}}, "$defs": own}}
+        for name, own in zip("abc", definitions, strict=True)
+    ]
+    tools = [{"type": "function", "function": function} for function in functions]
+    body = {**CALLS, "tools": tools, "tool_choice": "required"}
+    assert asked("/v1/chat/completions", body, gateway(triton)).status == 200
+    calls = json.loads(triton.requests[0]["guide"][0])["json_schema"]["anyOf"]
+    for number, call in enumerate(calls):
+        here, arguments = f"#/anyOf/{number}/properties/arguments", call["properties"]["arguments"]
+        assert arguments["properties"] == {"x": {"$ref": f"{here}/$defs/b"}}
+        wanted = {"type": "string"} if number == 2 else {"items": {"$ref": here}}
+        assert arguments["$defs"] == {"b": wanted}
 
 
 @pytest.mark.parametrize(

@@ -269,11 +269,15 @@ def test_arguments_of_a_call_are_of_their_own_schema(asked: Asked) -> None:
         "again": {"$ref": "#/properties/name"},
         "next": {"anyOf": [{"type": "null"}, {"$ref": "#"}]},
         "flag": {"$ref": "#/definitions/flag"},
+        "node": {"$ref": "#/$defs/node"},
     }
     parameters: dict[str, Any] = {"type": "object", "properties": properties, "required": list(properties)}
     parameters |= {"definitions": {"flag": {"type": "boolean"}}, "additionalProperties": False}
-    function = {"name": "look_up", "parameters": parameters}
-    tools = [Tool.model_validate({"type": "function", "function": {**function, "name": name}}) for name in ("a", "b")]
+    schemas = {name: {**parameters, "$defs": {"node": {"const": name}}} for name in ("a", "b")}
+    tools = [
+        Tool.model_validate({"type": "function", "function": {"name": name, "parameters": schema}})
+        for name, schema in schemas.items()
+    ]
     choices: tuple[Any, ...] = ("required", {"type": "function", "function": {"name": "b"}})
     for choice in choices:
         guide = {"guide": {"json_schema": call_schema(tools, choice)}}
@@ -282,7 +286,8 @@ def test_arguments_of_a_call_are_of_their_own_schema(asked: Asked) -> None:
         ]
         assert ended
         for text in ended:
-            jsonschema.validate(json.loads(text)["arguments"], parameters)
+            call = json.loads(text)
+            jsonschema.validate(call["arguments"], schemas[call["name"]])
 
 
 def test_a_guide_keeps_its_spaces(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -56,16 +56,12 @@ def call_schema(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
     if not allowed:
         known = ", ".join(tool.function.name for tool in tools)
         raise bad_field("tool_choice", f"tool_choice is neither required nor one of the functions: {known}")
-    definitions: dict[str, Any] = {}
     try:
-        calls = [
-            _call(tool.function, "#" if len(allowed) == 1 else f"#/anyOf/{number}", definitions)
-            for number, tool in enumerate(allowed)
-        ]
+        if len(allowed) == 1:
+            return _call(allowed[0].function, "#")
+        return {"anyOf": [_call(tool.function, f"#/anyOf/{number}") for number, tool in enumerate(allowed)]}
     except RecursionError as error:
         raise bad_field("tools", "the parameters of a function have too many levels") from error
-    schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    return {**schema, "$defs": definitions} if definitions else schema
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
@@ -130,12 +126,9 @@ def _named(choice: Any) -> Any:
     return function.get("name") if isinstance(function, Mapping) else None
 
 
-def _call(function: Function, place: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    """The schema of one function's call, which is to lie at `place`; its definitions go to the root."""
+def _call(function: Function, place: str) -> dict[str, Any]:
+    """The schema of one function's call, which is to lie at `place`, with the definitions of the function's own."""
     parameters = _moved(closed(dict(function.parameters or NO_ARGUMENTS)), f"{place}/properties/arguments")
-    for name, definition in dict(parameters.pop("$defs", {})).items():
-        if definitions.setdefault(name, definition) != definition:
-            raise bad_field("tools", f"two functions define {name} differently; rename one of them")
     return {
         "type": "object",
         "properties": {"name": {"const": function.name}, "arguments": parameters},
@@ -153,7 +146,7 @@ def _moved(schema: Any, to: str) -> Any:
     moved = {}
     for name, value in schema.items():
         if name == "$ref" and (value == "#" or str(value).startswith("#/")):
-            moved[name] = value if value.startswith("#/$defs/") else to + value[1:]
+            moved[name] = to + value[1:]
         elif name in BY_NAME and isinstance(value, dict):
             moved[name] = {key: _moved(part, to) for key, part in value.items()}
         else:
