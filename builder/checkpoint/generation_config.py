@@ -143,14 +143,18 @@ _COMBINATIONS: Mapping[str, Callable[[GenerationConfig, bool], bool]] = {
     "min_length": lambda config, is_decoder: is_decoder and bool(config.min_length),  # counts a prompt nobody knows
     "forced_bos_token_id": lambda config, is_decoder: is_decoder and config.forced_bos_token_id is not None,
     "decoder_start_token_id": lambda config, is_decoder: isinstance(config.decoder_start_token_id, list),
+    "remove_invalid_values": lambda config, is_decoder: (  # makes a forbidden end a number, which then grows
+        bool(config.remove_invalid_values) and config.exponential_decay_length_penalty is not None
+    ),
 }
 
 
 def option_defaults(config: GenerationConfig, beams: int, start: int | None = None) -> dict[str, Any]:
     """Options that a request leaves out; greedy unless the checkpoint samples or searches.
 
-    A greedy checkpoint's filters, such as top_p, hold for a request that samples, where they make sense; its
-    temperature does not: such a request samples at 1.0, as the table of options says.
+    A greedy checkpoint's filters, such as top_p, hold for a request that samples, where they make sense, and how it
+    ends a search for one that searches; its temperature does not: such a request samples at 1.0, as the table of
+    options says.
     `beams`: the most that were built for; `start`: of an encoder-decoder, the tokens its decoder starts with, which
     transformers counts in min_length. (A decoder's min_length counts a prompt that nobody knows here.)
     """
@@ -165,17 +169,30 @@ def option_defaults(config: GenerationConfig, beams: int, start: int | None = No
             defaults["top_k"] = 50  # transformers' own default for sampling
     else:
         defaults |= {name: None for name in SAMPLING if not _makes_sense(name, defaults[name])}
-    if not config.do_sample and min(config.num_beams or 1, beams) > 1:
+    searches = not config.do_sample and min(config.num_beams or 1, beams) > 1
+    if beams > 1:
+        defaults |= _end_of_search(config, searches)
+    if searches:
         defaults["num_beams"] = min(config.num_beams, beams)
-        defaults["length_penalty"] = config.length_penalty
-        defaults["early_stopping"] = str(config.early_stopping or False).lower()
         if config.num_return_sequences is not None:
             defaults["n"] = min(config.num_return_sequences, defaults["num_beams"])
     return {name: value for name, value in defaults.items() if value is not None}
 
 
+def _end_of_search(config: GenerationConfig, searches: bool) -> dict[str, Any]:
+    """How a search ends, for a request too that is the first to ask for one; there only where that makes sense.
+
+    transformers compares `early_stopping` with True itself, and with "never".
+    """
+    stopping, penalty = config.early_stopping, config.length_penalty
+    return {
+        "length_penalty": penalty if searches or _makes_sense("length_penalty", penalty) else None,
+        "early_stopping": "true" if stopping is True else "never" if stopping == "never" else None,
+    }
+
+
 def _makes_sense(name: str, value: Any) -> bool:
-    """Whether a request could say this of sampling. transformers never reads it of a greedy checkpoint."""
+    """Whether a request could say this. transformers never reads it of a checkpoint that does not sample or search."""
     least, most = RANGES.get(name, (0.0, 1.0))
     return isinstance(value, int | float) and least <= value <= most
 

@@ -41,6 +41,9 @@ def test_a_search_is_no_wider_than_the_build() -> None:
     assert (searched["num_beams"], searched["length_penalty"], searched["early_stopping"]) == (5, 2.0, "true")
     assert option_defaults(config, beams=3)["num_beams"] == 3
     assert not {"num_beams", "length_penalty", "early_stopping"} & set(option_defaults(config, beams=1))
+    greedy = option_defaults(GenerationConfig(length_penalty=2.0, early_stopping="never"), beams=5)
+    assert (greedy["length_penalty"], greedy["early_stopping"]) == (2.0, "never"), "of a request that says num_beams"
+    assert "num_beams" not in greedy
 
 
 def test_lengths_of_an_encoder_decoder_count_its_start() -> None:
@@ -60,9 +63,17 @@ def test_sampling_with_its_own_filters() -> None:
 
 
 @pytest.mark.parametrize(
-    "values", [{"top_k": -1}, {"top_p": 17.0}, {"top_k": -1, "top_p": 0.5}, {"top_p": "high"}, {"epsilon_cutoff": -2.0}]
+    "values",
+    [
+        {"top_k": -1},
+        {"top_p": 17.0},
+        {"top_k": -1, "top_p": 0.5},
+        {"top_p": "high"},
+        {"epsilon_cutoff": -2.0},
+        {"length_penalty": 1e9},
+    ],
 )
-def test_a_greedy_checkpoint_may_say_anything_of_sampling(values: dict[str, Any]) -> None:
+def test_a_greedy_checkpoint_may_say_anything_of_sampling_and_search(values: dict[str, Any]) -> None:
     """transformers does not read it where do_sample is false; such checkpoints were refused."""
     config = GenerationConfig(do_sample=False)
     for name, value in values.items():
@@ -107,6 +118,7 @@ def test_the_defaults_of_transformers_are_served() -> None:
         ({"max_time": 2.5}, "max_time 2.5.*; requests can send timeout_ms"),
         ({"token_healing": True}, "token_healing True"),
         ({"cache_implementation": "quantized"}, "cache_implementation 'quantized'"),
+        ({"remove_invalid_values": True, "exponential_decay_length_penalty": (2, 1.5)}, "remove_invalid_values True"),
         ({"min_length": 8}, "min_length 8.*; min_new_tokens counts the answer alone"),
         ({"forced_bos_token_id": 8}, "forced_bos_token_id 8"),
     ],
