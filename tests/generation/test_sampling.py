@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers.generation import logits_process as reference
 
+from builder.runtime.generation import sampling
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.processors import Rules
 from builder.runtime.generation.sampling import CANDIDATES, Sampler, _filter, choose, most_probable
@@ -31,6 +32,8 @@ FILTERS: list[dict[str, Any]] = [
     {"top_k": 50, "epsilon_cutoff": 0.01},
     {"top_k": CANDIDATES + 900, "top_p": 0.9},
     {"top_k": CANDIDATES + 900, "epsilon_cutoff": 8e-4},
+    {"typical_p": 0.3, "epsilon_cutoff": 0.4},  # the best token is not typical, and no other reaches the cutoff
+    {"typical_p": 0.3, "eta_cutoff": 0.99},
 ]
 
 
@@ -83,6 +86,24 @@ def test_looking_at_the_best_first_changes_no_choice(options: dict[str, Any], sp
         )
         position = int(np.searchsorted(np.cumsum(allowed[0]), uniform * allowed[0].sum(), side="right"))
         assert drawn[row] == np.asarray(order)[0, position]
+
+
+def test_a_row_sorts_no_more_for_what_another_row_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = np.random.default_rng(5).normal(0, 6, (4, 4 * CANDIDATES)).astype(np.float32)
+    options: list[dict[str, Any]] = [{"top_p": 0.9}, {"top_k": 2 * CANDIDATES, "top_p": 0.9}, {"top_k": 40}, {}]
+    sizes = []
+
+    def counted(rows: np.ndarray, filtered: list[Options], size: int) -> Any:
+        sizes.append((len(rows), size))
+        return _filter(rows, filtered, size)
+
+    monkeypatch.setattr(sampling, "_filter", counted)
+    rows = [Sampler(Rules(Options(random_seed=7, **stated))) for stated in options]
+    tokens = [choice.token for choice in choose(scores, rows)]
+    assert sizes == [(2, CANDIDATES), (1, 2 * CANDIDATES)]
+    for row, stated in enumerate(options):
+        alone = Sampler(Rules(Options(random_seed=7, **stated)))
+        assert [choice.token for choice in choose(scores[row : row + 1], [alone])] == [tokens[row]]
 
 
 def test_penalties_are_those_of_transformers() -> None:

@@ -135,23 +135,35 @@ def _sample(scores: np.ndarray, samplers: "Sequence[Sampler]") -> np.ndarray:
     temperature = np.array([sampler.options.temperature for sampler in samplers], np.float32)
     scores = scores / temperature[:, None]
     tokens = np.zeros(len(samplers), np.int64)
-    unfiltered = [row for row, sampler in enumerate(samplers) if not _filters(sampler.options)]
-    filtered = [row for row, sampler in enumerate(samplers) if _filters(sampler.options)]
+    kinds = [_looked_at(sampler.options) for sampler in samplers]
+    groups = [[row for row, kind in enumerate(kinds) if kind == wanted] for wanted in sorted(set(kinds))]
     # all that can fail comes before the first draw: a step that is tried again finds the random streams as they were
-    if unfiltered:
-        probabilities = _softmax(_rows(scores, unfiltered))
-    if filtered:
-        order, allowed = _candidates(_rows(scores, filtered), [samplers[row].options for row in filtered])
-        drawn = _draw(allowed, [samplers[row] for row in filtered])
-        tokens[filtered] = order[np.arange(len(filtered)), drawn]
-    if unfiltered:
-        tokens[unfiltered] = _draw(probabilities, [samplers[row] for row in unfiltered])
+    found = [_probabilities(_rows(scores, rows), [samplers[row].options for row in rows]) for rows in groups]
+    for rows, (order, probabilities) in zip(groups, found):
+        drawn = _draw(probabilities, [samplers[row] for row in rows])
+        tokens[rows] = drawn if order is None else order[np.arange(len(rows)), drawn]
     return tokens
 
 
+def _looked_at(options: Options) -> int:
+    """How many of a row's tokens are looked at first, all that its top-k leaves; 0 where it has no filter.
+
+    Rows with the same number are filtered together: no other row's large top-k makes a row sort more.
+    """
+    return max(CANDIDATES, options.top_k) if _filters(options) else 0
+
+
+def _probabilities(scores: np.ndarray, options: "Sequence[Options]") -> "tuple[np.ndarray | None, np.ndarray]":
+    """Tokens of each row, best first, or None for all in their own order; and their probabilities."""
+    return _candidates(scores, options) if _filters(options[0]) else (None, _softmax(scores))
+
+
 def _candidates(scores: np.ndarray, options: "Sequence[Options]") -> "tuple[np.ndarray, np.ndarray]":
-    """Tokens of each row, best first, and their probabilities after all filters; few of them where that settles it."""
-    size = min(max(CANDIDATES, *(option.top_k for option in options)), scores.shape[1])  # all that top-k leaves
+    """Tokens of each row, best first, and their probabilities after all filters; few of them where that settles it.
+
+    `options` have as many tokens in common that are looked at first.
+    """
+    size = min(_looked_at(options[0]), scores.shape[1])
     order, allowed = _filter(scores, options, size)
     if size < scores.shape[1] and not _settled(order, allowed, options):
         order, allowed = _filter(scores, options, scores.shape[1])
@@ -232,7 +244,7 @@ def _typical(probabilities: np.ndarray, allowed: np.ndarray, options: "Sequence[
 
 def _likely(values: np.ndarray, allowed: np.ndarray, outside: np.ndarray, options: "Sequence[Options]") -> np.ndarray:
     """Keep the tokens of at least a probability, or of one that falls with the entropy (arXiv:2210.15191)."""
-    best = np.arange(values.shape[1]) < 1
+    best = np.arange(values.shape[1]) == allowed.argmax(axis=-1)[:, None]  # of those that are left
     epsilon = np.array([o.epsilon_cutoff for o in options])[:, None]
     allowed = allowed & ((_normalised(values, allowed, outside) >= epsilon) | best)
     eta = np.array([o.eta_cutoff for o in options])[:, None]
