@@ -6,7 +6,6 @@ import hashlib
 from pathlib import Path
 
 LARGE = 1 << 20  # bytes of a file that is not read twice
-_known: dict[tuple[int, ...], str] = {}  # by device, inode, size and time of the last write
 
 
 def sha256_of(*files: Path) -> str:
@@ -18,15 +17,25 @@ def sha256_of(*files: Path) -> str:
     return digest.hexdigest()
 
 
-def sha256_once(file: Path) -> str:
-    """The same of one file. A large one is read once by this process while nobody writes into it, by whatever name.
+class Digests:
+    """SHA-256 of files, where a large one is read once, by whatever name.
 
-    Raises OSError.
+    A later write that keeps the file's size and time is not seen: whoever has one keeps it as long as nobody else
+    writes, which is one look at a repository, or what a build itself has written.
     """
-    stat = file.stat()
-    if stat.st_size < LARGE:
-        return sha256_of(file)
-    state = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
-    if state not in _known:
-        _known[state] = sha256_of(file)
-    return _known[state]
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, ...], str] = {}  # by device, inode, size and time of the last write
+
+    def of(self, file: Path) -> str:
+        """SHA-256 of the contents of `file`, in hexadecimal. Raises OSError."""
+        stat = file.stat()
+        if stat.st_size < LARGE:
+            return sha256_of(file)
+        state = (stat.st_dev, stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        if state not in self._known:
+            self._known[state] = sha256_of(file)
+        return self._known[state]
+
+
+WRITTEN = Digests()  # of what builds of this process wrote

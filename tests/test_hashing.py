@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from builder.hashing import LARGE, sha256_of, sha256_once
+from builder.hashing import LARGE, Digests, sha256_of
 
 
 def test_several_files_are_hashed_as_if_they_were_one(tmp_path: Path) -> None:
@@ -25,19 +25,20 @@ def test_a_file_that_is_not_there_has_no_hash(tmp_path: Path) -> None:
 
 
 def test_a_large_file_is_hashed_again_once_it_was_written_and_not_for_another_name(tmp_path: Path) -> None:
+    digests = Digests()
     file, other, one, two = tmp_path / "file", tmp_path / "other", b"1" * LARGE, b"2" * LARGE
     file.write_bytes(one)
-    first = sha256_once(file)
+    first = digests.of(file)
     os.link(file, other)
     stat = file.stat()
     file.write_bytes(two)
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # as if nobody had: nothing was read for these two
-    assert sha256_once(file) == sha256_once(other) == first == sha256_of_bytes(one)
+    assert digests.of(file) == digests.of(other) == first == sha256_of_bytes(one)
     os.utime(file, ns=(stat.st_atime_ns, stat.st_mtime_ns + 10**9))
-    assert sha256_once(other) == sha256_of_bytes(two)
+    assert digests.of(other) == Digests().of(file) == sha256_of_bytes(two)
     file.unlink()
     with pytest.raises(FileNotFoundError):
-        sha256_once(file)
+        digests.of(file)
 
 
 def sha256_of_bytes(content: bytes) -> str:

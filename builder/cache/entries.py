@@ -22,7 +22,7 @@ from pathlib import Path
 from builder.cache.digests import write_whole
 from builder.cache.folder import most_kept
 from builder.cache.links import link
-from builder.hashing import sha256_of, sha256_once
+from builder.hashing import WRITTEN, sha256_of
 
 SPARED = 0.05  # of the disk: what is left to others
 
@@ -103,7 +103,7 @@ class Entries:
         write_whole(self._path(key), json.dumps(asdict(entry)).encode())
 
     def _keep(self, file: Path) -> str:
-        digest = sha256_once(file)
+        digest = WRITTEN.of(file)
         beside = self.blobs / f".{digest}.{os.getpid()}.{time.monotonic_ns()}"
         link(file, beside)
         beside.replace(self.blobs / digest)

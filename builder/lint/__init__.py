@@ -10,28 +10,32 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
+from builder.hashing import Digests
 from builder.lint.findings import Finding
 from builder.lint.repository import Repository
 from builder.lint.rule import all_rules
 from builder.triton.hosting import hosted_repositories
 
 
-def lint(repository: Path, triton: str | None = None, verify_key: Path | None = None) -> list[Finding]:
+def lint(
+    repository: Path, triton: str | None = None, verify_key: Path | None = None, digests: Digests | None = None
+) -> list[Finding]:
     """What was found, model by model, in the order of the rules' codes.
 
     `triton`: the release to check against, instead of the one that each model was built for. `verify_key`: what every
-    model must have been signed with, as builder/triton/signatures.py takes it. Raises SpecError where it is not one.
+    model must have been signed with, as builder/triton/signatures.py takes it. `digests`: what is known of files that the caller
+    has just written; None: every file is read. Raises SpecError where the key is not one.
     """
-    looked_at = Repository(repository, triton, verify_key)
+    looked_at = Repository(repository, triton, verify_key, digests or Digests())
     findings = [finding for rule in all_rules() for finding in rule.findings(looked_at)]
     for hosted in hosted_repositories(repository):
-        findings += _of_hosted(hosted, triton)
+        findings += _of_hosted(Repository(hosted, triton, digests=looked_at.digests))
     return sorted(dict.fromkeys(findings), key=lambda finding: finding.model)
 
 
-def _of_hosted(repository: Path, triton: str | None) -> Iterator[Finding]:
+def _of_hosted(repository: Repository) -> Iterator[Finding]:
     """What was found of the models of a shared front, one by one: no server loads all of them."""
-    prefix = f"{repository.parent.name}/{repository.name}"
+    prefix = f"{repository.path.parent.name}/{repository.path.name}"
     for rule in all_rules():
-        for finding in rule.findings(Repository(repository, triton)) if rule.scope is not Repository else ():
+        for finding in rule.findings(repository) if rule.scope is not Repository else ():
             yield replace(finding, model=f"{prefix}/{finding.model}", file=f"{prefix}/{finding.file}")

@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from google.protobuf.json_format import MessageToDict
 from tritonclient.grpc import model_config_pb2
 
 from builder.errors import RepositoryError
+from builder.hashing import Digests
 from builder.lint.pbtxt import Place, places
 from builder.runtime.contract import DRAFT, FILE, ContractError, GenerationServing, Serving, load
 from builder.runtime.recipe import compile as program
@@ -81,12 +82,13 @@ class Folder:
 @dataclass(frozen=True)
 class Repository:
     """`triton`: the release to check against, instead of the one that each model was built for. `verify_key`: by whom
-    every model must have been signed; None: by nobody.
+    every model must have been signed; None: by nobody. `digests`: of files that several models have in common.
     """
 
     path: Path
     triton: str | None = None
     verify_key: Path | None = None
+    digests: Digests = field(default_factory=Digests, compare=False)
 
     @cached_property
     def folders(self) -> tuple[Folder, ...]:

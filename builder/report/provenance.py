@@ -8,7 +8,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from builder.hashing import sha256_of, sha256_once
+from builder.hashing import WRITTEN, sha256_of
 
 if TYPE_CHECKING:
     from builder.triton.entries import RepositoryEntry
@@ -30,7 +30,7 @@ def file_hashes(entries: Sequence[RepositoryEntry]) -> dict[str, dict[str, str]]
     """SHA-256 of each file of each entry."""
     return {
         entry.name: {
-            name: hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else sha256_once(content)
+            name: hashlib.sha256(content).hexdigest() if isinstance(content, bytes) else WRITTEN.of(content)
             for name, content in sorted(entry.files.items())
         }
         for entry in entries

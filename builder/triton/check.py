@@ -9,6 +9,7 @@ import contextlib
 from pathlib import Path
 
 from builder.errors import RepositoryError
+from builder.hashing import Digests
 from builder.lint import lint
 from builder.lint.findings import Severity
 from builder.report.record import read_report
@@ -18,13 +19,14 @@ from builder.triton.versions import loaded
 PENDING = "TR653"
 
 
-def check(repository: Path, triton: str | None = None) -> list[str]:
+def check(repository: Path, triton: str | None = None, digests: Digests | None = None) -> list[str]:
     """The errors found, one sentence each, with the model's name; an empty list where there are none.
 
     `triton`: the release to check against, instead of the one that each model was built for. A plan that
-    still has to be compiled on a machine with a GPU is not an error: see `pending`.
+    still has to be compiled on a machine with a GPU is not an error: see `pending`. `digests`: of files that the
+    caller has just written; None: every file is read.
     """
-    errors = [finding for finding in lint(repository, triton) if finding.severity is Severity.ERROR]
+    errors = [finding for finding in lint(repository, triton, digests=digests) if finding.severity is Severity.ERROR]
     return [str(finding) for finding in errors if finding.code != PENDING]
 
 

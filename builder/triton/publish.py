@@ -25,6 +25,7 @@ from pathlib import Path
 from builder.cache.links import clone, link
 from builder.cache.published import Published
 from builder.errors import RepositoryError
+from builder.hashing import WRITTEN
 from builder.report.bom import BOM, bom
 from builder.report.page import PAGE, page
 from builder.report.record import BuildReport
@@ -58,7 +59,7 @@ def publish(
         published = Published(repository)
         for entry in entries:
             _write(change.staging / "new" / entry.name, entry, report, repository / entry.name, published, workplace)
-        problems = check(change.staging / "new")
+        problems = check(change.staging / "new", digests=WRITTEN)
         if problems:
             raise RepositoryError(f"the new model would not load: {problems[0]}. Nothing was published")
         before = _served(repository / names[0])

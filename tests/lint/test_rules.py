@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper
 
 from builder.cards import GPU
+from builder.hashing import LARGE
 from builder.lint import lint
 from builder.lint.findings import Finding
 from builder.lint.rule import all_rules
@@ -174,6 +177,18 @@ def test_arguments_of_vllm_are_those_of_the_release(tmp_path: Path) -> None:
 def test_what_is_not_what_was_built_is_told(code: str, files: dict[str, str], tmp_path: Path) -> None:
     _write(tmp_path / "m", WHOLE, {**CASES["whole"].files, **files})
     assert len(_found(tmp_path, code)) == 1
+
+
+def test_a_file_that_was_changed_since_the_last_look_is_told_whatever_its_time(tmp_path: Path) -> None:
+    weights = tmp_path / "m" / "1" / "weights"
+    content = b"1" * LARGE
+    recorded = {"files": {"m": {"1/weights": hashlib.sha256(content).hexdigest()}}}
+    _write(tmp_path / "m", WHOLE, {**CASES["whole"].files, "1/weights": content, "build.json": json.dumps(recorded)})
+    assert _found(tmp_path, "TR802") == []
+    before = weights.stat()
+    weights.write_bytes(b"2" * LARGE)
+    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert [finding.file for finding in _found(tmp_path, "TR802")] == ["m/1/weights"]
 
 
 def test_a_graph_that_a_front_lacks_is_told(small_repository: Path, tmp_path: Path) -> None:

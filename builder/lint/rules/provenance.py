@@ -9,7 +9,6 @@ import json
 from collections.abc import Iterator, Mapping
 
 from builder.engines.cpu import cpu
-from builder.hashing import sha256_once
 from builder.lint.findings import Problem
 from builder.lint.repository import Model, Repository
 from builder.lint.rule import ERROR, WARNING, rule
@@ -57,7 +56,7 @@ def is_what_was_built(model: Model) -> Iterator[Problem]:
         path = model.path / name
         if not path.is_file():
             yield Problem(f"{name} is missing", file=name)
-        elif sha256_once(path) != digest:
+        elif model.repository.digests.of(path) != digest:
             yield Problem(f"{name} is not the file that was built", "build it again", file=name)
 
 
