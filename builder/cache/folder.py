@@ -49,3 +49,8 @@ def most_kept() -> int:
 def _existing(folder: Path) -> Path:
     """`folder`, or the nearest that it is to be in."""
     return next(one for one in (folder, *folder.absolute().parents) if one.exists())
+
+
+def size_of(folder: Path) -> int:
+    """Bytes of the files in `folder` and below it."""
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())

@@ -5,31 +5,39 @@ from __future__ import annotations
 import argparse
 import time
 from collections import defaultdict
-from pathlib import Path
 
 from rich.table import Table
 
 from builder.cache.entries import Entries
-from builder.cache.folder import MOST, MOST_GB, VARIABLE, cache_home, most_kept
-from builder.cache.published import forget_removed
+from builder.cache.fetched import ENGINES, PROGRAMS, prune_fetched
+from builder.cache.folder import MOST, MOST_GB, VARIABLE, cache_home, most_kept, size_of
+from builder.cache.published import FOLDER, forget_removed
 from builder.commands import screen, screen_table
 from builder.errors import SpecError
+
+TITLES = {
+    ENGINES: "engines of releases",
+    PROGRAMS: "fetched programs",
+    "measured": "measurements",
+    FOLDER: "repositories that were built",
+}
 
 
 def parser() -> argparse.ArgumentParser:
     arguments = argparse.ArgumentParser(
         prog="build-repo cache",
-        description="Show what builds keep between runs, stage by stage, or prune it. Whatever is gone is made again "
-        "when it is needed. When a build ends, the stages that were not used for longest are removed until the rest "
-        f"takes {MOST_GB:.0f} GB, or a tenth of the disk where that is less; {MOST} states another limit, in 10^9 "
-        f"bytes. {VARIABLE} names another folder; {VARIABLE}=off keeps no stages.",
+        description="Show what builds and load tests keep between runs, or prune it. Whatever is gone is made or "
+        "fetched again when it is needed. When a build ends, the stages that were not used for longest are removed "
+        f"until the rest takes {MOST_GB:.0f} GB, or a tenth of the disk where that is less; {MOST} states another "
+        f"limit, in 10^9 bytes. {VARIABLE} names another folder; {VARIABLE}=off keeps no stages.",
     )
     arguments.add_argument("action", nargs="?", choices=("show", "prune"), default="show", help="default: show")
     arguments.add_argument(
         "--max-gb",
         type=float,
         metavar="N",
-        help="prune: what stages may take, in 10^9 bytes; those that were not used for longest go first",
+        help="prune: what fetched programs, and then stages, may take, in 10^9 bytes; those that were not used for "
+        "longest go first",
     )
     return arguments
 
@@ -43,9 +51,12 @@ def run(options: argparse.Namespace) -> int:
         raise SpecError(f"--max-gb {options.max_gb} is negative; expected 0 or more")
     entries = Entries(cache_home())
     if options.action == "prune":
-        gone = entries.prune(round(options.max_gb * 1e9))
+        programs, room = prune_fetched(round(options.max_gb * 1e9))
+        gone = entries.prune(room)
         forget_removed()
         screen.print(f"{len(gone)} stages are gone, of {len({entry.model for entry in gone})} models", highlight=False)
+        if programs:
+            screen.print(f"gone too: {', '.join(programs)}", highlight=False)
     screen_table(_table(entries))
     return 0
 
@@ -63,15 +74,13 @@ def _table(entries: Entries) -> Table:
         last = time.strftime("%Y-%m-%d %H:%M", time.localtime(max(used for _, used in stored)))
         took = sum(entry.took for entry, _ in stored)
         table.add_row(stage, str(len(stored)), _mb(sum(entry.size for entry, _ in stored)), last, f"{took:.0f}")
-    table.add_row("all stages", str(sum(map(len, by_stage.values()))), _mb(_size(entries.blobs)), "", "", style="bold")
-    for name, what in (("runtimes", "engines of releases"), ("measured", "measurements"), ("digests", "digests")):
-        if (home / name).is_dir():
-            table.add_row(what, str(len(list((home / name).iterdir()))), _mb(_size(home / name)), "", "")
+    count = sum(map(len, by_stage.values()))
+    table.add_row("all stages", str(count), _mb(size_of(entries.blobs)), "", "", style="bold")
+    for folder in sorted(path for path in home.glob("*") if path.is_dir()):
+        if folder not in (entries.stages, entries.blobs):
+            kept = str(len(list(folder.iterdir())))
+            table.add_row(TITLES.get(folder.name, folder.name), kept, _mb(size_of(folder)), "", "")
     return table
-
-
-def _size(folder: Path) -> int:
-    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
 
 
 def _mb(size: int) -> str:

@@ -14,6 +14,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
+from builder.cache.fetched import PROGRAMS, fetched
 from builder.errors import ServeError
 from builder.serve.embedded import wheel_folder
 
@@ -26,16 +27,11 @@ def find_perf_analyzer() -> tuple[Path, dict[str, str]]:
     on_path = shutil.which("perf_analyzer")
     if on_path:
         return Path(on_path), dict(os.environ)
-    folder = _cache() / WHEEL.replace("==", "-")
+    folder = fetched(PROGRAMS, WHEEL.replace("==", "-"))
     if not (folder / "perf_analyzer").is_file():
         _install(folder)
     libraries = os.pathsep.join(filter(None, [str(folder), os.environ.get("LD_LIBRARY_PATH")]))
     return folder / "perf_analyzer", {**os.environ, "LD_LIBRARY_PATH": libraries}
-
-
-def _cache() -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "triton-model-repository-builder"
 
 
 def _install(folder: Path) -> None:
@@ -43,10 +39,10 @@ def _install(folder: Path) -> None:
     with tempfile.TemporaryDirectory() as scratch:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--only-binary=:all:"]
         command += ["--platform", "manylinux1_x86_64", "--dest", scratch, WHEEL]
-        fetched = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         wheels = list(Path(scratch).glob("*.whl"))
-        if fetched.returncode or not wheels:
-            reason = (fetched.stderr.strip().splitlines() or ["no wheel came"])[-1]
+        if done.returncode or not wheels:
+            reason = (done.stderr.strip().splitlines() or ["no wheel came"])[-1]
             raise ServeError(
                 f"perf_analyzer is not on PATH and the wheel {WHEEL}, which carries it, could not be fetched "
                 f"({reason}): put perf_analyzer on PATH, or run where a package index can be reached"

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from builder.cache.folder import cache_home
+from builder.cache.fetched import ENGINES, fetched
 from builder.engines import engine
 from builder.errors import VerificationError
 from builder.progress import Stage
@@ -47,14 +47,9 @@ class Replay:
     cases: Callable[[], Sequence[Case]]
 
 
-def cache_folder() -> Path:
-    """Where environments are kept."""
-    return cache_home() / "runtimes"
-
-
 def environment(engine: str, version: str) -> Path:
     """The folder of `engine` in `version`, installed at its first use. Raises NotAtHand."""
-    folder = cache_folder() / f"{engine}-{version}"
+    folder = fetched(ENGINES, f"{engine}-{version}")
     if folder.is_dir():
         return folder
     if os.environ.get("HF_HUB_OFFLINE", "0").lower() in ("1", "true", "yes", "on"):
@@ -64,7 +59,7 @@ def environment(engine: str, version: str) -> Path:
 
 def install(engine: str, version: str) -> Path:
     """Install `engine` in `version` into the cache; whole, or not at all. Raises NotAtHand."""
-    folder = cache_folder() / f"{engine}-{version}"
+    folder = fetched(ENGINES, f"{engine}-{version}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from builder.cache.entries import Entries
+from builder.cache.fetched import ENGINES, IN_USE_S, PROGRAMS, fetched, prune_fetched
 from builder.cache.links import link
 from builder.cli import main
 
@@ -155,3 +156,41 @@ def test_the_command_shows_and_prunes(
     assert main(["cache", "prune", "--max-gb", "0"]) == 0
     assert "1 stages are gone, of 1 models" in capsys.readouterr().err
     assert list((tmp_path / "cache" / "blobs").iterdir()) == []
+
+
+def test_fetched_programs_are_shown_and_pruned_before_stages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that were not used for longest first, and none that may be in use."""
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path))
+    kept = ((ENGINES, "onnxruntime-1.0"), (PROGRAMS, "tritonclient-1.0"), (ENGINES, "openvino-1.0"))
+    for age, (kind, name) in zip((3, 2, 0), kept, strict=True):
+        (tmp_path / kind / name).mkdir(parents=True)
+        (tmp_path / kind / name / "library").write_bytes(b"1" * 1000)
+        os.utime(tmp_path / kind / name, (time.time() - age * IN_USE_S,) * 2)
+    entries = Entries(tmp_path)
+    _write(entries, "one", GRAPH, tmp_path / "made")
+    assert main(["cache"]) == 0
+    shown = capsys.readouterr().out
+    assert "engines of releases" in shown
+    assert "fetched programs" in shown
+    assert main(["cache", "prune", "--max-gb", "0.0000100"]) == 0
+    assert [entry.key for entry, _ in entries.all()] == ["one"]
+    assert main(["cache", "prune", "--max-gb", "0.0000025"]) == 0
+    assert "gone too: onnxruntime-1.0" in capsys.readouterr().err
+    assert list(entries.all()) == []
+    assert main(["cache", "prune", "--max-gb", "0"]) == 0
+    assert [path.name for kind in (ENGINES, PROGRAMS) for path in (tmp_path / kind).iterdir()] == ["openvino-1.0"]
+
+
+def test_a_fetched_program_was_used_when_it_was_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path))
+    folder = fetched(PROGRAMS, "one")
+    assert not folder.exists()
+    folder.mkdir(parents=True)
+    (folder / "library").write_bytes(b"1")
+    os.utime(folder, (0, 0))
+    assert fetched(PROGRAMS, "one") == folder
+    assert prune_fetched(0) == ([], 0)
+    os.utime(folder, (0, 0))
+    assert prune_fetched(0) == (["one"], 0)

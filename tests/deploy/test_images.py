@@ -20,9 +20,9 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from builder.cache.fetched import ENGINES, fetched
 from builder.deploy.image import image_files
 from builder.triton.releases import RELEASES
-from builder.verify.runtimes import cache_folder
 from tests.deploy.deployments import ENCODER, STORED
 
 ROOT = Path(__file__).parent.parent.parent
@@ -106,7 +106,7 @@ def test_the_image_of_the_pull_has_the_versions_of_the_project() -> None:
 def test_the_step_of_tritons_image_has_nothing_left_to_install_in_its_python(release: str, tmp_path: Path) -> None:
     """What the Containerfile runs, where scripts/pythons has done it with the Python of that release."""
     version = RELEASES[release].python
-    python = cache_folder() / f"python-{version}" / "bin" / "python"
+    python = fetched(ENGINES, f"python-{version}") / "bin" / "python"
     if not python.exists():
         pytest.skip(f"scripts/pythons makes an environment of Python {version} where that is installed")
     written = image_files(replace(STORED, models=(replace(ENCODER, release=release),)))
@@ -144,7 +144,7 @@ def test_an_image_is_built_and_says_what_it_does(file: str) -> None:
 
 def _image(kind: str) -> tuple[Path, dict[str, str]]:
     """The Python of an image's environment, and a place for the project in it."""
-    python = cache_folder() / f"image-{kind}" / "bin" / "python"
+    python = fetched(ENGINES, f"image-{kind}") / "bin" / "python"
     if not python.exists():
         pytest.skip("scripts/pythons makes the environments of the images, where Python 3.12 is installed")
     return python, {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT)}

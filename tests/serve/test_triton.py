@@ -118,7 +118,7 @@ def test_backends_of_a_folder_are_used_instead_of_this_project_s(repository: Pat
 
 
 def test_perf_analyzer_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("BUILD_REPO_CACHE", str(tmp_path))
     monkeypatch.setattr(shutil, "which", lambda name: None)
     failed = subprocess.CompletedProcess([], 1, "", "no network\n")
     monkeypatch.setattr(subprocess, "run", lambda *a, **k: failed)
