@@ -17,8 +17,10 @@ import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
 from .encoder.front import open_front
-from .encoder.transport import Metrics, refusal, response, tensors_of
+from .encoder.metrics import FAMILIES, values
+from .encoder.transport import refusal, response, tensors_of
 from .encoder.waiting import Taken, Waiting
+from .metrics import Metrics
 from .tensors_check import check_tensors_survive
 
 
@@ -28,7 +30,8 @@ class TritonPythonModel:
         config = json.loads(args["model_config"])
         self.inputs = [field["name"] for field in config["input"]]
         self.front = open_front(Path(args["model_repository"]) / args["model_version"])
-        self.metrics = Metrics(args["model_name"], args["model_version"])
+        self.metrics = Metrics(FAMILIES, args["model_name"], args["model_version"])
+        self.metrics.publish({"loaded_timestamp_seconds": time.time()})
         serving = self.front.serving
         size = -(-serving.queue // sum(group["count"] for group in config["instance_group"]))  # each has its share
         timeout_s, rows = serving.queue_timeout_ms / 1000, config["max_batch_size"]
@@ -61,7 +64,8 @@ class TritonPythonModel:
 
     def _answers(self, tensors: Sequence[dict[str, np.ndarray]]) -> list[Any]:
         answers = self.front(tensors)
-        self.metrics.publish(self.front.counts, self.waiting.refused, self.waiting.waited_s)
+        if self.metrics.due():
+            self.metrics.publish(values(self.front.counts, self.waiting))
         return [response(answer) for answer in answers]
 
     def _answer_later(self, taken: Sequence[Taken]) -> None:

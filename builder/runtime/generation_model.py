@@ -13,7 +13,6 @@ import itertools
 import json
 import queue
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,35 +28,12 @@ from .generation.memory import Housekeeping
 from .generation.responses import Answer
 from .generation.sequences import Request
 from .generation.service import Service
+from .generation.stats import FAMILIES, values
+from .metrics import Metrics
 from .tensors_check import check_tensors_survive
 
 CANCELLATION_POLL_S = 0.03
 ASKED_AT_ONCE = 32  # requests whether their clients left; each question is a message to the server
-FAMILIES = (
-    ("generated_tokens", "COUNTER", "Tokens generated"),
-    ("prompt_tokens", "COUNTER", "Tokens of prompts"),
-    ("reused_tokens", "COUNTER", "Tokens of prompts whose keys and values were still there"),
-    ("requests", "COUNTER", "Requests accepted"),
-    ("failures", "COUNTER", "Requests that failed or ran out of time"),
-    ("steps", "COUNTER", "Turns of the decode loop"),
-    ("first_token_seconds", "COUNTER", "Time from arrival to first token, summed over first_tokens"),
-    ("first_tokens", "COUNTER", "Requests that got a first token"),
-    ("token_seconds", "COUNTER", "Time from the first token to the last, summed over later_tokens"),
-    ("later_tokens", "COUNTER", "Tokens after the first of sequences that ended"),
-    ("encoded_tokens", "COUNTER", "Tokens that an encoder read"),
-    ("encoder_calls", "COUNTER", "Runs of the encoder"),
-    ("guessed_tokens", "COUNTER", "Tokens that were run ahead because the text may repeat itself"),
-    ("right_guesses", "COUNTER", "Of those, tokens that were kept"),
-    ("drafted_tokens", "COUNTER", "Tokens that were run ahead because a draft model said them"),
-    ("right_drafts", "COUNTER", "Of those, tokens that were kept"),
-    ("moved_positions", "COUNTER", "Positions of the cache copied because a beam split"),
-    ("preemptions", "COUNTER", "Sequences that gave way to others when the cache was full, and were computed again"),
-    ("running", "GAUGE", "Sequences in slots"),
-    ("waiting", "GAUGE", "Sequences in the queue"),
-    ("slots", "GAUGE", "Slots of the cache"),
-    ("healthy", "GAUGE", "1 while the decode loop runs, 0 once it failed"),
-    ("loaded_timestamp_seconds", "GAUGE", "When the model was loaded, in seconds since 1970"),
-)
 
 
 class Cancelled(RuntimeError):
@@ -78,18 +54,7 @@ class TritonPythonModel:
         self.outbox: "queue.SimpleQueue[Callable[[], None] | None]" = queue.SimpleQueue()
         self.open: "dict[Any, tuple[str, Request]]" = {}  # by sender, with its id
         self.lock = threading.Lock()
-        self.families = {
-            name: pb_utils.MetricFamily(
-                name=f"build_repo_{name}" + ("_total" if kind == "COUNTER" else ""),
-                description=description,
-                kind=getattr(pb_utils.MetricFamily, kind),
-            )
-            for name, kind, description in FAMILIES
-        }  # kept: a metric dies with its family
-        # of this version alone: a metric of another process with the same labels goes when the first of them ends
-        labels = {"model": args["model_name"], "version": args["model_version"]}
-        self.metrics = {name: family.Metric(labels=labels) for name, family in self.families.items()}
-        self.sent = dict.fromkeys(self.families, 0.0)
+        self.metrics = Metrics(FAMILIES, args["model_name"], args["model_version"])
         self.stopping = threading.Event()
         self.threads = [threading.Thread(target=work, daemon=True) for work in (self._send, self._watch)]
         for thread in self.threads:
@@ -179,11 +144,10 @@ class TritonPythonModel:
 
     def _watch(self) -> None:
         """Notice cancelled requests, and publish metrics once a second."""
-        published, housekeeping = 0.0, Housekeeping()
+        housekeeping = Housekeeping()
         while not self.stopping.wait(CANCELLATION_POLL_S):
             self._look_who_left()
-            if time.monotonic() - published > 1:
-                published = time.monotonic()
+            if self.metrics.due():
                 self._publish()
                 housekeeping.tidy()
             failure = self.service.engine.failure
@@ -211,13 +175,7 @@ class TritonPythonModel:
             return sender in self.open and bool(sender.is_cancelled())
 
     def _publish(self) -> None:
-        for name, kind, _ in FAMILIES:
-            value = float(getattr(self.service.engine.stats, name))
-            if kind == "GAUGE":
-                self.metrics[name].set(value)
-            elif value > self.sent[name]:
-                self.metrics[name].increment(value - self.sent[name])
-            self.sent[name] = value
+        self.metrics.publish(values(self.service.engine.stats))
 
     def _infer(self, feeds: "dict[str, Any]", outputs: "Sequence[str]" = ()) -> "dict[str, Any]":
         """Call the engine's model. A cache that stays on its device comes and goes as the tensor it is.

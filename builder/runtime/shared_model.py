@@ -23,12 +23,13 @@ from .contract import ContractError, HostedModel, load_shared
 from .cores import cores
 from .encoder.waiting import Taken, Waiting
 from .fields import InputError, option, readable, refuse_parameters
+from .metrics import Metrics
 from .shared import memory
 from .shared.emitted import open_emitted
 from .shared.host import Host, Loaded
 from .shared.listing import Listing
 from .shared.loader import Loader, NotReady
-from .shared.metrics import Metrics
+from .shared.metrics import FAMILIES, values
 from .tensors_check import check_tensors_survive
 
 MODEL, ALL, MODELS = "model", "*", "models"  # the input that names the model; for the list of them, which is the output
@@ -54,7 +55,7 @@ class TritonPythonModel:
         self.listing = Listing(folder.parent / serving.repository)
         self.host = Host(self.listing, serving.memory_mb << 20, open_emitted, memory.resident, memory.give_back)
         self.pool = ThreadPoolExecutor(cores())  # models of one batch are answered side by side
-        self.metrics = Metrics(args["model_name"], args["model_version"])
+        self.metrics = Metrics(FAMILIES, args["model_name"], args["model_version"])
         timeout_s, rows = serving.queue_timeout_ms / 1000, config["max_batch_size"]
         self.waiting = Waiting(serving.queue, timeout_s, rows, self._answer_taken, _refuse, _left)
         self.loader = Loader(self.host, _answer, _fail, self._publish)
@@ -160,7 +161,8 @@ class TritonPythonModel:
                 self.host.leave(model)
 
     def _publish(self) -> None:
-        self.metrics.publish(self.host, self.waiting)
+        if self.metrics.due():
+            self.metrics.publish(values(self.host, self.waiting))
 
     def _list(self) -> Any:
         text = np.array([[self.listing.text().encode("utf-8")]], dtype=np.object_)

@@ -9,7 +9,8 @@ from pathlib import Path
 RUNTIME = Path(__file__).parent.parent / "runtime"
 TASKS = "encoder/tasks"
 EXECUTORS = "encoder/executors"
-SHARED_FILES = ("contract.py", "fields.py", "panics.py", "tensors_check.py", "tokens.py", "typed_json.py")
+EVERYWHERE = ("contract.py", "fields.py", "metrics.py", "tensors_check.py", "typed_json.py")
+WITH_TEXT = (*EVERYWHERE, "panics.py", "tokens.py")
 
 
 def with_imports(file: str) -> tuple[str, ...]:
@@ -35,13 +36,13 @@ ENCODER = (
 )
 GENERATION = tuple(sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "generation").rglob("*.py")))
 GENERATING = {
-    **{name: name for name in (*SHARED_FILES, "sessions.py", "spaces.py", "cores.py")},
+    **{name: name for name in (*WITH_TEXT, "sessions.py", "spaces.py", "cores.py")},
     "model.py": "generation_model.py",
     **{name: name for name in GENERATION},
 }
 WAITING = ("encoder/__init__.py", "encoder/waiting.py")  # the queue of its front
 SHARED = {
-    **{name: name for name in ("contract.py", "cores.py", "fields.py", "tensors_check.py", "typed_json.py", *WAITING)},
+    **{name: name for name in (*EVERYWHERE, "cores.py", *WAITING)},
     "model.py": "shared_model.py",
     **{name: name for name in sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "shared").rglob("*.py"))},
 }
@@ -50,7 +51,7 @@ RUNTIME_FILES: Mapping[
 ] = {  # kind of model -> file in the version folder -> file in builder/runtime
     **{
         f"encoder, {executor}": {"model.py": "encoder_model.py"}
-        | {name: name for name in (*SHARED_FILES, *ENCODER, *files)}
+        | {name: name for name in (*WITH_TEXT, *ENCODER, *files)}
         for executor, files in EXECUTOR_FILES.items()
     },
     "generating": GENERATING,

@@ -15,6 +15,8 @@ import pytest
 from builder.runtime.fields import InputError
 from builder.runtime.generation.errors import QueueFull
 
+ON_TRITON = ("builder.runtime.generation_model", "builder.runtime.metrics")
+
 
 class Sender:
     """Triton's response sender: what a client was sent, and whether it has gone."""
@@ -55,13 +57,15 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     }.items():
         setattr(triton, name, value)
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", triton)
-    sys.modules.pop("builder.runtime.generation_model", None)
-    module = importlib.import_module("builder.runtime.generation_model")
+    for name in ON_TRITON:
+        sys.modules.pop(name, None)
+    module = importlib.import_module(ON_TRITON[0])
     model = object.__new__(module.TritonPythonModel)
     model.inputs, model.open, model.lock, model.batched = [], {}, threading.Lock(), False
     model.outbox = module.queue.SimpleQueue()
     yield model
-    sys.modules.pop("builder.runtime.generation_model", None)
+    for name in ON_TRITON:
+        sys.modules.pop(name, None)
 
 
 def _asked(sender: Sender, name: str = "", parameters: str = "{}") -> Any:

@@ -16,7 +16,7 @@ import pytest
 from builder.runtime.encoder.waiting import Waiting
 
 TRITON = "triton_python_backend_utils"
-ON_TRITON = ("builder.runtime.encoder_model", "builder.runtime.encoder.transport")
+ON_TRITON = ("builder.runtime.encoder_model", "builder.runtime.encoder.transport", "builder.runtime.metrics")
 PATIENCE_S = 300.0
 
 
@@ -76,7 +76,7 @@ def adapter(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     module = importlib.import_module(ON_TRITON[0])
     model = object.__new__(module.TritonPythonModel)
     model.inputs, model.front = ["text_input"], _Echo()
-    model.metrics = SimpleNamespace(publish=lambda *counts: None)
+    model.metrics = SimpleNamespace(due=lambda: False)
     model.waiting = Waiting(8, PATIENCE_S, 4, model._answer_later, module._refuse, module._left)
     yield model
     model.finalize()

@@ -1,17 +1,15 @@
-"""Between Triton's requests and responses and the arrays of a pipeline, and what it counts on Triton's /metrics."""
+"""Between Triton's requests and responses and the arrays of a pipeline."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]  # provided by Triton
 
 from ..fields import InputError, readable, refuse_parameters
-from .pipeline import Answer, Counts
+from .pipeline import Answer
 from .waiting import Refused
 
 
@@ -45,50 +43,3 @@ def response(answer: Answer | BaseException) -> Any:
         message = f"this request failed inside the model: {type(answer).__name__}: {readable(answer)}"
         return pb_utils.InferenceResponse(error=pb_utils.TritonError(message, pb_utils.TritonError.INTERNAL))
     return pb_utils.InferenceResponse([pb_utils.Tensor(name, array) for name, array in answer.items()])
-
-
-class Metrics:
-    """Counters on Triton's own /metrics: engine calls, tokens of texts, tokens that only pad a batch, requests
-    that were refused, and how long others waited in the front.
-
-    Each increment is a message to the server, so they are sent with the first batch of each second.
-    """
-
-    def __init__(self, model: str, version: str) -> None:
-        self.families = {  # kept: a metric dies with its family
-            name: pb_utils.MetricFamily(
-                name=f"build_repo_{name}_total", description=description, kind=pb_utils.MetricFamily.COUNTER
-            )
-            for name, description in (
-                ("engine_calls", "Calls of the engine"),
-                ("tokens", "Tokens of the texts, special tokens included"),
-                ("padding_tokens", "Tokens added to texts to make them as long as their batch mates"),
-                ("refused", "Requests that were refused because too many waited, or for too long"),
-                ("waited_seconds", "Time that requests waited in the front, after Triton's own queue"),
-            )
-        }
-        # of this version alone: a metric of another process with the same labels goes when the first of them ends
-        labels = {"model": model, "version": version}
-        self.counters = {name: family.Metric(labels=labels) for name, family in self.families.items()}
-        self.loaded = pb_utils.MetricFamily(
-            name="build_repo_loaded_timestamp_seconds",
-            description="When the model was loaded, in seconds since 1970",
-            kind=pb_utils.MetricFamily.GAUGE,
-        )
-        self.loaded_at = self.loaded.Metric(labels=labels)
-        self.loaded_at.set(time.time())
-        self.sent, self.refused, self.waited_s = Counts(), 0, 0.0
-        self.sent_at = 0.0
-
-    def publish(self, counts: Counts, refused: int, waited_s: float) -> None:
-        """Add what came since the last time."""
-        if time.monotonic() - self.sent_at < 1:
-            return
-        tokens = counts.tokens - self.sent.tokens
-        self.counters["engine_calls"].increment(counts.calls - self.sent.calls)
-        self.counters["tokens"].increment(tokens)
-        self.counters["padding_tokens"].increment(counts.padded_tokens - self.sent.padded_tokens - tokens)
-        self.counters["refused"].increment(refused - self.refused)
-        self.counters["waited_seconds"].increment(waited_s - self.waited_s)
-        self.sent, self.refused, self.waited_s = replace(counts), refused, waited_s
-        self.sent_at = time.monotonic()

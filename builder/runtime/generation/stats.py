@@ -1,9 +1,35 @@
-"""What the decode loop counts; Triton's metrics are made of it."""
+"""What the decode loop counts, and says of itself on Triton's /metrics."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+
+FAMILIES = (
+    ("generated_tokens", "COUNTER", "Tokens generated"),
+    ("prompt_tokens", "COUNTER", "Tokens of prompts"),
+    ("reused_tokens", "COUNTER", "Tokens of prompts whose keys and values were still there"),
+    ("requests", "COUNTER", "Requests accepted"),
+    ("failures", "COUNTER", "Requests that failed or ran out of time"),
+    ("steps", "COUNTER", "Turns of the decode loop"),
+    ("first_token_seconds", "COUNTER", "Time from arrival to first token, summed over first_tokens"),
+    ("first_tokens", "COUNTER", "Requests that got a first token"),
+    ("token_seconds", "COUNTER", "Time from the first token to the last, summed over later_tokens"),
+    ("later_tokens", "COUNTER", "Tokens after the first of sequences that ended"),
+    ("encoded_tokens", "COUNTER", "Tokens that an encoder read"),
+    ("encoder_calls", "COUNTER", "Runs of the encoder"),
+    ("guessed_tokens", "COUNTER", "Tokens that were run ahead because the text may repeat itself"),
+    ("right_guesses", "COUNTER", "Of those, tokens that were kept"),
+    ("drafted_tokens", "COUNTER", "Tokens that were run ahead because a draft model said them"),
+    ("right_drafts", "COUNTER", "Of those, tokens that were kept"),
+    ("moved_positions", "COUNTER", "Positions of the cache copied because a beam split"),
+    ("preemptions", "COUNTER", "Sequences that gave way to others when the cache was full, and were computed again"),
+    ("running", "GAUGE", "Sequences in slots"),
+    ("waiting", "GAUGE", "Sequences in the queue"),
+    ("slots", "GAUGE", "Slots of the cache"),
+    ("healthy", "GAUGE", "1 while the decode loop runs, 0 once it failed"),
+    ("loaded_timestamp_seconds", "GAUGE", "When the model was loaded, in seconds since 1970"),
+)
 
 
 @dataclass
@@ -42,3 +68,8 @@ class Stats:
         else:
             self.guessed_tokens += tokens
             self.right_guesses += right
+
+
+def values(stats: Stats) -> dict[str, float]:
+    """The value of each family now."""
+    return {name: float(getattr(stats, name)) for name, _, _ in FAMILIES}

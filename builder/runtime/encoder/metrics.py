@@ -1,0 +1,26 @@
+"""What an encoder says of itself on Triton's /metrics."""
+
+from __future__ import annotations
+
+from .pipeline import Counts
+from .waiting import Waiting
+
+FAMILIES = (
+    ("engine_calls", "COUNTER", "Calls of the engine"),
+    ("tokens", "COUNTER", "Tokens of the texts, special tokens included"),
+    ("padding_tokens", "COUNTER", "Tokens added to texts to make them as long as their batch mates"),
+    ("refused", "COUNTER", "Requests that were refused because too many waited, or for too long"),
+    ("waited_seconds", "COUNTER", "Time that requests waited in the front, after Triton's own queue"),
+    ("loaded_timestamp_seconds", "GAUGE", "When the model was loaded, in seconds since 1970"),
+)
+
+
+def values(counts: Counts, waiting: Waiting) -> dict[str, float]:
+    """The value of each family now, but for when the model was loaded."""
+    return {
+        "engine_calls": counts.calls,
+        "tokens": counts.tokens,
+        "padding_tokens": counts.padded_tokens - counts.tokens,
+        "refused": waiting.refused,
+        "waited_seconds": waiting.waited_s,
+    }

@@ -1,0 +1,67 @@
+"""What is published on Triton's /metrics, on a stand-in for its module: each is a message, so only changes are."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+TRITON, METRICS = "triton_python_backend_utils", "builder.runtime.metrics"
+
+
+class Family:
+    """Triton's MetricFamily of one metric, which keeps the messages."""
+
+    COUNTER, GAUGE = "counter", "gauge"
+    messages: list[tuple[str, str, float]]
+
+    def __init__(self, name: str, description: str, kind: str) -> None:
+        self.name, self.kind = name, kind
+
+    def Metric(self, labels: dict[str, str]) -> Family:  # Triton's name
+        assert labels == {"model": "m", "version": "3"}
+        return self
+
+    def set(self, value: float) -> None:
+        self.messages.append((self.name, "set", value))
+
+    def increment(self, value: float) -> None:
+        self.messages.append((self.name, "increment", value))
+
+
+@pytest.fixture
+def module(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    triton = ModuleType(TRITON)
+    monkeypatch.setattr(Family, "messages", [], raising=False)
+    monkeypatch.setattr(triton, "MetricFamily", Family, raising=False)
+    monkeypatch.setitem(sys.modules, TRITON, triton)
+    sys.modules.pop(METRICS, None)
+    yield importlib.import_module(METRICS)
+    sys.modules.pop(METRICS, None)
+
+
+def test_a_gauge_is_set_and_a_counter_incremented_where_they_changed(module: Any) -> None:
+    metrics = module.Metrics((("steps", "COUNTER", "Steps"), ("running", "GAUGE", "Runs")), "m", "3")
+    metrics.publish({"steps": 2, "running": 4})
+    metrics.publish({"steps": 2, "running": 4})
+    metrics.publish({"steps": 5})
+    metrics.publish({"running": 0})
+    assert Family.messages == [
+        ("build_repo_steps_total", "increment", 2),
+        ("build_repo_running", "set", 4),
+        ("build_repo_steps_total", "increment", 3),
+        ("build_repo_running", "set", 0),
+    ]
+
+
+def test_values_are_due_once_a_second(module: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    metrics = module.Metrics((), "m", "3")
+    assert [metrics.due(), metrics.due()] == [True, False]
+    now[0] += 1
+    assert metrics.due()
