@@ -55,6 +55,7 @@ class TritonPythonModel:
         self.open: "dict[Any, tuple[str, Request]]" = {}  # by sender, with its id
         self.lock = threading.Lock()
         self.metrics = Metrics(FAMILIES, args["model_name"], args["model_version"])
+        self._publish()
         self.stopping = threading.Event()
         self.threads = [threading.Thread(target=work, daemon=True) for work in (self._send, self._watch)]
         for thread in self.threads:
