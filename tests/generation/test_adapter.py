@@ -91,7 +91,7 @@ def test_a_request_that_takes_long_to_read_keeps_no_other_waiting(adapter: Any) 
     asking.start()
     assert reading.wait(300)
     try:
-        assert adapter.lock.acquire(timeout=1), "answers to others wait for a text that is being tokenised"
+        assert adapter.lock.acquire(timeout=60), "answers to others wait for a text that is being tokenised"
         adapter.lock.release()
     finally:
         read.set()

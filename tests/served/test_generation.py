@@ -323,7 +323,7 @@ exit 139
     run = load_test(server.url, [target], concurrencies("2"), repeats=1, seconds=1.5)
     assert (tmp_path / "began").exists()
     (load,) = run.loads
-    assert load.client.requests_per_s > 1
+    assert load.client.requests_per_s > 0
     assert load.server.failures == 0
     stream = load.client.stream
     assert stream is not None
