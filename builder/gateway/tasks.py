@@ -16,7 +16,8 @@ from builder.gateway.call import Call
 from builder.gateway.errors import bad_field
 from builder.gateway.models import Model
 from builder.gateway.openai.chat import Choice
-from builder.gateway.openai.generation import MOST_PROMPTS, Usage, together
+from builder.gateway.openai.generation import MOST_PROMPTS, together
+from builder.gateway.openai.pieces import Usage
 from builder.gateway.rows import TOKENS, as_values, ask_rows
 
 IN_JSON = ("entities", "predictions", "answers")  # outputs of one string that is a JSON document

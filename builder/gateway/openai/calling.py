@@ -6,8 +6,8 @@ from typing import Any
 
 from builder.gateway.models import Model
 from builder.gateway.openai.calls import call_body, reader_of
-from builder.gateway.openai.generation import Piece
 from builder.gateway.openai.guide import Calling
+from builder.gateway.openai.pieces import Piece
 from builder.gateway.tool_calls import Part, ToolCall
 
 

@@ -14,9 +14,10 @@ from builder.gateway.errors import bad_field
 from builder.gateway.models import Model
 from builder.gateway.openai import generation
 from builder.gateway.openai.calling import Answer, demands_reading
-from builder.gateway.openai.generation import IMPOSSIBLE, Piece, Usage, began, generate, option_inputs, usage_member
+from builder.gateway.openai.generation import began, generate, option_inputs, usage_member
 from builder.gateway.openai.guide import Calling
 from builder.gateway.openai.messages import MOST_MESSAGES, Message, as_template
+from builder.gateway.openai.pieces import IMPOSSIBLE, Piece, Usage
 from builder.gateway.responses import DONE, Stream, dumps, event
 
 

@@ -14,16 +14,8 @@ from builder.gateway.errors import bad_field
 from builder.gateway.models import Model
 from builder.gateway.openai import generation
 from builder.gateway.openai.chat import Choice
-from builder.gateway.openai.generation import (
-    IMPOSSIBLE,
-    MOST_PROMPTS,
-    Piece,
-    Usage,
-    began,
-    option_inputs,
-    together,
-    usage_member,
-)
+from builder.gateway.openai.generation import MOST_PROMPTS, began, option_inputs, together, usage_member
+from builder.gateway.openai.pieces import IMPOSSIBLE, Piece, Usage
 from builder.gateway.responses import DONE, Stream, dumps, event
 
 Prompt = Mapping[str, Any]  # the input that it is

@@ -1,4 +1,4 @@
-"""What chats and completions share: fields to inputs of the model, and the model's pieces as they come.
+"""What chats and completions share: fields to inputs of the model, and requests of it.
 
 OpenAI's names become the model's (MEANING). A field that is an input of the model under its own name goes in as it is,
 so that top_k, min_p, ignore_eos and the like work as they do with vLLM. Whatever is neither is refused by its name.
@@ -7,11 +7,9 @@ so that top_k, min_p, ignore_eos and the like work as they do with vLLM. Whateve
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import ExitStack, aclosing
-from dataclasses import dataclass, field
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -21,8 +19,9 @@ from builder.gateway.call import Call
 from builder.gateway.errors import ApiError, bad_field
 from builder.gateway.models import Model
 from builder.gateway.openai.guide import GUIDING, guide_inputs
+from builder.gateway.openai.pieces import Piece, Usage, read_pieces
 from builder.gateway.responses import dumps
-from builder.gateway.tensors import Outputs, add_tensor, refuse_count
+from builder.gateway.tensors import add_tensor, refuse_count
 
 MEANING: Mapping[str, str] = {  # OpenAI's field -> the model's input
     "max_tokens": "max_tokens",
@@ -59,7 +58,6 @@ OF_THE_ROUTE = {  # inputs that no field sets under its own name
     PERF,
 }
 MOST_PROMPTS = 128  # of one request
-IMPOSSIBLE = -9999.0  # OpenAI's log-probability of what could not come
 
 
 class StreamOptions(BaseModel):
@@ -94,54 +92,6 @@ class Body(BaseModel):
     @property
     def usage_of_each(self) -> bool:
         return self.usage_wanted and self.stream_options is not None and self.stream_options.continuous_usage_stats
-
-
-@dataclass(frozen=True)
-class Piece:
-    """What came of one sequence: text, its tokens' log-probabilities, and with the last piece why it ended.
-
-    Tokens are counted with the last piece, or with each where that was asked for.
-    """
-
-    index: int
-    text: str
-    logprobs: list[dict[str, Any]] | None
-    finish_reason: str | None = None
-    completion_tokens: int = 0
-    prompt_tokens: int = 0
-    cached_tokens: int = 0
-    queue_s: float | None = None
-
-
-@dataclass
-class Usage:
-    """Tokens of an answer so far."""
-
-    prompt: int = 0
-    completion: int = 0
-    cached: int = 0
-    counted: set[int] = field(default_factory=set)  # prompts, by number
-    ended: set[int] = field(default_factory=set)
-
-    def add(self, piece: Piece, prompt: int = 0) -> None:
-        """Count what a piece says: its tokens, and once those of its prompt."""
-        self.completion += piece.completion_tokens
-        if piece.prompt_tokens and prompt not in self.counted:
-            self.counted.add(prompt)
-            self.prompt += piece.prompt_tokens
-        if piece.finish_reason is not None and prompt not in self.ended:
-            self.ended.add(prompt)
-            self.cached += piece.cached_tokens
-
-    @property
-    def body(self) -> dict[str, Any]:
-        """OpenAI's object."""
-        return {
-            "prompt_tokens": self.prompt,
-            "completion_tokens": self.completion,
-            "total_tokens": self.prompt + self.completion,
-            "prompt_tokens_details": {"cached_tokens": self.cached},
-        }
 
 
 def usage_member(body: Body, usage: Usage) -> str:
@@ -201,7 +151,7 @@ async def generate(call: Call, model: Model, inputs: Mapping[str, Any]) -> Async
                 elif streaming and last:
                     between.observe(now - last)
                 last = now
-                for piece in _pieces(outputs):
+                for piece in read_pieces(outputs):
                     facts.completion_tokens += piece.completion_tokens
                     if piece.finish_reason:
                         if piece.queue_s is not None and piece.index == 0:
@@ -275,40 +225,6 @@ def make_request(call: Call, model: Model, inputs: Mapping[str, Any]) -> Any:
         except ApiError as error:
             raise bad_field(_openai_name(model, name) or name, error.message) from error
     return request
-
-
-def _pieces(outputs: Outputs) -> list[Piece]:
-    """The pieces of one response: one, or all sequences of an answer that came whole."""
-    texts = outputs["text_output"].strings()
-    if len(outputs) == 1:  # nearly every step of a stream
-        return [Piece(0, texts[0], None)]
-    indices = _whole(outputs, "index") if "index" in outputs else [0]
-    logprobs = _logprobs(outputs, len(texts))
-    ended = "finish_reason" in outputs
-    reasons = outputs["finish_reason"].strings() if ended else [None] * len(texts)
-    of_each = "num_output_tokens" in outputs
-    counted = of_each or ended
-    counts = _whole(outputs, "num_output_tokens" if of_each else "completion_tokens") if counted else [0] * len(texts)
-    prompt = _whole(outputs, "num_input_tokens" if of_each else "prompt_tokens")[0] if counted else 0
-    cached = _whole(outputs, "cached_tokens")[0] if "cached_tokens" in outputs else 0
-    waited = float(outputs["queue_seconds"].array().item()) if "queue_seconds" in outputs else None
-    return [
-        Piece(index, text, entry, reason, count, prompt, cached, waited)
-        for index, text, entry, reason, count in zip(indices, texts, logprobs, reasons, counts, strict=True)
-    ]
-
-
-def _whole(outputs: Outputs, name: str) -> list[int]:
-    """The whole numbers of an output, whose shape may begin with a batch dimension of 1."""
-    return outputs[name].array().ravel().tolist()
-
-
-def _logprobs(outputs: Outputs, texts: int) -> list[list[dict[str, Any]] | None]:
-    """The tokens of each text with their log-probabilities, those of an echoed prompt first; None where unasked."""
-    if "logprobs_output" not in outputs:
-        return [None] * texts
-    prompt = json.loads(outputs["prompt_logprobs_output"].strings()[0]) if "prompt_logprobs_output" in outputs else []
-    return [prompt + json.loads(entry) for entry in outputs["logprobs_output"].strings()]
 
 
 def _openai_name(model: Model, name: str) -> str | None:
