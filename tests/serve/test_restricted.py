@@ -36,7 +36,7 @@ def ports(module_folder: Callable[[str], Path]) -> Iterator[Ports]:
 def _status(ports: Ports, path: str, headers: dict[str, str], body: bytes | None = None) -> int:
     request = urllib.request.Request(f"http://127.0.0.1:{ports.http}{path}", headers=headers, data=body)
     try:
-        with urllib.request.urlopen(request, timeout=60) as answer:
+        with urllib.request.urlopen(request, timeout=300) as answer:
             return int(answer.status)
     except urllib.error.HTTPError as error:
         return error.code

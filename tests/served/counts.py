@@ -9,7 +9,7 @@ from builder.serve.triton import Server
 
 def counts(server: Server, model: str) -> dict[str, float]:
     """The newest of each, which a model publishes once a second."""
-    with urllib.request.urlopen(f"http://{server.host}:{server.ports.metrics}/metrics", timeout=60) as response:
+    with urllib.request.urlopen(f"http://{server.host}:{server.ports.metrics}/metrics", timeout=300) as response:
         lines = response.read().decode().splitlines()
     mine = [line for line in lines if line.startswith("build_repo_") and f'model="{model}"' in line]
     return {line.split("{")[0].removeprefix("build_repo_"): float(line.rsplit(" ", 1)[1]) for line in mine}

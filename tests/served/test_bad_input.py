@@ -80,11 +80,11 @@ def test_a_field_that_is_no_input_is_refused(server: Server) -> None:
     """Triton's /generate makes a parameter of it, which an encoder did not look at: a misspelt option did nothing."""
     url = f"http://{server.host}:{server.ports.http}/v2/models/names/generate"
     body = {"id": "42", "text_input": "Mario Rossi moved."}
-    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=60) as response:
+    with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=300) as response:
         assert "entities" in json.load(response), "an id is of the protocol"
     body["aggregation_strategi"] = "simple"
     with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=60)
+        urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode()), timeout=300)
     assert "'aggregation_strategi' is not an input of this model; it has text_input" in refused.value.read().decode()
 
 

@@ -31,7 +31,7 @@ def test_requests_by_curl_are_answered(page: str, server: Server) -> None:
     for block in _examples(page, "bash", server):
         for program, url, *rest in (words for words in commands(block) if words[0] == "curl"):
             body = rest[1].encode() if rest else None
-            with urllib.request.urlopen(f"http://{url}", body, timeout=60) as answer:
+            with urllib.request.urlopen(f"http://{url}", body, timeout=300) as answer:
                 content = answer.read().decode()
             assert (
                 "/generate" not in url or '"text_output"' in content or '"embedding"' in content or '"label"' in content

@@ -20,7 +20,7 @@ from builder.triton.render import templates
 
 def _metrics(server: Server, model: str) -> dict[str, float]:
     url = f"http://{server.host}:{server.ports.metrics}/metrics"
-    text = urllib.request.urlopen(url, timeout=60).read().decode()
+    text = urllib.request.urlopen(url, timeout=300).read().decode()
     return {
         m[1]: float(m[2]) for m in re.finditer(rf'build_repo_(\w+)_total{{model="{model}",version="1"}} (\S+)', text)
     }
@@ -47,7 +47,7 @@ def test_when_a_model_was_loaded_is_said(name: str, server: Server, client: Call
     """So that loads are counted: changes(build_repo_loaded_timestamp_seconds[1h])."""
     client(name)
     url = f"http://{server.host}:{server.ports.metrics}/metrics"
-    text = urllib.request.urlopen(url, timeout=60).read().decode()
+    text = urllib.request.urlopen(url, timeout=300).read().decode()
     match = re.search(rf'build_repo_loaded_timestamp_seconds{{model="{name}",version="1"}} (\S+)', text)
     assert match is not None
     assert 0 < time.time() - float(match[1]) < 86_400
@@ -59,7 +59,7 @@ def test_every_metric_of_the_dashboard_is_triton_s_or_the_gateway_s(
     """But for those of a GPU, which Triton has only where there is one."""
     client("pooled").ask({"text_input": "a"})
     url = f"http://{server.host}:{server.ports.metrics}/metrics"
-    text = urllib.request.urlopen(url, timeout=60).read().decode()
+    text = urllib.request.urlopen(url, timeout=300).read().decode()
     known = set(re.findall(r"^# TYPE (\S+)", text + Metrics().text().decode(), re.MULTILINE))
     dashboard = json.loads((templates() / "monitoring" / "dashboard.json").read_text())
     named = {

@@ -50,7 +50,7 @@ def _many(client: Client, sample: dict[str, str]) -> dict[str, np.ndarray]:
 
 
 def _counted(server: Server, name: str, counter: str) -> float:
-    text = urllib.request.urlopen(f"http://{server.host}:{server.ports.metrics}/metrics", timeout=60).read().decode()
+    text = urllib.request.urlopen(f"http://{server.host}:{server.ports.metrics}/metrics", timeout=300).read().decode()
     found = re.search(rf'build_repo_{counter}_total{{model="{name}",version="1"}} (\S+)', text)
     assert found is not None
     return float(found[1])
