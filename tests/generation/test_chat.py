@@ -198,7 +198,7 @@ def test_a_template_comes_to_an_end(template: str, monkeypatch: pytest.MonkeyPat
     begun = time.thread_time()
     with pytest.raises(InputError, match="refuses these messages: "):
         chat(MESSAGES)
-    assert time.thread_time() - begun < 1
+    assert time.thread_time() - begun < 10
 
 
 def test_a_long_chat_with_long_numbers_is_rendered() -> None:
