@@ -93,23 +93,23 @@ class Evaluator:
             raise SpecError(f"the labels of --samples ({keys}) cannot be scored: expected {error}") from error
 
     def opened(self, graph: Graph, mapped: bool = False) -> Infer:
-        """`graph`, to be judged; `mapped`: one of ONNX Runtime, with its weights left in their file."""
+        """`graph` with the threads and the spinning it will be served with; `mapped`: one of ONNX Runtime, with its
+        weights left in their file."""
         threads = self.spec.build_threads
-        return onnxruntime.infer_mapped(graph, threads) if mapped else infer_with(graph, threads)
+        if mapped:
+            return onnxruntime.infer_mapped(graph, threads)
+        return infer_with(graph, threads, self.spec.serving.spinning)
 
     def quality(self, graph: Graph, infer: Infer) -> Quality:
         """The emitted code over `graph`, opened as `infer`, against transformers."""
         task = encoder_task(self.checkpoint.task)
         return served_quality(infer, self.front_of(graph), task, self.fields, self.samples, self.expected, self._score)
 
-    def latency(self, graph: Graph, mapped: bool = False) -> Latencies:
-        """`graph` with the threads and the spinning it will be served with; nothing for another machine's GPU."""
-        spec = self.spec
-        if spec.target != "cpu":
+    def latency(self, graph: Graph, infer: Infer) -> Latencies:
+        """Of `graph`, opened as `infer`; nothing for another machine's GPU."""
+        if self.spec.target != "cpu":
             return {}
-        threads, spinning = spec.build_threads, spec.serving.spinning
-        infer = self.opened(graph, mapped) if mapped else infer_with(graph, threads, spinning)
-        return engine_latencies(infer, graph, self.rows, self.checkpoint.max_length, spec.chooses_by_time)
+        return engine_latencies(infer, graph, self.rows, self.checkpoint.max_length, self.spec.chooses_by_time)
 
     def front_of(self, graph: Graph) -> Path:
         """The folder of the front's files, as they will be emitted with `graph`."""
@@ -125,22 +125,20 @@ class Evaluator:
 
     def traffic(self, graphs: Mapping[str, Graph]) -> dict[str, Rates]:
         """Requests a second of the emitted front over each of `graphs`, by name, with the threads it will have."""
-        threads, spinning = self.spec.build_threads, self.spec.serving.spinning
-        fronts = {
-            name: Pipeline(self.front_of(graph), infer_with(graph, threads, spinning)) for name, graph in graphs.items()
-        }
+        fronts = {name: Pipeline(self.front_of(graph), self.opened(graph)) for name, graph in graphs.items()}
         for front in fronts.values():
             front.warm_up()
         return measure(fronts, [to_tensors(sample, self.fields[0]) for sample in self.samples])
 
     def rung(self, name: str, graph: Graph, more: Sequence[Reference], mapped: bool) -> tuple[Rung, Quality]:
         """`graph` measured in every way, on `more` than is usual; `mapped`: with its weights left in their file."""
-        rung = Rung(name, graph.size, self.latency(graph, mapped))
-        return self.judged(rung, graph, self.opened(graph, mapped), more)
+        infer = self.opened(graph, mapped)
+        rung, quality = self.judged(Rung(name, graph.size, {}), graph, infer, more)
+        return replace(rung, latency_ms=self.latency(graph, infer)), quality
 
     def judged(self, rung: Rung, graph: Graph, infer: Infer, more: Sequence[Reference] = ()) -> tuple[Rung, Quality]:
-        """`rung`, which has a size and latencies, with the quality of its graph, opened as `infer`, and its largest
-        relative error against PyTorch."""
+        """`rung`, which has a size, with the quality of its graph, opened as `infer`, and its largest relative error
+        against PyTorch."""
         quality, per_token = self.quality(graph, infer), encoder_task(self.checkpoint.task).per_token
         judged = replace(
             rung,

@@ -21,7 +21,7 @@ from builder.report.record import Rung
 from builder.speed import Latencies
 from builder.variants import contention
 from builder.variants.contention import Waiting
-from builder.variants.traffic import Rates, in_words, remark_on_noise
+from builder.variants.traffic import Rates, fastest, in_words, remark_on_noise
 
 Option = TypeVar("Option")
 
@@ -190,8 +190,8 @@ class _Climb(Generic[Option]):
             return finalists[0], ""
         with self.stage("measure as served"):
             rates = self.rungs.served(finalists)
-        fastest = rates[max(rates, key=lambda name: rates[name].typical)]
-        equals = [one for one in finalists if rates[one.rung.name].equals(fastest)]
+        best = rates[fastest(rates)]
+        equals = [one for one in finalists if rates[one.rung.name].equals(best)]
         chosen = max(equals, key=lambda one: (self.rungs.quality(one.rung), rates[one.rung.name].typical))
         words = f"; requests a second as served, {in_words(rates)}"
         if len(equals) > 1:

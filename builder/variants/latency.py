@@ -17,7 +17,7 @@ from builder.export.rows import Rows
 from builder.onnx.graph import Graph
 from builder.speed import Latencies
 from builder.tasks.base import TaskGraph
-from builder.variants.timing import median_ms, pytorch_with, warm_ms
+from builder.variants.timing import about_ms, pytorch_with, warm_ms
 
 BATCHES = (1, 8)
 LENGTHS = (16, 64, 128)
@@ -34,17 +34,20 @@ def pytorch_latencies(module: TaskGraph, rows: Rows, max_length: int, threads: i
 
 
 def engine_latencies(infer: Infer, graph: Graph, rows: Rows, max_length: int, choosing: bool) -> Latencies:
-    """The graph in its engine, opened as `infer`. `choosing`: whether a choice hangs on it."""
+    """The graph in its engine, opened as `infer`. `choosing`: whether it is to be compared with others.
+
+    Rough even then: those that are near the fastest are measured as they will be served. Each shape is run once before,
+    for which an engine may have to prepare itself.
+    """
     feeds = _feeds(graph.inputs, rows, max_length)
     if not choosing:
         return _about(feeds, infer)
-    return {shape: median_ms(partial(infer, feed), most=10) for shape, feed in feeds.items()}
+    return {shape: about_ms(partial(infer, feed)) for shape, feed in feeds.items()}
 
 
 def _about(feeds: Mapping[str, Feed], run: Callable[[Feed], object]) -> Latencies:
-    """Rough times. Only the largest shape is run once before: the others find the weights read, and memory taken."""
-    *_, largest = feeds.values()
-    run(largest)
+    """Rougher times. Only the smallest shape is run once before: the others find the weights read."""
+    run(next(iter(feeds.values())))
     return {shape: warm_ms(partial(run, feed)) for shape, feed in feeds.items()}
 
 

@@ -10,18 +10,18 @@ import numpy as np
 import torch
 
 ENOUGH_S = 0.3  # of runs of one thing
-WARM_UP, LEAST = 2, 3  # runs of it: before those that count, and of those that do
+WARM_UP, LEAST, MOST = 2, 3, 20  # runs of it: before those that count, and of those that do
 LONG_S = 1.0  # of one run, beside which what only the first has to do is little
 
 
-def median_ms(run: Callable[[], object], most: int = 20) -> float:
-    """Median of `LEAST` to `most` runs after `WARM_UP` more, or one more that is long, in milliseconds; `ENOUGH_S` of
+def median_ms(run: Callable[[], object]) -> float:
+    """Median of `LEAST` to `MOST` runs after `WARM_UP` more, or one more that is long, in milliseconds; `ENOUGH_S` of
     them if they are short."""
     for _ in range(WARM_UP):
         if _seconds(run) > LONG_S:
             break
     times: list[float] = []
-    while len(times) < LEAST or (len(times) < most and sum(times) < ENOUGH_S):
+    while len(times) < LEAST or (len(times) < MOST and sum(times) < ENOUGH_S):
         times.append(_seconds(run))
     return float(np.median(times)) * 1000
 

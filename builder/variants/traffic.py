@@ -17,11 +17,12 @@ import numpy as np
 Request = TypeVar("Request")
 
 CLIENTS = (1, 16)
-REQUESTS = 64  # of one round and number of clients
+REQUESTS = 32  # of one round and number of clients
 LEAST_ROUNDS, MOST_ROUNDS = 3, 7
 ENOUGH_S = 20.0  # after which no further round begins
 NEAR = 0.9  # share of another rate above which the difference may be noise
 BUSY = 0.3  # spread of the rounds of one engine above which the machine is called busy
+LOST, LOST_ROUNDS = 1 - BUSY, 2  # below that share of the fastest in each of so many rounds: it has no further ones
 
 
 @dataclass(frozen=True)
@@ -55,7 +56,11 @@ class Rates:
 
     def equals(self, faster: Rates) -> bool:
         """Whether the lead of `faster` may be noise: it is small, and not there in every pair of rounds."""
-        return self.typical >= NEAR * faster.typical and not bool((faster.rounds > self.rounds).all())
+        return self.typical >= NEAR * faster.typical and not self.below(faster)
+
+    def below(self, faster: Rates, share: float = 1.0) -> bool:
+        """Whether it is slower than `share` of `faster` in every round that both had."""
+        return all(one < share * other for one, other in zip(self.rounds, faster.rounds, strict=False))
 
     def __str__(self) -> str:
         """ "12 (11 to 13) and 20 (18 to 21)": the median, the least and the most for each number of clients."""
@@ -68,25 +73,43 @@ def measure(
     requests: Sequence[Request],
     traffic: Traffic = Traffic(),
 ) -> dict[str, Rates]:
-    """The rates of each of `fronts` over `requests`, by name. A front answers a list of requests as one batch."""
+    """The rates of each of `fronts` over `requests`, by name. A front answers a list of requests as one batch.
+
+    One that has lost has fewer rounds than the others.
+    """
     count = traffic.requests
     measured: dict[str, dict[int, list[float]]] = {
         name: {clients: [] for clients in traffic.clients} for name in fronts
     }
     for front in fronts.values():
         front(requests[:count])
-    begun = time.perf_counter()
+    begun, running = time.perf_counter(), dict(fronts)
     for number in range(MOST_ROUNDS):
-        if number >= LEAST_ROUNDS and (
-            time.perf_counter() - begun > ENOUGH_S or settled(list(_rates(measured).values()))
-        ):
+        if number >= LEAST_ROUNDS and (time.perf_counter() - begun > ENOUGH_S or settled(_rates(measured))):
             break
         for clients in traffic.clients:
             drawn = np.random.default_rng([number, clients]).integers(len(requests), size=count)
             batches = [[requests[i] for i in drawn[at : at + clients]] for at in range(0, count, clients)]
-            for name, front in fronts.items():
+            for name, front in running.items():
                 measured[name][clients].append(count / _seconds(front, batches))
+        if number + 1 >= LOST_ROUNDS:
+            gone = lost(_rates(measured))
+            running = {name: front for name, front in running.items() if name not in gone}
+        if len(running) == 1:
+            break
     return _rates(measured)
+
+
+def fastest(rates: Mapping[str, Rates]) -> str:
+    """The name of the one that answers most requests a second, of those that were measured to the end."""
+    most = max(len(one.rounds) for one in rates.values())
+    return max((name for name in rates if len(rates[name].rounds) == most), key=lambda name: rates[name].typical)
+
+
+def lost(rates: Mapping[str, Rates]) -> set[str]:
+    """Those that are so much slower than the fastest, in every round, that no further one would have them chosen."""
+    best = rates[fastest(rates)]
+    return {name for name, one in rates.items() if one.below(best, LOST)}
 
 
 def in_words(rates: Mapping[str, Rates]) -> str:
@@ -101,11 +124,12 @@ def remark_on_noise(rates: Mapping[str, Rates], measured: str) -> str:
     return f"; the machine was busy: the rounds of one {measured} are {worst:.0%} apart" if worst > BUSY else ""
 
 
-def settled(rates: Sequence[Rates]) -> bool:
-    """Whether one is faster than all others in every round, by more than noise: another round would change nothing."""
-    fastest = max(rates, key=lambda one: one.typical)
-    others = [one for one in rates if one is not fastest]
-    return all(one.typical < NEAR * fastest.typical and bool((fastest.rounds > one.rounds).all()) for one in others)
+def settled(rates: Mapping[str, Rates]) -> bool:
+    """Whether of each it is known that the fastest is faster, by more than noise and in every round, or that they are
+    equals: another round would change nothing."""
+    best = rates[fastest(rates)]
+    others = [one for one in rates.values() if one is not best]
+    return all((one.typical < NEAR * best.typical) == one.below(best) for one in others)
 
 
 def _rates(measured: Mapping[str, Mapping[int, Sequence[float]]]) -> dict[str, Rates]:

@@ -63,10 +63,14 @@ def _answered(module: TaskGraph, rows: Rows, length: int) -> Reference:
 
 
 def usual_references(module: TaskGraph, rows: Rows, max_length: int) -> tuple[Reference, ...]:
-    """PyTorch's answers to single rows, mixed batches and their reverse, padded on the right."""
+    """PyTorch's answers to a short row, and to batches padded on the right: nearly all of the first row, with the
+    longest after it, and rows that get shorter.
+
+    A long row alone is of `long_references`.
+    """
     longest = min(max_length, USUAL)
-    mixed = [min(length, longest) for length in (5, 17, 64, longest)]
-    batches = ([min(5, longest)], [longest], mixed, mixed[::-1])
+    short, middle, long = (min(length, longest) for length in (5, 17, 64))
+    batches = ([short], [short, longest], [long, middle, short])
     return tuple(reference(module, rows, lengths, seed) for seed, lengths in enumerate(batches))
 
 

@@ -19,6 +19,8 @@ from builder.runtime.fields import Field
 from builder.tasks.base import Answer, EncoderTask, Sample
 from builder.tensors import to_tensors, to_values
 
+ALONE = 4  # of so many samples one is asked alone, too
+
 
 @dataclass(frozen=True)
 class Quality:
@@ -42,21 +44,22 @@ def served_quality(
     expected: Sequence[Answer],
     score: Callable[[Sequence[Answer]], Mapping[str, float]],
 ) -> Quality:
-    """Answer `samples` one by one, all at once and all at once in reverse, and compare with `expected`.
+    """Answer `samples` all at once, in a random order, and compare with `expected`; then one of each `ALONE` by itself,
+    and compare with its answer in the batch.
 
     `infer`: the engine's, opened. `score`: of answers to all samples, by their labels.
     """
     pipeline = Pipeline(front, infer)
     requests = [to_tensors(sample, fields[0]) for sample in samples]
-    alone = [_answers(pipeline, [request], fields[1])[0] for request in requests]
-    before = (pipeline.counts.tokens, pipeline.counts.padded_tokens)
-    together = _answers(pipeline, requests, fields[1])
-    tokens, padded = pipeline.counts.tokens - before[0], pipeline.counts.padded_tokens - before[1]
-    reversed_order = _answers(pipeline, requests[::-1], fields[1])[::-1]
+    mixed = np.random.default_rng(0).permutation(len(samples)).tolist()
+    answered = dict(zip(mixed, _answers(pipeline, requests, mixed, fields[1]), strict=True))
+    together = [answered[place] for place in range(len(samples))]
+    tokens, padded = pipeline.counts.tokens, pipeline.counts.padded_tokens
+    alone = {place: _answers(pipeline, requests, [place], fields[1])[0] for place in range(0, len(samples), ALONE)}
     agreements = [task.agreement(e, a) for e, a in zip(expected, together, strict=True)]
     differences = [task.difference(e, a) for e, a in zip(expected, together, strict=True)]
     error, where = max(differences)
-    mates = [task.agreement(a, b) for batch in (together, reversed_order) for a, b in zip(alone, batch, strict=True)]
+    mates = [task.agreement(answer, together[place]) for place, answer in alone.items()]
     return Quality(
         mean=float(np.mean(agreements)),
         worst=float(np.min(agreements)),
@@ -68,10 +71,13 @@ def served_quality(
     )
 
 
-def _answers(pipeline: Pipeline, requests: Sequence[Any], fields: Sequence[Field]) -> list[Answer]:
+def _answers(
+    pipeline: Pipeline, requests: Sequence[Any], places: Sequence[int], fields: Sequence[Field]
+) -> list[Answer]:
+    """What is answered to the requests at `places`, sent as one batch in that order."""
     answers: list[Answer] = []
-    for index, answer in enumerate(pipeline(requests)):
+    for place, answer in zip(places, pipeline([requests[place] for place in places]), strict=True):
         if isinstance(answer, Exception):
-            raise VerificationError(f"sample {index + 1} fails in the emitted code: {answer!r}") from answer
+            raise VerificationError(f"sample {place + 1} fails in the emitted code: {answer!r}") from answer
         answers.append(to_values(answer, fields)[0])
     return answers

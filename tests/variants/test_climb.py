@@ -67,7 +67,7 @@ class FakeEvaluator(Evaluator):
         self.served: list[list[str]] = []
         self.rates: dict[str, tuple[float, ...]] = {}
 
-    def latency(self, graph: Graph, mapped: bool = False) -> Latencies:
+    def latency(self, graph: Graph, infer: Infer) -> Latencies:
         self.timed.append(made_of(graph))
         precision, left = made_of(graph)
         return {"1x16": (1 + 0.3 * left) / SPEED[precision]}
@@ -324,9 +324,9 @@ def test_a_choice_says_where_other_programs_had_the_cores(
     monkeypatch.setattr(contention, "TASKS", tmp_path)
 
     class Slowed(FakeEvaluator):
-        def latency(self, graph: Graph, mapped: bool = False) -> Latencies:
+        def latency(self, graph: Graph, infer: Infer) -> Latencies:
             counted.write_text(f"{100 + len(self.timed) + 1} {100 + waited * (len(self.timed) + 1)} 8\n")
-            return super().latency(graph)
+            return super().latency(graph, infer)
 
     choice = search(Slowed({}), (SLOW, FAST)).choice
     assert choice is not None

@@ -39,7 +39,7 @@ MAPPED = {"session.disable_prepacking": "1"}
 
 
 def open_session(model: Path, threads: int, spinning: bool = False) -> onnxruntime.InferenceSession:
-    """Open `model` on the CPU with `threads` intra-operator threads."""
+    """Open `model` on the CPU with `threads` intra-operator threads, which spin within a call at most."""
     return _session(model, _options(threads, spinning))
 
 
@@ -63,6 +63,8 @@ def _options(threads: int, spinning: bool) -> onnxruntime.SessionOptions:
     options.inter_op_num_threads = 1
     options.log_severity_level = 3
     options.add_session_config_entry(SPIN, "1" if spinning else "0")
+    if spinning:
+        options.add_session_config_entry(REST, "1")
     return options
 
 

@@ -22,7 +22,7 @@ from builder.families.generating import vocabulary_of
 from builder.progress import Stage
 from builder.report.record import BuildReport, EngineCheck, Rung
 from builder.triton.entries import RepositoryEntry
-from builder.variants.traffic import Rates, Traffic, in_words, measure, remark_on_noise
+from builder.variants.traffic import Rates, Traffic, fastest, in_words, measure, remark_on_noise
 from builder.verify.emitted import generate
 from builder.verify.generation import geometry_of
 from builder.verify.runtimes import Replay
@@ -77,10 +77,10 @@ class FastestEngine:
         """The precision that each engine would serve, and of these the one that generates most tokens a second."""
         chosen = of_each(exact, lambda engine: partial(self._climb, engine, stage=stage), (*UNABLE, VerificationError))
         rates = self._rates(chosen.by_engine, stage) if len(chosen.by_engine) > 1 else {}
-        fastest = max(chosen.by_engine, key=lambda engine: rates[engine].typical if rates else 0.0)
+        engine = fastest(rates) if rates else next(iter(chosen.by_engine))
         ladder = [rung for one in chosen.by_engine.values() for rung in one.ladder[1:]]
-        picked = chosen.by_engine[fastest]
-        return Picked(fastest, replace(picked, ladder=(picked.ladder[0], *ladder)), _choice(fastest, rates, chosen))
+        picked = chosen.by_engine[engine]
+        return Picked(engine, replace(picked, ladder=(picked.ladder[0], *ladder)), _choice(engine, rates, chosen))
 
     def lasts(self, picked: Picked) -> bool:
         return self.decoders[picked.engine].lasts(picked.chosen)
