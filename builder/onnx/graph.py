@@ -154,7 +154,10 @@ def _run(graph: onnx.GraphProto) -> Counter[str]:
 
 def operator_needs(graph: Graph) -> list[str]:
     """What of OPERATOR_NEEDS a graph uses, the newest first."""
-    model = onnx.load(str(graph.path), load_external_data=False)
+    return _operator_needs(onnx.load(str(graph.path), load_external_data=False))
+
+
+def _operator_needs(model: onnx.ModelProto) -> list[str]:
     needs = {need for node in nodes_of(model.graph) for need in _needs(node)}
     if "GroupQueryAttention on CPU" in needs and _takes_pieces(model.graph):
         needs.add("GroupQueryAttention with several new tokens after a past")
@@ -191,8 +194,9 @@ def check_release(graph: Graph, triton: str, in_process: bool = False) -> None:
     `in_process`: in Triton's interpreter, by what the emitted requirements pin; else in the release's own backend.
     """
     has = runtime_of(triton, in_process)
+    model = onnx.load(str(graph.path), load_external_data=False)
     where = f"the Python {RELEASES[triton].python} of Triton {triton}" if in_process else f"Triton {triton}"
-    for need in operator_needs(graph):
+    for need in _operator_needs(model):
         least = version_tuple(OPERATOR_NEEDS[need])
         if least > version_tuple(has):
             able = [name for name in RELEASES if version_tuple(runtime_of(name, in_process)) >= least]
@@ -200,7 +204,7 @@ def check_release(graph: Graph, triton: str, in_process: bool = False) -> None:
                 f"{graph.path.name} uses {need}, which ONNX Runtime computes rightly from {OPERATOR_NEEDS[need]} on; "
                 f"{where} has {has}. " + (f"Build for Triton {able[0]} or later" if able else "No known release has it")
             )
-    _check_meaning(graph, where, has)
+    _check_meaning(graph.path.name, model, where, has)
     opset, ir_version = LIMITS[has]
     if graph.opset <= opset and graph.ir_version <= ir_version:
         return
@@ -212,9 +216,8 @@ def check_release(graph: Graph, triton: str, in_process: bool = False) -> None:
     )
 
 
-def _check_meaning(graph: Graph, where: str, has: str) -> None:
+def _check_meaning(name: str, model: onnx.ModelProto, where: str, has: str) -> None:
     """Refuse a graph that was written for versions of ONNX Runtime which mean something else by it."""
-    model = onnx.load(str(graph.path), load_external_data=False)
     problem = other_meaning({entry.key: entry.value for entry in model.metadata_props}, has)
     if problem is not None:
-        raise ExportError(f"{graph.path.name}: {problem}; {where} has it. Build it with --triton for that release")
+        raise ExportError(f"{name}: {problem}; {where} has it. Build it with --triton for that release")
