@@ -19,7 +19,6 @@ from builder.checkpoint.resolve import Checkpoint, locate, resolve
 from builder.engines.gpu import refuse_card
 from builder.errors import RepositoryError
 from builder.families import Family, begin, hand_over
-from builder.families.decoder.drafted import Drafted, resolve_draft
 from builder.progress import Stage
 from builder.report.record import BuildReport
 from builder.report.summary import with_summary
@@ -78,6 +77,8 @@ def _prepared(
     family = _family(spec, checkpoint, folder, stage)
     if spec.draft is None:
         return family, stage
+    from builder.families.decoder.drafted import Drafted, resolve_draft  # loads what decoders alone need
+
     with stage("resolve the draft"):
         own, draft = resolve_draft(spec, checkpoint)
     stage = giving_back(draft.model, stage)

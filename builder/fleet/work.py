@@ -65,9 +65,11 @@ def load_libraries() -> None:
     collecting = gc.isenabled()
     gc.disable()
     try:
+        from builder.checkpoint.losses import load_losses
         from builder.checkpoint.offered import load_models
 
         load_models()
+        load_losses()
         importlib.import_module(STORY)
     finally:
         gc.freeze()
