@@ -42,11 +42,11 @@ class FakePipeline:
 
 
 def measured(monkeypatch: pytest.MonkeyPatch, **behaviour: Any) -> Quality:
-    fake = type("Pipeline", (FakePipeline,), {"batches": [], **behaviour})
-    monkeypatch.setattr(quality, "Pipeline", fake)
+    batches: list[int] = []
+    monkeypatch.setattr(quality, "Pipeline", type("Pipeline", (FakePipeline,), {"batches": batches, **behaviour}))
     task, front = FeatureExtraction(), Path("nowhere")
     result = served_quality(lambda feeds: {}, front, task, FIELDS, SAMPLES, EXPECTED, lambda answers: {})
-    assert fake.batches == [8, 1, 1]
+    assert batches == [8, 1, 1]
     return result
 
 
