@@ -119,8 +119,9 @@ def run(options: argparse.Namespace) -> int:
             _stay(repository, name, number, running)
             screen.print(f"version {running} goes on answering", highlight=False)
             return 1
-        rollback(repository, name, number)
-        control.switch(name)
+        with control.agreeing(name, running):
+            rollback(repository, name, number)
+            control.switch(name)
     screen.print(f"[green]✓[/] version {number} of {name} answers at {options.url}", highlight=False)
     return 0
 

@@ -6,7 +6,6 @@ import argparse
 from pathlib import Path
 
 from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, screen
-from builder.errors import ServeError
 
 
 def parser() -> argparse.ArgumentParser:
@@ -36,12 +35,8 @@ def run(options: argparse.Namespace) -> int:
     before = served(options.repository / options.name)
     number = rollback(options.repository, options.name, options.version)
     if options.url is not None:
-        try:
-            with Control(options.url, options.repository) as control:
-                control.switch(options.name)
-        except ServeError:
-            rollback(options.repository, options.name, before)
-            raise
+        with Control(options.url, options.repository) as control, control.agreeing(options.name, before):
+            control.switch(options.name)
     where = options.repository if options.url is None else f"{options.repository} and at {options.url}"
     screen.print(f"{options.name}: version {number} is served from {where}", highlight=False)
     return 0

@@ -9,7 +9,8 @@ are loaded already are not loaded again for that, from release 24.09 on.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import tritonclient.grpc as grpc
@@ -25,6 +26,7 @@ from builder.triton.versions import (
     is_front,
     numbers,
     one_config,
+    rollback,
     served,
     with_versions,
 )
@@ -89,6 +91,27 @@ class Control:
                 self.wait(name, {number})
                 self.only(engine, {number})
         return number
+
+    @contextmanager
+    def agreeing(self, name: str, before: int | None) -> Iterator[None]:
+        """Where the block fails, which has the server switch `name`, the repository says of it what the server does, or
+        `before` where that is not known. It may have switched all the same: its last version may still have requests.
+        """
+        try:
+            yield
+        except BaseException:
+            number = self._answering(name, before)
+            if number in numbers(self.repository / name) and number != served(self.repository / name):
+                rollback(self.repository, name, number)
+            raise
+
+    def _answering(self, name: str, before: int | None) -> int | None:
+        """The version that answers, or is being loaded to."""
+        try:
+            loading, ready = (self.versions(name, (state,)) for state in ("LOADING", "READY"))
+        except ServeError:
+            return before
+        return max(loading or ready, default=before)
 
     def again(self, model: str) -> None:
         """Load a model that was unloaded: a front with its engine's version, an engine with those that are called."""

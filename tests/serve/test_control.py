@@ -1,0 +1,90 @@
+"""A server that is told to serve another version and does not: what the repository says then."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Collection
+from pathlib import Path
+
+import pytest
+
+from builder.cli import main
+from builder.commands import promote
+from builder.errors import ServeError
+from builder.serve.control import Control
+from builder.triton import versions
+from builder.triton.versions import served
+from tests.triton.test_publish import _publish
+
+STILL = "version 2 of front_model still answers requests after 600 s"
+Versions = dict[str, set[int]]
+
+
+@pytest.fixture
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Versions 1 and 2, of which 2 is served."""
+    monkeypatch.setattr(versions, "OVERLAP_S", 0)  # no server starts meanwhile
+    repository = tmp_path / "model_repository"
+    _publish(repository, b"one")
+    _publish(repository, b"two")
+    return repository
+
+
+def _server(monkeypatch: pytest.MonkeyPatch, after: Versions | None, error: BaseException, before: Versions) -> None:
+    """One that fails to switch with `error`; its versions by their state `before` and `after`, None: it is gone."""
+    now: list[Versions | None] = [before]
+
+    def known(self: Control, model: str, states: Collection[str] = ("READY",)) -> set[int]:
+        if now[0] is None:
+            raise ServeError("no Triton answers")
+        return {number for state in states for number in now[0].get(state, set())}
+
+    def switch(self: Control, name: str) -> int:
+        now[0] = after
+        raise error
+
+    monkeypatch.setattr(Control, "versions", known)
+    monkeypatch.setattr(Control, "switch", switch)
+
+
+@pytest.mark.parametrize(
+    ("after", "error", "says"),
+    [
+        ({"READY": {2}}, ServeError("front is not loaded"), 2),
+        ({"READY": {1}}, ServeError(STILL), 1),
+        (None, ServeError("no Triton answers"), 2),
+        ({"READY": {2}}, KeyboardInterrupt(), 2),
+        ({"READY": {2}, "LOADING": {1}}, KeyboardInterrupt(), 1),
+    ],
+)
+def test_a_rollback_that_fails_leaves_server_and_repository_at_one(
+    after: Versions | None, error: BaseException, says: int, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where it did switch, and only the last requests of before did not end: to put the files back would have the
+    next start serve what nobody serves now."""
+    _server(monkeypatch, after, error, before={"READY": {2}})
+    assert main(["rollback", "front", "--repository", str(repository), "--url", "127.0.0.1:1"]) != 0
+    assert served(repository / "front") == says
+
+
+@pytest.mark.parametrize(
+    ("after", "error", "says"),
+    [
+        ({"READY": {1}}, ServeError("front is not loaded"), 1),
+        ({"READY": {2}}, ServeError(STILL), 2),
+        (None, ServeError("no Triton answers"), 1),
+        ({"READY": {1}}, KeyboardInterrupt(), 1),
+    ],
+)
+def test_so_does_a_promotion(
+    after: Versions | None, error: BaseException, says: int, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a version that passed its trial, and that a Triton which starts anew would serve."""
+
+    def passed(options: argparse.Namespace, *_: object) -> list[str]:
+        return []
+
+    monkeypatch.setattr(promote, "_refusals", passed)
+    _server(monkeypatch, after, error, before={"READY": {1}})
+    assert main(["promote", "front", "--repository", str(repository), "--url", "127.0.0.1:1"]) != 0
+    assert served(repository / "front") == says
