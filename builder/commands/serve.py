@@ -19,8 +19,8 @@ from builder.commands import DEFAULT_REPOSITORY, REPOSITORY_HELP, VERIFY_KEY_HEL
 from builder.commands.gateway import add_on_demand
 from builder.errors import SpecError
 from builder.serve.embedded import EMBEDDED
-from builder.serve.gateway import gateway
-from builder.serve.triton import Model, Ports, Server, running
+from builder.serve.gateway import kept_gateway
+from builder.serve.triton import Model, Ports, Server, refuse_taken, running
 from builder.serve.watch import keep_running
 
 
@@ -92,7 +92,9 @@ def run(options: argparse.Namespace) -> int:
     console = Console()
     ports = Ports(options.http_port, options.grpc_port, options.metrics_port)
     echo = (lambda line: print(line, file=sys.stderr, flush=True)) if options.verbose else None
-    start = partial(_start, options, ports, echo)
+    if options.openai_port in vars(ports).values():
+        raise SpecError(f"--openai-port is {options.openai_port}, which is one of Triton's ports; choose another")
+    start = partial(_start, options, ports, echo, partial(_say, console))
     with contextlib.suppress(KeyboardInterrupt):
         keep_running(start, partial(_show, console, options), partial(_say, console))
     console.print("stopped")
@@ -127,8 +129,12 @@ def _run_on_ray(options: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _start(options: argparse.Namespace, ports: Ports, echo: Callable[[str], None] | None) -> Iterator[Server]:
+def _start(
+    options: argparse.Namespace, ports: Ports, echo: Callable[[str], None] | None, say: Callable[[str], None]
+) -> Iterator[Server]:
     """Triton, and where it was asked for a gateway in front of it."""
+    if options.openai_port is not None:
+        refuse_taken(options.host, {"openai": options.openai_port})  # now, and not when all models are loaded
     with running(
         options.repository,
         options.host,
@@ -142,7 +148,7 @@ def _start(options: argparse.Namespace, ports: Ports, echo: Callable[[str], None
         if options.openai_port is None:
             yield server
             return
-        with gateway(server.url, options.host, options.openai_port, *_on_demand(options)):
+        with kept_gateway(server.url, options.host, options.openai_port, *_on_demand(options), say=say):
             yield server
 
 

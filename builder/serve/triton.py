@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,7 +154,7 @@ def running(
     ports = ports or free_ports(host)
     recover(repository)
     refuse_repository(repository, backends, strict)
-    _refuse_taken(host, ports)
+    refuse_taken(host, vars(ports))
     if verify_key is not None:
         refuse_unsigned(repository, verify_key)
     controlled = is_loopback(host)  # whoever reaches the ports may use model control
@@ -225,8 +225,9 @@ def _loading(strict: bool, controlled: bool, models: Sequence[str]) -> list[str]
     return [*options, "--model-control-mode=explicit", *models] if controlled else options
 
 
-def _refuse_taken(host: str, ports: Ports) -> None:
-    for kind, port in vars(ports).items():
+def refuse_taken(host: str, ports: Mapping[str, int]) -> None:
+    """Raise ServeError for a port that cannot be used. `ports`: by the word that the option of each begins with."""
+    for kind, port in ports.items():
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

@@ -216,9 +216,13 @@ def children(parent: int) -> dict[int, tuple[bool, Running | None]]:
     return by_parent
 
 
+def how(status: int) -> str:
+    """How a process ended: "with status 1", "by SIGKILL"."""
+    return f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
+
+
 def _ended(server: Server, status: int) -> str:
-    how = f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
-    return f"Triton ended by itself, {how}: {last_error(server.log)}"
+    return f"Triton ended by itself, {how(status)}: {last_error(server.log)}"
 
 
 def _ordinal(number: int) -> str:
