@@ -54,6 +54,18 @@ def test_bytes_that_never_become_a_character_show_at_the_end() -> None:
     assert BROKEN in detokenizer.flush()
 
 
+def test_a_broken_character_takes_none_before_it_along() -> None:
+    """As Llama 2's and Gemma's tokens of bytes have it: the decoder makes all of the run U+FFFD, one a byte."""
+    bytes_of = {f"<0x{byte:02X}>": byte for byte in range(256)}
+    tokenizer = Tokenizer(models.BPE({**bytes_of, "a": 256}, [], byte_fallback=True))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    half, whole = list("😀".encode()[:2]), list("😀".encode())
+    assert tokenizer.decode([*whole, *half]) == BROKEN * 6
+    for tokens, wanted in (([*whole, *half], f"😀{BROKEN * 2}"), ([*whole, *half, 256], f"😀{BROKEN * 2}a")):
+        detokenizer = Detokenizer(tokenizer, [])
+        assert "".join(map(detokenizer.push, tokens)) + detokenizer.flush() == wanted
+
+
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
 def test_the_pieces_are_the_text_that_follows_the_prompt(kind: str) -> None:
     tokenizer = make_tokenizer(kind, type_ids=False).backend_tokenizer

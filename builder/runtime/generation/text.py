@@ -39,16 +39,25 @@ class Detokenizer:
         after = self._decode(self.start, len(self.tokens))
         if after.endswith(BROKEN) or len(after) <= len(before):
             return ""
+        text = self._new(before, after)
         self.start, self.read = self.read, len(self.tokens)
-        text = after[len(before) :]
         return text if self.cleaner is None else self.cleaner.push(text)
 
     def flush(self) -> str:
         """What is left when no token follows: bytes that never became a character show as U+FFFD."""
-        before, after = self._decode(self.start, self.read), self._decode(self.start, len(self.tokens))
+        text = self._new(self._decode(self.start, self.read), self._decode(self.start, len(self.tokens)))
         self.start = self.read = len(self.tokens)
-        text = after[len(before) :]
         return text if self.cleaner is None else self.cleaner.push(text) + self.cleaner.flush()
+
+    def _new(self, before: str, after: str) -> str:
+        """What `after`, with the unread tokens, has more than `before`, without them.
+
+        A decoder of byte tokens makes a run of them U+FFFD, all of it, where its end is no character: then what was
+        whole stays, as it was shown, and the unread tokens are decoded alone.
+        """
+        if after.startswith(before) or before.endswith(BROKEN):
+            return after[len(before) :]
+        return self._decode(self.read, len(self.tokens))
 
     def _decode(self, start: int, end: int) -> str:
         text: str = survived(self.tokenizer.decode, self.tokens[start:end], skip_special_tokens=self.skip_special)
