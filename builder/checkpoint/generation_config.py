@@ -8,6 +8,7 @@ options; knows no architecture and no task.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerFast
@@ -197,6 +198,31 @@ def _makes_sense(name: str, value: Any) -> bool:
     return isinstance(value, int | float) and least <= value <= most
 
 
+def known_token_rules(config: GenerationConfig, ends: list[int], vocabulary: int) -> TokenRules:
+    """`token_rules` of a model with so many tokens. One that it has not need not be suppressed, as in transformers.
+
+    Raises CheckpointError where another field names one, which ends an answer of transformers with an error.
+    """
+    rules = token_rules(config, ends)
+    named = {
+        "bad_words_ids": [token for word in rules.bad_words for token in word],
+        "sequence_bias": [token for entry in rules.sequence_bias for token in entry.tokens],
+        "forced_eos_token_id": rules.last,
+    }
+    for name, tokens in named.items():
+        strange = [token for token in tokens if not 0 <= token < vocabulary]
+        if strange:
+            raise CheckpointError(
+                f"generation_config.json names token {strange[0]} in {name}; the model has 0 to {vocabulary - 1}. "
+                "Correct it there, or remove it"
+            )
+    return replace(
+        rules,
+        suppressed=[token for token in rules.suppressed if 0 <= token < vocabulary],
+        begin_suppressed=[token for token in rules.begin_suppressed if 0 <= token < vocabulary],
+    )
+
+
 def token_rules(config: GenerationConfig, ends: list[int]) -> TokenRules:
     """Tokens that must, must not, or should rather come in every answer."""
     decay = config.exponential_decay_length_penalty
@@ -210,10 +236,10 @@ def token_rules(config: GenerationConfig, ends: list[int]) -> TokenRules:
     )
 
 
-def end_ids(config: GenerationConfig, tokenizer: PreTrainedTokenizerFast) -> list[int]:
-    """Every token that ends an answer."""
+def end_ids(config: GenerationConfig, tokenizer: PreTrainedTokenizerFast, vocabulary: int) -> list[int]:
+    """Every token that ends an answer, of a model with so many: another, such as -1, ends none."""
     ends = config.eos_token_id if config.eos_token_id is not None else tokenizer.eos_token_id
-    return token_list(ends)
+    return [token for token in token_list(ends) if 0 <= token < vocabulary]
 
 
 def max_tokens(config: GenerationConfig, start: int | None = None) -> int:

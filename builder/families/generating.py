@@ -15,7 +15,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel
 
 from builder.checkpoint.decoding import cleans_up
-from builder.checkpoint.generation_config import end_ids, max_tokens, option_defaults, token_rules
+from builder.checkpoint.generation_config import end_ids, known_token_rules, max_tokens, option_defaults
 from builder.checkpoint.resolve import Checkpoint
 from builder.errors import SpecError
 from builder.memory import Memory
@@ -134,12 +134,13 @@ def serving_document(
 
     `start`: tokens that an answer has before its first, of an encoder-decoder.
     """
-    ends = end_ids(config, checkpoint.tokenizer)
+    vocabulary = vocabulary_of(checkpoint.model)
+    ends = end_ids(config, checkpoint.tokenizer, vocabulary)
     return GenerationServing(
         task=checkpoint.task.name,
         arena=arena,
         session=session,
-        vocabulary=vocabulary_of(checkpoint.model),
+        vocabulary=vocabulary,
         queue=options.queue.size,
         queue_timeout_ms=options.queue.waiting_ms,
         limits=request_limits(options.limits),
@@ -148,7 +149,7 @@ def serving_document(
         end_ids=ends,
         fields=[field.name for field in fields],
         defaults=option_defaults(config, beams, start),
-        rules=token_rules(config, ends),
+        rules=known_token_rules(config, ends, vocabulary),
         clean_up=cleans_up(checkpoint.tokenizer),
         **of_the_family,
     )

@@ -14,6 +14,8 @@ from builder.checkpoint.generation_config import (
     HARMLESS,
     IMPLEMENTED,
     REFUSED,
+    end_ids,
+    known_token_rules,
     max_tokens,
     option_defaults,
     refuse_unserved,
@@ -26,6 +28,7 @@ from builder.runtime.generation.processors import rules_of
 from builder.runtime.generation.sampling import Sampler, choose
 from builder.verify.generation import greedy_tokens
 from builder.verify.seq2seq import cut
+from tests.checkpoints import make_tokenizer
 from tests.decoders import make_decoder
 from tests.seq2seqs import make_seq2seq
 
@@ -182,6 +185,7 @@ def test_answers_that_a_request_does_not_count() -> None:
 VOCABULARY = 40
 FIELDS: list[dict[str, Any]] = [
     {"suppress_tokens": [1, 7, 8], "begin_suppress_tokens": [3, 4, 5, 6]},
+    {"suppress_tokens": [-1, 7, 40], "begin_suppress_tokens": [-2, 4, 41], "min_new_tokens": 5},
     {"encoder_repetition_penalty": 1.6},
     {"encoder_repetition_penalty": 0.5, "repetition_penalty": 1.3, "no_repeat_ngram_size": 2},
     {"encoder_no_repeat_ngram_size": 2},
@@ -203,15 +207,17 @@ def model(request: pytest.FixtureRequest) -> PreTrainedModel:
 def test_scores_and_tokens_are_those_of_transformers_processors(model: PreTrainedModel, fields: dict[str, Any]) -> None:
     """The whole chain that `generate` would make of the configuration, over random scores, token for token."""
     generator = np.random.default_rng(3)
-    is_decoder, count, ends = not model.config.is_encoder_decoder, 14, [2, 3]
+    is_decoder, count, stated = not model.config.is_encoder_decoder, 14, [2, 3, -1, VOCABULARY]
     read = generator.integers(0, VOCABULARY, 9).tolist()
     prompt = read if is_decoder else [1]
-    config = GenerationConfig(**fields, eos_token_id=ends, max_length=len(prompt) + count)
-    config._eos_token_tensor = torch.tensor(ends)
+    config = GenerationConfig(**fields, eos_token_id=stated, max_length=len(prompt) + count)
+    config._eos_token_tensor = torch.tensor([2, 3] if config.exponential_decay_length_penalty else stated)
     refuse_unserved(config, is_decoder)
+    ends = end_ids(config, make_tokenizer("bpe", type_ids=False), VOCABULARY)
     theirs = model._get_logits_processor(config, len(prompt), torch.tensor([read]), device="cpu", model_kwargs={})
     options = Options(**option_defaults(config, 1, None if is_decoder else 1))
-    rules = rules_of(token_rules(config, ends), options, tuple(ends), source=tuple(read), max_tokens=count)
+    always = known_token_rules(config, ends, VOCABULARY)
+    rules = rules_of(always, options, tuple(ends), source=tuple(read), max_tokens=count)
     sampler = Sampler(rules, prompt=prompt)
     for _ in range(count):
         logits = generator.normal(0, 3, VOCABULARY).astype(np.float32)
@@ -225,6 +231,19 @@ def test_scores_and_tokens_are_those_of_transformers_processors(model: PreTraine
         (choice,) = choose(logits[None], [sampler])
         assert choice.token == int(wanted.argmax())
         sampler.generated.append(choice.token)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"bad_words_ids": [[3], [4, 40]]}, "names token 40 in bad_words_ids; the model has 0 to 39"),
+        ({"sequence_bias": [[[41], 2.0]]}, "names token 41 in sequence_bias"),
+        ({"forced_eos_token_id": 40}, "names token 40 in forced_eos_token_id"),
+    ],
+)
+def test_tokens_that_the_model_has_not_are_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        known_token_rules(GenerationConfig(**fields), [2], VOCABULARY)
 
 
 @pytest.mark.parametrize(

@@ -258,7 +258,7 @@ class Seq2Seq:
 
     @property
     def _ends(self) -> Sequence[int]:
-        return end_ids(self.settings.config, self.checkpoint.tokenizer)
+        return end_ids(self.settings.config, self.checkpoint.tokenizer, vocabulary_of(self.checkpoint.model))
 
     @property
     def _required(self) -> Required:
