@@ -71,7 +71,7 @@ class Entries:
         try:
             document = (self.blobs / entry.document).read_bytes()
             whole = hashlib.sha256(document).hexdigest() == entry.document
-            if whole and all(sha256_of(self.blobs / digest) == digest for digest in entry.files.values()):
+            if whole and all(sha256_of(self.blobs / digest) == digest for digest in {*entry.files.values()}):
                 for name, digest in entry.files.items():
                     target = folder / name
                     target.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,8 @@ class Entries:
 
         Raises OSError.
         """
-        size = len(document) + sum((folder / name).stat().st_size for name in names)
+        stats = [(folder / name).stat() for name in names]
+        size = len(document) + sum({(stat.st_dev, stat.st_ino): stat.st_size for stat in stats}.values())
         self.blobs.mkdir(parents=True, exist_ok=True)
         disk = shutil.disk_usage(self.blobs)
         if disk.free - size < SPARED * disk.total or size > most_kept():

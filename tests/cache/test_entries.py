@@ -14,6 +14,7 @@ from builder.cache.entries import Entries
 from builder.cache.fetched import ENGINES, IN_USE_S, PROGRAMS, fetched, prune_fetched
 from builder.cache.links import link
 from builder.cli import main
+from builder.hashing import sha256_of
 
 GRAPH = b"graph" * 1000
 
@@ -38,6 +39,27 @@ def test_a_stage_comes_back_as_it_was(tmp_path: Path) -> None:
     assert _read(entries, "one", tmp_path / "again") == b"document of one"
     assert (tmp_path / "again" / "exported" / "model.onnx").read_bytes() == GRAPH
     assert _read(entries, "three", tmp_path) is None
+
+
+def test_a_file_with_two_names_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights that the export and the fused graph share: in the limit, and when what is read is hashed."""
+    entries, made = Entries(tmp_path / "cache"), tmp_path / "made"
+    made.mkdir()
+    (made / "exported.data").write_bytes(GRAPH)
+    os.link(made / "exported.data", made / "fused.data")
+    entries.write("fuse", "one", "model", 1.5, b"", made, ["exported.data", "fused.data"])
+    entry, hashed = entries.find("one"), list[Path]()
+    assert entry is not None
+    assert entry.size == len(GRAPH)
+
+    def noting(file: Path) -> str:
+        hashed.append(file)
+        return sha256_of(file)
+
+    monkeypatch.setattr("builder.cache.entries.sha256_of", noting)
+    assert entries.read(entry, tmp_path / "again") == b""
+    assert len(hashed) == 1
+    assert (tmp_path / "again" / "exported.data").samefile(tmp_path / "again" / "fused.data")
 
 
 @pytest.mark.parametrize("damage", ["changed", "cut", "gone"])
