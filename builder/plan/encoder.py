@@ -7,6 +7,8 @@ builder.plan.waiting plays it through.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -32,22 +34,21 @@ def plan_encoder(capacity: Capacity, load: Load, needs: Needs) -> Plan:
     cores, threads = capacity.cores, capacity.threads
     lines = [Line("threads", f"{cores} cores / {capacity.instances} instances", str(threads))]
     settings: dict[str, object] = {"instances": capacity.instances, "threads": threads, "max_queue_delay_us": 0}
-    lacking: list[str] = []
-    busy = None
-    batch = capacity.max_batch_size
-    if cost is not None:
-        speed, more, lacking, busy, batch = _speed(capacity, load, needs, cost)
-        lines += speed
-        settings.update(more)
+    speed = None if cost is None else _speed(capacity, load, needs, cost)
+    if speed is not None:
+        lines += speed.lines
+        settings.update(speed.settings)
     memory, size = memory_line(capacity.instances, needs.weights)
     request_bytes = capacity.serving.limits.request_bytes
+    batch = capacity.max_batch_size if speed is None else speed.batch
     shm, shared = shared_memory_line(capacity.instances, batch, request_bytes, needs.answer_bytes)
     lines += [memory, shm]
     cache, cache_lines = response_cache(load, needs)
     lines += cache_lines
     if cache:
         settings["serving.response_cache"] = True
-    return Plan(capacity.name, tuple(lines), settings, size, shared, busy, cache, tuple(lacking), (needs.measured,))
+    busy, lacking = (None, ()) if speed is None else (speed.cores, tuple(speed.lacking))
+    return Plan(capacity.name, tuple(lines), settings, size, shared, busy, cache, lacking, (needs.measured,))
 
 
 def response_cache(load: Load, needs: Needs) -> tuple[int, list[Line]]:
@@ -59,71 +60,94 @@ def response_cache(load: Load, needs: Needs) -> tuple[int, list[Line]]:
     return cache, [Line("response cache", formula, f"{cache} bytes")]
 
 
-def _speed(
-    capacity: Capacity, load: Load, needs: Needs, cost: Cost
-) -> tuple[list[Line], dict[str, object], list[str], float, int]:
-    """What follows from the measured speed: lines, settings, what is lacking, busy cores, texts of a batch."""
-    rows_s, rows = load.requests_per_s * load.texts, load.texts
-    each = rows_s / capacity.instances  # texts a second for one instance
-    row_ms = cost.part * load.tokens
-    lines = [
-        Line(
-            "cost of a call", needs.measured, f"{number(cost.call)} ms + {number(1000 * cost.part)} ms a 1,000 tokens"
-        ),
-        Line(
-            "most texts/s",
-            f"{capacity.instances} x 1000 / ({load.tokens} tokens x {number(1000 * cost.part)} us)",
-            number(capacity.instances * 1000 / row_ms),
-        ),
-    ]
-    share = each * row_ms / 1000
-    lines.append(
-        Line("busy with texts", f"{number(each)} texts/s x {number(row_ms)} ms", f"{share:.0%} of each instance")
-    )
-    if share > BUSY:
-        holds = BUSY * capacity.instances * 1000 / row_ms / rows
-        cores = math.ceil(capacity.cores * share / BUSY)
-        return lines, {}, [_too_much(needs, holds, cores)], share * capacity.cores, capacity.max_batch_size
-    forms = max(float(rows), each * cost.call / (1000 - each * row_ms))
-    at_most = math.ceil(forms + SIGMAS * math.sqrt(forms * rows))  # which come `rows` at a time
-    most = max(MOST_BATCH, power_of_two(rows))  # a request is not divided
-    least = min(most, max(LEAST_BATCH, power_of_two(2 * at_most)))
-    longest = load.longest or needs.length
+@dataclass(frozen=True)
+class Arrivals:
+    """What comes to one instance: texts a second, and the milliseconds that the tokens of one of them take."""
+
+    texts_s: float
+    text_ms: float
+
+    @property
+    def share(self) -> float:
+        """Of the time that the instance is busy with them, calls not counted."""
+        return self.texts_s * self.text_ms / 1000
+
+
+@dataclass(frozen=True)
+class Speed:
+    """What follows from the measured speed; as in a Plan. `batch`: its texts at most."""
+
+    lines: Sequence[Line]
+    settings: Mapping[str, object]
+    lacking: Sequence[str]
+    cores: float
+    batch: int
+
+
+def _speed(capacity: Capacity, load: Load, needs: Needs, cost: Cost) -> Speed:
+    """The largest batch and how it is cut, where the texts leave time for more of them."""
+    arrivals = Arrivals(load.requests_per_s * load.texts / capacity.instances, cost.part * load.tokens)
+    lines, cores = _costs(capacity, load, needs, cost, arrivals), arrivals.share * capacity.cores
+    if arrivals.share > BUSY:
+        holds = BUSY * capacity.instances * 1000 / arrivals.text_ms / load.texts
+        too_much = _too_much(needs, holds, math.ceil(cores / BUSY))
+        return Speed(lines, {}, [too_much], cores, capacity.max_batch_size)
+    at_most, arriving = _arriving(load, cost, arrivals)
+    most = max(MOST_BATCH, power_of_two(load.texts))  # a request is not divided
+    batch = least = min(most, max(LEAST_BATCH, power_of_two(2 * at_most)))
     budget, step = _token_budget(capacity, load, needs, cost)
     call_cost, weighed = _call_cost(capacity, cost)
-    batch, requests = least, (cost, each / rows, rows, load.tokens, longest)
+    requests = cost, arrivals.texts_s / load.texts, load.texts, load.tokens, load.longest or needs.length
     while (full := full_share(*requests, Batching(budget, batch, call_cost))) > FULL and batch < most:
         batch *= 2
     times = latencies(*requests, Batching(budget, batch, call_cost))
-    p50, p99 = np.quantile(times, [0.5, 0.99])
-    lines += [
-        Line(
-            "texts that arrive during a batch",
-            f"{number(each)} x {number(cost.call)} ms / (1000 - {number(each)} x {number(row_ms)})",
-            f"{number(forms)} on average, {at_most} at most 99 times of 100",
-        ),
-        Line(
-            "max_batch_size",
-            f"2 x {at_most} texts, to a power of two"
-            + f", and {batch // least} times that, or requests pile up" * (batch > least),
-            str(batch),
-        ),
-        step,
-        weighed,
-        Line("p50", f"{len(times):,} requests at random times, played through", f"{number(p50)} ms"),
-        Line("p99", f"of the same; texts of {load.tokens} tokens on average, {longest} at most", f"{number(p99)} ms"),
-    ]
-    lacking = []
-    if full > FULL:
-        lacking.append(_piling_up(needs, full, most))
-    elif load.p99_ms is not None and p99 > load.p99_ms:
-        lacking.append(_too_slow(load, needs, cost.of(rows * longest), p99))
-    settings: dict[str, object] = {
-        "max_batch_size": batch,
-        "serving.token_budget": budget,
-        "serving.call_cost": call_cost,
-    }
-    return lines, settings, lacking, share * capacity.cores, batch
+    lines += [arriving, _batch_line(at_most, least, batch), step, weighed, *_waits(load, needs, times)]
+    settings = {"max_batch_size": batch, "serving.token_budget": budget, "serving.call_cost": call_cost}
+    lacking = [_piling_up(needs, full, most)] if full > FULL else _late(load, needs, cost, times)
+    return Speed(lines, settings, lacking, cores, batch)
+
+
+def _costs(capacity: Capacity, load: Load, needs: Needs, cost: Cost, arrivals: Arrivals) -> list[Line]:
+    """What was measured, and how much of the time the texts take; how many fit, where their tokens cost anything."""
+    each, text_ms = arrivals.texts_s, arrivals.text_ms
+    call, part = number(cost.call), number(1000 * cost.part)
+    lines = [Line("cost of a call", needs.measured, f"{call} ms + {part} ms a 1,000 tokens")]
+    if text_ms:
+        formula = f"{capacity.instances} x 1000 / ({load.tokens} tokens x {part} us)"
+        lines.append(Line("most texts/s", formula, number(capacity.instances * 1000 / text_ms)))
+    formula = f"{number(each)} texts/s x {number(text_ms)} ms"
+    return [*lines, Line("busy with texts", formula, f"{arrivals.share:.0%} of each instance")]
+
+
+def _arriving(load: Load, cost: Cost, arrivals: Arrivals) -> tuple[int, Line]:
+    """The texts that arrive while a batch runs, at most 99 times of 100; they come `load.texts` at a time."""
+    each, text_ms = arrivals.texts_s, arrivals.text_ms
+    forms = max(float(load.texts), each * cost.call / (1000 - each * text_ms))
+    at_most = math.ceil(forms + SIGMAS * math.sqrt(forms * load.texts))
+    formula = f"{number(each)} x {number(cost.call)} ms / (1000 - {number(each)} x {number(text_ms)})"
+    result = f"{number(forms)} on average, {at_most} at most 99 times of 100"
+    return at_most, Line("texts that arrive during a batch", formula, result)
+
+
+def _batch_line(at_most: int, least: int, batch: int) -> Line:
+    larger = f", and {batch // least} times that, or requests pile up" * (batch > least)
+    return Line("max_batch_size", f"2 x {at_most} texts, to a power of two{larger}", str(batch))
+
+
+def _waits(load: Load, needs: Needs, times: np.ndarray) -> list[Line]:
+    """Lines of the milliseconds `times` that requests took, played through."""
+    p50, p99 = (f"{number(float(np.quantile(times, share)))} ms" for share in (0.5, 0.99))
+    texts = f"of the same; texts of {load.tokens} tokens on average, {load.longest or needs.length} at most"
+    played = f"{len(times):,} requests at random times, played through"
+    return [Line("p50", played, p50), Line("p99", texts, p99)]
+
+
+def _late(load: Load, needs: Needs, cost: Cost, times: np.ndarray) -> list[str]:
+    """Whether more than one of 100 takes longer than it may, as a sentence."""
+    p99 = float(np.quantile(times, 0.99))
+    if load.p99_ms is None or p99 <= load.p99_ms:
+        return []
+    return [_too_slow(load, needs, cost.of(load.texts * (load.longest or needs.length)), p99)]
 
 
 def _token_budget(capacity: Capacity, load: Load, needs: Needs, cost: Cost) -> tuple[int, Line]:

@@ -154,6 +154,17 @@ def test_what_was_not_measured_is_planned_without_speed() -> None:
     assert "not measured: build it" in plan.notes
 
 
+def test_a_build_that_measured_long_calls_no_slower_than_short_ones_is_planned() -> None:
+    """As happens to tiny models on a busy machine: a token then costs nothing, and any number of texts fits."""
+    latency = {f"{rows}x{tokens}": 5.0 if tokens == 16 else 4.0 for rows in (1, 8) for tokens in (16, 64, 128)}
+    plan = _encoder({"p99_ms": 60}, replace(ENCODER, latency=latency))
+    lines = _lines(plan)
+    assert "most texts/s" not in lines
+    assert lines["busy with texts"] == "0% of each instance"
+    assert plan.settings["serving.call_cost"] == 16, "as the specification has it"
+    assert plan.lacking == ()
+
+
 def test_slots_are_what_runs_at_once_and_some_more() -> None:
     """5/s x 128 tokens = 640 tokens/s, 20 tokens x 0.5 ms = 50 ms/s of prompts: 640 * 5 / (850 - 50 - 640) = 20."""
     plan = _decoder({"requests_per_s": 5, "tokens": 20, "answer_tokens": 128, "longest": 100})
