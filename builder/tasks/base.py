@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +33,7 @@ if TYPE_CHECKING:
 
 Sample = Mapping[str, Any]
 Answer = Mapping[str, Any]
+_kept: ContextVar[dict[str, Any] | None] = ContextVar("pipelines", default=None)
 
 
 class TaskGraph(torch.nn.Module):
@@ -204,8 +207,27 @@ def model_class_names(auto_class: Any) -> dict[str, str]:
     return names
 
 
+@contextmanager
+def one_pipeline() -> Iterator[None]:
+    """Within it, which is for one checkpoint alone, a pipeline is made once: that takes as long as a short text."""
+    before = _kept.set({})
+    try:
+        yield
+    finally:
+        _kept.reset(before)
+
+
 def pipeline_of(checkpoint: Checkpoint, task: str) -> Any:
     """transformers.pipeline over the loaded checkpoint, the reference of most tasks."""
+    kept = _kept.get()
+    if kept is None:
+        return _pipeline(checkpoint, task)
+    if task not in kept:
+        kept[task] = _pipeline(checkpoint, task)
+    return kept[task]
+
+
+def _pipeline(checkpoint: Checkpoint, task: str) -> Any:
     return transformers.pipeline(task, model=checkpoint.model, tokenizer=checkpoint.tokenizer, device="cpu")
 
 

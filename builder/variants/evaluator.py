@@ -26,7 +26,7 @@ from builder.runtime.fields import Field, InputError
 from builder.samples import load_samples, with_mask
 from builder.spec import BuildSpec, FrontOptions
 from builder.speed import Latencies
-from builder.tasks.base import Answer, Sample, TaskGraph, encoder_task
+from builder.tasks.base import Answer, Sample, TaskGraph, encoder_task, one_pipeline
 from builder.tensors import to_tensors
 from builder.triton.layout import bucketed, serving_document
 from builder.variants.latency import engine_latencies
@@ -199,7 +199,8 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
     fitted, judged = _split(samples) if spec.fits else (samples, samples)
     labels = labelled[1::2] if spec.fits else labelled
     feeds = _engine_feeds(front, fields, fitted)
-    expected = tuple(task.reference(checkpoint, sample) for sample in judged)
+    with one_pipeline():
+        expected = tuple(task.reference(checkpoint, sample) for sample in judged)
     return Evaluator(spec, checkpoint, module, front, serving, tokenizer, fields, judged, labels, expected, feeds)
 
 

@@ -16,7 +16,7 @@ from builder.checkpoint.resolve import resolve
 from builder.errors import CheckpointError
 from builder.samples import TEXTS
 from builder.spec import make_spec
-from builder.tasks.base import encoder_task
+from builder.tasks.base import encoder_task, one_pipeline, pipeline_of
 from builder.verify.answers import difference
 from tests.fronts import answers, front_over_pytorch
 from tests.models import SERVED
@@ -115,3 +115,24 @@ def test_special_tokens_in_a_context_are_words_of_it(checkpoint: Callable[[str],
     (answer,) = answers(front_over_pytorch(resolved, spec, tmp_path), resolved, [sample])
     error, where = difference(expected, answer)
     assert error < 1e-5, where
+
+
+OPTIONS: dict[str, dict[str, Any]] = {  # of a request that comes before one without
+    "names": {"aggregation_strategy": "simple"},
+    "topics": {"top_k": 3},
+    "masks": {"top_k": 2},
+}
+
+
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_pipeline_that_is_kept_answers_as_one_made_anew(name: str, checkpoint: Callable[[str], Path]) -> None:
+    """What one request asked for is not asked for the next."""
+    resolved = resolve(make_spec(model=str(checkpoint(name))))
+    task = encoder_task(resolved.task)
+    text = {"text_input": f"The museum in {resolved.tokenizer.mask_token or 'Oslo'} is closed."}
+    samples = [text | OPTIONS[name], text]
+    anew = [task.reference(resolved, sample) for sample in samples]
+    with one_pipeline():
+        assert [task.reference(resolved, sample) for sample in samples] == anew
+        assert pipeline_of(resolved, task.name) is pipeline_of(resolved, task.name)
+    assert pipeline_of(resolved, task.name) is not pipeline_of(resolved, task.name)
