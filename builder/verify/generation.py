@@ -24,7 +24,8 @@ TIE = 1e-3  # two logits this close may change places
 LONGEST_SAMPLE = 96
 NEW_TOKENS = 24
 GENERATED = 8  # by transformers' own generate, one by one: what it does otherwise than a run over a text shows at once
-TOGETHER = 480  # tokens of rows that PyTorch reads at once, padding included: their logits are in memory
+TOGETHER = 256  # tokens of rows that PyTorch reads at once, padding included: their logits are in memory
+ALIKE = 0.75  # of the longest row of those, the least length of another: what is padded is computed, too
 ROWS = 16  # that run at once: for weights that are read from memory more of them cost little
 
 
@@ -154,8 +155,9 @@ def _logits(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Iterator[t
     remaining = sorted(range(len(rows)), key=lambda index: -len(rows[index]))
     while remaining:
         longest = len(rows[remaining[0]])
-        count = max(1, TOGETHER // longest)
-        group, remaining = remaining[:count], remaining[count:]
+        alike = [index for index in remaining if len(rows[index]) >= ALIKE * longest]
+        group = alike[: max(1, TOGETHER // longest)]
+        remaining = remaining[len(group) :]
         padded = [[*rows[index], *[0] * (longest - len(rows[index]))] for index in group]
         with torch.no_grad():
             logits = model(input_ids=torch.tensor(padded), use_cache=False).logits
