@@ -62,10 +62,11 @@ def has_many(weights: int) -> bool:
     return weights >= EXTERNAL_FROM
 
 
-def load_graph(path: Path) -> onnx.ModelProto:
-    """Read `path` to rewrite it; many weights stay in their file (builder/onnx/weights.py)."""
+def load_graph(path: Path, weights: Path | None = None) -> onnx.ModelProto:
+    """Read `path` to rewrite it; many weights stay in their file (builder/onnx/weights.py), which is in the folder
+    `weights`, or beside it."""
     model = onnx.load(str(path), load_external_data=False)
-    point_to(model, path.parent)
+    point_to(model, weights or path.parent)
     if not has_many(_weights(model)):
         take_in(model.graph)
     return model

@@ -184,41 +184,6 @@ def _is_in(data: Path, tensor: TensorProto) -> bool:
     return place is not None and place.file == data
 
 
-def left_in_place(model: onnx.ModelProto, before: onnx.ModelProto) -> None:
-    """In place: the weights of `model` that are those of `before`, from which it was made, are in the file of those
-    again, where that is true of nearly all."""
-    places = {tensor.name: tensor for tensor in before.graph.initializer if place_of(tensor) is not None}
-    pairs = [(tensor, places[tensor.name]) for tensor in model.graph.initializer if tensor.name in places]
-    enough = NEARLY * sum(map(size_of, model.graph.initializer))
-    for same in (_described_alike, _equal):
-        pairs = [pair for pair in pairs if same(*pair)]
-        if sum(size_of(tensor) for tensor, _ in pairs) < enough:
-            return
-    for tensor, kept in pairs:
-        tensor.CopyFrom(kept)
-
-
-def _described_alike(one: TensorProto, other: TensorProto) -> bool:
-    return (one.data_type, one.dims, size_of(one)) == (other.data_type, other.dims, size_of(other))
-
-
-def _equal(one: TensorProto, other: TensorProto) -> bool:
-    """Whether their values are, byte by byte."""
-    return all(a == b for a, b in zip(_read(one), _read(other), strict=True))
-
-
-def _read(tensor: TensorProto) -> Iterator[bytes]:
-    """The bytes of the values, a piece at a time, which needs no memory of mapped pages."""
-    place = place_of(tensor)
-    if place is None:
-        yield from (tensor.raw_data[start : start + PIECE] for start in range(0, len(tensor.raw_data), PIECE))
-        return
-    with place.file.open("rb") as file:
-        file.seek(place.offset)
-        for start in range(0, place.length, PIECE):
-            yield file.read(min(PIECE, place.length - start))
-
-
 def _copy(source: Any, target: Any) -> None:
     """All of a model but its weights."""
     for field, value in source.ListFields():

@@ -15,7 +15,6 @@ from builder.engines.onnxruntime import save_optimised
 from builder.errors import ExportError
 from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.onnx.operators import DOMAIN, STANDARD
-from builder.onnx.weights import left_in_place
 
 STANDARD_DOMAINS = (*STANDARD, DOMAIN)
 
@@ -31,9 +30,8 @@ def fuse(graph: Graph, folder: Path, level: str = "O2") -> Graph:
     for file in path.parent.glob(f"{path.stem}.*"):  # of an earlier build, which others may have too
         file.unlink()
     save_optimised(graph.path, path, extended=level != "O1", approximate_gelu=level in ("O3", "O4"))
-    model = load_graph(path)
+    model = load_graph(path, graph.path.parent)
     _tidy(model, graph.ir_version)
-    left_in_place(model, load_graph(graph.path))
     return save_graph(model, path)
 
 
@@ -47,6 +45,8 @@ def _tidy(model: onnx.ModelProto, ir_version: int) -> None:
     del model.opset_import[:]
     model.opset_import.extend(opsets)
     _drop_defaults(model)
+    for node in model.graph.node:
+        del node.metadata_props[:]  # of PyTorch's export: left where nothing was optimised
     model.ir_version = ir_version
     model.producer_version = ""
 

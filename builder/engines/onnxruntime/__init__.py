@@ -44,13 +44,15 @@ def open_session(model: Path, threads: int, spinning: bool = False) -> onnxrunti
 
 
 def save_optimised(model: Path, written: Path, extended: bool, approximate_gelu: bool) -> None:
-    """Write `model` as ONNX Runtime rewrites it, for any hardware: its level "basic", or "extended" with fusions."""
+    """Write `model` as ONNX Runtime rewrites it, for any hardware: its level "basic", or "extended" with fusions.
+
+    Weights that `model` has in another file stay there, and `written` says of them what `model` does; those that it
+    rewrites are inside.
+    """
     options = _options(threads=1, spinning=False)
     levels = onnxruntime.GraphOptimizationLevel
     options.graph_optimization_level = levels.ORT_ENABLE_EXTENDED if extended else levels.ORT_ENABLE_BASIC
     options.optimized_model_filepath = str(written)
-    weights = f"{written.name}.data"
-    options.add_session_config_entry("session.optimized_model_external_initializers_file_name", weights)
     options.add_session_config_entry("optimization.enable_gelu_approximation", "1" if approximate_gelu else "0")
     for key, value in MAPPED.items():  # nothing is run
         options.add_session_config_entry(key, value)
