@@ -212,7 +212,7 @@ def admin_key(file: Path | None) -> str:
     try:
         words = file.read_text("utf-8").split()
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"the admin key in {file} cannot be read: {error}") from error
+        raise SpecError(f"the admin key in {file} cannot be read ({error}); name a text file that holds it") from error
     if len(words) != 1:
         raise SpecError(f"{file} holds {len(words)} words; expected one, the secret of who may give orders")
     return words[0]

@@ -27,6 +27,8 @@ Infer = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 
 
 class Engine(Protocol):
+    """What the `__init__` of an engine's room says."""
+
     NAME: str  # as people write it
     PACKAGE: str  # of the Python package index, by whose version it is known
     MODEL_FILE: str

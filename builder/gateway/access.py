@@ -26,7 +26,9 @@ def read_keys(file: Path | None, environment: str) -> tuple[tuple[str, str], ...
     try:
         text = file.read_text("utf-8") if file is not None else ""
     except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"the keys in {file} cannot be read: {error}") from error
+        raise SpecError(
+            f"the keys in {file} cannot be read ({error}); name a text file of NAME:SECRET lines"
+        ) from error
     entries = [line.strip() for line in (*text.splitlines(), *environment.split(","))]
     keys = []
     for number, entry in enumerate(entry for entry in entries if entry and not entry.startswith("#")):

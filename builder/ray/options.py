@@ -33,7 +33,10 @@ class Options(BaseModel):
     @model_validator(mode="after")
     def _ordered(self) -> Options:
         if self.max_replicas < self.min_replicas:
-            raise ValueError(f"max_replicas is {self.max_replicas}, less than min_replicas, {self.min_replicas}")
+            raise ValueError(
+                f"max_replicas is {self.max_replicas}, less than min_replicas, {self.min_replicas}; raise one or lower "
+                "the other"
+            )
         return self
 
 

@@ -45,6 +45,8 @@ UNTRIED = "Triton did not try to load it, as where it cannot read its config.pbt
 
 @dataclass(frozen=True)
 class Ports:
+    """Where a server listens; Triton's own defaults."""
+
     http: int = 8000
     grpc: int = 8001
     metrics: int = 8002

@@ -86,7 +86,7 @@ def unshare(repository: Path, name: str, models: Sequence[str]) -> list[str]:
     """
     front = repository / name
     if not (front / MODELS / HOSTED).is_file():
-        raise RepositoryError(f"{name} is no shared front of {repository}")
+        raise RepositoryError(f"{name} is not a shared front of {repository}; `build-repo share` makes one")
     with _alone(front), changing(repository) as change:
         entries = dict(read_hosted(front / MODELS).entries)
         for model in dict.fromkeys(models):
@@ -140,7 +140,7 @@ def _entry(front: Path, configs: Sequence[Any], memory_mb: int | None) -> Reposi
             front.name, own.parameters["task"].string_value, [own], max(c.max_batch_size for c in (own, *configs))
         )
     elif front.exists():
-        raise RepositoryError(f"{front} is there already and is no shared front: choose another --name")
+        raise RepositoryError(f"{front} is there already and is not a shared front: choose another --name")
     elif not configs:
         raise RepositoryError(f"{front.name} has no models yet: name those that it is to answer for")
     else:
@@ -159,7 +159,7 @@ def _shared(front: Path) -> SharedServing:
     try:
         return load_shared(front / str(served(front)))
     except ContractError as error:
-        raise RepositoryError(f"{front.name} is no shared front: {error}. Choose another --name") from error
+        raise RepositoryError(f"{front.name} is not a shared front: {error}. Choose another --name") from error
 
 
 def _config(name: str, task: str, configs: Sequence[Any], batch: int) -> Config:

@@ -341,7 +341,7 @@ def test_what_a_shared_front_cannot_host_is_refused_and_nothing_is_changed(own_f
     (own_fronts / "two" / "1" / "encoder" / "front.py").unlink()
     with pytest.raises(RepositoryError, match=r"of an earlier build-repo.*: build it again"):
         hosted_model(own_fronts / "two", 1)
-    for name, message in (("gone", "has no model gone"), ("one", "one is no shared front")):
+    for name, message in (("gone", "has no model gone"), ("one", "one is not a shared front")):
         with pytest.raises(RepositoryError, match=message):
             share(own_fronts, "one", [name])
 
@@ -397,8 +397,8 @@ def test_a_model_that_cannot_go_back_stays(own_fronts: Path) -> None:
     share(own_fronts, "encoders", ["one"])
     for front, name, message in (
         ("encoders", "gone", "encoders does not host gone; it hosts one"),
-        ("two", "one", "two is no shared front"),
-        ("nowhere", "one", "nowhere is no shared front"),
+        ("two", "one", "two is not a shared front"),
+        ("nowhere", "one", "nowhere is not a shared front"),
     ):
         with pytest.raises(RepositoryError, match=message):
             unshare(own_fronts, front, [name])
@@ -432,7 +432,7 @@ def test_the_command_says_what_is_missing(tmp_path: Path, capsys: pytest.Capture
     assert main(["share", "--name", "encoders", "--repository", str(tmp_path)]) == 1
     assert "encoders has no models yet: name those" in capsys.readouterr().err
     assert main(["unshare", "one", "--name", "encoders", "--repository", str(tmp_path)]) == 1
-    assert "encoders is no shared front" in capsys.readouterr().err
+    assert "encoders is not a shared front" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["share", "one"])
 

@@ -82,7 +82,7 @@ class BeamSearch:
         """The best continuations of all beams, best first: beam, token, and log-probability of the whole."""
         best = self._of_likeliest(logits) if isinstance(logits, Likeliest) else self._of_all(logits)
         if not len(best[0]):
-            raise RuntimeError("the options of this request forbid every token")
+            raise RuntimeError("the options of this request forbid every token; leave some of its bans or biases out")
         return best
 
     def _of_all(self, logits: "Sequence[np.ndarray]") -> "tuple[np.ndarray, np.ndarray, np.ndarray]":

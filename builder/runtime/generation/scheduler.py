@@ -30,6 +30,8 @@ FEW = 8  # tokens of a call with guesses: with 16, guesses took longer than they
 
 @dataclass(frozen=True)
 class Limits:
+    """What may wait, and how much of the prompts is read between two steps."""
+
     queue: int  # sequences that may wait; 0: any number
     prefill_tokens: int  # of prompts, between two decode steps; of texts, in one encoder call
     wait_s: float = 0  # how long a request may wait for its turn; 0: for ever

@@ -24,15 +24,19 @@ from .text import Detokenizer, StopStrings
 
 
 class RequestStatus(enum.Enum):
+    """Whether anybody still waits for the answers of a request."""
+
     ACTIVE = "active"
     CANCELLED = "cancelled"  # its client is gone
     FAILED = "failed"  # its client has been told why
 
 
 class SequenceStatus(enum.Enum):
-    WAITING = "waiting"
-    PREFILLING = "prefilling"
-    DECODING = "decoding"
+    """Where a sequence is; one that is preempted waits again."""
+
+    WAITING = "waiting"  # in the queue, without a slot
+    PREFILLING = "prefilling"  # its prompt is read in pieces
+    DECODING = "decoding"  # a token a step
     FINISHED = "finished"
 
 

@@ -116,7 +116,10 @@ class Service:
                 f"{room} (this model holds {longest} tokens)"
             )
         if options.min_tokens > options.max_tokens:
-            raise InputError(f"min_tokens is {options.min_tokens}, more than max_tokens, {options.max_tokens}")
+            raise InputError(
+                f"min_tokens is {options.min_tokens}, more than max_tokens, {options.max_tokens}; lower one or raise "
+                "the other"
+            )
         return options.max_tokens
 
     def _sequences(self, request: Request, first: "int | None") -> "list[Running]":
