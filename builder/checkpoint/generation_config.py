@@ -141,7 +141,9 @@ def _refuse_absurd(config: GenerationConfig, file: str) -> None:
 
 _COMBINATIONS: Mapping[str, Callable[[GenerationConfig, bool], bool]] = {
     "num_beams": lambda config, is_decoder: bool(config.do_sample) and (config.num_beams or 1) > 1,  # beams that sample
-    "min_length": lambda config, is_decoder: is_decoder and bool(config.min_length),  # counts a prompt nobody knows
+    "min_length": lambda config, is_decoder: (  # counts a prompt nobody knows; min_new_tokens takes its place
+        is_decoder and bool(config.min_length) and config.min_new_tokens is None
+    ),
     "forced_bos_token_id": lambda config, is_decoder: is_decoder and config.forced_bos_token_id is not None,
     "decoder_start_token_id": lambda config, is_decoder: isinstance(config.decoder_start_token_id, list),
     "remove_invalid_values": lambda config, is_decoder: (  # makes a forbidden end a number, which then grows
@@ -162,7 +164,7 @@ def option_defaults(config: GenerationConfig, beams: int, start: int | None = No
     defaults: dict[str, Any] = {name: getattr(config, name, None) for name in (*SAME_NAME, *SAMPLING)}
     defaults["temperature"] = 0.0
     shortest = (config.min_length or 0) - start if start is not None else 0
-    defaults["min_tokens"] = max(shortest, config.min_new_tokens or 0)
+    defaults["min_tokens"] = max(shortest, 0) if config.min_new_tokens is None else config.min_new_tokens
     if config.do_sample:
         defaults["temperature"] = config.temperature if config.temperature is not None else 1.0
         defaults["n"] = config.num_return_sequences

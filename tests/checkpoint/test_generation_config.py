@@ -58,6 +58,21 @@ def test_lengths_of_an_encoder_decoder_count_its_start() -> None:
     assert option_defaults(GenerationConfig(min_new_tokens=7), 4)["min_tokens"] == 7
 
 
+def test_tokens_of_an_answer_take_the_place_of_its_length() -> None:
+    """Where a checkpoint states both, as in transformers, which says so in a warning."""
+    model, source = make_seq2seq("bart"), torch.tensor([[5, 6, 7]])
+    everything = [token for token in range(model.config.vocab_size) if token != 3]
+    config = GenerationConfig(
+        min_length=9, min_new_tokens=4, max_new_tokens=12, eos_token_id=3, pad_token_id=0, decoder_start_token_id=2,
+        sequence_bias=[[[3], 1e4]], suppress_tokens=everything[40:],
+    )  # fmt: skip
+    model.generation_config = config
+    (answer,) = model.generate(source, attention_mask=torch.ones_like(source))
+    assert len(answer) == 1 + 4 + 1, "its start, as many tokens as it may end after, its end"
+    assert option_defaults(config, 1, start=1)["min_tokens"] == 4
+    refuse_unserved(config, is_decoder=True)
+
+
 def test_sampling_with_its_own_filters() -> None:
     greedy = option_defaults(GenerationConfig(top_p=0.6, temperature=0.9), beams=4)
     assert greedy == {"temperature": 0.0, "min_tokens": 0, "top_p": 0.6}, "a request that samples has its top_p"
