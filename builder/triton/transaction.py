@@ -285,10 +285,10 @@ def _held(folder: Path) -> bool:
 @contextlib.contextmanager
 def alone(repository: Path, *name: str) -> Iterator[None]:
     """Hold the lock of `repository`, or of one model of it; wait while another has it. A process that dies gives it
-    back. Take a model's lock before the repository's."""
+    back. Take a model's lock before the repository's. Raises RepositoryError where the folder does not allow it."""
     path = repository.parent / ".".join(["", repository.name, *name, "lock"])
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        descriptor = _opened(path)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
             break
@@ -298,6 +298,15 @@ def alone(repository: Path, *name: str) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def _opened(lock: Path) -> int:
+    try:
+        return os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError as error:
+        raise RepositoryError(
+            f"{lock.parent} could not be written ({error.strerror or error}): nothing was changed. {what_to_do(error)}"
+        ) from error
 
 
 @contextlib.contextmanager

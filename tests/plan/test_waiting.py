@@ -23,6 +23,17 @@ def test_one_after_the_other_at_random_is_the_queue_of_the_textbooks() -> None:
     assert np.quantile(times, [0.5, 0.99]) == pytest.approx([2 * math.log(2), 2 * math.log(100)], rel=0.15)
 
 
+@pytest.mark.parametrize(("busy", "call"), [(0.3, 0.0), (0.6, 0.0), (0.6, 4.0), (0.5, 10.0)])
+def test_waits_are_those_of_pollaczek_and_khinchine(busy: float, call: float) -> None:
+    """M/G/1, and M/D/1 where a call costs the same for any text: the mean wait is rate * E[S^2] / (2 (1 - busy))."""
+    cost = Cost(call, 1 - call / 10)  # 10 ms for a text of 10 tokens, which is what texts have on average
+    rate = 100 * busy
+    times = latencies(cost, rate, texts=1, mean=10, longest=1e6, batching=_together(1))
+    service = 10 + cost.part * (np.random.default_rng(1).exponential(10, 1_000_000) - 10)
+    wait = rate / 1000 * np.mean(service**2) / (2 * (1 - busy))
+    assert times.mean() == pytest.approx(10 + wait, rel=0.1)
+
+
 def test_requests_of_several_texts_wait_for_all_of_them() -> None:
     alone = latencies(Cost(1, 0.1), rate=0.01, texts=3, mean=10, longest=10, batching=_together(3))
     assert alone == pytest.approx(np.full(len(alone), 4.0)), "1 ms and three texts of 1 ms"

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import errno
+import os
 from collections.abc import Collection
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,3 +91,24 @@ def test_so_does_a_promotion(
     _server(monkeypatch, after, error, before={"READY": {1}})
     assert main(["promote", "front", "--repository", str(repository), "--url", "127.0.0.1:1"]) != 0
     assert served(repository / "front") == says
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(
+    repository: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before a version is tried its model is locked, which takes a file."""
+    real = os.open
+
+    def read_only(path: str | Path, *rest: Any, **more: Any) -> int:
+        if str(path).endswith("lock"):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+        return real(path, *rest, **more)
+
+    _server(monkeypatch, None, ServeError("it was never asked"), before={"READY": {1}})
+    where = ["--repository", str(repository), "--url", "127.0.0.1:1"]
+    assert main(["rollback", "front", "1", *where[:2]]) == 0
+    monkeypatch.setattr(os, "open", read_only)
+    assert main(["promote", "front", "2", *where]) == 1
+    said = " ".join(capsys.readouterr().err.split())
+    assert f"{repository.parent} could not be written (Read-only file system)" in said
+    assert "Let this user write to it and to the folder that it is in" in said
