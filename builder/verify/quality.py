@@ -44,8 +44,8 @@ def served_quality(
     expected: Sequence[Answer],
     score: Callable[[Sequence[Answer]], Mapping[str, float]],
 ) -> Quality:
-    """Answer `samples` all at once, in a random order, and compare with `expected`; then one of each `ALONE` by itself,
-    and compare with its answer in the batch.
+    """Answer `samples` all at once, in a random order, and one of each `ALONE` by itself too; compare all answers with
+    `expected`, and those alone with those of the batch.
 
     `infer`: the engine's, opened. `score`: of answers to all samples, by their labels.
     """
@@ -56,8 +56,9 @@ def served_quality(
     together = [answered[place] for place in range(len(samples))]
     tokens, padded = pipeline.counts.tokens, pipeline.counts.padded_tokens
     alone = {place: _answers(pipeline, requests, [place], fields[1])[0] for place in range(0, len(samples), ALONE)}
-    agreements = [task.agreement(e, a) for e, a in zip(expected, together, strict=True)]
-    differences = [task.difference(e, a) for e, a in zip(expected, together, strict=True)]
+    pairs = [*zip(expected, together, strict=True), *((expected[place], answer) for place, answer in alone.items())]
+    agreements = [task.agreement(e, a) for e, a in pairs]
+    differences = [task.difference(e, a) for e, a in pairs]
     error, where = max(differences)
     mates = [task.agreement(answer, together[place]) for place, answer in alone.items()]
     return Quality(

@@ -61,6 +61,13 @@ def test_answers_in_the_order_in_which_rows_are_cut_are_wrong(monkeypatch: pytes
     assert measured(monkeypatch, order=staticmethod(sorted)).error > 0.1
 
 
+def test_an_answer_that_is_wrong_only_alone_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    def one_more_alone(counts: list[int]) -> list[int]:
+        return counts if len(counts) > 1 else [counts[0] + 1]
+
+    assert measured(monkeypatch, order=staticmethod(one_more_alone)).error > 0.1
+
+
 def test_a_sample_that_fails_is_named_by_its_own_place(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(VerificationError, match="sample 4 fails in the emitted code"):
         measured(monkeypatch, failing=True)
