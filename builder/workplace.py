@@ -59,7 +59,7 @@ def refuse_without_room(needed: int, files: str) -> None:
     free = shutil.disk_usage(place).free
     if needed > free:
         raise RepositoryError(
-            f"{files} need about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free in {place}. Free some space, "
+            f"{files} take about {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free in {place}. Free some space, "
             "or have them on another disk: set TMPDIR to a folder there"
         )
 

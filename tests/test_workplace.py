@@ -19,6 +19,7 @@ from builder.checkpoint.resolve import resolve
 from builder.cli import main
 from builder.errors import ExportError, RepositoryError
 from builder.export import encoder
+from builder.optimise.fusion import fuse
 from builder.spec import make_spec
 from builder.workplace import PREFIX, scratch, workplace
 from tests.models import options_of
@@ -142,10 +143,22 @@ def test_a_disk_that_the_graphs_do_not_fit_on_is_refused_before_they_are_made(
     spec = make_spec(model=str(checkpoint(model)), name="m", output=tmp_path / "repository", **options_of(model))
     free.append(2 * (checkpoint(model) / "model.safetensors").stat().st_size // 3)
     stages: list[str] = []
-    with pytest.raises(RepositoryError, match=r"need about 0\.0 GB, and 0\.0 GB are free in .*set TMPDIR"):
+    with pytest.raises(RepositoryError, match=r"take about 0\.0 GB, and 0\.0 GB are free in .*set TMPDIR"):
         pipeline.build(spec, lambda name: _noting(name, stages))
     assert stages[-1] == "export"
     assert not (tmp_path / "repository").exists()
+
+
+def test_a_disk_that_others_have_filled_since_the_export_is_named(
+    free: list[int], checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """ONNX Runtime says of it that a protobuf could not be serialised."""
+    exported = encoder.export(resolve(make_spec(model=str(checkpoint("topics")))), tmp_path).graph
+    free.append(exported.size - 1)
+    with pytest.raises(RepositoryError, match=r"model\.onnx, fused, take about"):
+        fuse(exported, tmp_path)
+    free.append(exported.size)
+    assert fuse(exported, tmp_path).operators
 
 
 def test_what_an_earlier_build_has_kept_needs_no_room(

@@ -34,7 +34,7 @@ def widened(folder: Path, files: Sequence[Path]) -> Iterator[Path]:
         yield folder
         return
     needed = sum(_wide_bytes(folder / name) for name in narrow)
-    refuse_without_room(needed, "the weights in fp32 (of which the graphs are made, which need twice as much again)")
+    refuse_without_room(needed, "the weights in fp32 (of which the graphs are made, which need as much again)")
     with scratch() as wide:
         for file in folder.iterdir():
             if file.name not in narrow:

@@ -55,7 +55,6 @@ class DecodingEngine(ABC):
     paged: ClassVar[bool] = False  # whether sequences share the blocks of its cache
     timed: ClassVar[bool] = True  # whether this machine runs it as it will be served, so that speed is measured
     maps: ClassVar[bool] = False  # whether it has `opened_mapped`
-    copies: ClassVar[int] = 2  # of the weights in fp32 on disk at once: the export's, and of what `fuse` makes of it
 
     @property
     @abstractmethod

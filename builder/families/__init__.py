@@ -27,7 +27,7 @@ MAPPED = (
     "fp32 was judged and timed with its weights left in their file, which takes less memory: it was not opened as it "
     "is served, and the served model is faster than these numbers"
 )
-GRAPHS = "the export in fp32, and the graph that is made of it,"
+GRAPHS = "the graphs in fp32, of which the variants are made,"
 UNTIMED = "answers were judged on this machine's CPU; speed was not measured, for a GPU is to serve it"
 
 Exported = TypeVar("Exported")

@@ -134,9 +134,9 @@ class Encoder:
 
     def export(self) -> Exported:
         """The long rows first, of a model that has answered nothing yet. Raises RepositoryError where the disk has no
-        room for the graph, fused too."""
+        room for the graph."""
         checkpoint = self.checkpoint
-        refuse_without_room(2 * weights_bytes(checkpoint.model), GRAPHS)
+        refuse_without_room(weights_bytes(checkpoint.model), GRAPHS)
         long = long_references(task_graph(checkpoint), rows_of(checkpoint), checkpoint.max_length)
         return Exported(export(checkpoint, self.folder), long)
 

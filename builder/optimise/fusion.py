@@ -15,6 +15,7 @@ from builder.engines.onnxruntime import save_optimised
 from builder.errors import ExportError
 from builder.onnx.graph import Graph, load_graph, save_graph
 from builder.onnx.operators import DOMAIN, STANDARD
+from builder.workplace import refuse_without_room
 
 STANDARD_DOMAINS = (*STANDARD, DOMAIN)
 
@@ -23,12 +24,14 @@ def fuse(graph: Graph, folder: Path, level: str = "O2") -> Graph:
     """Write the fused graph into `folder`, at a level of Optimum's: O1 basic rewrites, O2 fusions too, O3 an
     approximate GELU too. Attention is fused at export, at every level. Many weights stay in the file of `graph`.
 
-    Raises ExportError where it would need an operator no release has.
+    Raises ExportError where it would need an operator no release has, and RepositoryError where the disk has no room:
+    ONNX Runtime does not say that of a disk which is full.
     """
     path = folder / f"fused-{level}" / graph.path.name
     path.parent.mkdir(parents=True, exist_ok=True)
     for file in path.parent.glob(f"{path.stem}.*"):  # of an earlier build, which others may have too
         file.unlink()
+    refuse_without_room(graph.path.stat().st_size, f"the files of {graph.path.name}, fused,")
     save_optimised(graph.path, path, extended=level != "O1", approximate_gelu=level in ("O3", "O4"))
     model = load_graph(path, graph.path.parent)
     _tidy(model, graph.ir_version)

@@ -59,7 +59,7 @@ def test_a_disk_without_room_for_fp32_is_refused_before_anything_is_written(
     monkeypatch.setattr(tempfile, "tempdir", str(disk))
     usage = SimpleNamespace(free=int(1.5 * file.stat().st_size))
     monkeypatch.setattr("builder.workplace.shutil.disk_usage", lambda place: usage)
-    refused = pytest.raises(RepositoryError, match=r"the weights in fp32 .* twice as much again\) need about 0\.0 GB")
+    refused = pytest.raises(RepositoryError, match=r"the weights in fp32 .* as much again\) take about 0\.0 GB")
     with refused, widened(file.parent, [file]):
         pass
     assert list(disk.iterdir()) == []

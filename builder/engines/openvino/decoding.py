@@ -23,7 +23,6 @@ CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "fp16": "float16", "i
 
 class Decoding(DecodingEngine):
     paged: ClassVar[bool] = True
-    copies: ClassVar[int] = 1  # its graph reads the export's
 
     @property
     def attention(self) -> str:

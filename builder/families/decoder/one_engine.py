@@ -130,8 +130,8 @@ class Decoder:
     rows: tuple[tuple[int, ...], ...]
 
     def export(self) -> DecoderExport:
-        """One graph for prompts and steps. Raises RepositoryError where the disk has no room for what is made of it."""
-        refuse_without_room(self.engine.copies * self.memory.weights, GRAPHS)
+        """One graph for prompts and steps. Raises RepositoryError where the disk has no room for it."""
+        refuse_without_room(self.memory.weights, GRAPHS)
         return export_decoder(self.checkpoint.model, self.folder, self.checkpoint.max_length, self.layers)
 
     def reference(self, exported: DecoderExport) -> Measured:

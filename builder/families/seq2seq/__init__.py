@@ -139,8 +139,8 @@ class Seq2Seq:
     samples: tuple[Mapping[str, Any], ...]
 
     def export(self) -> Seq2SeqExport:
-        """An encoder and a decoder's step. Raises RepositoryError where the disk has no room for them, fused too."""
-        refuse_without_room(2 * self.memory.weights, GRAPHS)
+        """An encoder and a decoder's step. Raises RepositoryError where the disk has no room for them."""
+        refuse_without_room(self.memory.weights, GRAPHS)
         return export_seq2seq(self.checkpoint.model, self.folder, self.settings.beams)
 
     def reference(self, exported: Seq2SeqExport) -> Measured:
