@@ -25,7 +25,7 @@ from tests.triton.test_settings import _entry
 def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """One encoder, laid out as a build does, whose weights are some bytes, which no linter reads."""
     for module in (publish_module, derive):
-        monkeypatch.setattr(module, "check", lambda staged: [])
+        monkeypatch.setattr(module, "check", lambda staged, digests=None: [])
     entry = replace(_entry(name="front"), name="front")
     entry = replace(entry, files={**entry.files, "1/model.onnx": b"weights"})
     publish(tmp_path / "model_repository", Unverified((entry,), replace(REPORT, files=file_hashes((entry,)))))
