@@ -95,12 +95,15 @@ class Control:
     @contextmanager
     def agreeing(self, name: str, before: int | None) -> Iterator[None]:
         """Where the block fails, which has the server switch `name`, the repository says of it what the server does, or
-        `before` where that is not known. It may have switched all the same: its last version may still have requests.
+        `before` where that is not known, or where the server did not answer with `before`: it may have another
+        repository. It may have switched all the same: its last version may still have requests.
         """
+        agreed = False
         try:
+            agreed = before in self.versions(name, ("READY",))
             yield
         except BaseException:
-            number = self._answering(name, before)
+            number = self._answering(name, before) if agreed else before
             if number in numbers(self.repository / name) and number != served(self.repository / name):
                 rollback(self.repository, name, number)
             raise

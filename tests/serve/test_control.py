@@ -33,7 +33,9 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return repository
 
 
-def _server(monkeypatch: pytest.MonkeyPatch, after: Versions | None, error: BaseException, before: Versions) -> None:
+def _server(
+    monkeypatch: pytest.MonkeyPatch, after: Versions | None, error: BaseException, before: Versions | None
+) -> None:
     """One that fails to switch with `error`; its versions by their state `before` and `after`, None: it is gone."""
     now: list[Versions | None] = [before]
 
@@ -68,6 +70,19 @@ def test_a_rollback_that_fails_leaves_server_and_repository_at_one(
     _server(monkeypatch, after, error, before={"READY": {2}})
     assert main(["rollback", "front", "--repository", str(repository), "--url", "127.0.0.1:1"]) != 0
     assert served(repository / "front") == says
+
+
+@pytest.mark.parametrize(
+    ("has", "error"), [({"READY": {1}}, ServeError("the server does not read it")), (None, ServeError("never asked"))]
+)
+def test_a_server_of_another_repository_has_no_say_in_this_one(
+    has: Versions | None, error: ServeError, repository: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It serves another version than this repository said before; nor has one that does not answer at all."""
+    _publish(repository, b"three")
+    _server(monkeypatch, has, error, before=has)
+    assert main(["rollback", "front", "--repository", str(repository), "--url", "127.0.0.1:1"]) != 0
+    assert served(repository / "front") == 3
 
 
 @pytest.mark.parametrize(
