@@ -81,6 +81,8 @@ class Entries:
                 return document
         except OSError:
             pass
+        for name in entry.files:  # what is made anew is not written into what the cache has
+            (folder / name).unlink(missing_ok=True)
         self.remove(entry)
         return None
 
@@ -141,8 +143,11 @@ class Entries:
             else:
                 remaining |= more
         theirs = {digest for entry in gone for digest in entry.blobs}
+        used = set(remaining).union(
+            *(entry.blobs for entry, _ in self.all())
+        )  # what other processes kept meanwhile too
         for blob in self.blobs.glob("*"):
-            if blob.name not in remaining and (blob.name in theirs or not _written_now(blob)):
+            if blob.name not in used and (blob.name in theirs or not _written_now(blob)):
                 blob.unlink(missing_ok=True)
         return gone
 

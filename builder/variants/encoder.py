@@ -49,7 +49,7 @@ class EncoderRungs:
         rung = self.exact[0] if name == self.exact[0].name else self.known.recall(name)
         if rung is None:
             graph = self.variant(option, left_alone).graph
-            rung = Rung(name, graph.size, self.evaluator.latency(graph, self.evaluator.opened(graph)))
+            rung = Rung(name, graph.size, self.evaluator.latency(graph))
             self.known.remember(rung)
         return rung
 

@@ -105,11 +105,13 @@ class Evaluator:
         task = encoder_task(self.checkpoint.task)
         return served_quality(infer, self.front_of(graph), task, self.fields, self.samples, self.expected, self._score)
 
-    def latency(self, graph: Graph, infer: Infer) -> Latencies:
-        """Of `graph`, opened as `infer`; nothing for another machine's GPU."""
+    def latency(self, graph: Graph, infer: Infer | None = None) -> Latencies:
+        """Of `graph`, opened as `infer`, or for this alone; nothing for another machine's GPU."""
         if self.spec.target != "cpu":
             return {}
-        return engine_latencies(infer, graph, self.rows, self.checkpoint.max_length, self.spec.chooses_by_time)
+        return engine_latencies(
+            infer or self.opened(graph), graph, self.rows, self.checkpoint.max_length, self.spec.chooses_by_time
+        )
 
     def front_of(self, graph: Graph) -> Path:
         """The folder of the front's files, as they will be emitted with `graph`."""
@@ -180,7 +182,7 @@ def make_evaluator(spec: BuildSpec, checkpoint: Checkpoint, module: TaskGraph, g
     serving = _serving(spec.front, checkpoint, graph, needed, parameters)
     tokenizer = tokenizer_json(checkpoint.tokenizer)
     front = folder / "front"
-    front.mkdir()
+    front.mkdir(exist_ok=True)  # what a cache that failed half-way has left
     (front / FILE).write_text(dump(serving), "utf-8")
     (front / "tokenizer.json").write_text(tokenizer, "utf-8")
     fields = task.fields(parameters)

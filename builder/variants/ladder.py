@@ -191,7 +191,8 @@ class _Climb(Generic[Option]):
         with self.stage("measure as served"):
             rates = self.rungs.served(finalists)
         best = rates[fastest(rates)]
-        equals = [one for one in finalists if rates[one.rung.name].equals(best)]
+        measured = [one for one in finalists if len(rates[one.rung.name].rounds) == len(best.rounds)]  # to the end
+        equals = [one for one in measured if rates[one.rung.name].equals(best)]
         chosen = max(equals, key=lambda one: (self.rungs.quality(one.rung), rates[one.rung.name].typical))
         words = f"; requests a second as served, {in_words(rates)}"
         if len(equals) > 1:

@@ -22,6 +22,7 @@ from builder.variants.timing import pytorch_with, warm_ms
 BATCHES = (1, 8)
 LENGTHS = (16, 64, 128)
 SHARE = 0.1  # of the time of a choice, where there is none
+PREPARING = ("openvino",)  # engines that take long to run a shape for the first time
 
 Feed = dict[str, np.ndarray]
 
@@ -41,14 +42,16 @@ def engine_latencies(infer: Infer, graph: Graph, rows: Rows, max_length: int, ch
     for which an engine may have to prepare itself.
     """
     feeds = _feeds(graph.inputs, rows, max_length)
-    if not choosing:
-        return _about(feeds, infer)
-    return {shape: _prepared_ms(partial(infer, feed)) for shape, feed in feeds.items()}
+    if choosing:
+        return {shape: _prepared_ms(partial(infer, feed)) for shape, feed in feeds.items()}
+    if graph.engine in PREPARING:
+        return {shape: _prepared_ms(partial(infer, feed), SHARE) for shape, feed in feeds.items()}
+    return _about(feeds, infer)
 
 
-def _prepared_ms(run: Callable[[], object]) -> float:
+def _prepared_ms(run: Callable[[], object], share: float = 1 / 3) -> float:
     run()
-    return warm_ms(run)
+    return warm_ms(run, share)
 
 
 def _about(feeds: Mapping[str, Feed], run: Callable[[Feed], object]) -> Latencies:

@@ -41,6 +41,24 @@ def test_a_stage_comes_back_as_it_was(tmp_path: Path) -> None:
     assert _read(entries, "three", tmp_path) is None
 
 
+def test_a_stage_that_comes_back_by_half_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What makes it anew would write into a link to what the cache has."""
+    entries, made = Entries(tmp_path / "cache"), tmp_path / "made"
+    made.mkdir()
+    for name in ("model.onnx", "model.onnx.data"):
+        (made / name).write_bytes(name.encode())
+    entries.write("fuse", "one", "model", 1.5, b"", made, ["model.onnx", "model.onnx.data"])
+
+    def failing(source: Path, target: Path) -> None:
+        if target.name == "model.onnx.data":
+            raise FileNotFoundError(source)  # another process has pruned it
+        link(source, target)
+
+    monkeypatch.setattr("builder.cache.entries.link", failing)
+    assert _read(entries, "one", tmp_path / "again") is None
+    assert list((tmp_path / "again").iterdir()) == []
+
+
 def test_a_file_with_two_names_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Weights that the export and the fused graph share: in the limit, and when what is read is hashed."""
     entries, made = Entries(tmp_path / "cache"), tmp_path / "made"

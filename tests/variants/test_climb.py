@@ -67,7 +67,7 @@ class FakeEvaluator(Evaluator):
         self.served: list[list[str]] = []
         self.rates: dict[str, tuple[float, ...]] = {}
 
-    def latency(self, graph: Graph, infer: Infer) -> Latencies:
+    def latency(self, graph: Graph, infer: Infer | None = None) -> Latencies:
         self.timed.append(made_of(graph))
         precision, left = made_of(graph)
         return {"1x16": (1 + 0.3 * left) / SPEED[precision]}
@@ -187,6 +187,14 @@ def test_of_equals_within_the_noise_the_one_of_better_quality_is_chosen(monkeypa
     assert climbed.choice is not None
     assert "equally fast within the noise, and int8-dynamic has the better quality" in climbed.choice
     assert "the machine was busy: the rounds of one variant are 95% apart" in climbed.choice
+
+
+def test_one_that_lost_is_not_chosen_for_its_quality(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was measured in a quieter time than those that were measured to the end."""
+    monkeypatch.setitem(SPEED, "int8-dynamic", 2.2)
+    evaluator = FakeEvaluator({("int8", 0): 0.991, ("int8-dynamic", 0): 0.998})
+    evaluator.rates = {"int8": (71.0, 60.0, 55.0), "int8-dynamic": (65.0, 65.0)}
+    assert search(evaluator, (FAST, NEAR)).chosen.rung.name == "int8"
 
 
 def test_a_rung_that_leaving_alone_makes_slow_gives_way() -> None:
@@ -324,7 +332,7 @@ def test_a_choice_says_where_other_programs_had_the_cores(
     monkeypatch.setattr(contention, "TASKS", tmp_path)
 
     class Slowed(FakeEvaluator):
-        def latency(self, graph: Graph, infer: Infer) -> Latencies:
+        def latency(self, graph: Graph, infer: Infer | None = None) -> Latencies:
             counted.write_text(f"{100 + len(self.timed) + 1} {100 + waited * (len(self.timed) + 1)} 8\n")
             return super().latency(graph, infer)
 

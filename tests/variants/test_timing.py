@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,6 +30,28 @@ def test_a_rough_time_of_a_token_leaves_out_the_first_run(
     clock = Clock(iter(seconds))
     monkeypatch.setattr(timing, "time", SimpleNamespace(perf_counter=lambda: clock.now))
     assert tuple(steps._about({"token, 1 rows": clock.run, "prompt of 128": clock.run}).values()) == expected
+
+
+@pytest.mark.parametrize(
+    ("engine", "runs"), [("onnxruntime", ["16", "16", "1024"]), ("openvino", ["16"] * 2 + ["1024"] * 2)]
+)
+def test_an_engine_that_prepares_itself_for_a_shape_is_not_timed_while_it_does(
+    engine: str, runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(timing, "LEAST", 1)
+    calls: list[str] = []
+    monkeypatch.setattr(
+        latency, "_feeds", lambda *shapes: {"1x16": {"x": np.zeros(16)}, "8x128": {"x": np.zeros(1024)}}
+    )
+    graph: Any = SimpleNamespace(engine=engine, inputs=("x",))
+    rows: Any = None
+
+    def infer(feed: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        calls.append(str(feed["x"].size))
+        return feed
+
+    latency.engine_latencies(infer, graph, rows, 128, choosing=False)
+    assert calls == runs
 
 
 def test_rough_times_of_shapes_are_warmed_up_once_by_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from builder.checkpoint.chat_template import chat_template, part_roles, tool_tem
 from builder.checkpoint.generation_config import total_length
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.checkpoint.tool_parser import tool_parser
-from builder.engines import refuse_to_choose
+from builder.engines import LARGE, refuse_to_choose
 from builder.engines.decoding import DecodingEngine, Executors, Lowered, is_mapped, judging, let_go, opened
 from builder.errors import VerificationError
 from builder.export.decoder import DecoderExport, export_decoder
@@ -344,6 +344,8 @@ class Decoder:
         """`rung` with what PyTorch's answers say of it."""
         vocabulary = vocabulary_of(self.checkpoint.model)
         course = EXACT if lowered == fused.exact else TOKEN_BY_TOKEN
+        if lowered.graph.size >= LARGE:  # whose cache for many rows is large too
+            course = replace(course, rows=TOKEN_BY_TOKEN.rows)
         agreement = measure(executors, fused.exported.caches, vocabulary, reference.answers, lowered.cache, course)
         judged = replace(
             rung, error=agreement.error, quality=agreement.mean, worst=agreement.worst,

@@ -140,7 +140,8 @@ class Seq2Seq:
 
     def export(self) -> Seq2SeqExport:
         """An encoder and a decoder's step. Raises RepositoryError where the disk has no room for them."""
-        refuse_without_room(self.memory.weights, GRAPHS)
+        words = self.checkpoint.model.get_input_embeddings().weight.numel() * 4  # each of the two graphs has them
+        refuse_without_room(self.memory.weights + words, GRAPHS)
         return export_seq2seq(self.checkpoint.model, self.folder, self.settings.beams)
 
     def reference(self, exported: Seq2SeqExport) -> Measured:
