@@ -77,8 +77,15 @@ class Keeper(threading.Thread):
                 break
             self.say(f"the gateway ended, {how(status)}; it is started again" + (f" in {delay:g} s" if delay else ""))
             if not self.stopping.wait(delay):
-                self.process = self.start_again()
+                self._start_again()
         _stop(self.process)
+
+    def _start_again(self) -> None:
+        """Where that fails, the next look counts it as another end."""
+        try:
+            self.process = self.start_again()
+        except OSError as error:
+            self.say(f"the gateway cannot be started ({error.strerror or error})")
 
 
 def _started(triton: str, host: str, port: int, *more: str) -> Process:

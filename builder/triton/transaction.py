@@ -182,8 +182,8 @@ def changing(repository: Path, *names: str) -> Iterator[Change]:
     """
     with contextlib.ExitStack() as stack, _told(repository):
         for name in sorted(names):
-            stack.enter_context(alone(repository, name))
-        stack.enter_context(alone(repository))
+            stack.enter_context(_locked(repository, name))
+        stack.enter_context(_locked(repository))
         change = Change(repository, stack.enter_context(staging(repository)))
         try:
             yield change
@@ -200,15 +200,15 @@ def visiting(repository: Path, guest: str, make: Callable[[Path], None]) -> Iter
     if (repository / guest).exists():
         raise RepositoryError(f"{repository} has a model {guest} of its own, a name that is needed: remove it first")
     with contextlib.ExitStack() as stack:
-        with _told(repository), alone(repository):
+        with _told(repository), _locked(repository):
             change = Change(repository, stack.enter_context(staging(repository)))
         try:
-            with _told(repository), alone(repository):
+            with _told(repository), _locked(repository):
                 make(change.staging / guest)
                 change.move(change.staging / guest, repository / guest)
             yield
         finally:
-            with _told(repository), alone(repository):
+            with _told(repository), _locked(repository):
                 change.undo()
 
 
@@ -243,7 +243,7 @@ def recover(repository: Path) -> list[str]:
         return []
     recovered: list[str] = []
     try:
-        with alone(repository):
+        with _locked(repository):
             for folder in _left(repository):
                 steps = _read_journal(folder / JOURNAL)
                 undo(repository.parent, steps)
@@ -286,9 +286,23 @@ def _held(folder: Path) -> bool:
 def alone(repository: Path, *name: str) -> Iterator[None]:
     """Hold the lock of `repository`, or of one model of it; wait while another has it. A process that dies gives it
     back. Take a model's lock before the repository's. Raises RepositoryError where the folder does not allow it."""
+    with contextlib.ExitStack() as stack:
+        try:
+            stack.enter_context(_locked(repository, *name))
+        except OSError as error:
+            raise RepositoryError(
+                f"{repository.parent} could not be written ({error.strerror or error}): nothing was changed. "
+                f"{what_to_do(error)}"
+            ) from error
+        yield
+
+
+@contextlib.contextmanager
+def _locked(repository: Path, *name: str) -> Iterator[None]:
+    """`alone`, for who says itself what an OSError means."""
     path = repository.parent / ".".join(["", repository.name, *name, "lock"])
     while True:
-        descriptor = _opened(path)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         if path.exists() and os.path.samestat(os.fstat(descriptor), path.stat()):
             break
@@ -298,15 +312,6 @@ def alone(repository: Path, *name: str) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         os.close(descriptor)
-
-
-def _opened(lock: Path) -> int:
-    try:
-        return os.open(lock, os.O_RDWR | os.O_CREAT, 0o666)
-    except OSError as error:
-        raise RepositoryError(
-            f"{lock.parent} could not be written ({error.strerror or error}): nothing was changed. {what_to_do(error)}"
-        ) from error
 
 
 @contextlib.contextmanager

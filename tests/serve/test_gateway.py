@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -53,6 +54,23 @@ def test_a_gateway_that_is_killed_is_started_again_and_one_that_is_stopped_is_no
     assert lines == ["the gateway ended, by SIGKILL; it is started again"]
     with pytest.raises(ProcessLookupError):
         os.kill(second, 0)
+
+
+def test_a_gateway_that_cannot_be_started_is_said_and_tried_again(
+    listening: Callable[[], int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the machine has no memory for another process."""
+    lines: list[str] = []
+    with kept_gateway(str(tmp_path / "url"), "127.0.0.1", free_ports().http, say=lines.append, poll_s=0.01):
+        first = listening()
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "executable", str(tmp_path / "missing"))
+            os.kill(first, signal.SIGKILL)
+            assert comes_about(lambda: len(lines) >= 2, 20)
+        assert comes_about(lambda: listening() != first, 20)
+    again = "the gateway ended, by SIGKILL; it is started again"
+    assert lines[:2] == [again, "the gateway cannot be started (No such file or directory)"]
+    assert lines[2].startswith(again)
 
 
 def test_a_gateway_that_ends_again_and_again_stays_down(

@@ -61,6 +61,7 @@ async def _asked_of_a_process_that_dies(
     """The piece that came of a stream, the whole answer to another request, and what the stream ended with."""
     triton, watcher = Triton(server.url), Watcher(server, lambda text: None)
     (place / "closed").touch()
+    (place / "taken").touch()
     pieces = triton.stream(_request(server, stream=True))
     (first,) = (await anext(pieces))["text_output"].strings()
     more, whole = asyncio.ensure_future(anext(pieces)), asyncio.ensure_future(_text(triton, _request(server)))

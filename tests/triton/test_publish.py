@@ -465,6 +465,12 @@ def test_a_build_killed_before_anything_moved_leaves_no_trace(journal: str | Non
     assert [p.name for p in tmp_path.iterdir()] == ["model_repository"]
 
 
+def _no_lock(path: str | Path, *rest: Any, open: Callable[..., int] = os.open) -> int:
+    if str(path).endswith("lock"):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+    return open(path, *rest)
+
+
 def test_what_cannot_be_put_back_is_kept_and_put_back_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
@@ -484,6 +490,10 @@ def test_what_cannot_be_put_back_is_kept_and_put_back_later(tmp_path: Path, monk
     with pytest.raises(RepositoryError, match="what it replaced cannot be put back"):
         recover(repository)
     monkeypatch.setattr(os, "rename", rename)
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", _no_lock)
+        with pytest.raises(RepositoryError, match=r"what it replaced cannot be put back \(Read-only file system\)"):
+            recover(repository)
     assert recover(repository) == ["front", "front_model"]
     assert _tree(repository) == before
     assert [p.name for p in tmp_path.iterdir()] == ["model_repository"]
