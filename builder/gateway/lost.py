@@ -3,8 +3,9 @@
 It answers with an error what is in execute(), and never what a front had taken to answer later (python_backend,
 src/python_be.cc, ProcessRequests). What shows it is that the model was not ready for a time, until its process was
 started again. A version that is unloaded is not ready either; but it soon answers what it has. And of several servers
-behind one name, another may answer a look than the call: while one of them is not ready, nothing counts as lost, but
-for a stream that has begun and goes silent then, for its next piece is at most some steps away.
+behind one name, another may answer a look than the call: while one of them is not ready, nothing counts as lost but a
+stream that has begun, when nothing comes of it for long. What generates may take minutes to say anything, and is given
+them after its model was away.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from typing import Any
 
 LOOK_S = 0.5  # from one look whether a model is ready, which has a call to answer, to the next
 LOST_S = 60.0  # after a model was last not ready, and its calls of before are lost
-SILENT_S = 15.0  # of a stream that has begun and whose model was not ready meanwhile, which is lost then
+GENERATED_S = 300.0  # the same of a stream that has not begun: it may be a whole answer
+SILENT_S = 60.0  # of a stream that has begun and whose model was not ready meanwhile, which is lost then
 
 
 class Lost(Exception):
@@ -31,18 +33,25 @@ class Losses:
         self.looks: dict[str, asyncio.Task[None]] = {}
 
     async def answered(
-        self, running: asyncio.Future[Any], model: str, ready: Callable[[], Awaitable[bool]], begun: bool = False
+        self,
+        running: asyncio.Future[Any],
+        model: str,
+        ready: Callable[[], Awaitable[bool]],
+        since: float | None = None,
+        begun: bool = False,
     ) -> None:
-        """Wait for a call of `model` that was just sent, or for the next piece of a stream that has `begun`.
+        """Wait for a call of `model` that was just sent, or for the next piece of a stream, which may have `begun`.
 
-        What is waited for goes on where this is cancelled. Raises Lost.
+        `since`: when the stream last gave something, or was made. What is waited for goes on where this is cancelled.
+        Raises Lost.
         """
-        sent = time.monotonic()
+        waits = time.monotonic()
+        since, lost_s = (waits, LOST_S) if since is None else (since, GENERATED_S)
         while not (await asyncio.wait({running}, timeout=LOOK_S))[0]:
             if model not in self.looks:
                 self.looks[model] = asyncio.ensure_future(self._look(model, ready))
-            away, now = self.away.get(model, sent), time.monotonic()
-            if away > sent and (now - away > LOST_S or (begun and now - sent > SILENT_S)):
+            away, now = self.away.get(model, since), time.monotonic()
+            if away > since and (now - waits > SILENT_S if begun else now - away > lost_s):
                 raise Lost
 
     async def _look(self, model: str, ready: Callable[[], Awaitable[bool]]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Any
 
 import grpc
@@ -20,7 +21,8 @@ class Stream:
     """Sends a copy of `request` on `call`, a fresh one of ModelStreamInfer.
 
     A copy, for it is named once more when it is to end: whoever asked may ask again meanwhile, or another model.
-    `begun`: whether anything of the answer has come; `last`: whether its last response has.
+    `begun`: whether anything of the answer has come; `last`: whether its last response has; `since`: when a piece was
+    last taken, or this was made.
     """
 
     def __init__(self, call: Any, request: service_pb2.ModelInferRequest) -> None:
@@ -28,6 +30,7 @@ class Stream:
         self.request.CopyFrom(request)
         endable(self.request)
         self.begun = self.last = self.ended = False
+        self.since = time.monotonic()
         self._asked: asyncio.Future[Any] = asyncio.ensure_future(call.write(self.request))
         self._reading: asyncio.Future[service_pb2.ModelStreamInferResponse | None] | None = None
 
@@ -48,6 +51,7 @@ class Stream:
     def taken(self) -> service_pb2.ModelStreamInferResponse | None:
         """What was read. Raises AioRpcError."""
         message, self._reading = self.reading().result(), None
+        self.since = time.monotonic()
         return message
 
     async def leave(self) -> None:

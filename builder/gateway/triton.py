@@ -178,7 +178,8 @@ class Triton:
         with self._translated():
             await stream.sent()
             while not stream.last:
-                await self.leaving.losses.answered(stream.reading(), request.model_name, ready, stream.begun)
+                losses, reading = self.leaving.losses, stream.reading()
+                await losses.answered(reading, request.model_name, ready, stream.since, stream.begun)
                 message = stream.taken()
                 if message is None:
                     return

@@ -362,7 +362,7 @@ def test_a_stream_that_its_model_has_lost_is_asked_once_more_unless_it_has_begun
     deaths: int, pieces: int, result: str, asked: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(lost, "LOOK_S", 0.01)
-    monkeypatch.setattr(lost, "LOST_S", 0.05)
+    monkeypatch.setattr(lost, "GENERATED_S", 0.05)
     monkeypatch.setattr(lost, "SILENT_S", 0.02)
     monkeypatch.setattr(streams, "PATIENCE_S", 0.05)
 

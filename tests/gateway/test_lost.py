@@ -61,7 +61,7 @@ def test_a_call_is_lost_when_its_model_is_back_for_long(clock: FakeClock) -> Non
 
 @pytest.mark.parametrize("comes_back", [True, False])
 def test_a_stream_that_goes_silent_while_its_model_is_away_is_lost_soon(clock: FakeClock, comes_back: bool) -> None:
-    """Whatever becomes of the model: it had said something, and its next piece was some steps away."""
+    """Whatever becomes of the model."""
 
     async def ready() -> bool:
         clock.now += lost.SILENT_S / 4
@@ -70,10 +70,30 @@ def test_a_stream_that_goes_silent_while_its_model_is_away_is_lost_soon(clock: F
     async def lost_at() -> float:
         async with asyncio.timeout(60):
             with pytest.raises(Lost):
-                await Losses().answered(asyncio.get_running_loop().create_future(), "writes", ready, begun=True)
+                await Losses().answered(asyncio.get_running_loop().create_future(), "writes", ready, 0.0, begun=True)
         return clock.now
 
-    assert lost.SILENT_S < asyncio.run(lost_at()) < lost.LOST_S
+    assert lost.SILENT_S < asyncio.run(lost_at()) < 2 * lost.SILENT_S
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_a_stream_is_given_its_time_from_when_it_is_waited_for(clock: FakeClock, begun: bool) -> None:
+    """Its reader was slow, and its model away meanwhile; or it is a whole answer, which takes minutes."""
+    patience = lost.SILENT_S if begun else lost.GENERATED_S
+    losses, clock.now = Losses(), 1000.0
+    losses.away["writes"] = 500.0 if begun else clock.now
+
+    async def ready() -> bool:
+        clock.now += patience / 4
+        return True
+
+    async def lost_at() -> float:
+        async with asyncio.timeout(60):
+            with pytest.raises(Lost):
+                await losses.answered(asyncio.get_running_loop().create_future(), "writes", ready, 400.0, begun)
+        return clock.now
+
+    assert patience < asyncio.run(lost_at()) - 1000 < 2 * patience
 
 
 def test_a_stream_may_be_silent_while_its_model_is_ready(clock: FakeClock) -> None:
@@ -87,7 +107,7 @@ def test_a_stream_may_be_silent_while_its_model_is_ready(clock: FakeClock) -> No
             return True
 
         async with asyncio.timeout(60):
-            await Losses().answered(running, "writes", ready, begun=True)
+            await Losses().answered(running, "writes", ready, 0.0, begun=True)
         return running.result()
 
     assert asyncio.run(answer()) == "late"

@@ -31,7 +31,7 @@ def test_a_stream_whose_process_is_killed_is_ended_with_the_reason_and_a_whole_a
     """Triton answers neither, and keeps both: this one is a server of its own, which gets no time to wait for them."""
     monkeypatch.setattr(lost, "LOOK_S", 0.02)
     monkeypatch.setattr(lost, "SILENT_S", 0.1)
-    monkeypatch.setattr(lost, "LOST_S", 3600.0)  # until the next process is there
+    monkeypatch.setattr(lost, "GENERATED_S", 3600.0)  # until the next process is there
     monkeypatch.setattr(streams, "PATIENCE_S", 0.1)
     repository, place = tmp_path / "model_repository", tmp_path / "place"
     place.mkdir()
@@ -80,7 +80,7 @@ async def _asked_of_a_process_that_dies(
         with pytest.raises(ApiError) as broken:
             await more
     assert not whole.done(), "it had said nothing, and may be taken up by a version that answers what it has"
-    monkeypatch.setattr(lost, "LOST_S", 0.1)
+    monkeypatch.setattr(lost, "GENERATED_S", 0.1)
     async with asyncio.timeout(120):
         text = await whole
     await triton.close()
