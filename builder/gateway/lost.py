@@ -46,11 +46,12 @@ class Losses:
         Raises Lost.
         """
         waits = time.monotonic()
-        since, lost_s = (waits, LOST_S) if since is None else (since, GENERATED_S)
+        whole, since = since is None, waits if since is None else since
         while not (await asyncio.wait({running}, timeout=LOOK_S))[0]:
             if model not in self.looks:
                 self.looks[model] = asyncio.ensure_future(self._look(model, ready))
             away, now = self.away.get(model, since), time.monotonic()
+            lost_s = LOST_S if whole else GENERATED_S
             if away > since and (now - waits > SILENT_S if begun else now - away > lost_s):
                 raise Lost
 
