@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from builder.engines import Infer
+from builder.engines.encoding import encoding_engine
 from builder.export.rows import Rows
 from builder.onnx.graph import Graph
 from builder.speed import Latencies
@@ -22,7 +23,6 @@ from builder.variants.timing import pytorch_with, warm_ms
 BATCHES = (1, 8)
 LENGTHS = (16, 64, 128)
 SHARE = 0.1  # of the time of a choice, where there is none
-PREPARING = ("openvino",)  # engines that take long to run a shape for the first time
 
 Feed = dict[str, np.ndarray]
 
@@ -44,7 +44,7 @@ def engine_latencies(infer: Infer, graph: Graph, rows: Rows, max_length: int, ch
     feeds = _feeds(graph.inputs, rows, max_length)
     if choosing:
         return {shape: _prepared_ms(partial(infer, feed)) for shape, feed in feeds.items()}
-    if graph.engine in PREPARING:
+    if encoding_engine(graph.engine).prepares_shapes:
         return {shape: _prepared_ms(partial(infer, feed), SHARE) for shape, feed in feeds.items()}
     return _about(feeds, infer)
 

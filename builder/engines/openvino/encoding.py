@@ -18,6 +18,7 @@ class Encoding(EncodingEngine):
     name = BACKEND
     called: ClassVar = {"cpu": "OpenVINO"}
     preference = 1
+    prepares_shapes = True
     halves_itself = True
     variants = (
         Variant("fp32", BACKEND),
