@@ -143,9 +143,8 @@ class Entries:
             else:
                 remaining |= more
         theirs = {digest for entry in gone for digest in entry.blobs}
-        used = set(remaining).union(
-            *(entry.blobs for entry, _ in self.all())
-        )  # what other processes kept meanwhile too
+        # what other processes kept meanwhile too
+        used = set(remaining).union(*(entry.blobs for entry, _ in self.all()))
         for blob in self.blobs.glob("*"):
             if blob.name not in used and (blob.name in theirs or not _written_now(blob)):
                 blob.unlink(missing_ok=True)

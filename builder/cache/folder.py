@@ -48,9 +48,8 @@ def most_kept() -> int:
 
 def _existing(folder: Path) -> Path:
     """`folder`, or the nearest that it is to be in."""
-    return next(
-        one for one in (folder, *folder.absolute().parents) if os.path.exists(one)
-    )  # of a folder that may not be read, too: Path.exists raises there
+    # of a folder that may not be read, too: Path.exists raises there
+    return next(one for one in (folder, *folder.absolute().parents) if os.path.exists(one))
 
 
 def size_of(folder: Path) -> int:
