@@ -42,14 +42,13 @@ def engine_latencies(infer: Infer, graph: Graph, rows: Rows, max_length: int, ch
     for which an engine may have to prepare itself.
     """
     feeds = _feeds(graph.inputs, rows, max_length)
-    if choosing:
-        return {shape: _prepared_ms(partial(infer, feed)) for shape, feed in feeds.items()}
-    if encoding_engine(graph.engine).prepares_shapes:
-        return {shape: _prepared_ms(partial(infer, feed), SHARE) for shape, feed in feeds.items()}
-    return _about(feeds, infer)
+    if not choosing and not encoding_engine(graph.engine).prepares_shapes:
+        return _about(feeds, infer)
+    share = 1 / 3 if choosing else SHARE
+    return {shape: _prepared_ms(partial(infer, feed), share) for shape, feed in feeds.items()}
 
 
-def _prepared_ms(run: Callable[[], object], share: float = 1 / 3) -> float:
+def _prepared_ms(run: Callable[[], object], share: float) -> float:
     run()
     return warm_ms(run, share)
 
