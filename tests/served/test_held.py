@@ -31,6 +31,7 @@ from builder.serve.triton import Server, running
 from builder.serve.watch import Watcher, children
 from builder.tensors import to_tensors, to_values
 from builder.verify.answers import difference
+from tests.served.adapters import held_files, put_held
 from tests.served.guests import guest
 from tests.served.patience import comes_about
 
@@ -91,7 +92,7 @@ def held(server: Server, built: Callable[[str], Path], tmp_path: Path) -> Callab
     def held(instances: int = 1, **limits: int) -> Iterator[Held]:
         parameters = {"place": str(tmp_path)}
         with (
-            guest(server, entry, NAME, _files(entry / "1"), parameters, instances, **limits),
+            guest(server, entry, NAME, held_files(entry / "1", "model"), parameters, instances, **limits),
             Client(server.url, NAME) as served,
             grpc.insecure_channel(server.url) as channel,
         ):
@@ -104,12 +105,6 @@ def held(server: Server, built: Callable[[str], Path], tmp_path: Path) -> Callab
                 front.open()
 
     return held
-
-
-def _files(version: Path) -> dict[str, bytes]:
-    """What makes it a front that says what it holds."""
-    ours = Path(__file__).with_name("held_model.py").read_bytes()
-    return {"emitted.py": (version / "model.py").read_bytes(), "model.py": ours}
 
 
 def test_who_waits_for_longer_than_the_limit_is_told_and_never_reaches_the_engine(held: Callable[..., Any]) -> None:
@@ -169,11 +164,7 @@ def test_what_a_process_held_that_died_is_answered_by_the_next_one(
     repository, place = tmp_path / "model_repository", tmp_path / "place"
     place.mkdir()
     shutil.copytree(built(OF), repository)
-    version = repository / OF / "1"
-    for path, content in _files(version).items():
-        (version / path).write_bytes(content)
-    with (repository / OF / "config.pbtxt").open("a") as config:
-        config.write(f'parameters {{ key: "place" value {{ string_value: "{place}" }} }}\n')
+    put_held(repository / OF, "model", place)
     with running(repository) as server:
         try:
             with Client(server.url, OF) as served:

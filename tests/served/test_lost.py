@@ -19,6 +19,7 @@ from builder.serve.client import Client
 from builder.serve.triton import Server, running
 from builder.serve.watch import Watcher, children
 from builder.tensors import to_tensors
+from tests.served.adapters import put_held
 from tests.served.patience import comes_about
 
 NAME = "writes"
@@ -36,11 +37,7 @@ def test_a_stream_whose_process_is_killed_is_ended_with_the_reason_and_a_whole_a
     repository, place = tmp_path / "model_repository", tmp_path / "place"
     place.mkdir()
     shutil.copytree(built(NAME), repository)
-    version = repository / NAME / "1"
-    (version / "model.py").rename(version / "emitted.py")
-    shutil.copyfile(Path(__file__).with_name("held_decoder.py"), version / "model.py")
-    with (repository / NAME / "config.pbtxt").open("a") as config:
-        config.write(f'parameters {{ key: "place" value {{ string_value: "{place}" }} }}\n')
+    put_held(repository / NAME, "decoder", place)
     with running(repository) as server:
         try:
             streamed, whole, broken = asyncio.run(_asked_of_a_process_that_dies(server, place, monkeypatch))

@@ -34,6 +34,7 @@ from builder.triton.signatures import Signer, sign, unsigned
 from builder.triton.versions import remove, rollback, served
 from builder.verify.verdict import Verified
 from scripts.benchmarks.publish import LABELS, one_build
+from tests.served.adapters import held_files
 from tests.served.guests import guest
 from tests.served.patience import comes_about
 from tests.served.statistics import TRIES, counted, settled
@@ -236,12 +237,9 @@ def _labels(hosting: Shared, name: str) -> set[str]:
 def test_a_model_that_many_ask_for_keeps_nobody_waiting_who_asks_for_another(hosting: Shared, tmp_path: Path) -> None:
     """Many ask one, and then somebody asks two, who would be the last of all in Triton's queue."""
     front = hosting.models.parent
-    adapter = Path(__file__).with_name("held_shared.py").read_bytes()
-    files = {"emitted.py": (front / "1" / "model.py").read_bytes(), "model.py": adapter}
+    files, parameters = held_files(front / "1", "shared"), {"place": str(tmp_path)}
     calls, closed = tmp_path / "calls", tmp_path / "closed"
-    with guest(
-        hosting.server, front, "held", files, {"place": str(tmp_path)}, queue=20, repository=str(hosting.models)
-    ):
+    with guest(hosting.server, front, "held", files, parameters, queue=20, repository=str(hosting.models)):
         for name in NAMES:
             _assert_same(_asked(hosting.url, "held", TEXTS[:1], name), hosting.own[name][0])
         calls.unlink()
