@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from .pipeline import Counts
+from .waiting import FAMILIES as WAITING
 from .waiting import Waiting
 
 FAMILIES = (
     ("engine_calls", "COUNTER", "Calls of the engine"),
     ("tokens", "COUNTER", "Tokens of the texts, special tokens included"),
     ("padding_tokens", "COUNTER", "Tokens added to texts to make them as long as their batch mates"),
-    ("refused", "COUNTER", "Requests that were refused because too many waited, or for too long"),
-    ("waited_seconds", "COUNTER", "Time that requests waited in the front, after Triton's own queue"),
+    *WAITING,
     ("loaded_timestamp_seconds", "GAUGE", "When the model was loaded, in seconds since 1970"),
 )
 
@@ -21,6 +21,5 @@ def values(counts: Counts, waiting: Waiting) -> dict[str, float]:
         "engine_calls": counts.calls,
         "tokens": counts.tokens,
         "padding_tokens": counts.padded_tokens - counts.tokens,
-        "refused": waiting.refused,
-        "waited_seconds": waiting.waited_s,
+        **waiting.values(),
     }

@@ -27,6 +27,10 @@ RARELY = 10  # times that, while batches are not full: requests with other input
 LOOKING_S = 0.25  # a look takes no longer: Triton's figures say nothing of the waiting of what is taken
 SOON_S = 0.005  # a batch that comes so soon after the one before was there before its turn: more may wait behind it
 LONG_S = 0.5  # a client that has waited so long may have left; the question is a message to the server
+FAMILIES = (
+    ("refused", "COUNTER", "Requests that were refused because too many waited, or for too long"),
+    ("waited_seconds", "COUNTER", "Time that requests waited in the front, after Triton's own queue"),
+)
 
 
 class Refused(RuntimeError):
@@ -109,6 +113,10 @@ class Waiting:
             return False
         waiting.append((came, request))
         return True
+
+    def values(self) -> dict[str, float]:
+        """The value of each family now."""
+        return {"refused": self.refused, "waited_seconds": self.waited_s}
 
     def stop(self) -> None:
         """Answer what was taken, and end."""

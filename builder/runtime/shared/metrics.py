@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ..encoder.waiting import FAMILIES as WAITING
 from ..encoder.waiting import Waiting
 from .host import Host
 
@@ -12,8 +13,7 @@ FAMILIES = (
     ("shared_loads", "COUNTER", "Models loaded"),
     ("shared_load_seconds", "COUNTER", "Time that loading took"),
     ("shared_evictions", "COUNTER", "Models that made room for others"),
-    ("refused", "COUNTER", "Requests that were refused because too many waited, or for too long"),
-    ("waited_seconds", "COUNTER", "Time that requests waited in the front, after Triton's own queue"),
+    *WAITING,
 )
 
 
@@ -26,6 +26,5 @@ def values(host: Host, waiting: Waiting) -> dict[str, float]:
         "shared_loads": host.tally.loads,
         "shared_load_seconds": host.tally.load_seconds,
         "shared_evictions": host.tally.evictions,
-        "refused": waiting.refused,
-        "waited_seconds": waiting.waited_s,
+        **waiting.values(),
     }
