@@ -213,14 +213,13 @@ def visiting(repository: Path, guest: str, make: Callable[[Path], None]) -> Iter
 
 
 @contextlib.contextmanager
-def _told(repository: Path) -> Iterator[None]:
-    """What the disk or the folder does not allow, as RepositoryError with what to do."""
+def _told(folder: Path, nothing: str = "nothing in it") -> Iterator[None]:
+    """What the disk or `folder` does not allow, as RepositoryError with what to do; `nothing` was changed."""
     try:
         yield
     except OSError as error:
         raise RepositoryError(
-            f"{repository} could not be written ({error.strerror or error}): nothing in it was changed. "
-            f"{what_to_do(error)}"
+            f"{folder} could not be written ({error.strerror or error}): {nothing} was changed. {what_to_do(error)}"
         ) from error
 
 
@@ -287,13 +286,8 @@ def alone(repository: Path, *name: str) -> Iterator[None]:
     """Hold the lock of `repository`, or of one model of it; wait while another has it. A process that dies gives it
     back. Take a model's lock before the repository's. Raises RepositoryError where the folder does not allow it."""
     with contextlib.ExitStack() as stack:
-        try:
+        with _told(repository.parent, "nothing"):
             stack.enter_context(_locked(repository, *name))
-        except OSError as error:
-            raise RepositoryError(
-                f"{repository.parent} could not be written ({error.strerror or error}): nothing was changed. "
-                f"{what_to_do(error)}"
-            ) from error
         yield
 
 

@@ -125,5 +125,5 @@ def test_a_folder_that_cannot_be_written_is_one_line(
     monkeypatch.setattr(os, "open", read_only)
     assert main(["promote", "front", "2", *where]) == 1
     said = " ".join(capsys.readouterr().err.split())
-    assert f"{repository.parent} could not be written (Read-only file system)" in said
+    assert f"{repository.parent} could not be written (Read-only file system): nothing was changed. Let this" in said
     assert "Let this user write to it and to the folder that it is in" in said
