@@ -67,24 +67,39 @@ class Entries:
             return None
 
     def read(self, entry: Entry, folder: Path) -> bytes | None:
-        """The document of `entry`, its files put into `folder`; None, and no entry any more, where it is damaged."""
-        try:
-            document = (self.blobs / entry.document).read_bytes()
-            whole = hashlib.sha256(document).hexdigest() == entry.document
-            if whole and all(sha256_of(self.blobs / digest) == digest for digest in {*entry.files.values()}):
-                for name, digest in entry.files.items():
-                    target = folder / name
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    target.unlink(missing_ok=True)
-                    link(self.blobs / digest, target)
+        """The document of `entry`, its files put into `folder`; None, and no entry any more, where it is damaged.
+
+        Raises OSError where `folder` does not take the files, such as on a full disk: the entry stays.
+        """
+        document = self._whole_document(entry)
+        if document is not None and self._put(entry, folder):
+            with suppress(OSError):  # a full or read-only disk
                 os.utime(self._path(entry.key))
-                return document
-        except OSError:
-            pass
+            return document
         for name in entry.files:  # what is made anew is not written into what the cache has
             (folder / name).unlink(missing_ok=True)
         self.remove(entry)
         return None
+
+    def _whole_document(self, entry: Entry) -> bytes | None:
+        """The document of `entry`; None where it, or one of the files, is not what was written."""
+        with suppress(OSError):
+            document = (self.blobs / entry.document).read_bytes()
+            whole = hashlib.sha256(document).hexdigest() == entry.document
+            if whole and all(sha256_of(self.blobs / digest) == digest for digest in {*entry.files.values()}):
+                return document
+        return None
+
+    def _put(self, entry: Entry, folder: Path) -> bool:
+        """Put the files of `entry` into `folder`; whether they were all there."""
+        with suppress(FileNotFoundError):  # another process has just pruned them
+            for name, digest in entry.files.items():
+                target = folder / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.unlink(missing_ok=True)
+                link(self.blobs / digest, target)
+            return True
+        return False
 
     def write(
         self, stage: str, key: str, model: str, took: float, document: bytes, folder: Path, names: list[str]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -57,6 +58,33 @@ def test_a_stage_that_comes_back_by_half_leaves_nothing(tmp_path: Path, monkeypa
     monkeypatch.setattr("builder.cache.entries.link", failing)
     assert _read(entries, "one", tmp_path / "again") is None
     assert list((tmp_path / "again").iterdir()) == []
+
+
+def test_a_stage_that_finds_no_room_stays_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is whole; and to make it anew would take hours, and as much room."""
+    entries = Entries(tmp_path / "cache")
+    _write(entries, "one", GRAPH, tmp_path / "made")
+
+    def refuse(*_: object) -> str:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with monkeypatch.context() as full_disk:
+        full_disk.setattr("builder.cache.entries.link", refuse)
+        with pytest.raises(OSError, match="No space left on device"):
+            _read(entries, "one", tmp_path / "again")
+    assert _read(entries, "one", tmp_path / "again") == b"document of one"
+
+
+def test_a_cache_that_may_only_be_read_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = Entries(tmp_path / "cache")
+    _write(entries, "one", GRAPH, tmp_path / "made")
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(os, "utime", refuse)
+    assert _read(entries, "one", tmp_path / "again") == b"document of one"
+    assert entries.find("one") is not None
 
 
 def test_a_file_with_two_names_counts_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
