@@ -119,6 +119,15 @@ class Entries:
         write_whole(self.blobs / digest, document)
         entry = Entry(stage, key, model, time.time(), took, size, digest, files)
         write_whole(self._path(key), json.dumps(asdict(entry)).encode())
+        self._keep_again(entry, document, folder)
+
+    def _keep_again(self, entry: Entry, document: bytes, folder: Path) -> None:
+        """Keep what another process has pruned because no entry named it yet, or only one that it removed."""
+        if not (self.blobs / entry.document).exists():
+            write_whole(self.blobs / entry.document, document)
+        for name, digest in entry.files.items():
+            if not (self.blobs / digest).exists():
+                self._keep(folder / name)
 
     def _keep(self, file: Path) -> str:
         digest = WRITTEN.of(file)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from builder.cache.digests import write_whole
 from builder.cache.entries import Entries
 from builder.cache.fetched import ENGINES, IN_USE_S, PROGRAMS, fetched, prune_fetched
 from builder.cache.links import link
@@ -148,6 +149,25 @@ def test_what_another_process_is_writing_is_not_pruned(tmp_path: Path, monkeypat
     monkeypatch.setattr(time, "time", lambda: 2e9 + 1e9)
     entries.prune(10**9)
     assert list(entries.blobs.iterdir()) == []
+
+
+def test_what_another_process_pruned_before_an_entry_named_it_is_kept_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the files are so large that it takes minutes to copy them."""
+    entries = Entries(tmp_path / "cache")
+
+    def write_after_a_prune(path: Path, content: bytes) -> None:
+        if path.parent == entries.stages:
+            entries.prune(10**9)
+            assert list(entries.blobs.iterdir()) == []
+        write_whole(path, content)
+
+    monkeypatch.setattr(time, "time", lambda: 2e9 + 1e9)  # nothing was written just now
+    monkeypatch.setattr("builder.cache.entries.write_whole", write_after_a_prune)
+    _write(entries, "one", GRAPH, tmp_path / "made")
+    assert _read(entries, "one", tmp_path / "again") == b"document of one"
+    assert (tmp_path / "again" / "exported" / "model.onnx").read_bytes() == GRAPH
 
 
 def test_nothing_is_kept_on_a_disk_that_is_nearly_full(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
