@@ -53,8 +53,8 @@ class Graph:
 
 
 # Bytes of weights from which they have a file of their own, which is mapped: protobuf holds what it reads or writes
-# several times over, and ends at 2 GiB.
-EXTERNAL_FROM = 100_000_000
+# several times over, writes them anew with each change of the graph, and ends at 2 GiB.
+EXTERNAL_FROM = 10_000_000
 
 
 def has_many(weights: int) -> bool:
