@@ -9,6 +9,7 @@ import ctypes
 import gc
 import mmap
 import re
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -16,9 +17,10 @@ from pathlib import Path
 
 import torch
 
-from builder.onnx.graph import has_many
 from builder.progress import Stage
 
+LARGE = 100_000_000  # bytes of weights from which it is worth the time to give memory back
+SOON = 0.1  # seconds since it was given back, in which no stage has taken much again
 SMAPS = Path("/proc/self/smaps")  # man proc_pid_smaps(5)
 
 
@@ -34,20 +36,29 @@ def giving_back(model: torch.nn.Module, stage: Stage) -> Stage:
     """`stage`, which begins with what the ones before left in memory given back, the pages of `model` too: what a stage
     needs of them, it reads. As it is for a small model, for which that would only take time.
     """
-    if not has_many(sum(tensor.nbytes for tensor in model.state_dict().values())):
+    if sum(tensor.nbytes for tensor in model.state_dict().values()) < LARGE:
         return stage
+
+    given = float("-inf")
 
     @contextmanager
     def begun(name: str) -> Iterator[None]:
-        gc.collect()
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc, man malloc_trim(3)
-        if trim is not None:
-            trim(0)
-        give_back(model)
+        nonlocal given
+        if time.monotonic() - given > SOON:
+            _give_back_all(model)
+            given = time.monotonic()
         with stage(name):
             yield
 
     return begun
+
+
+def _give_back_all(model: torch.nn.Module) -> None:
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc, man malloc_trim(3)
+    if trim is not None:
+        trim(0)
+    give_back(model)
 
 
 def give_back(model: torch.nn.Module) -> None:

@@ -190,7 +190,8 @@ def test_the_weights_of_both_are_given_back_before_a_stage(
             raise BuilderError("enough")
 
     monkeypatch.setattr("builder.pipeline.verified", first_stage)
-    monkeypatch.setattr("builder.checkpoint.mapped.has_many", lambda weights: True)
+    monkeypatch.setattr("builder.checkpoint.mapped.LARGE", 0)
+    monkeypatch.setattr("builder.checkpoint.mapped.SOON", -1)
     monkeypatch.setattr("builder.checkpoint.mapped.give_back", lambda model: given.append(model.config.model_type))
     with pytest.raises(BuilderError, match="enough"):
         built(tmp_path, folder / "large", folder / "small")
