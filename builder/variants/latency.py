@@ -18,11 +18,10 @@ from builder.export.rows import Rows
 from builder.onnx.graph import Graph
 from builder.speed import Latencies
 from builder.tasks.base import TaskGraph
-from builder.variants.timing import pytorch_with, warm_ms
+from builder.variants.timing import ROUGHLY, SOONER, pytorch_with, warm_ms
 
 BATCHES = (1, 8)
 LENGTHS = (16, 64, 128)
-SHARE = 0.1  # of the time of a choice, where there is none
 
 Feed = dict[str, np.ndarray]
 
@@ -44,7 +43,7 @@ def engine_latencies(infer: Infer, graph: Graph, rows: Rows, max_length: int, ch
     feeds = _feeds(graph.inputs, rows, max_length)
     if not choosing and not encoding_engine(graph.engine).prepares_shapes:
         return _about(feeds, infer)
-    share = 1 / 3 if choosing else SHARE
+    share = SOONER if choosing else ROUGHLY
     return {shape: _prepared_ms(partial(infer, feed), share) for shape, feed in feeds.items()}
 
 
@@ -57,7 +56,7 @@ def _about(feeds: Mapping[str, Feed], run: Callable[[Feed], object]) -> Latencie
     """Rougher times, a single one of what takes long. Only the smallest shape is run once before: the others find the
     weights read."""
     run(next(iter(feeds.values())))
-    return {shape: warm_ms(partial(run, feed), SHARE) for shape, feed in feeds.items()}
+    return {shape: warm_ms(partial(run, feed), ROUGHLY) for shape, feed in feeds.items()}
 
 
 def _feeds(names: tuple[str, ...], rows: Rows, max_length: int) -> dict[str, Feed]:

@@ -14,7 +14,7 @@ from builder.engines.decoding import Executors
 from builder.runtime.contract import CacheType, LayerShape
 from builder.runtime.generation.executors.base import Executor
 from builder.speed import Latencies
-from builder.variants.timing import median_ms, pytorch_with, warm_ms
+from builder.variants.timing import ROUGHLY, median_ms, pytorch_with, warm_ms
 from builder.verify.generation import geometry_of
 from builder.verify.seq2seq import Graphs
 
@@ -99,4 +99,4 @@ def _timed(runs: Mapping[str, Run], choosing: bool) -> Latencies:
 def _about(runs: Mapping[str, Run]) -> Latencies:
     """Rough times. The first is run once before: it may be what reads the weights."""
     next(iter(runs.values()))()
-    return {name: warm_ms(run) for name, run in runs.items()}
+    return {name: warm_ms(run, ROUGHLY) for name, run in runs.items()}

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 ENOUGH_S = 0.3  # of runs of one thing
+SOONER, ROUGHLY = 1 / 3, 0.1  # shares of that: where a rough time chooses, and where none does
 WARM_UP, LEAST, MOST = 2, 3, 20  # runs of it: before those that count, and of those that do
 LONG_S = 1.0  # of one run, beside which what only the first has to do is little
 
@@ -26,7 +27,7 @@ def median_ms(run: Callable[[], object]) -> float:
     return float(np.median(times)) * 1000
 
 
-def warm_ms(run: Callable[[], object], share: float = 1 / 3) -> float:
+def warm_ms(run: Callable[[], object], share: float) -> float:
     """The same in `share` of the time, of what has been warmed up and is told roughly: PyTorch, which others are only
     compared with, all of a build that has nothing to choose, and encoders, of which the fastest are measured as they
     will be served."""
