@@ -29,6 +29,7 @@ from builder.stores.store import Store, open_store
 from builder.triton.hosting import refuse_hosted
 from builder.triton.publish import existing_source, publish
 from builder.triton.transaction import recover
+from builder.triton.versions import numbers
 from builder.verify.runtimes import verify_where_it_runs
 from builder.verify.verdict import Unverified, Verified
 from builder.workplace import workplace
@@ -50,7 +51,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
     recover(spec.output)
     with bounded_cache(), workplace() as folder:
         with stage("resolve"):
-            key = build_key(spec)
+            key, since = build_key(spec), max(numbers(spec.output / spec.entry_name), default=0)
             checkpoint = locate(spec.source, weights=False) if spec.runs_checkpoint else resolve(spec)
             _refuse_another_checkpoint(store or spec.output, spec.entry_name, checkpoint.source)
         refuse_card(spec.layout, spec.runs)
@@ -65,7 +66,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
         with stage("publish"):
             if store is not None:
                 return publish_to(store, outcome, folder)
-            return publish(spec.output, outcome, spec.keep, workplace=folder)
+            return publish(spec.output, outcome, spec.keep, workplace=folder, since=since)
 
 
 def _prepared(

@@ -13,11 +13,12 @@ from builder.spec import BuildSpec
 @dataclass(frozen=True)
 class Job:
     """One build. `memory`: bytes that its process is expected to take at most, PyTorch included; `cores`: those that it
-    keeps busy, at least 1."""
+    keeps busy, at least 1; `before`: the newest version when it was planned, 0 for none."""
 
     spec: BuildSpec
     memory: int
     cores: int = 1
+    before: int = 0
 
     @property
     def name(self) -> str:
@@ -39,8 +40,9 @@ class Progress:
 class Outcome:
     """How a build ended: with a `report` of what was published, or with an `error` in a line or two.
 
-    `seconds`: what it took; `stages`: of that, by the name of each stage; `memory`: the most bytes that were resident
-    in its process; `details`: the traceback of an error that nobody foresaw.
+    `seconds`: what it took; `stages`: of that, by the name of each stage, none where another run had built the same
+    meanwhile; `memory`: the most bytes that were resident in its process; `details`: the traceback of an error that
+    nobody foresaw.
     """
 
     name: str

@@ -87,7 +87,15 @@ class Plan:
     def jobs(self, cores: int, workers: int) -> list[Job]:
         """The builds for an executor of `workers` that share `cores`; one whose choice hangs on times has them all."""
         share = max(1, cores // workers)
-        return [Job(m.spec, m.expected.memory, cores if m.spec.chooses_by_time else share) for m in self.builds]
+        return [
+            Job(
+                m.spec,
+                m.expected.memory,
+                cores if m.spec.chooses_by_time else share,
+                0 if m.report is None else m.report.version,
+            )
+            for m in self.builds
+        ]
 
 
 def plan_builds(specs: Sequence[BuildSpec], history: History, rebuild: bool = False) -> Plan:

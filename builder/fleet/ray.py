@@ -15,11 +15,9 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any
 
-from builder.cache.keys import build_key
 from builder.errors import ServeError
 from builder.fleet.executor import Job, Outcome, Progress
 from builder.fleet.processes import LOADING
-from builder.fleet.published import newest
 from builder.fleet.work import carry_out
 from builder.ray.cluster import connected
 
@@ -37,11 +35,10 @@ class Place:
 
 @dataclass(frozen=True)
 class Attempt:
-    """A build that runs. `time`: the how manieth; `before`: the newest version when the first began, 0 for none."""
+    """A build that runs. `time`: the how manieth."""
 
     job: Job
     time: int
-    before: int
     begun: float
     worker: str = "no node yet"
     stage: str = "waiting for a node"
@@ -58,7 +55,7 @@ class OnRay:
         here = Place(os.getcwd(), {name: value for name, value in os.environ.items() if name.startswith(CARRIED)})
         with connected(self.address) as ray:
             cluster = Cluster(ray, here)
-            running = {cluster.begin(job, 1): Attempt(job, 1, _published(job), time.perf_counter()) for job in jobs}
+            running = {cluster.begin(job): Attempt(job, 1, time.perf_counter()) for job in jobs}
             try:
                 while running:
                     yield from _news(cluster, running)
@@ -79,10 +76,10 @@ class Cluster:
         self.memory = max(int(node.get("memory", 0)) for node in nodes)
         self.build = ray.remote(num_returns="streaming", max_retries=0, scheduling_strategy="SPREAD")(build_there)
 
-    def begin(self, job: Job, time: int, before: int = 0) -> Any:
+    def begin(self, job: Job) -> Any:
         """A task; a build that needs more than any node has gets all of one."""
         needs = {"num_cpus": min(job.cores, self.cores), "memory": min(job.memory, self.memory)}
-        return self.build.options(**needs).remote(job, self.here, None if time == 1 else before)
+        return self.build.options(**needs).remote(job, self.here)
 
     def ready(self, tasks: Sequence[Any]) -> list[Any]:
         """Those that have something to say, as soon as one has."""
@@ -104,7 +101,7 @@ def _news(cluster: Cluster, running: dict[Any, Attempt]) -> Iterator[Progress | 
                 yield _failed(attempt, error)
                 continue
             again = replace(attempt, time=attempt.time + 1, worker="no node yet", stage="waiting for a node")
-            running[cluster.begin(attempt.job, again.time, attempt.before)] = again
+            running[cluster.begin(attempt.job)] = again
             yield Progress(attempt.job.name, attempt.worker, f"its worker died: begun again, {again.time} of {TIMES}")
             continue
         if isinstance(news, Progress):
@@ -121,8 +118,8 @@ def _failed(attempt: Attempt, error: Exception) -> Outcome:
     )
 
 
-def build_there(job: Job, here: Place, before: int | None) -> Iterator[Progress | Outcome]:
-    """A task. `before`: the version that was the newest before an attempt that died; None for a first one."""
+def build_there(job: Job, here: Place) -> Iterator[Progress | Outcome]:
+    """A task."""
     worker = f"{_node()}:{os.getpid()}"
     if not Path(here.folder).is_dir():
         yield Outcome(job.name, worker, 0, error=f"{_node()} has no {here.folder}: all nodes need that folder, shared")
@@ -130,30 +127,12 @@ def build_there(job: Job, here: Place, before: int | None) -> Iterator[Progress 
     os.chdir(here.folder)
     os.environ.update(here.variables)
     yield Progress(job.name, worker, LOADING)
-    done = None if before is None else _done_before(job, before, worker)
-    if done is not None:
-        yield done
-        return
     outgoing: SimpleQueue[Progress | Outcome] = SimpleQueue()
     Thread(target=lambda: outgoing.put(carry_out(job, worker, outgoing.put)), daemon=True).start()
     while True:
         yield (news := outgoing.get())
         if isinstance(news, Outcome):
             return
-
-
-def _done_before(job: Job, before: int, worker: str) -> Outcome | None:
-    """How an attempt ended that published, and died before it could say so."""
-    report = newest(job.spec)
-    if report is None or report.version <= before or report.build_key != build_key(job.spec):
-        return None
-    return Outcome(job.name, worker, 0, report=report)
-
-
-def _published(job: Job) -> int:
-    """The newest version; 0 where there is none."""
-    report = newest(job.spec)
-    return 0 if report is None else report.version
 
 
 def _node() -> str:

@@ -20,6 +20,6 @@ def run_jobs(jobs: list[Job], executor: Executor, history: History, view: View) 
             view.say(event)
             if isinstance(event, Outcome):
                 outcomes.append(event)
-                if event.report is not None:
+                if event.report is not None and event.stages:
                     history.remember(work_of(specs[event.name]), event)
     return outcomes

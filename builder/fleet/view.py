@@ -98,6 +98,8 @@ class Screen(View):
 def _end_of(outcome: Outcome) -> str:
     if outcome.report is None:
         return f"✗ {outcome.name}: {outcome.error}"
+    if not outcome.stages:
+        return f"✓ {outcome.name}: version {outcome.report.version}, which was published meanwhile"
     cached = ", with what the cache had" * bool(outcome.report.kept)
     warnings = f", {len(outcome.report.warnings)} warnings" * bool(outcome.report.warnings)
     size = f", {outcome.memory / 1e6:.0f} MB" * bool(outcome.memory)

@@ -12,10 +12,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from builder.cache.keys import build_key
 from builder.errors import BuilderError
 from builder.fleet.executor import Job, Outcome, Progress
 from builder.fleet.memory import peak_memory, reset_peak_memory
+from builder.fleet.published import newest
 from builder.machine import sharing_cores
+from builder.report.record import BuildReport
 
 Say = Callable[[Progress], None]
 
@@ -27,11 +30,25 @@ STORY = "builder.pipeline"  # whose import brings all that a build runs
 def carry_out(job: Job, worker: str, say: Say = lambda progress: None) -> Outcome:
     """Build `job` in this process, which does nothing else meanwhile, on its share of the cores.
 
-    Loads torch. No error of a build is raised: it is the outcome's.
+    Loads torch, unless another run has published the same since `job` was planned. No error of a build is raised: it is
+    the outcome's.
     """
+    done = published_since(job)
+    if done is not None:
+        return Outcome(job.name, worker, 0, report=done)
     load_libraries()
     with seldom_collecting():
         return _carry_out(job, worker, say)
+
+
+def published_since(job: Job) -> BuildReport | None:
+    """What another run, or an attempt that died, has published of the same since `job` was planned."""
+    try:
+        report = newest(job.spec)
+        is_done = report is not None and report.version > job.before and report.build_key == build_key(job.spec)
+    except BuilderError:  # what is published is damaged, or the checkpoint has gone: the build mends that, or says so
+        return None
+    return report if is_done else None
 
 
 def _carry_out(job: Job, worker: str, say: Say) -> Outcome:

@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,7 +29,7 @@ from builder.errors import RepositoryError
 from builder.hashing import WRITTEN
 from builder.report.bom import BOM, bom
 from builder.report.page import PAGE, page
-from builder.report.record import BuildReport
+from builder.report.record import BuildReport, read_report
 from builder.runtime.recipe.compile import FOLDER as RECIPE
 from builder.spec.choices import KEEP
 from builder.triton.check import check
@@ -40,10 +41,17 @@ from builder.verify.verdict import Unverified, Verified
 
 
 def publish(
-    repository: Path, outcome: Verified | Unverified, keep: int = KEEP, first: int = 1, workplace: Path | None = None
+    repository: Path,
+    outcome: Verified | Unverified,
+    keep: int = KEEP,
+    first: int = 1,
+    workplace: Path | None = None,
+    since: int | None = None,
 ) -> BuildReport:
     """Make its entries the next version in `repository` and have that served; `keep` versions remain. `first`: the
     least number that it may have. `workplace`: a folder of this build alone, whose files are not written twice.
+    `since`: the newest version when the build began; where another process has made a later one of the same, that is
+    the version, so that two equal builds do not take the place of the two versions before.
 
     A version that cannot be served yet, because a GPU has its plan still to compile, does not take the place of one
     that can. Returns the report of the version, which lies in it as build.json. Raises RepositoryError when the disk or
@@ -54,6 +62,9 @@ def publish(
     _make(repository)
     names = [entry.name for entry in outcome.entries]
     with changing(repository, names[0]) as change:
+        made = _made_since(repository / names[0], since, outcome.report.build_key)
+        if made is not None:
+            return made
         number = max([first, *(1 + n for name in names for n in numbers(repository / name))])
         entries, report = _as_version(outcome, number)
         published = Published(repository)
@@ -71,6 +82,17 @@ def publish(
         _note(repository, report, published)
         tidy(repository, names[0], change.staging / "removed", keep, [number, before])
     return report
+
+
+def _made_since(entry: Path, since: int | None, key: str | None) -> BuildReport | None:
+    """The newest version, where it is later than `since` and of the same checkpoint and options; else None."""
+    number = max(numbers(entry), default=0)
+    if since is None or key is None or number <= since:
+        return None
+    with suppress(RepositoryError):  # a damaged one is replaced
+        report = read_report(entry, str(number))
+        return report if report.build_key == key else None
+    return None
 
 
 def _note(repository: Path, report: BuildReport, published: Published) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,11 +13,14 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from builder.fleet.executor import Outcome, Progress
+from builder import pipeline
+from builder.fleet.executor import Job, Outcome, Progress
 from builder.fleet.history import History, work_of
 from builder.fleet.plan import Plan, plan_builds
 from builder.fleet.processes import Claim, fits
-from builder.fleet.view import Screen, duration, plan_document, plan_line, summary, view
+from builder.fleet.runs import run_jobs
+from builder.fleet.view import Lines, Screen, duration, plan_document, plan_line, summary, view
+from builder.fleet.work import carry_out, published_since
 from builder.report.record import read_report
 from builder.spec import BuildSpec, make_spec
 from tests.models import options_of
@@ -79,6 +83,39 @@ def test_a_version_that_lacks_a_file_is_built_again(make: Make, tmp_path: Path) 
     (model,) = _plan(spec).models
     assert model.status == "changed"
     assert model.why.endswith("topics/1/model.onnx is missing")
+
+
+def test_what_another_run_has_published_meanwhile_is_not_built_again(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that overlapped built every model twice, and two equal versions took the place of the two before."""
+    monkeypatch.setattr(pipeline, "build", None)
+    job = Job(make(), 1, before=0)
+    history, ended = History(), carry_out(job, "worker 1")
+    assert (ended.error, ended.report) == (None, read_report(job.spec.output, "topics"))
+    console = Console(record=True, width=200)
+    assert run_jobs([job], Said((ended,)), history, Lines(console, 1)) == [ended]
+    assert "✓ topics: version 1, which was published meanwhile" in console.export_text()
+    assert history.expected(work_of(job.spec)).seconds is None, "nothing was measured"
+
+
+def test_what_was_published_before_or_is_damaged_is_built(make: Make, tmp_path: Path) -> None:
+    assert published_since(Job(make(), 1, before=1)) is None
+    assert published_since(Job(make(max_batch_size=8), 1)) is None
+    shutil.copytree(make().output, tmp_path / "copy")
+    (tmp_path / "copy" / "topics" / "1" / "build.json").write_text("{}")
+    assert published_since(Job(make(output=tmp_path / "copy"), 1)) is None
+    assert [job.before for job in _plan(make(max_batch_size=8), make(name="other")).jobs(2, 2)] == [1, 0]
+
+
+@dataclass(frozen=True)
+class Said:
+    """An Executor that only says how builds ended."""
+
+    outcomes: tuple[Outcome, ...]
+
+    def run(self, jobs: Sequence[Job]) -> Generator[Progress | Outcome, None, None]:
+        yield from self.outcomes
 
 
 def _checkpoint(folder: Path, megabytes: int) -> str:

@@ -144,6 +144,22 @@ def test_as_many_versions_remain_as_were_asked_for_and_the_one_that_was_served(t
     assert numbers(repository / "front") == numbers(repository / "front_model") == [5]
 
 
+def test_two_builds_of_the_same_at_once_are_one_version(tmp_path: Path) -> None:
+    """Each was a version of its own, and with two that are kept the one to go back to was gone."""
+
+    def build(content: bytes, since: int) -> BuildReport:
+        entries = _entries(content)
+        report = replace(REPORT, files=file_hashes(entries), build_key=content.decode())
+        return publish(tmp_path, Unverified(entries, report), since=since)
+
+    build(b"before", since=0)
+    first, second = (build(b"same", since=1) for _ in range(2))
+    assert second == first
+    assert numbers(tmp_path / "front") == [1, 2]
+    assert build(b"same", since=2).version == 3, "--rebuild"
+    assert build(b"other", since=2).version == 4
+
+
 def test_a_rollback_is_one_of_files_and_configuration(tmp_path: Path) -> None:
     repository = tmp_path / "model_repository"
     _publish(repository, b"one")
