@@ -307,6 +307,56 @@ def test_a_version_that_does_not_load_takes_the_place_of_none(tmp_path: Path) ->
     asyncio.run(run())
 
 
+def test_a_version_that_does_not_fit_beside_the_one_before_takes_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every request waited a minute for room that could not come, and was answered by the version before."""
+    monkeypatch.setattr(room, "ROOM_S", 300)
+    make_models(tmp_path, "writes-a", versions=2, engine=True)
+    case = Case(tmp_path, room=3)
+    case.triton.may_answer = may_answer = asyncio.Event()
+
+    async def run() -> None:
+        stream = asyncio.ensure_future(case.write("writes-a", 40))
+        await until(lambda: case.triton.in_use["writes-a"] == 1)
+        await asyncio.to_thread(serve, tmp_path, "writes-a", 1)
+        await asyncio.to_thread(serve, tmp_path, "writes-a_model", 1)
+        next_one = asyncio.ensure_future(case.write("writes-a"))
+        await until(lambda: case.waiting == 1)
+        may_answer.set()
+        assert [(await asked).status for asked in (stream, next_one)] == [200, 200]
+        assert case.triton.answered == [("writes-a", "2"), ("writes-a", "1")]
+        assert case.triton.unloads == ["writes-a", "writes-a_model"]
+        assert not case.triton.unloaded_in_use
+        assert case.leases == 0
+
+    asyncio.run(run())
+
+
+def test_a_version_that_waits_for_room_in_vain_keeps_nobody_waiting_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(room, "ROOM_S", 0.02)
+    make_models(tmp_path, "writes-a", "embeds-b", versions=2)
+    case = Case(tmp_path, room=2)
+
+    async def run() -> None:
+        assert (await case.embed("embeds-b")).status == 200
+        case.triton.may_answer = may_answer = asyncio.Event()
+        stream = asyncio.ensure_future(case.write("writes-a", 40))
+        await until(lambda: case.triton.in_use["writes-a"] == 1)
+        case.triton.may_answer = None
+        await asyncio.to_thread(serve, tmp_path, "embeds-b", 1)
+        assert (await case.embed("embeds-b")).status == 200
+        residents = case.backend.residents
+        assert residents.backoff.waits("embeds-b", residents.offered.offer("embeds-b").stamp)
+        may_answer.set()
+        assert (await stream).status == 200
+        assert {("embeds-b", "2"), ("writes-a", "2")} == set(case.triton.answered)
+
+    asyncio.run(run())
+
+
 def test_a_model_whose_process_died_is_loaded_again_for_those_who_asked(tmp_path: Path) -> None:
     make_models(tmp_path, "embeds-a", "writes-b")
     case = Case(tmp_path)
@@ -383,7 +433,7 @@ def test_requests_that_a_dead_process_never_answers_are_asked_again(tmp_path: Pa
 
 def test_what_others_load_and_unload_is_noticed(tmp_path: Path) -> None:
     make_models(tmp_path, "embeds-a", "embeds-b", "embeds-c", versions=2)
-    case = Case(tmp_path, pins=("embeds-c",))
+    case = Case(tmp_path, room=4, pins=("embeds-c",))
 
     async def run() -> None:
         case.triton.loaded.update({"embeds-a": "2", "embeds-b": "1"})
@@ -397,6 +447,60 @@ def test_what_others_load_and_unload_is_noticed(tmp_path: Path) -> None:
         assert case.triton.answered[-1] == ("embeds-b", "2"), "which is the one that the repository serves"
         del case.triton.loaded["embeds-a"]
         assert (await case.embed("embeds-a")).status == 200
+
+    asyncio.run(run())
+
+
+def test_what_was_loaded_before_the_gateway_counts_and_goes_with_its_engine(tmp_path: Path) -> None:
+    """It took nothing of the budget where Triton's processes cannot be seen, and its engine stayed for ever."""
+    make_models(tmp_path, "embeds-a", "embeds-b", engine=True)
+    case = Case(tmp_path, room=2)
+
+    async def run() -> None:
+        case.triton.loaded.update({"embeds-a": "1", "embeds-a_model": "1"})
+        watching = asyncio.ensure_future(case.backend.watch())
+        await until(lambda: "embeds-a" in case.backend.residents.models)
+        watching.cancel()
+        assert case.backend.residents.room.used() == SERVER + 2 * ONE
+        assert (await case.embed("embeds-b")).status == 200
+        assert case.triton.unloads == ["embeds-a", "embeds-a_model"]
+
+    asyncio.run(run())
+
+
+def test_what_cannot_all_go_goes_as_far_as_it_can(tmp_path: Path) -> None:
+    """Nothing went where a model in use had grown by more than all others take."""
+    make_models(tmp_path, "writes-a", "embeds-b", "embeds-c")
+    case = Case(tmp_path, room=3)
+
+    async def run() -> None:
+        assert (await case.embed("embeds-b")).status == 200
+        case.triton.may_answer = may_answer = asyncio.Event()
+        stream = asyncio.ensure_future(case.write("writes-a", 40))
+        await until(lambda: case.triton.in_use["writes-a"] == 1)
+        case.backend.residents.measured(SERVER, {"writes-a": 5 * ONE})
+        await until(lambda: case.triton.unloads == ["embeds-b"])
+        may_answer.set()
+        assert (await stream).status == 200
+
+    asyncio.run(run())
+
+
+def test_who_has_just_left_is_given_no_room() -> None:
+    """The answer of whoever had made the room failed."""
+
+    async def run() -> None:
+        taken = room.Room(SERVER + ONE, (), lambda resident: None, lambda: 0.0)
+        busy, comes = (Resident(name, None, "1") for name in ("busy", "comes"))
+        busy.size = ONE
+        taken.models.update({"busy": busy, "comes": comes})
+        seeks = asyncio.ensure_future(taken.wait_for(comes, ONE))
+        await until(lambda: bool(taken.seekers))
+        seeks.cancel()
+        del taken.models["busy"]
+        taken.make()
+        assert not comes.has_room
+        await asyncio.wait({seeks})
 
     asyncio.run(run())
 

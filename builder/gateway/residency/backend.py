@@ -92,10 +92,12 @@ class OnDemand:
             if name not in ready:
                 self.residents.lost(name, begun)
         for name, version in ready.items():
-            self.residents.adopt(name, version)
+            await self.residents.adopt(name, version)
         if await asyncio.to_thread(self.processes.find):
             usage = await asyncio.to_thread(self.processes.usage)
             self.residents.measured(usage.server, usage.models)
+        else:
+            self.residents.room.make()
 
     async def _pin(self, name: str) -> None:
         try:

@@ -77,6 +77,9 @@ class Lifecycle:
     def leave(self, resident: Resident) -> None:
         """Unload a model."""
         del self.room.models[resident.name]
+        self._go(resident)
+
+    def _go(self, resident: Resident) -> None:
         resident.state = State.LEAVING
         self.room.leaving.add(resident)
         resident.task = asyncio.ensure_future(self._unload(resident))
@@ -98,6 +101,9 @@ class Lifecycle:
             await asyncio.sleep(pause)
             await self._until_gone({resident.name})
             needs = await self._needs(resident)
+            if before is not None and needs.size <= self.room.most(resident) < needs.size + before.size:
+                await self._make_way(resident, before)
+                before = None
             resident.engines, resident.reserved = needs.engines, needs.reserved
             await self._until_gone(set(needs.engines))
             await self.room.wait_for(resident, needs.size)
@@ -117,6 +123,13 @@ class Lifecycle:
                 await self._unload_engines(before)
         self.room.make()
         self.count()
+
+    async def _make_way(self, resident: Resident, before: Resident) -> None:
+        """Unload the version that answers, once it has: memory never holds both. Raises ApiError."""
+        await self.room.until_idle(before)
+        resident.size = 0
+        self._go(before)
+        await self._until_gone({before.name})
 
     async def _loaded(self, resident: Resident, *, instead: bool) -> int | None:
         try:
@@ -140,6 +153,13 @@ class Lifecycle:
             self.measures.failures.inc()
             delay = self.backoff.note(resident.name, resident.stamp, error.message)
             error.message, error.retry_after = failed(resident.name, error.message, delay).message, delay
+        elif (
+            before is not None
+            and isinstance(error, ApiError)
+            and error.code == "no_room"
+            and resident.stamp is not None
+        ):
+            self.backoff.note(resident.name, resident.stamp, error.message)
         if before is not None:
             self.room.models[resident.name] = before
         elif resident.has_room and not isinstance(error, asyncio.CancelledError):

@@ -64,16 +64,25 @@ class Residents:
             resident.break_off()
             self.died(resident, ENDED)
 
-    def adopt(self, name: str, version: str) -> None:
-        """A model that somebody else has loaded."""
-        if name in self.models or any(other.name == name for other in self.room.leaving):
+    async def adopt(self, name: str, version: str) -> None:
+        """A model that somebody else has loaded: it is taken to need what an estimate says, until it is measured."""
+        if self._is_known(name):
             return
         with suppress(ApiError):
             offer = self.offered.offer(name)
-            if offer.model is not None:
-                stamp = offer.stamp if offer.model.version == version else None
-                self.models[name] = Resident(name, stamp, version, State.READY, since=self.room.now())
-                self.models.move_to_end(name, last=False)
+            if offer.model is None:
+                return
+            needs = await self.lifecycle.loading.needs(name, version)
+            if self._is_known(name):  # it was asked for meanwhile
+                return
+            stamp = offer.stamp if offer.model.version == version else None
+            resident = Resident(name, stamp, version, State.READY, needs.size, needs.reserved, needs.engines)
+            resident.since = self.room.now()
+            self.models[name] = resident
+            self.models.move_to_end(name, last=False)
+
+    def _is_known(self, name: str) -> bool:
+        return name in self.models or any(other.name == name for other in self.room.leaving)
 
     def lost(self, name: str, before: float) -> None:
         """A model was not loaded any more when somebody looked, after `before`."""

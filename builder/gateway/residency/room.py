@@ -12,6 +12,7 @@ from builder.gateway.residency.resident import Resident, State
 
 MOST_LOADS = 4  # at once: more of them would only wait for one another's cores
 ROOM_S = 60.0  # that a load waits for others to go
+LEASES_POLL_S = 0.05
 SERVER = 100 << 20  # bytes of the server itself, until it was measured
 AHEAD = 0.1  # of the budget, at most, is kept free for the next load: a process takes a second or more to end
 
@@ -42,9 +43,13 @@ class Room:
         """Bytes that are taken, or promised to a load."""
         return self.server + sum(r.size for r in self.models.values()) + sum(r.size for r in self.leaving)
 
+    def most(self, resident: Resident) -> int:
+        """Bytes that can be free for a model, at most: what the server and pinned models leave."""
+        return self.budget - self.server - sum(self._pinned(resident))
+
     async def wait_for(self, resident: Resident, size: int) -> None:
         """Wait until there is room for `size` bytes. Raises ApiError 507 where there never is, 503 where none comes."""
-        most = self.budget - self.server - sum(self._pinned(resident))
+        most = self.most(resident)
         if size > most:
             raise ApiError(
                 507,
@@ -59,24 +64,34 @@ class Room:
             async with asyncio.timeout(ROOM_S):
                 await seeker.room
         except TimeoutError as error:
-            raise ApiError(
-                503,
-                f"no room for {resident.name} within {ROOM_S:.0f} s: what is loaded is in use; send this again later",
-                code="no_room",
-                retry_after=ROOM_S / 4,
-            ) from error
+            raise no_room(resident.name) from error
         finally:
             if seeker in self.seekers:
                 self.seekers.remove(seeker)
 
+    async def until_idle(self, resident: Resident) -> None:
+        """Wait until a model has answered all that it was asked. Raises ApiError 503 where it goes on for long."""
+        try:
+            async with asyncio.timeout(ROOM_S):
+                while resident.leases:
+                    await asyncio.sleep(LEASES_POLL_S)
+        except TimeoutError as error:
+            raise no_room(resident.name) from error
+
     def make(self) -> None:
-        """Give room to those that wait for it, in their order, and have models go for those that have to wait on."""
+        """Give room to those that wait for it, in their order, and have models go for those that have to wait on, and
+        where too much is taken."""
         free = self.budget - self.used()
         coming = sum(r.size for r in self.leaving)
+        for victim in self._victims(-free - coming):
+            coming += victim.size
+            self.evict(victim)
         loads = sum(r.state is State.LOADING and r.has_room for r in self.models.values())
         for seeker in list(self.seekers):
             if loads >= MOST_LOADS:
                 return
+            if seeker.room.done():
+                continue  # cancelled, and has not been told yet
             if seeker.size <= free:
                 self.seekers.remove(seeker)
                 seeker.resident.size += seeker.size
@@ -85,7 +100,7 @@ class Room:
                 free -= seeker.size
                 loads += 1
                 continue
-            going = self._victims(seeker.size - free - coming)
+            going = self._enough(seeker.size - free - coming)
             if going is None:
                 continue  # nothing would be gained yet; a smaller one may fit
             coming += sum(victim.size for victim in going)
@@ -97,17 +112,20 @@ class Room:
             self._go_ahead(free + coming)
 
     def _go_ahead(self, free: int) -> None:
-        """Have models go where too much is taken, and small ones so that the next load need not wait for that."""
-        for victim in self._victims(-free) or ():
-            free += victim.size
-            self.evict(victim)
+        """Have small models go so that the next load need not wait for that."""
         sizes = [r.size for r in self.models.values() if r.state is State.READY]
         ahead = min(int(AHEAD * self.budget), sum(sizes) // max(1, len(sizes)))
-        for victim in self._victims(ahead - free, largest=ahead) or ():
+        for victim in self._enough(ahead - free, largest=ahead) or ():
             self.evict(victim)
 
-    def _victims(self, size: int, largest: int | None = None) -> list[Resident] | None:
-        """Models to unload for `size` bytes, what was asked for longest ago first; None where there are not enough."""
+    def _enough(self, size: int, largest: int | None = None) -> list[Resident] | None:
+        """Models to unload for `size` bytes; None where all that may go take less."""
+        victims = self._victims(size, largest)
+        return victims if sum(victim.size for victim in victims) >= size else None
+
+    def _victims(self, size: int, largest: int | None = None) -> list[Resident]:
+        """Models to unload for `size` bytes, what was asked for longest ago first; all that may go where they take
+        less."""
         victims: list[Resident] = []
         for resident in self.models.values():
             if size <= 0:
@@ -115,7 +133,7 @@ class Room:
             if self._may_go(resident) and (largest is None or resident.size <= largest):
                 victims.append(resident)
                 size -= resident.size
-        return victims if size <= 0 else None
+        return victims
 
     def _may_go(self, resident: Resident) -> bool:
         if resident.state is not State.READY or resident.leases or resident.name in self.pins:
@@ -136,6 +154,16 @@ class Room:
 
     def _pinned(self, apart_from: Resident) -> list[int]:
         return [r.size for r in self.models.values() if r.name in self.pins and r is not apart_from]
+
+
+def no_room(name: str) -> ApiError:
+    """What a client is told where nothing went for a while."""
+    return ApiError(
+        503,
+        f"no room for {name} within {ROOM_S:.0f} s: what is loaded is in use; send this again later",
+        code="no_room",
+        retry_after=ROOM_S / 4,
+    )
 
 
 def _mb(size: int) -> str:
