@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from builder.deploy.deployment import Model
+from builder.deploy.hosting import shared_fronts
 from builder.errors import RepositoryError, SpecError
 from builder.plan.built import plan_built
 from builder.plan.needs import served_version
@@ -51,11 +52,13 @@ def outline(store: Store, versions: dict[str, int | None], folder: Path) -> None
 
 def _of_folder(folder: Path, versions: dict[str, int | None], origin: str = "") -> tuple[Model, ...]:
     fronts = [path.parent.name for path in sorted(folder.glob(f"*/{REPORT}")) if is_front(path.parent)]
+    shared = {model.name: model for model in shared_fronts(folder)}
+    fronts = sorted([*fronts, *shared])
     missing = sorted(set(versions) - set(fronts))
     if missing or not fronts:
         there = ", ".join(fronts) or "no model that was built"
         raise RepositoryError(f"{origin or folder} has no {missing[0] if missing else 'model'}; it has {there}")
-    models = tuple(_model(folder, name) for name in fronts if not versions or name in versions)
+    models = tuple(shared.get(name) or _model(folder, name) for name in fronts if not versions or name in versions)
     for model in models:
         wanted = versions.get(model.name)
         if wanted not in (None, model.version):

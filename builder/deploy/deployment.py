@@ -14,7 +14,8 @@ NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # of RFC 1123, with room 
 @dataclass(frozen=True)
 class Model:
     """A model of the repository. `plan`: what it takes; `generates`: whether it has a decode loop, with a queue of its
-    own; `request`: the JSON of a small one, for Triton's generate endpoint.
+    own; `request`: the JSON of a small one, for Triton's generate endpoint; `hosts`: NAME@VERSION of those that a
+    shared front answers for.
     """
 
     name: str
@@ -25,6 +26,7 @@ class Model:
     generates: bool
     request: str
     plan: Plan
+    hosts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,8 @@ def tag(deployment: Deployment) -> str:
     """The image's tag: the release and, where models are in the image, their versions."""
     if deployment.stored:
         return deployment.release
-    versions = " ".join(f"{model.name}@{model.version}" for model in deployment.models)
+    names = (name for model in deployment.models for name in (f"{model.name}@{model.version}", *model.hosts))
+    versions = " ".join(names)
     return f"{deployment.release}-{hashlib.sha256(versions.encode()).hexdigest()[:8]}"
 
 

@@ -48,6 +48,24 @@ def test_a_folder_and_a_store_hold_the_same(folder: Path, store: str) -> None:
     assert writes.plan.shm >= (2 + 8) * MIB, "slots and queue, each with a request of 1 MiB"
 
 
+def test_a_shared_front_is_deployed_with_its_memory_and_what_it_hosts(small_repository: Path, tmp_path: Path) -> None:
+    """It was left out of the image, of the probes and of the memory, without a word."""
+    repository = tmp_path / "model_repository"
+    shutil.copytree(small_repository, repository)
+    assert main(["share", "topics", "--name", "group", "--memory-mb", "3000", "--repository", str(repository)]) == 0
+    (group,) = [model for model in contents(str(repository)) if model.name == "group"]
+    assert (group.plan.memory, group.hosts) == (3000 * MIB, ("topics@1",))
+    assert group.request == '{"model": "topics", "text_input": "a"}'
+    options = ("--repository", str(repository), "--model", "group", "--cores", "2")
+    written = deploy("--to", "kubernetes", *options, "--probe", "group", output=tmp_path / "out")
+    assert "COPY --from=models group /models/group/" in written["image/Containerfile"]
+    triton = _containers(written)["triton"]
+    assert triton["resources"]["requests"]["memory"] == 3000 * MIB + SERVER
+    hosted = repository / "group" / "models" / "hosted.json"
+    hosted.write_text(hosted.read_text().replace('"version": 1', '"version": 2', 1))
+    assert contents(str(repository), ["group"])[0].hosts == ("topics@2",), "so that the image's tag is another one"
+
+
 def test_replicas_pull_what_was_in_the_store(store: str, tmp_path: Path) -> None:
     """The pull's own arguments, in another folder."""
     written = deploy("--to", "kubernetes", "--repository", store, output=tmp_path / "out")

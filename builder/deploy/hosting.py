@@ -1,0 +1,58 @@
+"""A shared front, as what is deployed: one process that answers for encoders which have no front of their own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from builder.deploy.deployment import Model
+from builder.errors import RepositoryError, SpecError
+from builder.plan.built import plan_built
+from builder.plan.lines import Line, Plan, megabytes
+from builder.plan.needs import served_version
+from builder.report.record import read_report
+from builder.runtime.contract import ContractError, HostedModel, load_shared
+from builder.triton.hosting import MODELS, NAMES_THE_MODEL, hosted_repositories, read_hosted
+
+
+def shared_fronts(folder: Path) -> Iterator[Model]:
+    """Those of a repository, without any that answers for nobody. Raises RepositoryError and SpecError."""
+    for repository in hosted_repositories(folder):
+        try:
+            hosted = dict(read_hosted(repository))
+        except ContractError as error:
+            raise RepositoryError(str(error)) from error
+        if hosted:
+            yield _shared_front(folder, repository.parent.name, hosted)
+
+
+def _shared_front(folder: Path, name: str, hosted: Mapping[str, HostedModel]) -> Model:
+    reports = [read_report(folder / name / MODELS, model) for model in hosted]
+    releases = sorted({report.triton for report in reports})
+    if len(releases) > 1:
+        raise SpecError(f"{name} hosts models for Triton {' and '.join(releases)}: build them again for one of them")
+    version = served_version(folder / name)
+    return Model(
+        name=name,
+        version=int(version.name),
+        entries=(name,),
+        release=releases[0],
+        target=reports[0].target,
+        generates=False,
+        request=_request(*next(iter(hosted.items()))),
+        plan=_plan(folder / name / MODELS, name, load_shared(version).memory_mb << 20, hosted),
+        hosts=tuple(f"{model}@{hosted[model].version}" for model in sorted(hosted)),
+    )
+
+
+def _plan(repository: Path, name: str, memory: int, hosted: Mapping[str, HostedModel]) -> Plan:
+    """The memory that it was given, and the largest region of shared memory that one of its models would have."""
+    shm = max(plan_built(repository, model).shm for model in hosted)
+    return Plan(name, (Line("memory", "--memory-mb of build-repo share", megabytes(memory)),), {}, memory, shm)
+
+
+def _request(name: str, model: HostedModel) -> str:
+    """A short text in each input of one of its models that must be there."""
+    texts = {tensor: "a" for tensor, optional in model.inputs.items() if not optional}
+    return json.dumps({NAMES_THE_MODEL: name, **texts})
