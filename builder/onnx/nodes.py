@@ -63,10 +63,11 @@ def in_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
     return [nodes[index] for index in TopologicalSorter(wanted).static_order()]
 
 
-def eight_bit_scales(values: np.ndarray, axis: int) -> np.ndarray:
-    """The step of symmetric 8-bit rounding along `axis`; never zero."""
+def eight_bit_scales(values: np.ndarray, axis: int | None) -> np.ndarray:
+    """The step of symmetric 8-bit rounding along `axis`, None: of all values; 1 for nothing but zeros."""
     largest = np.maximum(values.max(axis=axis, keepdims=True), -values.min(axis=axis, keepdims=True))
-    return np.maximum(largest / 127, 1e-12).astype(np.float32)
+    steps = (largest / 127).astype(np.float32)
+    return np.where(steps < np.finfo(np.float32).tiny, np.float32(1), steps)
 
 
 def store_eight_bit(graph: onnx.GraphProto, name: str, values: np.ndarray, axis: int) -> None:

@@ -5,25 +5,31 @@ Knows graphs; knows nothing about models.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 import onnx
+from onnxruntime import InferenceSession
 
 from builder.engines.onnxruntime import open_session
 from builder.onnx.graph import MODEL_FILE, save_graph
 from builder.workplace import scratch
 
 Feeds = Mapping[str, np.ndarray]
+Opened = Callable[[Path, int], InferenceSession]  # of a file, with so many threads
 
 
-def watch(model: onnx.ModelProto, names: Sequence[str], feeds: Sequence[Feeds]) -> Iterator[dict[str, np.ndarray]]:
+def watch(
+    model: onnx.ModelProto, names: Sequence[str], feeds: Sequence[Feeds], opened: Opened = open_session
+) -> Iterator[dict[str, np.ndarray]]:
     """The tensors `names` of `model`, one mapping for each of `feeds`, as ONNX Runtime computes them, and no others."""
-    watched = onnx.ModelProto.FromString(model.SerializeToString())
+    watched = onnx.ModelProto()
+    watched.CopyFrom(model)
     del watched.graph.output[:]
     watched.graph.output.extend(onnx.helper.make_empty_tensor_value_info(name) for name in sorted({*names}))
     with scratch() as folder:
-        session = open_session(save_graph(watched, folder / MODEL_FILE).path, threads=0)
+        session = opened(save_graph(watched, folder / MODEL_FILE).path, 0)
     wanted = list(dict.fromkeys(names))
     inputs = {value.name for value in session.get_inputs()}
     for feed in feeds:

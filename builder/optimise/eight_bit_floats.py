@@ -12,11 +12,13 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
+from builder.onnx.weights import values_of
+
 LARGEST = 448.0
 QUANTISED = "_quantized"  # what ONNX Runtime's quantiser appends to the name of a weight
 
 
-def to_float8(graph: onnx.GraphProto, weights: Mapping[str, np.ndarray]) -> None:
+def to_float8(graph: onnx.GraphProto, weights: Mapping[str, TensorProto]) -> None:
     """Make every symmetric int8 pair of `graph` one of fp8; `weights`: the matrices before they were rounded."""
     tensors = {tensor.name: tensor for tensor in graph.initializer}
     rescaled: set[str] = set()
@@ -34,7 +36,7 @@ def to_float8(graph: onnx.GraphProto, weights: Mapping[str, np.ndarray]) -> None
             axis = next((attribute.i for attribute in node.attribute if attribute.name == "axis"), 1)
             steps = numpy_helper.to_array(tensors[scale])
             steps = np.expand_dims(steps, 1 - axis) if steps.ndim else steps
-            tensors[values].CopyFrom(_float8(weights[values.removesuffix(QUANTISED)] / steps, values))
+            tensors[values].CopyFrom(_float8(values_of(weights[values.removesuffix(QUANTISED)]) / steps, values))
 
 
 def _float8(values: np.ndarray, name: str) -> TensorProto:

@@ -13,9 +13,10 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import TensorProto, helper
 
 from builder.onnx.nodes import add_constant, constant_products, replace_nodes
+from builder.onnx.weights import computed, rows_of, values_of
 from builder.optimise.activations import Feeds, watch
 
 SMALLEST = 1e-5  # channels that are never used are not blown up
@@ -31,14 +32,14 @@ def smooth(model: onnx.ModelProto, strength: float, feeds: Sequence[Feeds], left
     largest = _largest(model, list(readers), feeds)
     inserted = {}
     for source, products in readers.items():
-        matrices = [numpy_helper.to_array(weights[node.input[1]]) for node in products]
+        matrices = [values_of(weights[node.input[1]]) for node in products]
         rows = np.max([np.abs(matrix).max(axis=1) for matrix in matrices], axis=0)
         scale = np.maximum(largest[source], SMALLEST) ** strength / np.maximum(rows, SMALLEST) ** (1 - strength)
         scale = (scale / np.exp(np.log(scale).mean())).astype(np.float32)
         add_constant(model.graph, f"{source}.smoothing", 1 / scale)
-        for node, matrix in zip(products, matrices, strict=True):
+        for node in products:
             name = f"{node.output[0]}.smoothed_weight"  # its own: the matrix may be read elsewhere
-            add_constant(model.graph, name, matrix * scale[:, None])
+            model.graph.initializer.append(_scaled(weights[node.input[1]], name, scale))
             node.input[:] = [f"{source}.smoothed", name]
         inserted[f"{source}.smoothed"] = helper.make_node(
             "Mul", [source, f"{source}.smoothing"], [f"{source}.smoothed"], name=f"{source}.smoothed"
@@ -58,3 +59,8 @@ def _largest(model: onnx.ModelProto, names: list[str], feeds: Sequence[Feeds]) -
             peak = np.abs(value).reshape(-1, value.shape[-1]).max(axis=0)
             largest[name] = np.maximum(largest[name], peak) if name in largest else peak
     return largest
+
+
+def _scaled(matrix: TensorProto, name: str, scale: np.ndarray) -> TensorProto:
+    rows = rows_of(matrix)
+    return computed(name, matrix.data_type, matrix.dims, lambda some: rows(some) * scale[some, None])

