@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
-from builder.deploy.deployment import Model
+from builder.deploy.deployment import Model, digest
 from builder.deploy.hosting import shared_fronts
 from builder.errors import RepositoryError, SpecError
 from builder.plan.built import plan_built
@@ -83,6 +83,7 @@ def _model(folder: Path, name: str) -> Model:
         generates=generates,
         request=_request(folder / name, generates),
         plan=plan_built(folder, name),
+        digest=digest([report]),
     )
 
 

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from builder.errors import SpecError
 from builder.plan.lines import Plan
+from builder.report.record import BuildReport
 
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # of RFC 1123, with room for what names are made of it
 
@@ -14,8 +18,8 @@ NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # of RFC 1123, with room 
 @dataclass(frozen=True)
 class Model:
     """A model of the repository. `plan`: what it takes; `generates`: whether it has a decode loop, with a queue of its
-    own; `request`: the JSON of a small one, for Triton's generate endpoint; `hosts`: NAME@VERSION of those that a
-    shared front answers for.
+    own; `request`: the JSON of a small one, for Triton's generate endpoint; `digest`: of its files, or of
+    those that a shared front answers for.
     """
 
     name: str
@@ -26,7 +30,13 @@ class Model:
     generates: bool
     request: str
     plan: Plan
-    hosts: tuple[str, ...] = ()
+    digest: str
+
+
+def digest(reports: Iterable[BuildReport]) -> str:
+    """One hash of all files that are served: another version, or another build of the same number, has another."""
+    files = [report.files for report in sorted(reports, key=lambda report: report.name)]
+    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from builder.deploy.deployment import Model
+from builder.deploy.deployment import Model, digest
 from builder.errors import RepositoryError, SpecError
 from builder.plan.built import plan_built
 from builder.plan.lines import Line, Plan, megabytes
@@ -42,7 +42,7 @@ def _shared_front(folder: Path, name: str, hosted: Mapping[str, HostedModel]) ->
         generates=False,
         request=_request(*next(iter(hosted.items()))),
         plan=_plan(folder / name / MODELS, name, load_shared(version).memory_mb << 20, hosted),
-        hosts=tuple(f"{model}@{hosted[model].version}" for model in sorted(hosted)),
+        digest=digest(reports),
     )
 
 

@@ -15,19 +15,25 @@ CPU, GPU = "requirements.txt", "requirements-gpu.txt"
 
 
 def tag(deployment: Deployment) -> str:
-    """The image's tag: the release and, where models are in the image, their versions."""
-    if deployment.stored:
-        return deployment.release
-    names = (name for model in deployment.models for name in (f"{model.name}@{model.version}", *model.hosts))
-    versions = " ".join(names)
-    return f"{deployment.release}-{hashlib.sha256(versions.encode()).hexdigest()[:8]}"
+    """The image's tag: the release, and a hash of all that is put into it. A node that has an image of a tag does not
+    fetch it again (imagePullPolicy IfNotPresent), so what changes must have another.
+    """
+    models = (
+        [] if deployment.stored else [f"{model.name}@{model.version} {model.digest}" for model in deployment.models]
+    )
+    content = "\n".join([containerfile(deployment), requirements(deployment), *models])
+    return f"{deployment.release}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
 def image_files(deployment: Deployment) -> dict[str, str]:
     """A Containerfile and what it copies, in a folder of their own."""
-    name = GPU if deployment.on_gpu else CPU
-    requirements = files("builder.runtime").joinpath(name).read_text("utf-8")
-    return {"image/Containerfile": containerfile(deployment), f"image/{name}": requirements}
+    name = _name(deployment)
+    return {"image/Containerfile": containerfile(deployment), f"image/{name}": requirements(deployment)}
+
+
+def requirements(deployment: Deployment) -> str:
+    """The packages that the emitted Python imports, with their versions."""
+    return files("builder.runtime").joinpath(_name(deployment)).read_text("utf-8")
 
 
 def build_command(deployment: Deployment, image: str, output: Path) -> str:
@@ -38,7 +44,7 @@ def build_command(deployment: Deployment, image: str, output: Path) -> str:
 
 def containerfile(deployment: Deployment) -> str:
     """The steps of the Dockerfile of the project, for the release and the processor of the models."""
-    name = GPU if deployment.on_gpu else CPU
+    name = _name(deployment)
     lines = [
         "# The stock Triton container with what the emitted Python imports, installed once instead of at each start.",
         f"FROM nvcr.io/nvidia/tritonserver:{deployment.release}-py3",
@@ -48,8 +54,14 @@ def containerfile(deployment: Deployment) -> str:
         f"    && install --directory --owner={USER} --group={USER} /engines",
     ]
     if not deployment.stored:
-        lines += [f"COPY --from=models {model} /models/{model}/" for model in _entries(deployment)]
+        lines += [
+            f"COPY --chown={USER}:{USER} --from=models {model} /models/{model}/" for model in _entries(deployment)
+        ]
     return "\n".join([*lines, "# triton-server, of the stock image", f"USER {USER}:{USER}", ""])
+
+
+def _name(deployment: Deployment) -> str:
+    return GPU if deployment.on_gpu else CPU
 
 
 def _entries(deployment: Deployment) -> list[str]:

@@ -100,9 +100,10 @@ def image(deployment: Deployment, kind: str) -> str:
     return f"{deployment.registry.rstrip('/')}/{name}:{own}"
 
 
-def build_image(deployment: Deployment, output: Path) -> str:
-    """The command that builds Triton's image from what was written to `output`."""
-    return build_command(deployment, image(deployment, "triton"), output)
+def image_steps(deployment: Deployment, output: Path) -> list[str]:
+    """The commands that bring Triton's image, from what was written to `output`, to where the cluster finds it."""
+    name = image(deployment, "triton")
+    return [build_command(deployment, name, output), f"docker push {name}"]
 
 
 def pulls(deployment: Deployment) -> list[Document]:

@@ -9,9 +9,12 @@ from builder.plan.lines import Line, Plan
 
 ENCODER_PLAN = Plan("minilm", (Line("memory", "1 x 84 MB", "84 MB"),), {}, 120_000_000, 64 << 20, 2.0)
 DECODER_PLAN = Plan("writes", (Line("memory", "1 x 84 MB", "84 MB"),), {}, 900_000_000, 300 << 20, 2.0)
-ENCODER = Model("minilm", 3, ("minilm", "minilm_model"), "26.08", "cpu", False, '{"text_input": "a"}', ENCODER_PLAN)
-DECODER = Model("writes", 1, ("writes",), "26.08", "cpu", True, '{"text_input": "a", "max_tokens": 1}', DECODER_PLAN)
-ON_GPU = Model("card", 1, ("card",), "26.08", "cuda", True, '{"text_input": "a", "max_tokens": 1}', DECODER_PLAN)
+REQUEST = '{"text_input": "a", "max_tokens": 1}'
+ENCODER = Model(
+    "minilm", 3, ("minilm", "minilm_model"), "26.08", "cpu", False, '{"text_input": "a"}', ENCODER_PLAN, "1a"
+)
+DECODER = Model("writes", 1, ("writes",), "26.08", "cpu", True, REQUEST, DECODER_PLAN, "2b")
+ON_GPU = Model("card", 1, ("card",), "26.08", "cuda", True, REQUEST, DECODER_PLAN, "3c")
 SIZE = Size(4, 1_120_000_000, 384 << 20, 16 << 20)
 
 STORED = Deployment(

@@ -21,9 +21,11 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from builder.cache.fetched import ENGINES, fetched
-from builder.deploy.image import image_files
+from builder.deploy import image
+from builder.deploy.image import image_files, tag
+from builder.deploy.targets import find_target
 from builder.triton.releases import RELEASES
-from tests.deploy.deployments import ENCODER, STORED
+from tests.deploy.deployments import ENCODER, IN_IMAGE, STORED
 
 ROOT = Path(__file__).parent.parent.parent
 # By the image: its requirements, and what is imported when its command runs.
@@ -117,6 +119,22 @@ def test_the_step_of_tritons_image_has_nothing_left_to_install_in_its_python(rel
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert not done.returncode, done.stderr
     assert "Would install" not in done.stdout
+
+
+def test_an_image_with_other_packages_has_another_tag(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nodes that have an image of that tag do not ask for it again."""
+    before = tag(STORED)
+    monkeypatch.setattr(image, "requirements", lambda _: "numpy==1.26.4\n")
+    assert tag(STORED) != before
+
+
+@pytest.mark.parametrize("target", ["kubernetes", "helm", "kserve"])
+def test_the_image_is_pushed_before_a_cluster_asks_for_it(target: str) -> None:
+    build, push, apply = find_target(target).steps(IN_IMAGE, Path("out"))
+    name = f"registry.example/models-triton:{tag(IN_IMAGE)}"
+    assert f"--tag {name} " in build
+    assert push == f"docker push {name}"
+    assert apply.startswith(("kubectl apply", "helm upgrade --install"))
 
 
 def _engine() -> str:

@@ -14,7 +14,7 @@ from typing import Any
 from builder.deploy.deployment import Deployment
 from builder.deploy.image import image_files
 from builder.deploy.objects import objects
-from builder.deploy.pod import SINCE, build_image
+from builder.deploy.pod import SINCE, image_steps
 from builder.deploy.targets import Target
 from builder.deploy.yamls import HEAD, text
 from builder.distribution import own_version
@@ -103,8 +103,8 @@ def _schema(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _steps(deployment: Deployment, output: Path) -> list[str]:
     return [
-        build_image(deployment, output),
-        f"helm install {deployment.name} {output} --namespace {deployment.namespace}",
+        *image_steps(deployment, output),
+        f"helm upgrade --install {deployment.name} {output} --namespace {deployment.namespace}",
     ]
 
 

@@ -13,7 +13,7 @@ from builder.deploy import pod
 from builder.deploy.deployment import Deployment, Scaling
 from builder.deploy.image import image_files
 from builder.deploy.objects import disruption_budget, document, trusted
-from builder.deploy.pod import Document, build_image
+from builder.deploy.pod import Document, image_steps
 from builder.deploy.scaling import behavior, queries
 from builder.deploy.targets import Target
 from builder.deploy.yamls import text
@@ -102,7 +102,7 @@ def _metric(scaling: Scaling, query: str) -> Document:
 
 
 def _steps(deployment: Deployment, output: Path) -> list[str]:
-    return [build_image(deployment, output), f"kubectl apply -n {deployment.namespace} -f {output}"]
+    return [*image_steps(deployment, output), f"kubectl apply -n {deployment.namespace} -f {output}"]
 
 
 TARGET = Target(_files, _steps)

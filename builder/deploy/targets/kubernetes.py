@@ -7,7 +7,7 @@ from pathlib import Path
 from builder.deploy.deployment import Deployment
 from builder.deploy.image import image_files
 from builder.deploy.objects import objects
-from builder.deploy.pod import build_image
+from builder.deploy.pod import image_steps
 from builder.deploy.targets import Target
 from builder.deploy.yamls import text
 
@@ -25,7 +25,7 @@ def _files(deployment: Deployment) -> dict[str, str]:
 
 
 def _steps(deployment: Deployment, output: Path) -> list[str]:
-    return [build_image(deployment, output), f"kubectl apply -k {output}"]
+    return [*image_steps(deployment, output), f"kubectl apply -k {output}"]
 
 
 TARGET = Target(_files, _steps)
