@@ -77,10 +77,9 @@ class History:
         self.path = cache_home() / FILE
         self.own: dict[tuple[str, str, int], Past] = {}
         self.alike: defaultdict[tuple[str, int], list[Past]] = defaultdict(list)
-        with suppress(OSError, ValueError, TypeError):  # a damaged file is as good as none
-            lines = self.path.read_text("utf-8").splitlines()[-KEPT:]
-            for past in [Past(**json.loads(line)) for line in lines]:
-                self._add(past)
+        for line in _lines(self.path)[-KEPT:]:
+            with suppress(ValueError, TypeError):  # a full disk, or whoever was killed, cut it
+                self._add(Past(**json.loads(line)))
 
     def remember(self, work: Work, outcome: Outcome) -> None:
         """What a build took."""
@@ -113,6 +112,14 @@ class History:
         alike = self.alike[past.kind, past.size]
         alike.append(past)
         del alike[:-RECENT]
+
+
+def _lines(path: Path) -> list[str]:
+    """Those of a file; none where it cannot be read."""
+    try:
+        return path.read_text("utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
 
 
 def _size(weights: int) -> int:

@@ -178,6 +178,18 @@ def test_a_damaged_history_is_none(tmp_path: Path) -> None:
     assert History().own == {}
 
 
+def test_a_line_that_a_full_disk_cut_costs_no_other(tmp_path: Path) -> None:
+    """All that was known was lost, for good."""
+    work = work_of(make_spec(model=_checkpoint(tmp_path / "model", 10), output=tmp_path / "out"))
+    History().remember(work, Outcome("model", "worker 1", 4.0, 800_000_000))
+    file = tmp_path / "cache" / "builds.jsonl"
+    file.write_text(file.read_text() + '{"name": "mod')
+    assert History().expected(work).seconds == 4.0
+    History().remember(work, Outcome("model", "worker 1", 6.0, 800_000_000))
+    History().remember(work, Outcome("model", "worker 1", 8.0, 800_000_000))
+    assert History().expected(work).seconds == 8.0
+
+
 def test_the_order_of_builds_and_their_cores(tmp_path: Path) -> None:
     one, two = _checkpoint(tmp_path / "one", 1), _checkpoint(tmp_path / "two", 1)
     history = History()
