@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import shutil
 import time
 from collections.abc import Awaitable, Callable
@@ -19,7 +20,7 @@ from prometheus_client import CollectorRegistry
 from builder.errors import SpecError
 from builder.gateway.errors import ApiError
 from builder.gateway.journal import Journal
-from builder.gateway.residency import room
+from builder.gateway.residency import offered, room
 from builder.gateway.residency.app import make_on_demand
 from builder.gateway.residency.backend import OnDemand
 from builder.gateway.residency.backoff import ANSWERED_S
@@ -501,6 +502,32 @@ def test_who_has_just_left_is_given_no_room() -> None:
         taken.make()
         assert not comes.has_room
         await asyncio.wait({seeks})
+
+    asyncio.run(run())
+
+
+def test_a_folder_that_cannot_be_read_for_a_moment_ends_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody looked after the budget and dead processes any more."""
+    make_models(tmp_path, "embeds-a")
+    case = Case(tmp_path, pins=("embeds-a",))
+
+    def stale(entry: Path) -> list[int]:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    async def run() -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(offered, "numbers", stale)
+            refused = await case.embed("embeds-a")
+            assert (refused.status, "Stale file handle" in refused.error["message"]) == (503, True)
+            case.triton.loaded["embeds-a"] = "1"
+            watching = asyncio.ensure_future(case.backend.watch())
+            await asyncio.sleep(0)
+            await asyncio.sleep(0.05)
+            assert not watching.done()
+        watching.cancel()
+        assert (await case.embed("embeds-a")).status == 200
 
     asyncio.run(run())
 

@@ -120,9 +120,10 @@ class Offered:
     def _parsed(self, name: str, stamp: Stamp) -> Offer:
         try:
             config = parse((self.repository / name / CONFIG).read_text("utf-8"), name)
+            there = numbers(self.repository / name)
         except (RepositoryError, OSError, UnicodeDecodeError) as error:
             raise ApiError(503, f"{name} cannot be read: {error}", code="unavailable") from error
-        served = max(chosen(config, numbers(self.repository / name)), default=None)
+        served = max(chosen(config, there), default=None)
         hidden = config.name not in ("", name) or CANDIDATE_OF in config.parameters
         model = None if served is None or hidden else read_model(config, str(served))
         return Offer(stamp, model)
