@@ -8,17 +8,19 @@ import os
 import re
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 import fsspec
 
 from builder.distribution import installing
-from builder.errors import RepositoryError, SpecError, first_line
+from builder.errors import RepositoryError, SpecError
 from builder.hashing import sha256_of
 from builder.stores.manifest import Blob, Manifest, dump, load
+from builder.stores.problems import credentials_for, in_a_line, reason, says_absent, scheme_of, silence
 
 URL = re.compile(r"(s3|gs|az|abfs|file)://.+")
 EXTRAS = {"s3": "s3", "gs": "gcs", "az": "azure", "abfs": "azure", "file": "s3"}
@@ -50,8 +52,9 @@ class Store:
 
     def versions(self, name: str) -> list[int]:
         """The versions of a model, in order."""
-        names = (Path(path).name for path in self._list(f"{self.root}/models/{name}"))
-        return sorted(int(match[1]) for text in names if (match := re.fullmatch(r"([1-9]\d*)\.json", text)))
+        files = (PurePosixPath(path) for path in self._find(f"{self.root}/models/{name}"))
+        own = (file.name for file in files if file.parent.name == name)
+        return sorted(int(match[1]) for text in own if (match := re.fullmatch(r"([1-9]\d*)\.json", text)))
 
     def manifest(self, name: str, version: int | None = None) -> Manifest:
         """That of a version of a model, the newest where none is named. Raises RepositoryError where there is none."""
@@ -62,7 +65,7 @@ class Store:
         if wanted not in there:
             raise RepositoryError(f"{self.url} has no version {wanted} of {name}; it has {', '.join(map(str, there))}")
         path = self._manifest(name, wanted)
-        with _as_repository_error(f"{self.url} could not be read"):
+        with in_a_line(self.url, "read"):
             manifest = load(self.files.cat_file(path), path)
         if (manifest.name, manifest.version) != (name, wanted):
             raise RepositoryError(
@@ -72,11 +75,13 @@ class Store:
 
     def publish(self, manifest: Manifest) -> None:
         """Write a manifest whose blobs are all there. Raises VersionTakenError where there is one of that number."""
-        path = self._manifest(manifest.name, manifest.version)
+        path, content = self._manifest(manifest.name, manifest.version), dump(manifest)
         try:
-            with _as_repository_error(f"{self.url} could not be written"):
-                self._create(path, dump(manifest))
+            with self._writing():
+                self._create(path, content)
         except FileExistsError as error:
+            if self._holds(path, content):  # this one: the store's answer was lost, and it was sent again
+                return
             raise VersionTakenError(
                 f"{self.url} has a version {manifest.version} of {manifest.name} already; nothing of it was changed"
             ) from error
@@ -86,7 +91,7 @@ class Store:
         path = self._blob(blob)
         if self._size(path) == blob.size:
             return False
-        with _as_repository_error(f"{self.url} could not be written"):
+        with self._writing():
             if self._is_local:
                 self._link(path, source.read_bytes(), replace=True)
             else:
@@ -95,7 +100,7 @@ class Store:
 
     def read(self, blob: Blob) -> bytes:
         """What a small blob holds. Raises RepositoryError where that is not what its name says."""
-        with _as_repository_error(f"{self.url} could not be read"):
+        with in_a_line(self.url, "read"):
             content: bytes = self.files.cat_file(self._blob(blob))
         if hashlib.sha256(content).hexdigest() != blob.sha256:
             raise RepositoryError(
@@ -133,13 +138,13 @@ class Store:
                 if content:
                     return content
             except Exception as error:  # whatever a connection that breaks makes the libraries raise
-                problem = first_line(error)[:300]
+                problem = reason(error)
             time.sleep(PAUSE_S * 2**attempt)
         raise RepositoryError(f"{self.url}: {path} could not be read ({problem}); pull again to go on from there")
 
     def _size(self, path: str) -> int | None:
         """Bytes of an object; None where there is none."""
-        with _as_repository_error(f"{self.url} could not be read"):
+        with in_a_line(self.url, "read"):
             try:
                 return int(self.files.info(path)["size"])
             except FileNotFoundError:
@@ -155,13 +160,54 @@ class Store:
     def _manifest(self, name: str, version: int) -> str:
         return f"{self.root}/models/{name}/{version}.json"
 
-    def _list(self, path: str) -> list[str]:
-        self.files.invalidate_cache()
-        with _as_repository_error(f"{self.url} could not be read"):
+    def _holds(self, path: str, content: bytes) -> bool:
+        with in_a_line(self.url, "read"):
+            there: bytes = self.files.cat_file(path)
+        return there == content
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        with in_a_line(self.url, "written"):
             try:
-                return list(self.files.ls(path, detail=False))
+                yield
+            except Exception as error:
+                if says_absent(error):
+                    self._require_bucket()
+                raise
+
+    def _list(self, path: str) -> list[str]:
+        """What is directly under `path`."""
+        return self._found(partial(self.files.ls, path, detail=False))
+
+    def _find(self, path: str) -> list[str]:
+        """All files under `path`. adlfs lists each folder whose name begins like that of `path` before it says what is
+        directly under `path`."""
+        return self._found(partial(self.files.find, path))
+
+    def _found(self, listing: Callable[[], Sequence[str]]) -> list[str]:
+        self.files.invalidate_cache()
+        with in_a_line(self.url, "read"):
+            try:
+                found = list(listing())
             except FileNotFoundError:
-                return []
+                found = []
+            if not found:
+                self._require_bucket()
+            return found
+
+    def _require_bucket(self) -> None:
+        """Raises RepositoryError where a store says that there is no such bucket."""
+        if self._is_local:
+            return
+        name = self.root.split("/")[0]
+        try:
+            self.files.ls(name, detail=False)
+        except FileNotFoundError as error:
+            raise RepositoryError(
+                f"{self.url}: there is no bucket or container {name}; make it first, or correct the address"
+            ) from error
+        except Exception:  # it does not say, as where credentials are for a part of it alone
+            return
 
     def _create(self, path: str, content: bytes) -> None:
         """Write a new object, whole. Raises FileExistsError where there is one."""
@@ -191,22 +237,13 @@ def open_store(url: str) -> Store:
         raise SpecError(
             f"{url} is not the address of an object store; expected s3://, gs://, az:// or file:// and a path"
         )
-    scheme = url.split(":", 1)[0]
+    silence()
     try:
         files, root = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True)
-    except (ImportError, ValueError) as error:
+    except ImportError as error:
         raise SpecError(
-            f"{url} needs a package that is not here ({first_line(error)[:300]}): {installing(EXTRAS[scheme])}"
+            f"{url} needs a package that is not here ({reason(error)}): {installing(EXTRAS[scheme_of(url)])}"
         ) from error
+    except ValueError as error:  # adlfs, where nothing says which account, or says it in a wrong way
+        raise SpecError(f"{url} could not be opened: {reason(error)}; {credentials_for(url)}") from error
     return Store(url.rstrip("/"), files, root.rstrip("/"))
-
-
-@contextlib.contextmanager
-def _as_repository_error(what: str) -> Iterator[None]:
-    """An error of the store, in a line."""
-    try:
-        yield
-    except (FileExistsError, RepositoryError):
-        raise
-    except Exception as error:  # whatever the libraries of a store raise: credentials, names, connections
-        raise RepositoryError(f"{what}: {first_line(error)[:300]}") from error

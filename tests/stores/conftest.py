@@ -1,26 +1,38 @@
-"""A real S3 server, started once for the tests of a worker."""
+"""Real servers of object stores, each started once for the tests of a worker."""
 
 from __future__ import annotations
 
 import itertools
+import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
+from google.auth.compute_engine import _metadata
 
 from builder.stores.store import Store, open_store
 from builder.triton import versions
+from tests.stores.emulators import HOST, SERVERS, environment
 
 NUMBERS = itertools.count()
+OTHERS = ("AWS_", "AZURE_", "GOOGLE_", "GCSFS_", "STORAGE_")
+Port = Callable[[str], int]
+Reach = Callable[[str, str], None]
 
 
 @pytest.fixture(scope="session")
-def s3_port() -> Iterator[int]:
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    yield server.get_host_and_port()[1]
-    server.stop()
+def port_of() -> Iterator[Port]:
+    """The port of a scheme's server, which is started when it is asked for."""
+    with ExitStack() as servers:
+        ports: dict[str, int] = {}
+
+        def port(scheme: str) -> int:
+            if scheme not in ports:
+                ports[scheme] = servers.enter_context(SERVERS[scheme]())
+            return ports[scheme]
+
+        yield port
 
 
 @pytest.fixture(autouse=True)
@@ -30,20 +42,47 @@ def _no_overlap(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def bucket(s3_port: int, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A new bucket, and an environment in which s3:// is that server."""
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
-    monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{s3_port}")
-    name = f"models-{next(NUMBERS)}"
-    boto3.client("s3").create_bucket(Bucket=name)
-    return name
+def reach(monkeypatch: pytest.MonkeyPatch) -> Reach:
+    """Have addresses of a scheme be at an endpoint, and nothing else that this environment says of stores be true."""
+    for name in [name for name in os.environ if name.startswith(OTHERS)]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr(_metadata, "_NO_GCE_CHECK", True)  # read from the environment as it is imported
+
+    def at(scheme: str, endpoint: str) -> None:
+        for name, value in environment(scheme, endpoint).items():
+            monkeypatch.setenv(name, value)
+
+    return at
+
+
+@pytest.fixture
+def make_bucket(port_of: Port, reach: Reach) -> Callable[[str], str]:
+    """Makes a bucket on a scheme's server, and an environment in which it is reached: its name."""
+
+    def make(scheme: str) -> str:
+        reach(scheme, f"http://{HOST}:{port_of(scheme)}")
+        name = f"models-{next(NUMBERS)}"
+        open_store(f"{scheme}://{name}").files.mkdir(name)
+        return name
+
+    return make
+
+
+@pytest.fixture
+def bucket(make_bucket: Callable[[str], str]) -> str:
+    """A new bucket of the S3 server."""
+    return make_bucket("s3")
 
 
 @pytest.fixture
 def store(bucket: str) -> Store:
     return open_store(f"s3://{bucket}/fleet")
+
+
+@pytest.fixture(params=["s3", "gs", "az"])
+def cloud(request: pytest.FixtureRequest, make_bucket: Callable[[str], str]) -> Store:
+    """A store of each kind that is not a folder."""
+    return open_store(f"{request.param}://{make_bucket(request.param)}/fleet")
 
 
 @pytest.fixture

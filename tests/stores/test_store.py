@@ -2,23 +2,36 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
+import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import boto3
+import gcsfs
 import pytest
+from azure.storage.blob._shared.policies_async import ExponentialRetry
+from fsspec.registry import _registry
 
 from builder.errors import RepositoryError, SpecError
 from builder.stores import store as module
 from builder.stores.manifest import Blob, Manifest, dump, load
 from builder.stores.store import Store, VersionTakenError, is_store, open_store
+from tests.stores.conftest import Port, Reach
+from tests.stores.emulators import HOST, answering
 from tests.stores.faulty import Faulty
 
+pytestmark = pytest.mark.filterwarnings("ignore:Sending a large body directly:ResourceWarning")  # gcsfs does
+
 CONTENT = bytes(range(256)) * 4096
+CONTINUE = "HTTP/1.1 100 Continue\r\n\r\n"  # moto says it twice before it takes what is put
 
 
 def _blob(content: bytes) -> Blob:
@@ -34,12 +47,10 @@ def _file(folder: Path, content: bytes) -> Path:
 MANIFEST = Manifest("front", 1, "org/name", {"front/1/model.py": _blob(b"a"), "front_model/1/model.onnx": _blob(b"b")})
 
 
-@pytest.fixture(params=["s3", "file"])
-def any_store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
-    if request.param == "s3":
-        store_of_kind: Store = request.getfixturevalue("store")
-        return store_of_kind
-    return open_store(f"file://{tmp_path / 'store'}")
+@pytest.fixture(params=["s3", "gs", "az", "file"])
+def any_store(request: pytest.FixtureRequest, make_bucket: Callable[[str], str], tmp_path: Path) -> Store:
+    scheme = request.param
+    return open_store(f"file://{tmp_path / 'store'}" if scheme == "file" else f"{scheme}://{make_bucket(scheme)}/fleet")
 
 
 def test_what_was_put_is_what_is_got(any_store: Store, tmp_path: Path) -> None:
@@ -123,18 +134,60 @@ def test_a_manifest_that_is_none(text: str) -> None:
         load(text.encode(), "it")
 
 
-def test_a_connection_cut_mid_blob_goes_on_from_there(
-    store: Store, s3_port: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    blob = _blob(CONTENT)
-    store.put(_file(tmp_path, CONTENT), blob)
-    monkeypatch.setattr(module, "CHUNK", 1 << 18)
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits before what failed is tried again: Azure's library would for 15 s, Google's for 1 and 2."""
     monkeypatch.setattr(module, "PAUSE_S", 0.01)
-    with Faulty(s3_port, after=100_000, cuts=3) as faulty:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", faulty.url)
-        open_store(store.url).get(blob, tmp_path / "got")
+    monkeypatch.setattr(ExponentialRetry, "get_backoff_time", lambda self, settings: 0.01)
+    monkeypatch.setattr(gcsfs.retry.random, "random", lambda: -100.0)
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_connection_cut_mid_blob_goes_on_from_there(
+    cloud: Store, port_of: Port, reach: Reach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blob, scheme = _blob(CONTENT), cloud.url.split(":")[0]
+    cloud.put(_file(tmp_path, CONTENT), blob)
+    monkeypatch.setattr(module, "CHUNK", 1 << 18)
+    with Faulty(port_of(scheme), after=100_000, cuts=3) as faulty:
+        reach(scheme, faulty.url)
+        open_store(cloud.url).get(blob, tmp_path / "got")
         assert faulty.cut == 3
     assert (tmp_path / "got").read_bytes() == CONTENT
+
+
+@pytest.mark.usefixtures("impatient")
+def test_a_version_whose_acknowledgement_was_lost_is_published(cloud: Store, port_of: Port, reach: Reach) -> None:
+    scheme = cloud.url.split(":")[0]
+    with Faulty(port_of(scheme), after=2 * len(CONTINUE), cuts=1) as faulty:
+        reach(scheme, faulty.url)
+        open_store(cloud.url).publish(MANIFEST)  # sent again, and refused: it is there
+        assert faulty.cut == 1
+    reach(scheme, f"http://{HOST}:{port_of(scheme)}")
+    assert open_store(cloud.url).manifest("front") == MANIFEST
+
+
+def test_of_many_who_publish_a_version_at_once_one_does(any_store: Store) -> None:
+    start = threading.Barrier(8)
+
+    def publish(source: str) -> str | None:
+        start.wait()
+        with contextlib.suppress(VersionTakenError):
+            any_store.publish(replace(MANIFEST, source=source))
+            return source
+        return None
+
+    with ThreadPoolExecutor(8) as pool:
+        winners = [winner for winner in pool.map(publish, map(str, range(8))) if winner is not None]
+    assert [any_store.manifest("front").source] == winners
+
+
+def test_a_model_has_no_versions_of_those_whose_names_begin_like_its_own(cloud: Store) -> None:
+    for name, version in (("front", 1), ("front2", 2), ("front-x", 3)):
+        cloud.publish(Manifest(name, version, None, {f"{name}/{version}/x": _blob(b"a")}))
+    cloud.files.pipe_file(f"{cloud.root}/models/front/copies/9.json", b"{}")
+    assert cloud.versions("front") == [1]
+    assert cloud.models() == ["front", "front-x", "front2"]
 
 
 def test_a_store_that_is_gone_leaves_what_came_for_the_next_time(
@@ -191,15 +244,74 @@ def test_addresses_that_are_none(url: str) -> None:
         open_store(url)
 
 
-def test_a_package_that_is_missing_is_named() -> None:
-    for url, extra in (("gs://bucket/x", "gcs"), ("az://container/x", "azure")):
-        with pytest.raises(SpecError, match=rf"pip install 'triton-model-repository-builder\[{extra}\]'"):
-            open_store(url)
+@pytest.mark.parametrize(
+    ("scheme", "package", "extra"), [("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs"), ("az", "adlfs", "azure")]
+)
+def test_a_package_that_is_missing_is_named(
+    scheme: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(_registry, scheme, raising=False)
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(SpecError, match=rf"pip install 'triton-model-repository-builder\[{extra}\]'"):
+        open_store(f"{scheme}://bucket/x")
 
 
-def test_a_bucket_that_is_not_there_is_one_line(store: Store, tmp_path: Path) -> None:
-    absent = open_store("s3://no-such-bucket/x")
-    with pytest.raises(RepositoryError, match=r"has no model front; it has none|could not be read"):
-        absent.manifest("front")
-    with pytest.raises(RepositoryError, match=r"could not be written: .*bucket"):
-        absent.put(_file(tmp_path, b"x"), _blob(b"x"))
+def test_a_bucket_that_is_not_there_is_one_line(cloud: Store, tmp_path: Path) -> None:
+    absent = open_store(f"{cloud.url.split(':')[0]}://no-such-bucket/x")
+    nothing: Callable[[], object]
+    for nothing in (
+        absent.models,
+        partial(absent.versions, "front"),
+        partial(absent.manifest, "front"),
+        partial(absent.put, _file(tmp_path, b"x"), _blob(b"x")),
+        partial(absent.publish, MANIFEST),
+    ):
+        with pytest.raises(RepositoryError, match=r"x: there is no bucket or container no-such-bucket; make it first"):
+            nothing()
+
+
+REFUSALS = {  # as each API documents them
+    "s3": ("application/xml", b"<Error><Code>AccessDenied</Code><Message>Access Denied</Message></Error>"),
+    "gs": (
+        "application/json",
+        b'{"error": {"code": 403, "message": "me@x does not have storage.objects.list access"}}',
+    ),
+    "az": ("application/xml", b"<Error><Code>AuthorizationFailure</Code><Message>Not authorized.</Message></Error>"),
+}
+
+
+@pytest.mark.parametrize(
+    ("scheme", "said", "advice"),
+    [
+        ("s3", "Access Denied", "AWS_ACCESS_KEY_ID"),
+        ("gs", "me@x does not have storage.objects.list access", "GOOGLE_APPLICATION_CREDENTIALS"),
+        ("az", "Not authorized", "AZURE_STORAGE_CONNECTION_STRING"),
+    ],
+)
+def test_who_is_not_let_in_is_told_where_credentials_are_looked_for(
+    scheme: str, said: str, advice: str, reach: Reach, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with answering(403, *REFUSALS[scheme]) as endpoint:
+        reach(scheme, endpoint)
+        store = open_store(f"{scheme}://bucket/x")
+        with pytest.raises(RepositoryError, match=f"could not be read: .*{said}.*; its credentials .* {advice}"):
+            store.manifest("front")
+        with pytest.raises(RepositoryError, match=f"could not be written: .*; its credentials .* {advice}"):
+            store.publish(MANIFEST)
+    assert capfd.readouterr().err == "", "no library prints a traceback beside it"
+
+
+def test_an_account_that_nothing_names_is_not_a_missing_package(reach: Reach) -> None:
+    with pytest.raises(
+        SpecError, match=r"az://c/x could not be opened: .*account_name.* AZURE_STORAGE_CONNECTION_STRING"
+    ):
+        open_store("az://c/x")
+
+
+def test_credentials_that_are_nowhere(reach: Reach, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reach("s3", "http://127.0.0.1:1")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    with pytest.raises(RepositoryError, match=r"Unable to locate credentials; its credentials are looked for in AWS_"):
+        open_store("s3://bucket/x").models()

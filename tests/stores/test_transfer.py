@@ -7,7 +7,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import boto3
@@ -20,12 +22,13 @@ from builder.errors import RepositoryError, SpecError
 from builder.pipeline import build
 from builder.spec import make_spec
 from builder.stores.manifest import Blob, Manifest
+from builder.stores.publish import publish_to
 from builder.stores.pull import pull
 from builder.stores.push import push
 from builder.stores.store import Store, VersionTakenError, open_store
 from builder.triton.signatures import Signer, sign, unsigned
 from builder.triton.versions import numbers, served
-from tests.stores.versions import publish_version
+from tests.stores.versions import outcome, publish_version
 
 LARGE = bytes(range(256)) * 2048
 
@@ -43,19 +46,47 @@ def target(tmp_path: Path) -> Path:
     return tmp_path / "served" / "model_repository"
 
 
+def _made(folder: Path) -> Path:
+    folder.mkdir()
+    return folder
+
+
 def _tree(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
 
-def test_what_is_pulled_is_what_was_published(store: Store, repository: Path, target: Path) -> None:
+def test_what_is_pulled_is_what_was_published(cloud: Store, repository: Path, target: Path) -> None:
     publish_version(repository, b"one", LARGE)
-    pushed = push(repository, "front", store)
+    pushed = push(repository, "front", cloud)
     assert pushed.sent > len(LARGE)
     assert pushed.manifest.source == "org/name"
-    pulled = pull(store, "front", target)
+    pulled = pull(cloud, "front", target)
     assert _tree(target) == _tree(repository)
     assert pulled.fetched == pushed.sent
     assert [path.name for path in target.parent.iterdir()] == ["model_repository"], "nothing is left beside it"
+
+
+def test_builds_that_end_at_once_become_versions_one_after_another(
+    cloud: Store, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meeting, met, publish = threading.Barrier(2), set(), Store.publish
+
+    def together(self: Store, manifest: Manifest) -> None:
+        if threading.get_ident() not in met:  # both have asked which number is next
+            met.add(threading.get_ident())
+            meeting.wait()
+        publish(self, manifest)
+
+    monkeypatch.setattr(Store, "publish", together)
+    fronts = {comment: outcome(comment, LARGE) for comment in (b"one", b"two")}
+    with ThreadPoolExecutor(2) as pool:
+        reports = pool.map(lambda front: publish_to(cloud, fronts[front], _made(tmp_path / front.decode())), fronts)
+        assert sorted(report.version for report in reports) == [1, 2]
+    assert cloud.versions("front") == [1, 2]
+    for version in (1, 2):
+        pull(cloud, "front", target, version=version)
+    models = [(target / "front" / str(version) / "model.py").read_bytes() for version in (1, 2)]
+    assert sorted(model.rpartition(b"# ")[2] for model in models) == [b"one", b"two"]
 
 
 def test_only_what_changed_is_sent_and_fetched(store: Store, repository: Path, target: Path) -> None:

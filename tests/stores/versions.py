@@ -17,9 +17,14 @@ MODEL = b"class TritonPythonModel: ...\n"
 
 def publish_version(repository: Path, front: bytes, weights: bytes) -> None:
     """The next version of a front, whose model has the comment `front`, with an engine of its own."""
+    publish(repository, outcome(front, weights))
+
+
+def outcome(front: bytes, weights: bytes) -> Unverified:
+    """What a build of that would leave."""
     entries = []
     engine = {"1/model.py": MODEL, "1/weights": weights}
     for name, files in {"front": {"1/model.py": MODEL + b"# " + front}, "front_model": engine}.items():
         config = Config(name, "python", 1, [], [], [], Serving(), dynamic_batching=False)
         entries.append(RepositoryEntry(name, config, files))
-    publish(repository, Unverified(tuple(entries), replace(REPORT, files=file_hashes(entries))))
+    return Unverified(tuple(entries), replace(REPORT, files=file_hashes(entries)))
