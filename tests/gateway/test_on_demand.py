@@ -334,6 +334,26 @@ def test_a_version_that_does_not_fit_beside_the_one_before_takes_its_place(
     asyncio.run(run())
 
 
+def test_a_version_that_took_the_place_of_another_and_does_not_load_says_so(tmp_path: Path) -> None:
+    make_models(tmp_path, "embeds-a", versions=2)
+    case = Case(tmp_path, room=1.5)
+
+    async def run() -> None:
+        assert (await case.embed("embeds-a")).status == 200
+        case.triton.broken["embeds-a"] = "no file model.onnx"
+        await asyncio.to_thread(serve, tmp_path, "embeds-a", 1)
+        refused = await case.embed("embeds-a")
+        assert (refused.status, refused.error["code"]) == (503, "model_failed")
+        assert "no file model.onnx" in refused.error["message"]
+        del case.triton.broken["embeds-a"]
+        await asyncio.to_thread(serve, tmp_path, "embeds-a", 2)
+        assert (await case.embed("embeds-a")).status == 200
+        assert case.triton.answered == [("embeds-a", "2")] * 2
+        assert case.backend.residents.room.used() == SERVER + ONE
+
+    asyncio.run(run())
+
+
 def test_a_version_that_waits_for_room_in_vain_keeps_nobody_waiting_for_a_while(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
