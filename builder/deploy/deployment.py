@@ -7,12 +7,18 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 from builder.errors import SpecError
 from builder.plan.lines import Plan
 from builder.report.record import BuildReport
 
-NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # of RFC 1123, with room for what names are made of it
+# What Kubernetes takes: https://kubernetes.io/docs/concepts/overview/working-with-objects/names/
+NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # with room for what names are made of it
+NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+SECRET = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")
+# A host and a path, as in the names of images: https://pkg.go.dev/github.com/distribution/reference
+REGISTRY = re.compile(r"[A-Za-z0-9][-.A-Za-z0-9]*(:\d+)?(/[a-z0-9]+([._-]+[a-z0-9]+)*)*/?")
 
 
 @dataclass(frozen=True)
@@ -103,12 +109,7 @@ class Deployment:
 
 def check(deployment: Deployment) -> Deployment:
     """`deployment` as it is. Raises SpecError for options that are wrong, or contradict one another."""
-    for what, name in (("--name", deployment.name), ("--namespace", deployment.namespace)):
-        if not NAME.fullmatch(name):
-            raise SpecError(
-                f"{what} {name} is not a name that Kubernetes takes: expected at most 40 lower-case letters, digits "
-                "and dashes"
-            )
+    _check_names(deployment)
     releases = sorted({model.release for model in deployment.models})
     if len(releases) > 1:
         raise SpecError(
@@ -120,6 +121,7 @@ def check(deployment: Deployment) -> Deployment:
     if unknown:
         names = ", ".join(model.name for model in deployment.models)
         raise SpecError(f"--probe {min(unknown)}: it is not deployed; there are {names}")
+    _check_store(deployment)
     if deployment.trusted is not None and not deployment.stored:
         raise SpecError(
             f"--verify-key is for what replicas pull; the models of {deployment.repository} go into the image: verify "
@@ -128,6 +130,45 @@ def check(deployment: Deployment) -> Deployment:
     if deployment.pooled and deployment.secrets.keys:
         raise SpecError("--inference-pool and --keys-secret: an endpoint picker asks for metrics without a key")
     return deployment
+
+
+def _check_names(deployment: Deployment) -> None:
+    secrets, dashes = deployment.secrets, "lower-case letters, digits and dashes"
+    for option, name, pattern, expected in (
+        ("--name", deployment.name, NAME, f"at most 40 {dashes}, a letter first"),
+        ("--namespace", deployment.namespace, NAMESPACE, f"at most 63 {dashes}"),
+        ("--keys-secret", secrets.keys, SECRET, f"{dashes}"),
+        ("--store-secret", secrets.store, SECRET, f"{dashes}"),
+    ):
+        if name is not None and not pattern.fullmatch(name):
+            raise SpecError(f"{option} {name} is not a name that Kubernetes takes: expected {expected}")
+    if deployment.registry is not None and not REGISTRY.fullmatch(deployment.registry):
+        raise SpecError(
+            f"--registry {deployment.registry} is not where images are: expected HOST, HOST:PORT or HOST/PATH, "
+            "without https:// and the path in lower-case letters"
+        )
+
+
+def _check_store(deployment: Deployment) -> None:
+    for option, value in (("--store-secret", deployment.secrets.store), ("--endpoint", deployment.endpoint)):
+        if value is not None and not deployment.stored:
+            raise SpecError(f"{option} is for what replicas pull; the models of {deployment.repository} are a folder's")
+    endpoint = deployment.endpoint
+    if endpoint is None:
+        return
+    if not is_address(endpoint):
+        raise SpecError(f"--endpoint {endpoint} is not the address of a server: http://HOST:PORT or https://HOST")
+    if not deployment.repository.startswith("s3:"):
+        raise SpecError(f"--endpoint is of stores that speak S3, which {deployment.repository} is not: leave it out")
+
+
+def is_address(url: str) -> bool:
+    """Whether it is that of a server over HTTP."""
+    try:
+        parts = urlsplit(url)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port beyond 65535
+        return False
 
 
 def _check_scaling(deployment: Deployment) -> None:
@@ -139,5 +180,5 @@ def _check_scaling(deployment: Deployment) -> None:
             f"--max-replicas {scaling.most} is not above --replicas {deployment.replicas}, which is the least: raise "
             "one or lower the other"
         )
-    if not re.fullmatch(r"https?://[^\s/]+\S*", scaling.prometheus):
+    if not is_address(scaling.prometheus):
         raise SpecError(f"--prometheus {scaling.prometheus} is not the address of a server: http://HOST:PORT")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from urllib.parse import urlsplit
 
 from builder.deploy.deployment import Deployment
-from builder.deploy.pod import GATEWAY_PORT, TRUSTED_KEY, Document, labels, pod, trusted_name
+from builder.deploy.pod import GATEWAY_PORT, PULL_S, TRUSTED_KEY, Document, labels, pod, start_s, trusted_name
 from builder.deploy.scaling import scaled_object
 from builder.triton.arguments import METRICS_PORT
 
@@ -24,7 +25,7 @@ def objects(deployment: Deployment) -> dict[str, Document]:
         **trusted(deployment),
     }
     if deployment.monitored:
-        documents["pod-monitor"] = _pod_monitor(deployment)
+        documents["pod-monitor"] = pod_monitor(deployment, _of_the_gateway(deployment))
     if deployment.scaling is not None:
         spec = scaled_object(deployment, deployment.scaling)
         documents["scaled-object"] = document(deployment, "keda.sh/v1alpha1", "ScaledObject", spec)
@@ -44,6 +45,7 @@ def workload(deployment: Deployment) -> Document:
     spec: Document = {
         "replicas": deployment.replicas,
         "selector": {"matchLabels": labels(deployment)},
+        "progressDeadlineSeconds": start_s(deployment) + PULL_S,  # which is longer than the 600 of Kubernetes
         "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxUnavailable": 0, "maxSurge": 1}},
         "template": {
             "metadata": {"labels": {**labels(deployment), **engine_label(deployment)}},
@@ -84,8 +86,7 @@ def _network_policy(deployment: Deployment) -> Document:
     """In: clients of this namespace to the gateway, and what watches. Out: names and, for the pull, the store."""
     ingress: list[Document] = [{"from": [{"podSelector": {}}], "ports": [_port(GATEWAY_PORT)]}]
     if deployment.monitored:
-        prometheus = {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": MONITORING}}}
-        ingress.append({"from": [prometheus], "ports": [_port(METRICS_PORT), _port(GATEWAY_PORT)]})
+        ingress.append({"from": [_in_namespace(MONITORING)], "ports": [_port(METRICS_PORT), _port(GATEWAY_PORT)]})
     spec = {
         "podSelector": {"matchLabels": labels(deployment)},
         "policyTypes": ["Ingress", "Egress"],
@@ -99,7 +100,22 @@ def _egress(deployment: Deployment) -> list[Document]:
     if not deployment.stored:
         return []
     names = {"ports": [_port(DNS, "UDP"), _port(DNS)]}
-    return [names, {"ports": [_port(_store_port(deployment))]}]
+    return [names, {"ports": [_port(_store_port(deployment))]}, *_store_inside(deployment)]
+
+
+def _store_inside(deployment: Deployment) -> list[Document]:
+    """Where the endpoint may be a service of the cluster: its namespace, whatever its pods listen on, for a policy sees
+    their port, not that of the service. Names: https://kubernetes.io/docs/concepts/services-networking/dns-pod-service/
+    """
+    host = urlsplit(deployment.endpoint or "").hostname or ""
+    service = re.fullmatch(r"[a-z][-a-z0-9]*(?:\.([a-z0-9][-a-z0-9]*)(?:\.svc(?:\.cluster\.local)?)?)?", host)
+    if service is None:
+        return []
+    return [{"to": [_in_namespace(service[1] or deployment.namespace)]}]
+
+
+def _in_namespace(name: str) -> Document:
+    return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
 
 
 def _store_port(deployment: Deployment) -> int:
@@ -113,16 +129,21 @@ def _port(number: int, protocol: str = "TCP") -> Document:
     return {"protocol": protocol, "port": number}
 
 
-def _pod_monitor(deployment: Deployment) -> Document:
-    """Of Prometheus' operator. A gateway with keys asks for one: the secret has it as `metrics`."""
+def pod_monitor(deployment: Deployment, *beside: Document) -> Document:
+    """Of Prometheus' operator: the metrics of Triton, and those `beside` them."""
+    spec = {
+        "selector": {"matchLabels": labels(deployment)},
+        "podMetricsEndpoints": [{"port": "metrics", "path": "/metrics"}, *beside],
+    }
+    return document(deployment, "monitoring.coreos.com/v1", "PodMonitor", spec)
+
+
+def _of_the_gateway(deployment: Deployment) -> Document:
+    """A gateway with keys asks for one: the secret has it as `metrics`."""
     gateway: Document = {"port": "gateway", "path": "/metrics"}
     if deployment.secrets.keys is not None:
         gateway["authorization"] = {"credentials": {"name": deployment.secrets.keys, "key": "metrics"}}
-    spec = {
-        "selector": {"matchLabels": labels(deployment)},
-        "podMetricsEndpoints": [{"port": "metrics", "path": "/metrics"}, gateway],
-    }
-    return document(deployment, "monitoring.coreos.com/v1", "PodMonitor", spec)
+    return gateway
 
 
 def _inference_pool(deployment: Deployment) -> Document:

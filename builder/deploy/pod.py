@@ -7,6 +7,7 @@ Sources: https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/ 
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,9 @@ SINCE = "1.30"  # the Kubernetes that first has, unless told otherwise, sidecars
 NOBODY = 65534  # the user of the images of the gateway and the pull
 LEAVING_S = 10  # until all proxies have learnt that the pod is going
 START_S, GPU_START_S = 300, 1800  # to load the models; with a GPU, to compile engines first
+STEP_S = 5  # from one look whether they are loaded to the next
+LOADED_A_SECOND = 50_000_000  # bytes, and so much longer for large ones: a slow disk on a machine's network
+PULL_S = 900  # to fetch images of gigabytes, and the models
 TRUSTED, TRUSTED_KEY = "/trusted", "key.pem"  # where the pull finds what models must be signed with
 CACHED_ENGINES = "/engines"  # where ONNX Runtime's TensorRT keeps what it compiles, in the image
 GATEWAY_CPU, GATEWAY_MEMORY = "500m", 512 << 20  # one event loop; 94 MB were measured with 1,000 idle connections
@@ -148,7 +152,7 @@ def triton(deployment: Deployment) -> Document:
             {"name": "grpc", "containerPort": GRPC_PORT},
             {"name": "metrics", "containerPort": METRICS_PORT},
         ],
-        "startupProbe": {**ready_probe(()), "periodSeconds": 5, "failureThreshold": start_s(deployment) // 5},
+        "startupProbe": {**ready_probe(()), "periodSeconds": STEP_S, "failureThreshold": start_s(deployment) // STEP_S},
         "readinessProbe": {**ready_probe(deployment.probed), "periodSeconds": 5, "timeoutSeconds": 5},
         "livenessProbe": live_probe(deployment),
         "securityContext": container_security(USER),
@@ -159,7 +163,8 @@ def triton(deployment: Deployment) -> Document:
 
 def start_s(deployment: Deployment) -> int:
     """Seconds that a server may take to load its models."""
-    return GPU_START_S if deployment.on_gpu else START_S
+    steps = math.ceil(deployment.size.memory / LOADED_A_SECOND / STEP_S)
+    return (GPU_START_S if deployment.on_gpu else START_S) + STEP_S * steps
 
 
 def resources(deployment: Deployment) -> Document:

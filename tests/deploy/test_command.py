@@ -155,6 +155,12 @@ def test_models_of_a_folder_are_in_the_image(folder: Path, tmp_path: Path) -> No
         (["--max-replicas", "3", "--prometheus", "p:9090"], "--prometheus p:9090 is not the address of a server"),
         (["--name", "My_Models"], "--name My_Models is not a name that Kubernetes takes"),
         (["--namespace", "a.b"], "--namespace a.b is not a name that Kubernetes takes"),
+        (["--namespace", "N" * 3], "--namespace NNN is not a name"),
+        (["--registry", "https://registry.example"], "--registry https://registry.example is not where images are"),
+        (["--registry", "registry.example/Team"], "--registry registry.example/Team is not where images are"),
+        (["--keys-secret", "Gateway_Keys"], "--keys-secret Gateway_Keys is not a name that Kubernetes takes"),
+        (["--store-secret", "keys"], "--store-secret is for what replicas pull"),
+        (["--endpoint", "http://store"], "--endpoint is for what replicas pull"),
         (["--probe", "topics"], "--probe topics: it is not deployed; there are minilm, writes"),
         (["--model", "topics"], "has no topics; it has minilm, writes"),
         (["--model", "minilm@1"], "serves version 2 of minilm, not 1"),
@@ -169,6 +175,23 @@ def test_what_cannot_be_meant_is_refused(
     assert main([*command, *options]) == 1
     assert problem in " ".join(capsys.readouterr().err.split())
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("endpoint", ["minio.store:9000", "ftp://minio.store", "http://minio:99999", "http://"])
+def test_an_endpoint_that_is_none_is_refused(
+    store: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], endpoint: str
+) -> None:
+    """The network policy opens its port: a wrong one was taken for port 80, or ended in a traceback."""
+    command = ["deploy", "--to", "kubernetes", "--repository", store, "--registry", "registry.example"]
+    assert main([*command, "--output", str(tmp_path / "out"), "--endpoint", endpoint]) == 1
+    assert f"--endpoint {endpoint} is not the address of a server" in " ".join(capsys.readouterr().err.split())
+
+
+def test_namespaces_are_named_as_kubernetes_lets_them(store: str, tmp_path: Path) -> None:
+    """Up to 63 characters, with a digit first."""
+    name = "0-" + "a" * 61
+    written = deploy("--to", "kubernetes", "--repository", store, "--namespace", name, output=tmp_path / "out")
+    assert written["kustomization.yaml"]["namespace"] == name
 
 
 def test_a_registry_is_needed_and_a_folder_of_its_own(

@@ -12,7 +12,7 @@ import pytest
 from builder.cli import parse
 from builder.deploy.deployment import Deployment
 from builder.deploy.objects import objects
-from builder.deploy.pod import GATEWAY_PORT, pod
+from builder.deploy.pod import GATEWAY_PORT, LOADED_A_SECOND, PULL_S, pod
 from builder.deploy.targets import find_target
 from builder.gateway.access import OPEN
 from builder.gateway.app import APIS
@@ -75,11 +75,11 @@ def test_triton_has_the_numbers_of_the_plan() -> None:
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": SIZE.shm}} in pod(STORED)["volumes"]
     assert {"name": "shm", "mountPath": "/dev/shm"} in triton["volumeMounts"]
     assert f"--cache-config=local,size={SIZE.response_cache}" in triton["args"]
-    assert triton["startupProbe"]["failureThreshold"] * triton["startupProbe"]["periodSeconds"] == 300
+    assert triton["startupProbe"]["failureThreshold"] * triton["startupProbe"]["periodSeconds"] >= 300
     card = _containers(pod(WITH_GPU))["triton"]
     assert card["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert {"name": "engines", "mountPath": "/engines"} in card["volumeMounts"]
-    assert card["startupProbe"]["failureThreshold"] * card["startupProbe"]["periodSeconds"] == 1800, "as in compose"
+    assert card["startupProbe"]["failureThreshold"] * card["startupProbe"]["periodSeconds"] >= 1800, "as in compose"
 
 
 @pytest.mark.parametrize("spec", PODS.values(), ids=PODS)
@@ -190,13 +190,39 @@ def test_who_may_talk_to_a_replica_and_to_whom_it_may() -> None:
     clients, prometheus = policy["ingress"]
     assert [port["port"] for port in clients["ports"]] == [GATEWAY_PORT]
     assert [port["port"] for port in prometheus["ports"]] == [8002, GATEWAY_PORT]
-    assert [port["port"] for rule in policy["egress"] for port in rule["ports"]] == [53, 53, 9000], (
+    assert [port["port"] for rule in policy["egress"] for port in rule.get("ports", ())] == [53, 53, 9000], (
         "names, and the store"
     )
-    for endpoint, port in ((None, 443), ("https://store", 443), ("http://store", 80)):
+    for endpoint, port in ((None, 443), ("https://s3.of.example.com", 443), ("http://10.0.0.7", 80)):
         (_, store) = objects(replace(ALL, endpoint=endpoint))["network-policy"]["spec"]["egress"]
-        assert store["ports"] == [{"protocol": "TCP", "port": port}]
+        assert store == {"ports": [{"protocol": "TCP", "port": port}]}
     assert objects(IN_IMAGE)["network-policy"]["spec"]["egress"] == []
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "namespace"),
+    [
+        ("http://rgw.rook", "rook"),
+        ("http://rgw.rook.svc:80", "rook"),
+        ("https://rgw.rook.svc.cluster.local", "rook"),
+        ("http://minio:9000", "text"),
+    ],
+)
+def test_a_store_in_the_cluster_is_reached_whatever_its_pods_listen_on(endpoint: str, namespace: str) -> None:
+    """A policy sees the port of a pod, which is another than that of its service: MinIO's 443 leads to 9000."""
+    *_, store = objects(replace(ALL, endpoint=endpoint))["network-policy"]["spec"]["egress"]
+    selector = {"matchLabels": {"kubernetes.io/metadata.name": namespace}}
+    assert store == {"to": [{"namespaceSelector": selector}]}
+
+
+def test_a_rollout_has_the_time_that_models_may_take() -> None:
+    """Kubernetes says after ten minutes, unless told otherwise, that a rollout has failed, and Helm goes back."""
+    large = replace(STORED, size=replace(SIZE, memory=200 << 30))
+    for deployment in (STORED, WITH_GPU, large):
+        probe = _containers(pod(deployment))["triton"]["startupProbe"]
+        start = probe["periodSeconds"] * probe["failureThreshold"]
+        assert objects(deployment)["deployment"]["spec"]["progressDeadlineSeconds"] >= start + PULL_S
+        assert start >= deployment.size.memory / LOADED_A_SECOND
 
 
 def test_whoever_selects_a_replica_finds_it() -> None:
