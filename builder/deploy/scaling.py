@@ -19,10 +19,10 @@ def queries(deployment: Deployment, pods: str, with_gateway: bool = True) -> dic
     Triton's batcher, in the fronts of encoders that took requests out of it, and in the queues of decode loops.
     0 where nothing is asked: clamp_min keeps that from being 0/0.
 
-    `pods`: what all their names begin with. A gateway knows how long each request waited; without one, as many wait as
+    `pods`: the name of their Deployment. A gateway knows how long each request waited; without one, as many wait as
     arrive in the time that they wait (Little's law).
     """
-    of = f'namespace="{deployment.namespace}", pod=~"{pods}-.*"'
+    of = f'namespace="{deployment.namespace}", pod=~"{of_replicas(pods)}"'
     batched = "|".join(re.escape(model.name) for model in deployment.models if not model.generates)
     by_name = {}
     if batched:  # of the fronts: their engines answer them alone
@@ -33,6 +33,13 @@ def queries(deployment: Deployment, pods: str, with_gateway: bool = True) -> dic
     if any(model.generates for model in deployment.models):
         by_name["decode-loop"] = _of_the_gateway(of) if with_gateway else _of_the_loops(of)
     return by_name
+
+
+def of_replicas(name: str) -> str:
+    """A regular expression for the pods of the Deployment `name` alone: search-gpu is another one than search. Names of
+    pods end in two hashes, which are one where Kubernetes has cut a long name.
+    """
+    return f"{name}-[a-z0-9]+(-[a-z0-9]+)?"
 
 
 def _of_the_gateway(of: str) -> str:

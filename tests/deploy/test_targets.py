@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from kubernetes_validate import ValidationError
 from builder.deploy.deployment import Deployment
 from builder.deploy.objects import objects
 from builder.deploy.pod import SINCE
+from builder.deploy.scaling import queries
 from builder.deploy.targets import Target, find_target, names
 from builder.errors import SpecError
 from tests.deploy.deployments import ALL, ALL_FOR_KSERVE, DEPLOYMENTS, FOR_KSERVE, STORED, WITH_GPU
@@ -76,11 +78,47 @@ def test_kserve_asks_triton_itself() -> None:
     assert predictor["model"]["modelFormat"]["name"] in {f["name"] for f in runtime["spec"]["supportedModelFormats"]}
     assert [pull["name"] for pull in predictor["initContainers"]] == ["pull"]
     metric, *_ = predictor["autoScaling"]["metrics"]
+    replicas = 'namespace="text", pod=~"search-predictor-[a-z0-9]+(-[a-z0-9]+)?"'
     assert metric["external"]["metric"]["query"].endswith(
-        '* scalar(count(count by (pod) (nv_inference_request_success{namespace="text", pod=~"search-predictor-.*"})))'
+        f"* scalar(count(count by (pod) (nv_inference_request_success{{{replicas}}})))"
     )
     with pytest.raises(SpecError, match="which the target kserve does not have"):
-        documents(ALL, "kserve")
+        documents(ALL, "kserve")  # it has keys
+
+
+def test_prometheus_is_told_where_the_metrics_of_kserves_pods_are() -> None:
+    """KServe itself names the port of its queue-proxy, which pods have in the deployment mode Knative alone."""
+    written = documents(replace(ALL_FOR_KSERVE, monitored=True), "kserve")
+    runtime, predictor = (
+        written["serving-runtime.yaml"]["spec"],
+        written["inference-service.yaml"]["spec"]["predictor"],
+    )
+    ports = {port["name"]: port["containerPort"] for port in runtime["containers"][0]["ports"]}
+    assert predictor["annotations"] == {
+        "serving.kserve.io/enable-prometheus-scraping": "false",
+        "prometheus.io/scrape": "true",
+        "prometheus.io/port": str(ports["metrics"]),
+        "prometheus.io/path": "/metrics",
+    }
+    monitor = written["pod-monitor.yaml"]
+    refuse_invalid(monitor, VERSIONS[-1])
+    assert monitor["spec"]["selector"]["matchLabels"] == predictor["labels"]
+    assert monitor["spec"]["podMetricsEndpoints"] == [{"port": "metrics", "path": "/metrics"}]
+
+
+@pytest.mark.parametrize(
+    ("pod", "of_it"),
+    [
+        ("search-6b7c8d9f5-x2x4q", True),
+        ("search-6b7c8d9f5x2x4q", True),  # of a long name, which Kubernetes cuts
+        ("search-gpu-6b7c8d9f5-x2x4q", False),
+        ("research-6b7c8d9f5-x2x4q", False),
+    ],
+)
+def test_replicas_of_another_deployment_do_not_scale_this_one(pod: str, of_it: bool) -> None:
+    for query in queries(ALL, ALL.name).values():
+        for pattern in re.findall(r'pod=~"([^"]*)"', query):
+            assert bool(re.fullmatch(pattern, pod)) == of_it
 
 
 class Renderer:
@@ -124,6 +162,9 @@ def test_a_chart_takes_other_values_and_another_name() -> None:
     scaled = yaml.safe_load(renderer.render(chart["templates/scaled-object.yaml"]))
     assert scaled["spec"]["maxReplicaCount"] == 20
     assert scaled["spec"]["scaleTargetRef"]["name"] == "other"
-    assert 'namespace="elsewhere", pod=~"other-.*"' in scaled["spec"]["triggers"][0]["metadata"]["query"]
+    assert (
+        'namespace="elsewhere", pod=~"other-[a-z0-9]+(-[a-z0-9]+)?"'
+        in scaled["spec"]["triggers"][0]["metadata"]["query"]
+    )
     pod = yaml.safe_load(renderer.render(chart["templates/deployment.yaml"]))["spec"]["template"]["spec"]
     assert {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": "1Gi"}} in pod["volumes"]

@@ -12,9 +12,9 @@ from pathlib import Path
 from builder.deploy import pod
 from builder.deploy.deployment import Deployment, Scaling
 from builder.deploy.image import image_files
-from builder.deploy.objects import disruption_budget, document, trusted
+from builder.deploy.objects import disruption_budget, document, pod_monitor, trusted
 from builder.deploy.pod import Document, image_steps
-from builder.deploy.scaling import behavior, queries
+from builder.deploy.scaling import behavior, of_replicas, queries
 from builder.deploy.targets import Target
 from builder.deploy.yamls import text
 from builder.errors import SpecError
@@ -22,20 +22,27 @@ from builder.triton.arguments import EXIT_TIMEOUT_S, METRICS_PORT
 
 FORMAT = {"name": "build-repo", "version": "1"}
 PROTOCOLS = ["v2", "grpc-v2"]
+# For a Prometheus that goes by annotations. KServe's own would name the port of its queue-proxy, which only the mode
+# Knative has: pkg/webhook/admission/pod/metrics_aggregate_injector.go
+SCRAPED = {
+    "serving.kserve.io/enable-prometheus-scraping": "false",
+    "prometheus.io/scrape": "true",
+    "prometheus.io/port": str(METRICS_PORT),
+    "prometheus.io/path": "/metrics",
+}
 
 
 def _files(deployment: Deployment) -> dict[str, str]:
-    if deployment.secrets.keys or deployment.pooled or deployment.monitored:
-        raise SpecError(
-            "--keys-secret, --inference-pool and --monitor are of the gateway and of Prometheus' operator, which the "
-            "target kserve does not have: KServe's own pods carry the annotations of their metrics"
-        )
+    if deployment.secrets.keys or deployment.pooled:
+        raise SpecError("--keys-secret and --inference-pool are of the gateway, which the target kserve does not have")
     manifests = {
         "serving-runtime.yaml": _runtime(deployment),
         "inference-service.yaml": _service(deployment),
         "disruption-budget.yaml": disruption_budget(deployment),
         **{f"{name}.yaml": document for name, document in trusted(deployment).items()},
     }
+    if deployment.monitored:
+        manifests["pod-monitor.yaml"] = pod_monitor(deployment)
     return {**{name: text(manifest) for name, manifest in manifests.items()}, **image_files(deployment)}
 
 
@@ -44,7 +51,6 @@ def _runtime(deployment: Deployment) -> Document:
     leaving = {"preStop": {"sleep": {"seconds": pod.LEAVING_S}}}
     container = {**pod.triton(deployment), "name": "kserve-container", "lifecycle": leaving}
     spec = {
-        "annotations": {"prometheus.kserve.io/port": str(METRICS_PORT), "prometheus.kserve.io/path": "/metrics"},
         "supportedModelFormats": [{**FORMAT, "autoSelect": False}],
         "protocolVersions": PROTOCOLS,
         "containers": [container],
@@ -56,6 +62,7 @@ def _runtime(deployment: Deployment) -> Document:
 def _service(deployment: Deployment) -> Document:
     predictor: Document = {
         "labels": pod.labels(deployment),
+        "annotations": SCRAPED,
         "model": {"modelFormat": FORMAT, "runtime": deployment.name, "protocolVersion": "v2"},
         "minReplicas": deployment.replicas,
         "maxReplicas": deployment.replicas,
@@ -91,7 +98,7 @@ def _scaling(deployment: Deployment, scaling: Scaling) -> Document:
 
 def replicas_query(deployment: Deployment) -> str:
     """PromQL: how many there are."""
-    of = f'namespace="{deployment.namespace}", pod=~"{deployment.name}-predictor-.*"'
+    of = f'namespace="{deployment.namespace}", pod=~"{of_replicas(f"{deployment.name}-predictor")}"'
     return f"scalar(count(count by (pod) (nv_inference_request_success{{{of}}})))"
 
 
