@@ -161,7 +161,7 @@ def _script(program: str, arguments: list[str]) -> None:
 
 def _docker(arguments: list[str]) -> None:
     if arguments[0] != "compose":
-        assert arguments[0] in ("build", "run"), f"docker {arguments[0]}"
+        assert arguments[0] in ("build", "push", "run"), f"docker {arguments[0]}"
         return
     profiles = {profile for service in COMPOSE["services"].values() for profile in service["profiles"]}
     rest = arguments[1:]
