@@ -131,8 +131,8 @@ def _answers(process: subprocess.Popen[bytes], port: int) -> bool:
 
 @contextlib.contextmanager
 def _running(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> Iterator[subprocess.Popen[bytes]]:
-    with process:
-        try:
-            yield process  # type: ignore[misc]
-        finally:
-            process.terminate()
+    try:
+        yield process  # type: ignore[misc]
+    finally:
+        process.terminate()
+        process.communicate()  # Azurite says that it ends

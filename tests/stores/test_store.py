@@ -168,7 +168,7 @@ def test_a_version_whose_acknowledgement_was_lost_is_published(cloud: Store, por
 
 
 def test_of_many_who_publish_a_version_at_once_one_does(any_store: Store) -> None:
-    start = threading.Barrier(8)
+    start = threading.Barrier(8, timeout=600)
 
     def publish(source: str) -> str | None:
         start.wait()

@@ -19,6 +19,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from builder.cli import main
 from builder.errors import RepositoryError, SpecError
+from builder.fleet.published import newest
 from builder.pipeline import build
 from builder.spec import make_spec
 from builder.stores.manifest import Blob, Manifest
@@ -69,7 +70,7 @@ def test_what_is_pulled_is_what_was_published(cloud: Store, repository: Path, ta
 def test_builds_that_end_at_once_become_versions_one_after_another(
     cloud: Store, tmp_path: Path, target: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meeting, met, publish = threading.Barrier(2), set(), Store.publish
+    meeting, met, publish = threading.Barrier(2, timeout=600), set(), Store.publish
 
     def together(self: Store, manifest: Manifest) -> None:
         if threading.get_ident() not in met:  # both have asked which number is next
@@ -77,12 +78,16 @@ def test_builds_that_end_at_once_become_versions_one_after_another(
             meeting.wait()
         publish(self, manifest)
 
+    assert newest(make_spec(model="org/name", name="front", output=cloud.url)) is None
     monkeypatch.setattr(Store, "publish", together)
     fronts = {comment: outcome(comment, LARGE) for comment in (b"one", b"two")}
     with ThreadPoolExecutor(2) as pool:
         reports = pool.map(lambda front: publish_to(cloud, fronts[front], _made(tmp_path / front.decode())), fronts)
         assert sorted(report.version for report in reports) == [1, 2]
     assert cloud.versions("front") == [1, 2]
+    published = newest(make_spec(model="org/name", name="front", output=cloud.url))
+    assert published is not None
+    assert published.version == 2
     for version in (1, 2):
         pull(cloud, "front", target, version=version)
     models = [(target / "front" / str(version) / "model.py").read_bytes() for version in (1, 2)]
