@@ -91,24 +91,28 @@ class _Steps:
         self.rounded: dict[str, str] = {}  # what is read instead of a tensor, by its name
 
     def put_before(self, products: Collection[str]) -> None:
+        """What one of `products` reads is rounded before the first node that reads it: others read it rounded too."""
+        readers = [node for node in self.graph.node if node.name in products]
+        sources, matrices = {node.input[0] for node in readers}, {node.input[1] for node in readers}
         nodes: list[onnx.NodeProto] = []
         for node in self.graph.node:
-            if node.name in products:
-                nodes.extend(self._of(*node.input))
+            for name in node.input:
+                if name in sources | matrices and name not in self.rounded:
+                    nodes.extend(self._of_source(name) if name in sources else self._of_matrix(name))
             nodes.append(node)
         for node in self.graph.node:
             node.input[:] = [self.rounded.get(name, name) for name in node.input]
         replace_nodes(self.graph, nodes)
 
-    def _of(self, source: str, weight: str) -> Iterator[onnx.NodeProto]:
-        if source not in self.rounded:
-            steps = self._store_range(source)
-            integers = f"{source}_QuantizeLinear_Output"
-            yield helper.make_node("QuantizeLinear", [source, *steps], [integers], f"{source}_QuantizeLinear")
-            yield self._real(source, integers, steps)
-        if weight not in self.rounded:
-            axis = 1 if self.calibration.per_channel else None
-            yield self._real(weight, f"{weight}_quantized", self._store_matrix(weight), axis)
+    def _of_source(self, name: str) -> Iterator[onnx.NodeProto]:
+        steps = self._store_range(name)
+        integers = f"{name}_QuantizeLinear_Output"
+        yield helper.make_node("QuantizeLinear", [name, *steps], [integers], f"{name}_QuantizeLinear")
+        yield self._real(name, integers, steps)
+
+    def _of_matrix(self, name: str) -> Iterator[onnx.NodeProto]:
+        axis = 1 if self.calibration.per_channel else None
+        yield self._real(name, f"{name}_quantized", self._store_matrix(name), axis)
 
     def _real(self, name: str, integers: str, steps: Sequence[str], axis: int | None = None) -> onnx.NodeProto:
         self.rounded[name] = f"{name}_DequantizeLinear_Output"
