@@ -6,6 +6,7 @@ import argparse
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from builder.commands import (
     DEFAULT_REPOSITORY,
@@ -63,7 +64,21 @@ def parser() -> argparse.ArgumentParser:
         "made them with, in tiktoken's format (cl100k_base.tiktoken). Refused without",
     )
     arguments.add_argument("--forward-traces", action="store_true", help="hand the header traceparent on to Triton")
+    arguments.add_argument(
+        "--triton-metrics",
+        type=_address,
+        metavar="URL",
+        help="Triton's own metrics, such as http://localhost:8002/metrics: those of the gateway then say how full the "
+        "caches of models that generate are, which endpoint pickers ask of one address",
+    )
     return arguments
+
+
+def _address(text: str) -> str:
+    parts = urlsplit(text)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a URL such as http://localhost:8002/metrics")
+    return text
 
 
 def _add_access(arguments: argparse.ArgumentParser) -> None:
@@ -172,6 +187,7 @@ def run(options: argparse.Namespace) -> int:
         drain_s=options.drain,
         cors=tuple(options.cors),
         forward_traces=options.forward_traces,
+        triton_metrics=options.triton_metrics,
         on_demand=_on_demand(options),
         token_ids=None if options.token_ids is None else read_vocabulary(options.token_ids),
     )

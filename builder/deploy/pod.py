@@ -195,6 +195,8 @@ def gateway(deployment: Deployment) -> Document:
         },
         "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],
     }
+    if deployment.pooled:
+        container["args"].append(f"--triton-metrics=http://127.0.0.1:{METRICS_PORT}/metrics")
     if deployment.secrets.keys is not None:
         key = {"secretKeyRef": {"name": deployment.secrets.keys, "key": "keys"}}
         container["env"] = [{"name": "BUILD_REPO_GATEWAY_KEYS", "valueFrom": key}]

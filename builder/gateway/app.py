@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 from dataclasses import replace
@@ -30,6 +31,7 @@ from builder.gateway.openai.models import list_models, show_model
 from builder.gateway.openapi import Api, document
 from builder.gateway.responses import Plain, send_json
 from builder.gateway.settings import Settings
+from builder.gateway.usage import cache_usage
 
 PAGE_HEADERS = {
     "content-security-policy": "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
@@ -120,7 +122,10 @@ async def ready(call: Call) -> dict[str, str]:
 
 async def metrics_text(call: Call) -> Plain:
     """GET /metrics, for Prometheus."""
-    return Plain(call.gateway.metrics.text(), "text/plain; version=0.0.4; charset=utf-8")
+    text, below = call.gateway.metrics.text(), call.gateway.settings.triton_metrics
+    if below is not None:
+        text += await asyncio.to_thread(cache_usage, below)
+    return Plain(text, "text/plain; version=0.0.4; charset=utf-8")
 
 
 async def either_rerank(call: Call) -> Any:

@@ -39,5 +39,6 @@ class Settings:
     drain_s: float = 60.0  # what runs may take when the gateway is told to stop
     cors: tuple[str, ...] = field(default=())  # origins whose pages may ask
     forward_traces: bool = False  # hand `traceparent` on to Triton
+    triton_metrics: str | None = None  # URL of Triton's metrics, for how full caches are; None: /metrics does not say
     token_ids: Vocabulary | None = None  # what ids in place of texts for embeddings are of; refused without
     on_demand: OnDemand | None = None  # None: the models that Triton has loaded

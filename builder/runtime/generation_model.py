@@ -176,7 +176,9 @@ class TritonPythonModel:
             return sender in self.open and bool(sender.is_cancelled())
 
     def _publish(self) -> None:
-        self.metrics.publish(values(self.service.engine.stats))
+        engine = self.service.engine
+        engine.stats.cache_usage = engine.cache.usage
+        self.metrics.publish(values(engine.stats))
 
     def _infer(self, feeds: "dict[str, Any]", outputs: "Sequence[str]" = ()) -> "dict[str, Any]":
         """Call the engine's model. A cache that stays on its device comes and goes as the tensor it is.

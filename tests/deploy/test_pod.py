@@ -230,6 +230,10 @@ def test_whoever_selects_a_replica_finds_it() -> None:
     labels = documents_of_pod["deployment"]["spec"]["template"]["metadata"]["labels"]
     assert labels.pop("inference.networking.k8s.io/engine-type") == "build-repo"
     assert documents_of_pod["service"]["spec"]["selector"] == labels
+    assert (
+        "--triton-metrics=http://127.0.0.1:8002/metrics"
+        in _containers(pod(replace(ALL, pooled=True)))["gateway"]["args"]
+    )
     for name in ("deployment", "disruption-budget", "pod-monitor", "inference-pool"):
         assert documents_of_pod[name]["spec"]["selector"]["matchLabels"] == labels, name
     assert documents_of_pod["network-policy"]["spec"]["podSelector"]["matchLabels"] == labels

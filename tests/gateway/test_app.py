@@ -843,6 +843,15 @@ def test_metrics_have_the_names_that_dashboards_know() -> None:
         assert line in text
 
 
+def test_how_full_caches_are_is_not_said_where_triton_does_not_answer() -> None:
+    app = gateway(triton_metrics="http://127.0.0.1:1/metrics")
+    answer = asked("/metrics", app=app)
+    text = b"".join(answer.pieces).decode()
+    assert answer.status == 200
+    assert "kv_cache_usage" not in text
+    assert "build_repo_gateway_unanswered 0.0" in text
+
+
 def test_a_request_is_unanswered_until_its_first_token() -> None:
     seen: list[float | None] = []
 

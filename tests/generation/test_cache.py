@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from builder.runtime.generation.blocks import Blocks, Growth
 from builder.runtime.generation.cache import SlotCache
 
 
@@ -61,6 +62,21 @@ def test_without_reuse_nothing_is_remembered() -> None:
     cache = cache_of(1, reuse=False)
     hold(cache, 0, [1, 2, 3])
     assert cache.place([1, 2, 3]).reused == 0
+
+
+def test_what_runs_uses_the_cache_and_what_is_remembered_does_not() -> None:
+    cache = cache_of(4)
+    first = cache.place([1, 2, 3])
+    cache.place([4])
+    hold(cache, first.slot, [1, 2, 3])
+    assert cache.usage == 0.5
+    cache.release(first.slot)
+    assert cache.usage == 0.25
+    in_blocks = SlotCache(2, 20, Copies(), blocks=Blocks(slots=2, count=8, size=4))
+    assert in_blocks.blocks is not None
+    slot = in_blocks.place([1, 2, 3, 4, 5]).slot
+    in_blocks.blocks.write(Growth(slot, 0, 5))
+    assert in_blocks.usage == 2 / 8
 
 
 def test_running_slots_stay_together() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
+import threading
 import time
 import urllib.request
 from collections.abc import Callable
@@ -11,11 +13,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from builder.gateway.app import make_app
 from builder.gateway.metrics import Metrics
+from builder.gateway.models import Catalogue
+from builder.gateway.settings import Settings
 from builder.samples import TEXTS
 from builder.serve.client import Client
 from builder.serve.triton import Server
 from builder.triton.render import templates
+from tests.gateway.asgi import ask
+from tests.gateway.fake_triton import FakeTriton
 
 
 def _metrics(server: Server, model: str) -> dict[str, float]:
@@ -51,6 +58,40 @@ def test_when_a_model_was_loaded_is_said(name: str, server: Server, client: Call
     match = re.search(rf'build_repo_loaded_timestamp_seconds{{model="{name}",version="1"}} (\S+)', text)
     assert match is not None
     assert 0 < time.time() - float(match[1]) < 86_400
+
+
+def test_how_full_the_cache_is_reaches_the_gateway_s_metrics(server: Server, client: Callable[[str], Client]) -> None:
+    """An endpoint picker asks one address for it; here are requests until one is seen, and then none."""
+    url = f"http://{server.host}:{server.ports.metrics}/metrics"
+    app = make_app(Settings(triton_metrics=url), FakeTriton(), None, models=Catalogue(FakeTriton()))
+
+    def usage() -> float:
+        text = b"".join(asyncio.run(ask(app, "/metrics", None)).pieces).decode()
+        match = re.search(r"^vllm:kv_cache_usage_perc (\S+)$", text, re.MULTILINE)
+        assert match is not None
+        return float(match[1])
+
+    def asking() -> None:
+        served = Client(f"{server.host}:{server.ports.grpc}", "writes")
+        while not seen.is_set():
+            served.ask({"text_input": "a", "max_tokens": 40, "ignore_eos": True})
+
+    client("writes").ask({"text_input": "a", "max_tokens": 1})
+    seen, deadline = threading.Event(), time.monotonic() + 300
+    threads = [threading.Thread(target=asking) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    try:
+        while (most := usage()) == 0 and time.monotonic() < deadline:
+            time.sleep(0.1)
+    finally:
+        seen.set()
+        for thread in threads:
+            thread.join()
+    assert 0 < most <= 1
+    while usage() > 0 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert usage() == 0
 
 
 def test_every_metric_of_the_dashboard_is_triton_s_or_the_gateway_s(

@@ -46,6 +46,14 @@ class SlotCache:
     def free(self) -> int:
         return self.taken.count(False)
 
+    @property
+    def usage(self) -> float:
+        """The share of its memory that taken slots have, 0 to 1: of the blocks or, without, of the slots."""
+        taken = [slot for slot, used in enumerate(self.taken) if used]
+        if self.blocks is None:
+            return len(taken) / len(self.taken)
+        return self.blocks.held_by(taken) / self.blocks.count
+
     def length(self, slot: int) -> int:
         """How many tokens `slot` holds."""
         return len(self.tokens[slot])

@@ -27,6 +27,7 @@ FAMILIES = (
     ("running", "GAUGE", "Sequences in slots"),
     ("waiting", "GAUGE", "Sequences in the queue"),
     ("slots", "GAUGE", "Slots of the cache"),
+    ("cache_usage", "GAUGE", "Share of the cache that running sequences have, 0 to 1: of its blocks, or of its slots"),
     ("healthy", "GAUGE", "1 while the decode loop runs, 0 once it failed"),
     ("loaded_timestamp_seconds", "GAUGE", "When the model was loaded, in seconds since 1970"),
 )
@@ -57,6 +58,7 @@ class Stats:
     running: int = 0
     waiting: int = 0
     slots: int = 0
+    cache_usage: float = 0.0
     healthy: int = 1
     loaded_timestamp_seconds: float = field(default_factory=time.time)
 

@@ -1,0 +1,27 @@
+"""How full the caches of models that generate are, as the Triton below says: what an endpoint picker chooses by.
+
+Source: the Gateway API's inference extension, docs/proposals/003-model-server-protocol; the name is vLLM's.
+"""
+
+from __future__ import annotations
+
+import re
+import urllib.request
+
+SAYS = "Share of the cache that running requests have, of the model that has the fullest, 0 to 1"
+NAME = "vllm:kv_cache_usage_perc"
+BELOW = re.compile(r"^build_repo_cache_usage\{[^}]*\} (\S+)$", re.MULTILINE)
+ANSWER_S = 1.0
+
+
+def cache_usage(url: str) -> bytes:
+    """A gauge in Prometheus' format, from the metrics that Triton publishes at `url`.
+
+    Nothing where they do not come, and where no model has a cache: whoever reads it then knows that it is unknown.
+    """
+    try:
+        with urllib.request.urlopen(url, timeout=ANSWER_S) as response:
+            shares = [float(value) for value in BELOW.findall(response.read().decode())]
+    except (OSError, ValueError):
+        return b""
+    return f"# HELP {NAME} {SAYS}\n# TYPE {NAME} gauge\n{NAME} {max(shares)}\n".encode() if shares else b""
