@@ -46,7 +46,7 @@ def published_since(job: Job) -> BuildReport | None:
     try:
         report = newest(job.spec)
         is_done = report is not None and report.version > job.before and report.build_key == build_key(job.spec)
-    except BuilderError:  # what is published is damaged, or the checkpoint has gone: the build mends that, or says so
+    except (BuilderError, OSError):  # damaged, or the checkpoint or the disk has gone: the build mends that, or says so
         return None
     return report if is_done else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import shutil
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from builder import pipeline
+from builder.fleet import work
 from builder.fleet.executor import Job, Outcome, Progress
 from builder.fleet.history import History, work_of
 from builder.fleet.plan import Plan, plan_builds
@@ -106,6 +108,18 @@ def test_what_was_published_before_or_is_damaged_is_built(make: Make, tmp_path: 
     (tmp_path / "copy" / "topics" / "1" / "build.json").write_text("{}")
     assert published_since(Job(make(output=tmp_path / "copy"), 1)) is None
     assert [job.before for job in _plan(make(max_batch_size=8), make(name="other")).jobs(2, 2)] == [1, 0]
+
+
+def test_where_what_is_published_cannot_be_looked_at_the_build_says_so(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker ended without an outcome, and on Ray its task waited for one for ever."""
+
+    def stale(spec: BuildSpec) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    monkeypatch.setattr(work, "newest", stale)
+    assert published_since(Job(make(), 1)) is None
 
 
 @dataclass(frozen=True)
