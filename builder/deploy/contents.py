@@ -16,7 +16,7 @@ from builder.report.record import read_report
 from builder.runtime.contract import FILE, GenerationServing, load
 from builder.stores.address import named_version
 from builder.stores.store import Store, is_store, open_store
-from builder.triton.render import parse
+from builder.triton.hosting import config_of
 from builder.triton.versions import CONFIG, REPORT, entries, is_front
 
 OUTLINE = (CONFIG, REPORT, FILE)  # the files that say what a version is
@@ -74,21 +74,22 @@ def _model(folder: Path, name: str) -> Model:
     if not (version / FILE).is_file():
         raise SpecError(f"{name}: its engine runs in a container of its own, which is not deployed here")
     generates = isinstance(load(version), GenerationServing)
+    mates = tuple(entries(folder, name, int(version.name)))
     return Model(
         name=name,
         version=int(version.name),
-        entries=tuple(entries(folder, name, int(version.name))),
+        entries=mates,
         release=report.triton,
         target=report.target,
         generates=generates,
         request=_request(folder / name, generates),
         plan=plan_built(folder, name),
-        digest=digest([report]),
+        digest=digest([report], [config_of(folder / mate) for mate in mates]),
     )
 
 
 def _request(entry: Path, generates: bool) -> str:
     """A short text in each input that must be there."""
-    config = parse((entry / CONFIG).read_text("utf-8"), entry.name)
+    config = config_of(entry)
     texts = {tensor.name: "a" for tensor in config.input if not tensor.optional}
     return json.dumps({**texts, "max_tokens": 1} if generates else texts)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+from tritonclient.grpc.model_config_pb2 import ModelConfig
 
 from builder.errors import SpecError
 from builder.plan.lines import Plan
@@ -24,8 +26,8 @@ REGISTRY = re.compile(r"[A-Za-z0-9][-.A-Za-z0-9]*(:\d+)?(/[a-z0-9]+([._-]+[a-z0-
 @dataclass(frozen=True)
 class Model:
     """A model of the repository. `plan`: what it takes; `generates`: whether it has a decode loop, with a queue of its
-    own; `request`: the JSON of a small one, for Triton's generate endpoint; `digest`: of its files, or of
-    those that a shared front answers for.
+    own; `request`: the JSON of a small one, for Triton's generate endpoint; `digest`: of its files and
+    configurations, or of those that a shared front answers for.
     """
 
     name: str
@@ -39,10 +41,20 @@ class Model:
     digest: str
 
 
-def digest(reports: Iterable[BuildReport]) -> str:
-    """One hash of all files that are served: another version, or another build of the same number, has another."""
+def digest(reports: Iterable[BuildReport], configs: Sequence[ModelConfig]) -> str:
+    """One hash of all files that are served, and of what `configs` say but for their version_policy: another version,
+    another build of the same number, and another number of instances have another.
+    """
     files = [report.files for report in sorted(reports, key=lambda report: report.name)]
-    return hashlib.sha256(json.dumps(files, sort_keys=True).encode()).hexdigest()
+    said = [_without_policy(config).SerializeToString(deterministic=True).hex() for config in configs]
+    return hashlib.sha256(json.dumps([files, said], sort_keys=True).encode()).hexdigest()
+
+
+def _without_policy(config: ModelConfig) -> ModelConfig:
+    rest = ModelConfig()
+    rest.CopyFrom(config)
+    rest.ClearField("version_policy")
+    return rest
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from builder.plan.lines import Line, Plan, megabytes
 from builder.plan.needs import served_version
 from builder.report.record import read_report
 from builder.runtime.contract import ContractError, HostedModel, load_shared
-from builder.triton.hosting import MODELS, NAMES_THE_MODEL, hosted_repositories, read_hosted
+from builder.triton.hosting import MODELS, NAMES_THE_MODEL, config_of, hosted_repositories, read_hosted
 
 
 def shared_fronts(folder: Path) -> Iterator[Model]:
@@ -33,6 +33,7 @@ def _shared_front(folder: Path, name: str, hosted: Mapping[str, HostedModel]) ->
     if len(releases) > 1:
         raise SpecError(f"{name} hosts models for Triton {' and '.join(releases)}: build them again for one of them")
     version = served_version(folder / name)
+    configs = [config_of(folder / name), *(config_of(folder / name / MODELS / model) for model in sorted(hosted))]
     return Model(
         name=name,
         version=int(version.name),
@@ -42,7 +43,7 @@ def _shared_front(folder: Path, name: str, hosted: Mapping[str, HostedModel]) ->
         generates=False,
         request=_request(*next(iter(hosted.items()))),
         plan=_plan(folder / name / MODELS, name, load_shared(version).memory_mb << 20, hosted),
-        digest=digest(reports),
+        digest=digest(reports, configs),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,12 @@ def test_models_of_a_folder_are_in_the_image(folder: Path, tmp_path: Path) -> No
     digest = json.loads(report.read_text())["files"]["minilm"]["1/model.py"]
     report.write_text(report.read_text().replace(digest, "0" * 64))
     written = deploy("--to", "kubernetes", "--repository", str(folder), output=tmp_path / "out")
-    assert _containers(written)["triton"]["image"] != earlier, "a node keeps an image whose tag it knows"
+    rebuilt = _containers(written)["triton"]["image"]
+    assert rebuilt != earlier, "a node keeps an image whose tag it knows"
+    config = folder / "minilm_model" / "config.pbtxt"
+    config.write_text(re.sub(r"count: \d+", "count: 5", config.read_text()))
+    written = deploy("--to", "kubernetes", "--repository", str(folder), output=tmp_path / "out")
+    assert _containers(written)["triton"]["image"] != rebuilt, "other instances of the same files"
 
 
 @pytest.mark.parametrize(
