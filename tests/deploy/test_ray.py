@@ -75,6 +75,14 @@ def test_nodes_get_what_they_are_to_trust() -> None:
     assert "trusted.yaml" not in _written(STORED)
 
 
+def test_the_image_of_nodes_is_pushed_before_a_cluster_asks_for_it() -> None:
+    build, push, *apply = find_target("ray").steps(STORED, Path("out"))
+    name = "registry.example/team/build-repo-ray:"
+    assert f"--tag {name}" in build
+    assert push.startswith(f"docker push {name}")
+    assert apply[0].startswith("kubectl apply")
+
+
 def test_machines_need_the_configuration_alone() -> None:
     assert set(_written(ON_MACHINES)) == {"serve.yaml"}
     scaled = replace(ON_MACHINES, scaling=Scaling(4, "http://prometheus:9090", 50))

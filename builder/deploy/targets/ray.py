@@ -171,9 +171,14 @@ def _containerfile() -> str:
 def _steps(deployment: Deployment, output: Path) -> list[str]:
     if deployment.registry is None:
         return [f"serve deploy {output / CONFIG}"]
-    build = f"docker build --tag {_image(deployment)} --file {output}/image/Containerfile ."
+    image = _image(deployment)
+    build = f"docker build --tag {image} --file {output}/image/Containerfile ."
     files = [SERVICE, *(f"{name}.yaml" for name in trusted(deployment))]
-    return [build, *(f"kubectl apply --namespace {deployment.namespace} --filename {output / file}" for file in files)]
+    return [
+        build,
+        f"docker push {image}",
+        *(f"kubectl apply --namespace {deployment.namespace} --filename {output / file}" for file in files),
+    ]
 
 
 TARGET = Target(_files, _steps)
