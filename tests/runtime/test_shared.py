@@ -85,6 +85,21 @@ def _ask(host: Host, name: str) -> None:
     host.leave(host.take(name) or host.load(name))
 
 
+def test_what_the_first_load_brings_along_is_not_its_model_s(tmp_path: Path) -> None:
+    """The engine's own memory comes with the first model of a process, which would need as much for ever."""
+
+    class Lazily(CountedMemory):
+        def open(self, folder: Path) -> Front:
+            self.bytes += 0 if self.opened else 60
+            return super().open(folder)
+
+    counted = Lazily()
+    host = _host(_repository(tmp_path, a=50, b=50), counted, limit=BASE + 60 + 100)
+    for name in "aba":
+        _ask(host, name)
+    assert counted.opened == ["a", "b", "a"]
+
+
 def test_the_model_not_asked_for_longest_makes_room(tmp_path: Path, counted: CountedMemory) -> None:
     host = _host(_repository(tmp_path, a=50, b=50, c=50), counted, limit=BASE + 150)
     for name in "abac":

@@ -93,7 +93,9 @@ class Host:
         self._make_room(name, self.sizes.get(key) or BYTES_A_BYTE * _bytes(folder))
         before, started = self.resident(), time.monotonic()
         model = Loaded(name, wanted.build, self.opened(folder))
-        model.size = self.sizes[key] = max(1, self.resident() - before)
+        model.size = max(1, self.resident() - before)
+        if self.tally.loads:  # the first load brings the engine's own memory along
+            self.sizes[key] = min(model.size, self.sizes.get(key, model.size))  # others may grow meanwhile
         self._register(model, time.monotonic() - started)
         self._evict(0)
         return model
