@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from builder.cache.keys import own_files
 from builder.checkpoint.resolve import Checkpoint
 from builder.engines import left_in_file, refuse_to_choose
 from builder.engines.cpu import cpu
@@ -18,7 +19,6 @@ from builder.export.encoder import Export, export, task_graph
 from builder.export.experts import cost_of_experts
 from builder.export.rows import rows_of
 from builder.families import GRAPHS, MAPPED, UNTIMED, Family, built_from, code_not_run
-from builder.hashing import sha256_of
 from builder.memory import weights_bytes
 from builder.onnx.graph import Graph
 from builder.onnx.operators import FUSED
@@ -193,12 +193,12 @@ class Encoder:
 
     def _facts(self, evaluator: Evaluator) -> dict[str, object]:
         """All that a measurement of a rung depends on."""
-        spec, graph = self.spec, self.spec.graph
+        spec = self.spec
         apart = {"name", "output", "store", "precision", "engine", "quality", "load"}
         return {
             "checkpoint": self.checkpoint.identity(),
             "spec": spec.model_dump(mode="json", exclude=apart),
-            "graph": None if graph is None else sha256_of(graph),
+            "graph": own_files(spec.samples, spec.graph)["graph"],
             "samples": [evaluator.samples, evaluator.labels],
             "feeds": [{name: values.tolist() for name, values in feed.items()} for feed in evaluator.feeds],
             "versions": versions(),

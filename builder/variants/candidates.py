@@ -17,7 +17,7 @@ from google.protobuf.message import DecodeError
 from builder.engines.encoding import Variant, all_variants, encoding_engine
 from builder.engines.plain_attention import spell_out_attention
 from builder.errors import SpecError
-from builder.onnx.graph import MODEL_FILE, Graph, check_release, read_graph, remove_graph, save_graph
+from builder.onnx.graph import MODEL_FILE, Graph, check_release, load_whole, read_graph, remove_graph, save_graph
 from builder.optimise.activations import Feeds
 from builder.optimise.fusion import fuse
 from builder.optimise.half_precision import HALVES, to_half
@@ -72,6 +72,13 @@ def _on_gpu(target: str, stated: str | None, precision: str, triton: str) -> Var
     raise SpecError(f"{engine} has no {precision} for --target {target}; it has {known}")
 
 
+def _whole(graph: Graph) -> onnx.ModelProto:
+    """What a user's graph holds, weights in other files too. onnx's reader, which knows those of other exporters,
+    refuses a file with several names, as a published version has: the cache has it too."""
+    several = any(file.stat().st_nlink > 1 for file in graph.files)
+    return load_whole(graph.path) if several else onnx.load(str(graph.path))
+
+
 @dataclass(frozen=True)
 class VariantMaker:
     """One exported graph and what is made of it. `feeds`: the engine's inputs, to calibrate on.
@@ -109,7 +116,8 @@ class VariantMaker:
         assert path is not None
         try:
             graph = read_graph(path)
-        except (OSError, DecodeError) as error:
+            model = _whole(graph)
+        except (OSError, DecodeError, onnx.checker.ValidationError) as error:
             raise SpecError(f"--graph {path} cannot be read as ONNX: {error}") from error
         wrong = [name for name in graph.inputs if name not in self.exported.inputs]
         if wrong or graph.outputs != self.exported.outputs:
@@ -118,7 +126,7 @@ class VariantMaker:
                 f"{', '.join(self.exported.inputs)} and gives {', '.join(self.exported.outputs)}: name them so"
             )
         check_release(graph, self.spec.triton, self.spec.in_process)
-        return save_graph(onnx.load(str(path)), self.folder / "given" / MODEL_FILE)
+        return save_graph(model, self.folder / "given" / MODEL_FILE)
 
     def sensitive(self, variant: Variant) -> list[str]:
         """The layers of `variant` that can be left alone, those that lose most first."""

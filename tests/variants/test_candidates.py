@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import onnx
 import pytest
+from onnx import helper, numpy_helper
 from transformers import PreTrainedTokenizerBase
 
 from builder.checkpoint.resolve import resolve
@@ -18,7 +22,8 @@ from builder.engines.encoding import Variant, all_variants
 from builder.engines.openvino import arithmetic_on
 from builder.errors import ExportError, SpecError
 from builder.export.encoder import export
-from builder.onnx.graph import Graph
+from builder.families.encoder import Encoder
+from builder.onnx.graph import Graph, load_whole, save_graph
 from builder.samples import TEXTS
 from builder.spec import make_spec
 from builder.variants.candidates import VariantMaker, requested_variants
@@ -172,6 +177,39 @@ def test_smoothing_leaves_every_value_and_saves_quality(
     with_smoothing = graph_of(variant)
     losses = [1 - (features(graph, judged()) * expected).sum(axis=-1).mean() for graph in (without, with_smoothing)]
     assert losses[1] < losses[0] / 2
+
+
+def test_the_graph_of_a_published_version_can_be_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The cache has its file of weights too, and onnx's own reader refuses a file with two names."""
+    monkeypatch.setattr("builder.onnx.graph.EXTERNAL_FROM", 1000)
+    weights = np.arange(4096, dtype=np.float32).reshape(64, 64)
+    x, y = (helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, ["rows", 64]) for name in "xy")
+    product = helper.make_node("MatMul", ["x", "weights"], ["y"])
+    made = helper.make_graph([product], "g", [x], [y], [numpy_helper.from_array(weights, "weights")])
+    model = helper.make_model(made, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    own = save_graph(model, tmp_path / "own" / "model.onnx")
+    os.link(own.path.with_name("model.onnx.data"), tmp_path / "kept")
+    spec = make_spec(model="model", graph=own.path)
+    given = VariantMaker(spec, own, tmp_path / "first", []).own_graph
+    (tensor,) = load_whole(given.path).graph.initializer
+    np.testing.assert_array_equal(numpy_helper.to_array(tensor), weights)
+    own.path.with_name("model.onnx.data").unlink()
+    with pytest.raises(SpecError, match=r"own/model\.onnx cannot be read as ONNX: .*model\.onnx\.data"):
+        _ = VariantMaker(spec, own, tmp_path / "second", []).own_graph
+
+
+def test_a_measurement_depends_on_all_files_of_the_graph_that_was_given(tmp_path: Path) -> None:
+    """Other weights beside the same nodes had the quality of those before."""
+    (graph := tmp_path / "model.onnx").write_bytes(b"nodes")
+    encoder: Any = SimpleNamespace(
+        spec=make_spec(model="model", graph=graph), checkpoint=SimpleNamespace(identity=lambda: "checkpoint")
+    )
+    evaluator: Any = SimpleNamespace(samples=(), labels=(), feeds=())
+    facts = []
+    for weights in (b"one", b"other"):
+        (tmp_path / "model.onnx.data").write_bytes(weights)
+        facts.append(Encoder._facts(encoder, evaluator))
+    assert facts[0] != facts[1]
 
 
 def test_levels(maker: VariantMaker) -> None:
