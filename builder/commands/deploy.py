@@ -43,7 +43,8 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="NAME",
-        help="deploy this model alone, NAME@N this version of it; may be repeated (default: the newest of all)",
+        help="deploy this model alone, NAME@N this version of it; may be repeated (default: all models, of a store the "
+        "newest versions, of a folder those that are served)",
     )
     arguments.add_argument(
         "--plan",
@@ -76,7 +77,11 @@ def parser() -> argparse.ArgumentParser:
         metavar="MS",
         help="the wait from which more replicas are started (default 50)",
     )
-    arguments.add_argument("--registry", metavar="HOST", help="where the cluster gets its images from")
+    arguments.add_argument(
+        "--registry",
+        metavar="HOST",
+        help="where the cluster gets its images from, HOST or HOST/PATH; needed but for ray",
+    )
     arguments.add_argument("--namespace", default="default", help="namespace of the cluster (default default)")
     arguments.add_argument(
         "--keys-secret", metavar="SECRET", help="the cluster's secret whose entry `keys` says who may ask the gateway"
@@ -89,7 +94,11 @@ def parser() -> argparse.ArgumentParser:
     arguments.add_argument(
         "--verify-key", type=Path, metavar="FILE", help=f"have replicas pull only what was signed: {VERIFY_KEY_HELP}"
     )
-    arguments.add_argument("--endpoint", metavar="URL", help="address of the object store, where it is one of your own")
+    arguments.add_argument(
+        "--endpoint",
+        metavar="URL",
+        help="address of a store that speaks S3, where it is not Amazon's: http://HOST:PORT",
+    )
     arguments.add_argument(
         "--probe",
         action="append",

@@ -114,7 +114,8 @@ def _add_limits(arguments: argparse.ArgumentParser) -> None:
         type=count,
         default=256,
         metavar="N",
-        help="requests of one encoder at once; further ones get 429 (default 256)",
+        help="requests of one encoder at once, and with --load-on-demand those that wait for one model to be loaded; "
+        "further ones get 429 (default 256)",
     )
     arguments.add_argument(
         "--timeout", type=count, default=600, metavar="S", help="seconds that a request may take (default 600)"
@@ -148,13 +149,14 @@ def add_on_demand(arguments: argparse.ArgumentParser) -> None:
     arguments.add_argument(
         "--load-on-demand",
         action="store_true",
-        help="load each model when it is asked for, and unload what was not asked for longest",
+        help="load each model when it is asked for, and unload the least recently used to make room",
     )
     arguments.add_argument(
         "--memory-gb",
         type=positive,
         metavar="N",
-        help="with --load-on-demand: what Triton and its models may take (default: 0.8 of this machine's memory)",
+        help="with --load-on-demand: memory that Triton and its models may take, in 10^9 bytes (default: 0.8 of this "
+        "machine's)",
     )
     arguments.add_argument(
         "--pin",

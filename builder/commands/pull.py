@@ -19,7 +19,9 @@ def parser() -> argparse.ArgumentParser:
     )
     arguments.add_argument("name", nargs="+", help="a model of the store; NAME@N is its version N")
     arguments.add_argument("--from", dest="store", required=True, metavar="URL", help=STORE_HELP)
-    arguments.add_argument("--version", type=int, metavar="N", help="default: the newest")
+    arguments.add_argument(
+        "--version", type=int, metavar="N", help="of each model that names none itself (default: the newest)"
+    )
     arguments.add_argument("--repository", type=Path, default=DEFAULT_REPOSITORY, help=REPOSITORY_HELP)
     arguments.add_argument(
         "--keep", type=count, default=KEEP, metavar="N", help=f"versions that remain in the repository (default {KEEP})"

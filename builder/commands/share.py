@@ -20,8 +20,8 @@ def parser() -> argparse.ArgumentParser:
         "--memory-mb",
         type=int,
         metavar="MB",
-        help="memory that its process may take: models that were not asked for longest make room (default: what it "
-        "has, 2048 for a new one)",
+        help="memory that its process may take, in 2^20 bytes: the least recently used models make room (default: what "
+        "it has, 2048 for a new one)",
     )
     return arguments
 
