@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import os
 import shutil
 import time
 from collections.abc import Awaitable, Callable
@@ -548,6 +549,31 @@ def test_a_folder_that_cannot_be_read_for_a_moment_ends_nothing(
             assert not watching.done()
         watching.cancel()
         assert (await case.embed("embeds-a")).status == 200
+
+    asyncio.run(run())
+
+
+def test_what_cannot_be_read_for_a_moment_is_not_called_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients do not send again what is answered by 404; and the list of models was a traceback."""
+    make_models(tmp_path, "embeds-a")
+    case = Case(tmp_path)
+
+    def stale(*_: object) -> None:
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    async def run() -> None:
+        assert (await case.embed("embeds-a")).status == 200
+        with monkeypatch.context() as patch:
+            patch.setattr(offered, "_stamp", stale)
+            refused = await case.embed("embeds-a")
+            assert (refused.status, refused.error["code"]) == (503, "unavailable")
+            patch.setattr(os, "scandir", stale)
+            listed = await ask(case.app, "/v1/models", None)
+            assert (listed.status, "Stale file handle" in listed.error["message"]) == (503, True)
+        assert (await case.embed("embeds-a")).status == 200
+        assert (await case.embed("x" * 300)).status == 404, "longer than a file's name may be"
 
     asyncio.run(run())
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from builder.triton.render import parse
 from builder.triton.versions import CONFIG, chosen, numbers
 
 NAME = re.compile(r"[\w][\w.-]*")  # of a model: a folder's name, never a path
+ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG)  # whatever else the disk says, it may be there
 
 Stamp = tuple[int, int, int]  # of a config.pbtxt: it is replaced, in one rename, when another version is served
 
@@ -60,7 +62,8 @@ class Offered:
         return model
 
     async def all(self) -> list[Model]:
-        """Every model, by name; those whose configuration cannot be read are left out."""
+        """Every model, by name; those whose configuration cannot be read are left out. Raises ApiError 503 where the
+        folder cannot be read."""
         if self.reading is None or self.reading.done():
             self.reading = asyncio.ensure_future(asyncio.to_thread(self._read))
         await asyncio.shield(self.reading)
@@ -109,20 +112,22 @@ class Offered:
         return known
 
     def stamp(self, name: str) -> Stamp | None:
-        """What changes with the configuration of a model; None where there is none."""
+        """What changes with the configuration of a model; None where there is none. Raises ApiError 503."""
         if not NAME.fullmatch(name):
             return None
         try:
             return _stamp(f"{self.repository}/{name}/{CONFIG}")
-        except OSError:
-            return None
+        except OSError as error:
+            if error.errno in ABSENT:
+                return None
+            raise _unreadable(name, error) from error
 
     def _parsed(self, name: str, stamp: Stamp) -> Offer:
         try:
             config = parse((self.repository / name / CONFIG).read_text("utf-8"), name)
             there = numbers(self.repository / name)
         except (RepositoryError, OSError, UnicodeDecodeError) as error:
-            raise ApiError(503, f"{name} cannot be read: {error}", code="unavailable") from error
+            raise _unreadable(name, error) from error
         served = max(chosen(config, there), default=None)
         hidden = config.name not in ("", name) or CANDIDATE_OF in config.parameters
         model = None if served is None or hidden else read_model(config, str(served))
@@ -142,10 +147,17 @@ class Offered:
             self._read_hosting(front)
 
     def _names(self) -> list[str]:
-        return sorted(entry.name for entry in os.scandir(self.repository) if entry.is_dir())
+        try:
+            return sorted(entry.name for entry in os.scandir(self.repository) if entry.is_dir())
+        except OSError as error:
+            raise _unreadable(str(self.repository), error) from error
 
     def _unknown(self, name: str) -> ApiError:
         return unknown(name, sorted(self._own()) or self._names())
+
+
+def _unreadable(what: str, error: Exception) -> ApiError:
+    return ApiError(503, f"{what} cannot be read: {error}", code="unavailable")
 
 
 def _front_of(repository: Path) -> str:
