@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import urllib.request
+from http.client import HTTPException
 
 SAYS = "Share of the cache that running requests have, of the model that has the fullest, 0 to 1"
 NAME = "vllm:kv_cache_usage_perc"
@@ -22,6 +23,6 @@ def cache_usage(url: str) -> bytes:
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_S) as response:
             shares = [float(value) for value in BELOW.findall(response.read().decode())]
-    except (OSError, ValueError):
+    except (OSError, HTTPException, ValueError):
         return b""
     return f"# HELP {NAME} {SAYS}\n# TYPE {NAME} gauge\n{NAME} {max(shares)}\n".encode() if shares else b""

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import contextlib
 import io
 import json
 import re
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
 from typing import Any, TextIO
@@ -26,6 +29,7 @@ from builder.gateway.openai.completions import _logprobs as completion_logprobs
 from builder.gateway.responses import dumps
 from builder.gateway.settings import Settings
 from builder.gateway.triton import stream_error
+from builder.gateway.usage import cache_usage
 from tests.gateway.asgi import Answer, ask
 from tests.gateway.fake_triton import FakeTriton
 
@@ -850,6 +854,22 @@ def test_how_full_caches_are_is_not_said_where_triton_does_not_answer() -> None:
     assert answer.status == 200
     assert "kv_cache_usage" not in text
     assert "build_repo_gateway_unanswered 0.0" in text
+
+
+def test_metrics_of_a_triton_that_ends_in_the_midst_of_them_are_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def end_early() -> None:
+            connection, _ = server.accept()
+            with connection, contextlib.suppress(OSError):  # who asked may have left
+                connection.recv(1 << 16)
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\nbuild_repo_cache_usage{} 0.5\n")
+
+        thread = threading.Thread(target=end_early)
+        thread.start()
+        port = server.getsockname()[1]
+        assert cache_usage(f"http://127.0.0.1:{port}/metrics") == b""
+        thread.join()
 
 
 def test_a_request_is_unanswered_until_its_first_token() -> None:
