@@ -178,7 +178,9 @@ def is_address(url: str) -> bool:
     """Whether it is that of a server over HTTP."""
     try:
         parts = urlsplit(url)
-        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+        return (
+            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not re.search(r"\s", url)
+        )
     except ValueError:  # of a port beyond 65535
         return False
 

@@ -159,6 +159,7 @@ def test_models_of_a_folder_are_in_the_image(folder: Path, tmp_path: Path) -> No
         (["--max-replicas", "3"], "--max-replicas and --prometheus go together"),
         (["--max-replicas", "2", "--prometheus", "http://p:9090"], "--max-replicas 2 is not above --replicas 2"),
         (["--max-replicas", "3", "--prometheus", "p:9090"], "--prometheus p:9090 is not the address of a server"),
+        (["--max-replicas", "3", "--prometheus", "http://p :9090"], "is not the address of a server"),
         (["--name", "My_Models"], "--name My_Models is not a name that Kubernetes takes"),
         (["--namespace", "a.b"], "--namespace a.b is not a name that Kubernetes takes"),
         (["--namespace", "N" * 3], "--namespace NNN is not a name"),
