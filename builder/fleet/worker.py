@@ -22,10 +22,10 @@ from builder.fleet.work import carry_out
 def main() -> None:
     folder, connection, name = sys.argv[-3], Connection(int(sys.argv[-2])), sys.argv[-1]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: whoever started this says what is to stop
-    signal.signal(signal.SIGTERM, _leave)
     jobs: SimpleQueue[Job] = SimpleQueue()
-    threading.Thread(target=_receive, args=(connection, jobs), daemon=True).start()
     try:
+        signal.signal(signal.SIGTERM, _leave)
+        threading.Thread(target=_receive, args=(connection, jobs), daemon=True).start()
         while True:
             connection.send(carry_out(jobs.get(), name, connection.send))
     except SystemExit:  # what a build had begun is undone
