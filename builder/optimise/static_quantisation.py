@@ -46,14 +46,12 @@ def quantise_statically(
 
     With `floats` in fp8, which wants a symmetric calibration.
 
-    Raises VerificationError where no product is left.
+    Raises VerificationError where no product is left, and where one was missed.
     """
     layers = candidates(graph)
     chosen = {name for name, kind in layers.items() if kind != LOOKUP and name not in left_alone}
     if not chosen:
-        raise VerificationError(
-            "0 of 0 matrix products were quantised; nothing was published. Use --precision fp32 for this checkpoint"
-        )
+        raise _missed(0, 0)
     tables = {n for n, k in layers.items() if lookups and k == LOOKUP and n not in left_alone}
     with computing():
         model = load_graph(graph.path)
@@ -61,14 +59,29 @@ def quantise_statically(
             smooth(model, calibration.smooth, feeds, left_alone)
         _eight_bit_lookups(model.graph, tables)
         drop_unused(model.graph)
-        products = [node for node in model.graph.node if node.name in chosen]
-        sources = list(dict.fromkeys(product.input[0] for product in products))
+        sources = list(dict.fromkeys(node.input[0] for node in model.graph.node if node.name in chosen))
         steps = _Steps(model.graph, calibration, ranges(model, sources, calibration.method, feeds))
         steps.put_before(chosen)
         if floats:
             to_float8(model.graph, steps.weights)
         drop_unused(model.graph)
-        return Quantised(save_graph(model, path), len(products), len(tables), tuple(left_alone))
+        done = _quantised(model.graph, chosen)
+        if done != len(chosen):
+            raise _missed(done, len(chosen))
+        return Quantised(save_graph(model, path), done, len(tables), tuple(left_alone))
+
+
+def _quantised(graph: onnx.GraphProto, products: Collection[str]) -> int:
+    """How many of `products` read nothing but what comes out of DequantizeLinear."""
+    real = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
+    return sum(node.name in products and set(node.input) <= real for node in graph.node)
+
+
+def _missed(done: int, products: int) -> VerificationError:
+    return VerificationError(
+        f"{done} of {products} matrix products were quantised; nothing was published. Use --precision fp32 for this "
+        "checkpoint"
+    )
 
 
 def _eight_bit_lookups(graph: onnx.GraphProto, chosen: Collection[str]) -> None:

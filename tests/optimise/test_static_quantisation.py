@@ -123,3 +123,13 @@ def test_nodes_and_numbers_are_those_of_onnx_runtimes_own_quantiser(
 def test_nothing_left_to_quantise_is_an_error(graph: Graph, tmp_path: Path) -> None:
     with pytest.raises(VerificationError, match="0 of 0 matrix products were quantised"):
         quantise_statically(graph, tmp_path / "int8" / "model.onnx", Calibration(), [], [*PRODUCTS, "apart"])
+
+
+def test_a_calibration_that_quantised_nothing_is_an_error(
+    graph: Graph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("builder.optimise.static_quantisation._Steps.put_before", lambda steps, products: None)
+    feeds = [{"x": np.ones((2, 3, 24), np.float32)}]
+    missed = f"0 of {len(PRODUCTS) + 1} matrix products were quantised"
+    with pytest.raises(VerificationError, match=missed):
+        quantise_statically(graph, tmp_path / "int8" / "model.onnx", Calibration(), feeds)
