@@ -149,8 +149,8 @@ def _check_names(deployment: Deployment) -> None:
     for option, name, pattern, expected in (
         ("--name", deployment.name, NAME, f"at most 40 {dashes}, a letter first"),
         ("--namespace", deployment.namespace, NAMESPACE, f"at most 63 {dashes}"),
-        ("--keys-secret", secrets.keys, SECRET, f"{dashes}"),
-        ("--store-secret", secrets.store, SECRET, f"{dashes}"),
+        ("--keys-secret", secrets.keys, SECRET, dashes),
+        ("--store-secret", secrets.store, SECRET, dashes),
     ):
         if name is not None and not pattern.fullmatch(name):
             raise SpecError(f"{option} {name} is not a name that Kubernetes takes: expected {expected}")

@@ -64,7 +64,7 @@ class Room:
             async with asyncio.timeout(ROOM_S):
                 await seeker.room
         except TimeoutError as error:
-            raise no_room(resident.name) from error
+            raise _no_room(resident.name) from error
         finally:
             if seeker in self.seekers:
                 self.seekers.remove(seeker)
@@ -76,7 +76,7 @@ class Room:
                 while resident.leases:
                     await asyncio.sleep(LEASES_POLL_S)
         except TimeoutError as error:
-            raise no_room(resident.name) from error
+            raise _no_room(resident.name) from error
 
     def make(self) -> None:
         """Give room to those that wait for it, in their order, and have models go for those that have to wait on, and
@@ -156,7 +156,7 @@ class Room:
         return [r.size for r in self.models.values() if r.name in self.pins and r is not apart_from]
 
 
-def no_room(name: str) -> ApiError:
+def _no_room(name: str) -> ApiError:
     """What a client is told where nothing went for a while."""
     return ApiError(
         503,
