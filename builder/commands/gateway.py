@@ -6,8 +6,8 @@ import argparse
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlsplit
 
+from builder.addresses import is_address
 from builder.commands import (
     DEFAULT_REPOSITORY,
     DEFAULT_URL,
@@ -75,8 +75,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _address(text: str) -> str:
-    parts = urlsplit(text)
-    if parts.scheme not in ("http", "https") or not parts.hostname:
+    if not is_address(text):
         raise argparse.ArgumentTypeError(f"{text!r} is not a URL such as http://localhost:8002/metrics")
     return text
 

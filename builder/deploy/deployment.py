@@ -7,10 +7,10 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from urllib.parse import urlsplit
 
 from tritonclient.grpc.model_config_pb2 import ModelConfig
 
+from builder.addresses import is_address
 from builder.errors import SpecError
 from builder.plan.lines import Plan
 from builder.report.record import BuildReport
@@ -172,17 +172,6 @@ def _check_store(deployment: Deployment) -> None:
         raise SpecError(f"--endpoint {endpoint} is not the address of a server: http://HOST:PORT or https://HOST")
     if not deployment.repository.startswith("s3:"):
         raise SpecError(f"--endpoint is of stores that speak S3, which {deployment.repository} is not: leave it out")
-
-
-def is_address(url: str) -> bool:
-    """Whether it is that of a server over HTTP."""
-    try:
-        parts = urlsplit(url)
-        return (
-            parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0 and not re.search(r"\s", url)
-        )
-    except ValueError:  # of a port beyond 65535
-        return False
 
 
 def _check_scaling(deployment: Deployment) -> None:
