@@ -18,7 +18,7 @@ from builder.gateway.endpoint import checked
 from builder.gateway.errors import ApiError, bad_field
 from builder.gateway.models import Model
 from builder.gateway.openai.generation import make_request
-from builder.gateway.openai.messages import MOST_MESSAGES, Message, as_template
+from builder.gateway.openai.messages import MOST_MESSAGES, Message, Templated, as_template
 from builder.gateway.responses import dumps, loads
 from builder.gateway.rows import ask_rows
 
@@ -35,7 +35,7 @@ class TeiBody(BaseModel):
     prompt_name: str | None = None
 
 
-class Body(BaseModel):
+class Body(Templated):
     """vLLM's. A chat is rendered as one that is to be answered, by the checkpoint's template."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -131,8 +131,16 @@ async def _of_texts(call: Call, model: Model, texts: list[str], options: dict[st
 async def _of_chat(call: Call, model: Model, body: Body) -> list[dict[str, Any]]:
     if "messages" not in model.inputs or not model.chats:
         raise bad_field("messages", f"{model.name} has no chat template; send prompt")
-    tools = {"tools": dumps(body.tools)} if body.tools else {}
-    return (await _prompt_tokens(call, model, {"messages": as_template(model, body.messages or []), **tools}))[1]
+    body.refuse_prompts()
+    inputs: dict[str, Any] = {"messages": as_template(model, body.messages or [])}
+    if body.tools:
+        inputs["tools"] = dumps(body.tools)
+    if body.chat_template_kwargs:
+        inputs["chat_template_kwargs"] = dumps(body.chat_template_kwargs)
+    if body.continue_final_message:
+        inputs["continue_final_message"] = True
+    model.refuse_others(inputs)
+    return (await _prompt_tokens(call, model, inputs))[1]
 
 
 async def _prompt_tokens(call: Call, model: Model, inputs: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:

@@ -53,6 +53,10 @@ MEANINGS = {  # of each request option of a generating model
     "return_perf_metrics": "also answer `cached_tokens` and `queue_seconds`",
     "skip_special_tokens": "leave special tokens out of the text",
     "tools": "what the model may call, as a JSON list, for a chat template that knows tools",
+    "chat_template_kwargs": 'variables of the chat template, as a JSON object, such as `{"enable_thinking": false}`',
+    "reasoning_effort": "`none`, `minimal`, `low`, `medium`, `high`, `xhigh` or `max`, for a chat template that reads "
+    "it or turns thinking on and off",
+    "continue_final_message": "go on with the last message instead of answering it",
     "echo": "repeat the prompt in the answer",
     "guide": "what the answer must be, as JSON: see [guided answers](#guided-answers)",
     "tokenize": "answer the prompt's tokens in `tokens`, and generate nothing",

@@ -27,7 +27,16 @@ CALL = '{"name":"look_up","arguments":{"city":"Oslo"}}'
 SPOKEN = f"I look. <tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>"
 TEXT = Field("text_input", "TYPE_STRING")
 OPTIONS = (*COMMON, *PROMPT)
-NEWER = ("guide", "prompt_logprobs", "input_ids", "return_num_output_tokens", "tokenize")
+NEWER = (
+    "guide",
+    "chat_template_kwargs",
+    "reasoning_effort",
+    "continue_final_message",
+    "prompt_logprobs",
+    "input_ids",
+    "return_num_output_tokens",
+    "tokenize",
+)
 BEFORE_GUIDES = tuple(field for field in OPTIONS if field.name not in NEWER)
 ENCODED = (TRUNCATED, PROMPT_TOKENS)
 REPORT = (

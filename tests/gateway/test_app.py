@@ -123,6 +123,24 @@ def test_options_become_inputs_of_the_model() -> None:
     assert "user" not in inputs
 
 
+def test_a_template_is_rendered_as_the_request_says() -> None:
+    triton = FakeTriton()
+    messages = [*CHAT["messages"], {"role": "assistant", "content": "A"}]
+    says = {"chat_template_kwargs": {"enable_thinking": False}, "continue_final_message": True}
+    for path, more in (("/v1/chat/completions", {"reasoning_effort": "low"}), ("/tokenize", {})):
+        body = {"model": "guided", "messages": messages, "add_generation_prompt": False, **says, **more}
+        assert asked(path, body, gateway(triton)).status == 200
+        sent = triton.requests[-1]
+        assert json.loads(sent["chat_template_kwargs"][0]) == {"enable_thinking": False}
+        assert sent["continue_final_message"] == [True]
+        assert "add_generation_prompt" not in sent
+        for wrong in ({"add_generation_prompt": True}, {"continue_final_message": False}):
+            assert asked(path, {**body, **wrong}).error["param"] == "add_generation_prompt"
+        older = asked("/v1/chat/completions", {**CHAT, **says})
+        assert (older.status, older.error["param"]) == (400, "chat_template_kwargs")
+    assert triton.requests[0]["reasoning_effort"] == ["low"]
+
+
 def test_logprobs_have_openais_shape() -> None:
     body = {**CHAT, "max_tokens": 1, "logprobs": True, "top_logprobs": 1}
     (token,) = asked("/v1/chat/completions", body).json["choices"][0]["logprobs"]["content"]

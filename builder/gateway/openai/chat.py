@@ -16,12 +16,12 @@ from builder.gateway.openai import generation
 from builder.gateway.openai.calling import Answer, demands_reading
 from builder.gateway.openai.generation import began, generate, option_inputs, usage_member
 from builder.gateway.openai.guide import Calling
-from builder.gateway.openai.messages import MOST_MESSAGES, Message, as_template
+from builder.gateway.openai.messages import MOST_MESSAGES, Message, Templated, as_template
 from builder.gateway.openai.pieces import IMPOSSIBLE, Piece, Usage
 from builder.gateway.responses import DONE, Stream, dumps, event
 
 
-class Body(generation.Body, Calling):
+class Body(generation.Body, Calling, Templated):
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1)
     logprobs: bool | None = None
@@ -50,6 +50,7 @@ async def chat(call: Call) -> Any:
     if not model.chats:
         raise bad_field("model", f"{model.name} has no chat template; send the prompt to /v1/completions")
     inputs = {**option_inputs(model, body), "messages": as_template(model, body.messages)}
+    body.refuse_prompts()
     inputs |= _logprobs_input(body)
     if body.stream:
         inputs["stream"] = True

@@ -35,9 +35,20 @@ MEANING: Mapping[str, str] = {  # OpenAI's field -> the model's input
     "frequency_penalty": "frequency_penalty",
     "logit_bias": "logit_bias",
 }
+DOCUMENTS = ("logit_bias", "chat_template_kwargs")  # inputs of JSON
 ABOUT_THE_CLIENT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 HARMLESS: Mapping[str, Any] = {"best_of": 1, "modalities": ["text"], "suffix": "", "echo": False, "top_logprobs": 0}
-ROUTED = {"model", "messages", "prompt", "stream", "stream_options", "logprobs", "top_logprobs", "echo"}  # by a route
+ROUTED = {
+    "model",
+    "messages",
+    "prompt",
+    "stream",
+    "stream_options",
+    "logprobs",
+    "top_logprobs",
+    "echo",
+    "add_generation_prompt",
+}  # by a route
 COUNTS = ("return_num_input_tokens", "return_num_output_tokens")
 PERF = "return_perf_metrics"  # what usage and metrics have besides counts of tokens
 STANDING: Mapping[str, Any] = {"n": 1, PERF: True}  # inputs of every request, where it does not say otherwise
@@ -112,7 +123,7 @@ def option_inputs(model: Model, body: Body) -> dict[str, Any]:
         target = MEANING.get(name, name)
         if target not in model.inputs or target in OF_THE_ROUTE:
             raise bad_field(name, f"{name} is not something that {model.name} can heed; leave it out")
-        inputs[target] = dumps(value) if name == "logit_bias" else value
+        inputs[target] = dumps(value) if name in DOCUMENTS else value
     return inputs
 
 

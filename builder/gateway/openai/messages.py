@@ -24,6 +24,24 @@ class Message(BaseModel):
     tool_calls: list[dict[str, Any]] | None = None
 
 
+class Templated(BaseModel):
+    """The fields of a chat that say how its template is rendered."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool | None = None
+    add_generation_prompt: bool | None = None
+
+    def refuse_prompts(self) -> None:
+        """Raise ApiError unless the prompt ends where an answer begins, or within the message that it continues."""
+        if self.add_generation_prompt is not None and self.add_generation_prompt is bool(self.continue_final_message):
+            raise bad_field(
+                "add_generation_prompt",
+                "add_generation_prompt and continue_final_message are both "
+                f"{str(self.add_generation_prompt).lower()}; expected one of them: an answer begins a message or "
+                "continues the last one",
+            )
+
+
 def as_template(model: Model, messages: Sequence[Message]) -> str:
     """The messages as JSON, as the template of `model` knows them. Raises ApiError for what it cannot be told."""
     return dumps([_as_template(number, message, model.part_roles) for number, message in enumerate(messages)])

@@ -23,6 +23,10 @@ from jinja2.utils import Namespace
 from ..fields import InputError
 from .sandbox import LONGEST, Sandbox
 
+TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # after a message that the answer continues; the rendered chat ends before it
+EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # as in vLLM
+THINKING_SWITCHES = ("enable_thinking", "thinking")
+RESERVED = {"messages", "tools", "documents", "add_generation_prompt"}
 REASONING = ("reasoning_content", "thinking", "reasoning")  # names of one thing; the first that is there counts
 
 
@@ -31,39 +35,78 @@ class ChatTemplate:
 
     `with_tools`: the one that is rendered for requests with tools, where that is another.
     `problem` says why a template does not compile; every chat is then refused with it, and texts are answered.
-    `takes_tools`: whether it looks at the tools that it is given.
+    `takes_tools`: whether it looks at the tools that it is given. `reads`: the variables that a request may add.
     """
 
     def __init__(self, source: str, tokens: "Mapping[str, str]", with_tools: "str | None" = None) -> None:
         self.problem = ""
         self.tokens = dict(tokens)
         self.takes_tools = False
+        self.reads: "frozenset[str]" = frozenset()
         self.environment = _environment()
         try:
             self.template = self.tool_template = self.environment.from_string(source)
             if with_tools is not None:
                 self.tool_template = self.environment.from_string(with_tools)
-            parsed = self.environment.parse(source if with_tools is None else with_tools)
-            self.takes_tools = "tools" in jinja2.meta.find_undeclared_variables(parsed)
+            read = [
+                jinja2.meta.find_undeclared_variables(self.environment.parse(s)) for s in (source, with_tools or source)
+            ]
+            self.takes_tools = "tools" in read[1]
+            self.reads = frozenset(set.union(*read) - RESERVED - {*self.tokens, *self.environment.globals})
         except jinja2.TemplateSyntaxError as error:
             self.problem = f"the model's chat template does not compile: line {error.lineno}: {error.message}"
         except Exception as error:  # nested too deeply, say: what a checkpoint brings must not end a server
             self.problem = f"the model's chat template does not compile: {error!r}"
 
+    def variables(self, added: "Mapping[str, Any]", effort: str = "") -> "dict[str, Any]":
+        """Return the variables that a request adds: `added`, and what an effort of reasoning means to this template.
+
+        As in vLLM, every effort but none turns thinking on. Raises InputError for a variable that it does not read.
+        """
+        for name in added:
+            if name not in self.reads and not self.problem:
+                known = ", ".join(sorted(self.reads)) or "none"
+                raise InputError(
+                    f"chat_template_kwargs has {name!r}, which is not a variable of this checkpoint's chat template "
+                    f"that a request can set; it has: {known}"
+                )
+        if not effort:
+            return dict(added)
+        if effort not in EFFORTS:
+            raise InputError(f"reasoning_effort is {effort!r}; expected one of {', '.join(EFFORTS)}")
+        meaning = {"reasoning_effort": effort, **dict.fromkeys(THINKING_SWITCHES, effort != "none")}
+        meant = {name: value for name, value in meaning.items() if name in self.reads}
+        if not meant:
+            raise InputError(
+                "reasoning_effort is not something that this checkpoint's chat template reads; leave it out"
+            )
+        return {**meant, **added}
+
     def __call__(
-        self, messages: "Sequence[Mapping[str, Any]]", tools: "Sequence[Mapping[str, Any]] | None" = None
+        self,
+        messages: "Sequence[Mapping[str, Any]]",
+        tools: "Sequence[Mapping[str, Any]] | None" = None,
+        added: "Mapping[str, Any] | None" = None,
+        continues: bool = False,
     ) -> str:
-        """The prompt, ending where the assistant's answer begins. Raises InputError for what the template refuses."""
+        """The prompt, ending where the assistant's answer begins. Raises InputError for what the template refuses.
+
+        `added`: further variables. `continues`: whether the answer is the rest of the last message.
+        """
         if self.problem:
             raise InputError(f"{self.problem}; send the prompt as text_input")
-        variables = {"messages": [_message(message) for message in messages], "tools": tools, "documents": None}
+        read = [_message(message) for message in messages]
+        if continues:
+            read[-1] = {**read[-1], "content": _tagged(read[-1].get("content"))}
+        variables = {**(added or {}), "messages": read, "tools": tools, "documents": None}
         template = self.template if tools is None else self.tool_template
         try:
-            return self._render(template, {**variables, "add_generation_prompt": True, **self.tokens})
+            text = self._render(template, {**variables, "add_generation_prompt": not continues, **self.tokens})
         except RecursionError as error:
             raise InputError("the model's chat template refuses these messages: they have too many levels") from error
         except Exception as error:  # a template is a program: anything can go wrong in it
             raise InputError(f"the model's chat template refuses these messages: {error}") from error
+        return _before_tag(text) if continues else text
 
     def _render(self, template: jinja2.Template, variables: "Mapping[str, Any]") -> str:
         self.environment.begin()
@@ -81,6 +124,25 @@ def _message(entry: "Mapping[str, Any]") -> "dict[str, Any]":
     message = {name: value for name, value in entry.items() if value is not None}
     reasoning = next((message[name] for name in REASONING if name in message), None)
     return message if reasoning is None else {"thinking": reasoning, **message, REASONING[0]: reasoning}
+
+
+def _tagged(content: Any) -> Any:
+    """Return the content of a message with the mark after its last text."""
+    if isinstance(content, str):
+        return content + TAG
+    for at in reversed(range(len(content) if isinstance(content, list) else 0)):
+        part = content[at]
+        if isinstance(part, dict) and isinstance(part.get("text"), str):
+            return [*content[:at], {**part, "text": part["text"] + TAG}, *content[at + 1 :]]
+    raise InputError("continue_final_message needs text in the last message, which the answer continues")
+
+
+def _before_tag(text: str) -> str:
+    """Return a rendered chat up to the mark, as transformers does where a template trims what it is told."""
+    place = text.rfind(TAG.strip())
+    if place < 0:
+        raise InputError("continue_final_message: the model's chat template leaves the last message out")
+    return text[:place] if text.startswith(TAG, place) else text[:place].rstrip()
 
 
 def _environment() -> Sandbox:

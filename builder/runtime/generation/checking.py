@@ -23,6 +23,8 @@ from .options import (
     GUIDES,
     LANGUAGES,
     LARGEST_BIAS,
+    MAX_KWARGS_LENGTH,
+    OF_A_CHAT,
     PROMPT,
     RANGES,
     REAL,
@@ -134,6 +136,11 @@ def _read_documents(options: "dict[str, Any]", stated: "set[str]") -> None:
     """In place: options that are JSON, read. Raises InputError."""
     if options.get("tools"):
         options["tools"] = _tools(_json("tools", options["tools"], list), chat="messages" in options)
+    for name in OF_A_CHAT:
+        if options.get(name) and "messages" not in options:
+            raise InputError(f"{name} is of a chat; send it in messages")
+    if "chat_template_kwargs" in options:
+        options["chat_template_kwargs"] = _template_kwargs(options["chat_template_kwargs"])
     if "logit_bias" in stated:
         options["logit_bias"] = _bias(_json("logit_bias", options["logit_bias"], dict))
     if options.get("guide"):
@@ -182,6 +189,13 @@ def _tools(documents: "list[Any]", chat: bool) -> "list[dict[str, Any]] | None":
     if not all(isinstance(tool, dict) for tool in documents):
         raise InputError('tools must be a JSON list such as [{"type": "function", "function": {"name": "...", ...}}]')
     return documents or None
+
+
+def _template_kwargs(text: str) -> "dict[str, Any]":
+    if len(text) > MAX_KWARGS_LENGTH:
+        raise InputError(f"chat_template_kwargs has {len(text)} characters; expected at most {MAX_KWARGS_LENGTH}")
+    kwargs: "dict[str, Any]" = _json("chat_template_kwargs", text or "{}", dict)
+    return kwargs
 
 
 def _guide(stated: "dict[str, Any]") -> "dict[str, Any]":

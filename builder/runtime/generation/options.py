@@ -23,6 +23,9 @@ class Options:
     input_ids: "tuple[int, ...]" = ()
     messages: "list[dict[str, Any]] | None" = None
     tools: "list[dict[str, Any]] | None" = None
+    chat_template_kwargs: "dict[str, Any]" = field(default_factory=dict)
+    reasoning_effort: str = ""
+    continue_final_message: bool = False
     max_tokens: "int | None" = None
     min_tokens: int = 0
     temperature: float = 1.0
@@ -101,6 +104,9 @@ PROMPT = (  # of a decoder, which goes on with what it is given
     Field("input_ids", WHOLE, (-1,), optional=True),
     Field("messages", TEXT, optional=True),
     Field("tools", TEXT, optional=True),
+    Field("chat_template_kwargs", TEXT, optional=True),
+    Field("reasoning_effort", TEXT, optional=True),
+    Field("continue_final_message", FLAG, optional=True),
     Field("echo", FLAG, optional=True),
     Field("prompt_logprobs", WHOLE, optional=True),
     TOKENIZE,
@@ -123,6 +129,7 @@ PROMPT_OUTPUTS = (Field("prompt_logprobs_output", TEXT, (1,)), TOKENS, *FOREIGN_
 LISTS = tuple(f.name for f in COMMON if f.dims == (-1,))  # each of bounded length
 COUNT = Field("count_tokens", FLAG, optional=True)  # as `dialects` calls it
 GUIDES: "dict[str, type]" = {"json_schema": dict, "json_object": bool, "regex": str, "grammar": str, "choice": list}
+OF_A_CHAT = ("chat_template_kwargs", "reasoning_effort", "continue_final_message")
 EARLY_STOPPING = ("true", "false", "never")
 RANGES: "dict[str, tuple[float, float]]" = {  # inclusive, of every number that has limits of its own
     "min_tokens": (0, 2**31),
@@ -146,4 +153,5 @@ RANGES: "dict[str, tuple[float, float]]" = {  # inclusive, of every number that 
     "timeout_ms": (0, 2**31),
 }
 COLDEST = 1e-3  # temperature; below it, scores divided by it overflow, and 0 says the same
+MAX_KWARGS_LENGTH = 16 * 1024  # characters of chat_template_kwargs
 LARGEST_BIAS = 1e9  # more would overflow, and no score comes near it

@@ -84,7 +84,8 @@ class DecoderPrompts:
             raise InputError("this checkpoint has no chat template; send the prompt as text_input")
         if options.tools and not (self.chat.takes_tools or self.chat.problem):
             raise InputError("this checkpoint's chat template does not know tools; describe them in a message")
-        text = self.chat(options.messages, options.tools)
+        variables = self.chat.variables(options.chat_template_kwargs, options.reasoning_effort)
+        text = self.chat(options.messages, options.tools, variables, continues=options.continue_final_message)
         refuse_half_characters("messages", text)
         return text, False
 
