@@ -23,6 +23,7 @@ from builder.gateway.call import Call, Gateway
 from builder.gateway.endpoint import Endpoint, Handler, checked
 from builder.gateway.errors import ApiError
 from builder.gateway.facts import FACTS, Facts
+from builder.gateway.generation.chat import Body as ChatBody
 from builder.gateway.journal import Journal
 from builder.gateway.metrics import Metrics
 from builder.gateway.models import Models
@@ -153,7 +154,7 @@ APIS = (
     Api("GET", "/openapi.json", openapi),
     Api("GET", "/v1/models", list_models),
     Api("GET", "/v1/models/{name}", show_model),
-    Api("POST", "/v1/chat/completions", chat.chat, chat.Body),
+    Api("POST", "/v1/chat/completions", chat.chat, ChatBody),
     Api("POST", "/v1/completions", completions.completions, completions.Body),
     Api("POST", "/v1/embeddings", embeddings.embeddings, embeddings.Body),
     Api("POST", "/v1/rerank", rerank.rerank, rerank.Body),

@@ -14,10 +14,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from builder.gateway.call import Call
 from builder.gateway.errors import bad_field
+from builder.gateway.generation.asking import MOST_PROMPTS, together
+from builder.gateway.generation.pieces import Completion, Usage
 from builder.gateway.models import Model
-from builder.gateway.openai.chat import Choice
-from builder.gateway.openai.generation import MOST_PROMPTS, together
-from builder.gateway.openai.pieces import Usage
 from builder.gateway.rows import TOKENS, as_values, ask_rows
 
 IN_JSON = ("entities", "predictions", "answers")  # outputs of one string that is a JSON document
@@ -59,7 +58,7 @@ async def _answered(call: Call, model: Model, rows: list[dict[str, Any]], option
 async def _generated(call: Call, model: Model, rows: list[dict[str, Any]], options: dict[str, Any]) -> list[Any]:
     if len(rows) > MOST_PROMPTS:
         raise bad_field("inputs", f"inputs holds {len(rows)} texts; send at most {MOST_PROMPTS}")
-    choices, usage = [Choice() for _ in rows], Usage()
+    choices, usage = [Completion() for _ in rows], Usage()
     async with aclosing(together(call, model, [{**options, **row} for row in rows])) as pieces:
         async for number, piece in pieces:
             choices[number].add(piece)

@@ -16,9 +16,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from builder.gateway.call import Call
 from builder.gateway.endpoint import checked
 from builder.gateway.errors import ApiError, bad_field
+from builder.gateway.generation.asking import make_request
+from builder.gateway.generation.messages import MOST_MESSAGES, Message, Templated, as_template
 from builder.gateway.models import Model
-from builder.gateway.openai.generation import make_request
-from builder.gateway.openai.messages import MOST_MESSAGES, Message, Templated, as_template
 from builder.gateway.responses import dumps, loads
 from builder.gateway.rows import ask_rows
 

@@ -170,6 +170,15 @@ class TokenRules:
 
 
 @dataclass(frozen=True)
+class Thinking:
+    """The marks around a model's reasoning. `special`: whether they are special tokens, which text leaves out."""
+
+    begin: str
+    end: str
+    special: bool = False
+
+
+@dataclass(frozen=True)
 class Chat:
     """The checkpoint's chat template, and what it knows by name."""
 
@@ -178,6 +187,7 @@ class Chat:
     tool_template: str | None = None  # of requests with tools, where the checkpoint has one for those
     tool_parser: str | None = None  # of the notation in which the checkpoint writes calls of tools, where it is known
     part_roles: Sequence[str] = ()  # whose messages in parts the template reads; for others clients join the texts
+    thinking: Thinking | None = None  # of a template that knows reasoning
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from builder.engines import engine
 from builder.onnx.graph import Graph
@@ -99,6 +100,8 @@ def _generating_parameters(serving: GenerationServing) -> dict[str, str]:
         parameters["chat"] = "true"
         if serving.chat.tool_parser is not None:
             parameters["tool_parser"] = serving.chat.tool_parser
+        if serving.chat.thinking is not None:
+            parameters["thinking"] = json.dumps(asdict(serving.chat.thinking))
         if serving.chat.part_roles:
             parameters["message_parts"] = json.dumps(list(serving.chat.part_roles))
     if source is not None and (source.languages or source.pairs):

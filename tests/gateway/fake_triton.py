@@ -25,6 +25,7 @@ LONGEST = 64
 SIZE = 4
 CALL = '{"name":"look_up","arguments":{"city":"Oslo"}}'
 SPOKEN = f"I look. <tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>"
+THOUGHT = "Is it far? No."
 TEXT = Field("text_input", "TYPE_STRING")
 OPTIONS = (*COMMON, *PROMPT)
 NEWER = (
@@ -38,16 +39,19 @@ NEWER = (
     "tokenize",
 )
 BEFORE_GUIDES = tuple(field for field in OPTIONS if field.name not in NEWER)
+WITHOUT_TOKENS = tuple(field for field in OPTIONS if field.name not in ("tokenize", "input_ids"))
 ENCODED = (TRUNCATED, PROMPT_TOKENS)
 REPORT = (
     '{"variant":"int8","engine":"onnxruntime","target":"cpu","triton":"26.08","size":24300000,"speed_up":3.12,'
     '"latency_ms":{"1x16":1.9,"8x128":41.2},"metric":"cosine","quality":0.99614,"samples":32,"cpu":"A CPU","measured":'
     '"2026-11-22"}'
 )
+THINKS = '{"begin":"<think>","end":"</think>","special":true}'
 GUIDED = {"chat": "true", "tool_parser": "hermes", "message_parts": '["user"]'}
 MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] = {
     "writes": ("text-generation", BEFORE_GUIDES, OUTPUTS, {"chat": "true", "max_total_tokens": "64"}),
     "guided": ("text-generation", OPTIONS, (*OUTPUTS, *PROMPT_OUTPUTS), GUIDED),
+    "thinks": ("text-generation", WITHOUT_TOKENS, (*OUTPUTS, *PROMPT_OUTPUTS), {**GUIDED, "thinking": THINKS}),
     "embeds": (
         "sentence-similarity",
         (TEXT, TRUNCATE, TOKENIZE),
@@ -162,11 +166,15 @@ class FakeTriton(Backend, Server):
             raise ApiError(400, f"max_tokens is {length}; after a prompt of 1 tokens it can be 1 to {LONGEST}")
         if self.running >= self.slots:
             raise ApiError(429, "4 sequences wait already and the limit is 4", code="queue_full", retry_after=1)
-        texts = [f"{step} " for step in range(length)]
+        texts, opened = [f"{step} " for step in range(length)], False
         if "guide" in values and "tools" in values:  # what a guide would let it say, in two pieces
             texts = [CALL[:9], CALL[9:], *[""] * (length - 2)] if length > 1 else [CALL[:9]]
-        elif "tools" in values:  # of its own accord
-            texts = [SPOKEN[7 * step : 7 * step + 7] for step in range(length)]
+        elif "tools" in values or request.model_name == "thinks":  # of its own accord
+            said = SPOKEN if "tools" in values else "It is not."
+            opened = values.get("reasoning_effort") == ["high"]  # then a template begins the reasoning
+            if request.model_name == "thinks":
+                said = ("" if opened else "<think>\n") + f"{THOUGHT}\n</think>\n\n{said}"
+            texts = [said[7 * step : 7 * step + 7] for step in range(length)]
         whole = not values.get("stream", [False])[0]
         asks = ("logprobs", "return_perf_metrics", "return_num_output_tokens")
         wanted: set[str] = {name for name in asks if name in values}
@@ -179,14 +187,15 @@ class FakeTriton(Backend, Server):
                 await asyncio.sleep(self.step_s)
                 last = step == length - 1
                 for index in range(0 if whole else n):
-                    yield _piece([texts[step]], [index], n, length if last else 0, len(prompt), wanted)
+                    begins = _outputs(thinking=np.array([True])) if opened and not step else {}
+                    yield {**_piece([texts[step]], [index], n, length if last else 0, len(prompt), wanted), **begins}
             if whole:
                 text = "".join(texts)
                 whole_answer = _piece([text] * n, list(range(n)), n, length, len(prompt), wanted)
                 if "prompt_logprobs" in values:
                     first = '[{"token": 1, "text": "p", "logprob": null, "top": []}]'
                     whole_answer |= _outputs(prompt_logprobs_output=np.array([first], np.object_))
-                yield whole_answer
+                yield {**whole_answer, **(_outputs(thinking=np.array([True])) if opened else {})}
         finally:
             self.running -= 1
 
@@ -260,4 +269,6 @@ def _output(array: np.ndarray) -> Output:
     if array.dtype == np.object_:
         data = [text.encode() for text in array.ravel()]
         return Output("BYTES", array.shape, b"".join(LENGTH.pack(len(text)) + text for text in data))
-    return Output({"i": "INT32", "u": "UINT32", "f": "FP32"}[array.dtype.kind], array.shape, array.tobytes())
+    return Output(
+        {"i": "INT32", "u": "UINT32", "f": "FP32", "b": "BOOL"}[array.dtype.kind], array.shape, array.tobytes()
+    )

@@ -55,14 +55,14 @@ def test_the_process_knows_nothing_of_pytorch() -> None:
 
 def test_models_are_those_that_name_a_task() -> None:
     models = asked("/v1/models").json["data"]
-    assert [model["id"] for model in models] == ["embeds", "guided", "ranks", "sparse", "topics", "writes"]
+    assert [model["id"] for model in models] == ["embeds", "guided", "ranks", "sparse", "thinks", "topics", "writes"]
     shown = asked("/v1/models/writes").json
     assert (shown["task"], shown["max_model_len"], shown["chat"]) == ("text-generation", 64, True)
     assert shown["report"] is None
     assert asked("/v1/models/embeds").json["report"]["speed_up"] == 3.12
     missing = asked("/v1/models/other")
     assert missing.status == 404
-    assert "there are: embeds, guided, ranks, sparse, topics, writes" in missing.error["message"]
+    assert "there are: embeds, guided, ranks, sparse, thinks, topics, writes" in missing.error["message"]
 
 
 def test_a_chat_whole_and_in_chunks() -> None:

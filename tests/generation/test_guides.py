@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from builder.gateway.openai.calls import Tool, call_schema
+from builder.gateway.generation.calls import Tool, call_schema
 from builder.runtime.contract import Arena, LayerShape, dump, load_generation
 from builder.runtime.fields import InputError
 from builder.runtime.generation import guides as guides_module

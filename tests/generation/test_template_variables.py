@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from builder.runtime.contract import Chat
+from builder.runtime.contract import Chat, Thinking, dump
 from builder.runtime.fields import InputError
+from builder.runtime.generation import service as service_module
 from builder.runtime.generation.chat import ChatTemplate
-from builder.runtime.generation.options import Options
+from builder.runtime.generation.options import COMMON, PROMPT, Options
 from builder.runtime.generation.prompts import DecoderPrompts
+from builder.runtime.generation.service import Service
 from tests.checkpoints import make_tokenizer
+from tests.generation.executors import SumExecutor
+from tests.servings import answered, decoder_serving
 
 QWEN3 = (  # how Qwen3's begins an answer
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content | trim }}<|im_end|>\n{% endfor %}"
@@ -92,3 +99,59 @@ def test_prompts_are_rendered_as_the_request_says(tokenizer: PreTrainedTokenizer
     assert prompts(quick).text.endswith("<think>\n\n</think>\n\n")
     assert prompts(Options(messages=MESSAGES[:1], reasoning_effort="none")).text == prompts(quick).text
     assert prompts(Options(messages=MESSAGES, continue_final_message=True)).text.endswith("A cat is")
+
+
+THINKING = Thinking("<think>", "</think>")
+R1 = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<a><think>\n"
+GUIDE = {"json_object": True}
+
+
+def test_a_prompt_says_whether_it_ends_in_reasoning(tokenizer: PreTrainedTokenizerFast) -> None:
+    asks, begun = MESSAGES[:1], [MESSAGES[0], {"role": "assistant", "content": "<think>\nwell"}]
+    talks_of_it = [{"role": "user", "content": "What does <think> mean?"}]
+
+    def ends(template: str, messages: list[dict[str, Any]], **options: Any) -> bool:
+        prompts = DecoderPrompts(512, Chat(template, thinking=THINKING), tokenizer.backend_tokenizer)
+        return prompts(Options(messages=messages, **options)).thinking
+
+    assert ends(R1, asks)
+    assert not ends(QWEN3, asks)
+    assert not ends(QWEN3, asks, chat_template_kwargs={"enable_thinking": False})
+    assert not ends(QWEN3, talks_of_it)
+    assert ends(QWEN3, begun, continue_final_message=True)
+    assert not ends(
+        QWEN3, [*asks, {"role": "assistant", "content": "<think></think>Well"}], continue_final_message=True
+    )
+    assert not DecoderPrompts(512, Chat(R1), tokenizer.backend_tokenizer)(Options(messages=asks)).thinking
+    assert not DecoderPrompts(512, None, tokenizer.backend_tokenizer)(Options(prompt="<think>")).thinking
+
+
+@pytest.mark.parametrize("template", [QWEN3, R1])
+def test_a_guided_answer_has_no_reasoning(template: str, tokenizer: PreTrainedTokenizerFast) -> None:
+    """A guide says what an answer begins with."""
+    prompts = DecoderPrompts(512, Chat(template, thinking=THINKING), tokenizer.backend_tokenizer)
+    prompt = prompts(Options(messages=MESSAGES[:1], guide=GUIDE))
+    assert prompt.text.endswith("<think>\n\n</think>\n\n")
+    assert not prompt.thinking
+
+
+@pytest.mark.parametrize(("stream", "n"), [(True, 1), (True, 2), (False, 2)])
+def test_each_answer_says_once_that_its_prompt_opened_the_reasoning(
+    stream: bool, n: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizer = Tokenizer(models.WordLevel({chr(ord("A") + number): number for number in range(50)}, unk_token="A"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    fields, chat = [field.name for field in (*COMMON, *PROMPT)], Chat(R1, thinking=THINKING)
+    serving = decoder_serving(fields=fields, defaults={"temperature": 0.0}, chat=chat)
+    (tmp_path / "serving.json").write_text(dump(serving))
+    monkeypatch.setattr(service_module, "make_executor", lambda *arguments: SumExecutor(4, 64))
+    messages = {"messages": np.array([b'[{"role": "user", "content": "B"}]'], object)}
+    service, answers = Service(tmp_path), list[Any]()
+    asked = {"n": n, "stream": stream, "max_tokens": 4, "temperature": 1.0}
+    service.submit(messages, asked, lambda answer, last: answers.append(answered(answer)))
+    service.engine.run_until_idle()
+    says = [answer for answer in answers if "thinking" in answer]
+    numbers = [int(answer["index"][0]) if "index" in answer else 0 for answer in says]
+    assert sorted(numbers) == (list(range(n)) if stream else [0])

@@ -14,6 +14,7 @@ import numpy as np
 from builder.checkpoint.chat_template import chat_template, part_roles, tool_template
 from builder.checkpoint.generation_config import total_length
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
+from builder.checkpoint.thinking import thinking
 from builder.checkpoint.tool_parser import tool_parser
 from builder.engines import LARGE, refuse_to_choose
 from builder.engines.decoding import DecodingEngine, Executors, Lowered, is_mapped, judging, let_go, opened
@@ -229,7 +230,8 @@ class Decoder:
         tokenizer = self.checkpoint.tokenizer
         chat = Chat(template, dict(tokenizer.special_tokens_map), tool_template(tokenizer))
         parser = self.spec.serving.tool_parser or tool_parser(chat)
-        return replace(chat, tool_parser=parser, part_roles=part_roles(chat))
+        marks = thinking(chat, tokenizer.all_special_tokens)
+        return replace(chat, tool_parser=parser, part_roles=part_roles(chat), thinking=marks)
 
     def comparison(self, chosen: Chosen) -> Comparison:
         """Log-probabilities of the fused graph, on a long row too; what quantising kept."""

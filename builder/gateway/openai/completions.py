@@ -11,17 +11,17 @@ from pydantic import Field
 
 from builder.gateway.call import Call
 from builder.gateway.errors import bad_field
+from builder.gateway.generation import fields
+from builder.gateway.generation.asking import MOST_PROMPTS, began, refuse_other_models, together
+from builder.gateway.generation.fields import option_inputs, usage_member
+from builder.gateway.generation.pieces import IMPOSSIBLE, Completion, Piece, Usage
 from builder.gateway.models import Model
-from builder.gateway.openai import generation
-from builder.gateway.openai.chat import Choice
-from builder.gateway.openai.generation import MOST_PROMPTS, began, option_inputs, together, usage_member
-from builder.gateway.openai.pieces import IMPOSSIBLE, Piece, Usage
 from builder.gateway.responses import DONE, Stream, dumps, event
 
 Prompt = Mapping[str, Any]  # the input that it is
 
 
-class Body(generation.Body):
+class Body(fields.Body):
     prompt: str | list[Any]
     echo: bool | None = None
     logprobs: int | None = Field(None, ge=0, le=20)
@@ -31,7 +31,7 @@ async def completions(call: Call) -> Any:
     """A completion of each prompt, or a stream of their chunks."""
     body: Body = call.body
     model = await call.model(body.model)
-    generation.refuse_other_models(model)
+    refuse_other_models(model)
     prompts = [_prompt_input(model, prompt) for prompt in _prompts(body.prompt)]
     inputs = option_inputs(model, body)
     if body.echo:
@@ -86,11 +86,11 @@ def _are_ids(value: Any) -> bool:
 async def _whole(
     call: Call, model: Model, prompts: Sequence[Prompt], inputs: Mapping[str, Any], n: int
 ) -> dict[str, Any]:
-    choices: dict[int, Choice] = {}
+    choices: dict[int, Completion] = {}
     usage = Usage()
     async with aclosing(_pieces(call, model, prompts, inputs)) as pieces:
         async for number, piece in pieces:
-            choices.setdefault(number * n + piece.index, Choice()).add(piece)
+            choices.setdefault(number * n + piece.index, Completion()).add(piece)
             usage.add(piece, number)
     call.facts.prompt_tokens = usage.prompt
     completed = [

@@ -82,6 +82,11 @@ class ChatTemplate:
             )
         return {**meant, **added}
 
+    @property
+    def without_thinking(self) -> "dict[str, bool]":
+        """The variables that have this template ask for an answer without reasoning; none where it cannot."""
+        return {name: False for name in THINKING_SWITCHES if name in self.reads}
+
     def __call__(
         self,
         messages: "Sequence[Mapping[str, Any]]",

@@ -125,7 +125,12 @@ OUTPUTS = (
     Field("logprobs_output", TEXT, (-1,)),
     Field("scores", REAL, (-1,)),
 )
-PROMPT_OUTPUTS = (Field("prompt_logprobs_output", TEXT, (1,)), TOKENS, *FOREIGN_OUTPUTS)
+PROMPT_OUTPUTS = (
+    Field("thinking", FLAG, (1,)),
+    Field("prompt_logprobs_output", TEXT, (1,)),
+    TOKENS,
+    *FOREIGN_OUTPUTS,
+)
 LISTS = tuple(f.name for f in COMMON if f.dims == (-1,))  # each of bounded length
 COUNT = Field("count_tokens", FLAG, optional=True)  # as `dialects` calls it
 GUIDES: "dict[str, type]" = {"json_schema": dict, "json_object": bool, "regex": str, "grammar": str, "choice": list}

@@ -6,7 +6,7 @@ Knows the tokeniser, chat templates and languages; knows nothing about how an an
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
 
@@ -21,12 +21,16 @@ from .options import Options
 
 @dataclass(frozen=True)
 class Prompt:
-    """`tokens` a decoder starts from; `source` an encoder reads first; `first` the token every answer begins with."""
+    """`tokens` a decoder starts from; `source` an encoder reads first; `first` the token every answer begins with.
+
+    `thinking`: whether the text ends within a model's reasoning, which the answer goes on with.
+    """
 
     text: str
     tokens: "tuple[int, ...]"
     source: "tuple[int, ...]" = ()
     first: "int | None" = None
+    thinking: bool = False
 
     @property
     def length(self) -> int:
@@ -49,6 +53,7 @@ class DecoderPrompts:
         self.fill = fill
         self.longest = length - 1
         self.chat = None
+        self.thinking = None if chat is None else chat.thinking
         if chat is not None:
             self.chat = ChatTemplate(chat.template, chat.special_tokens, chat.tool_template)
 
@@ -57,7 +62,8 @@ class DecoderPrompts:
         if options.input_ids:  # their text is wanted where it is repeated
             return self._fitting(self._decoded(options, False) if options.echo else "", options.input_ids)
         text, special = self._text(options)
-        return self._fitting(text, token_ids(self.tokenizer, [text], special)[0])
+        prompt = self._fitting(text, token_ids(self.tokenizer, [text], special)[0])
+        return replace(prompt, thinking=self._ends_in_thought(text, options))
 
     def tokens(self, options: Options) -> "tuple[str, str]":
         """The text of a prompt of any length, and its tokens as JSON. Raises InputError where a template is missing."""
@@ -85,9 +91,24 @@ class DecoderPrompts:
         if options.tools and not (self.chat.takes_tools or self.chat.problem):
             raise InputError("this checkpoint's chat template does not know tools; describe them in a message")
         variables = self.chat.variables(options.chat_template_kwargs, options.reasoning_effort)
+        if options.guide and self.thinking is not None:
+            variables = {**self.chat.without_thinking, **variables}
         text = self.chat(options.messages, options.tools, variables, continues=options.continue_final_message)
         refuse_half_characters("messages", text)
+        if options.guide and self.thinking is not None and self._ends_in_thought(text, options):
+            text = (
+                f"{text.rstrip()}\n\n{self.thinking.end}\n\n"  # a guide says what comes first, and that is no reasoning
+            )
         return text, False
+
+    def _ends_in_thought(self, text: str, options: Options) -> bool:
+        """Return whether a rendered chat ends within reasoning: as the template has it, or a message that goes on."""
+        if self.thinking is None or options.messages is None:
+            return False
+        if not options.continue_final_message:
+            return text.rstrip().endswith(self.thinking.begin)
+        said = str(options.messages[-1].get("content"))
+        return said.rfind(self.thinking.begin) > said.rfind(self.thinking.end)
 
     def _decoded(self, options: Options, skip_special: bool) -> str:
         text: str = survived(self.tokenizer.decode, list(options.input_ids), skip_special_tokens=skip_special)

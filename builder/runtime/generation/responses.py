@@ -37,6 +37,7 @@ class StreamedAnswer:
         skipped = options.skip_special_tokens
         self.spellings = [spell(skipped, prompt.tokens) for _ in range(options.n)]
         self.echo = dict.fromkeys(range(options.n), prompt.text) if options.echo else {}
+        self.thinking = set(range(options.n)) if prompt.thinking else set()
 
     def add(self, piece: Piece) -> None:
         self.left -= bool(piece.finish_reason)
@@ -46,6 +47,9 @@ class StreamedAnswer:
         tensors |= _counted([len(piece.tokens)], self.prompt_tokens, self.options)
         if piece.finish_reason:
             tensors |= _measured([piece], self.options)
+        if piece.index in self.thinking:
+            self.thinking.remove(piece.index)
+            tensors["thinking"] = np.array([True])
         if self.scores is not None:
             tensors["prompt_logprobs_output"] = _prompt_logprobs(self.prompt, self.scores, self.options, self.spell)
             self.scores = None
@@ -79,6 +83,8 @@ class WholeAnswer:
             counts = [piece.completion_tokens for piece in pieces]
             tensors |= _counted(counts, self.prompt_tokens, self.options)
             tensors |= _measured(pieces, self.options)
+            if self.prompt.thinking:
+                tensors["thinking"] = np.array([True])
             if self.scores is not None:
                 scores = _prompt_logprobs(self.prompt, self.scores, self.options, self.spell)
                 tensors["prompt_logprobs_output"] = scores

@@ -11,8 +11,8 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from builder.gateway.errors import bad_field
+from builder.gateway.generation.calls import Tool, call_schema, closed, reader_of
 from builder.gateway.models import Model
-from builder.gateway.openai.calls import Tool, call_schema, closed, reader_of
 from builder.gateway.responses import dumps, loads
 
 GUIDE = "guide"

@@ -6,7 +6,6 @@ nothing else. With `auto` the model writes what it likes, and its own notation i
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -109,12 +108,6 @@ def reader_of(model: Model, choice: Any) -> Callable[[], Reader]:
             "Send tool_choice required, or name a function",
         )
     return PARSERS[notation]
-
-
-def call_body(call: ToolCall, *parts: object) -> dict[str, Any]:
-    """OpenAI's object of a call. `parts` make its id, which has the nine letters that Mistral's templates insist on."""
-    identity = hashlib.sha256(repr(parts).encode()).hexdigest()[:9]
-    return {"id": identity, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
 
 
 def _valued(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,8 @@ IMPOSSIBLE = -9999.0  # OpenAI's log-probability of what could not come
 class Piece:
     """What came of one sequence: text, its tokens' log-probabilities, and with the last piece why it ended.
 
-    Tokens are counted with the last piece, or with each where that was asked for.
+    Tokens are counted with the last piece, or with each where that was asked for. `thinking`: of a first piece, whether
+    the prompt ends with the mark that begins the model's reasoning.
     """
 
     index: int
@@ -26,6 +27,21 @@ class Piece:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     queue_s: float | None = None
+    thinking: bool = False
+
+
+@dataclass
+class Completion:
+    """The text of one sequence, put together."""
+
+    text: str = ""
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    finish_reason: str | None = None
+
+    def add(self, piece: Piece) -> None:
+        self.text += piece.text
+        self.logprobs += piece.logprobs or []
+        self.finish_reason = piece.finish_reason or self.finish_reason
 
 
 @dataclass
@@ -74,8 +90,9 @@ def read_pieces(outputs: Outputs) -> list[Piece]:
     prompt = _whole(outputs, "num_input_tokens" if of_each else "prompt_tokens")[0] if counted else 0
     cached = _whole(outputs, "cached_tokens")[0] if "cached_tokens" in outputs else 0
     waited = float(outputs["queue_seconds"].array().item()) if "queue_seconds" in outputs else None
+    thinking = "thinking" in outputs
     return [
-        Piece(index, text, entry, reason, count, prompt, cached, waited)
+        Piece(index, text, entry, reason, count, prompt, cached, waited, thinking)
         for index, text, entry, reason, count in zip(indices, texts, logprobs, reasons, counts, strict=True)
     ]
 

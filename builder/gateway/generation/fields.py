@@ -1,0 +1,130 @@
+"""What chats and completions share: fields to inputs of the model.
+
+OpenAI's names become the model's (MEANING). A field that is an input of the model under its own name goes in as it is,
+so that top_k, min_p, ignore_eos and the like work as they do with vLLM. Whatever is neither is refused by its name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from builder.gateway.errors import bad_field
+from builder.gateway.generation.guide import GUIDING, guide_inputs
+from builder.gateway.generation.pieces import Usage
+from builder.gateway.models import Model
+from builder.gateway.responses import dumps
+
+MEANING: Mapping[str, str] = {  # OpenAI's field -> the model's input
+    "max_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "temperature": "temperature",
+    "top_p": "top_p",
+    "n": "n",
+    "stop": "stop_words",
+    "seed": "random_seed",
+    "presence_penalty": "presence_penalty",
+    "frequency_penalty": "frequency_penalty",
+    "logit_bias": "logit_bias",
+}
+DOCUMENTS = ("logit_bias", "chat_template_kwargs")  # inputs of JSON
+ABOUT_THE_CLIENT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
+HARMLESS: Mapping[str, Any] = {"best_of": 1, "modalities": ["text"], "suffix": "", "echo": False, "top_logprobs": 0}
+ROUTED = {
+    "model",
+    "messages",
+    "prompt",
+    "stream",
+    "stream_options",
+    "logprobs",
+    "top_logprobs",
+    "echo",
+    "add_generation_prompt",
+}  # by a route
+COUNTS = ("return_num_input_tokens", "return_num_output_tokens")
+PERF = "return_perf_metrics"  # what usage and metrics have besides counts of tokens
+OF_THE_ROUTE = {  # inputs that no field sets under its own name
+    "text_input",
+    "input_ids",
+    "sampling_parameters",
+    "messages",
+    "stream",
+    "logprobs",
+    "prompt_logprobs",
+    "return_logprobs",
+    "echo",
+    "guide",
+    "tools",
+    "timeout_ms",
+    *COUNTS,
+    PERF,
+}
+
+
+class StreamOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False  # vLLM's: with every chunk
+
+
+class Body(BaseModel):
+    """Fields that a chat and a completion have in common; the others are looked at one by one, in `option_inputs`."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: str
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: int | None = Field(None, ge=1, le=16)
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: float | None = Field(None, ge=0)
+    top_p: float | None = Field(None, ge=0, le=1)
+    seed: int | None = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    stop: str | list[str] | None = None
+    logit_bias: dict[str, float] | None = None
+
+    @property
+    def usage_wanted(self) -> bool:
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def usage_of_each(self) -> bool:
+        return self.usage_wanted and self.stream_options is not None and self.stream_options.continuous_usage_stats
+
+
+def usage_member(body: Body, usage: Usage) -> str:
+    """What a chunk says of usage, as JSON after its other members."""
+    if not body.usage_wanted:
+        return ""
+    return f',"usage":{dumps(usage.body)}' if body.usage_of_each else ',"usage":null'
+
+
+def option_inputs(model: Model, body: Body) -> dict[str, Any]:
+    """The inputs that a request's options become. Raises ApiError for a field that the model cannot heed."""
+    inputs: dict[str, Any] = {**guide_inputs(model, body), **_counting(model, body)}
+    stated = {name: value for name, value in body if value is not None and value != []}
+    looked_at = {*ABOUT_THE_CLIENT, *GUIDING, *ROUTED.intersection(type(body).model_fields)}  # elsewhere
+    for name, value in stated.items():
+        if name in looked_at or (name in HARMLESS and value == HARMLESS[name]):
+            continue
+        target = MEANING.get(name, name)
+        if target not in model.inputs or target in OF_THE_ROUTE:
+            raise bad_field(name, f"{name} is not something that {model.name} can heed; leave it out")
+        inputs[target] = dumps(value) if name in DOCUMENTS else value
+    return inputs
+
+
+def _counting(model: Model, body: Body) -> dict[str, bool]:
+    """The inputs that have every response count its tokens."""
+    if not body.usage_of_each:
+        return {}
+    if not set(COUNTS) <= set(model.inputs):
+        raise bad_field(
+            "stream_options", f"{model.name} counts its tokens at the end; leave continuous_usage_stats out"
+        )
+    return dict.fromkeys(COUNTS, True)

@@ -1,0 +1,101 @@
+"""A model's reasoning before its answer, as text between two marks such as <think> and </think>.
+
+A build notes the marks of a checkpoint in config.pbtxt (checkpoint/thinking.py). Only what an answer begins with is
+reasoning: marks further on are text.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from builder.gateway.models import Model
+from builder.gateway.responses import loads
+
+PARAMETER = "thinking"
+
+
+@dataclass(frozen=True)
+class Marks:
+    """`special`: special tokens, which are part of the text only where that is asked for."""
+
+    begin: str
+    end: str
+    special: bool
+
+
+@dataclass(frozen=True)
+class Thought:
+    """A piece of reasoning."""
+
+    text: str
+
+
+def marks_of(model: Model) -> Marks | None:
+    """Return the marks around the reasoning of `model`; None for a model that is not known to reason."""
+    noted = model.parameters.get(PARAMETER)
+    return None if noted is None else Marks(**loads(noted))
+
+
+class Thoughts:
+    """Splits one answer, as it comes, into reasoning and the rest. Line breaks next to the marks are left out.
+
+    `opened`: the prompt ends with the first mark, which the answer then need not repeat.
+    """
+
+    def __init__(self, marks: Marks) -> None:
+        self.marks, self.opened = marks, False
+        self.held = ""
+        self.begun = self.inside = self.at_edge = False
+
+    def push(self, text: str, last: bool = False) -> list[Thought | str]:
+        """Return what can be told so far; everything after the `last` text."""
+        self.held += text
+        parts: list[Thought | str] = []
+        if not self.begun:
+            self._begin(last)
+        if self.begun and self.inside:
+            thought = self._thought(last)
+            if thought:
+                parts.append(Thought(thought))
+        if self.begun and not self.inside:
+            said, self.held = self._trimmed(self.held), ""
+            if said:
+                parts.append(said)
+        return parts
+
+    def _begin(self, last: bool) -> None:
+        """Find out whether the answer begins with reasoning, as soon as that is certain."""
+        begins = self.held.lstrip()
+        marked = begins.startswith(self.marks.begin)
+        if not marked and not last and self.marks.begin.startswith(begins):
+            return
+        self.begun, self.inside = True, marked or self.opened
+        self.at_edge = self.inside
+        if marked:
+            self.held = begins[len(self.marks.begin) :]
+
+    def _thought(self, last: bool) -> str:
+        """Take reasoning from what is held, up to its end or to what may become it."""
+        place = self.held.find(self.marks.end)
+        if place >= 0:
+            thought, self.held = self.held[:place].rstrip("\n"), self.held[place + len(self.marks.end) :]
+            thought = self._trimmed(thought)
+            self.inside, self.at_edge = False, True
+            return thought
+        size = 0 if last else _overlap(self.held, self.marks.end)
+        shown = self.held[: len(self.held) - size].rstrip("\n")
+        self.held = self.held[len(shown) :]
+        return self._trimmed(shown)
+
+    def _trimmed(self, text: str) -> str:
+        """Return `text` without line breaks next to a mark."""
+        if not self.at_edge:
+            return text
+        text = text.lstrip("\n")
+        self.at_edge = not text
+        return text
+
+
+def _overlap(text: str, mark: str) -> int:
+    """Return how many characters at the end of `text` may be the beginning of `mark`."""
+    return next((size for size in range(min(len(text), len(mark) - 1), 0, -1) if text.endswith(mark[:size])), 0)
