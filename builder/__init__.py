@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from builder.telemetry import switch_off
+
 if TYPE_CHECKING:
     from builder.errors import BuilderError
     from builder.load.measure import load_test
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
     from builder.stores.store import open_store
     from builder.triton.check import check
     from builder.triton.signatures import Signer, sign, unsigned
+
+switch_off()  # before any library is imported: they read it as they are loaded
 
 _HOMES = {
     "BuildSpec": "builder.spec",

@@ -57,11 +57,11 @@ def test_the_emitted_python_imports_only_what_its_requirements_name() -> None:
     base = {"numpy", "tokenizers", "triton_python_backend_utils", *sys.stdlib_module_names}
     more = {
         "generation": {"jinja2", "llguidance"},
-        "executors": {"onnxruntime", "openvino"},
+        "executors": {"openvino"},
         "recipe": {"tensorrt", "polygraphy"},
     }
     for path in RUNTIME.rglob("*.py"):
-        allowed = base | more.get("executors" if path.name == "sessions.py" else path.parent.name, set())
+        allowed = base | more.get(path.parent.name, {"onnxruntime"} if path.name == "onnx_runtime.py" else set())
         for name in re.findall(r"^\s*(?:from|import) (\w+)", path.read_text(), re.MULTILINE):
             assert name in allowed, f"{path.name} imports {name}"
     for path in RUNTIME.rglob("*.py"):

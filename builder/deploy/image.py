@@ -48,7 +48,7 @@ def containerfile(deployment: Deployment) -> str:
     lines = [
         "# The stock Triton container with what the emitted Python imports, installed once instead of at each start.",
         f"FROM nvcr.io/nvidia/tritonserver:{deployment.release}-py3",
-        "ENV PIP_BREAK_SYSTEM_PACKAGES=1",
+        "ENV PIP_BREAK_SYSTEM_PACKAGES=1 ORT_DISABLE_TELEMETRY=1 DO_NOT_TRACK=1",
         f"COPY {name} /opt/requirements.txt",
         "RUN pip install --no-cache-dir --requirement /opt/requirements.txt \\",
         f"    && install --directory --owner={USER} --group={USER} /engines",

@@ -17,6 +17,7 @@ from builder.deploy.probes import live_probe, ready_probe
 from builder.distribution import own_version
 from builder.errors import SpecError
 from builder.gateway.settings import DEFAULT_PORT, Settings
+from builder.telemetry import OFF
 from builder.triton.arguments import (
     EXIT_TIMEOUT_S,
     GRPC_PORT,
@@ -146,7 +147,7 @@ def triton(deployment: Deployment) -> Document:
         "image": image(deployment, "triton"),
         "command": command(),
         "args": arguments(deployment.release, deployment.size.response_cache),
-        "env": [{"name": "PYTHONDONTWRITEBYTECODE", "value": "1"}],
+        "env": [{"name": name, "value": value} for name, value in {"PYTHONDONTWRITEBYTECODE": "1", **OFF}.items()],
         "ports": [
             {"name": "http", "containerPort": HTTP_PORT},
             {"name": "grpc", "containerPort": GRPC_PORT},

@@ -16,7 +16,6 @@ from builder.ray.options import Options
 NAME = "triton"
 OBJECTS = 128 << 20  # bytes of shared memory: requests and answers are small, and the least that Ray takes is 75 MB
 SETTINGS = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # Ray sends reports over the network unless it is told not to
     "RAY_SERVE_HTTP_PROXY_CALLBACK_IMPORT_PATH": "builder.ray.proxy.middlewares",
     "RAY_worker_niceness": "0",  # not 15, with which a replica's Triton waits for every other program of its node
 }

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import onnxruntime
-
 from .contract import Session
 from .cores import cores
+from .onnx_runtime import onnxruntime
 
 
 def other_meaning(metadata: "Mapping[str, str]", version: str) -> "str | None":

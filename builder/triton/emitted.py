@@ -36,7 +36,7 @@ ENCODER = (
 )
 GENERATION = tuple(sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "generation").rglob("*.py")))
 GENERATING = {
-    **{name: name for name in (*WITH_TEXT, "sessions.py", "spaces.py", "cores.py")},
+    **{name: name for name in (*WITH_TEXT, "sessions.py", "onnx_runtime.py", "spaces.py", "cores.py")},
     "model.py": "generation_model.py",
     **{name: name for name in GENERATION},
 }

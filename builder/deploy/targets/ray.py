@@ -20,6 +20,7 @@ from builder.distribution import own_version
 from builder.errors import SpecError
 from builder.ray.cluster import OBJECTS, PATIENCE, SETTINGS
 from builder.ray.options import Options
+from builder.telemetry import OFF
 
 RAY = "2.60.0"
 PORT = 8000  # of Ray's proxies, on every node: KubeRay's service leads there
@@ -130,10 +131,11 @@ def _template(deployment: Deployment, name: str, resources: dict[str, int]) -> D
     if deployment.secrets.keys is not None:
         mounts.append({"name": "keys", "mountPath": KEYS, "readOnly": True})
         volumes.append({"name": "keys", "secret": {"secretName": deployment.secrets.keys}})
+    variables = {**OFF, **SETTINGS, **PATIENCE, "HOME": "/tmp"}
     container = {
         "name": f"ray-{name}",
         "image": _image(deployment),
-        "env": [{"name": key, "value": value} for key, value in {**SETTINGS, **PATIENCE, "HOME": "/tmp"}.items()],
+        "env": [{"name": key, "value": value} for key, value in variables.items()],
         "securityContext": {**pod.container_security(NOBODY), "readOnlyRootFilesystem": False},
         "resources": {"requests": dict(resources), "limits": dict(resources)},
         "volumeMounts": mounts,

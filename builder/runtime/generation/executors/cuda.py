@@ -12,10 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import onnxruntime
-from onnxruntime.capi.onnxruntime_pybind11_state import OrtValue
 
 from ...contract import Session
+from ...onnx_runtime import onnxruntime
 from ...sessions import refuse_other_meaning
 from .base import Candidates, Geometry, Part, Step
 from .beginnings import padded, places
@@ -183,5 +182,6 @@ def load_cuda() -> None:
 
 def copy_to_host(capsule: Any) -> np.ndarray:
     """What a DLPack capsule holds, copied from the device it is on; on the CPU it is that memory itself."""
-    copied: np.ndarray = OrtValue.from_dlpack(capsule, False).numpy()
+    state = onnxruntime.capi.onnxruntime_pybind11_state
+    copied: np.ndarray = state.OrtValue.from_dlpack(capsule, False).numpy()
     return copied

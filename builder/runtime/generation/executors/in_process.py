@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import onnxruntime
 
 from ...contract import Session
+from ...onnx_runtime import onnxruntime
 from ...sessions import open_session
 from .base import Candidates, Executor, Geometry, Likeliest, Part, Step, copy_slot, last_of_rows
 from .candidates import TOP_COUNT, TOP_LOGITS, TOP_TOKENS, TOP_TOTALS

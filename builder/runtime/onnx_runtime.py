@@ -1,0 +1,9 @@
+"""ONNX Runtime, imported with its telemetry off: the library reads the variable as it is loaded."""
+
+import os
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+
+import onnxruntime
+
+__all__ = ["onnxruntime"]

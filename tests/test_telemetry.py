@@ -1,0 +1,105 @@
+"""Builds and served models report nothing and write nothing outside of their folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from builder.telemetry import OFF
+from tests.checkpoints import make_checkpoint
+from tests.decoders import make_decoder_checkpoint
+
+ROOT = Path(__file__).parent.parent
+RUNTIME = ROOT / "builder" / "runtime"
+ISOLATED = ["unshare", "--net"]
+SESSION = """
+import numpy as np, onnx
+{statement}
+value = onnx.helper.make_tensor_value_info
+node = onnx.helper.make_node("Abs", ["x"], ["y"])
+graph = onnx.helper.make_graph([node], "g", [value("x", 1, [1])], [value("y", 1, [1])])
+model = onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 20)], ir_version=10)
+session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+session.run(None, {{"x": np.zeros(1, np.float32)}})
+"""
+BUILD_AND_SERVE = """
+import json, sys
+from pathlib import Path
+from builder import Client, build, make_spec, running
+
+def lost():
+    # what the kernel could not send: no route, or a name server that is not there
+    rows = [line.split() for line in Path("/proc/net/snmp").read_text().splitlines()]
+    counts = {f"{names[0]}{name}": int(value) for names, values in zip(rows[::2], rows[1::2])
+              for name, value in zip(names[1:], values[1:])}
+    newer = dict(line.split() for line in Path("/proc/net/snmp6").read_text().splitlines())
+    return {"Ip": counts["Ip:OutNoRoutes"], "Udp": counts["Udp:NoPorts"], "Ip6": int(newer["Ip6OutNoRoutes"])}
+
+work = Path(sys.argv[1])
+before = lost()
+for name in ("encoder", "decoder"):
+    build(make_spec(model=str(work / name), output=work / "repository", max_length=64))
+with running(work / "repository") as server:
+    with Client(server.url, "encoder") as encoder, Client(server.url, "decoder") as decoder:
+        answers = [encoder.ask({"text_input": "a small text"}), decoder.ask({"text_input": "a small", "max_tokens": 2})]
+print(json.dumps({"before": before, "after": lost(), "answers": [sorted(answer) for answer in answers]}))
+"""
+
+
+def _plain_environment(home: Path) -> dict[str, str]:
+    """Return what a login shell has: libraries send nothing where variables of CI or of a test runner are set."""
+    (home / "tmp").mkdir(parents=True)
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {"HOME": str(home), "PATH": path, "TMPDIR": str(home / "tmp"), "HF_HUB_OFFLINE": "1"}
+
+
+def _files(home: Path) -> list[str]:
+    return sorted(str(path.relative_to(home)) for path in home.rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("module", ["builder.runtime.onnx_runtime", "onnx_runtime"])
+def test_onnx_runtime_opens_a_session_without_telemetry(tmp_path: Path, module: str) -> None:
+    """In the builder, and as an emitted file that stands alone."""
+    folder = ROOT if module.startswith("builder") else RUNTIME
+    command = [sys.executable, "-c", SESSION.format(statement=f"from {module} import onnxruntime")]
+    subprocess.run(command, cwd=folder, env=_plain_environment(tmp_path / "home"), check=True)
+    assert _files(tmp_path / "home") == []
+
+
+def test_onnx_runtime_writes_an_identifier_unless_told_not_to(tmp_path: Path) -> None:
+    """If this fails, the pinned ONNX Runtime no longer has telemetry, and the tests beside it show nothing."""
+    command = [sys.executable, "-c", SESSION.format(statement="import onnxruntime")]
+    subprocess.run(command, cwd=tmp_path, env=_plain_environment(tmp_path / "home"), check=True)
+    assert any("onnxruntime" in name for name in _files(tmp_path / "home"))
+
+
+@pytest.mark.slow
+def test_a_build_and_a_served_model_send_nothing_and_write_only_their_folders(tmp_path: Path) -> None:
+    """In a network namespace of its own without a route, where the kernel counts what it could not send."""
+    if subprocess.run([*ISOLATED, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("no network namespace can be made here: unshare --net needs privileges")
+    make_checkpoint(tmp_path / "encoder", "bert", "feature-extraction")
+    make_decoder_checkpoint(tmp_path / "decoder", "qwen3")
+    home = tmp_path / "home"
+    command = [*ISOLATED, "sh", "-c", 'ip link set lo up && exec "$@"', "sh", sys.executable, "-c", BUILD_AND_SERVE]
+    done = subprocess.run(
+        [*command, str(tmp_path)], cwd=ROOT, env=_plain_environment(home), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["after"] == result["before"]
+    assert ["embedding" in result["answers"][0], "text_output" in result["answers"][1]] == [True, True]
+    assert [name for name in _files(home) if not name.startswith(".cache/build-repo/")] == []
+
+
+def test_containers_have_telemetry_off() -> None:
+    services = yaml.safe_load((ROOT / "docker-compose.yml").read_text())["services"]
+    for name in ("triton", "triton-gpu", "triton-vllm"):
+        assert OFF.items() <= services[name]["environment"].items()
+    assert services["grafana"]["environment"]["GF_ANALYTICS_REPORTING_ENABLED"] == "false"
