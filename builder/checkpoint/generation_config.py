@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from transformers import GenerationConfig, PreTrainedTokenizerFast
@@ -18,6 +19,7 @@ from builder.runtime.contract import Decay, TokenBias, TokenRules
 from builder.runtime.generation.checking import read_options
 from builder.runtime.generation.options import RANGES
 
+FILE = "generation_config.json"
 TASK_FILE = "task_specific_params of config.json"
 LARGEST_SEARCH = int(RANGES["num_beams"][1])
 MAX_TOKENS = 128  # of an answer whose request does not say, where the checkpoint does not either
@@ -98,12 +100,21 @@ INSTEAD: Mapping[str, str] = {
 }
 
 
-def refuse_unserved(config: GenerationConfig, is_decoder: bool, of_task: Collection[str] = ()) -> None:
+def generation_file(folder: Path) -> str:
+    """Return the name of the file in `folder` that holds the generation settings: config.json in old checkpoints.
+
+    The field `_from_model_config` does not tell: transformers copies it into the generation_config.json that it saves.
+    """
+    return FILE if (folder / FILE).is_file() else "config.json"
+
+
+def refuse_unserved(
+    config: GenerationConfig, is_decoder: bool, of_task: Collection[str] = (), file: str = FILE
+) -> None:
     """Raise CheckpointError for a field that is not implemented and would change answers, or makes no sense.
 
-    `of_task`: the fields that task_specific_params say.
+    `of_task`: the fields that task_specific_params sets; `file`: the one that sets the others.
     """
-    file = "config.json" if getattr(config, "_from_model_config", False) else "generation_config.json"
     _refuse_absurd(config, f"{file}, or {TASK_FILE}," if of_task else file)
     values = {name: value for name, value in config.to_dict().items() if value is not None}
     unknown = [name for name in values if name not in IMPLEMENTED and name not in HARMLESS and name not in REFUSED]
@@ -200,10 +211,10 @@ def _makes_sense(name: str, value: Any) -> bool:
     return isinstance(value, int | float) and least <= value <= most
 
 
-def known_token_rules(config: GenerationConfig, ends: list[int], vocabulary: int) -> TokenRules:
-    """`token_rules` of a model with so many tokens. One that it has not need not be suppressed, as in transformers.
+def known_token_rules(config: GenerationConfig, ends: list[int], vocabulary: int, file: str = FILE) -> TokenRules:
+    """Return `token_rules` of a model with `vocabulary` tokens, without suppressed tokens outside the vocabulary.
 
-    Raises CheckpointError where another field names one, which ends an answer of transformers with an error.
+    Raises CheckpointError if another field of `file` names such a token: transformers' generate fails on it.
     """
     rules = token_rules(config, ends)
     named = {
@@ -215,7 +226,7 @@ def known_token_rules(config: GenerationConfig, ends: list[int], vocabulary: int
         strange = [token for token in tokens if not 0 <= token < vocabulary]
         if strange:
             raise CheckpointError(
-                f"generation_config.json names token {strange[0]} in {name}; the model has 0 to {vocabulary - 1}. "
+                f"{file} names token {strange[0]} in {name}; the model has 0 to {vocabulary - 1}. "
                 "Correct it there, or remove it"
             )
     return replace(

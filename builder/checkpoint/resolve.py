@@ -26,6 +26,7 @@ from transformers import (
 from builder.cache.digests import digest_of
 from builder.checkpoint.card import read_card
 from builder.checkpoint.fetch import fetch
+from builder.checkpoint.generation_config import FILE, generation_file
 from builder.checkpoint.packed import packed_format, refuse_packed, unpack, without_quantisation
 from builder.checkpoint.patterns import refuse_endless_patterns
 from builder.checkpoint.sentence_transformers import SentenceModules, read_in_lower_case, read_modules
@@ -210,8 +211,8 @@ def _loading(config: PreTrainedConfig) -> dict[str, Any]:
 def _read_generation_config(model: PreTrainedModel, folder: Path) -> None:
     """As `from_pretrained` reads it: of checkpoints from before there was a file for it, out of their config.json."""
     if model.can_generate():
-        own = (folder / "generation_config.json").is_file()
-        named: dict[str, Any] = {} if own else {"config_file_name": "config.json", "_from_model_config": True}
+        file = generation_file(folder)
+        named: dict[str, Any] = {} if file == FILE else {"config_file_name": file, "_from_model_config": True}
         model.generation_config = GenerationConfig.from_pretrained(folder, **named)
 
 

@@ -15,7 +15,13 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedModel
 
 from builder.checkpoint.decoding import cleans_up
-from builder.checkpoint.generation_config import end_ids, known_token_rules, max_tokens, option_defaults
+from builder.checkpoint.generation_config import (
+    end_ids,
+    generation_file,
+    known_token_rules,
+    max_tokens,
+    option_defaults,
+)
 from builder.checkpoint.resolve import Checkpoint
 from builder.errors import SpecError
 from builder.memory import Memory
@@ -149,7 +155,7 @@ def serving_document(
         end_ids=ends,
         fields=[field.name for field in fields],
         defaults=option_defaults(config, beams, start),
-        rules=known_token_rules(config, ends, vocabulary),
+        rules=known_token_rules(config, ends, vocabulary, generation_file(checkpoint.folder)),
         clean_up=cleans_up(checkpoint.tokenizer),
         **of_the_family,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from builder.checkpoint.generation_config import (
     IMPLEMENTED,
     REFUSED,
     end_ids,
+    generation_file,
     known_token_rules,
     max_tokens,
     option_defaults,
@@ -169,21 +171,26 @@ def test_what_cannot_be_meant_is_refused_by_the_build(values: dict[str, Any], me
 
 
 @pytest.mark.parametrize(
-    ("of_config", "of_task", "file"),
+    ("own_file", "of_task", "file"),
     [
-        (False, (), "^generation_config.json"),
-        (True, (), "^config.json"),
-        (False, ("max_time",), "^task_specific_params of config.json"),
+        (True, (), "^generation_config.json"),
+        (False, (), "^config.json"),
+        (True, ("max_time",), "^task_specific_params of config.json"),
     ],
 )
-def test_the_file_that_says_what_is_refused_is_named(of_config: bool, of_task: tuple[str, ...], file: str) -> None:
-    config = GenerationConfig(max_time=2.5, _from_model_config=of_config)
+def test_refusal_names_the_file_that_sets_the_field(
+    own_file: bool, of_task: tuple[str, ...], file: str, tmp_path: Path
+) -> None:
+    """Regression: config.json was named whenever the settings said `_from_model_config`, in their own file too."""
+    config = GenerationConfig(max_time=2.5, _from_model_config=True)
+    if own_file:
+        config.save_pretrained(tmp_path)
     with pytest.raises(CheckpointError, match=f"{file} says max_time 2.5"):
-        refuse_unserved(config, False, of_task)
+        refuse_unserved(config, False, of_task, generation_file(tmp_path))
     config.max_new_tokens = -7
     absurd = "^generation_config.json, or task_specific_params of config.json," if of_task else file
     with pytest.raises(CheckpointError, match=f"{absurd} has a value that makes no sense"):
-        refuse_unserved(config, False, of_task)
+        refuse_unserved(config, False, of_task, generation_file(tmp_path))
 
 
 def test_an_encoder_decoder_counts_and_forces_its_own() -> None:

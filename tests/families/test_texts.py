@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import MBartTokenizer, PreTrainedConfig
 
 from builder.checkpoint.resolve import Checkpoint, resolve, tokenizer_json
-from builder.errors import SpecError
+from builder.errors import BuilderError, SpecError
 from builder.families import begin
 from builder.families.seq2seq.settings import Settings, read_settings, source_of
 from builder.families.seq2seq.texts import verified_beginning
@@ -104,6 +105,32 @@ def test_a_pair_without_options_does_not_get_those_of_another() -> None:
 def test_there_is_room_for_the_longest_answer_that_the_checkpoint_wants(tmp_path: Path) -> None:
     folder = make_seq2seq_checkpoint(tmp_path / "t5", "t5", generation_config={"max_new_tokens": 400})
     assert _read(folder)[1].max_answer == 401
+
+
+@pytest.mark.parametrize(
+    ("own_file", "values", "message"),
+    [
+        (True, {"max_time": 2.5}, "^generation_config.json says max_time"),
+        (False, {"max_time": 2.5}, "^config.json says max_time"),
+        (True, {"num_beams": 5}, "^the checkpoint's generation_config.json searches"),
+    ],
+)
+def test_decoder_refusal_names_the_file_that_sets_the_field(
+    own_file: bool, values: dict[str, float], message: str, tmp_path: Path
+) -> None:
+    """Regression: config.json was named for a generation_config.json that transformers had made of a config.json."""
+    folder = make_decoder_checkpoint(tmp_path / "llama", "llama")
+    file = folder / "generation_config.json"
+    settings = {**json.loads(file.read_text()), "_from_model_config": True, **values}
+    if own_file:
+        file.write_text(json.dumps(settings))
+    else:
+        file.unlink()
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, **values}))
+    spec = make_spec(model=str(folder), name="m", slots=4)
+    with pytest.raises(BuilderError, match=message):
+        begin(spec, resolve(spec), tmp_path, lambda name: nullcontext())
 
 
 def test_a_search_that_has_too_few_slots_is_refused(tmp_path: Path) -> None:

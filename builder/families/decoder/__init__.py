@@ -14,7 +14,7 @@ from transformers import GenerationConfig
 
 from builder.checkpoint.chat_template import chat_template
 from builder.checkpoint.decoding import refuse_other_text
-from builder.checkpoint.generation_config import refuse_unserved
+from builder.checkpoint.generation_config import generation_file, refuse_unserved
 from builder.checkpoint.resolve import Checkpoint
 from builder.engines.decoding import DecodingEngine, engine_of, measurable
 from builder.errors import CheckpointError, SpecError
@@ -33,8 +33,9 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
     """The steps of a decoder. Raises SpecError and CheckpointError for what is refused before the work begins."""
     refuse_options(spec, {"--max-answer (use --max-length)": spec.max_answer is not None}, "a decoder")
     refuse_draft(spec)
-    refuse_unserved(checkpoint.model.generation_config, is_decoder=True)
-    _refuse_narrow_search(spec, checkpoint.model.generation_config)
+    file = generation_file(checkpoint.folder)
+    refuse_unserved(checkpoint.model.generation_config, is_decoder=True, file=file)
+    _refuse_narrow_search(spec, checkpoint.model.generation_config, file)
     chat_template(checkpoint.tokenizer)  # one that cannot be served
     refuse_other_text(checkpoint.tokenizer)
     with stage("plan memory"):
@@ -44,11 +45,11 @@ def begin(spec: BuildSpec, checkpoint: Checkpoint, folder: Path, stage: Stage) -
         return _on_each(engines, checkpoint, folder)
 
 
-def _refuse_narrow_search(spec: BuildSpec, config: GenerationConfig) -> None:
+def _refuse_narrow_search(spec: BuildSpec, config: GenerationConfig, file: str) -> None:
     """Raise SpecError where the checkpoint searches with more beams than there are slots, and nobody said fewer."""
     if spec.beams is None and not config.do_sample and (config.num_beams or 1) > spec.slots:
         raise SpecError(
-            f"the checkpoint's generation_config searches with {config.num_beams} beams, which need as many slots; "
+            f"the checkpoint's {file} searches with {config.num_beams} beams, which need as many slots; "
             f"--slots is {spec.slots}. Give it more, or say with --beams how many a search is to have"
         )
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from transformers import GenerationConfig, PreTrainedConfig
 
-from builder.checkpoint.generation_config import refuse_unserved
+from builder.checkpoint.generation_config import generation_file, refuse_unserved
 from builder.checkpoint.languages import languages, nearest
 from builder.checkpoint.resolve import Checkpoint
 from builder.errors import CheckpointError, SpecError
@@ -36,7 +36,8 @@ def read_settings(
     """The checkpoint's generation_config, with what holds for this task alone. Raises CheckpointError and SpecError."""
     instructions = seq2seq_task(checkpoint.task).instructions(checkpoint.config, task or checkpoint.task.name)
     config = GenerationConfig.from_dict({**checkpoint.model.generation_config.to_dict(), **instructions.options})
-    refuse_unserved(config, is_decoder=False, of_task=instructions.options)
+    file = generation_file(checkpoint.folder)
+    refuse_unserved(config, is_decoder=False, of_task=instructions.options, file=file)
     start = config.decoder_start_token_id
     if start is None:
         start = config.bos_token_id
