@@ -144,6 +144,8 @@ def _refuse_absurd(config: GenerationConfig, file: str) -> None:
         token_rules(config, [])
         if max_tokens(config) < 1 or (total_length(config) or 1) < 1:
             raise ValueError("max_new_tokens allows no token")
+        if config.do_sample and config.temperature == 0:  # transformers' generate refuses that as well
+            raise ValueError("do_sample asks to sample, at temperature 0; for greedy answers set do_sample to false")
     except (TypeError, ValueError, OverflowError, IndexError) as error:
         raise CheckpointError(
             f"{file} has a value that makes no sense: {error}. Correct it there, or remove it"

@@ -160,6 +160,7 @@ def test_what_is_not_implemented_is_refused_with_its_value(options: dict[str, An
         ({"suppress_tokens": ["x"]}, "makes no sense: invalid literal"),
         ({"exponential_decay_length_penalty": (3,)}, "makes no sense: "),
         ({"max_new_tokens": -7}, "max_new_tokens allows no token"),
+        ({"do_sample": True, "temperature": 0.0}, "temperature 0"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_the_build(values: dict[str, Any], message: str) -> None:
@@ -269,23 +270,29 @@ def test_tokens_that_the_model_has_not_are_refused(fields: dict[str, Any], messa
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("fields", "ends"),
     [
-        {"renormalize_logits": True, "suppress_tokens": list(range(20, 400))},
-        {"suppress_tokens": list(range(20, 400)), "sequence_bias": [[[500, 501], 6.0], [[7], 3.0]]},
-        {"exponential_decay_length_penalty": (2, 1.05), "encoder_repetition_penalty": 1.5},
+        ({"renormalize_logits": True, "suppress_tokens": list(range(20, 400))}, (3,)),
+        ({"suppress_tokens": list(range(20, 400)), "sequence_bias": [[[500, 501], 6.0], [[7], 3.0]]}, (3,)),
+        ({"exponential_decay_length_penalty": (2, 1.05), "encoder_repetition_penalty": 1.5}, (3,)),
+        ({"exponential_decay_length_penalty": (2, 1.05)}, (174, 283, 311, 379, 587)),
+        ({"exponential_decay_length_penalty": (0, 1.2), "early_stopping": "never"}, (3, 40)),
+        ({"exponential_decay_length_penalty": (2, 1.5), "early_stopping": True}, (223, 227, 272, 396, 567)),
     ],
-    ids=lambda fields: "+".join(fields),
+    ids=str,
 )
-def test_searches_are_those_of_generate(fields: dict[str, Any]) -> None:
-    """The n best of a search under the checkpoint's own fields, token for token, PyTorch's logits on both sides."""
+def test_searches_are_those_of_generate(fields: dict[str, Any], ends: tuple[int, ...]) -> None:
+    """The n best of a search under the checkpoint's own fields, token for token, PyTorch's logits on both sides.
+
+    With padding 0, transformers writes the first end token after the one that ended an answer: `cut` leaves that out.
+    """
     model, prompt, count = make_decoder("gpt2"), [5, 6, 7], 10
     config = GenerationConfig(
-        **fields, num_beams=4, num_return_sequences=3, eos_token_id=3, pad_token_id=0, max_new_tokens=count
+        **fields, num_beams=4, num_return_sequences=3, eos_token_id=list(ends), pad_token_id=0, max_new_tokens=count
     )
     options = Options(**option_defaults(config, 8))
-    rules = rules_of(token_rules(config, [3]), options, (3,), source=tuple(prompt), max_tokens=count)
-    search = BeamSearch(rules, prompt, frozenset([3]))
+    rules = rules_of(token_rules(config, list(ends)), options, ends, source=tuple(prompt), max_tokens=count)
+    search = BeamSearch(rules, prompt, frozenset(ends))
     with torch.no_grad():
         while not search.done:
             rows = torch.tensor([[*prompt, *tokens] for tokens in search.generated])
@@ -295,10 +302,10 @@ def test_searches_are_those_of_generate(fields: dict[str, Any]) -> None:
         wanted = model.generate(
             ids, attention_mask=torch.ones_like(ids), return_dict_in_generate=True, output_scores=True
         )
-    expected = [cut(row[len(prompt) :].tolist(), (3,), count) for row in wanted.sequences]
+    expected = [cut(row[len(prompt) :].tolist(), ends, count) for row in wanted.sequences]
     scores = [hypothesis.score for hypothesis in search.ended[: rules.options.n]]
     np.testing.assert_allclose(scores, wanted.sequences_scores.numpy(), rtol=1e-4)
-    assert [cut(hypothesis.tokens, (3,), count) for hypothesis in search.ended[: rules.options.n]] == expected
+    assert [hypothesis.tokens for hypothesis in search.ended[: rules.options.n]] == expected
 
 
 def test_the_reference_takes_nothing_of_the_checkpoint() -> None:

@@ -231,6 +231,21 @@ def test_an_answer_without_a_length_is_as_long_as_the_blocks_hold(
         longest(num_beams=4)
 
 
+def test_prompt_past_the_checkpoint_max_length_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Regression: it was answered with one token, where transformers' generate raises."""
+    service = service_of("", False, tmp_path, monkeypatch)
+    service.serving = replace(service.serving, total_length=8)
+
+    def longest(prompt: int, **options: object) -> int:
+        (sequence,) = service.prepare({"input_ids": np.array([1] * prompt)}, options, lambda answer, last: None)
+        return sequence.request.max_tokens
+
+    assert (longest(7), longest(8, max_tokens=5)) == (1, 5)
+    for length in (8, 9):
+        with pytest.raises(InputError, match=f"{length} tokens.*max_length allows 8.*send max_tokens"):
+            longest(length)
+
+
 def prompt() -> dict[str, np.ndarray]:
     return {"text_input": np.array([b"x"], object)}
 

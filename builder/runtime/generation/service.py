@@ -108,6 +108,11 @@ class Service:
         room = longest - len(prompt.tokens)
         if options.max_tokens is None:
             total = self.serving.total_length or longest
+            if total <= len(prompt.tokens) < longest:  # transformers' generate refuses that as well
+                raise InputError(
+                    f"the prompt has {len(prompt.tokens)} tokens, and the checkpoint's max_length allows {total} for "
+                    "prompt and answer together; send max_tokens or a shorter prompt"
+                )
             total = min(total, self._held(options.num_beams))
             return max(1, min(self.serving.max_tokens, room, total - len(prompt.tokens)))
         if not 1 <= options.max_tokens <= room:
