@@ -14,6 +14,7 @@ from builder.gateway.call import Call, Gateway
 from builder.gateway.errors import ApiError, bad_field
 from builder.gateway.facts import FACTS, Facts
 from builder.gateway.responses import Plain, Stream, event, loads, send_bytes, send_json, send_stream
+from builder.gateway.validation import first_fault
 
 Handler = Callable[[Call], Awaitable[Any]]
 ErrorBody = Callable[[ApiError], Mapping[str, Any]]
@@ -168,7 +169,4 @@ def checked(schema: type[BaseModel], value: Any) -> BaseModel:
     try:
         return schema.model_validate(value)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        location = [str(part) for part in first["loc"]]
-        name = location[0] if location else "body"
-        raise bad_field(name, f"{'.'.join(location) or 'body'}: {first['msg']}") from error
+        raise bad_field(*first_fault(error, value)) from error

@@ -1,0 +1,43 @@
+"""The one sentence that tells a client which field of its JSON is wrong, from pydantic's list of errors.
+
+Knows pydantic's errors; knows no route.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+PREFIX = "Input should be "
+
+
+def first_fault(error: ValidationError, body: dict[str, Any]) -> tuple[str, str]:
+    """Return the field of `body` that is at fault, and a message with the place of the fault.
+
+    For a field that may be of several types pydantic reports an error for each. The one that got furthest into the
+    value is meant; where no type fits, all of them are named.
+    """
+    errors = error.errors(include_url=False, include_context=False, include_input=False)
+    field = errors[0]["loc"][:1]
+    faults = [(_place(e["loc"], body, e["type"] == "missing"), e) for e in errors if e["loc"][:1] == field]
+    deepest = max(len(place) for place, _ in faults)
+    faults = [(place, e) for place, e in faults if len(place) == deepest]
+    faults = [fault for fault in faults if not fault[1]["type"].endswith("_type")][:1] or faults
+    place, first = faults[0]
+    types = [e["msg"].removeprefix(PREFIX) for other, e in faults[1:] if other == place]
+    message = " or ".join(dict.fromkeys([first["msg"], *types]))
+    return str(field[0]) if field else "body", f"{'.'.join(map(str, place)) or 'body'}: {message}"
+
+
+def _place(location: Sequence[int | str], value: Any, missing: bool) -> list[int | str]:
+    """Return `location` without the names of types that pydantic puts between keys and indices of `value`."""
+    place: list[int | str] = []
+    for part in location:
+        if (isinstance(part, int) and isinstance(value, list)) or (isinstance(value, dict) and part in value):
+            value = value[part]
+        elif not (missing and part == location[-1]):
+            continue
+        place.append(part)
+    return place
