@@ -31,7 +31,8 @@ from builder.checkpoint.packed import packed_format, refuse_packed, unpack, with
 from builder.checkpoint.patterns import refuse_endless_patterns
 from builder.checkpoint.sentence_transformers import SentenceModules, read_in_lower_case, read_modules
 from builder.checkpoint.slow_tokenizers import as_fast
-from builder.checkpoint.untrusted import indexed, refuse_untrusted
+from builder.checkpoint.untrusted import refuse_untrusted
+from builder.checkpoint.weight_files import refuse_damaged, weight_files
 from builder.checkpoint.widen import widened
 from builder.errors import BuilderError, CheckpointError, first_line
 from builder.onnx.grids import Grids
@@ -97,11 +98,12 @@ def locate(source: Source, weights: bool = True) -> CheckpointFiles:
     folder = sentence.transformer if sentence is not None else root
     refuse_untrusted(root, folder, source.model)
     _refuse_adapter(folder, source.model)
-    files = _weights(folder, source.model) if weights or revision is None else []
+    files = weight_files(folder, source.model) if weights or revision is None else []
     config = _config(folder, source.model)
     tokenizer = _tokenizer(folder, source.model, config)
     if sentence is not None and sentence.lower_case:
         read_in_lower_case(tokenizer)
+    refuse_damaged(files, source.model)
     return CheckpointFiles(
         source=source.model.rstrip("/") if revision else root.resolve().name,
         revision=revision,
@@ -223,20 +225,6 @@ def _refuse_adapter(folder: Path, model: str) -> None:
             f"{model} has an adapter (adapter_config.json), whose weights are not in its model's; merge them first: "
             "PeftModel.from_pretrained(...).merge_and_unload().save_pretrained(folder)"
         )
-
-
-def _weights(folder: Path, model: str) -> list[Path]:
-    weights = sorted(folder.glob("*.safetensors"))
-    if weights:
-        read = {"model.safetensors"} if (folder / "model.safetensors").is_file() else indexed(folder)
-        return [file for file in weights if file.name in read] or weights  # others are the same in another format
-    pickles = sorted(p.name for p in folder.iterdir() if p.suffix in {".bin", ".pt", ".pth", ".ckpt", ".pkl"})
-    if pickles:
-        raise CheckpointError(
-            f"{model} has its weights only as a pickle ({pickles[0]}), which can run code when it is loaded; "
-            "convert it once, where you trust it: model.save_pretrained(folder) writes model.safetensors"
-        )
-    raise CheckpointError(f"{model} has no *.safetensors in {folder}; expected the folder save_pretrained writes")
 
 
 def _config(folder: Path, model: str) -> PreTrainedConfig:

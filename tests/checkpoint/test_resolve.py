@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled
+from transformers import AutoModelForSequenceClassification
 from transformers.utils import logging as transformers_logging
 
 from builder.checkpoint.libraries import quiet_libraries
@@ -177,8 +178,38 @@ def test_weights_that_are_not_those_of_the_configuration(copy: Callable[[str], P
     _edit(folder / "config.json", id2label={"0": "a", "1": "b", "2": "c", "3": "d"})
     with pytest.raises(CheckpointError, match="must belong together"):
         _resolve(folder)
-    (folder / "model.safetensors").write_bytes(b"cut off")
-    with pytest.raises(CheckpointError, match="must belong together"):
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: b"", "model.safetensors of .* is damaged.*download it again"),
+        (lambda content: content[:-100], "model.safetensors of .* is damaged.*download it again"),
+        (lambda content: content[:8] + b"{{" + content[10:], "model.safetensors of .* is damaged"),
+        (lambda content: b"version https://git-lfs.github.com/spec/v1\noid", "model.safetensors .*run git lfs pull"),
+    ],
+)
+def test_damaged_weights_are_refused_by_their_file(
+    damage: Callable[[bytes], bytes], message: str, copy: Callable[[str], Path]
+) -> None:
+    """Regression: no file was named, and config.json and the task were blamed."""
+    file = copy("topics") / "model.safetensors"
+    file.write_bytes(damage(file.read_bytes()))
+    with pytest.raises(CheckpointError, match=message):
+        _resolve(file.parent)
+
+
+def test_missing_or_damaged_shard_is_refused_by_its_file(copy: Callable[[str], Path]) -> None:
+    folder = copy("topics")
+    model = AutoModelForSequenceClassification.from_pretrained(folder)
+    (folder / "model.safetensors").unlink()
+    model.save_pretrained(folder, max_shard_size="20KB")
+    shard = sorted(folder.glob("*.safetensors"))[1]
+    shard.write_bytes(shard.read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match=f"{shard.name} of .* is damaged"):
+        _resolve(folder)
+    shard.unlink()
+    with pytest.raises(CheckpointError, match=f"has no {shard.name}, which model.safetensors.index.json names"):
         _resolve(folder)
 
 
