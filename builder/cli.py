@@ -127,7 +127,18 @@ def parse(arguments: Sequence[str]) -> tuple[ModuleType, argparse.Namespace]:
     if verb is None:
         parser.description = __doc__
         parser.add_argument("--version", action="version", version=f"build-repo {own_version()}")
-    return command, parser.parse_intermixed_args(arguments)
+    options, unknown = parser.parse_known_intermixed_args(arguments)
+    if unknown:
+        parser.error(f"unrecognized arguments: {' '.join(unknown)}{_nearest_options(parser, unknown)}")
+    return command, options
+
+
+def _nearest_options(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
+    """Return the end of a sentence that names `unknown` arguments: the options that they look like."""
+    known = [flag for action in parser._actions for flag in action.option_strings]
+    words = [argument.partition("=")[0] for argument in unknown if argument.startswith("-")]
+    near = [match for word in words for match in difflib.get_close_matches(word, known, n=1)]
+    return f"; did you mean {' and '.join(near)}?" if near else ""
 
 
 def _refuse_misspelt_verb(word: str) -> None:

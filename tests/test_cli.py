@@ -119,6 +119,23 @@ def test_errors_are_lines_not_tracebacks(
     assert "Traceback" not in error
 
 
+@pytest.mark.parametrize(
+    ("arguments", "near"),
+    [
+        (["org/name", "--presicion", "int8"], "--precision?"),
+        (["org/name", "--max-batchsize=8", "--tasks=x", "--zzz"], "--max-batch-size and --task?"),
+        (["serve", "--htpp-port", "8000"], "--http-port?"),
+        (["gateway", "--admin-kye", "x"], "--admin-key?"),
+    ],
+)
+def test_misspelt_option_suggests_the_nearest(
+    arguments: list[str], near: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(arguments)
+    assert f"did you mean {near}" in capsys.readouterr().err
+
+
 def test_a_folder_that_is_called_nearly_like_a_verb_is_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "serv").mkdir()

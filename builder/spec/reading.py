@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import typing
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,12 +78,26 @@ def _explain(error: ValidationError, model: str | None) -> str:
     for problem in error.errors():
         path = ".".join(str(part) for part in problem["loc"])
         if problem["type"] == "extra_forbidden":
-            owner: type[BaseModel] = BuildSpec
-            for part in problem["loc"][:-1]:
-                annotation = owner.model_fields[str(part)].annotation if str(part) in owner.model_fields else None
-                owner = annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else owner
+            owner = _owner(problem["loc"][:-1])
             lines.append(f"unknown key {path!r}{nearest(str(problem['loc'][-1]), list(owner.model_fields))}")
         else:
             message = problem["msg"].removeprefix("Value error, ")
             lines.append(f"{path}: {message}, found {problem['input']!r}" if path else message)
     return (f"{model}: " if model else "") + "; ".join(lines)
+
+
+def _owner(location: Sequence[int | str]) -> type[BaseModel]:
+    """Return the part of a BuildSpec at `location`, through optional parts and lists of parts."""
+    owner: type[BaseModel] = BuildSpec
+    for part in location:
+        if part in owner.model_fields:
+            owner = next(_parts(owner.model_fields[str(part)].annotation), owner)
+    return owner
+
+
+def _parts(annotation: Any) -> Iterator[type[BaseModel]]:
+    """Yield the models in an annotation: itself, or those of an optional value or of a list."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in typing.get_args(annotation):
+        yield from _parts(inner)
