@@ -28,7 +28,7 @@ from builder.stores.publish import publish_to, source_in
 from builder.stores.store import Store, open_store
 from builder.triton.hosting import refuse_hosted
 from builder.triton.publish import existing_source, publish
-from builder.triton.transaction import recover
+from builder.triton.transaction import recover, refuse_unwritable
 from builder.triton.versions import numbers
 from builder.verify.runtimes import verify_where_it_runs
 from builder.verify.verdict import Unverified, Verified
@@ -49,6 +49,8 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
     """
     store = None if spec.store is None else open_store(spec.store)
     recover(spec.output)
+    if store is None:
+        refuse_unwritable(spec.output)
     with bounded_cache(), workplace() as folder:
         with stage("resolve"):
             key, since = build_key(spec), max(numbers(spec.output / spec.entry_name), default=0)

@@ -37,7 +37,12 @@ def test_every_outcome_is_known_and_has_its_reason() -> None:
     ("head", "model_type", "outcome", "message"),
     [
         ("CAUSAL_LM", "cwm", "verified", ""),
-        ("CAUSAL_LM", "mamba", "refused", "mamba cannot be served for generation: its state is a NoneType"),
+        (
+            "CAUSAL_LM",
+            "mamba",
+            "refused",
+            "mamba cannot be served for generation: it returns no cache of keys and values",
+        ),
         ("CAUSAL_LM", "pegasus", "refused", "it takes no position_ids"),
         pytest.param("TOKEN_CLASSIFICATION", "megatron-bert", "verified", "", marks=pytest.mark.slow),
     ],

@@ -7,7 +7,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +21,7 @@ from builder.errors import ExportError, RepositoryError
 from builder.export import encoder
 from builder.optimise.fusion import fuse
 from builder.spec import make_spec
+from builder.triton.transaction import refuse_unwritable
 from builder.workplace import PREFIX, scratch, workplace
 from tests.models import options_of
 
@@ -225,3 +226,26 @@ def test_a_build_says_it(
     assert "No space left on device" in output
     assert "Free some space" in output
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("output", ["file", "file/repository", "file/a/b", "dangling", "/proc/repository", "/proc/a/b"])
+def test_output_that_cannot_be_written_is_refused_before_the_build(output: str, tmp_path: Path) -> None:
+    """Regression: the folder was made when everything else of a build was done."""
+    (tmp_path / "file").write_text("in its place")
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    spec = make_spec(model=str(tmp_path), name="m", output=tmp_path / output)
+
+    def begun(name: str) -> AbstractContextManager[None]:
+        raise AssertionError(f"the stage {name} began")
+
+    with pytest.raises(RepositoryError, match=f"{output} could not be written"):
+        pipeline.build(spec, begun)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["dangling", "file"]
+
+
+def test_trial_of_an_output_leaves_nothing(tmp_path: Path) -> None:
+    existing = tmp_path / "repository"
+    existing.mkdir()
+    for output in (existing, tmp_path / "new", tmp_path / "a" / "b" / "c"):
+        refuse_unwritable(output)
+    assert [path.name for path in tmp_path.rglob("*")] == ["repository"]

@@ -15,6 +15,7 @@ from tokenizers import normalizers
 from transformers import PreTrainedTokenizerFast
 
 from builder.errors import CheckpointError
+from builder.runtime.fields import JSON_TYPES
 
 MODULES = "sentence_transformers."  # where every module that this builder knows comes from
 POOLING_KEYS = {  # in the order in which sentence-transformers concatenates them
@@ -283,5 +284,5 @@ def read_json(path: Path, default: Any = None, kind: type = dict) -> Any:
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(value, kind):
-        raise CheckpointError(f"{path} holds a JSON {type(value).__name__}; expected a {kind.__name__}")
+        raise CheckpointError(f"{path} has the JSON type {JSON_TYPES[type(value)]}; expected {JSON_TYPES[kind]}")
     return value

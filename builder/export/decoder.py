@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
+from transformers.cache_utils import LinearAttentionCacheLayerMixin
 
 from builder.checkpoint.resolve import POSITION_TABLES
 from builder.errors import ExportError
@@ -38,6 +39,7 @@ from builder.onnx.projections import merge_projections
 from builder.runtime.contract import LayerShape
 
 STEP_INPUTS = ("input_ids", "position_ids", "seqlens_k", "total_sequence_length", "logits_positions")
+ELSEWHERE = "the decode loop keeps nothing else between tokens. vLLM may serve it: --engine vllm"
 
 
 @dataclass(frozen=True)
@@ -125,13 +127,20 @@ def _cache_shapes(model: PreTrainedModel) -> tuple[LayerShape, ...]:
     with torch.no_grad(), _without_padding(model.config):
         result = model(input_ids=ids, use_cache=True)
     past: Any = getattr(result, "past_key_values", None)
+    if past is None:
+        raise ExportError(f"it returns no cache of keys and values (past_key_values); {ELSEWHERE}")
     if type(past) is not DynamicCache:  # one of the model's own is a kind of it, and keeps more
-        raise ExportError(f"its state is a {type(past).__name__}, not the keys and values of attention layers")
+        raise ExportError(f"its cache keeps more than the keys and values of its own layers; {ELSEWHERE}")
     shapes = []
     for index, layer in enumerate(past.layers):
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
+        if isinstance(layer, LinearAttentionCacheLayerMixin):
+            raise ExportError(f"layer {index} keeps a recurrent state, not keys and values alone; {ELSEWHERE}")
         if not isinstance(keys, torch.Tensor) or not isinstance(values, torch.Tensor) or keys.dim() != 4:
-            raise ExportError(f"layer {index} keeps a {type(layer).__name__}, not keys and values of attention")
+            raise ExportError(
+                f"layer {index} keeps no keys and values: it has no attention, or uses those of another layer; "
+                f"{ELSEWHERE}"
+            )
         if keys.shape[-1] != values.shape[-1]:
             raise ExportError(f"layer {index} has keys of size {keys.shape[-1]} and values of {values.shape[-1]}")
         shapes.append(LayerShape(int(keys.shape[1]), int(keys.shape[3])))

@@ -28,15 +28,18 @@ def reason(error: BaseException) -> str:
         if error.__cause__ is None:
             break
         error = error.__cause__
-    if type(error).__name__.startswith("GuardOnDataDependent"):
-        return f"its code branches on the values of a text, and a graph has one branch{place}"
+    kind, where = type(error).__name__, f" ({place})" if place else ""
+    if kind.startswith("GuardOnDataDependent"):
+        return f"its code branches on the values of a text, and a graph has one branch{where}"
     lines = [line.strip() for line in COLOUR.sub("", str(error)).splitlines() if line.strip()] or [""]
     missing = OPERATOR.search(lines[0])
     if missing and COMPLEX in str(error):
-        return f"its code computes with complex numbers ({missing[1]}), and ONNX's operators take real ones{place}"
+        return f"its code computes with complex numbers ({missing[1]}), and ONNX's operators take real ones{where}"
     if missing:
-        return f"ONNX has no operator for {missing[1]}{place}"
-    return f"{type(error).__name__}: {lines[0][:200]}{place}"
+        return f"ONNX has no operator for {missing[1]}{where}"
+    if not place:
+        return f"{kind}: {lines[0][:200]}"
+    return f"its code fails{': ' * bool(lines[0])}{lines[0][:200]} ({kind} in {place})"
 
 
 def _place(error: BaseException) -> str:
@@ -52,7 +55,7 @@ def _place(error: BaseException) -> str:
     frame, line = found[-1]
     owner = next((f.f_locals["self"] for f, _ in reversed(found) if _is_module(f)), None)
     module = f"{type(owner).__name__}, " if owner is not None else ""
-    return f" ({module}{Path(frame.f_code.co_filename).name}, line {line})"
+    return f"{module}{Path(frame.f_code.co_filename).name}, line {line}"
 
 
 def _is_module(frame: FrameType) -> bool:

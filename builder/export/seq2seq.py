@@ -146,7 +146,7 @@ def seq2seq_shapes(model: PreTrainedModel) -> tuple[tuple[LayerShape, ...], tupl
             result = model(input_ids=ids, decoder_input_ids=ids[:, :1], use_cache=True)
         past = getattr(result, "past_key_values", None)
         if not isinstance(past, EncoderDecoderCache):
-            raise ExportError(f"its state is a {type(past).__name__}, not the keys and values of attention")
+            raise ExportError("it returns no keys and values (past_key_values) of its decoder and of the text")
     return _shapes(past.self_attention_cache), _shapes(past.cross_attention_cache)
 
 

@@ -351,7 +351,7 @@ def _calls(evaluator: Evaluator) -> str | None:
     needed = evaluator.serving.batching.alike
     if needed is None:
         return None
-    what = "of the same number of tokens" if needed == "length" else f"with as many tokens {needed}"
+    what = "of the same number of tokens" if needed == "length" else f"in which the token {needed} is equally frequent"
     return f"only texts {what} share an engine call: this model's answers depend on the rest of a batch otherwise"
 
 

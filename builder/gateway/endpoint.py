@@ -15,6 +15,7 @@ from builder.gateway.errors import ApiError, bad_field
 from builder.gateway.facts import FACTS, Facts
 from builder.gateway.responses import Plain, Stream, event, loads, send_bytes, send_json, send_stream
 from builder.gateway.validation import first_fault
+from builder.runtime.fields import JSON_TYPES
 
 Handler = Callable[[Call], Awaitable[Any]]
 ErrorBody = Callable[[ApiError], Mapping[str, Any]]
@@ -165,7 +166,7 @@ def _parsed(raw: bytes) -> Any:
 def checked(schema: type[BaseModel], value: Any) -> BaseModel:
     """`value`, of JSON, as `schema`. Raises ApiError with the field that does not fit."""
     if not isinstance(value, dict):
-        raise ApiError(400, f"the body is a JSON {type(value).__name__}; expected an object")
+        raise ApiError(400, f"the body has the JSON type {JSON_TYPES[type(value)]}; expected object")
     try:
         return schema.model_validate(value)
     except ValidationError as error:

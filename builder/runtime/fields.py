@@ -44,6 +44,9 @@ class Field:
 
 
 Tensors = Mapping[str, np.ndarray]
+JSON_TYPES: "dict[type, str]" = {  # of what json.loads returns
+    dict: "object", list: "array", str: "string", int: "number", float: "number", bool: "boolean", type(None): "null",
+}  # fmt: skip
 
 
 def named_to_end(parameters: Mapping[str, Any], inputs: Collection[str]) -> str:

@@ -325,6 +325,23 @@ def staging(repository: Path) -> Iterator[Path]:
         os.close(descriptor)
 
 
+def refuse_unwritable(repository: Path) -> None:
+    """Raise RepositoryError where a change of `repository` could not be made; nothing is left there by the trial.
+
+    A change is staged in the folder that the repository is in, or that of its parents that exists so far.
+    """
+    try:
+        if os.path.lexists(repository) and not (repository.is_dir() and os.access(repository, os.W_OK | os.X_OK)):
+            raise PermissionError(errno.EACCES, "not a folder that can be written", str(repository))
+        place = next(parent for parent in repository.absolute().parents if os.path.lexists(parent))
+        with tempfile.TemporaryDirectory(prefix=f".{repository.name}.", suffix=".trial", dir=place):
+            pass
+    except OSError as error:
+        raise RepositoryError(
+            f"{repository} could not be written ({error.strerror or error}). {what_to_do(error)}"
+        ) from error
+
+
 def sync(path: Path) -> None:
     """Have a file, or a folder's list of files, on the disk before what comes next."""
     descriptor = os.open(path, os.O_RDONLY)

@@ -104,7 +104,7 @@ def test_a_module_outside_the_checkpoint_is_refused(path: str, copy: Path) -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{}", "modules.json holds a JSON dict; expected a list"),
+        ("{}", "modules.json has the JSON type object; expected array"),
         ('["Transformer"]', "module 0 of modules.json is Transformer; expected a mapping with a type and a path"),
         ('[{"type": 3, "path": ""}]', "module 0 of modules.json is "),
         ("[" * 100_000, "modules.json is nested too deeply"),

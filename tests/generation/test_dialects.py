@@ -189,7 +189,7 @@ def test_guides_of_tensorrt_llm(tensors: dict[str, Any], guide: dict[str, Any]) 
     ("tensors", "message"),
     [
         ({"sampling_parameters": "{"}, "sampling_parameters is not JSON"),
-        ({"sampling_parameters": "[1]"}, "sampling_parameters holds a JSON list; expected a dict"),
+        ({"sampling_parameters": "[1]"}, "sampling_parameters has the JSON type array; expected object"),
         ({"sampling_parameters": '{"best_of": 3}'}, "'best_of' is not an option of this model"),
         ({"sampling_parameters": '{"lora_name": "a"}'}, "'lora_name' is not an option of this model"),
         ({"sampling_parameters": '{"temperature": "hot"}'}, "temperature is 'hot'; expected FP32"),

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ..fields import Field, InputError, Tensors
+from ..fields import JSON_TYPES, Field, InputError, Tensors
 from .dialects import translated
 from .options import (
     COLDEST,
@@ -258,5 +258,5 @@ def _json(name: str, text: str, kind: type) -> Any:
     except ValueError as error:
         raise InputError(f"{name} is not JSON: {error}") from error
     if not isinstance(value, kind):
-        raise InputError(f"{name} holds a JSON {type(value).__name__}; expected a {kind.__name__}")
+        raise InputError(f"{name} has the JSON type {JSON_TYPES[type(value)]}; expected {JSON_TYPES[kind]}")
     return value

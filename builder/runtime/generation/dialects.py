@@ -12,7 +12,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ..fields import Field, InputError
+from ..fields import JSON_TYPES, Field, InputError
 
 FLAG, WHOLE, TEXT = "TYPE_BOOL", "TYPE_INT32", "TYPE_STRING"
 FOREIGN = (
@@ -113,7 +113,7 @@ def _sampling_parameters(text: str) -> "dict[str, Any]":
     except (ValueError, RecursionError) as error:
         raise InputError(f"sampling_parameters is not JSON: {error}") from error
     if not isinstance(parameters, dict):
-        raise InputError(f"sampling_parameters holds a JSON {type(parameters).__name__}; expected a dict")
+        raise InputError(f"sampling_parameters has the JSON type {JSON_TYPES[type(parameters)]}; expected object")
     options: "dict[str, Any]" = {}
     for name, value in parameters.items():
         if value is None or (name in HARMLESS and value is HARMLESS[name]):
