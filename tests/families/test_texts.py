@@ -133,6 +133,18 @@ def test_decoder_refusal_names_the_file_that_sets_the_field(
         begin(spec, resolve(spec), tmp_path, lambda name: nullcontext())
 
 
+@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
+def test_heads_without_a_kernel_are_refused_before_the_export(kind: str, tmp_path: Path) -> None:
+    """Regression: heads of 12 ended in a defect of build-repo, "head_size must be a multiple of 8"."""
+    if kind == "decoder":
+        folder, instead = make_decoder_checkpoint(tmp_path / "m", "gpt2", hidden_size=48), "--engine openvino"
+    else:
+        folder, instead = make_seq2seq_checkpoint(tmp_path / "m", "bart", d_model=48), "no engine here"
+    spec = make_spec(model=str(folder), name="m", slots=4)
+    with pytest.raises(SpecError, match=f"heads have 12 numbers.*multiples of 8; .*{instead}"):
+        begin(spec, resolve(spec), tmp_path, lambda name: nullcontext())
+
+
 def test_a_search_that_has_too_few_slots_is_refused(tmp_path: Path) -> None:
     """It went on with fewer beams, and with one slot greedily."""
     folder = make_decoder_checkpoint(tmp_path / "llama", "llama")

@@ -1,6 +1,6 @@
 """Repositories that are broken one field at a time, each with the rule that says so; whole ones, with none.
 
-What a server makes of them is compared in test_server.py: an error is a model that does not load.
+What a server makes of them is compared in test_server.py: an error is a model that does not load, or answers nothing.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Case:
     """`code`: of the rule that is broken; None: whole. `files`: beside config.pbtxt.
 
     `alone`: nothing else may be loading while it does, for it needs other models, or Triton 24.10 ends now and then as
-    it loads it. `hangs`: Triton 24.10 is never done with loading it.
+    it loads it. `hangs`: Triton 24.10 is never done with loading it. `loads`: it loads, and every request fails.
     """
 
     config: str | bytes | None
@@ -85,6 +85,7 @@ class Case:
     files: Mapping[str, str | bytes] = field(default_factory=lambda: {"1/model.py": PYTHON})
     alone: bool = False
     hangs: bool = False
+    loads: bool = False
 
     def write(self, folder: Path) -> None:
         config = {} if self.config is None else {"config.pbtxt": self.config}
@@ -226,8 +227,8 @@ CASES: dict[str, Case] = {
     "gpu_of_a_cpu": Case(WHOLE.replace("KIND_CPU", "KIND_CPU gpus: [ 0 ]"), "TR401"),
     "profile_of_python": Case(WHOLE.replace("KIND_CPU", 'KIND_CPU profile: [ "0" ]'), "TR402"),
     # Python and releases
-    "no_execute": Case(WHOLE, "TR706", {"1/model.py": PYTHON.replace("execute", "run")}),
-    "returns": Case(f"{WHOLE}model_transaction_policy {{ decoupled: true }}", "TR707"),
+    "no_execute": Case(WHOLE, "TR706", {"1/model.py": PYTHON.replace("execute", "run")}, loads=True),
+    "returns": Case(f"{WHOLE}model_transaction_policy {{ decoupled: true }}", "TR707", loads=True),
     "calls_nobody": Case(WHOLE, "TR502", {"1/model.py": PYTHON + CALL.replace("whole", "hole")}),
     "asks_for_nothing": Case(WHOLE, "TR502", {"1/model.py": PYTHON + CALL.replace('"y"', '"z"')}),
     "calls": Case(WHOLE, None, {"1/model.py": PYTHON + CALL}),

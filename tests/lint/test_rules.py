@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from builder.cards import GPU
 from builder.hashing import LARGE
 from builder.lint import lint
-from builder.lint.findings import Finding
+from builder.lint.findings import Finding, Severity
 from builder.lint.rule import all_rules
 from builder.lint.rules import instances, memory, provenance
 from builder.runtime.contract import Arena, LayerShape, dump
@@ -39,8 +39,8 @@ ELSEWHERE = {  # what breaks it, where that is not here and not a case
     "TR804": "tests/test_report.py",
 }
 HERE = {
-    "TR403", "TR404", "TR405", "TR451", "TR452", "TR605", "TR606", "TR654", "TR655", "TR702", "TR704", "TR709", "TR801",
-    "TR802", "TR805",
+    "TR156", "TR403", "TR404", "TR405", "TR451", "TR452", "TR605", "TR606", "TR654", "TR655", "TR702", "TR704", "TR709",
+    "TR801", "TR802", "TR805",
 }  # fmt: skip
 
 
@@ -211,3 +211,37 @@ def test_signatures_are_asked_for_where_there_is_a_key(tmp_path: Path, monkeypat
     assert _found(tmp_path, "TR805") == []
     (finding,) = (finding for finding in lint(tmp_path, None, tmp_path / "key.pub") if finding.code == "TR805")
     assert (str(finding), calls) == ("m: it is not signed", [(tmp_path, tmp_path / "key.pub")])
+
+
+@pytest.mark.parametrize(
+    ("edit", "found"),
+    [
+        (('name: "x"', 'name: "text"'), ["input text is new", "input x is not there"]),
+        (
+            ('input { name: "x" data_type: TYPE_FP32', 'input { name: "x" data_type: TYPE_FP16'),
+            ["data_type of input x"],
+        ),
+        (
+            ('name: "y" data_type: TYPE_FP32 dims: [ 4 ]', 'name: "y" data_type: TYPE_FP32 dims: [ 5 ]'),
+            ["dims of output y"],
+        ),
+        (("optional: true", "optional: false"), ["optional of input z"]),
+        (("max_batch_size: 8", "max_batch_size: 4"), ["max_batch_size is 4"]),
+        (("count: 1", "count: 2"), []),
+    ],
+)
+def test_edited_tensors_of_a_built_version_are_found(edit: tuple[str, str], found: list[str], tmp_path: Path) -> None:
+    """Regression: nothing compared the configuration with the copy that the version keeps."""
+    config = WHOLE + 'input { name: "z" data_type: TYPE_FP32 dims: [ 4 ] optional: true }\n'
+    edited = config.replace(*edit)
+    assert edited != config
+    _write(tmp_path / "m", edited, {**CASES["whole"].files, "1/config.pbtxt": config})
+    findings = _found(tmp_path, "TR156")
+    assert [finding.severity for finding in findings] == [Severity.ERROR] * len(found)
+    assert all(text in finding.found for text, finding in zip(found, findings, strict=True)), findings
+
+
+def test_unreadable_copy_of_a_configuration_is_found(tmp_path: Path) -> None:
+    _write(tmp_path / "m", WHOLE, {**CASES["whole"].files, "1/config.pbtxt": "max_batchsize: 8"})
+    (finding,) = _found(tmp_path, "TR156")
+    assert finding.file == "m/1/config.pbtxt"

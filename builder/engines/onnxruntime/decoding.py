@@ -34,6 +34,7 @@ INPUTS = {  # of a step, other than its caches: builder/export/decoder.py and, t
     "cache_slots": ("TYPE_INT64", (-1,)),
     "new_cache_length": ("TYPE_INT64", (1,)),
 }
+HEAD_MULTIPLE = 8
 CACHE_TYPES: Mapping[str, CacheType] = {"fp32": "float32", "int8": "int8"}
 
 
@@ -52,7 +53,8 @@ class Decoding(DecodingEngine):
             raise SpecError("ONNX Runtime's cache on a CPU is fp32 or int8: --cache fp16 is for --engine openvino")
 
     def plan_memory(self, layers: Sequence[LayerShape], weights: int, length: int) -> Memory:
-        """A slot of `length` tokens for each of --slots sequences."""
+        """A slot of `length` tokens for each of --slots sequences. Raises SpecError for heads that have no kernel."""
+        refuse_head_sizes(layers, "build it with --engine openvino")
         cache = cache_bytes(layers, self.spec.slots, length, np.dtype(self.cache_type).itemsize)
         slots = f"{self.spec.slots} slots of {length} tokens"
         refuse_slots(cache, self.spec.usable_memory, "the cache needs", slots, "--slots or --max-length")
@@ -102,6 +104,19 @@ class Decoding(DecodingEngine):
     @property
     def _in_process(self) -> bool:
         return self.spec.executor == "in-process"
+
+
+def refuse_head_sizes(layers: Sequence[LayerShape], instead: str) -> None:
+    """Raise SpecError where attention over a cache does not take the heads of a layer; `instead`: what to do.
+
+    Source: onnxruntime/contrib_ops/cpu/bert/group_query_attention_helper.h, "head_size must be a multiple of 8".
+    """
+    wrong = sorted({layer.size for layer in layers if layer.size % HEAD_MULTIPLE})
+    if wrong:
+        raise SpecError(
+            f"its heads have {wrong[0]} numbers, and ONNX Runtime's attention over a cache ({CACHED_ATTENTION}) takes "
+            f"multiples of {HEAD_MULTIPLE}; {instead}"
+        )
 
 
 def _over(graph: Graph, session: Session) -> Executors:

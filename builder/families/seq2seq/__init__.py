@@ -13,6 +13,7 @@ from builder.checkpoint.decoding import refuse_other_text
 from builder.checkpoint.generation_config import end_ids
 from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.engines.onnxruntime import BACKEND, loop_session
+from builder.engines.onnxruntime.decoding import refuse_head_sizes
 from builder.export.seq2seq import Seq2SeqExport, export_seq2seq, seq2seq_shapes
 from builder.families import GRAPHS, Family, built_from, code_not_run
 from builder.families.generating import (
@@ -121,6 +122,7 @@ def begin(
     settings = read_settings(checkpoint, spec.task, spec.slots, spec.beams, spec.max_answer)
     with stage("plan memory"):
         own, cross = seq2seq_shapes(checkpoint.model)
+        refuse_head_sizes((*own, *cross), "no engine here serves an encoder-decoder with others")
         memory = plan_memory(spec.slots, spec.usable_memory, checkpoint, settings, own, cross)
     source = source_of(checkpoint, settings, cross, spec.serving.token_budget)
     return Seq2Seq(spec, checkpoint, folder, settings, source, memory, tuple(texts_to_judge(spec.samples, checkpoint)))

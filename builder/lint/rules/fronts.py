@@ -13,7 +13,7 @@ from builder.errors import RepositoryError
 from builder.lint.calls import CLASS, Source, read_source, syntax_error
 from builder.lint.findings import Problem
 from builder.lint.repository import Model, Version, is_paged
-from builder.lint.rule import ERROR, WARNING, rule
+from builder.lint.rule import ERROR, rule
 from builder.runtime.contract import FILE, HOSTED, ContractError, GenerationServing, Session, read
 from builder.runtime.generation.chat import ChatTemplate
 from builder.triton.hosting import MODELS, config_of, read_hosted, refuse_misfit, refuse_other
@@ -153,7 +153,7 @@ def has_the_class_that_triton_makes(version: Version) -> Iterator[Problem]:
 
 @rule(
     "TR706",
-    WARNING,
+    ERROR,
     wrong="class TritonPythonModel:\n    def run(self, requests): ...",
     right="class TritonPythonModel:\n    def execute(self, requests): ...",
     source="python_backend, src/pb_stub.cc, Stub::ProcessRequests",
@@ -171,7 +171,7 @@ def has_the_method_that_triton_calls(version: Version) -> Iterator[Problem]:
 
 @rule(
     "TR707",
-    WARNING,
+    ERROR,
     wrong="""model_transaction_policy { decoupled: true }
 # and in model.py: return [response]""",
     right="""model_transaction_policy { decoupled: true }

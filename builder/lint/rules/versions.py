@@ -8,9 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from tritonclient.grpc import model_config_pb2
+
+from builder.errors import RepositoryError
 from builder.lint.findings import Problem
-from builder.lint.repository import BESIDE_VERSIONS, FILES, NUMBER, Model, Version
+from builder.lint.repository import BESIDE_VERSIONS, CONFIG, FILES, NUMBER, Model, Version
 from builder.lint.rule import ERROR, WARNING, rule
+from builder.triton.render import parse
 
 
 @rule(
@@ -136,3 +140,49 @@ def has_the_file_that_its_backend_opens(version: Version) -> Iterator[Problem]:
         f"{version.file(version.graph)} is missing" + (again if config.backend == "tensorrt" else ""),
         file=version.file(version.graph),
     )
+
+
+@rule(
+    "TR156",
+    ERROR,
+    wrong="""input { name: "text" data_type: TYPE_STRING dims: [ 1 ] }         # config.pbtxt
+input { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }   # 1/config.pbtxt, as it was built""",
+    right="""input { name: "text_input" data_type: TYPE_STRING dims: [ 1 ] }   # both""",
+)
+def has_the_tensors_that_it_was_built_with(version: Version) -> Iterator[Problem]:
+    """The tensors in the configuration that Triton reads are those in the copy that a built version keeps.
+
+    The code of the version was emitted for those. Under other names, types or sizes, or with an input that is
+    required now, the model loads and the requests of its documentation fail. Batching and instances may be edited.
+    """
+    own = version.path / CONFIG
+    if not version.served or version.model.file != CONFIG or not own.is_file():
+        return
+    try:
+        built = parse(own.read_text("utf-8", errors="replace"), version.model.name)
+    except RepositoryError as error:
+        yield Problem(str(error), "build it again", file=version.file(own))
+        return
+    config = version.model.config
+    if config.max_batch_size != built.max_batch_size:
+        found = f"max_batch_size is {config.max_batch_size}; version {version.number} was built with "
+        yield Problem(found + str(built.max_batch_size), "build it again with --max-batch-size", "max_batch_size")
+    for kind in ("input", "output"):
+        before = {tensor.name: tensor for tensor in getattr(built, kind)}
+        now = {tensor.name: tensor for tensor in getattr(config, kind)}
+        for name in sorted(before.keys() ^ now.keys()):
+            found = f"{kind} {name} is " + ("not there" if name in before else "new")
+            yield Problem(f"{found}: see {version.file(own)}", "write what is there", kind)
+        for name in sorted(before.keys() & now.keys()):
+            for field in ("data_type", "dims", "optional", "reshape"):
+                if _shown(now[name], field) != _shown(before[name], field):
+                    found = f"{field} of {kind} {name} is {_shown(now[name], field)}; version {version.number} was "
+                    yield Problem(found + f"built with {_shown(before[name], field)}", "write that", f"{kind}[{name}]")
+
+
+def _shown(tensor: model_config_pb2.ModelInput | model_config_pb2.ModelOutput, field: str) -> str:
+    """Return the value of a field of a tensor as a finding shows it; none of what outputs do not have."""
+    value = getattr(tensor, field, None)
+    if field == "data_type":
+        return str(model_config_pb2.DataType.Name(value))
+    return str(list(value)) if field == "dims" else str(value).strip().lower() or "not there"
