@@ -35,8 +35,9 @@ def _place(location: Sequence[int | str], value: Any, missing: bool) -> list[int
     """Return `location` without the names of types that pydantic puts between keys and indices of `value`."""
     place: list[int | str] = []
     for part in location:
-        if (isinstance(part, int) and isinstance(value, list)) or (isinstance(value, dict) and part in value):
-            value = value[part]
+        inside: Any = value
+        if isinstance(inside, list) if isinstance(part, int) else isinstance(inside, dict) and part in inside:
+            value = inside[part]
         elif not (missing and part == location[-1]):
             continue
         place.append(part)

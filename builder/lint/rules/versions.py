@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import Any
 
 from tritonclient.grpc import model_config_pb2
 
@@ -182,7 +183,7 @@ def has_the_tensors_that_it_was_built_with(version: Version) -> Iterator[Problem
 
 def _shown(tensor: model_config_pb2.ModelInput | model_config_pb2.ModelOutput, field: str) -> str:
     """Return the value of a field of a tensor as a finding shows it; none of what outputs do not have."""
-    value = getattr(tensor, field, None)
+    value: Any = getattr(tensor, field, None)
     if field == "data_type":
         return str(model_config_pb2.DataType.Name(value))
     return str(list(value)) if field == "dims" else str(value).strip().lower() or "not there"
