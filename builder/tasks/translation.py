@@ -22,18 +22,29 @@ class Translation(Seq2SeqTask):
         return False  # a checkpoint does not say that it translates
 
     def instructions(self, config: PreTrainedConfig, name: str) -> Instructions:
-        """As transformers' pipeline had it: config.json's task_specific_params for each pair of languages."""
-        pairs, options = {}, {}
-        for key, settings in (getattr(config, "task_specific_params", None) or {}).items():
-            match = PAIR.fullmatch(key)
-            if match:
-                options[key] = {option: value for option, value in settings.items() if option != "prefix"}
-            if match and "prefix" in settings:
-                pairs[f"{match[1]} to {match[2]}"] = str(settings["prefix"])
-        wanted = PAIR.fullmatch(name)
-        source, target = (wanted[1], wanted[2]) if wanted else (None, None)
-        chosen = options.get(name, {}) if wanted or not pairs else _agreed(list(options.values()))
-        return Instructions(None, pairs, chosen, source, target)
+        """As transformers' pipeline had it: config.json's task_specific_params for each pair of languages.
+
+        Where `name` says no pair, a language that all pairs share is the default, so that of one pair both are.
+        """
+        own = getattr(config, "task_specific_params", None) or {}
+        translations = {key: (match, own[key]) for key in own if (match := PAIR.fullmatch(key))}
+        pairs = {
+            f"{m[1]} to {m[2]}": str(params["prefix"]) for m, params in translations.values() if "prefix" in params
+        }
+        options = {
+            key: {option: value for option, value in params.items() if option != "prefix"}
+            for key, (_, params) in translations.items()
+        }
+        named = PAIR.fullmatch(name)
+        if named:
+            return Instructions(None, pairs, options.get(name, {}), named[1], named[2])
+        agreed = _agreed(list(options.values())) if pairs or len(options) == 1 else {}
+        source, target = (_only({match[side] for match, _ in translations.values()}) for side in (1, 2))
+        return Instructions(None, pairs, agreed, source, target)
+
+
+def _only(codes: set[str]) -> str | None:
+    return codes.pop() if len(codes) == 1 else None
 
 
 def _agreed(options: list[dict[str, Any]]) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from builder.errors import BuilderError, SpecError
 from builder.families import begin
 from builder.families.seq2seq.settings import Settings, read_settings, source_of
 from builder.families.seq2seq.texts import verified_beginning
+from builder.runtime.fields import InputError
 from builder.runtime.generation.options import Options
 from builder.runtime.generation.prompts import SourceTexts
 from builder.spec import make_spec
@@ -100,6 +101,48 @@ def test_a_pair_without_options_does_not_get_those_of_another() -> None:
     assert TRANSLATION.instructions(config, "translation").options == {}
     config = PreTrainedConfig(task_specific_params=pairs)
     assert TRANSLATION.instructions(config, "translation").options == {"num_beams": 4}
+
+
+def test_the_only_pair_of_a_translator_is_its_default(tmp_path: Path) -> None:
+    """Regression: every request had to name the one pair that the checkpoint translates."""
+    own = {"translation_en_to_de": {"prefix": "translate English to German: ", "num_beams": 2}}
+    folder = make_seq2seq_checkpoint(tmp_path / "t5", "t5", task_specific_params=own)
+    checkpoint, settings, texts = _read(folder, "translation")
+    wanted = checkpoint.tokenizer(f"translate English to German: {TEXT}")["input_ids"]
+    assert list(texts(Options(prompt=TEXT)).source) == wanted
+    assert list(texts(Options(prompt=TEXT, source_language="en", target_language="de")).source) == wanted
+    assert settings.beams == 2
+    with pytest.raises(InputError, match="en to de"):
+        texts(Options(prompt=TEXT, target_language="fr"))
+
+
+def test_a_language_that_all_pairs_share_need_not_be_named(tmp_path: Path) -> None:
+    """T5 translates from English alone: the target has to be named, and a refusal lists what there is."""
+    own = {f"translation_en_to_{code}": {"prefix": f"to {code}: "} for code in ("de", "fr")}
+    folder = make_seq2seq_checkpoint(tmp_path / "t5", "t5", task_specific_params=own)
+    checkpoint, _, texts = _read(folder, "translation")
+    expected = checkpoint.tokenizer(f"to fr: {TEXT}")["input_ids"]
+    assert list(texts(Options(prompt=TEXT, target_language="fr")).source) == expected
+    with pytest.raises(InputError, match="target_language is missing; this model knows en to de, en to fr"):
+        texts(Options(prompt=TEXT))
+
+
+def test_the_only_pair_of_a_multilingual_model_is_its_default(tmp_path: Path) -> None:
+    """As mBART's English to Romanian has it: the beginning of the answer is in the pair's parameters alone."""
+    own = {"translation_en_to_ro": {"num_beams": 3}}
+    options = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "task_specific_params": own}
+    folder = make_seq2seq_checkpoint(tmp_path / "mbart", "mbart", multilingual=True, **options)
+    checkpoint, settings, texts = _read(folder, "translation")
+    assert texts(Options(prompt="the train")).first == checkpoint.tokenizer.convert_tokens_to_ids("ro_RO")
+    assert settings.beams == 3
+
+
+def test_a_pair_of_the_configuration_that_the_tokenizer_lacks_is_no_default(tmp_path: Path) -> None:
+    own = {"translation_en_to_tlh": {"num_beams": 3}}
+    options = {"pad_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2, "task_specific_params": own}
+    folder = make_seq2seq_checkpoint(tmp_path / "mbart", "mbart", multilingual=True, **options)
+    with pytest.raises(InputError, match="target_language is missing"):
+        _read(folder, "translation")[2](Options(prompt="the train"))
 
 
 def test_there_is_room_for_the_longest_answer_that_the_checkpoint_wants(tmp_path: Path) -> None:

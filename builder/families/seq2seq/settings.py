@@ -57,17 +57,18 @@ def read_settings(
     if max_answer and positions and max_answer > positions:
         raise SpecError(f"--max-answer {max_answer} exceeds the {positions} positions this model has; use at most that")
     known = languages(checkpoint.tokenizer)
-    if known or instructions.pairs:
-        named = {"source": instructions.source, "target": instructions.target}
-        for kind, code in named.items():
-            if known and code is not None and nearest(code, known) is None:
+    names_pair = task is not None and task != checkpoint.task.name
+    if known:
+        codes = {"source": instructions.source, "target": instructions.target}
+        for kind, code in codes.items():
+            if names_pair and code is not None and nearest(code, known) is None:
                 raise SpecError(f"the {kind} language {code!r} of --task is not known; known are {', '.join(known)}")
-        if known:
-            source, target = (nearest(code, known) for code in named.values())
-            instructions = replace(instructions, source=source, target=target)
-        elif instructions.source and f"{instructions.source} to {instructions.target}" not in instructions.pairs:
+        source, target = (nearest(code, known) for code in codes.values())
+        instructions = replace(instructions, source=source, target=target)
+    elif instructions.pairs:
+        if names_pair and f"{instructions.source} to {instructions.target}" not in instructions.pairs:
             raise SpecError(f"--task {task}: the model translates {', '.join(instructions.pairs)}")
-    elif instructions.source:
+    else:
         instructions = replace(instructions, source=None, target=None)  # a model of one pair needs no names for it
     if instructions.prefix is None:
         instructions = replace(instructions, prefix="" if known else own_prefix(checkpoint.config))

@@ -161,14 +161,18 @@ class SourceTexts:
         return known[code]
 
     def _pair(self, spoken: "str | None", wanted: "str | None") -> str:
-        """The instruction that a checkpoint trained on instructions knows a pair of languages by."""
+        """Return the instruction for a pair of languages. Raises InputError for a pair that the model lacks."""
         pairs = self.source.pairs
         pair = f"{spoken} to {wanted}"
-        if pair not in pairs:
-            raise InputError(
-                f"source_language is {spoken!r} and target_language is {wanted!r}; this model knows {', '.join(pairs)}"
-            )
-        return pairs[pair]
+        if pair in pairs:
+            return pairs[pair]
+        missing = [name for name, code in (("source_language", spoken), ("target_language", wanted)) if code is None]
+        found = (
+            f"{missing[0]} is missing"
+            if missing
+            else f"source_language is {spoken!r} and target_language is {wanted!r}"
+        )
+        raise InputError(f"{found}; this model knows {', '.join(pairs)}")
 
 
 def beginning(source: Source, target: "Language | None") -> "tuple[int, int | None]":
