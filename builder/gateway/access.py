@@ -16,7 +16,9 @@ from builder.gateway.facts import FACTS, Facts
 from builder.gateway.responses import send_json
 from builder.gateway.settings import Settings
 
-OPEN = ("/", "/health", "/health/ready")  # to everybody: whether it lives, and the page, which asks for a key itself
+OPEN = {  # to everybody: whether it lives, and the page, which asks for a key itself
+    (method, path) for method in ("GET", "HEAD") for path in ("/", "/health", "/health/ready")
+}
 NOBODY = "anonymous"
 ADMIN = "/admin/"  # what is below takes orders: a key of its own, always
 
@@ -109,7 +111,7 @@ class Access:
         self.tokens = Allowance(tokens, "tokens") if tokens else None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN:
+        if scope["type"] != "http" or (scope["method"], scope["path"]) in OPEN:
             await self.app(scope, receive, send)
             return
         facts: Facts = scope[FACTS]

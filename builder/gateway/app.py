@@ -20,7 +20,7 @@ from builder.gateway.access import Access
 from builder.gateway.backend import Backend
 from builder.gateway.bound import Bound
 from builder.gateway.call import Call, Gateway
-from builder.gateway.endpoint import Endpoint, Handler, checked
+from builder.gateway.endpoint import Endpoint, Handler, checked, openai_error
 from builder.gateway.errors import ApiError
 from builder.gateway.facts import FACTS, Facts
 from builder.gateway.generation.chat import Body as ChatBody
@@ -64,7 +64,7 @@ def make_app(
 def routes(gateway: Gateway) -> list[BaseRoute]:
     """Every route; each is an Endpoint."""
     return [
-        Route(api.path, Endpoint(gateway, api.handler, api.schema, api.error), methods=[api.method]) for api in APIS
+        Route(api.path, Endpoint(gateway, api.handler, api.schema, api.errors[0]), methods=[api.method]) for api in APIS
     ]
 
 
@@ -133,7 +133,8 @@ async def either_rerank(call: Call) -> Any:
     """POST /rerank: TEI's where there are texts, Jina's and Cohere's where there are documents."""
     fields = call.body.model_extra
     if "texts" in fields:
-        return await tei.rank(replace(call, body=checked(tei.RerankBody, fields)))
+        with tei.tei_errors():
+            return await tei.rank(replace(call, body=checked(tei.RerankBody, fields)))
     return await rerank.rerank(replace(call, body=checked(rerank.Body, fields)))
 
 
@@ -143,7 +144,11 @@ async def openapi(call: Call) -> dict[str, Any]:
 
 
 def _tei(path: str, handler: Handler, schema: type[BaseModel]) -> Api:
-    return Api("POST", path, handler, schema, tei.tei_error)
+    return Api("POST", path, handler, schema, (tei.tei_error,))
+
+
+TEI_BODIES = (tei.EmbedBody, tei.SparseBody, tei.PredictBody, tei.RerankBody, tei.SimilarityBody)
+EITHER_ERROR = (openai_error, tei.tei_error)
 
 
 APIS = (
@@ -157,17 +162,20 @@ APIS = (
     Api("POST", "/v1/chat/completions", chat.chat, ChatBody),
     Api("POST", "/v1/completions", completions.completions, completions.Body),
     Api("POST", "/v1/embeddings", embeddings.embeddings, embeddings.Body),
+    Api("POST", "/embeddings", embeddings.embeddings, embeddings.Body),
     Api("POST", "/v1/rerank", rerank.rerank, rerank.Body),
     Api("POST", "/v2/rerank", rerank.rerank, rerank.Body),
     Api("POST", "/v1/tasks/{task}", tasks.run, tasks.Body),
-    Api("POST", "/rerank", either_rerank, tei.RawBody, bodies=(rerank.Body, tei.RerankBody)),
+    Api("POST", "/rerank", either_rerank, tei.RawBody, EITHER_ERROR, (rerank.Body, tei.RerankBody)),
     _tei("/embed", tei.embed_texts, tei.EmbedBody),
     _tei("/embed_all", tei.embed_tokens, tei.TokensBody),
     _tei("/embed_sparse", tei.embed_sparse, tei.SparseBody),
+    _tei("/similarity", tei.similarity, tei.SimilarityBody),
+    Api("POST", "/", tei.default, tei.RawBody, (tei.tei_error,), TEI_BODIES),
     _tei("/predict", tei.predict, tei.PredictBody),
-    Api("POST", "/tokenize", tokenize.tokenize, tei.RawBody, bodies=(tokenize.TeiBody, tokenize.Body)),
+    Api("POST", "/tokenize", tokenize.tokenize, tei.RawBody, EITHER_ERROR, (tokenize.TeiBody, tokenize.Body)),
     Api("POST", "/detokenize", tokenize.detokenize, tokenize.DetokenizeBody),
     _tei("/decode", tokenize.decode, tokenize.DecodeBody),
-    Api("GET", "/info", tei.info, error=tei.tei_error),
+    Api("GET", "/info", tei.info, errors=(tei.tei_error,)),
     Api("POST", "/admin/canary", orders.order, canary.Order, documented=False),
 )

@@ -47,7 +47,7 @@ class Call:
 
     def _of(self, model: Model) -> Model:
         """Note whose request it is. Raises ApiError 429 where too many wait for this model."""
-        self.facts.model = model.name
+        self.gateway.metrics.start(self.facts, model.name)
         if not model.streams:
             self.gateway.bound.enter(model.name)
             self.facts.waits_for = model.name

@@ -45,12 +45,10 @@ class Journal:
             await send_json(noting, error.status, error.body, {**error.headers, "connection": "close"})
             return
         self.active += 1
-        self.metrics.running.set(self.active)
         try:
             await self.app(scope, receive, noting)
         finally:
             self.active -= 1
-            self.metrics.running.set(self.active)
             self._end(scope, facts)
 
     def _end(self, scope: Scope, facts: Facts) -> None:

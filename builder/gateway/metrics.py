@@ -14,6 +14,7 @@ BETWEEN = (0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
 WHOLE = (0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0, 120.0, 240.0)
 QUEUED = (0.001, 0.005, 0.01, 0.05, *WHOLE[1:])
 SHORT = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0)
+ENGINE = "0"  # vLLM's label for one of several copies of an engine, of which it has one by default
 
 
 class Metrics:
@@ -36,7 +37,9 @@ class Metrics:
         self.success = Counter(
             "vllm:request_success", "Answers, by why they ended", (*model, "finished_reason"), registry=self.registry
         )
-        self.running = Gauge("vllm:num_requests_running", "Requests that are being answered", registry=self.registry)
+        self.running = Gauge(
+            "vllm:num_requests_running", "Requests that are being answered", (*model, "engine"), registry=self.registry
+        )
         self.unanswered = Gauge(
             "build_repo_gateway_unanswered",
             "Requests to models that generate which have had no part of their answer yet",
@@ -63,9 +66,17 @@ class Metrics:
             registry=self.registry,
         )
 
+    def start(self, facts: Facts, model: str) -> None:
+        """Count a request as running, now that its model is known."""
+        facts.model = model
+        self.running.labels(model, ENGINE).inc()
+
     def finish(self, facts: Facts) -> None:
         """Count a request that is over."""
-        if not facts.model or facts.status >= 400:
+        if not facts.model:
+            return
+        self.running.labels(facts.model, ENGINE).dec()
+        if facts.status >= 400:
             return
         if facts.first_token_s is None:
             self.short.labels(facts.model).observe(facts.elapsed_s)

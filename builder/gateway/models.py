@@ -75,6 +75,11 @@ class Model:
         """The roles whose messages in parts its chat template reads."""
         return [str(role) for role in json.loads(self.parameters.get("message_parts", "[]"))]
 
+    @cached_property
+    def prompts(self) -> list[str]:
+        """Return the names of an embedder's prompts."""
+        return [str(name) for name in json.loads(self.parameters.get("prompts", "[]"))]
+
     @property
     def embeds(self) -> bool:
         """Whether it answers one vector a text."""
@@ -91,6 +96,12 @@ class Model:
         for name in names:
             if name not in self.inputs:
                 raise bad_field(name, f"{name} is not something that {self.name} takes; leave it out")
+
+    def refuse_other_side(self, name: str, side: str) -> None:
+        """Raise ApiError, for the field `name`, unless texts that are too long are cut on this side."""
+        own = self.parameters.get("truncation_side", "right")
+        if side != own:
+            raise bad_field(name, f"{self.name} cuts long texts on the {own}, as it was built to; leave {name} out")
 
     def _number(self, name: str) -> int | None:
         value = self.parameters.get(name)

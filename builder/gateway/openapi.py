@@ -23,6 +23,7 @@ STREAMS = "text/event-stream"
 @dataclass(frozen=True)
 class Api:
     """One route. `schema` checks its body, None where it takes none; `bodies` are what it documents instead.
+    `errors`: the shapes of its errors, that of the route first.
 
     `documented`: whether it is worth a client's while.
     """
@@ -31,7 +32,7 @@ class Api:
     path: str
     handler: Handler
     schema: type[BaseModel] | None = None
-    error: ErrorBody = openai_error
+    errors: tuple[ErrorBody, ...] = (openai_error,)
     bodies: tuple[type[BaseModel], ...] = ()
     documented: bool = True
 
@@ -58,7 +59,8 @@ def _operation(api: Api, components: dict[str, Any]) -> dict[str, Any]:
     content: dict[str, Any] = {"application/json": {}} if api.method == "POST" else {"*/*": {}}
     if any("stream" in body.get("properties", {}) for body in bodies):
         content[STREAMS] = {}
-    error = {"application/json": {"schema": _shape(api.error(ApiError(400, "")))}}
+    shapes = [_shape(shape(ApiError(400, ""))) for shape in api.errors]
+    error = {"application/json": {"schema": _any_of(shapes)}}
     operation: dict[str, Any] = {
         "operationId": f"{api.method.lower()}{re.sub('[^a-z0-9]+', '_', api.path)}",
         "summary": (api.handler.__doc__ or "").split("\n")[0].split(": ", 1)[-1],
@@ -72,8 +74,7 @@ def _operation(api: Api, components: dict[str, Any]) -> dict[str, Any]:
         string = {"type": "string"}
         operation["parameters"] = [{"name": n, "in": "path", "required": True, "schema": string} for n in names]
     if bodies:
-        schema = bodies[0] if len(bodies) == 1 else {"anyOf": bodies}
-        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": schema}}}
+        operation["requestBody"] = {"required": True, "content": {"application/json": {"schema": _any_of(bodies)}}}
     return operation
 
 
@@ -84,6 +85,10 @@ def _schema(body: type[BaseModel], components: dict[str, Any]) -> dict[str, Any]
         if components.setdefault(name, part) != part:
             raise TypeError(f"two schemas are called {name}: rename one of the classes")
     return schema
+
+
+def _any_of(schemas: list[dict[str, Any]]) -> dict[str, Any]:
+    return schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
 
 
 def _shape(example: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ Sources: https://docs.cohere.com/reference/rerank, https://jina.ai/reranker, and
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -35,7 +36,8 @@ async def rerank(call: Call) -> dict[str, Any]:
     body: Body = call.body
     model = await call.model_for("for text-ranking", ranks, body.model)
     texts = [_text(number, document) for number, document in enumerate(body.documents)]
-    scored = await score(call, model, body.query, texts, body.truncate)
+    options = {} if body.truncate is None else {"truncate": body.truncate}
+    scored = best_first(await relevance(call, model, body.query, texts, options))
     results: list[dict[str, Any]] = [{"index": i, "relevance_score": s} for i, s in scored[: body.top_n]]
     if body.return_documents:
         for result in results:
@@ -55,14 +57,17 @@ def ranks(model: Model) -> bool:
     return {"query", "documents"} <= set(model.inputs) and "score" in model.outputs
 
 
-async def score(
-    call: Call, model: Model, query: str, texts: list[str], truncate: bool | None
-) -> list[tuple[int, float]]:
-    """(number, score) of each text, the best first."""
+async def relevance(
+    call: Call, model: Model, query: str, texts: Sequence[str], options: Mapping[str, Any]
+) -> list[float]:
+    """Return the score of each text, in their order."""
     parts = [texts[at : at + AT_ONCE] for at in range(0, len(texts), AT_ONCE)]
-    options = {} if truncate is None else {"truncate": truncate}
     rows = await ask_rows(call, model, [{"query": [query], "documents": part} for part in parts], options)
-    scores = [float(value) for row in rows for value in row["score"]]
+    return [float(value) for row in rows for value in row["score"]]
+
+
+def best_first(scores: Sequence[float]) -> list[tuple[int, float]]:
+    """Return (number, score) of each text, the best first."""
     return sorted(enumerate(scores), key=lambda pair: -pair[1])
 
 

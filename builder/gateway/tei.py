@@ -1,4 +1,5 @@
-"""Routes of Text Embeddings Inference, for its clients: /embed, /embed_all, /embed_sparse, /predict, /rerank, /info.
+"""Routes of Text Embeddings Inference, for its clients: /, /embed, /embed_all, /embed_sparse, /predict, /rerank,
+/similarity, /info.
 
 They name no model, so there must be one of the kind, or the body says which in `model`.
 Source: https://huggingface.github.io/text-embeddings-inference
@@ -6,8 +7,10 @@ Source: https://huggingface.github.io/text-embeddings-inference
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field
@@ -15,10 +18,13 @@ from pydantic import BaseModel, ConfigDict, Field
 from builder.distribution import own_version
 from builder.gateway import rerank
 from builder.gateway.call import Call
+from builder.gateway.classification import classifies, label_scores, raw_scores
+from builder.gateway.endpoint import checked
 from builder.gateway.errors import ApiError, bad_field
-from builder.gateway.models import Model
+from builder.gateway.models import Model, one_of
 from builder.gateway.openai.embeddings import embed, shortened, unit
 from builder.gateway.rows import ask_rows
+from builder.gateway.similarity import Sentences, similarities
 
 KINDS: Mapping[int, str] = {
     400: "Validation",
@@ -27,7 +33,6 @@ KINDS: Mapping[int, str] = {
     429: "Overloaded",
     503: "Unhealthy",
 }
-LARGEST = 2**31 - 1
 Texts = Annotated[list[str], Field(min_length=1, max_length=4096)]
 
 
@@ -36,19 +41,45 @@ def tei_error(error: ApiError) -> Mapping[str, Any]:
     return {"error": error.message, "error_type": KINDS.get(error.status, "Backend")}
 
 
-class Options(BaseModel):
-    """Of every route. `raw_scores` and the direction of cuts are the model's own: others are refused."""
+class TeiError(ApiError):
+    """An error in TEI's shape, on a route that clients of others ask too."""
+
+    def __init__(self, error: ApiError) -> None:
+        super().__init__(error.status, error.message, param=error.param, code=error.code, retry_after=error.retry_after)
+
+    @property
+    def body(self) -> dict[str, Any]:
+        return dict(tei_error(self))
+
+
+@contextmanager
+def tei_errors() -> Iterator[None]:
+    """Raise TeiError in place of ApiError."""
+    try:
+        yield
+    except ApiError as error:
+        raise TeiError(error) from error
+
+
+class Truncation(BaseModel):
+    """Handling of texts that are too long. The side that is cut is the model's own."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: str | None = None
     truncate: bool | None = None
-    truncation_direction: str | None = None
+    truncation_direction: Literal["Left", "left", "Right", "right"] | None = None
 
-    def check(self) -> None:
-        """Raise ApiError for what a model does not let a request say."""
+    def options(self, model: Model) -> dict[str, Any]:
+        """Return the inputs of the model. Raises ApiError for a side on which it does not cut."""
         if self.truncation_direction is not None:
-            raise bad_field("truncation_direction", "on which side texts are cut is fixed when a model is built")
+            model.refuse_other_side("truncation_direction", self.truncation_direction.lower())
+        return {} if self.truncate is None else {"truncate": self.truncate}
+
+
+class Options(Truncation):
+    """Fields of every route."""
+
+    model: str | None = None
 
 
 class EmbedBody(Options):
@@ -66,11 +97,11 @@ class TokensBody(Options):
     dimensions: int | None = None
     prompt_name: str | None = None
 
-    def check(self) -> None:
-        super().check()
+    def options(self, model: Model) -> dict[str, Any]:
         wanted = {"normalize": self.normalize is False, "dimensions": self.dimensions, "prompt_name": self.prompt_name}
         for name in [name for name, value in wanted.items() if value not in (None, False)]:
             raise bad_field(name, f"vectors of tokens have no {name}: leave it out")
+        return super().options(model)
 
 
 class SparseBody(Options):
@@ -90,6 +121,18 @@ class RerankBody(Options):
     return_text: bool = False
 
 
+class SimilarityParameters(Truncation):
+    prompt_name: str | None = None
+
+
+class SimilarityBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    model: str | None = None
+    inputs: Sentences
+    parameters: SimilarityParameters | None = None
+
+
 class RawBody(BaseModel):
     """Looked at further once its kind is known."""
 
@@ -99,10 +142,9 @@ class RawBody(BaseModel):
 async def embed_texts(call: Call) -> list[np.ndarray]:
     """POST /embed: a vector a text."""
     body: EmbedBody = call.body
-    body.check()
-    model = await call.model_for("for embeddings", lambda model: model.embeds, body.model)
+    model = await call.model_for("for embeddings", _embeds, body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    vectors = await embed(call, model, texts, prompt_name=body.prompt_name, truncate=body.truncate)
+    vectors = await embed(call, model, texts, prompt_name=body.prompt_name, **body.options(model))
     if body.dimensions is not None:
         vectors = shortened(vectors, body.dimensions)
     return [unit(vector) if body.normalize else vector for vector in vectors]
@@ -111,10 +153,13 @@ async def embed_texts(call: Call) -> list[np.ndarray]:
 async def embed_tokens(call: Call) -> list[np.ndarray]:
     """POST /embed_all: a vector a token, of a model that does not pool them, and so has no prompts."""
     body: TokensBody = call.body
-    body.check()
-    model = await call.model_for("for a vector a token", _per_token, body.model)
+    model = await call.model_for("for a vector a token", per_token, body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    options = {} if body.truncate is None else {"truncate": body.truncate}
+    return await token_vectors(call, model, texts, body.options(model))
+
+
+async def token_vectors(call: Call, model: Model, texts: list[str], options: Mapping[str, Any]) -> list[np.ndarray]:
+    """Return the vectors of each text's tokens (tokens, size)."""
     answers = []
     for text in texts:  # texts of unequal length have no common shape
         answers += await ask_rows(call, model, [{"text_input": [text]}], options)
@@ -124,11 +169,9 @@ async def embed_tokens(call: Call) -> list[np.ndarray]:
 async def embed_sparse(call: Call) -> list[list[dict[str, Any]]]:
     """POST /embed_sparse: of each text the tokens that matter, with their weights, of a model that tells them."""
     body: SparseBody = call.body
-    body.check()
     model = await call.model_for("for sparse embeddings", _sparse, body.model)
     texts = [body.inputs] if isinstance(body.inputs, str) else body.inputs
-    stated = {"prompt_name": body.prompt_name, "truncate": body.truncate}
-    options = {name: value for name, value in stated.items() if value is not None}
+    options = {**body.options(model), **({} if body.prompt_name is None else {"prompt_name": body.prompt_name})}
     model.refuse_others(options)
     rows = await ask_rows(call, model, [{"text_input": [text]} for text in texts], options)
     return [
@@ -144,29 +187,50 @@ async def embed_sparse(call: Call) -> list[list[dict[str, Any]]]:
 async def predict(call: Call) -> list[Any]:
     """POST /predict: every label of a text, or of a pair, with its score."""
     body: PredictBody = call.body
-    body.check()
-    _refuse_raw(body.raw_scores)
-    model = await call.model_for("for text-classification", _classifies, body.model)
+    model = await call.model_for("for text-classification", classifies, body.model)
     single = isinstance(body.inputs, str) or (len(body.inputs) <= 2 and all(isinstance(i, str) for i in body.inputs))
     inputs: list[Any] = [body.inputs] if single else list(body.inputs)
-    options = {"top_k": LARGEST, **({} if body.truncate is None else {"truncate": body.truncate})}
-    rows = await ask_rows(call, model, [_pair(number, value) for number, value in enumerate(inputs)], options)
-    answers = [
-        [{"score": float(s), "label": label} for label, s in zip(row["label"], row["score"], strict=True)]
-        for row in rows
-    ]
+    options = {**body.options(model), **(raw_scores(model, "raw_scores") if body.raw_scores else {})}
+    rows = await label_scores(call, model, inputs, options)
+    answers = [[{"score": score, "label": label} for label, score in row] for row in rows]
     return answers[0] if single else answers
 
 
 async def rank(call: Call) -> list[dict[str, Any]]:
     """POST /rerank, TEI's kind: the most relevant text first."""
     body: RerankBody = call.body
-    body.check()
-    _refuse_raw(body.raw_scores)
     model = await call.model_for("for text-ranking", rerank.ranks, body.model)
-    scored = await rerank.score(call, model, body.query, body.texts, body.truncate)
+    options = {**body.options(model), **(raw_scores(model, "raw_scores") if body.raw_scores else {})}
+    scores = await rerank.relevance(call, model, body.query, body.texts, options)
     texts = [{"text": text} if body.return_text else {} for text in body.texts]
-    return [{"index": i, **texts[i], "score": s} for i, s in scored]
+    return [{"index": i, **texts[i], "score": score} for i, score in rerank.best_first(scores)]
+
+
+async def similarity(call: Call) -> list[float]:
+    """POST /similarity: how alike each sentence is to the source sentence, from -1 to 1."""
+    body: SimilarityBody = call.body
+    parameters = body.parameters or SimilarityParameters()
+    model = await call.model_for("for embeddings", _embeds, body.model)
+    options = {"prompt_name": parameters.prompt_name, **parameters.options(model)}
+    return await similarities(call, model, body.inputs, **options)
+
+
+async def default(call: Call) -> Any:
+    """POST /: what the body asks for, or else what the model is for: /embed, /embed_sparse, /predict or /rerank."""
+    fields = call.body.model_extra
+    if "texts" in fields:
+        return await rank(replace(call, body=checked(RerankBody, fields)))
+    if isinstance(fields.get("inputs"), dict):
+        return await similarity(replace(call, body=checked(SimilarityBody, fields)))
+    name = fields["model"] if isinstance(fields.get("model"), str) else None
+    model = await one_of(call.gateway.models, "that TEI has a route for", lambda model: _kind(model) is not None, name)
+    if _embeds(model):
+        return await embed_texts(replace(call, body=checked(EmbedBody, fields)))
+    if _sparse(model):
+        return await embed_sparse(replace(call, body=checked(SparseBody, fields)))
+    if classifies(model):
+        return await predict(replace(call, body=checked(PredictBody, fields)))
+    return await rank(replace(call, body=checked(RerankBody, fields)))
 
 
 async def info(call: Call) -> dict[str, Any]:
@@ -175,7 +239,6 @@ async def info(call: Call) -> dict[str, Any]:
     if not models:
         raise ApiError(404, "there is no model for embeddings, classification or ranking")
     model = models[0]
-    call.facts.model = model.name
     return {
         "model_id": model.name,
         "model_sha": None,
@@ -191,33 +254,22 @@ async def info(call: Call) -> dict[str, Any]:
 
 def _kind(model: Model) -> dict[str, Any] | None:
     labels = {"id2label": dict(enumerate(model.labels)), "label2id": {name: i for i, name in enumerate(model.labels)}}
-    if model.embeds or _sparse(model):
+    if _embeds(model) or _sparse(model):
         return {"embedding": {"pooling": "model" if model.embeds else "splade"}}
     if rerank.ranks(model):
         return {"reranker": labels}
-    return {"classifier": labels} if _classifies(model) else None
+    return {"classifier": labels} if classifies(model) else None
 
 
-def _classifies(model: Model) -> bool:
-    return model.task == "text-classification"
+def _embeds(model: Model) -> bool:
+    return model.embeds
 
 
-def _per_token(model: Model) -> bool:
+def per_token(model: Model) -> bool:
+    """Return True for a model that answers a vector a token."""
     output = model.outputs.get("embedding")
     return output is not None and len(output.dims) == 2
 
 
 def _sparse(model: Model) -> bool:
     return {"indices", "values"} <= set(model.outputs)
-
-
-def _pair(number: int, value: str | list[str]) -> dict[str, list[str]]:
-    texts = [value] if isinstance(value, str) else value
-    if not 1 <= len(texts) <= 2:
-        raise bad_field("inputs", f"inputs[{number}] has {len(texts)} texts; send one, or a pair")
-    return dict(zip(("text_input", "text_pair"), ([text] for text in texts), strict=False))
-
-
-def _refuse_raw(raw_scores: bool) -> None:
-    if raw_scores:
-        raise bad_field("raw_scores", "raw_scores: models answer scores after the function that they were built with")

@@ -21,6 +21,7 @@ from builder.gateway.generation.messages import MOST_MESSAGES, Message, Template
 from builder.gateway.models import Model
 from builder.gateway.responses import dumps, loads
 from builder.gateway.rows import ask_rows
+from builder.gateway.tei import tei_errors
 
 TOKENIZE = "tokenize"
 Ids = Annotated[list[int], Field(min_length=1)]
@@ -71,7 +72,8 @@ async def tokenize(call: Call) -> Any:
     """POST /tokenize, of either kind."""
     fields = call.body.model_extra
     if "inputs" in fields:
-        return await _tokenize_texts(replace(call, body=checked(TeiBody, fields)))
+        with tei_errors():
+            return await _tokenize_texts(replace(call, body=checked(TeiBody, fields)))
     return await _tokenize_prompt(replace(call, body=checked(Body, fields)))
 
 

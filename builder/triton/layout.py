@@ -161,12 +161,16 @@ def in_process(
 
 
 def _front_parameters(serving: EncoderServing) -> dict[str, str]:
-    """What its configuration tells of a model: its task, limit, labels and mask."""
+    """Return what its configuration tells of a model: its task, limit, labels, mask, prompts and how it cuts texts."""
     parameters = {"task": serving.task.replace("_", "-"), "max_input_length": str(serving.max_length)}
     if "labels" in serving.parameters:
         parameters["labels"] = json.dumps(list(serving.parameters["labels"]), ensure_ascii=False)
     if "mask" in serving.parameters:
         parameters["mask_token"] = serving.parameters["mask"]
+    if serving.parameters.get("prompts"):
+        parameters["prompts"] = json.dumps(sorted(serving.parameters["prompts"]), ensure_ascii=False)
+    if serving.truncation_side != "right":
+        parameters["truncation_side"] = serving.truncation_side
     return parameters
 
 

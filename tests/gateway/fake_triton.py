@@ -27,6 +27,7 @@ CALL = '{"name":"look_up","arguments":{"city":"Oslo"}}'
 SPOKEN = f"I look. <tool_call>\n{CALL}\n</tool_call>\n<tool_call>\n{CALL}\n</tool_call>"
 THOUGHT = "Is it far? No."
 TEXT = Field("text_input", "TYPE_STRING")
+FUNCTION = Field("function_to_apply", "TYPE_STRING", optional=True)
 OPTIONS = (*COMMON, *PROMPT)
 NEWER = (
     "guide",
@@ -58,9 +59,15 @@ MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] 
         (Field("embedding", "TYPE_FP32", (SIZE,)), *ENCODED, TOKENS),
         {"max_input_length": "64", "report": REPORT},
     ),
+    "features": (
+        "feature-extraction",
+        (TEXT, TRUNCATE),
+        (Field("embedding", "TYPE_FP32", (-1, SIZE)), *ENCODED),
+        {},
+    ),
     "ranks": (
         "text-ranking",
-        (Field("query", "TYPE_STRING"), Field("documents", "TYPE_STRING", (-1,)), TRUNCATE),
+        (Field("query", "TYPE_STRING"), Field("documents", "TYPE_STRING", (-1,)), FUNCTION, TRUNCATE),
         (Field("score", "TYPE_FP32", (-1,)), *ENCODED),
         {},
     ),
@@ -76,6 +83,7 @@ MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] 
             TEXT,
             Field("text_pair", "TYPE_STRING", optional=True),
             Field("top_k", "TYPE_INT32", optional=True),
+            FUNCTION,
             TRUNCATE,
         ),
         (Field("label", "TYPE_STRING", (-1,)), Field("score", "TYPE_FP32", (-1,)), *ENCODED),
@@ -132,7 +140,8 @@ class FakeTriton(Backend, Server):
             await self.may_answer.wait()
         if "documents" in values:
             rows = values["documents"]
-            scores = [[text.count("x") / max(1, len(text)) for text in row] for row in rows]
+            scale = 9 if "function_to_apply" in values else 1  # raw
+            scores = [[scale * text.count("x") / max(1, len(text)) for text in row] for row in rows]
             return _outputs(score=np.array(scores, np.float32), prompt_tokens=_lengths(rows))
         texts = [row[0] for row in values["text_input"]]
         if any(not text.strip() for text in texts):
@@ -147,7 +156,11 @@ class FakeTriton(Backend, Server):
             return _outputs(indices=np.array(indices, np.int32), values=weights, **counted)
         if request.model_name == "topics":
             labels = np.array([["a", "b"]] * len(texts), np.object_)
-            return _outputs(label=labels, score=np.array([[0.75, 0.25]] * len(texts), np.float32), **counted)
+            scores = [1.5, -0.5] if "function_to_apply" in values else [0.75, 0.25]
+            return _outputs(label=labels, score=np.array([scores] * len(texts), np.float32), **counted)
+        if request.model_name == "features":
+            vectors = [[[ord(letter), 0, 0, 1] for letter in text] for text in texts]
+            return _outputs(embedding=np.array(vectors, np.float32), **counted)
         last = [float("nan") if text == "not finite" else 1.0 for text in texts]
         return _outputs(
             embedding=np.array([[len(t), 3, 0, x] for t, x in zip(texts, last, strict=True)], np.float32), **counted

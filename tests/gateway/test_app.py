@@ -14,35 +14,23 @@ import sys
 import threading
 from collections.abc import AsyncGenerator
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any
 
 import numpy as np
 import pytest
 
 from builder.errors import SpecError
 from builder.gateway.access import Allowance, read_keys
-from builder.gateway.app import make_app
 from builder.gateway.errors import ApiError
-from builder.gateway.journal import Journal
-from builder.gateway.models import Catalogue
 from builder.gateway.openai.completions import _logprobs as completion_logprobs
 from builder.gateway.responses import dumps
-from builder.gateway.settings import Settings
 from builder.gateway.triton import stream_error
 from builder.gateway.usage import cache_usage
 from tests.gateway.asgi import Answer, ask
+from tests.gateway.asking import asked, gateway
 from tests.gateway.fake_triton import FakeTriton
 
 CHAT: dict[str, Any] = {"model": "writes", "messages": [{"role": "user", "content": "Hello"}], "max_tokens": 3}
-
-
-def gateway(triton: FakeTriton | None = None, log: TextIO | None = None, **settings: Any) -> Journal:
-    triton = triton or FakeTriton()
-    return make_app(Settings(**settings), triton, log, models=Catalogue(triton))
-
-
-def asked(path: str, body: Any = None, app: Journal | None = None, **options: Any) -> Answer:
-    return asyncio.run(ask(app or gateway(), path, body, **options))
 
 
 def test_the_process_knows_nothing_of_pytorch() -> None:
@@ -55,14 +43,15 @@ def test_the_process_knows_nothing_of_pytorch() -> None:
 
 def test_models_are_those_that_name_a_task() -> None:
     models = asked("/v1/models").json["data"]
-    assert [model["id"] for model in models] == ["embeds", "guided", "ranks", "sparse", "thinks", "topics", "writes"]
+    names = ["embeds", "features", "guided", "ranks", "sparse", "thinks", "topics", "writes"]
+    assert [model["id"] for model in models] == names
     shown = asked("/v1/models/writes").json
     assert (shown["task"], shown["max_model_len"], shown["chat"]) == ("text-generation", 64, True)
     assert shown["report"] is None
     assert asked("/v1/models/embeds").json["report"]["speed_up"] == 3.12
     missing = asked("/v1/models/other")
     assert missing.status == 404
-    assert "there are: embeds, guided, ranks, sparse, thinks, topics, writes" in missing.error["message"]
+    assert "there are: embeds, features, guided, ranks, sparse, thinks, topics, writes" in missing.error["message"]
 
 
 def test_a_chat_whole_and_in_chunks() -> None:
@@ -581,8 +570,7 @@ def test_tei() -> None:
         refused = asked("/embed_all", {"inputs": "x", name: value})
         assert (refused.status, name in refused.json["error"]) == (400, True), "vectors of tokens have none of these"
     unsaid = {"prompt_name": None, "dimensions": None, "normalize": True}
-    taken = asked("/embed_all", {"inputs": "x", **unsaid}).json["error"]
-    assert taken == "name the model in `model`: of those for a vector a token there are: none", "clients send them"
+    assert asked("/embed_all", {"inputs": "ab", **unsaid}).json == [[[97, 0, 0, 1], [98, 0, 0, 1]]], "clients send them"
     expected = [{"score": 0.75, "label": "a"}, {"score": 0.25, "label": "b"}]
     assert asked("/predict", {"inputs": "text"}).json == expected
     assert asked("/predict", {"inputs": ["a", "pair"]}).json == expected
@@ -620,12 +608,11 @@ def test_tokens_as_teis_and_vllms_clients_ask_for_them() -> None:
 @pytest.mark.parametrize(
     ("path", "body", "param"),
     [
-        ("/tokenize", {"model": "writes", "inputs": "a"}, "model"),
+        ("/tokenize", {"model": "writes", "prompt": "a"}, "model"),
         ("/tokenize", {"model": "ranks", "prompt": "a"}, "model"),
         ("/tokenize", {"model": "embeds", "messages": [{"role": "user", "content": "a"}]}, "messages"),
         ("/tokenize", {"model": "guided"}, "prompt"),
         ("/tokenize", {"model": "guided", "prompt": "a", "messages": []}, "messages"),
-        ("/tokenize", {"model": "embeds", "inputs": "a", "prompt_name": "query"}, "prompt_name"),
         ("/tokenize", {"prompt": "a"}, "model"),
         ("/detokenize", {"model": "embeds", "tokens": [1]}, "model"),
         ("/detokenize", {"model": "guided", "tokens": ["a"]}, "tokens"),
@@ -863,6 +850,29 @@ def test_metrics_have_the_names_that_dashboards_know() -> None:
         'build_repo_gateway_responses_total{route="/v1/embeddings",status="200"} 1.0',
     ):
         assert line in text
+
+
+def test_running_requests_are_counted_by_model() -> None:
+    """Regression: a scrape counted itself, so that one request was running where none was, and no model was named."""
+    seen: list[tuple[float | None, float | None]] = []
+
+    def running(name: str) -> float | None:
+        labels = {"model_name": name, "engine": "0"}
+        return app.metrics.registry.get_sample_value("vllm:num_requests_running", labels)
+
+    class Noting(FakeTriton):
+        async def infer(self, *arguments: Any) -> Any:
+            seen.append((running("embeds"), running("writes")))
+            return await super().infer(*arguments)
+
+    app = gateway(Noting())
+    assert b"vllm:num_requests_running{" not in b"".join(asked("/metrics", app=app).pieces), "none has been asked for"
+    asked("/info", app=app)
+    asked("/v1/embeddings", {"model": "embeds", "input": "abc"}, app)
+    assert seen == [(1, None)]
+    assert asked("/v1/embeddings", {"model": "embeds", "input": "abc", "prompt_name": "x"}, app).status == 400
+    assert asked("/v1/chat/completions", {**CHAT, "stream": True}, app, leave_after=1).status == 200
+    assert (running("embeds"), running("writes")) == (0, 0)
 
 
 def test_how_full_caches_are_is_not_said_where_triton_does_not_answer() -> None:

@@ -20,7 +20,7 @@ MOST_TEXTS = 2048  # OpenAI's own limit
 class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    model: str
+    model: str | None = None
     input: str | Annotated[list[Any], Field(min_length=1, max_length=MOST_TEXTS)]
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: int | None = Field(None, ge=1)
@@ -32,7 +32,7 @@ class Body(BaseModel):
 async def embeddings(call: Call) -> dict[str, Any]:
     """The vectors of all texts, in their order."""
     body: Body = call.body
-    model = await call.model(body.model)
+    model = await call.model_for("for embeddings", lambda model: model.embeds, body.model)
     texts = _texts(body.input, call.gateway.settings.token_ids)
     vectors = await embed(call, model, texts, prompt_name=body.prompt_name, truncate=body.truncate)
     if body.dimensions is not None:

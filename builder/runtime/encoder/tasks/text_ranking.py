@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ...fields import Field, InputError, Tensors, one_each, strings
+from ...fields import Field, InputError, Tensors, choice, one_each, strings
 from .. import task
 from ..scores import FUNCTIONS
 
@@ -15,7 +15,11 @@ from ..scores import FUNCTIONS
 class Task(task.Task):
     @staticmethod
     def inputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
-        return (Field("query", "TYPE_STRING"), Field("documents", "TYPE_STRING", (-1,)))
+        return (
+            Field("query", "TYPE_STRING"),
+            Field("documents", "TYPE_STRING", (-1,)),
+            Field("function_to_apply", "TYPE_STRING", optional=True),
+        )
 
     @staticmethod
     def outputs(parameters: Mapping[str, Any]) -> tuple[Field, ...]:
@@ -27,9 +31,13 @@ class Task(task.Task):
         if len(queries) != len(documents):
             raise InputError(f"documents has {len(documents)} rows and query {len(queries)}; send one row a query")
         pairs = [(query, document) for query, row in zip(queries, documents) for document in row]
-        return task.Job(list(pairs), {"shape": (len(documents), len(documents[0]))}, self.wants_truncation(tensors))
+        options = {
+            "shape": (len(documents), len(documents[0])),
+            "function": choice(tensors, "function_to_apply", self.parameters["function"], ("sigmoid", "none")),
+        }
+        return task.Job(list(pairs), options, self.wants_truncation(tensors))
 
     def answer(self, job: task.Job, rows: Sequence[task.Row], outputs: Sequence[task.Outputs]) -> dict[str, np.ndarray]:
         logits = np.stack([output["logits"] for output in outputs]).reshape(job.options["shape"])
-        scores = FUNCTIONS[self.parameters["function"]](logits).astype(np.float32)
+        scores = FUNCTIONS[job.options["function"]](logits).astype(np.float32)
         return {"score": scores, "order": np.argsort(-scores, axis=-1, kind="stable").astype(np.int32)}
