@@ -15,7 +15,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from builder.gateway import canary, orders, rerank, tasks, tei, tokenize
+from builder.gateway import canary, cohere, orders, rerank, tasks, tei, tokenize, vllm
 from builder.gateway.access import Access
 from builder.gateway.backend import Backend
 from builder.gateway.bound import Bound
@@ -165,7 +165,14 @@ APIS = (
     Api("POST", "/embeddings", embeddings.embeddings, embeddings.Body),
     Api("POST", "/v1/rerank", rerank.rerank, rerank.Body),
     Api("POST", "/v2/rerank", rerank.rerank, rerank.Body),
+    Api("POST", "/v1/embed", cohere.embed_v1, cohere.Body),
+    Api("POST", "/v2/embed", cohere.embed_v2, cohere.Body),
+    Api("POST", "/score", vllm.score, vllm.ScoreBody),
+    Api("POST", "/v1/score", vllm.score, vllm.ScoreBody),
+    Api("POST", "/classify", vllm.classify, vllm.ClassifyBody),
+    Api("POST", "/pooling", vllm.pooling, vllm.PoolingBody),
     Api("POST", "/v1/tasks/{task}", tasks.run, tasks.Body),
+    Api("POST", "/models/{name}", tasks.run_model, tasks.Body),
     Api("POST", "/rerank", either_rerank, tei.RawBody, EITHER_ERROR, (rerank.Body, tei.RerankBody)),
     _tei("/embed", tei.embed_texts, tei.EmbedBody),
     _tei("/embed_all", tei.embed_tokens, tei.TokensBody),

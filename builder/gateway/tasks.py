@@ -1,58 +1,82 @@
-"""POST /v1/tasks/TASK: every task by its own inputs, for what no other API has a route for.
+"""POST /v1/tasks/TASK and /models/NAME: every task by its own inputs, in the shape of Hugging Face's pipelines.
 
 {"model": "names", "inputs": "text" | {input: value} | [either, ...], "parameters": {option: value}}
-answers {"model": ..., "results": [...]}, one result for each of a list of inputs, a single one for a single input.
 """
 
 from __future__ import annotations
 
-import json
+from collections.abc import Collection
 from contextlib import aclosing
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from builder.gateway.call import Call
+from builder.gateway.endpoint import checked
 from builder.gateway.errors import bad_field
 from builder.gateway.generation.asking import MOST_PROMPTS, together
 from builder.gateway.generation.pieces import Completion, Usage
 from builder.gateway.models import Model
-from builder.gateway.rows import TOKENS, as_values, ask_rows
+from builder.gateway.pipelines import VectorOptions, answer_of, generated, model_options, serves, whole_answer
+from builder.gateway.rows import ask_rows
+from builder.gateway.similarity import Sentences, similarities
 
-IN_JSON = ("entities", "predictions", "answers")  # outputs of one string that is a JSON document
 OF_THE_SERVER = ("stream", "n", "logprobs")  # what a single answer of text has no place for
 
 
 class Body(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
+    """Parameters may stand beside `inputs` too, where feature-extraction's clients send them."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
 
     model: str | None = None
     inputs: str | dict[str, Any] | Annotated[list[str | dict[str, Any]], Field(min_length=1, max_length=4096)]
     parameters: dict[str, Any] = {}
 
 
-async def run(call: Call) -> dict[str, Any]:
-    """The answers of the task that the path names."""
+async def run(call: Call) -> Any:
+    """POST /v1/tasks/TASK: the answers of the task that the path names."""
     body: Body = call.body
     task = call.path["task"]
-    model = await call.model_for(f"for {task}", lambda model: model.task == task, body.model)
-    inputs = body.inputs if isinstance(body.inputs, list) else [body.inputs]
-    rows = [_row(model, number, entry) for number, entry in enumerate(inputs)]
-    options = {name: value for name, value in body.parameters.items() if value is not None}
+    model = await call.model_for(f"for {task}", lambda model: serves(model, task), body.model)
+    return await _answer(call, model, body)
+
+
+async def run_model(call: Call) -> Any:
+    """POST /models/NAME: the answers of the model that the path names, whatever its task."""
+    body: Body = call.body
+    if body.model not in (None, call.path["name"]):
+        raise bad_field("model", f"model is {body.model!r} and the path says {call.path['name']!r}; leave model out")
+    return await _answer(call, await call.model(call.path["name"]), body)
+
+
+async def _answer(call: Call, model: Model, body: Body) -> Any:
+    options = model_options(model, {**(body.model_extra or {}), **body.parameters})
+    if model.embeds and isinstance(body.inputs, dict) and "sentences" in body.inputs:
+        _refuse_unknown(model, options)
+        sentences: Any = checked(Sentences, body.inputs)
+        return await similarities(call, model, sentences, **options)
+    vectors = {
+        name: options.pop(name) for name in VectorOptions.model_fields if name in options and _has_vectors(model)
+    }
     _refuse_unknown(model, options)
-    results = await (_generated if model.streams else _answered)(call, model, rows, options)
-    used = {"prompt_tokens": call.facts.prompt_tokens, "completion_tokens": call.facts.completion_tokens}
-    used["total_tokens"] = sum(used.values())
-    return {"model": model.name, "results": results if isinstance(body.inputs, list) else results[0], "usage": used}
-
-
-async def _answered(call: Call, model: Model, rows: list[dict[str, Any]], options: dict[str, Any]) -> list[Any]:
-    lists = [{name: v if isinstance(v, list) else [v] for name, v in row.items()} for row in rows]
-    if model.batch and any(-1 in field.dims for field in model.outputs.values()) and "embedding" in model.outputs:
-        answers = [row for one in lists for row in await ask_rows(call, model, [one], options)]  # no common shape
+    inputs = body.inputs if isinstance(body.inputs, list) else [body.inputs]
+    rows = [_row(model, number, entry, options) for number, entry in enumerate(inputs)]
+    if model.streams:
+        answers = await _generated(call, model, rows, options)
+    elif _has_vectors(model):
+        post: Any = checked(VectorOptions, vectors)
+        answers = post.apply(model, [row["embedding"] for row in await _rows(call, model, rows, options)])
     else:
-        answers = await ask_rows(call, model, lists, options)
-    return [_result(model, answer) for answer in answers]
+        answers = [answer_of(model, row, options) for row in await _rows(call, model, rows, options)]
+    return whole_answer(model, answers, single=not isinstance(body.inputs, list))
+
+
+async def _rows(call: Call, model: Model, rows: list[dict[str, Any]], options: dict[str, Any]) -> list[dict[str, Any]]:
+    lists = [{name: v if isinstance(v, list) else [v] for name, v in row.items()} for row in rows]
+    if _has_vectors(model) and not model.embeds:  # texts of unequal length have no common shape
+        return [row for one in lists for row in await ask_rows(call, model, [one], options)]
+    return await ask_rows(call, model, lists, options)
 
 
 async def _generated(call: Call, model: Model, rows: list[dict[str, Any]], options: dict[str, Any]) -> list[Any]:
@@ -64,16 +88,15 @@ async def _generated(call: Call, model: Model, rows: list[dict[str, Any]], optio
             choices[number].add(piece)
             usage.add(piece, number)
     call.facts.prompt_tokens = usage.prompt
-    return [{"text_output": choice.text, "finish_reason": choice.finish_reason} for choice in choices]
+    return [generated(model, choice.text, choice.finish_reason) for choice in choices]
 
 
-def _result(model: Model, row: dict[str, Any]) -> dict[str, Any]:
-    values = as_values({name: array for name, array in row.items() if name != TOKENS}, model.outputs)
-    return {name: json.loads(value) if name in IN_JSON else value for name, value in values.items()}
+def _has_vectors(model: Model) -> bool:
+    return "embedding" in model.outputs
 
 
-def _row(model: Model, number: int, value: str | dict[str, Any]) -> dict[str, Any]:
-    required = [field.name for field in model.inputs.values() if not field.optional] or ["text_input"]
+def _row(model: Model, number: int, value: str | dict[str, Any], given: Collection[str]) -> dict[str, Any]:
+    required = [f.name for f in model.inputs.values() if not (f.optional or f.name in given)] or ["text_input"]
     if isinstance(value, str):
         if len(required) > 1:
             wanted = ", ".join(required)
@@ -86,7 +109,7 @@ def _row(model: Model, number: int, value: str | dict[str, Any]) -> dict[str, An
     return value
 
 
-def _refuse_unknown(model: Model, value: dict[str, Any]) -> None:
-    for name in value:
+def _refuse_unknown(model: Model, names: Collection[str]) -> None:
+    for name in names:
         if name not in model.inputs or (model.streams and name in OF_THE_SERVER):
             raise bad_field(name, f"{name} is not something that {model.name} takes; it has {', '.join(model.inputs)}")

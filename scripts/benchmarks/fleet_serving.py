@@ -172,7 +172,7 @@ async def ask(through: Through, name: str, text: str) -> tuple[int, str]:
     """The status, and the label or the error."""
     body = json.dumps({"model": name, "inputs": text, "parameters": {"top_k": 1}}).encode()
     status, content = await through.post(TASK, body)
-    return status, json.loads(content)["results"]["label"][0] if status == 200 else content.decode()
+    return status, json.loads(content)[0][0]["label"] if status == 200 else content.decode()
 
 
 async def one_by_one(through: Through, names: Sequence[str]) -> dict[str, Any]:

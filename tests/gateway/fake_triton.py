@@ -156,8 +156,8 @@ class FakeTriton(Backend, Server):
             return _outputs(indices=np.array(indices, np.int32), values=weights, **counted)
         if request.model_name == "topics":
             labels = np.array([["a", "b"]] * len(texts), np.object_)
-            scores = [1.5, -0.5] if "function_to_apply" in values else [0.75, 0.25]
-            return _outputs(label=labels, score=np.array([scores] * len(texts), np.float32), **counted)
+            two = [1.5, -0.5] if "function_to_apply" in values else [0.75, 0.25]
+            return _outputs(label=labels, score=np.array([two] * len(texts), np.float32), **counted)
         if request.model_name == "features":
             vectors = [[[ord(letter), 0, 0, 1] for letter in text] for text in texts]
             return _outputs(embedding=np.array(vectors, np.float32), **counted)

@@ -44,7 +44,8 @@ def requests(document: Mapping[str, Any], models: Sequence[str], tasks: Sequence
         body |= draw(st.dictionaries(st.sampled_from(names) | st.text(max_size=4), ANYTHING, max_size=2))
         for name in draw(st.sets(st.sampled_from(sorted(body)), max_size=1)) if body else ():
             del body[name]
-        return Sent(path.replace("{task}", draw(st.sampled_from(tasks))), body)
+        path = path.replace("{task}", draw(st.sampled_from(tasks)))
+        return Sent(path.replace("{name}", draw(st.sampled_from(models))), body)
 
     return one()
 

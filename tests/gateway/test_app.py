@@ -302,7 +302,7 @@ def test_one_answer_where_a_request_does_not_say_how_many() -> None:
     prompts = {"model": "writes", "prompt": ["a", "b"], "max_tokens": 2}
     assert [choice["text"] for choice in asked("/v1/completions", prompts, app).json["choices"]] == ["0 1 "] * 2
     task = {"model": "writes", "inputs": ["a"], "parameters": {"max_tokens": 2}}
-    assert asked("/v1/tasks/text-generation", task, app).json["results"][0]["text_output"] == "0 1 "
+    assert asked("/v1/tasks/text-generation", task, app).json[0]["generated_text"] == "0 1 "
 
 
 SCHEMA = {"type": "object"}
@@ -621,20 +621,6 @@ def test_tokens_as_teis_and_vllms_clients_ask_for_them() -> None:
 def test_tokens_that_no_model_tells_are_refused_by_the_field(path: str, body: dict[str, Any], param: str) -> None:
     refused = asked(path, body)
     assert (refused.status, refused.error["param"]) == (400, param), refused.error
-
-
-def test_tasks_by_their_own_inputs() -> None:
-    one = asked("/v1/tasks/text-classification", {"inputs": "a", "parameters": {"top_k": 2}}).json
-    assert one["results"] == {"label": ["a", "b"], "score": [0.75, 0.25]}
-    two = asked("/v1/tasks/text-classification", {"inputs": [{"text_input": "a", "text_pair": "b"}, "c"]}).json
-    assert len(two["results"]) == 2
-    answer = asked(
-        "/v1/tasks/text-generation", {"model": "writes", "inputs": ["a"], "parameters": {"max_tokens": 2}}
-    ).json
-    assert answer["results"] == [{"text_output": "0 1 ", "finish_reason": "length"}]
-    assert asked("/v1/tasks/translation", {"inputs": "a"}).error["code"] == "no_model"
-    assert asked("/v1/tasks/text-classification", {"inputs": "a", "parameters": {"other": 1}}).error["param"] == "other"
-    assert asked("/v1/tasks/text-ranking", {"inputs": "a"}).error["param"] == "inputs"
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from builder.gateway.generation.reasoning import Marks, Thought, Thoughts
+from tests.gateway.asking import asked, gateway
 from tests.gateway.fake_triton import THOUGHT, FakeTriton
-from tests.gateway.test_app import LOOK_UP, TOOLS, asked, gateway
+from tests.gateway.test_app import LOOK_UP, TOOLS
 
 MARKS = Marks("<think>", "</think>", special=False)
 CHAT: dict[str, Any] = {"model": "thinks", "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 64}

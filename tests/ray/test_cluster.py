@@ -94,7 +94,7 @@ class Site:
     def classify(self, name: str) -> Any:
         """What a classifier answers."""
         with self.open("/v1/tasks/text-classification", {"model": name, "inputs": [TEXT]}) as response:
-            return json.loads(response.read())["results"][0]["label"]
+            return json.loads(response.read())[0][0]["label"]
 
     def stubs(self, model: str) -> dict[int, int]:
         """The processes of a model, and the Triton of each."""

@@ -291,6 +291,31 @@ def test_cohere_reranks(url: str, client: Connect) -> None:
     assert [result.relevance_score for result in answer.results] == pytest.approx(scores, abs=1e-5)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning:cohere.*")  # of pydantic's, at its own classes
+def test_cohere_embeds(url: str, client: Connect) -> None:
+    texts = ["How do I renew my passport?", "The soup needs salt."]
+    expected = np.array([client("minilm_fp32").ask({"text_input": text})["embedding"] for text in texts])
+    types = ["float", "int8", "uint8", "binary", "ubinary"]
+    with httpx.Client() as connection:
+        options: dict[str, Any] = {"model": "minilm_fp32", "texts": texts, "input_type": "search_document"}
+        second = cohere.ClientV2("none", base_url=url, httpx_client=connection).embed(**options, embedding_types=types)
+        first = cohere.Client("none", base_url=url, httpx_client=connection)
+        plain, typed = first.embed(**options), first.embed(**options, embedding_types=types, truncate="END")
+    assert plain.response_type == "embeddings_floats"
+    assert plain.texts == texts
+    np.testing.assert_allclose(plain.embeddings, expected, atol=1e-5)
+    for answer in (typed, second):
+        by_type: Any = answer.embeddings
+        np.testing.assert_allclose(by_type.float_, expected, atol=1e-5)
+        assert np.shape(by_type.binary) == np.shape(by_type.ubinary) == (2, 48)
+        np.testing.assert_array_equal(np.unpackbits(np.array(by_type.ubinary, np.uint8), axis=1), expected > 0)
+        for row, vector in zip(np.array(by_type.int8), expected, strict=True):
+            assert row @ vector / np.linalg.norm(row) / np.linalg.norm(vector) > 0.99
+        np.testing.assert_array_equal(np.array(by_type.uint8) - 128, by_type.int8)
+    assert second.meta is not None
+    assert second.meta.billed_units is not None
+
+
 def test_tasks_answer_what_the_models_answer(url: str, client: Connect) -> None:
     def post(path: str, body: object) -> Any:
         request = urllib.request.Request(url + path, json.dumps(body).encode(), {"content-type": "application/json"})
@@ -299,10 +324,18 @@ def test_tasks_answer_what_the_models_answer(url: str, client: Connect) -> None:
 
     answer = post("/v1/tasks/question-answering", {"inputs": {"question": "Who?", "context": "Ada lives in London"}})
     expected = client("answers").ask({"question": "Who?", "context": "Ada lives in London"})
-    assert answer["results"]["answer"] == expected["answer"]
+    assert answer["answer"] == expected["answer"]
     spoken = post("/v1/tasks/translation", {"inputs": ["The film", "A"], "parameters": {"target_language": "ro_RO"}})
     expected = client("speaks").ask({"text_input": "The film", "target_language": "ro_RO"})
-    assert spoken["results"][0]["text_output"] == "".join(expected["text_output"])
+    assert spoken[0]["translation_text"] == "".join(expected["text_output"])
+
+
+def test_metrics_say_which_requests_run(url: str, api: openai.OpenAI) -> None:
+    """Regression: a scrape counted itself, so that one request ran where none did, and no model was named."""
+    api.completions.create(model="writes", prompt="The", max_tokens=1)
+    line, end = 'vllm:num_requests_running{engine="0",model_name="writes"} 0.0', time.monotonic() + 60
+    while line not in (text := httpx.get(f"{url}/metrics").text.splitlines()):  # until the request is written off
+        assert time.monotonic() < end, text
 
 
 def test_one_that_is_told_to_stop_finishes_what_runs(server: Server) -> None:

@@ -293,8 +293,9 @@ def test_clients_of_the_gateway_find_each_model_by_its_name(hosting: Shared) -> 
             answers = list(pool.map(lambda name: ask(name, TEXTS[0]), NAMES * 2))
         for name, answer in zip(NAMES * 2, answers, strict=True):
             expected = hosting.own[name][0]
-            assert answer["results"]["label"] == [label.decode() for label in expected["label"][0]]
-            np.testing.assert_allclose(answer["results"]["score"], expected["score"][0], rtol=1e-5)
+            (scored,) = answer
+            assert [one["label"] for one in scored] == [label.decode() for label in expected["label"][0]]
+            np.testing.assert_allclose([one["score"] for one in scored], expected["score"][0], rtol=1e-5)
         refused = http.post("/v1/tasks/text-classification", json={"model": "damaged", "inputs": "a"})
         assert (refused.status_code, "damaged is not ready" in refused.text) == (503, True)
         missing = http.post("/v1/tasks/text-classification", json={"model": "encoders", "inputs": "a"})

@@ -37,7 +37,7 @@ async def embeddings(call: Call) -> dict[str, Any]:
     vectors = await embed(call, model, texts, prompt_name=body.prompt_name, truncate=body.truncate)
     if body.dimensions is not None:
         vectors = [unit(vector) for vector in shortened(vectors, body.dimensions)]
-    values = [_base64(vector) for vector in vectors] if body.encoding_format == "base64" else vectors
+    values = [as_base64(vector) for vector in vectors] if body.encoding_format == "base64" else vectors
     data = [{"object": "embedding", "index": i, "embedding": value} for i, value in enumerate(values)]
     used = call.facts.prompt_tokens
     return {"object": "list", "data": data, "model": model.name, "usage": {"prompt_tokens": used, "total_tokens": used}}
@@ -60,10 +60,10 @@ async def embed(call: Call, model: Model, texts: list[str], **options: Any) -> l
     return [row["embedding"] for row in rows]
 
 
-def shortened(vectors: list[np.ndarray], size: int) -> list[np.ndarray]:
+def shortened(vectors: list[np.ndarray], size: int, name: str = "dimensions") -> list[np.ndarray]:
     """The first `size` numbers of each. Raises ApiError where there are not as many."""
     if vectors and size > len(vectors[0]):
-        raise bad_field("dimensions", f"dimensions is {size}; the vectors of this model have {len(vectors[0])}")
+        raise bad_field(name, f"{name} is {size}; the vectors of this model have {len(vectors[0])}")
     return [vector[:size] for vector in vectors]
 
 
@@ -95,5 +95,6 @@ def _text(number: int, value: Any, vocabulary: Vocabulary | None) -> str:
         raise bad_field("input", f"input[{number}] holds {error.args[0]}, which {vocabulary.name} has not") from error
 
 
-def _base64(vector: np.ndarray) -> str:
+def as_base64(vector: np.ndarray) -> str:
+    """Return 32-bit floats in little-endian order, in base64."""
     return base64.b64encode(np.ascontiguousarray(vector, "<f4").tobytes()).decode()

@@ -13,4 +13,13 @@ def _() -> None:
     assert len(answer.results) == 1
 
 
+@check("embeddings, of several types")
+def _() -> None:
+    options = {"model": "embeds", "texts": ["The town hall", "The soup"], "input_type": "search_document"}
+    first = cohere.Client("none", base_url=WORK["gateway"]).embed(**options)
+    assert len(first.embeddings) == 2
+    second = cohere.ClientV2("none", base_url=WORK["gateway"]).embed(**options, embedding_types=["float", "int8"])
+    assert len(second.embeddings.float_) == len(second.embeddings.int8) == 2
+
+
 report()
