@@ -373,7 +373,7 @@ def test_a_call_that_is_demanded_is_guided_and_read() -> None:
     triton = FakeTriton()
     (choice,) = asked("/v1/chat/completions", CALLS, gateway(triton)).json["choices"]
     (call,) = choice["message"]["tool_calls"]
-    assert call["function"] == {"name": "look_up", "arguments": '{"city": "Oslo"}'}
+    assert call["function"] == {"name": "look_up", "arguments": '{"city":"Oslo"}'}
     assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
     (inputs,) = triton.requests
     assert inputs["tools"][0] == dumps(TOOLS), "in the order of the request, which templates write out"

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from builder.gateway.openai.calls import Demanded
 from builder.gateway.tool_calls import PARSERS, Part, ToolCall
 
 OSLO = ToolCall("weather", '{"city": "Oslo"}')
@@ -185,3 +186,20 @@ def test_a_long_answer_is_read_in_linear_time(name: str) -> None:
     begun = time.thread_time()
     assert read(name, *(text[at : at + 30] for at in range(0, len(text), 30))) == [call]
     assert time.thread_time() - begun < 20
+
+
+@pytest.mark.parametrize("arguments", ['{"x":1e999}', '{"x" : 1.50, "x":[{"}":"\\u00e9"}]}', "{}", '{"x":-0.0}'])
+def test_demanded_call_keeps_the_text_of_its_arguments(arguments: str) -> None:
+    """Regression: numbers were parsed and written again, and 1e999 became Infinity, which is not JSON."""
+    reader = Demanded()
+    assert reader.push(f'{{"name":"a", "arguments":{arguments}}}') == []
+    assert reader.finish() == [ToolCall("a", arguments)]
+
+
+@pytest.mark.parametrize(
+    "text", ['{"name":"a","arguments":{"x":Infinity}}', '{"name":"a","arguments":{"x":', "[" * 9999]
+)
+def test_demanded_call_that_is_not_json_is_text(text: str) -> None:
+    reader = Demanded()
+    reader.push(text)
+    assert reader.finish() == [text]

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, ModelWrapValidatorHandler, PrivateAt
 from builder.gateway.errors import bad_field
 from builder.gateway.models import Model
 from builder.gateway.tool_calls import PARSERS, Part, ToolCall
+from builder.gateway.tool_calls.members import member_texts
 
 OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf")
 BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")  # schemas under any names
@@ -89,10 +90,10 @@ class Demanded:
 
     def finish(self) -> list[Part]:
         try:
-            call = json.loads(self.text)
-        except ValueError:
+            call = member_texts(self.text)
+            return [ToolCall(json.loads(call["name"]), call["arguments"])]
+        except (ValueError, KeyError, RecursionError):
             return [self.text] if self.text else []
-        return [ToolCall(call["name"], json.dumps(call["arguments"], ensure_ascii=False))]
 
 
 def reader_of(model: Model, choice: Any) -> Callable[[], Reader]:
