@@ -20,21 +20,27 @@ import numpy as np
 
 from ..fields import InputError
 from .checking import refuse_half_characters
+from .json_schemas import mended
+from .numerals import Numerals, Place
+from .recursion import refuse_endless_documents
 
 KEPT = 64  # compiled guides
 LARGEST = 64 * 1024  # characters of a guide
+JSON_KINDS = frozenset(("json_schema", "json_object"))
 CHECK_CPU_S = 2
 CHECK_S = 20  # on a machine that is busy with other things
 # What may ask whether an intersection of regular expressions is empty, for which llguidance has no limit of time.
-INTERSECTING = ("allOf", "format", "multipleOf", "pattern", "patternProperties")
+INTERSECTING: "tuple[str, ...]" = ("allOf", "format", "multipleOf", "pattern", "patternProperties")
 CHECK = """
 import resource, sys
 resource.setrlimit(resource.RLIMIT_CPU, (int(sys.argv[1]), int(sys.argv[1])))
 from llguidance import LLMatcher
-print(LLMatcher.validate_grammar(sys.stdin.read()), end="")
+sys.stdout.buffer.write(LLMatcher.validate_grammar(sys.stdin.buffer.read().decode("utf-8")).encode("utf-8"))
 """
-# No spaces between the parts of a document: a model that is unsure would write them for ever.
-COMPACT = {"whitespace_flexible": False}
+# No spaces between the parts of a document: a model that is unsure would write them for ever. No \\u: a name could be
+# written a second time, in another spelling.
+FORM = {"whitespace_flexible": False, "json_allowed_escapes": 'nrbtf\\"'}
+STATE = "<state>"  # what llguidance's errors say after it is for its developers
 
 
 class Guide:
@@ -45,15 +51,19 @@ class Guide:
     may look at the matcher while `prepare` is at work: it refuses two threads.
     """
 
-    def __init__(self, matcher: Any, vocabulary: int, beside: ThreadPoolExecutor) -> None:
-        self.matcher, self.vocabulary, self.beside = matcher, vocabulary, beside
+    def __init__(
+        self, matcher: Any, vocabulary: int, beside: ThreadPoolExecutor, numerals: "Numerals | None" = None
+    ) -> None:
+        """`numerals`: limits the numbers of a JSON document; None where the guide is of another kind."""
+        self.matcher, self.vocabulary, self.beside, self.numerals = matcher, vocabulary, beside, numerals
+        self.place = Place()
         self.forced: "list[int]" = list(matcher.compute_ff_tokens())
         self.complete = False
         self._next: "Future[np.ndarray] | None" = None
 
     def copy(self) -> Guide:
         """The same for another sequence, which has begun to compute what may come first."""
-        copy = Guide(self.matcher.deep_copy(), self.vocabulary, self.beside)
+        copy = Guide(self.matcher.deep_copy(), self.vocabulary, self.beside, self.numerals)
         copy.prepare()
         return copy
 
@@ -62,6 +72,8 @@ class Guide:
         self._next = None
         self.matcher.consume_token(token)
         self._refuse_error()
+        if self.numerals is not None:
+            self.place = self.place.after(self.numerals.text(token))
         self.complete = bool(self.matcher.is_stopped())
         self.forced = self.forced[1:] or list(self.matcher.compute_ff_tokens())
 
@@ -82,7 +94,12 @@ class Guide:
         allowed = np.frombuffer(self.matcher.compute_bitmask(), np.uint8)
         self._refuse_error()
         bits = np.unpackbits(allowed, bitorder="little", count=self.vocabulary)
-        return np.equal(bits, 0)
+        forbidden = np.equal(bits, 0)
+        if self.numerals is None:
+            return forbidden
+        shorter = forbidden.copy()
+        shorter[self.numerals.too_long(self.place)] = True
+        return forbidden if shorter.all() else shorter  # a schema may ask for a number of more digits
 
     def _refuse_error(self) -> None:
         if self.matcher.is_error():
@@ -96,6 +113,7 @@ class Guides:
         """`vocabulary`: logits of a position; `ends`: tokens that may end an answer, of which there must be one."""
         self.file, self.vocabulary, self.ends = tokenizer, vocabulary, list(ends)
         self.tokenizer: Any = None
+        self.numerals: "Numerals | None" = None
         self.compiled: "OrderedDict[str, Any]" = OrderedDict()
         self.lock = threading.Lock()
         self.beside = ThreadPoolExecutor(1, "guides")
@@ -114,13 +132,17 @@ class Guides:
                     self.compiled.popitem(last=False)
             self.compiled.move_to_end(text)
             matcher = self.compiled[text].deep_copy()
-        return Guide(matcher, self.vocabulary, self.beside)
+            numerals = self._numerals() if JSON_KINDS & guide.keys() else None
+        return Guide(matcher, self.vocabulary, self.beside, numerals)
 
     def _compile(self, guide: "Mapping[str, Any]", text: str) -> Any:
         if len(text) > LARGEST:
             raise InputError(f"guide has {len(text)} characters; expected at most {LARGEST}")
         library = _library()
         tokenizer = self._tokenizer(library)
+        if "json_schema" in guide:
+            guide = {"json_schema": _answerable(guide["json_schema"])}
+            text = json.dumps(guide)
         grammar = grammar_of(guide, library)
         if "regex" in guide or "grammar" in guide or any(f'"{name}"' in text for name in INTERSECTING):
             refuse_endless(grammar)
@@ -128,6 +150,11 @@ class Guides:
         if matcher.is_error():
             raise InputError(f"guide is refused: {_first_lines(matcher.get_error())}")
         return matcher
+
+    def _numerals(self) -> Numerals:
+        if self.numerals is None:
+            self.numerals = Numerals(self.tokenizer, self.vocabulary)
+        return self.numerals
 
     def _tokenizer(self, library: Any) -> Any:
         if not self.ends:
@@ -157,11 +184,11 @@ def grammar_of(guide: "Mapping[str, Any]", library: Any) -> str:
     ((kind, value),) = guide.items()
     make = library.LLMatcher
     kinds: "dict[str, Callable[[], str]]" = {
-        "json_schema": lambda: make.grammar_from_json_schema(json.dumps(value), overrides=COMPACT),
-        "json_object": lambda: make.grammar_from_json_schema('{"type": "object"}', overrides=COMPACT),
+        "json_schema": lambda: make.grammar_from_json_schema(json.dumps(value), overrides=FORM),
+        "json_object": lambda: make.grammar_from_json_schema('{"type": "object"}', overrides=FORM),
         "regex": lambda: make.grammar_from_regex(value),
         "grammar": lambda: make.grammar_from_lark(value),
-        "choice": lambda: make.grammar_from_lark("start: " + " | ".join(json.dumps(text) for text in value)),
+        "choice": lambda: make.grammar_from_lark("start: TEXT\nTEXT: " + " | ".join(map(json.dumps, value))),
     }
     try:
         return kinds[kind]()
@@ -169,11 +196,21 @@ def grammar_of(guide: "Mapping[str, Any]", library: Any) -> str:
         raise InputError(f"guide is refused: {_first_lines(str(error))}") from error
 
 
+def _answerable(schema: "Mapping[str, Any]") -> "dict[str, Any]":
+    """Return `schema` in a form whose answers are valid and end. Raises InputError where there is none."""
+    try:
+        result = mended(schema)
+        refuse_endless_documents(result)
+    except RecursionError as error:
+        raise InputError("guide has too many levels") from error
+    return result
+
+
 def refuse_endless(grammar: str) -> None:
     """Check `grammar` in a process of its own, which is ended after a while. Raises InputError."""
     command = [sys.executable or "python3", "-c", CHECK, str(CHECK_CPU_S)]
     try:
-        done = subprocess.run(command, input=grammar, capture_output=True, text=True, timeout=CHECK_S)
+        done = subprocess.run(command, input=grammar.encode("utf-8"), capture_output=True, timeout=CHECK_S)
     except subprocess.TimeoutExpired as error:
         raise InputError(f"guide is refused: after {CHECK_S} s it was not understood; send a simpler one") from error
     if done.returncode < 0:
@@ -181,11 +218,12 @@ def refuse_endless(grammar: str) -> None:
             f"guide is refused: it takes more than {CHECK_CPU_S} s or too much memory to understand; send a simpler one"
         )
     if done.returncode:
-        raise RuntimeError(f"a guide could not be checked: {_first_lines(done.stderr[-300:])}")
-    if done.stdout and not done.stdout.startswith("WARNING"):
-        raise InputError(f"guide is refused: {_first_lines(done.stdout)}")
+        raise RuntimeError(f"a guide could not be checked: {_first_lines(done.stderr[-300:].decode(errors='replace'))}")
+    error = done.stdout.decode("utf-8")
+    if error and not error.startswith("WARNING"):
+        raise InputError(f"guide is refused: {_first_lines(error)}")
 
 
 def _first_lines(text: str) -> str:
-    """An error of llguidance on one line, and not all of a grammar."""
-    return " ".join(text.split())[:300]
+    """Return an error of llguidance on one line, without its state and not all of a grammar."""
+    return " ".join(text.split(STATE)[0].split())[:300]
