@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from builder.gateway.openai.calls import Demanded
+from builder.gateway.generation.calls import Demanded
 from builder.gateway.tool_calls import PARSERS, Part, ToolCall
 
 OSLO = ToolCall("weather", '{"city": "Oslo"}')

@@ -15,7 +15,7 @@ from typing import Any
 import check_jsonschema
 import kubernetes_validate
 
-from builder.gateway.openai.calls import Tool, call_schema
+from builder.gateway.generation.calls import Tool, call_schema
 from builder.runtime.generation.guides import LARGEST
 
 KUBERNETES = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
