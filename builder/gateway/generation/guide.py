@@ -19,7 +19,8 @@ GUIDE = "guide"
 MARKS = "skip_special_tokens"  # false: the marks of a call, which may be special tokens, are part of the text
 GUIDED = {"guided_json": "json_schema", "guided_regex": "regex", "guided_grammar": "grammar", "guided_choice": "choice"}
 CALLING = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
-GUIDING = frozenset({"response_format", *GUIDED, *CALLING})
+STRUCTURED = "structured_outputs"  # vLLM's newer name of guided_*
+GUIDING = frozenset({"response_format", STRUCTURED, *GUIDED, *CALLING})
 
 
 class Calling(BaseModel):
@@ -61,16 +62,32 @@ def _call_inputs(model: Model, tools: Sequence[Tool], choice: Any, other: str | 
     return {**inputs, MARKS: False} if MARKS in model.inputs else inputs
 
 
-def _guide(name: str, value: Any) -> dict[str, Any]:
-    """One entry: the kind of guide, and the guide."""
+def _guide(name: str, value: Any, said: str = "") -> dict[str, Any]:
+    """One entry: the kind of guide, and the guide. `said`: what the request calls it."""
+    said = said or name
     if name == "response_format":
         return _response_format(value)
+    if name == STRUCTURED:
+        return _structured(value)
     if name == "guided_json":
-        return {"json_schema": _schema(name, value)}
+        return {"json_schema": _schema(said, value)}
     expected, holds = (list, "a list of texts") if name == "guided_choice" else (str, "text")
     if not isinstance(value, expected):
-        raise bad_field(name, f"{name} is not {holds}")
+        raise bad_field(said, f"{said} is not {holds}")
     return {GUIDED[name]: value}
+
+
+def _structured(value: Any) -> dict[str, Any]:
+    kinds = [name.removeprefix("guided_") for name in GUIDED]
+    if not isinstance(value, dict):
+        raise bad_field(STRUCTURED, f"structured_outputs is not an object with one of {', '.join(kinds)}, json_object")
+    forms = {name: form for name, form in value.items() if form not in (None, False)}
+    unknown = [name for name in forms if name not in (*kinds, "json_object")]
+    if unknown or len(forms) != 1:
+        found = f"has {unknown[0]!r}" if unknown else f"names {len(forms)} forms of an answer"
+        raise bad_field(STRUCTURED, f"structured_outputs {found}; expected one of {', '.join(kinds)}, json_object")
+    ((kind, form),) = forms.items()
+    return {"json_object": True} if kind == "json_object" else _guide(f"guided_{kind}", form, f"{STRUCTURED}.{kind}")
 
 
 def _response_format(value: Any) -> dict[str, Any]:
