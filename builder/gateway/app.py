@@ -29,6 +29,8 @@ from builder.gateway.metrics import Metrics
 from builder.gateway.models import Models
 from builder.gateway.openai import chat, completions, embeddings
 from builder.gateway.openai.models import list_models, show_model
+from builder.gateway.openai.responses.request import Body as ResponsesBody
+from builder.gateway.openai.responses.route import respond
 from builder.gateway.openapi import Api, document
 from builder.gateway.responses import Plain, send_json
 from builder.gateway.settings import Settings
@@ -160,6 +162,7 @@ APIS = (
     Api("GET", "/v1/models", list_models),
     Api("GET", "/v1/models/{name}", show_model),
     Api("POST", "/v1/chat/completions", chat.chat, ChatBody),
+    Api("POST", "/v1/responses", respond, ResponsesBody),
     Api("POST", "/v1/completions", completions.completions, completions.Body),
     Api("POST", "/v1/embeddings", embeddings.embeddings, embeddings.Body),
     Api("POST", "/embeddings", embeddings.embeddings, embeddings.Body),

@@ -33,6 +33,11 @@ class Facts:
     def elapsed_s(self) -> float:
         return time.perf_counter() - self.started
 
+    def fail(self, error: ApiError) -> None:
+        """Note why an answer that has begun broke off."""
+        self.refused(error)
+        self.status = error.status
+
     def refused(self, error: ApiError) -> None:
         """Note why there is no answer: the server's fault in words; of a request's only the field, never its value."""
         self.error = error.message if error.status >= 500 else error.code or error.param or "refused"

@@ -59,6 +59,11 @@ def event(value: Any) -> bytes:
     return f"data: {dumps(value)}\n\n".encode()
 
 
+def named_event(name: str, value: Any) -> bytes:
+    """One event of that name."""
+    return f"event: {name}\n".encode() + event(value)
+
+
 def whole(value: Any) -> bytes:
     """JSON of a whole response. Arrays of numpy are written at their own precision, without becoming lists first."""
     try:

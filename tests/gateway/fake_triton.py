@@ -101,6 +101,7 @@ class FakeTriton(Backend, Server):
     def __init__(self, slots: int = 4, step_s: float = 0.0, returned: int = 1) -> None:
         self.slots, self.step_s, self.returned = slots, step_s, returned
         self.may_answer: asyncio.Event | None = None  # which requests wait for that come while there is one
+        self.said = ""  # by models that generate; empty: what the rules say
         self.running = 0
         self.requests: list[dict[str, Any]] = []
         self.metadata: list[Metadata] = []
@@ -188,6 +189,8 @@ class FakeTriton(Backend, Server):
             if request.model_name == "thinks":
                 said = ("" if opened else "<think>\n") + f"{THOUGHT}\n</think>\n\n{said}"
             texts = [said[7 * step : 7 * step + 7] for step in range(length)]
+        if self.said:
+            texts = [self.said[step : step + 1] for step in range(length)]
         whole = not values.get("stream", [False])[0]
         asks = ("logprobs", "return_perf_metrics", "return_num_output_tokens")
         wanted: set[str] = {name for name in asks if name in values}
