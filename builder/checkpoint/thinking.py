@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from builder.runtime.contract import Chat, Thinking
+from builder.runtime.generation.chat import ChatTemplate
 
 MARKS = (  # of Qwen 3, DeepSeek R1, GLM, SmolLM 3 and others; Magistral; Seed-OSS
     ("<think>", "</think>"),
@@ -22,5 +23,6 @@ def thinking(chat: Chat, special: Sequence[str]) -> Thinking | None:
     DeepSeek R1's has the second alone, before which it cuts earlier answers off. `special`: tokens.
     """
     sources = f"{chat.template}{chat.tool_template or ''}"
-    known = [Thinking(begin, end, end in special) for begin, end in MARKS if end in sources]
+    switch = bool(ChatTemplate(chat.template, chat.special_tokens, chat.tool_template).without_thinking)
+    known = [Thinking(begin, end, end in special, switch) for begin, end in MARKS if end in sources]
     return known[0] if known else None

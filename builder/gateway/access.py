@@ -11,6 +11,7 @@ from pathlib import Path
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from builder.errors import SpecError
+from builder.gateway.anthropic.errors import anthropic_error
 from builder.gateway.errors import ApiError
 from builder.gateway.facts import FACTS, Facts
 from builder.gateway.responses import send_json
@@ -20,6 +21,7 @@ OPEN = {  # to everybody: whether it lives, and the page, which asks for a key i
     (method, path) for method in ("GET", "HEAD") for path in ("/", "/health", "/health/ready")
 }
 NOBODY = "anonymous"
+MESSAGES = "/v1/messages"  # whose errors are Anthropic's
 ADMIN = "/admin/"  # what is below takes orders: a key of its own, always
 
 
@@ -62,7 +64,9 @@ class Keys:
                 match = name
         if match is None or scheme.lower() != "bearer":
             raise ApiError(
-                401, "no key, or one that is not known; send Authorization: Bearer KEY", code="invalid_api_key"
+                401,
+                "no key, or one that is not known; send Authorization: Bearer KEY, or x-api-key: KEY",
+                code="invalid_api_key",
             )
         return match
 
@@ -119,7 +123,8 @@ class Access:
             self._admit(scope, facts)
         except ApiError as error:
             facts.refused(error)
-            await send_json(send, error.status, error.body, error.headers)
+            body = anthropic_error(error) if scope["path"].startswith(MESSAGES) else error.body
+            await send_json(send, error.status, body, error.headers)
             return
         try:
             await self.app(scope, receive, send)
@@ -128,13 +133,14 @@ class Access:
                 self.tokens.spend(facts.key, facts.prompt_tokens + facts.completion_tokens)
 
     def _admit(self, scope: Scope, facts: Facts) -> None:
-        header = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+        headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        header = headers.get(b"authorization", "")
         if scope["path"].startswith(ADMIN):
             if self.admin is None:
                 raise ApiError(403, "this gateway takes no orders; start it with --admin-key FILE", code="no_admin_key")
             facts.key = self.admin.name(header)
             return
-        facts.key = self.keys.name(header)
+        facts.key = self.keys.name(header or f"Bearer {headers.get(b'x-api-key', '')}")
         for allowance in filter(None, (self.requests, self.tokens)):
             allowance.refuse(facts.key)
         if self.requests:

@@ -17,6 +17,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from builder.gateway import canary, cohere, orders, rerank, tasks, tei, tokenize, vllm
 from builder.gateway.access import Access
+from builder.gateway.anthropic.errors import anthropic_error
+from builder.gateway.anthropic.messages import count_tokens, messages
+from builder.gateway.anthropic.request import Body as MessagesBody
+from builder.gateway.anthropic.request import CountBody
 from builder.gateway.backend import Backend
 from builder.gateway.bound import Bound
 from builder.gateway.call import Call, Gateway
@@ -163,6 +167,8 @@ APIS = (
     Api("GET", "/v1/models/{name}", show_model),
     Api("POST", "/v1/chat/completions", chat.chat, ChatBody),
     Api("POST", "/v1/responses", respond, ResponsesBody),
+    Api("POST", "/v1/messages", messages, MessagesBody, anthropic_error),
+    Api("POST", "/v1/messages/count_tokens", count_tokens, CountBody, anthropic_error),
     Api("POST", "/v1/completions", completions.completions, completions.Body),
     Api("POST", "/v1/embeddings", embeddings.embeddings, embeddings.Body),
     Api("POST", "/embeddings", embeddings.embeddings, embeddings.Body),

@@ -83,14 +83,14 @@ async def decode(call: Call) -> list[str]:
     model = await call.model_for("that takes token ids", _detokenizes, body.model)
     lists: list[Any] = [body.ids] if isinstance(body.ids[0], int) else body.ids
     skip = {"skip_special_tokens": body.skip_special_tokens}
-    return [(await _prompt_tokens(call, model, {"input_ids": ids, **skip}))[0] for ids in lists]
+    return [(await prompt_tokens(call, model, {"input_ids": ids, **skip}))[0] for ids in lists]
 
 
 async def detokenize(call: Call) -> dict[str, str]:
     """POST /detokenize: the text of token ids, special tokens included."""
     body: DetokenizeBody = call.body
     model = await call.model_for("that takes token ids", _detokenizes, body.model)
-    text, _ = await _prompt_tokens(call, model, {"input_ids": body.tokens, "skip_special_tokens": False})
+    text, _ = await prompt_tokens(call, model, {"input_ids": body.tokens, "skip_special_tokens": False})
     return {"prompt": text}
 
 
@@ -125,7 +125,7 @@ async def _tokenize_prompt(call: Call) -> dict[str, Any]:
 async def _of_texts(call: Call, model: Model, texts: list[str], options: dict[str, str]) -> list[list[dict[str, Any]]]:
     model.refuse_others(options)
     if model.streams:
-        return [(await _prompt_tokens(call, model, {"text_input": text, **options}))[1] for text in texts]
+        return [(await prompt_tokens(call, model, {"text_input": text, **options}))[1] for text in texts]
     rows = await ask_rows(call, model, [{"text_input": [text]} for text in texts], {TOKENIZE: True, **options})
     return [loads(row["tokens"][0]) for row in rows]
 
@@ -142,10 +142,10 @@ async def _of_chat(call: Call, model: Model, body: Body) -> list[dict[str, Any]]
     if body.continue_final_message:
         inputs["continue_final_message"] = True
     model.refuse_others(inputs)
-    return (await _prompt_tokens(call, model, inputs))[1]
+    return (await prompt_tokens(call, model, inputs))[1]
 
 
-async def _prompt_tokens(call: Call, model: Model, inputs: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
+async def prompt_tokens(call: Call, model: Model, inputs: dict[str, Any]) -> tuple[str, list[dict[str, Any]]]:
     """The text and the tokens that a model that generates says of one prompt, of which it generates nothing."""
     request = make_request(call, model, {**inputs, TOKENIZE: True})
     async with aclosing(call.gateway.triton.stream(request, call.metadata)) as stream:

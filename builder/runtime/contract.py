@@ -171,11 +171,16 @@ class TokenRules:
 
 @dataclass(frozen=True)
 class Thinking:
-    """The marks around a model's reasoning. `special`: whether they are special tokens, which text leaves out."""
+    """The marks around a model's reasoning.
+
+    `special`: whether they are special tokens, which text leaves out; `switch`: whether a variable of the
+    template turns reasoning on and off.
+    """
 
     begin: str
     end: str
     special: bool = False
+    switch: bool = False
 
 
 @dataclass(frozen=True)

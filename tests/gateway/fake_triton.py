@@ -47,7 +47,7 @@ REPORT = (
     '"latency_ms":{"1x16":1.9,"8x128":41.2},"metric":"cosine","quality":0.99614,"samples":32,"cpu":"A CPU","measured":'
     '"2026-11-22"}'
 )
-THINKS = '{"begin":"<think>","end":"</think>","special":true}'
+THINKS = '{"begin":"<think>","end":"</think>","special":true,"switch":true}'
 GUIDED = {"chat": "true", "tool_parser": "hermes", "message_parts": '["user"]'}
 MODELS: dict[str, tuple[str, Sequence[Field], Sequence[Field], dict[str, str]]] = {
     "writes": ("text-generation", BEFORE_GUIDES, OUTPUTS, {"chat": "true", "max_total_tokens": "64"}),

@@ -16,11 +16,15 @@ PARAMETER = "thinking"
 
 @dataclass(frozen=True)
 class Marks:
-    """`special`: special tokens, which are part of the text only where that is asked for."""
+    """`special`: special tokens, which are part of the text only where that is asked for.
+
+    `switch`: whether an effort turns reasoning on and off.
+    """
 
     begin: str
     end: str
     special: bool
+    switch: bool = False
 
 
 @dataclass(frozen=True)

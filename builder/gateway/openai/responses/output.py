@@ -49,7 +49,7 @@ class Output:
 
     def _begin(self, kind: str) -> list[Event]:
         self.kind = kind
-        own = {"role": "assistant"} if kind == "message" else {"summary": []}
+        own: dict[str, Any] = {"role": "assistant"} if kind == "message" else {"summary": []}
         self.items.append({"id": self._id(kind), "type": kind, "status": "in_progress", **own, "content": []})
         return [self._item("added"), self._event("content_part.added", content_index=0, part=self._part(""))]
 

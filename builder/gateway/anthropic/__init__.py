@@ -1,0 +1,1 @@
+"""Anthropic's routes. Source of every shape: https://docs.anthropic.com/en/api/messages"""
