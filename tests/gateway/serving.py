@@ -11,8 +11,8 @@ from typing import Any
 
 import uvicorn
 
+from tests.gateway.asking import gateway
 from tests.gateway.fake_triton import FakeTriton
-from tests.gateway.test_app import gateway
 
 
 @contextlib.contextmanager

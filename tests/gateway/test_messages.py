@@ -10,9 +10,10 @@ import anthropic
 import pytest
 
 from builder.gateway.errors import ApiError
+from tests.gateway.asking import asked
 from tests.gateway.fake_triton import THOUGHT, FakeTriton
 from tests.gateway.serving import served
-from tests.gateway.test_app import CITY, asked
+from tests.gateway.test_app import CITY
 
 HELLO: list[Any] = [{"role": "user", "content": "Hello"}]
 ASKS: dict[str, Any] = {"model": "writes", "messages": HELLO, "max_tokens": 3}

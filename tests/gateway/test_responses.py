@@ -11,9 +11,10 @@ import pytest
 from pydantic import BaseModel
 
 from builder.gateway.errors import ApiError
+from tests.gateway.asking import asked, gateway
 from tests.gateway.fake_triton import THOUGHT, FakeTriton
 from tests.gateway.serving import served
-from tests.gateway.test_app import CITY, asked, gateway
+from tests.gateway.test_app import CITY
 
 ASKS: dict[str, Any] = {"model": "writes", "input": "Hello", "max_output_tokens": 3}
 TOOL = {"type": "function", "name": "look_up", "description": "...", "parameters": CITY, "strict": True}
