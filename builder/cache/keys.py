@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from builder.cache.digests import digest_of
+from builder.checkpoint.untrusted import refuse_files
 from builder.engines.cpu import cpu
 from builder.errors import CheckpointError, SpecError
 from builder.machine import available_cores, total_memory
@@ -91,6 +92,7 @@ def checkpoint_facts(source: Source) -> dict[str, Any]:
 
         _, commit = fetch(source.model, source.revision, weights=False)
         return {"source": source.model.rstrip("/"), "commit": commit}
+    refuse_files(folder, source.model)  # a FIFO would block, and a link to a device never end
     try:
         return {"source": folder.resolve().name, "contents": dict(_contents(folder))}
     except OSError as error:
@@ -112,4 +114,4 @@ def _folders(folder: Path) -> Iterator[list[Path]]:
     for parent, folders, names in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         files = [Path(parent, name) for name in sorted(names) if not name.startswith(".")]
-        yield [file for file in files if file.suffix not in UNREAD]
+        yield [file for file in files if file.suffix not in UNREAD and file.is_file()]

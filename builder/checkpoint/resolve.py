@@ -15,7 +15,6 @@ from typing import Any
 import torch
 import transformers
 from transformers import (
-    AutoConfig,
     AutoTokenizer,
     GenerationConfig,
     PreTrainedConfig,
@@ -25,13 +24,14 @@ from transformers import (
 
 from builder.cache.digests import digest_of
 from builder.checkpoint.card import read_card
+from builder.checkpoint.configuration import read_configuration
 from builder.checkpoint.fetch import fetch
 from builder.checkpoint.generation_config import FILE, generation_file
 from builder.checkpoint.packed import packed_format, refuse_packed, unpack, without_quantisation
-from builder.checkpoint.patterns import refuse_endless_patterns
 from builder.checkpoint.sentence_transformers import SentenceModules, read_in_lower_case, read_modules
 from builder.checkpoint.slow_tokenizers import as_fast
-from builder.checkpoint.untrusted import refuse_untrusted
+from builder.checkpoint.tokenizer_limits import refuse_hostile_files, refuse_hostile_tokenizer
+from builder.checkpoint.untrusted import refuse_contents, refuse_files
 from builder.checkpoint.weight_files import refuse_damaged, weight_files
 from builder.checkpoint.widen import widened
 from builder.errors import BuilderError, CheckpointError, first_line
@@ -40,7 +40,6 @@ from builder.runtime.panics import survived
 from builder.spec import BuildSpec, Source
 from builder.tasks import Task, find_task, infer_task
 
-SIZES = ("num_hidden_layers", "num_attention_heads", "hidden_size", "vocab_size")  # by transformers' common names
 POSITION_TABLES = ("position_embeddings", "embed_positions", "wpe")
 # Of encoder-decoders, what has features of a text alone; sentence-transformers takes the same (its
 # base/modules/transformer.py, 6.2). The auto class has models that want the tokens of an answer too.
@@ -94,12 +93,13 @@ def locate(source: Source, weights: bool = True) -> CheckpointFiles:
     Without `weights`, those of a Hub id stay there.
     """
     root, revision = fetch(source.model, source.revision, weights)
+    refuse_files(root, source.model)
     sentence = read_modules(root)
     folder = sentence.transformer if sentence is not None else root
-    refuse_untrusted(root, folder, source.model)
+    refuse_contents(folder, source.model)
     _refuse_adapter(folder, source.model)
     files = weight_files(folder, source.model) if weights or revision is None else []
-    config = _config(folder, source.model)
+    config = read_configuration(folder, source.model)
     tokenizer = _tokenizer(folder, source.model, config)
     if sentence is not None and sentence.lower_case:
         read_in_lower_case(tokenizer)
@@ -227,27 +227,11 @@ def _refuse_adapter(folder: Path, model: str) -> None:
         )
 
 
-def _config(folder: Path, model: str) -> PreTrainedConfig:
-    try:
-        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
-    except RecursionError as error:
-        raise CheckpointError(
-            f"the config.json of {model} is nested too deeply; expected the one that save_pretrained writes"
-        ) from error
-    except Exception as error:  # whatever a broken file makes transformers raise
-        raise CheckpointError(f"{model} has no configuration that transformers knows: {first_line(error)}") from error
-    for name in SIZES:
-        value = getattr(config, name, None)
-        if value is not None and not (isinstance(value, int) and value >= 1):
-            raise CheckpointError(f"the config.json of {model} says {name} {value!r}; expected a number of at least 1")
-    typed: PreTrainedConfig = config
-    return typed
-
-
 def _tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrainedTokenizerFast:
     names = ("tokenizer.json", "vocab.txt", "vocab.json", "spiece.model", "sentencepiece.bpe.model", "spm.model")
     if not any((folder / name).is_file() for name in names):
         raise CheckpointError(f"{model} has no tokenizer: none of {', '.join(names)} is in {folder}; add it there")
+    refuse_hostile_files(folder, model)
     try:
         tokenizer = survived(AutoTokenizer.from_pretrained, folder, trust_remote_code=False)
     except Exception as error:  # whatever a broken file makes tokenizers raise
@@ -262,6 +246,7 @@ def _tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrained
             f"the tokenizer of {model} says split_special_tokens: special tokens in a text would be text, which is not "
             "supported; set it to false in tokenizer_config.json to serve the model without"
         )
+    refuse_hostile_tokenizer(tokenizer, folder, model)
     rows = getattr(config, "vocab_size", None)
     highest = _highest_token(tokenizer)
     if rows is not None and highest >= rows:
@@ -269,7 +254,6 @@ def _tokenizer(folder: Path, model: str, config: PreTrainedConfig) -> PreTrained
             f"the tokenizer of {model} has tokens up to {highest} and the model only {rows} embeddings: "
             "they do not belong together"
         )
-    refuse_endless_patterns(tokenizer, model)
     typed: PreTrainedTokenizerFast = tokenizer
     return typed
 

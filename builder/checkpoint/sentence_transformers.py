@@ -169,8 +169,8 @@ def _folder(root: Path, path: str) -> Path:
 
     A snapshot of the Hub links its files to a store beside it, so names are judged and links are not followed.
     """
-    if Path(path).is_absolute() or ".." in Path(path).parts:
-        raise CheckpointError(f"{root.name} has a module outside its own folder, at {path}; expected a name in it")
+    if Path(path).is_absolute() or ".." in Path(path).parts or len(Path(path).parts) > 1:
+        raise CheckpointError(f"{root.name} has a module at {path}; expected the name of a folder in its own")
     return root / path
 
 

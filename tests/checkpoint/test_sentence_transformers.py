@@ -97,7 +97,7 @@ def test_pooled_parts_come_in_the_order_of_sentence_transformers(
 @pytest.mark.parametrize("path", ["../elsewhere", "/etc", "1_Pooling/../../elsewhere"])
 def test_a_module_outside_the_checkpoint_is_refused(path: str, copy: Path) -> None:
     _modules(copy, ("", "sentence_transformers.models.Transformer"), (path, "sentence_transformers.models.Pooling"))
-    with pytest.raises(CheckpointError, match="a module outside its own folder"):
+    with pytest.raises(CheckpointError, match=r"a module at .*; expected the name of a folder"):
         read_modules(copy)
 
 

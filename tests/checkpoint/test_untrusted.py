@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import socket
 import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.utils.sentencepiece_model_pb2_new import ModelProto
 
-from builder.checkpoint import patterns
+from builder import limited
+from builder.cache.keys import build_key
+from builder.checkpoint import tokenizer_limits
 from builder.checkpoint.resolve import locate, resolve
 from builder.errors import BuilderError, CheckpointError, SpecError
 from builder.families import code_not_run
@@ -114,11 +119,49 @@ def test_links_within_a_checkpoint_and_into_the_hubs_own_store(folder: Path, tmp
         assert locate(make_spec(model=str(root), name="model").source).task.name == "text-classification"
 
 
+@pytest.mark.parametrize("act", [build_key, locate], ids=["key", "locate"])
+@pytest.mark.parametrize("name", ["notes.txt", "model.safetensors", "modules.json", "sub/notes"])
+def test_files_that_are_none(name: str, act: Callable[..., Any], folder: Path) -> None:
+    """Regression: a FIFO blocked the build for ever."""
+    (folder / name).parent.mkdir(exist_ok=True)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    _refused(folder, f"{name} is a FIFO, which is not read", act)
+    (folder / name).unlink()
+    with socket.socket(socket.AF_UNIX) as listening:
+        before = Path.cwd()
+        os.chdir((folder / name).parent)  # a socket's path is short
+        listening.bind(Path(name).name)
+        os.chdir(before)
+        _refused(folder, f"{name} is a socket, which is not read", act)
+
+
+@pytest.mark.parametrize("act", [build_key, locate], ids=["key", "locate"])
+def test_links_to_devices(act: Callable[..., Any], folder: Path) -> None:
+    (folder / "notes.txt").symlink_to("/dev/zero")
+    _refused(folder, "notes.txt is a link out of the checkpoint, to /dev/zero", act)
+
+
+def test_a_fifo_too_deep_for_any_build_to_read_does_not_block(folder: Path) -> None:
+    (folder / "a/b/c").mkdir(parents=True)
+    os.mkfifo(folder / "a/b/c/fifo")
+    spec = make_spec(model=str(folder), name="model")
+    assert build_key(spec)
+    assert locate(spec.source).tokenizer is not None
+
+
+def test_files_of_text_that_would_fill_memory(folder: Path) -> None:
+    with (folder / "vocab.txt").open("wb") as stream:
+        stream.truncate(100 << 30)  # takes no room on the disk
+    _refused(folder, "vocab.txt has 102400 MiB, more than any checkpoint has")
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("num_hidden_layers", 10**9),
         ("num_labels", 10**9),
+        ("id2label", {str(number): "x" for number in range(100_001)}),
         ("vocab_size", 1 << 40),
         ("hidden_size", 1e300),
         ("text_config", {"num_hidden_layers": 1 << 62}),
@@ -141,32 +184,86 @@ def _tokenizer(folder: Path, **changes: Any) -> None:
     _edit(folder / "tokenizer.json", **changes)
 
 
+def _replace(pattern: dict[str, str], content: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": pattern, "content": content}
+
+
+def _sequence(*normalizers: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": list(normalizers)}
+
+
+def _split(pattern: str) -> dict[str, Any]:
+    return {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
+
+
 @pytest.mark.parametrize("pattern", ["a*a*b", r"x*x*\w*y"])
 @pytest.mark.parametrize("part", ["pre_tokenizer", "normalizer"])
 def test_expressions_that_never_end(part: str, pattern: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(patterns, "SECONDS", 2)
-    regex = {"pattern": {"Regex": pattern}}
-    kinds = {
-        "pre_tokenizer": {"type": "Split", **regex, "behavior": "Isolated", "invert": False},
-        "normalizer": {"type": "Sequence", "normalizers": [{"type": "Replace", **regex, "content": "x"}]},
-    }
-    _tokenizer(folder, **{part: kinds[part]})
-    _refused(folder, "the tokenizer of .* does not finish on .* backtracks")
+    monkeypatch.setattr(tokenizer_limits, "SECONDS", 2)
+    normalizer = _sequence(_replace({"Regex": pattern}, "x"))
+    _tokenizer(folder, **{part: _split(pattern) if part == "pre_tokenizer" else normalizer})
+    _refused(folder, "the tokenizer of .* takes more than 2 s of processor time")
 
 
-KILLED = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"  # as by a system that has no memory left
-
-
-@pytest.mark.parametrize("program", ["import time; time.sleep(0.1)", KILLED])
-def test_a_machine_that_is_busy_with_other_things_refuses_no_tokenizer(
-    program: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("normalizer", "message"),
+    [
+        (_replace({"String": "a"}, "b" * 10**5), "writes 100000 characters, more than 64, in one place of a text"),
+        ({"type": "Prepend", "prepend": "b" * 10**6}, "writes 1000000 characters, more than 64, in one place"),
+        (_sequence(*[_replace({"String": "a"}, "aa")] * 8), "writes 256 characters for 'a'"),
+        (_sequence(*[_replace({"String": "ab"}, "abab")] * 40), "takes more than .* GiB of memory"),
+        (_sequence(*[_replace({"Regex": "ab+"}, "abab")] * 40), "takes more than .* GiB of memory"),
+    ],
+    ids=["a long replacement", "a long beginning", "a chain", "an endless chain", "an endless chain of expressions"],
+)
+def test_normalizers_that_multiply_a_text(
+    normalizer: dict[str, Any], message: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patterns, "SECONDS", 0)
-    monkeypatch.setattr(patterns, "PROGRAM", program)
-    _tokenizer(
-        folder, pre_tokenizer={"type": "Split", "pattern": {"Regex": "a"}, "behavior": "Isolated", "invert": False}
-    )
+    """Regression: a Replace took 3.8 GB of the build's memory, a Prepend 7 GB."""
+    monkeypatch.setattr(limited, "MEMORY", 256 << 20)
+    _tokenizer(folder, normalizer=normalizer)
+    _refused(folder, f"the tokenizer of .* {message}")
+
+
+def test_added_tokens_that_a_normalizer_never_ends_with(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are normalised when the tokenizer is loaded, before any text is."""
+    monkeypatch.setattr(tokenizer_limits, "SECONDS", 2)
+    _tokenizer(folder, normalizer=_replace({"Regex": "(?:xq)*(?:xq)*z"}, "x"))
+    token = {"content": "xq" * 2000 + "-z", "lstrip": False, "rstrip": False, "normalized": True, "special": False}
+    _edit(folder / "tokenizer_config.json", added_tokens_decoder={"599": {**token, "single_word": False}})
+    _refused(folder, "the tokenizer of .* takes more than 2 s of processor time")
+
+
+def test_a_charsmap_that_writes_much_for_one_character(folder: Path) -> None:
+    proto = ModelProto()
+    proto.normalizer_spec.precompiled_charsmap = bytes(4) + b"b" * 1000 + b"\0"
+    (folder / "spiece.model").write_bytes(proto.SerializeToString())
+    _refused(folder, "spiece.model of .* writes 1000 characters, more than 64, in one place of a text")
+
+
+def test_a_post_processor_that_repeats_a_text(folder: Path) -> None:
+    pieces = [{"Sequence": {"id": "A", "type_id": 0}}] * 500
+    _tokenizer(folder, post_processor={"type": "TemplateProcessing", "single": pieces, "pair": pieces,
+                                       "special_tokens": {}})  # fmt: skip
+    _refused(folder, "the tokenizer of .* makes .* tokens of .* characters")
+
+
+def test_a_tokenizer_that_fails_on_ordinary_texts(folder: Path) -> None:
+    """Regression: an expression that gives up after ten million steps ended the build in a traceback."""
+    _tokenizer(folder, pre_tokenizer=_split(r"([\w ]+)+[;@]"))
+    _refused(folder, "the tokenizer of .* fails on the text")
+
+
+def test_a_tokenizer_that_gives_up_on_some_texts_alone_is_taken(folder: Path) -> None:
+    _tokenizer(folder, pre_tokenizer=_split(r"(0+)+[;@]"))
     assert locate(make_spec(model=str(folder), name="model").source).tokenizer is not None
+
+
+@pytest.mark.parametrize("name", ["../tokenizer.1.json", "/etc/tokenizer.1.json"])
+def test_tokenizer_files_elsewhere(name: str, folder: Path) -> None:
+    """Regression: transformers opened whatever path fast_tokenizer_files names."""
+    _edit(folder / "tokenizer_config.json", fast_tokenizer_files=[name])
+    _refused(folder, f"tokenizer_config.json of .* names {name!r} .*expected names of files beside it")
 
 
 GPT_2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -178,8 +275,7 @@ CL100K = (
 
 @pytest.mark.parametrize("pattern", [GPT_2, CL100K], ids=["GPT-2", "cl100k"])
 def test_expressions_of_known_models_are_taken(pattern: str, folder: Path) -> None:
-    split = {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}
-    _tokenizer(folder, pre_tokenizer=split)
+    _tokenizer(folder, pre_tokenizer=_split(pattern))
     assert locate(make_spec(model=str(folder), name="model").source).tokenizer is not None
 
 
