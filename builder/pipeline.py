@@ -16,6 +16,7 @@ from builder.cache.keys import build_key
 from builder.cache.stages import Context, keeping
 from builder.checkpoint.mapped import giving_back
 from builder.checkpoint.resolve import Checkpoint, locate, resolve
+from builder.checkpoint.tokenizer_limits import panics_refused
 from builder.engines.gpu import refuse_card
 from builder.errors import RepositoryError
 from builder.families import Family, begin, hand_over
@@ -51,7 +52,7 @@ def build(spec: BuildSpec, stage: Stage = lambda name: nullcontext()) -> BuildRe
     recover(spec.output)
     if store is None:
         refuse_unwritable(spec.output)
-    with bounded_cache(), workplace() as folder:
+    with bounded_cache(), workplace() as folder, panics_refused(spec.model):
         with stage("resolve"):
             key, since = build_key(spec), max(numbers(spec.output / spec.entry_name), default=0)
             checkpoint = locate(spec.source, weights=False) if spec.runs_checkpoint else resolve(spec)

@@ -5,16 +5,20 @@ Knows tokenisers and messages; knows no architecture and no task.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from transformers import PreTrainedTokenizerFast
 
 from builder.errors import CheckpointError
+from builder.limited import LimitReached, run_limited
 from builder.runtime.contract import Chat
-from builder.runtime.fields import InputError
-from builder.runtime.generation.chat import ChatTemplate
 
+PROBE = "builder.checkpoint.chat_probe:render"
+SECONDS = 30  # of a processor, for the chats of one call; known templates take a hundredth of one
+WHERE = "Mend or remove it: chat_template.jinja, or chat_template in tokenizer_config.json"
 Messages = Sequence[Mapping[str, Any]]
 USER = {"role": "user", "content": " What is the capital of Iceland? <b>é</b> "}
 ASSISTANT = {"role": "assistant", "content": "Reykjavík."}
@@ -56,21 +60,56 @@ def chat_template(tokenizer: PreTrainedTokenizerFast) -> str | None:
         template = template.get("default")
     if not template:
         return None
-    own = ChatTemplate(template, tokenizer.special_tokens_map, tool_template(tokenizer))
-    if own.problem:
-        raise CheckpointError(
-            f"{own.problem}. Mend or remove it: chat_template.jinja, or chat_template in tokenizer_config.json"
+    chats = {
+        f"{name}{' with tools' if tools else ''}": (messages, tools)
+        for tools in (None, TOOLS)
+        for name, messages in CHATS.items()
+    }
+    chat = Chat(str(template), dict(tokenizer.special_tokens_map), tool_template(tokenizer))
+    for name, (rendered, wanted) in zip(chats, render(chat, list(chats.values()), compare=True), strict=True):
+        if wanted != rendered:
+            raise CheckpointError(
+                f"the checkpoint's chat template renders {name} differently here ({_show(rendered)}) and in "
+                f"transformers ({_show(wanted)}): a bug worth reporting, with the checkpoint's name. Without its "
+                "chat_template, the model can be served for text_input"
+            )
+    return chat.template
+
+
+def render(
+    chat: Chat, chats: Sequence[tuple[Messages, Any]], compare: bool = False
+) -> Sequence[tuple[str | None, str | None]]:
+    """Return the prompts of messages with tools (None: without): the emitted code's and, to `compare`, transformers'.
+
+    None where they are refused. Raises CheckpointError for a template that does not compile or reaches a limit.
+    """
+    answer = _probed(
+        chat.template, json.dumps(dict(chat.special_tokens)), chat.tool_template, json.dumps(chats), compare
+    )
+    return [(own, theirs) for own, theirs in answer["prompts"]]
+
+
+def takes_tools(chat: Chat) -> bool:
+    """Return True if the template looks at the tools that it is given."""
+    return bool(
+        _probed(chat.template, json.dumps(dict(chat.special_tokens)), chat.tool_template, "[]", False)["takes_tools"]
+    )
+
+
+@lru_cache(maxsize=64)
+def _probed(template: str, tokens: str, with_tools: str | None, chats: str, compare: bool) -> Mapping[str, Any]:
+    request = {"template": template, "tool_template": with_tools, "compare": compare}
+    try:
+        answer: Mapping[str, Any] = run_limited(
+            PROBE, {**request, "tokens": json.loads(tokens), "chats": json.loads(chats)}, SECONDS
         )
-    for tools in (None, TOOLS):
-        for name, messages in CHATS.items():
-            wanted, rendered = _transformers(tokenizer, messages, tools), _own(own, messages, tools)
-            if wanted != rendered:
-                raise CheckpointError(
-                    f"the checkpoint's chat template renders {name}{' with tools' if tools else ''} differently here "
-                    f"({_show(rendered)}) and in transformers ({_show(wanted)}): a bug worth reporting, with the "
-                    "checkpoint's name. Without its chat_template, the model can be served for text_input"
-                )
-    return str(template)
+    except LimitReached as error:
+        raise CheckpointError(f"the model's chat template {error}, for chats of a few words. {WHERE}") from error
+    if answer["limit"]:
+        raise CheckpointError(f"the model's chat template refuses chats of a few words: {answer['limit']}. {WHERE}")
+    if answer["problem"]:
+        raise CheckpointError(f"{answer['problem']}. {WHERE}")
+    return answer
 
 
 def part_roles(chat: Chat) -> list[str]:
@@ -78,34 +117,19 @@ def part_roles(chat: Chat) -> list[str]:
 
     Each is tried: Gemma 3's reads the first part alone of a system message, and others write a list as Python does.
     """
-    template = ChatTemplate(chat.template, chat.special_tokens, chat.tool_template)
-    return [
-        role
+    chats = [
+        ([*before, {"role": role, "content": IN_PARTS}, *after], tools)
         for role, before, after in PLACES
-        if all(
-            _is_read(_own(template, [*before, {"role": role, "content": IN_PARTS}, *after], t)) for t in (None, TOOLS)
-        )
+        for tools in (None, TOOLS)
+    ]
+    read = [_is_read(prompt) for prompt, _ in render(chat, chats)]
+    return [
+        role for (role, _, _), both in zip(PLACES, zip(read[::2], read[1::2], strict=True), strict=True) if all(both)
     ]
 
 
 def _is_read(prompt: str | None) -> bool:
     return prompt is not None and all(text in prompt for text in PARTS) and UNREAD not in prompt
-
-
-def _transformers(tokenizer: PreTrainedTokenizerFast, messages: Messages, tools: Any) -> str | None:
-    """What transformers renders; None where the template refuses these messages."""
-    try:
-        options = {"tools": tools, "add_generation_prompt": True, "tokenize": False}
-        return str(tokenizer.apply_chat_template(list(messages), **options))
-    except Exception:  # a template is a program: it may raise anything
-        return None
-
-
-def _own(template: ChatTemplate, messages: Messages, tools: Any) -> str | None:
-    try:
-        return template(messages, tools)
-    except InputError:
-        return None
 
 
 def _show(text: str | None) -> str:

@@ -30,7 +30,7 @@ from builder.checkpoint.generation_config import FILE, generation_file
 from builder.checkpoint.packed import packed_format, refuse_packed, unpack, without_quantisation
 from builder.checkpoint.sentence_transformers import SentenceModules, read_in_lower_case, read_modules
 from builder.checkpoint.slow_tokenizers import as_fast
-from builder.checkpoint.tokenizer_limits import refuse_hostile_files, refuse_hostile_tokenizer
+from builder.checkpoint.tokenizer_limits import panics_refused, refuse_hostile_files, refuse_hostile_tokenizer
 from builder.checkpoint.untrusted import refuse_contents, refuse_files
 from builder.checkpoint.weight_files import refuse_damaged, weight_files
 from builder.checkpoint.widen import widened
@@ -100,7 +100,8 @@ def locate(source: Source, weights: bool = True) -> CheckpointFiles:
     _refuse_adapter(folder, source.model)
     files = weight_files(folder, source.model) if weights or revision is None else []
     config = read_configuration(folder, source.model)
-    tokenizer = _tokenizer(folder, source.model, config)
+    with panics_refused(source.model):
+        tokenizer = _tokenizer(folder, source.model, config)
     if sentence is not None and sentence.lower_case:
         read_in_lower_case(tokenizer)
     refuse_damaged(files, source.model)

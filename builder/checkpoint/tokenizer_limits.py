@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,9 @@ from transformers.utils.sentencepiece_model_pb2_new import ModelProto
 
 from builder.checkpoint.tokenizer_probe import MAX_WRITTEN, longest_replacement
 from builder.checkpoint.untrusted import read_object
-from builder.errors import CheckpointError
+from builder.errors import CheckpointError, first_line
 from builder.limited import LimitReached, run_limited
+from builder.runtime.panics import TokenizerError
 from builder.samples import TEXTS
 
 PROBE = "builder.checkpoint.tokenizer_probe:probe"
@@ -46,6 +49,17 @@ def refuse_hostile_tokenizer(tokenizer: PreTrainedTokenizerFast, folder: Path, m
     own = tokenizer.backend_tokenizer.to_str()
     if _steps(json.loads(own)) != _steps(read_object(folder / "tokenizer.json")):
         _refuse({"tokenizer": own}, model)
+
+
+@contextmanager
+def panics_refused(model: str) -> Iterator[None]:
+    """Raise CheckpointError where the tokenizers library panics in the block: its panic is no Exception."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, TokenizerError) and type(error).__name__ != "PanicException":
+            raise
+        raise CheckpointError(f"the tokenizer of {model} fails ({first_line(error)}); use another one") from error
 
 
 def _refuse(request: dict[str, Any], model: str) -> None:

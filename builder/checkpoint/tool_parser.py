@@ -5,11 +5,9 @@ Knows chat templates and parsers; knows no architecture and no task.
 
 from __future__ import annotations
 
-from builder.checkpoint.chat_template import ASSISTANT, TOOLS, USER, WEATHER
+from builder.checkpoint.chat_template import ASSISTANT, TOOLS, USER, WEATHER, render, takes_tools
 from builder.gateway.tool_calls import PARSERS, ToolCall
 from builder.runtime.contract import Chat
-from builder.runtime.fields import InputError
-from builder.runtime.generation.chat import ChatTemplate
 
 ID = "abcdef123"  # of nine letters and digits, which Mistral's templates insist on
 CALL = ToolCall(str(WEATHER["name"]), '{"place": "Oslo"}')
@@ -19,20 +17,16 @@ CALLING = {"role": "assistant", "content": "", "tool_calls": [{"id": ID, "type":
 
 def tool_parser(chat: Chat) -> str | None:
     """The name of the parser of the template's notation; None where it has none, or one that is not known."""
-    template = ChatTemplate(chat.template, chat.special_tokens, chat.tool_template)
-    if not template.takes_tools:
+    if not takes_tools(chat):
         return None
-    written = _written(template)
+    written = _written(chat)
     return next((name for name in PARSERS if _reads(name, written)), None)
 
 
-def _written(template: ChatTemplate) -> str:
+def _written(chat: Chat) -> str:
     """What is rendered where an answer of text would begin; nothing where the template refuses calls."""
-    try:
-        answered, called = template([USER, ASSISTANT], TOOLS), template([USER, CALLING], TOOLS)
-    except InputError:
-        return ""
-    return called[_alike(answered, called) :]
+    (answered, _), (called, _) = render(chat, [([USER, ASSISTANT], TOOLS), ([USER, CALLING], TOOLS)])
+    return "" if answered is None or called is None else called[_alike(answered, called) :]
 
 
 def _alike(one: str, other: str) -> int:

@@ -12,12 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tokenizers import Regex, Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Split
+from transformers.integrations import hub_kernels
 from transformers.utils.sentencepiece_model_pb2_new import ModelProto
 
 from builder import limited
 from builder.cache.keys import build_key
 from builder.checkpoint import tokenizer_limits
+from builder.checkpoint.configuration import read_configuration
 from builder.checkpoint.resolve import locate, resolve
+from builder.checkpoint.tokenizer_limits import panics_refused
 from builder.errors import BuilderError, CheckpointError, SpecError
 from builder.families import code_not_run
 from builder.spec import make_spec
@@ -324,6 +330,40 @@ def test_code_that_comes_with_a_checkpoint_is_not_run(folder: Path, tmp_path: Pa
     remark = code_not_run(checkpoint)
     assert remark is not None, "nobody was told that another model answers"
     assert "code of the checkpoint (modeling_evil.Evil), which is not run" in remark
+
+
+IMPLEMENTATIONS = ("_attn_implementation", "attn_implementation", "_experts_implementation", "experts_implementation")
+
+
+@pytest.mark.parametrize("field", IMPLEMENTATIONS)
+def test_kernels_that_a_configuration_names_are_not_loaded(
+    field: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: transformers downloaded and imported a kernel of that name where `kernels` is installed."""
+    asked: list[str] = []
+    monkeypatch.setattr(hub_kernels, "is_kernels_available", lambda: True)
+    monkeypatch.setattr(hub_kernels, "get_kernel", lambda name, **_: asked.append(name))
+    _edit(folder / "config.json", **{field: "evil/kernel"})
+    assert resolve(make_spec(model=str(folder), name="model")).model.config._attn_implementation == "sdpa"
+    assert asked == []
+
+
+@pytest.mark.parametrize("field", IMPLEMENTATIONS)
+def test_kernels_that_a_nested_configuration_names_are_forgotten(field: str, tmp_path: Path) -> None:
+    document = {"model_type": "t5gemma", **{part: {field: "evil/kernel"} for part in ("encoder", "decoder")}}
+    (tmp_path / "config.json").write_text(json.dumps(document))
+    config = read_configuration(tmp_path, "model")
+    for one in (config, config.encoder, config.decoder):
+        assert one._attn_implementation is None
+        assert one._experts_implementation is None
+
+
+def test_a_panic_of_the_tokenizers_library_ends_a_build_in_an_error() -> None:
+    """Regression: it is no Exception, and passed every handler."""
+    tokenizer = Tokenizer(WordLevel({"a": 0}, unk_token="a"))
+    tokenizer.pre_tokenizer = Split(Regex("(0+)+[;@]"), "isolated")
+    with pytest.raises(CheckpointError, match="the tokenizer of model fails"), panics_refused("model"):
+        tokenizer.encode("0" * 4096 + ";")
 
 
 def test_labels_with_control_characters(folder: Path) -> None:

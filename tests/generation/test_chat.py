@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from builder import limited
+from builder.checkpoint import chat_probe
+from builder.checkpoint import chat_template as chat_templates
 from builder.checkpoint.chat_template import TOOLS, chat_template, part_roles, tool_template
 from builder.errors import CheckpointError
 from builder.runtime.contract import FILE, Chat, dump
@@ -135,9 +138,17 @@ def test_a_build_refuses_a_template_that_is_rendered_differently(
     tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tokenizer.chat_template = "{{ messages[0].role }}{{ messages | length }}"
-    monkeypatch.setattr(ChatTemplate, "__call__", lambda self, messages, tools: "user1" if tools is None else "x")
+    monkeypatch.setattr(chat_templates, "PROBE", f"{__name__}:render_otherwise")
+    chat_templates._probed.cache_clear()
     with pytest.raises(CheckpointError, match=r"a system message differently here \('user1'\) and in .*'system2'"):
         chat_template(tokenizer)
+    chat_templates._probed.cache_clear()
+
+
+def render_otherwise(request: dict[str, Any]) -> dict[str, Any]:
+    """Render every chat in the same way here, and as transformers does there."""
+    answer = chat_probe.render(request)
+    return {**answer, "prompts": [("user1", theirs) for _, theirs in answer["prompts"]]}
 
 
 @pytest.mark.parametrize("template", ["{% if %}", "{{ a }", "{% unknown %}", "(" * 10 + "{{" + "(" * 5000])
@@ -199,6 +210,31 @@ def test_a_template_comes_to_an_end(template: str, monkeypatch: pytest.MonkeyPat
     with pytest.raises(InputError, match="refuses these messages: "):
         chat(MESSAGES)
     assert time.thread_time() - begun < 10
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        HOSTILE["nested loops"],
+        HOSTILE["a string that doubles"],
+        "{{ ('a' * 10**10) | length }}",
+        "{% set n = namespace(x=[]) %}{% for i in range(40) %}{% set n.x = [n.x, n.x] %}{% endfor %}{{ n.x | tojson }}",
+        "{{ ('a' * 4000000) | replace('a', 'b' * 4000) | length }}",
+        "{% if '_steps' is filter %}a{% else %}{{ ('a' * 10**10) | length }}{% endif %}",
+    ],
+    ids=["loops", "doubling text", "long text", "doubling lists", "replacement", "for transformers alone"],
+)
+def test_build_refuses_a_hostile_template(
+    template: str, tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Regression: transformers, which has no limits, rendered it before the sandbox did, for 100 s or in 10 GB."""
+    monkeypatch.setattr(limited, "MEMORY", 256 << 20)
+    monkeypatch.setattr(chat_templates, "SECONDS", 5)
+    monkeypatch.setattr(tokenizer, "apply_chat_template", None)  # nothing is rendered in this process
+    monkeypatch.setattr(ChatTemplate, "__call__", None)
+    tokenizer.chat_template = template
+    with pytest.raises(CheckpointError, match=r"the model's chat template .*Mend or remove it"):
+        chat_template(tokenizer)
 
 
 def test_a_long_chat_with_long_numbers_is_rendered() -> None:

@@ -21,7 +21,7 @@ from jinja2 import nodes, parser
 from jinja2.utils import Namespace
 
 from ..fields import InputError
-from .sandbox import LONGEST, Sandbox
+from .sandbox import LONGEST, LimitError, Sandbox
 
 TAG = "CONTINUE_FINAL_MESSAGE_TAG "  # after a message that the answer continues; the rendered chat ends before it
 EFFORTS = ("none", "minimal", "low", "medium", "high", "xhigh", "max")  # as in vLLM
@@ -121,7 +121,7 @@ class ChatTemplate:
             pieces.append(piece)
             length += len(piece)
             if length > LONGEST:
-                raise jinja2.exceptions.SecurityError(f"a prompt longer than {LONGEST} characters")
+                raise LimitError(f"a prompt longer than {LONGEST} characters")
         return "".join(pieces)
 
 

@@ -24,6 +24,10 @@ WIDE = re.compile(r"\d{6,}")  # in a format string: a width that would fill memo
 PADDING_FILTERS = ("center", "format", "indent", "wordwrap")  # whose arguments say how long their result is
 
 
+class LimitError(jinja2.exceptions.SecurityError):
+    """A template asked for more time, text or numbers than it gets."""
+
+
 class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
@@ -41,7 +45,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def step(self) -> None:
         if time.thread_time() > getattr(self.clock, "end", float("inf")):
-            raise jinja2.exceptions.SecurityError(f"they took it more than {SECONDS:g} s")
+            raise LimitError(f"they took it more than {SECONDS:g} s")
 
     def steps(self, values: Iterable[Any]) -> Iterator[Any]:
         """`values`, one step each."""
@@ -62,13 +66,13 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
         self.step()
         if operator == "**" and isinstance(right, int | float) and right > LARGEST_POWER:
-            raise jinja2.exceptions.SecurityError(f"a power of {right}, more than {LARGEST_POWER}")
+            raise LimitError(f"a power of {right}, more than {LARGEST_POWER}")
         if operator == "%" and isinstance(left, str):
             _refuse_wide(left, *(right if isinstance(right, tuple) else (right,)))
         if operator == "*" and {type(left), type(right)} & {str, list, tuple}:
             whole, times = (left, right) if hasattr(left, "__len__") else (right, left)
             if isinstance(times, int) and len(whole) * times > LONGEST:
-                raise jinja2.exceptions.SecurityError(f"a value longer than {LONGEST}")
+                raise LimitError(f"a value longer than {LONGEST}")
         return sized(super().call_binop(context, operator, left, right))
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
@@ -91,7 +95,7 @@ class Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 def sized(value: Any) -> Any:
     """`value`, unless it is too long."""
     if isinstance(value, str | list | tuple) and len(value) > LONGEST:
-        raise jinja2.exceptions.SecurityError(f"a value longer than {LONGEST}")
+        raise LimitError(f"a value longer than {LONGEST}")
     return value
 
 
@@ -121,4 +125,4 @@ def _format(text: str, apply: Any) -> Any:
 def _refuse_wide(format: str, *values: Any) -> None:
     """Refuse a width in a format string, or a number, that text would be padded to."""
     if WIDE.search(format) or any(isinstance(value, int) and value > LONGEST for value in values):
-        raise jinja2.exceptions.SecurityError("a width of more than 5 digits")
+        raise LimitError("a width of more than 5 digits")
