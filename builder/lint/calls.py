@@ -37,7 +37,7 @@ class Source:
 def read_source(path: Path) -> Source | None:
     """None where it does not parse, which another rule reports."""
     try:
-        return _read(path.read_bytes())
+        return _read(path.read_bytes()) if path.is_file() else None
     except OSError:
         return None
 
@@ -46,7 +46,7 @@ def read_source(path: Path) -> Source | None:
 def _read(content: bytes) -> Source | None:
     try:
         tree = ast.parse(content)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     classes = [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == CLASS]
     methods = None
@@ -63,8 +63,8 @@ def syntax_error(content: bytes, python: tuple[int, int]) -> str | None:
     """Why a file does not compile with a Python of this version; None where it does."""
     try:
         ast.parse(content, feature_version=python)
-    except (SyntaxError, ValueError) as error:
-        return str(error)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:  # MemoryError: it is nested too deeply
+        return str(error) or "it is nested too deeply"
     return None
 
 

@@ -37,7 +37,7 @@ def _signature(backend: str, path: Path, changed_ns: int) -> stock.Signature | N
         if backend not in (onnxruntime.BACKEND, tensorrt.BACKEND):
             return None
         signature = onnxruntime.signature(path)
-    except (DecodeError, OSError, RuntimeError) as error:
+    except (DecodeError, OSError, RuntimeError, ValueError) as error:
         raise Unreadable((str(error).strip().splitlines() or [repr(error)])[-1]) from error
     if not signature.outputs:
         raise Unreadable("it has no outputs")

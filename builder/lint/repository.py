@@ -144,7 +144,7 @@ class Model:
         """build.json; empty where there is none, or none that can be read."""
         try:
             document = json.loads((self.path / "build.json").read_text("utf-8"))
-        except (OSError, ValueError):
+        except (OSError, ValueError, RecursionError):
             return {}
         return document if isinstance(document, dict) else {}
 

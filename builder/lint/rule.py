@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from builder.errors import BuilderError, first_line
 from builder.lint import rules as package
 from builder.lint.findings import Finding, Problem, Severity
 from builder.lint.pbtxt import place_of
@@ -42,8 +43,18 @@ class Rule:
 
     def findings(self, repository: Repository) -> Iterator[Finding]:
         for subject in _subjects(self.scope, repository):
-            for problem in self.check(subject):
+            for problem in self._problems(subject):
                 yield _finding(self, subject, problem)
+
+    def _problems(self, subject: Any) -> list[Problem]:
+        """What the rule yields. A file that is damaged in a way nobody thought of ends no check of thousands."""
+        try:
+            return list(self.check(subject))
+        except BuilderError:
+            raise
+        except Exception as error:
+            problem = f"this rule could not be checked ({type(error).__name__}: {first_line(error)})"
+            return [Problem(problem, "a file of the model is damaged; if none is, this is a bug worth reporting")]
 
 
 RULES: dict[str, Rule] = {}

@@ -201,5 +201,5 @@ def parse_report(text: bytes, where: str) -> BuildReport:
             raise TypeError("verified is not true or false")
         checks = tuple(EngineCheck(**check) for check in document["verified_on"])
         return BuildReport(**{**document, **tuples, "ladder": rungs, "verified_on": checks})
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise RepositoryError(f"{where} is not a report of this version ({error}); build the model again") from error

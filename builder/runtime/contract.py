@@ -303,7 +303,7 @@ def read(folder: Path) -> Document:
     path = folder / FILE
     document = document_of(path, SCHEMA, BUILD)
     kind = document.pop("kind", None)
-    if kind not in KINDS:
+    if not isinstance(kind, str) or kind not in KINDS:
         raise ContractError(f"{path} is of the kind {kind!r}; known are {', '.join(KINDS)}. {BUILD}")
     serving: Document = read_as(KINDS[kind], document, path.name, BUILD)
     return serving

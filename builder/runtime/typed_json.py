@@ -26,7 +26,7 @@ def document_of(path: Path, schema: int, instead: str) -> dict[str, Any]:
     """
     try:
         document = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ContractError(f"{path} cannot be read: {error}. {instead}") from error
     written = document.pop("schema", 1) if isinstance(document, dict) else None
     if written != schema:

@@ -57,7 +57,7 @@ def parse(text: str, name: str) -> model_config_pb2.ModelConfig:
     """Parse a config.pbtxt. Raises RepositoryError with the line that does not parse."""
     try:
         return text_format.Parse(text, model_config_pb2.ModelConfig())
-    except text_format.ParseError as error:
+    except (text_format.ParseError, RecursionError) as error:
         raise RepositoryError(f"config.pbtxt of {name} is not a Triton model configuration: {error}") from error
 
 

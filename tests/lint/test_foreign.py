@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import random
-from collections.abc import Iterator
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from builder.cli import main
 from builder.lint import lint
 from builder.lint.findings import Problem, Severity
 from builder.lint.repository import Model
@@ -95,6 +101,80 @@ def _damaged(content: bytes, chance: random.Random) -> bytes:
     if kind == 2:
         return content[:at] + content[at : at + length] * 3 + content[at + length :]
     return content[:at] + chance.randbytes(length) + content[at + length :] if kind == 3 else content
+
+
+READ = ("config.pbtxt", "build.json", "serving.json", "model.onnx", "model.py", "model.xml", "model.json")
+DAMAGED = (
+    b"",
+    b"[" * 200_000,
+    b'{"a":' * 100_000,
+    b"input { " * 20_000,
+    b"(" * 5_000,
+    b"null",
+    b"[1]",
+    b'{"kind": []}',
+)
+
+
+@pytest.mark.parametrize("name", ["topics", "writes"])
+def test_damaged_files_of_a_build_are_findings(
+    name: str, built: Callable[[str], Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Regression: a truncated model.onnx and a deeply nested serving.json ended the check in a traceback."""
+    chance = random.Random(11)
+    repository = Path(shutil.copytree(built(name), tmp_path / "r", copy_function=os.link))
+    for path in sorted(path for path in repository.glob("*/**/*") if path.name in READ):
+        content = path.read_bytes()
+        contents = [*DAMAGED, content[: len(content) // 2], content[:-1], b"\xff" + content, chance.randbytes(300)]
+        if isinstance(document := _json(content), dict):
+            contents += [
+                json.dumps({**document, key: chance.choice(WRONG)}).encode() for key in chance.sample([*document], 5)
+            ]
+        for damaged in chance.sample(contents, 8):
+            path.unlink()  # it is a link to the file that others read
+            path.write_bytes(damaged)
+            assert not [str(finding) for finding in lint(repository) if "could not be checked" in finding.found]
+        path.write_bytes(content)
+    assert main(["check", str(repository)]) == 0, capsys.readouterr().err
+
+
+WRONG = (None, 3, -1, "x", [], {}, [1], {"a": 1}, 10**30)
+
+
+def _json(content: bytes) -> Any:
+    try:
+        return json.loads(content)
+    except ValueError:
+        return None
+
+
+@pytest.mark.parametrize("name", ["config.pbtxt", "build.json", "1/serving.json", "1/model.onnx", "1/model.py"])
+def test_a_fifo_or_a_folder_in_place_of_a_file_is_a_finding(name: str, tmp_path: Path) -> None:
+    """Regression: a check waited for ever for what nobody writes."""
+    CASES["whole"].write(tmp_path / "m")
+    path = tmp_path / "m" / name
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+    script = f"import sys; from builder.cli import main; sys.exit(main(['check', {str(tmp_path)!r}]))"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, "Traceback" in done.stderr) == (1, False), done.stderr
+    assert f"{name} is neither a file nor a folder" in done.stdout + done.stderr
+    path.unlink()
+    path.mkdir()
+    assert not [str(finding) for finding in lint(tmp_path) if "could not be checked" in finding.found]
+
+
+def test_a_rule_that_fails_is_a_finding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    CASES["whole"].write(tmp_path / "m")
+
+    def fail(model: Model) -> Iterator[Problem]:
+        raise KeyError("dims")
+
+    broken = dataclasses.replace(next(rule for rule in all_rules() if rule.scope is Model), check=fail)
+    monkeypatch.setattr("builder.lint.all_rules", lambda: (broken,))
+    (finding,) = lint(tmp_path)
+    assert (finding.severity, finding.model) == (broken.severity, "m")
+    assert "could not be checked (KeyError: 'dims')" in finding.found
 
 
 def test_an_empty_repository_and_none_are_said_in_a_line(tmp_path: Path) -> None:

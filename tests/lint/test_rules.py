@@ -28,6 +28,7 @@ ELSEWHERE = {  # what breaks it, where that is not here and not a case
     "TR101": "test_foreign.py",
     "TR103": "test_foreign.py",
     "TR109": "test_foreign.py",
+    "TR110": "test_foreign.py",
     "TR203": "tests/engines/test_stock.py",
     "TR501": "the same code as TR502",
     "TR601": "tests/triton/test_reproducible.py",

@@ -39,7 +39,7 @@ def is_python_of_its_release(version: Version) -> Iterator[Problem]:
         return
     release = version.model.release
     python = RELEASES[release].python if release is not None else OLDEST
-    for source in sorted(version.path.rglob("*.py")):
+    for source in sorted(path for path in version.path.rglob("*.py") if path.is_file()):
         error = syntax_error(source.read_bytes(), _feature(python))
         if error is not None:
             yield Problem(f"{version.file(source)} is not valid Python {python}: {error}", file=version.file(source))

@@ -62,7 +62,7 @@ def _recipe(recipe: Path) -> dict[str, Any]:
     """The recipe of a plan; empty where there is none that can be read."""
     try:
         document = json.loads((recipe / "recipe.json").read_text("utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return {}
     return document if isinstance(document, dict) else {}
 
@@ -87,7 +87,7 @@ def says_what_it_runs(version: Version) -> Iterator[Problem]:
     file = version.file(path)
     try:
         model = str(yaml.safe_load(path.read_text("utf-8"))["model"])  # model.json is YAML too
-    except (OSError, TypeError, ValueError, KeyError, yaml.YAMLError) as error:
+    except (OSError, TypeError, ValueError, KeyError, RecursionError, yaml.YAMLError) as error:
         yield Problem(f"{file} does not say which model is to run ({error!r})", "build it again", file=file)
         return
     beside = f"/{version.model.name}/{version.number}/"
@@ -113,7 +113,7 @@ def gives_vllm_arguments_that_it_has(version: Version) -> Iterator[Problem]:
         return
     try:
         arguments = yaml.safe_load(path.read_text("utf-8"))
-    except (OSError, ValueError, yaml.YAMLError):
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         return  # TR652 says so
     known = vllm.fields_of(carried)
     for name in arguments if isinstance(arguments, dict) else ():

@@ -34,7 +34,7 @@ def has_a_report_that_can_be_read(model: Model) -> Iterator[Problem]:
         return
     try:
         document = json.loads(path.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         yield Problem(f"build.json is not JSON: {error}", "build it again", file=REPORT)
         return
     if not isinstance(document, dict):

@@ -9,10 +9,12 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from google.protobuf.message import DecodeError
+
 from builder.engines import onnxruntime, openvino
 from builder.engines.cuda import without_kernel
 from builder.engines.onnxruntime import older
-from builder.errors import BuilderError
+from builder.errors import BuilderError, first_line
 from builder.lint.findings import Edit, Problem
 from builder.lint.graphs import readable
 from builder.lint.repository import Model, Version, is_paged
@@ -55,6 +57,9 @@ def _refused(version: Version, graph: Path, in_process: bool) -> Iterator[Proble
             without_kernel(read.operators, "bf16", release)
     except BuilderError as error:
         yield Problem(str(error), file=version.file(graph))
+    except (DecodeError, OSError, ValueError) as error:
+        problem = f"{version.file(graph)} cannot be read: {first_line(error)}"
+        yield Problem(problem, "copy the file again, or build it again", file=version.file(graph))
 
 
 @rule(

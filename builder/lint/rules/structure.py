@@ -221,5 +221,22 @@ def has_no_links_out_of_the_repository(model: Model) -> Iterator[Problem]:
             yield Problem(f"{name} is a link to {path.resolve()}", "copy what it leads to", file=_inside(model, name))
 
 
+@rule(
+    "TR110",
+    ERROR,
+    wrong="mkfifo classifier/1/model.onnx",
+    right="cp model.onnx classifier/1/",
+)
+def has_files_and_folders_alone(model: Model) -> Iterator[Problem]:
+    """A repository is made of files and folders.
+
+    Whoever reads a FIFO, a socket or a device waits for ever: Triton, and whatever copies the repository.
+    """
+    for path in sorted(model.path.rglob("*")):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            name = path.relative_to(model.path).as_posix()
+            yield Problem(f"{name} is neither a file nor a folder", "put the file in its place", file=name)
+
+
 def _inside(model: Model, name: str) -> str:
     return name if (model.path / name).is_symlink() else model.file
