@@ -138,7 +138,7 @@ def test_damaged_files_of_a_build_are_findings(
     assert main(["check", str(repository)]) == 0, capsys.readouterr().err
 
 
-WRONG = (None, 3, -1, "x", [], {}, [1], {"a": 1}, 10**30)
+WRONG: tuple[Any, ...] = (None, 3, -1, "x", [], {}, [1], {"a": 1}, 10**30)
 
 
 def _json(content: bytes) -> Any:
