@@ -86,6 +86,8 @@ def render(
     answer = _probed(
         chat.template, json.dumps(dict(chat.special_tokens)), chat.tool_template, json.dumps(chats), compare
     )
+    if answer["problem"]:
+        raise CheckpointError(f"{answer['problem']}. {WHERE}")
     return [(own, theirs) for own, theirs in answer["prompts"]]
 
 
@@ -107,8 +109,6 @@ def _probed(template: str, tokens: str, with_tools: str | None, chats: str, comp
         raise CheckpointError(f"the model's chat template {error}, for chats of a few words. {WHERE}") from error
     if answer["limit"]:
         raise CheckpointError(f"the model's chat template refuses chats of a few words: {answer['limit']}. {WHERE}")
-    if answer["problem"]:
-        raise CheckpointError(f"{answer['problem']}. {WHERE}")
     return answer
 
 
