@@ -219,9 +219,9 @@ def refuse_endless(grammar: str) -> None:
         )
     if done.returncode:
         raise RuntimeError(f"a guide could not be checked: {_first_lines(done.stderr[-300:].decode(errors='replace'))}")
-    error = done.stdout.decode("utf-8")
-    if error and not error.startswith("WARNING"):
-        raise InputError(f"guide is refused: {_first_lines(error)}")
+    problem = done.stdout.decode("utf-8")
+    if problem and not problem.startswith("WARNING"):
+        raise InputError(f"guide is refused: {_first_lines(problem)}")
 
 
 def _first_lines(text: str) -> str:
