@@ -20,6 +20,7 @@ from builder.commands.gateway import add_on_demand
 from builder.errors import SpecError
 from builder.serve.embedded import EMBEDDED
 from builder.serve.gateway import kept_gateway
+from builder.serve.process import adopt_orphans
 from builder.serve.triton import Model, Ports, Server, refuse_taken, running
 from builder.serve.watch import keep_running
 
@@ -95,6 +96,7 @@ def run(options: argparse.Namespace) -> int:
     if options.openai_port in vars(ports).values():
         raise SpecError(f"--openai-port is {options.openai_port}, which is one of Triton's ports; choose another")
     start = partial(_start, options, ports, echo, partial(_say, console))
+    adopt_orphans()
     with contextlib.suppress(KeyboardInterrupt):
         keep_running(start, partial(_show, console, options), partial(_say, console))
     console.print("stopped")

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from builder.errors import ServeError
-from builder.serve.triton import die_with_parent
+from builder.serve.process import die_with_parent
 from builder.serve.watch import ATTEMPTS, POLL_S, Restarts, how
 
 Process = subprocess.Popen[bytes]

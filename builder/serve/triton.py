@@ -5,13 +5,10 @@ Knows processes, ports and logs; knows nothing about what the models do.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import itertools
-import os
 import re
 import secrets
-import signal
 import socket
 import subprocess
 import tempfile
@@ -19,7 +16,7 @@ import threading
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,16 +26,14 @@ from tritonclient.utils import InferenceServerException
 from builder.errors import ServeError
 from builder.serve.embedded import BACKENDS, Embedded, embedded
 from builder.serve.log import why
+from builder.serve.process import LAST_LINES_S, process_group
 from builder.serve.refusals import SHARED_MEMORY, is_loopback, refuse_host, refuse_repository, refuse_unsigned
 from builder.triton.arguments import EXIT_TIMEOUT_S
 from builder.triton.transaction import recover
 
-LOG_LINES = 10_000  # that are kept
 IDLE_REPORTS = 4  # of a stopping server, one a second; a model's Python takes one or two to end
-PARENT_DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of prctl(2)
 START_S = 600.0  # the models included; a server that ends meanwhile is noticed at once
 ANSWER_S = 10.0  # of one that listens, to whether it is ready
-LAST_LINES_S = 10.0  # until what it wrote at its end is read
 FREE = range(20_000, 32_768)  # ports below those that Linux gives to whoever asks for any: ip(7), ip_local_port_range
 UNTRIED = "Triton did not try to load it, as where it cannot read its config.pbtxt"  # it names no state then
 
@@ -163,8 +158,7 @@ def running(
     options = [*ports.options(host), *_loading(strict, controlled, () if on_demand else ("--load-model=*",))]
     with (
         tempfile.TemporaryDirectory(prefix="triton-") as folder,
-        _started(embedded(repository, Path(folder), backends), options) as process,
-        _read(process, echo) as (log, reader),
+        _started(embedded(repository, Path(folder), backends), options, echo) as (process, log, reader),
     ):
         server = Server(host, ports, process, log, controlled, repository, on_demand, verify_key)
         try:
@@ -177,48 +171,16 @@ def running(
 
 
 @contextmanager
-def _started(program: Embedded, options: Sequence[str]) -> Iterator[subprocess.Popen[str]]:
-    """A tritonserver, and at the end nothing of it left. Whoever starts it stops it before."""
-    process = subprocess.Popen(
-        [*program.command, *options],
-        env=program.environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-        start_new_session=True,
-        preexec_fn=die_with_parent,
-    )
+def _started(
+    program: Embedded, options: Sequence[str], echo: Callable[[str], None] | None
+) -> Iterator[tuple[subprocess.Popen[str], list[str], threading.Thread]]:
+    """A tritonserver, what it writes and the thread that reads it; at the end nothing of it is left."""
     try:
-        yield process
+        with process_group([*program.command, *options], program.environment, echo) as started:
+            yield started
     finally:
-        if process.stdout is not None:
-            process.stdout.close()
         for leftover in SHARED_MEMORY.glob(f"{program.region}*"):
             leftover.unlink(missing_ok=True)
-
-
-@contextmanager
-def _read(
-    process: subprocess.Popen[str], echo: Callable[[str], None] | None
-) -> Iterator[tuple[list[str], threading.Thread]]:
-    """The last lines of what a process writes, as it writes them; and the thread that reads them, to the end."""
-    log: list[str] = []
-    reader = threading.Thread(target=_keep_lines, args=(process, log, echo), daemon=True)
-    reader.start()
-    try:
-        yield log, reader
-    finally:
-        reader.join(LAST_LINES_S)
-
-
-def _keep_lines(process: subprocess.Popen[str], log: list[str], echo: Callable[[str], None] | None) -> None:
-    assert process.stdout is not None
-    for line in process.stdout:
-        log.append(line.rstrip())
-        del log[:-LOG_LINES]
-        if echo is not None:
-            echo(line.rstrip())
 
 
 def _loading(strict: bool, controlled: bool, models: Sequence[str]) -> list[str]:
@@ -238,11 +200,6 @@ def refuse_taken(host: str, ports: Mapping[str, int]) -> None:
                 raise ServeError(
                     f"port {port} on {host} cannot be used ({error.strerror}); choose another: --{kind}-port N"
                 ) from error
-
-
-def die_with_parent() -> None:
-    """In the child: be terminated when the parent dies, however it dies, so that no server is left behind."""
-    ctypes.CDLL(None).prctl(PARENT_DEATH_SIGNAL, signal.SIGTERM)
 
 
 def _wait_until_ready(server: Server, timeout_s: float, reader: threading.Thread) -> None:
@@ -269,7 +226,7 @@ def _answers(host: str, port: int) -> bool:
 
 
 def _stop(server: Server) -> None:
-    """SIGTERM; then SIGKILL to the whole group, as soon as all that is left of the server only waits.
+    """Have the server finish what runs, until all that is left of it only waits. What remains is killed then.
 
     Triton keeps the first request of a gRPC stream until the client closes the stream, and with it the model, for up
     to its exit timeout of 30 s (server, src/grpc/stream_infer_handler.cc, IsAsyncNotifyState).
@@ -279,9 +236,6 @@ def _stop(server: Server) -> None:
     end = time.monotonic() + EXIT_TIMEOUT_S + 5
     while process.poll() is None and time.monotonic() < end and not _drained(server):
         time.sleep(0.1)
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
 
 
 def _drained(server: Server) -> bool:
