@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 
 from rich.console import Console
@@ -95,9 +95,13 @@ def run(options: argparse.Namespace) -> int:
     echo = (lambda line: print(line, file=sys.stderr, flush=True)) if options.verbose else None
     if options.openai_port in vars(ports).values():
         raise SpecError(f"--openai-port is {options.openai_port}, which is one of Triton's ports; choose another")
-    start = partial(_start, options, ports, echo, partial(_say, console))
+    if options.openai_port is not None:
+        refuse_taken(options.host, {"openai": options.openai_port})  # now, and not when all models are loaded
     adopt_orphans()
-    with contextlib.suppress(KeyboardInterrupt):
+    with contextlib.suppress(KeyboardInterrupt), contextlib.ExitStack() as gateway:
+        start = partial(
+            _start, options, ports, echo, gateway, cache(partial(_gateway, options, ports, console, gateway))
+        )
         keep_running(start, partial(_show, console, options), partial(_say, console))
     console.print("stopped")
     return 0
@@ -132,11 +136,13 @@ def _run_on_ray(options: argparse.Namespace) -> int:
 
 @contextlib.contextmanager
 def _start(
-    options: argparse.Namespace, ports: Ports, echo: Callable[[str], None] | None, say: Callable[[str], None]
+    options: argparse.Namespace,
+    ports: Ports,
+    echo: Callable[[str], None] | None,
+    gateway: contextlib.ExitStack,
+    begin_gateway: Callable[[], None],
 ) -> Iterator[Server]:
-    """Triton, and where it was asked for a gateway in front of it."""
-    if options.openai_port is not None:
-        refuse_taken(options.host, {"openai": options.openai_port})  # now, and not when all models are loaded
+    """Run Triton. The gateway, which begins with the first one and outlives all, is stopped before the last one is."""
     with running(
         options.repository,
         options.host,
@@ -146,12 +152,22 @@ def _start(
         insecure_bind=options.insecure_bind,
         verify_key=options.verify_key,
         on_demand=options.load_on_demand,
+        liveness=True,
     ) as server:
-        if options.openai_port is None:
+        try:
+            begin_gateway()
             yield server
-            return
-        with kept_gateway(server.url, options.host, options.openai_port, *_on_demand(options), say=say):
-            yield server
+        except BaseException:
+            gateway.close()  # it finishes what runs
+            raise
+
+
+def _gateway(options: argparse.Namespace, ports: Ports, console: Console, stack: contextlib.ExitStack) -> None:
+    """Start the gateway, if one was asked for, until `stack` is closed."""
+    if options.openai_port is None:
+        return
+    url, say = f"{options.host}:{ports.grpc}", partial(_say, console)
+    stack.enter_context(kept_gateway(url, options.host, options.openai_port, *_on_demand(options), say=say))
 
 
 def _on_demand(options: argparse.Namespace) -> list[str]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,11 +12,10 @@ from builder.gateway.errors import ApiError, bad_field
 from builder.runtime.fields import Field
 from builder.tensors import WIRE
 
-FRESH_S = 10.0  # after that long the next request has the list read anew, without waiting for it
 NAMED = 50  # models in a message, at most
 CANDIDATE_OF = "candidate_of"  # the parameter by which build-repo promote marks what it tries
 NAME = Field("model", "TYPE_STRING")  # the input by which a shared front is told whose request it is
-LEAST_S = 1.0  # between two readings for a name that is not in the list
+AWAY_S = 2.0  # after which a client asks again
 
 
 @dataclass(frozen=True)
@@ -116,103 +113,12 @@ class Models(Protocol):
         ...
 
     async def get(self, name: str) -> Model:
-        """The model of that name. Raises ApiError 404."""
+        """The model of that name. Raises ApiError 404, or 503 where it is only away."""
         ...
 
-
-class Server(Protocol):
-    """What the catalogue asks of Triton."""
-
-    async def index(self) -> list[tuple[str, str]]:
-        """(name, version) of each model that is ready."""
+    def missing(self) -> list[Model]:
+        """Return the models that are away: known, not ready now, and still in the repository."""
         ...
-
-    async def config(self, name: str, version: str) -> Any:
-        """The ModelConfig of a model."""
-        ...
-
-    async def hosted(self, front: str) -> str:
-        """hosted.json of a shared front, which says what models it answers for."""
-        ...
-
-
-class Catalogue:
-    """The front models that Triton has ready: those that name their task."""
-
-    def __init__(self, server: Server) -> None:
-        self.server = server
-        self.models: dict[str, Model] = {}
-        self.candidates: dict[str, Model] = {}  # to take a model's place: no client asks for them
-        self.hosted: dict[str, tuple[tuple[Model, str], dict[str, Model]]] = {}
-        self.read_at = -1e9
-        self.refreshing: asyncio.Task[None] | None = None
-
-    async def all(self) -> list[Model]:
-        """Every model, by name. Raises ApiError where Triton does not answer."""
-        await self._look(LEAST_S)
-        return sorted(self.models.values(), key=lambda model: model.name)
-
-    async def get(self, name: str) -> Model:
-        """The model of that name. Raises ApiError 404 with those that exist."""
-        if self.read_at + FRESH_S < time.monotonic():
-            if self.models:
-                self._refresh()  # this request does not wait for it
-            else:
-                await asyncio.shield(self._refresh())  # shared: one that leaves must not end it for the others
-        if name not in self.models:
-            await self._look(LEAST_S)
-        model = self.models.get(name)
-        if model is None:
-            raise unknown(name, sorted(self.models))
-        return model
-
-    async def candidate(self, name: str, of: str) -> None:
-        """Raise ApiError 404 unless `name` is to take the place of the model `of`, and both are there."""
-        await self.get(of)
-        if name not in self.candidates:
-            await asyncio.shield(self._refresh())
-        candidate = self.candidates.get(name)
-        if candidate is None or candidate.parameters[CANDIDATE_OF] != of:
-            raise ApiError(404, f"{name} is no candidate for the place of {of}", param="candidate")
-
-    async def _look(self, old_s: float) -> None:
-        if self.read_at + old_s < time.monotonic():
-            await asyncio.shield(self._refresh())
-
-    def _refresh(self) -> asyncio.Task[None]:
-        if self.refreshing is None or self.refreshing.done():
-            self.refreshing = asyncio.ensure_future(self._read())
-            self.refreshing.add_done_callback(_noticed)
-        return self.refreshing
-
-    async def _read(self) -> None:
-        ready = await self.server.index()
-        configs = await asyncio.gather(*(self.server.config(*entry) for entry in ready), return_exceptions=True)
-        models: dict[str, Model] = {}
-        candidates: dict[str, Model] = {}
-        for (name, version), config in zip(ready, configs, strict=True):
-            if isinstance(config, ApiError):  # unloaded since
-                continue
-            if isinstance(config, BaseException):
-                raise config
-            model = read_model(config, version)
-            if model is not None:
-                (candidates if CANDIDATE_OF in model.parameters else models)[name] = model
-        fronts = [models.pop(name) for name in list(models) if models[name].is_shared_front]
-        for front in fronts:
-            models = {**await self._hosted(front), **models}
-        self.models, self.candidates, self.read_at = models, candidates, time.monotonic()
-
-    async def _hosted(self, front: Model) -> dict[str, Model]:
-        """The models of a shared front; those of before where it said the same, none where it is gone."""
-        try:
-            text = await self.server.hosted(front.name)
-        except ApiError:
-            return self.hosted[front.name][1] if front.name in self.hosted else {}
-        before = self.hosted.get(front.name)
-        if before is None or before[0] != (front, text):
-            self.hosted[front.name] = (front, text), hosted_models(front, text)
-        return self.hosted[front.name][1]
 
 
 async def one_of(models: Models, what: str, fits: Callable[[Model], bool], name: str | None) -> Model:
@@ -223,6 +129,10 @@ async def one_of(models: Models, what: str, fits: Callable[[Model], bool], name:
             raise ApiError(400, f"{name} is a model for {model.task}; expected one {what}", param="model")
         return model
     fitting = [model for model in await models.all() if fits(model)]
+    if not fitting:
+        for model in models.missing():
+            if fits(model):
+                raise away(model.name)
     if len(fitting) != 1:
         names = listed([model.name for model in fitting])
         raise ApiError(
@@ -238,16 +148,15 @@ def unknown(name: str, known: Sequence[str]) -> ApiError:
     )
 
 
+def away(name: str) -> ApiError:
+    """Return what a client is told of a model that is not loaded now: send it again, it may be there by then."""
+    return ApiError(503, f"{name} is not loaded now; send this again later", code="unavailable", retry_after=AWAY_S)
+
+
 def listed(names: Sequence[str]) -> str:
     """Names for a message: the first, and how many more there are."""
     more = f" and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more or "none"
-
-
-def _noticed(task: asyncio.Task[None]) -> None:
-    """A failure of a refresh that nobody waits for: the next request that needs the list meets it again."""
-    if not task.cancelled():
-        task.exception()
 
 
 def read_model(config: Any, version: str) -> Model | None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from builder.gateway.call import Call
+from builder.gateway.catalogue import Catalogue
 from builder.gateway.errors import ApiError
-from builder.gateway.models import Catalogue
 
 
 async def order(call: Call) -> dict[str, Any]:

@@ -15,8 +15,8 @@ import uvloop
 
 from builder.errors import ServeError
 from builder.gateway.app import make_app
+from builder.gateway.catalogue import Catalogue
 from builder.gateway.journal import Journal
-from builder.gateway.models import Catalogue
 from builder.gateway.residency.app import make_on_demand
 from builder.gateway.settings import Settings
 from builder.gateway.triton import Triton

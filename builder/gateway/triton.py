@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any
 
 import grpc
@@ -39,9 +39,17 @@ ATTEMPTS = 2  # of a request of which nothing was answered, where the first is l
 HOLDING = ("READY", "LOADING", "UNLOADING")
 QUEUE_FULL = ("wait already", "Exceeds maximum queue size")
 OUT_OF_TIME = ("time was over", "Request timeout expired")
-AWAY = ("is not ready", "shutting down", "Stub process", "no version is available")
+AWAY = ("is not ready", "shutting down", "Stub process", "no version is available", "Request for unknown model")
 FAULTS = ("failed inside the model", "Failed to process the request", "Internal")
 ALL, LIST = "*", "models"  # what a shared front is asked for the models that it hosts, and the output that says so
+STATUS = {
+    grpc.StatusCode.INVALID_ARGUMENT: 400,
+    grpc.StatusCode.NOT_FOUND: 404,
+    grpc.StatusCode.UNIMPLEMENTED: 501,
+    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
+}
+# Of a request for a model that the gateway has found in the list: it is not there because it is being loaded again.
+ANSWERING = {code: status for code, status in STATUS.items() if code is not grpc.StatusCode.NOT_FOUND}
 Metadata = Sequence[tuple[str, str]]
 
 
@@ -80,6 +88,12 @@ class Triton:
         with self._translated():
             answer = await self.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True), timeout=TIMEOUT_S)
         return [(model.name, model.version) for model in answer.models]
+
+    async def known(self) -> set[str]:
+        """Return the names of all models of its repository, ready or not."""
+        with self._translated():
+            answer = await self.stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(), timeout=TIMEOUT_S)
+        return {model.name for model in answer.models}
 
     async def config(self, name: str, version: str) -> Any:
         """The ModelConfig of a model."""
@@ -134,7 +148,7 @@ class Triton:
             return await self._ready(request.model_name, request.model_version)
 
         for _ in range(ATTEMPTS):
-            with self._translated(), contextlib.suppress(Lost):
+            with self._translated(ANSWERING), contextlib.suppress(Lost):
                 call = self.stub.ModelInfer(request, metadata=metadata)
                 return read_outputs(await self.leaving.answer(request.model_name, call, ready))
         raise _lost(f"{request.model_name} did not answer this request, sent {ATTEMPTS} times")
@@ -175,7 +189,7 @@ class Triton:
         async def ready() -> bool:
             return await self._ready(request.model_name, request.model_version)
 
-        with self._translated():
+        with self._translated(ANSWERING):
             await stream.sent()
             while not stream.last:
                 losses, reading = self.leaving.losses, stream.reading()
@@ -189,30 +203,22 @@ class Triton:
                     yield read_outputs(message.infer_response)
 
     @contextlib.contextmanager
-    def _translated(self) -> Any:
+    def _translated(self, statuses: Mapping[grpc.StatusCode, int] = STATUS) -> Any:
         try:
             yield
         except grpc.aio.AioRpcError as error:
-            raise self._error(error) from error
+            raise self._error(error, statuses) from error
 
-    def _error(self, error: grpc.aio.AioRpcError) -> ApiError:
+    def _error(self, error: grpc.aio.AioRpcError, statuses: Mapping[grpc.StatusCode, int]) -> ApiError:
         """What a client is told of a gRPC status."""
         message, code = error.details() or error.code().name, error.code()
-        status = STATUS.get(code)
+        status = statuses.get(code)
         if status is not None:
             return ApiError(status, message, param="model" if status == 404 else None)
         if code is grpc.StatusCode.UNAVAILABLE:
             away = ApiError(503, f"Triton at {self.url} does not answer: {message}", code="unavailable", retry_after=2)
             return _by_its_message(message) or away
         return _by_its_message(message) or ApiError(500, message)
-
-
-STATUS = {
-    grpc.StatusCode.INVALID_ARGUMENT: 400,
-    grpc.StatusCode.NOT_FOUND: 404,
-    grpc.StatusCode.UNIMPLEMENTED: 501,
-    grpc.StatusCode.DEADLINE_EXCEEDED: 504,
-}
 
 
 def _lost(what: str) -> ApiError:
@@ -223,8 +229,6 @@ def _lost(what: str) -> ApiError:
 
 def stream_error(message: str) -> ApiError:
     """What a client is told of an error in a stream: it is the request's, unless the text is one of the server's."""
-    if "Request for unknown model" in message:
-        return ApiError(404, message, param="model", code="model_not_found")
     return _by_its_message(message) or ApiError(500 if any(words in message for words in FAULTS) else 400, message)
 
 

@@ -23,6 +23,7 @@ from builder.gateway.errors import ApiError
 from builder.gateway.triton import Metadata, Triton
 from builder.ray.wire import Answer, refusal
 from builder.serve.control import Control
+from builder.serve.heartbeat import heartbeat
 from builder.serve.triton import Server, running
 from builder.serve.watch import POLL_S, Watcher
 from builder.triton.versions import entries, served
@@ -80,7 +81,7 @@ class Replica:
         self.stopping = False
         self.stack = ExitStack()
         # On this thread, which lives as long as the process does: Triton is ended with the thread that started it.
-        self.server = self.stack.enter_context(running(Path(repository), strict=False, on_demand=True))
+        self.server = self.stack.enter_context(running(Path(repository), strict=False, on_demand=True, liveness=True))
         self.triton = Triton(self.server.url)
         threading.Thread(target=self._watch, daemon=True).start()
 
@@ -120,9 +121,10 @@ class Replica:
     def _watch(self) -> None:
         """Look after the processes of its models until its Triton ends, and end with it."""
         watcher = Watcher(self.server, _say)
-        while (status := self.server.process.poll()) is None:
-            watcher.look()
-            time.sleep(POLL_S)
+        with heartbeat(self.server, _say):
+            while (status := self.server.process.poll()) is None:
+                watcher.look()
+                time.sleep(POLL_S)
         if not self.stopping:
             _say(f"Triton ended by itself, with status {status}: this replica ends too")
             self.stack.close()  # its models' processes, and their shared memory, outlive a server that is killed

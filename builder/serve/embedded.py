@@ -19,6 +19,7 @@ from pathlib import Path
 
 from builder.errors import ServeError
 from builder.triton.arguments import RESPONSE_CACHE, RESTRICTED
+from builder.triton.liveness import put_liveness
 
 EMBEDDED = "24.10"  # the release whose server, 2.51, the nvidia-pytriton wheel carries
 BACKENDS = Path(__file__).parent / "backends"
@@ -47,8 +48,9 @@ def wheel_folder() -> Path:
     return folder
 
 
-def embedded(repository: Path, scratch: Path, beside: Path) -> Embedded:
+def embedded(repository: Path, scratch: Path, beside: Path, liveness: bool = False) -> Embedded:
     """The server on `repository`, with the backends in `beside`; `scratch`: a folder for what it needs around itself.
+    `liveness`: with the repository of the liveness model.
 
     Raises ServeError where there is none for this machine or this Python.
     """
@@ -68,9 +70,12 @@ def embedded(repository: Path, scratch: Path, beside: Path) -> Embedded:
         "LD_LIBRARY_PATH": f"{libraries}{os.pathsep}{os.environ.get('LD_LIBRARY_PATH', '')}",
         "TOKENIZERS_PARALLELISM": "true",
     }
+    repositories = [_plain_path(repository.resolve(), scratch)]
+    if liveness:
+        repositories.append(put_liveness(scratch / "liveness"))
     command = [
         str(wheel / "bin" / "tritonserver"),
-        f"--model-repository={_plain_path(repository.resolve(), scratch)}",
+        *(f"--model-repository={folder}" for folder in repositories),
         f"--backend-directory={backends}",
         f"--backend-config=python,shm-region-prefix-name={region}",
         f"--cache-directory={wheel / 'caches'}",

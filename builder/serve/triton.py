@@ -29,6 +29,7 @@ from builder.serve.log import why
 from builder.serve.process import LAST_LINES_S, process_group
 from builder.serve.refusals import SHARED_MEMORY, is_loopback, refuse_host, refuse_repository, refuse_unsigned
 from builder.triton.arguments import EXIT_TIMEOUT_S
+from builder.triton.liveness import NAME
 from builder.triton.transaction import recover
 
 IDLE_REPORTS = 4  # of a stopping server, one a second; a model's Python takes one or two to end
@@ -94,6 +95,7 @@ class Server:
                 m["name"], m.get("version", "-"), m.get("state", "-"), m.get("reason", "" if "state" in m else UNTRIED)
             )
             for m in index.get("models", [])
+            if m["name"] != NAME
         ]
 
 
@@ -134,6 +136,7 @@ def running(
     insecure_bind: bool = False,
     verify_key: Path | None = None,
     on_demand: bool = False,
+    liveness: bool = False,
 ) -> Iterator[Server]:
     """Start Triton on `repository`, wait until its models are loaded, stop it at the end.
 
@@ -141,7 +144,8 @@ def running(
     `echo` is called with each line of the server's log. `backends`: a folder NAME/ for each backend beside Python's,
     with its libtriton_NAME.so or its model.py. `insecure_bind`: `host` may be another address than a loopback one.
     `verify_key`: what every model must have been signed with, as builder/triton/signatures.py takes it.
-    `on_demand`: no model is loaded, for a gateway does that.
+    `on_demand`: no model is loaded, for a gateway does that. `liveness`: load the model that builder.serve.heartbeat
+    asks for, from a repository of its own.
     Raises ServeError when it cannot start, with the reason and what to do.
     """
     if not insecure_bind:
@@ -155,10 +159,11 @@ def running(
     if verify_key is not None:
         refuse_unsigned(repository, verify_key)
     controlled = is_loopback(host)  # whoever reaches the ports may use model control
-    options = [*ports.options(host), *_loading(strict, controlled, () if on_demand else ("--load-model=*",))]
+    loaded = ("*",) if not on_demand else (NAME,) if liveness else ()
+    options = [*ports.options(host), *_loading(strict, controlled, loaded)]
     with (
         tempfile.TemporaryDirectory(prefix="triton-") as folder,
-        _started(embedded(repository, Path(folder), backends), options, echo) as (process, log, reader),
+        _started(embedded(repository, Path(folder), backends, liveness), options, echo) as (process, log, reader),
     ):
         server = Server(host, ports, process, log, controlled, repository, on_demand, verify_key)
         try:
@@ -186,7 +191,9 @@ def _started(
 def _loading(strict: bool, controlled: bool, models: Sequence[str]) -> list[str]:
     """Load `models`, by options; under model control each can be loaded again."""
     options = [f"--exit-on-error={str(strict).lower()}", f"--strict-readiness={str(strict).lower()}"]
-    return [*options, "--model-control-mode=explicit", *models] if controlled else options
+    if not controlled:
+        return options
+    return [*options, "--model-control-mode=explicit", *(f"--load-model={model}" for model in models)]
 
 
 def refuse_taken(host: str, ports: Mapping[str, int]) -> None:

@@ -1,7 +1,8 @@
 """Keeping a server up: what died is noticed and started again, with a limit.
 
 A model's Python process that is killed leaves Triton with a model that is ready and fails every request; a request
-that the server itself cannot take ends it. Knows processes, model control and metrics; knows no models.
+that the server itself cannot take ends it; a server that does not answer is killed (builder.serve.heartbeat). Knows
+processes, model control and metrics; knows no models.
 """
 
 from __future__ import annotations
@@ -20,9 +21,11 @@ from tritonclient.utils import InferenceServerException
 
 from builder.errors import BuilderError, ServeError
 from builder.serve.control import LOAD_TIMEOUT_S, Control, server_reason, versions_in
+from builder.serve.heartbeat import heartbeat
 from builder.serve.log import last_error
 from builder.serve.refusals import refuse_unsigned
 from builder.serve.triton import Server
+from builder.triton.liveness import NAME as LIVENESS
 
 POLL_S = 1.0
 INDEX_TIMEOUT_S = 10.0  # no model is watched while a server says which versions it has
@@ -153,7 +156,7 @@ class Watcher:
     def _control(self, verb: str, name: str) -> str:
         """Load or unload a model. Returns what is wrong, in a line."""
         try:
-            if verb == "load" and self.server.repository is not None:
+            if verb == "load" and self.server.repository is not None and name != LIVENESS:
                 if self.server.verify_key is not None:
                     refuse_unsigned(self.server.repository, self.server.verify_key, [name])
                 with Control(self.server.url, self.server.repository) as control:
@@ -179,7 +182,7 @@ def keep_running(
     restarts = Restarts()
     with start() as server:
         started(server)
-        ended = _ended(server, Watcher(server, say).watch())
+        ended = _watched(server, say)
     while True:
         delay = restarts.delay(time.monotonic())
         if delay is None:
@@ -189,7 +192,7 @@ def keep_running(
         try:
             with start() as server:
                 started(server)
-                ended = _ended(server, Watcher(server, say).watch())
+                ended = _watched(server, say)
         except ServeError as error:
             ended = str(error)
 
@@ -221,7 +224,12 @@ def how(status: int) -> str:
     return f"with status {status}" if status >= 0 else f"by {signal.Signals(-status).name}"
 
 
-def _ended(server: Server, status: int) -> str:
+def _watched(server: Server, say: Say) -> str:
+    """Look after a server until it ends; returns why it did."""
+    with heartbeat(server, say) as beats:
+        status = Watcher(server, say).watch()
+    if beats.killed:
+        return "Triton did not answer and was killed"
     return f"Triton ended by itself, {how(status)}: {last_error(server.log)}"
 
 

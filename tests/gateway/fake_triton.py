@@ -12,8 +12,8 @@ from google.protobuf import text_format
 from tritonclient.grpc import model_config_pb2, service_pb2
 
 from builder.gateway.backend import Backend
+from builder.gateway.catalogue import Server
 from builder.gateway.errors import ApiError
-from builder.gateway.models import Server
 from builder.gateway.tensors import LENGTH, Output
 from builder.gateway.triton import Metadata
 from builder.runtime.encoder.task import PROMPT_TOKENS, TRUNCATE, TRUNCATED
@@ -107,13 +107,18 @@ class FakeTriton(Backend, Server):
         self.metadata: list[Metadata] = []
         self.index_s = 0.0
         self.up = True
+        self.away: set[str] = set()  # models of its repository that are not ready
 
     async def ready(self) -> bool:
         return self.up
 
     async def index(self) -> list[tuple[str, str]]:
         await asyncio.sleep(self.index_s)
-        return [*((name, "1") for name in MODELS), ("embeds_model", "1")]
+        ready = [*((name, "1") for name in MODELS), ("embeds_model", "1")]
+        return [(name, version) for name, version in ready if name not in self.away]
+
+    async def known(self) -> set[str]:
+        return {name for name, _ in await self.index()} | self.away
 
     async def config(self, name: str, version: str) -> model_config_pb2.ModelConfig:
         config = model_config_pb2.ModelConfig(name=name, max_batch_size=0)

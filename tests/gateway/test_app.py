@@ -938,8 +938,8 @@ def test_pages_of_other_origins_may_ask_where_that_is_said() -> None:
         ("2 sequences wait already and the limit is 2; send the request again later", 429),
         ("the request's time was over after 3 tokens", 504),
         ("this request failed inside the model: EngineFailed: the decode loop failed earlier", 500),
-        ("Request for unknown model: 'x' is not found", 404),
-        ("Request for unknown model: 'x' has no available versions", 404),
+        ("Request for unknown model: 'x' is not found", 503),
+        ("Request for unknown model: 'x' has no available versions", 503),
         ("GRPC server is shutting down and has stopped accepting new requests.", 503),
     ],
 )

@@ -15,9 +15,9 @@ from tritonclient.grpc import model_config_pb2, service_pb2
 from builder.errors import ServeError
 from builder.gateway import canary
 from builder.gateway.app import make_app
+from builder.gateway.catalogue import Catalogue
 from builder.gateway.errors import ApiError
 from builder.gateway.journal import Journal
-from builder.gateway.models import Catalogue
 from builder.gateway.settings import Settings
 from builder.gateway.tensors import Output
 from builder.gateway.triton import Metadata

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from builder.gateway.app import APIS, make_app
-from builder.gateway.models import Catalogue
+from builder.gateway.catalogue import Catalogue
 from builder.gateway.openapi import document
 from builder.gateway.settings import Settings
 from tests.gateway.asgi import Answer, ask

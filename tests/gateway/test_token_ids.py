@@ -10,7 +10,7 @@ import pytest
 
 from builder.errors import SpecError
 from builder.gateway.app import make_app
-from builder.gateway.models import Catalogue
+from builder.gateway.catalogue import Catalogue
 from builder.gateway.settings import Settings
 from builder.gateway.token_ids import Vocabulary, read_vocabulary
 from tests.gateway.asgi import Answer, ask

@@ -35,7 +35,13 @@ class TritonPythonModel:
     def _answer(self, texts):
         return pb_utils.InferenceResponse([pb_utils.Tensor("label", texts.as_numpy())])
 """
-COMMAND = "import sys; from builder.cli import main; sys.exit(main())"
+COMMAND = """
+import sys
+from builder.cli import main
+from builder.serve import heartbeat
+heartbeat.PERIOD_S, heartbeat.DEADLINE_S, heartbeat.SILENCE_S = 0.2, 2.0, 3.0
+sys.exit(main())
+"""
 
 
 def put_echo(repository: Path, name: str = "echo") -> Path:
@@ -61,7 +67,7 @@ class Served:
     @property
     def triton(self) -> int:
         """The process of tritonserver that runs now."""
-        (process,) = [pid for pid in descendants(self.process.pid) if b"/bin/tritonserver" in _arguments(pid)[:1][0]]
+        (process,) = [pid for pid in descendants(self.process.pid) if b"/bin/tritonserver" in _arguments(pid)[0]]
         return process
 
     def wait_until_ready(self, times: int = 1) -> None:

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 from builder.gateway.app import make_app
+from builder.gateway.catalogue import Catalogue
 from builder.gateway.metrics import Metrics
-from builder.gateway.models import Catalogue
 from builder.gateway.settings import Settings
 from builder.samples import TEXTS
 from builder.serve.client import Client

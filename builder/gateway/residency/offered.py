@@ -71,6 +71,10 @@ class Offered:
         models = {name: model for hosted in hosted_by.values() for name, model in hosted.items()} | self._own()
         return [models[name] for name in sorted(models)]
 
+    def missing(self) -> list[Model]:
+        """Return nothing: every model of the folder can be loaded."""
+        return []
+
     def _own(self) -> dict[str, Model]:
         """Those with a front of their own, as far as they were read."""
         models = {name: offer.model for name, offer in self.offers.items()}

@@ -1,0 +1,71 @@
+"""Ask a Triton for an inference now and then, and kill one whose process lives and does not answer.
+
+Whoever watches the process starts it again. builder.triton.liveness says why nothing less than an inference will do.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import grpc
+from tritonclient.grpc import service_pb2_grpc
+
+from builder.serve.triton import Server
+from builder.triton.liveness import liveness_request
+
+PERIOD_S = 2.0
+DEADLINE_S = 8.0  # of one request
+MISSES = 2  # in a row, at least
+SILENCE_S = 12.0  # since the last answer, at least: meanwhile the liveness model may be loaded again
+# So a silent server is killed 20 s after its last answer: MISSES * (PERIOD_S + DEADLINE_S). One that refuses each
+# request at once is killed no later than after SILENCE_S + PERIOD_S + DEADLINE_S.
+OPTIONS = (
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.use_local_subchannel_pool", 1),  # a connection of its own
+)
+
+
+class Heartbeat(threading.Thread):
+    """Asks `server`, which runs with the liveness model, and kills it when it is silent; `say` is told."""
+
+    def __init__(self, server: Server, say: Callable[[str], None]) -> None:
+        super().__init__(name="heartbeat", daemon=True)
+        self.server, self.say = server, say
+        self.stopping = threading.Event()
+        self.killed = False
+
+    def run(self) -> None:
+        last, misses = time.monotonic(), 0
+        with grpc.insecure_channel(self.server.url, options=OPTIONS) as channel:
+            ask = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
+            while not self.stopping.wait(PERIOD_S):
+                try:
+                    ask(liveness_request(), timeout=DEADLINE_S)
+                    last, misses = time.monotonic(), 0
+                except grpc.RpcError:
+                    misses += 1
+                if misses >= MISSES and time.monotonic() - last >= SILENCE_S:
+                    self._kill(time.monotonic() - last)
+                    return
+
+    def _kill(self, silent_s: float) -> None:
+        if self.stopping.is_set() or self.server.process.poll() is not None:
+            return  # it is told to end, or has ended
+        self.killed = True
+        self.say(f"Triton has answered no inference for {silent_s:.0f} s, though its process lives: it is killed")
+        self.server.process.kill()
+
+
+@contextmanager
+def heartbeat(server: Server, say: Callable[[str], None]) -> Iterator[Heartbeat]:
+    """Ask a server until the end of the block."""
+    thread = Heartbeat(server, say)
+    thread.start()
+    try:
+        yield thread
+    finally:
+        thread.stopping.set()
