@@ -17,6 +17,7 @@ from builder.errors import ServeError
 from builder.gateway.app import make_app
 from builder.gateway.catalogue import Catalogue
 from builder.gateway.journal import Journal
+from builder.gateway.protocol import Protocol
 from builder.gateway.residency.app import make_on_demand
 from builder.gateway.settings import Settings
 from builder.gateway.triton import Triton
@@ -68,7 +69,7 @@ async def _serve(settings: Settings, listener: socket.socket, certificate: Path 
     try:
         config = uvicorn.Config(
             journal,
-            http="httptools",
+            http=Protocol,
             ws="none",
             lifespan="off",
             access_log=False,

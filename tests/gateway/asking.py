@@ -6,8 +6,8 @@ import asyncio
 from typing import Any, TextIO
 
 from builder.gateway.app import make_app
+from builder.gateway.catalogue import Catalogue
 from builder.gateway.journal import Journal
-from builder.gateway.models import Catalogue
 from builder.gateway.settings import Settings
 from tests.gateway.asgi import Answer, ask
 from tests.gateway.fake_triton import FakeTriton
