@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import tomllib
 from pathlib import Path
@@ -16,7 +17,9 @@ from check_jsonschema.builtin_schemas import get_builtin_schema
 from jsonschema import Draft7Validator
 
 from builder.serve.embedded import EMBEDDED
+from builder.serve.process import end_group
 from builder.spec import BuildSpec
+from builder.triton.arguments import WATCH
 from builder.triton.releases import NEWEST, OPTIONS, RELEASES, version_tuple
 from tests.serve.embedded import embedded_options
 
@@ -185,9 +188,7 @@ def test_a_server_is_started_with_what_changes_it_restricted(name: str, key: str
     (tmp_path / "tritonserver").chmod(0o755)
     command = [word.replace("$$", "$") for word in SERVICES[name]["command"]]
     environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TRITON_ADMIN_KEY": key}
-    outputs = [
-        subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout for _ in "ab"
-    ]
+    outputs = [_said(command, environment, tmp_path / "output") for _ in "ab"]
     restricted = re.findall(r"^--(.*)=shared-memory,trace,logging:triton-admin-key=(.+)$", outputs[0], re.MULTILINE)
     assert [option for option, _ in restricted] == ["grpc-restricted-protocol", "http-restricted-api"]
     assert [secret == key or len(secret) == 36 for _, secret in restricted] == [True, True]
@@ -196,9 +197,44 @@ def test_a_server_is_started_with_what_changes_it_restricted(name: str, key: str
     assert ("--disable-auto-complete-config" in outputs[0]) is (name != "triton-vllm")
 
 
+def _said(command: list[str], environment: dict[str, str], file: Path) -> str:
+    """What a command writes until its end; what it has started beside itself is killed then, as in a container."""
+    with (
+        file.open("w") as output,
+        subprocess.Popen(command, env=environment, stdout=output, text=True, start_new_session=True) as process,
+    ):
+        try:
+            assert process.wait(60) == 0
+        finally:
+            end_group(process)
+    return file.read_text()
+
+
+@pytest.mark.parametrize("name", SERVERS)
+@pytest.mark.parametrize(("status", "killed"), [(28, True), (7, False), (0, False), (92, False)])
+def test_a_server_is_killed_for_silence_alone(name: str, status: int, killed: bool, tmp_path: Path) -> None:
+    """Regression: one that hung stayed up. By curl's status: 28 is no answer in time, as 7 is no connection."""
+    asked = tmp_path / "asked"
+    enough = 'while [ "$(wc -l <"$ASKED")" -lt 9 ]; do sleep 0.02; done'
+    for program, text in (("curl", f'echo >>"$ASKED"; exit {status}'), ("tritonserver", enough)):
+        (tmp_path / program).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / program).chmod(0o755)
+    asked.touch()
+    command = [word.replace("$$", "$").replace("sleep 2", "sleep 0.02") for word in SERVICES[name]["command"]]
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "ASKED": str(asked)}
+    with subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL, start_new_session=True) as process:
+        try:
+            assert process.wait(60) == (-signal.SIGKILL if killed else 0)
+        finally:
+            end_group(process)
+    assert SERVICES[name]["init"] is True, "the first process of a container cannot be killed from inside it"
+    assert SERVICES[name]["restart"] == "unless-stopped"
+
+
 def test_every_option_is_one_that_the_release_knows() -> None:
     """Of docker-compose.yml and the page: by the embedded server's own help, or since when by the table."""
-    written = " ".join(" ".join(SERVICES[name]["command"]) for name in SERVERS)
+    written = " ".join(word.replace("$$", "$") for name in SERVERS for word in SERVICES[name]["command"])
+    written = written.replace(WATCH, "")  # those of curl
     page = (ROOT / "docs" / "deployment.md").read_text()
     written += " ".join(re.findall(r"^  tritonserver .*?(?=^```)", page, re.MULTILINE | re.DOTALL))
     used = set(re.findall(r"--([a-z-]+)", written))

@@ -9,8 +9,10 @@ from importlib.resources import files
 from pathlib import Path
 
 from builder.deploy.deployment import Deployment
-from builder.triton.arguments import USER
+from builder.triton.arguments import LIVENESS_FOLDER, USER
+from builder.triton.liveness import FILES, REPOSITORY
 
+LIVENESS = "liveness"  # the folder of the liveness model's repository, beside the Containerfile
 CPU, GPU = "requirements.txt", "requirements-gpu.txt"
 
 
@@ -21,14 +23,16 @@ def tag(deployment: Deployment) -> str:
     models = (
         [] if deployment.stored else [f"{model.name}@{model.version} {model.digest}" for model in deployment.models]
     )
-    content = "\n".join([containerfile(deployment), requirements(deployment), *models])
+    liveness = [(REPOSITORY / file).read_text("utf-8") for file in FILES]
+    content = "\n".join([containerfile(deployment), requirements(deployment), *liveness, *models])
     return f"{deployment.release}-{hashlib.sha256(content.encode()).hexdigest()[:8]}"
 
 
 def image_files(deployment: Deployment) -> dict[str, str]:
     """A Containerfile and what it copies, in a folder of their own."""
     name = _name(deployment)
-    return {"image/Containerfile": containerfile(deployment), f"image/{name}": requirements(deployment)}
+    liveness = {f"image/{LIVENESS}/{file}": (REPOSITORY / file).read_text("utf-8") for file in FILES}
+    return {"image/Containerfile": containerfile(deployment), f"image/{name}": requirements(deployment), **liveness}
 
 
 def requirements(deployment: Deployment) -> str:
@@ -52,6 +56,7 @@ def containerfile(deployment: Deployment) -> str:
         f"COPY {name} /opt/requirements.txt",
         "RUN pip install --no-cache-dir --requirement /opt/requirements.txt \\",
         f"    && install --directory --owner={USER} --group={USER} /engines",
+        f"COPY {LIVENESS} {LIVENESS_FOLDER}",
     ]
     if not deployment.stored:
         lines += [

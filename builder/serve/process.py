@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import IO
+from typing import IO, Any
 
 from builder.proc import PROC
 
@@ -75,7 +75,7 @@ def adopt_orphans() -> None:
     ctypes.CDLL(None).prctl(CHILD_SUBREAPER, 1)
 
 
-def end_group(leader: subprocess.Popen[str]) -> None:
+def end_group(leader: subprocess.Popen[Any]) -> None:
     """Kill the process group of `leader`, and reap those of it that are children of this process."""
     end = time.monotonic() + ENDING_S
     while (group := _group(leader.pid)) and time.monotonic() < end:

@@ -20,6 +20,7 @@ from builder.plan import machine
 from builder.plan.lines import Plan
 from builder.spec import load_specs
 from builder.triton.arguments import EXIT_TIMEOUT_S, arguments, command
+from builder.triton.liveness import FILES, REPOSITORY
 from builder.triton.releases import NEWEST
 from tests.deploy.deployments import DECODER, ENCODER, IN_IMAGE, STORED, WITH_GPU
 
@@ -30,9 +31,9 @@ SERVICES: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_tex
 @pytest.mark.parametrize("name", ["triton", "triton-gpu"])
 def test_triton_is_started_as_in_compose(name: str) -> None:
     words = [word.replace("$$", "$") for word in SERVICES[name]["command"]]
-    assert words == [*command(), *arguments(NEWEST)]
+    assert words == [*command(watched=True), *arguments(NEWEST)]
     (container,) = [c for c in pod(STORED)["initContainers"] if c["name"] == "triton"]
-    assert [*container["command"], *container["args"]] == words
+    assert [*container["command"], *container["args"]] == [*command(), *arguments(NEWEST)], "a probe watches it there"
     assert container["securityContext"]["runAsUser"] == int(SERVICES[name]["user"].split(":")[0])
     environment = {variable["name"]: variable["value"] for variable in container["env"]}
     assert environment.items() <= SERVICES[name]["environment"].items()
@@ -55,11 +56,15 @@ def test_the_image_is_made_by_the_steps_of_the_dockerfile(deployment: Any) -> No
     steps = (ROOT / "Dockerfile").read_text()
     steps = re.sub(r"^ARG .*\n", "", steps, flags=re.MULTILINE).replace("${TRITON_RELEASE}", deployment.release)
     steps = steps.replace("builder/runtime/${REQUIREMENTS}", requirements)
+    steps = steps.replace("builder/triton/liveness/repository", "liveness")
     assert containerfile(deployment) == steps
     written = image_files(deployment)
     assert written[f"image/{requirements}"] == files("builder.runtime").joinpath(requirements).read_text()
     for source in re.findall(r"^COPY (?!--)(\S+)", written["image/Containerfile"], re.MULTILINE):
-        assert f"image/{source}" in written
+        assert any(Path(file).is_relative_to(f"image/{source}") for file in written)
+    assert {file: (REPOSITORY / file).read_text() for file in FILES} == {
+        file.removeprefix("image/liveness/"): text for file, text in written.items() if "liveness/" in file
+    }
     assert f"FROM nvcr.io/nvidia/tritonserver:{deployment.release}-py3\n" in written["image/Containerfile"]
 
 

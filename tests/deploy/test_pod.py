@@ -13,10 +13,13 @@ from builder.cli import parse
 from builder.deploy.deployment import Deployment
 from builder.deploy.objects import objects
 from builder.deploy.pod import GATEWAY_PORT, LOADED_A_SECOND, PULL_S, pod
+from builder.deploy.probes import ANSWER_S
 from builder.deploy.targets import find_target
 from builder.gateway.access import OPEN
 from builder.gateway.app import APIS
 from builder.gateway.settings import Settings
+from builder.triton.arguments import LIVENESS_FOLDER
+from builder.triton.liveness import METHOD
 from tests.deploy.deployments import ALL, ALL_FOR_KSERVE, DEPLOYMENTS, IN_IMAGE, SIZE, STORED, WITH_GPU
 from tests.deploy.restricted import violations
 from tests.deploy.test_targets import documents
@@ -146,7 +149,7 @@ def test_a_server_that_says_that_a_model_died_is_started_again(release: str, pat
     """Sooner than that nobody can tell without a request to the model; `--probe` sends one on any release."""
     models = tuple(replace(model, release=release) for model in STORED.models)
     triton = _containers(pod(replace(STORED, models=models)))["triton"]
-    assert triton["livenessProbe"]["httpGet"]["path"] == f"/v2/health/{path}"
+    assert triton["livenessProbe"]["exec"]["command"][-1].endswith(f"/v2/health/{path}")
     probed = _containers(pod(replace(STORED, models=models, probed=("minilm",))))["triton"]
     assert "generate" in probed["livenessProbe"]["exec"]["command"][-1]
     assert f"/v2/health/{path}\n" in probed["livenessProbe"]["exec"]["command"][-1], "another model may have died"
@@ -154,6 +157,19 @@ def test_a_server_that_says_that_a_model_died_is_started_again(release: str, pat
         "health/ready",
         "models/minilm/ready",
     ]
+
+
+@pytest.mark.parametrize("spec", PODS.values(), ids=PODS)
+def test_a_server_that_hangs_is_started_again_within_30_s(spec: dict[str, Any]) -> None:
+    """Regression: it was asked for its health alone, which stays 200, and had the minutes of a drain to end."""
+    triton = next(c for name, c in _containers(spec).items() if name in ("triton", "kserve-container"))
+    probe = triton["livenessProbe"]
+    assert METHOD in probe["exec"]["command"][-1].splitlines()[0], "an inference, before anything else"
+    silent = probe["failureThreshold"] * probe["periodSeconds"] + ANSWER_S
+    assert silent + probe["terminationGracePeriodSeconds"] <= 30
+    assert probe["failureThreshold"] >= 2
+    assert probe["timeoutSeconds"] > ANSWER_S
+    assert f"--model-repository={LIVENESS_FOLDER}" in triton["args"]
 
 
 def test_triton_outlives_the_gateway_and_both_have_their_time() -> None:

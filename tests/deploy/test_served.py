@@ -20,13 +20,14 @@ import pytest
 
 from builder.deploy.contents import contents
 from builder.deploy.deployment import Deployment, Model
-from builder.deploy.probes import ready_probe, request_probe
+from builder.deploy.probes import ANSWER_S, live_probe, ready_probe
 from builder.deploy.scaling import queries
 from builder.deploy.targets.kserve import replicas_query
 from builder.gateway.metrics import Metrics
 from builder.serve.client import Client
 from builder.serve.triton import Ports, Server, running
 from builder.serve.watch import children
+from builder.triton.liveness import ask_command
 from tests.deploy.deployments import STORED
 
 PAGE = (Path(__file__).parent.parent.parent / "docs" / "kubernetes.md").read_text()
@@ -76,8 +77,10 @@ def test_every_metric_that_is_asked_for_is_there(
 
 
 def _run(command: list[str], ports: Ports) -> int:
-    """What a kubelet runs in the container, whose ports are others here."""
-    for usual, here in ((8000, ports.http), (8002, ports.metrics)):
+    """What a kubelet runs in the container, whose ports are others here; without gRPC where there is none."""
+    if not ports.grpc:
+        command = [word.replace(ask_command("127.0.0.1:8001", ANSWER_S), "true") for word in command]
+    for usual, here in ((8000, ports.http), (8001, ports.grpc), (8002, ports.metrics)):
         command = [word.replace(f"127.0.0.1:{usual}", f"127.0.0.1:{here}") for word in command]
     return subprocess.run(command, capture_output=True, timeout=600, check=False).returncode
 
@@ -85,7 +88,7 @@ def _run(command: list[str], ports: Ports) -> int:
 def test_models_that_are_well_answer_the_probes(repository: Path, server: Server) -> None:
     deployment = _of(repository)
     assert {model.generates for model in deployment.models} == {True, False}
-    assert _run(request_probe(deployment)["exec"]["command"], server.ports) == 0
+    assert _run(live_probe(deployment)["exec"]["command"], replace(server.ports, grpc=0)) == 0
     assert _run(ready_probe(deployment.probed)["exec"]["command"], server.ports) == 0
     assert _run(ready_probe(("topics", "nobody"))["exec"]["command"], server.ports) != 0
     for model in deployment.models:
@@ -106,9 +109,10 @@ def _refusal(server: Server, model: Model) -> str:
 def test_a_model_whose_process_died_is_found_by_its_probe_alone(small_repository: Path) -> None:
     """Triton itself goes on calling it ready."""
     deployment = _of(small_repository)
-    probe = request_probe(deployment)["exec"]["command"]
-    with running(small_repository) as server:
+    probe = live_probe(deployment)["exec"]["command"]
+    with running(small_repository, liveness=True) as server:
         assert _run(probe, server.ports) == 0
+        assert _run(live_probe(replace(deployment, probed=()))["exec"]["command"], server.ports) == 0
         (process,) = [pid for pid, (_, what) in children(server.process.pid).items() if what and what.model == "topics"]
         os.kill(process, signal.SIGKILL)
         end = time.monotonic() + 300
@@ -166,7 +170,7 @@ WELL = {
 )
 def test_only_what_is_dead_is_started_again(change: dict[str, tuple[int, str]], status: int) -> None:
     with _fake_triton({**WELL, **change}) as ports:
-        assert _run(request_probe(replace(STORED, probed=("minilm",)))["exec"]["command"], ports) == status
+        assert _run(live_probe(replace(STORED, probed=("minilm",)))["exec"]["command"], ports) == status
 
 
 @pytest.mark.parametrize(("release", "path"), [("26.03", "live"), ("26.04", "ready")])
@@ -174,13 +178,13 @@ def test_a_server_that_does_not_answer_is_dead(release: str, path: str) -> None:
     """From 26.04 on one is as well that says that a model which is not probed has died."""
     models = tuple(replace(model, release=release) for model in STORED.models)
     with _fake_triton({**WELL, f"/health/{path}": (500, "")}) as ports:
-        probe = request_probe(replace(STORED, models=models, probed=("minilm",)))
+        probe = live_probe(replace(STORED, models=models, probed=("minilm",)))
         assert _run(probe["exec"]["command"], ports) not in (0, 1)
 
 
 def test_a_request_with_quotes_reaches_the_model() -> None:
     odd = replace(STORED.models[0], name="odd", request='{"text_input": "it\'s"}')
     assert isinstance(odd, Model)
-    command = request_probe(replace(STORED, models=(odd,), probed=("odd",)))["exec"]["command"]
+    command = live_probe(replace(STORED, models=(odd,), probed=("odd",)))["exec"]["command"]
     with _fake_triton(WELL) as ports:
         assert _run(command, ports) == 0

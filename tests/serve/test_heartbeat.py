@@ -15,7 +15,7 @@ import tritonclient.grpc as grpc
 from builder.serve import heartbeat as module
 from builder.serve.heartbeat import DEADLINE_S, MISSES, PERIOD_S, SILENCE_S, heartbeat
 from builder.serve.triton import Ports, Server, free_ports, running
-from builder.triton.liveness import NAME, ask_command
+from builder.triton.liveness import NAME, ask_command, send_command
 from tests.serve.commands import PROGRAM, put_echo
 from tests.served.patience import comes_about
 
@@ -112,5 +112,7 @@ def test_liveness_answers_while_requests_queue_and_is_not_listed(
 def test_ask_command_fails_on_a_server_that_hangs_or_is_not_there() -> None:
     with _hanging() as server:
         assert subprocess.run(["sh", "-c", ask_command(server.url, 1)], check=False).returncode != 0
+        assert subprocess.run(["sh", "-c", send_command(server.url, 1)], check=False).returncode == 28
     nowhere = Server("127.0.0.1", Ports(1, 1, 1), server.process, [], True)
     assert subprocess.run(["sh", "-c", ask_command(nowhere.url, 1)], check=False).returncode != 0
+    assert subprocess.run(["sh", "-c", send_command(nowhere.url, 1)], check=False).returncode == 7

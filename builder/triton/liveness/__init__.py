@@ -9,26 +9,22 @@ its own, and answers at once on a server that is only busy, or loads models.
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from tritonclient.grpc import service_pb2
 
 NAME = "build_repo_liveness"
 METHOD = "/inference.GRPCInferenceService/ModelInfer"
-FOLDER = Path(__file__).parent
-
-
-def liveness_files() -> dict[str, str]:
-    """Return the files of its repository by their paths."""
-    places = {"config.pbtxt": f"{NAME}/config.pbtxt", "model.py": f"{NAME}/1/model.py"}
-    return {path: (FOLDER / name).read_text("utf-8") for name, path in places.items()}
+REPOSITORY = Path(__file__).parent / "repository"
+FILES = (f"{NAME}/config.pbtxt", f"{NAME}/1/model.py")
 
 
 def put_liveness(repository: Path) -> Path:
-    """Write the repository, and return it."""
-    for path, text in liveness_files().items():
-        (repository / path).parent.mkdir(parents=True, exist_ok=True)
-        (repository / path).write_text(text, "utf-8")
+    """Write the repository of the model, and return it."""
+    for file in FILES:
+        (repository / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(REPOSITORY / file, repository / file)
     return repository
 
 
@@ -39,16 +35,22 @@ def liveness_request() -> service_pb2.ModelInferRequest:
     return request
 
 
-def ask_command(address: str, deadline_s: int) -> str:
-    """Return a shell command that succeeds if the server at a gRPC `address` answers the request.
+def send_command(address: str, deadline_s: int) -> str:
+    """Return a shell command that sends the request to a gRPC `address` and prints the headers of the answer.
 
-    Over gRPC as the gateway asks, with curl: stock containers carry no gRPC client. A gRPC message is a byte for its
-    compression, four for its length, and the protobuf: github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md.
+    Over gRPC as the gateway asks, with curl: stock containers carry no gRPC client. Its status is 28 when no answer has
+    come in time. A message of gRPC is a byte for its compression, four for its length, and the protobuf:
+    https://github.com/grpc/grpc/blob/master/doc/PROTOCOL-HTTP2.md
     """
     message = liveness_request().SerializeToString(deterministic=True)
     body = "".join(f"\\{byte:03o}" for byte in b"\0" + len(message).to_bytes(4, "big") + message)
     return (
         f"printf '{body}' | curl --silent --http2-prior-knowledge --max-time {deadline_s} --data-binary @- "
         "--header 'content-type: application/grpc' --header 'te: trailers' --dump-header - --output /dev/null "
-        f"http://{address}{METHOD} | grep --quiet '^grpc-status: 0'"
+        f"http://{address}{METHOD}"
     )
+
+
+def ask_command(address: str, deadline_s: int) -> str:
+    """Return a shell command that succeeds if the server at a gRPC `address` answers the inference."""
+    return f"{send_command(address, deadline_s)} | grep --quiet '^grpc-status: 0'"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import triton_python_backend_utils as pb_utils
+import triton_python_backend_utils as pb_utils  # type: ignore[import-not-found]
 
 
 class TritonPythonModel:
