@@ -14,14 +14,13 @@ import grpc
 from tritonclient.grpc import service_pb2_grpc
 
 from builder.serve.triton import Server
+from builder.triton.arguments import EXIT_TIMEOUT_S
 from builder.triton.liveness import liveness_request
 
 PERIOD_S = 2.0
 DEADLINE_S = 8.0  # of one request
-MISSES = 2  # in a row, at least
-SILENCE_S = 12.0  # since the last answer, at least: meanwhile the liveness model may be loaded again
-# So a silent server is killed 20 s after its last answer: MISSES * (PERIOD_S + DEADLINE_S). One that refuses each
-# request at once is killed no later than after SILENCE_S + PERIOD_S + DEADLINE_S.
+MISSES = 2  # in a row: a silent server is killed MISSES * (PERIOD_S + DEADLINE_S) = 20 s after its last answer
+REFUSED_S = EXIT_TIMEOUT_S + 5  # one that refuses may be finishing what runs, or loading the liveness model again
 OPTIONS = (
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.max_reconnect_backoff_ms", 1000),
@@ -44,12 +43,13 @@ class Heartbeat(threading.Thread):
             ask = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelInfer
             while not self.stopping.wait(PERIOD_S):
                 try:
-                    ask(liveness_request(), timeout=DEADLINE_S)
+                    ask(liveness_request(), timeout=DEADLINE_S, wait_for_ready=True)
                     last, misses = time.monotonic(), 0
-                except grpc.RpcError:
-                    misses += 1
-                if misses >= MISSES and time.monotonic() - last >= SILENCE_S:
-                    self._kill(time.monotonic() - last)
+                except grpc.RpcError as error:
+                    misses = misses + 1 if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else 0
+                silent_s = time.monotonic() - last
+                if misses >= MISSES or silent_s >= REFUSED_S:
+                    self._kill(silent_s)
                     return
 
     def _kill(self, silent_s: float) -> None:

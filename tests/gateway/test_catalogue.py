@@ -61,7 +61,7 @@ def test_gateway_says_404_for_a_name_without_a_model(name: str) -> None:
 class WithFront(FakeTriton):
     """It has a shared front, "encoders"."""
 
-    hosts = ("one", "two")
+    hosts: tuple[str, ...] = ("one", "two")
 
     async def index(self) -> list[tuple[str, str]]:
         return [] if "encoders" in self.away else [("encoders", "1")]

@@ -5,16 +5,19 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
+import grpc as raw
 import numpy as np
 import pytest
 import tritonclient.grpc as grpc
 
 from builder.serve import heartbeat as module
-from builder.serve.heartbeat import DEADLINE_S, MISSES, PERIOD_S, SILENCE_S, heartbeat
+from builder.serve.heartbeat import DEADLINE_S, MISSES, PERIOD_S, REFUSED_S, heartbeat
 from builder.serve.triton import Ports, Server, free_ports, running
+from builder.triton.arguments import EXIT_TIMEOUT_S
 from builder.triton.liveness import NAME, ask_command, send_command
 from tests.serve.commands import PROGRAM, put_echo
 from tests.served.patience import comes_about
@@ -44,7 +47,6 @@ REQUESTS = 100
 def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PERIOD_S", 0.05)
     monkeypatch.setattr(module, "DEADLINE_S", 0.5)
-    monkeypatch.setattr(module, "SILENCE_S", 0.5)
 
 
 @contextmanager
@@ -79,8 +81,27 @@ def test_heartbeat_spares_a_server_that_is_told_to_stop() -> None:
 
 
 def test_heartbeat_is_quick_enough_for_a_restart_within_30_s() -> None:
-    assert max(MISSES * (PERIOD_S + DEADLINE_S), SILENCE_S + PERIOD_S + DEADLINE_S) <= 25
+    assert MISSES * (PERIOD_S + DEADLINE_S) <= 22
     assert MISSES >= 2
+    assert REFUSED_S > EXIT_TIMEOUT_S, "a server that is told to end finishes what runs"
+
+
+def test_heartbeat_gives_a_server_that_refuses_more_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    refusing = raw.server(ThreadPoolExecutor(1))  # it knows no method
+    port = refusing.add_insecure_port("127.0.0.1:0")
+    refusing.start()
+    with subprocess.Popen(["sleep", "600"], text=True) as process:
+        server = Server("127.0.0.1", Ports(1, port, 1), process, [], True)
+        try:
+            with heartbeat(server, lambda text: None) as beats:
+                with pytest.raises(subprocess.TimeoutExpired):
+                    process.wait(2 * MISSES * (0.05 + 0.5))
+                assert not beats.killed
+                monkeypatch.setattr(module, "REFUSED_S", 0.0)
+                assert process.wait(60) < 0
+        finally:
+            process.kill()
+            refusing.stop(None)
 
 
 @pytest.mark.parametrize("on_demand", [False, True])

@@ -12,6 +12,7 @@ import pytest
 
 from builder.ray.replica import TRITON_ENDED
 from builder.serve.client import Client
+from builder.serve.watch import children
 from tests.serve.commands import descendants, put_echo, serving
 from tests.served.patience import comes_about
 
@@ -46,12 +47,21 @@ def test_serve_starts_a_hung_triton_again(tmp_path: Path) -> None:
     assert "did not answer" in served.output
 
 
+def test_serve_leaves_no_zombie_of_a_killed_model(tmp_path: Path) -> None:
+    with serving(put_echo(tmp_path / "model_repository"), tmp_path / "output") as served:
+        processes = children(served.triton)
+        (killed,) = [pid for pid, (_, running) in processes.items() if running and running.model == "echo"]
+        os.kill(killed, signal.SIGKILL)
+        assert comes_about(lambda: "loaded again in" in served.output)
+        assert comes_about(lambda: not Path(f"/proc/{killed}").exists(), 60)
+
+
 ENDS = """
 import sys
 from pathlib import Path
 from builder.ray.replica import Replica
 from builder.serve import heartbeat
-heartbeat.PERIOD_S, heartbeat.DEADLINE_S, heartbeat.SILENCE_S = 0.2, 2.0, 3.0
+heartbeat.PERIOD_S, heartbeat.DEADLINE_S = 0.2, 2.0
 replica = Replica(sys.argv[1])
 print("Triton", replica.server.process.pid, flush=True)
 sys.stdin.read()
