@@ -73,9 +73,9 @@ def planned(monkeypatch: pytest.MonkeyPatch) -> None:
     ("memory", "pods", "status", "expected"),
     [
         ("10", "1", 1, "the models keep 4.5 cores busy and the machine has 4"),
-        ("10", "2", 0, "2 pods, with all models and 1/2 of the requests each each 9,100 MB 256 MiB 2.25 a, b, c"),
-        ("7", "2", 1, "1 6,100 MB 256 MiB 1.5 b, a 2 3,100 MB 256 MiB 3 c"),
-        ("5.5", "2", 1, "1 5,100 MB 256 MiB 1 b 2 4,100 MB 256 MiB 3.5 c, a"),
+        ("10", "2", 0, "2 pods, with all models and 1/2 of the requests each each 9,125 MB 256 MiB 2.25 a, b, c"),
+        ("7", "2", 1, "1 6,125 MB 256 MiB 1.5 b, a 2 3,125 MB 256 MiB 3 c"),
+        ("5.5", "2", 1, "1 5,125 MB 256 MiB 1 b 2 4,125 MB 256 MiB 3.5 c, a"),
         ("4", "2", 1, "no room for b: a larger pod is needed"),
     ],
 )
