@@ -22,6 +22,12 @@ class TritonPythonModel:
         arrays = [pb_utils.get_input_tensor_by_name(request, "x").as_numpy() for request in requests]
         return [pb_utils.InferenceResponse([pb_utils.Tensor("y", array)]) for array in arrays]
 """
+SENDING = """
+class TritonPythonModel:
+    def execute(self, requests):
+        for request in requests:
+            request.get_response_sender().send(flags=1)
+"""
 CALL = """
     def call(self, inputs):
         return pb_utils.InferenceRequest(model_name="whole", requested_output_names=["y"], inputs=inputs).exec()
@@ -175,6 +181,12 @@ CASES: dict[str, Case] = {
     "preferred_above": Case(f"{WHOLE}dynamic_batching {{ preferred_batch_size: [ 16 ] }}", "TR302"),
     "preferred_of_none": Case(f"{WHOLE}dynamic_batching {{ preferred_batch_size: [ 0 ] }}", "TR302"),
     "batcher_of_one": Case(WHOLE.replace("max_batch_size: 8", "max_batch_size: 0") + DYNAMIC, "TR303"),
+    "queue_of_a_decoupled": Case(
+        WHOLE.replace("max_batch_size: 8", "max_batch_size: 0")
+        + f"{DYNAMIC}model_transaction_policy {{ decoupled: true }}",
+        None,
+        {"1/model.py": SENDING},
+    ),
     "seconds_of_delay": Case(f"{WHOLE}dynamic_batching {{ max_queue_delay_microseconds: 3000000 }}", "TR304"),
     "no_default_priority": Case(f"{WHOLE}dynamic_batching {{ priority_levels: 2 }}", "TR305"),
     "policy_of_no_level": Case(

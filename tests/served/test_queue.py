@@ -1,4 +1,4 @@
-"""More requests than an encoder answers, on a real Triton: some are refused, none is answered wrongly."""
+"""More requests than a model answers, on a real Triton: some are refused, none is answered wrongly."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from builder.tensors import to_tensors, to_values
 from builder.verify.answers import difference
 from tests.served.patience import comes_about
 
+BURST = 1200  # more than the thousand that Triton keeps for all models
 FLOOD, ROWS = 200, 40  # more than half of a batch of 64: no two share one
 COUNTERS = ("refused", "waited_seconds")
 
@@ -94,6 +95,35 @@ def test_a_model_that_is_unloaded_in_a_flood_answers_or_refuses_everyone_and_end
         finally:
             control.load_model("features")
     assert difference(expected, served.ask(sample))[0] < 1e-5
+
+
+def test_burst_at_a_decoder_is_answered_or_refused_and_waits_in_one_queue(
+    server: Server, client: Callable[[str], Client]
+) -> None:
+    """Regression: each waiting request had a payload of its own in Triton. A thousand of them make its dynamic batcher
+    unlock freed memory, of any model (core, src/dynamic_batch_scheduler.cc, BatcherThread; mended in release 26.11).
+    """
+    decoder, encoder = client("writes"), client("features")
+    with InferenceServerClient(server.url) as control:
+        assert "dynamic_batching" in control.get_model_config("writes", as_json=True)["config"]
+    sample = {"text_input": "The museum in Oslo", "max_tokens": 3, "ignore_eos": True, "stream": False}
+    expected, features = decoder.ask(sample), encoder.ask({"text_input": TEXTS[5]})
+    request = decoder._request(to_tensors(sample, decoder.signature.inputs, decoder.signature.batched))
+    outcomes = Counter[str]()
+    with grpc.insecure_channel(server.url) as channel:
+        stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+        for message in stub.ModelStreamInfer(iter([request] * BURST), timeout=120):
+            if message.error_message:
+                assert "wait already" in message.error_message
+                outcomes["refused"] += 1
+                continue
+            (text,) = InferResult(message.infer_response).as_numpy("text_output")
+            outcomes["answered" if [text.decode()] == expected["text_output"] else "wrong"] += 1
+    assert outcomes.total() == BURST
+    assert outcomes["answered"] > 0
+    assert not outcomes["wrong"]
+    assert difference(features, encoder.ask({"text_input": TEXTS[5]}))[0] < 1e-5
+    assert decoder.ask(sample)["text_output"] == expected["text_output"]
 
 
 def _state(server: Server, name: str) -> tuple[str, str]:

@@ -41,6 +41,13 @@ def test_what_triton_reads_is_what_was_meant() -> None:
     assert list(parsed.version_policy.specific.versions) == [1]
 
 
+def test_a_model_that_streams_has_a_queue_without_limits_or_batches() -> None:
+    parsed = parse(render(_config(max_batch_size=0, decoupled=True, max_queue_delay_us=500, queue_size=9)), "front")
+    assert parsed.HasField("dynamic_batching")
+    assert parsed.dynamic_batching.ListFields() == []
+    assert not any(entry.allow_ragged_batch for entry in parsed.input)
+
+
 def test_every_field_a_user_can_set_arrives() -> None:
     serving = Serving(
         preferred_batch_sizes=(4, 8),

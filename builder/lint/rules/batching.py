@@ -67,12 +67,15 @@ dynamic_batching { max_queue_delay_microseconds: 5000 }""",
     source="core, src/dynamic_batch_scheduler.cc",
 )
 def dynamic_batching_can_batch(model: Model) -> Iterator[Problem]:
-    """A dynamic batcher has a max_batch_size above 1.
+    """A dynamic batcher has a max_batch_size above 1, unless its model is decoupled.
 
-    With 0 or 1 no two requests ever share a call; limits of its queue and priorities still have effect.
+    With 0 or 1 no two requests ever share a call; limits of its queue and priorities still have effect. A decoupled
+    model may have one for its queue alone: without it a thousand waiting requests can corrupt Triton's memory.
     """
     config = model.config
     if not config.HasField("dynamic_batching") or config.max_batch_size > 1 or config.max_batch_size < 0:
+        return
+    if config.model_transaction_policy.decoupled:
         return
     used = {field.name for field, _ in config.dynamic_batching.ListFields()}
     yield Problem(
