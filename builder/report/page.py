@@ -10,8 +10,7 @@ from pathlib import Path
 import jinja2
 
 from builder.report import charts
-from builder.report.record import BuildReport
-from builder.speed import speed_up
+from builder.report.record import NOT_COMPARED, BuildReport
 from builder.triton.render import templates
 
 PAGE = "report.html"  # in the folder of the front model
@@ -31,20 +30,28 @@ def _environment(folder: Path) -> jinja2.Environment:
 def page(report: BuildReport) -> str:
     """The whole page."""
     base = report.ladder[0]
-    speeds = {rung.name: speed_up(rung.latency_ms, base.latency_ms) for rung in report.ladder}
+    speeds = {rung.name: speed for rung in report.ladder if (speed := rung.speed_up(base)) is not None}
     pictures = {
-        **(_against_speed(report, speeds) if base.latency_ms else {}),
+        **(_against_speed(report, speeds) if len(speeds) > 1 else {}),
         "Size, MB": charts.bars({rung.name: rung.size / 1e6 for rung in report.ladder}, "{:.1f}", report.chosen),
         **_by_length(report),
     }
     scores = list(dict.fromkeys(name for rung in report.ladder for name in rung.scores))
     cells = list(base.latency_ms)
-    return render_page("report.html.j2", report=report, charts=pictures, speeds=speeds, cells=cells, scores=scores)
+    return render_page(
+        "report.html.j2",
+        report=report,
+        charts=pictures,
+        speeds=speeds,
+        cells=cells,
+        scores=scores,
+        not_compared=NOT_COMPARED if report.has_times_of_other_builds else "",
+    )
 
 
 def _against_speed(report: BuildReport, speeds: Mapping[str, float]) -> Mapping[str, str]:
-    """Quality and speed of every rung; of a build that timed them."""
-    judged = {r.name: (speeds[r.name], r.quality) for r in report.ladder if r.quality is not None}
+    """Return the charts of quality and speed of the variants that have a speed-up."""
+    judged = {r.name: (speeds[r.name], r.quality) for r in report.ladder if r.name in speeds and r.quality is not None}
     return {
         f"{report.metric.capitalize()} against speed": charts.points(
             judged, ("times PyTorch's speed", report.metric), report.chosen

@@ -10,7 +10,12 @@ from typing import Any
 from rich.table import Table
 
 from builder.errors import RepositoryError
-from builder.speed import Latencies, speed_up
+from builder.speed import RUN, Latencies, speed_up
+
+NOT_COMPARED = (
+    "no speed-up where the cache has the times of an earlier build: times of different moments are not compared; "
+    "BUILD_REPO_CACHE=off measures all of them again"
+)
 
 
 @dataclass(frozen=True)
@@ -39,6 +44,14 @@ class Rung:
     """Share of answers that equal PyTorch's token for token. Encoder-decoders."""
     scores: dict[str, float] = field(default_factory=dict)
     """The task's own measures by the samples' labels, 0 to 1."""
+    timed_in: str = RUN
+    """When the process began that measured the latencies (UTC)."""
+
+    def speed_up(self, base: Rung) -> float | None:
+        """Return how many times faster than `base` this is; None if one has no times, or other processes timed them."""
+        if not self.latency_ms or not base.latency_ms or self.timed_in != base.timed_in:
+            return None
+        return speed_up(self.latency_ms, base.latency_ms)
 
 
 @dataclass(frozen=True)
@@ -133,6 +146,11 @@ class BuildReport:
     """What was changed after the build, without one, and why: `build-repo tune`."""
 
     @property
+    def has_times_of_other_builds(self) -> bool:
+        """Return True if the cache gave times of a variant or of PyTorch, so that some have no speed-up."""
+        return len({rung.timed_in for rung in self.ladder if rung.latency_ms}) > 1
+
+    @property
     def verdict(self) -> str:
         """In words: whether the model was verified, and against what."""
         if not self.verified:
@@ -151,11 +169,11 @@ class BuildReport:
         cells = list(dict.fromkeys([*timed[:1], *timed[-1:]]))
         columns: dict[str, list[str]] = {
             "MB": [f"{rung.size / 1e6:.1f}" for rung in self.ladder],
-            "speed": [f"{speed_up(rung.latency_ms, base.latency_ms):.1f}x" if timed else "-" for rung in self.ladder],
+            "speed": ["-" if (speed := rung.speed_up(base)) is None else f"{speed:.1f}x" for rung in self.ladder],
             **{f"{cell}, ms": [f"{rung.latency_ms[cell]:.2f}" for rung in self.ladder] for cell in cells},
             "error": [_number(rung.error, ".0e") for rung in self.ladder],
             self.metric: [_number(rung.quality, ".4f") for rung in self.ladder],
-            "worst": [_number(rung.worst, ".4f") for rung in self.ladder],
+            f"worst of {self.samples}": [_number(rung.worst, ".4f") for rung in self.ladder],
             "batched": [_number(rung.batch_agreement, ".4f") for rung in self.ladder],
             "perplexity": [_number(rung.perplexity, ".4f") for rung in self.ladder],
             "next token": [_number(rung.tokens, ".4f") for rung in self.ladder],
@@ -171,7 +189,8 @@ class BuildReport:
         for rung, *values in zip(self.ladder, *shown.values(), strict=True):
             style = "bold" if rung.name == self.chosen else None
             table.add_row(rung.name, *values, style=style)
-        table.caption, table.caption_justify = "\n".join(map(str, (self.verdict, *self.verified_on))), "left"
+        notes = [NOT_COMPARED] if self.has_times_of_other_builds else []
+        table.caption, table.caption_justify = "\n".join(map(str, (self.verdict, *self.verified_on, *notes))), "left"
         return table
 
 

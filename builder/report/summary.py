@@ -12,7 +12,6 @@ from datetime import date
 from typing import Any
 
 from builder.report.record import BuildReport
-from builder.speed import speed_up
 from builder.triton.entries import RepositoryEntry
 
 REPORT = "report"
@@ -23,7 +22,8 @@ def summary(report: BuildReport, day: date) -> dict[str, Any]:
     pytorch, served = report.ladder[0], next(rung for rung in report.ladder if rung.name == report.chosen)
     cells = list(served.latency_ms)
     shown = dict.fromkeys([*cells[:1], *cells[-1:]])
-    timed = {"speed_up": round(speed_up(served.latency_ms, pytorch.latency_ms), 2)} if cells else {}
+    speed = served.speed_up(pytorch)
+    timed = {} if speed is None else {"speed_up": round(speed, 2)}
     return {
         "variant": served.name,
         "engine": report.engine,

@@ -26,6 +26,7 @@ from builder.variants.traffic import Rates, fastest, in_words, remark_on_noise
 Option = TypeVar("Option")
 
 FINALISTS = 4  # at most
+NOT_COMPARED = "timed in another build than PyTorch"
 WITHIN = 2.5  # how many times slower than the first finalist another may be, over fixed shapes
 
 
@@ -47,6 +48,11 @@ Served = Callable[[Sequence[Candidate[Option]]], Mapping[str, Rates]]  # request
 
 class Rungs(Protocol[Option]):
     """What a family says of its rungs."""
+
+    @property
+    def base(self) -> Rung:
+        """PyTorch's rung."""
+        ...
 
     @property
     def served(self) -> Served[Option] | None:
@@ -205,10 +211,11 @@ class _Climb(Generic[Option]):
 
     def _explain(self, chosen: Rung, slower: Sequence[Rung]) -> str:
         missed = [candidate.rung for candidate in self.judged if not self.rungs.keeps(candidate.rung)]
-        words = (
-            f"chose {chosen.name}: {self._times(chosen)} PyTorch's speed over fixed shapes, with a "
-            f"{self.rungs.reached(chosen)} where {self.rungs.requirement()} is asked"
-        )
+        speed = self._times(chosen)
+        if speed != NOT_COMPARED:
+            speed += " PyTorch's speed over fixed shapes"
+        reached, required = self.rungs.reached(chosen), self.rungs.requirement()
+        words = f"chose {chosen.name}: {speed}, with a {reached} where {required} is asked"
         if missed:
             words += "; missed it: "
             words += ", ".join(f"{rung.name} ({self._times(rung)}, {self.rungs.reached(rung)})" for rung in missed)
@@ -225,4 +232,7 @@ class _Climb(Generic[Option]):
         return words
 
     def _times(self, rung: Rung) -> str:
+        """Return the speed-up in words, if one build timed the variant and PyTorch."""
+        if rung.timed_in != self.rungs.base.timed_in:
+            return NOT_COMPARED
         return f"{self.rungs.speed(rung.latency_ms):.1f}x"
