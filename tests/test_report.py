@@ -164,7 +164,7 @@ def test_report_prints_no_speed_up_of_times_from_two_builds() -> None:
 def _printed(report: BuildReport) -> str:
     console = Console(width=300, record=True, file=io.StringIO())
     console.print(report.table())
-    return console.export_text()
+    return " ".join(console.export_text().split())
 
 
 def test_what_a_front_tells_of_its_build_is_small_and_of_the_variant_that_is_served() -> None:

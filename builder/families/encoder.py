@@ -163,7 +163,7 @@ class Encoder:
 
     def climb(self, exact: Exact, stage: Stage) -> Chosen:
         """From PyTorch and the exact graph to the fastest variant that keeps the quality asked for."""
-        exact = self._judged_as_served(self._as_served(exact), stage)
+        exact = self._judged_on_more(self._judged_as_served(self._as_served(exact), stage), stage)
         spec, evaluator, fused = self.spec, exact.evaluator, exact.fused
         graph, pruned = fused.compacted, None
         if spec.prune is not None:
@@ -240,6 +240,19 @@ class Encoder:
             return exact
         with stage(f"judge {exact.rung.name} as served"):
             return _judged(exact.rung.name, exact.fused, exact.evaluator, exact.pytorch, mapped=False)
+
+    def _judged_on_more(self, exact: Exact, stage: Stage) -> Exact:
+        """Return `exact` judged on further samples, where a variant may be served that rounds."""
+        evaluator = exact.evaluator
+        if all(variant.precision == "fp32" for variant in self.variants) and self.spec.prune is None:
+            return exact
+        with stage("answers to more samples"):
+            evaluator = evaluator.on_more_samples()
+            if evaluator is exact.evaluator:
+                return exact
+            graph = exact.fused.graph
+            rung, quality = evaluator.judged(exact.rung, graph, evaluator.opened(graph, exact.mapped))
+        return replace(exact, evaluator=evaluator, rung=rung, quality=quality)
 
     def _mapped(self, graph: Graph) -> bool:
         """Whether it is judged over its file. Raises BuilderError where it is to be chosen by its time as served."""

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from builder.checkpoint.pooling import Pooler
 from builder.errors import CheckpointError
-from builder.samples import TEXTS
+from builder.samples import MORE_TEXTS, TEXTS
 from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, cosine, pipeline_of, probe
 from builder.verify.metrics import similarity
 
@@ -37,6 +37,7 @@ class FeatureExtraction(EncoderTask):
     threshold = 0.99
     labels = ("pair", "similarity")
     samples = tuple({"text_input": text} for text in TEXTS)
+    more_samples = tuple({"text_input": text} for text in MORE_TEXTS)
 
     def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
         return FeatureGraph(checkpoint.model, inputs, self.pooler(checkpoint))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from builder.samples import TEXTS
+from builder.samples import MORE_TEXTS, TEXTS
 from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, label_list, pipeline_of, probe
 from builder.verify.metrics import classification
 
@@ -25,6 +25,7 @@ class TextClassification(EncoderTask):
     threshold = 0.99
     labels = ("label",)
     samples = tuple({"text_input": text} for text in TEXTS)
+    more_samples = tuple({"text_input": text} for text in MORE_TEXTS)
 
     def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
         return TaskGraph(checkpoint.model, inputs, ("logits",))

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from builder.samples import TEXTS
+from builder.samples import MORE_TEXTS, TEXTS
 from builder.tasks.base import Answer, EncoderTask, Sample, TaskGraph, label_list, pipeline_of, probe
 from builder.verify.metrics import Span, spans
 
@@ -24,6 +24,7 @@ class TokenClassification(EncoderTask):
     threshold = 0.99
     labels = ("entities",)
     samples = tuple({"text_input": text, "ignore_labels": ["no such label"]} for text in TEXTS)
+    more_samples = tuple({"text_input": text, "ignore_labels": ["no such label"]} for text in MORE_TEXTS)
 
     def graph(self, checkpoint: Checkpoint, inputs: Sequence[str]) -> TaskGraph:
         return TaskGraph(checkpoint.model, inputs, ("logits",))

@@ -18,6 +18,7 @@ from builder.checkpoint.resolve import Checkpoint, tokenizer_json
 from builder.engines import Infer, infer_with, onnxruntime
 from builder.errors import CheckpointError, SpecError
 from builder.export.rows import Rows, padding_id, rows_of
+from builder.memory import weights_bytes
 from builder.onnx.graph import Graph
 from builder.report.record import Rung
 from builder.runtime.contract import FILE, Alike, EncoderServing, dump
@@ -35,6 +36,7 @@ from builder.verify.mates import alike
 from builder.verify.parity import Reference, error_at, usual_references
 from builder.verify.quality import Quality, served_quality
 
+MOST_WEIGHTS = 200_000_000  # bytes of a model that answers a hundred texts more in seconds
 FEWEST = 16  # samples, of which half are fitted to
 
 
@@ -151,6 +153,20 @@ class Evaluator:
             scores=dict(quality.scores),
         )
         return judged, quality
+
+    def on_more_samples(self) -> Evaluator:
+        """Return this evaluator with the task's further samples; itself where the user gave samples, or it takes long.
+
+        The fewer samples there are, the better the worst of them looks.
+        """
+        task = encoder_task(self.checkpoint.task)
+        if self.spec.samples is not None or weights_bytes(self.checkpoint.model) > MOST_WEIGHTS:
+            return self
+        front = Pipeline(self.front, _no_engine)
+        more = tuple(sample for sample in task.more_samples if _fits(sample, front, self.fields[0]))
+        with one_pipeline():
+            expected = tuple(task.reference(self.checkpoint, sample) for sample in more)
+        return replace(self, samples=self.samples + more, expected=self.expected + expected)
 
     def serving_as(self, options: FrontOptions, graph: Graph) -> Evaluator:
         """This evaluator for a front with other `options`: of its queue and of its batches."""

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 
 from builder.errors import SpecError
+from builder.pipeline import build
 from builder.runtime.contract import FILE, dump
 from builder.runtime.encoder.task import Task
 from builder.runtime.fields import Field, InputError
+from builder.spec import make_spec
 from builder.variants import evaluator
-from tests.checkpoints import make_tokenizer
+from tests.checkpoints import make_checkpoint, make_tokenizer
 from tests.servings import encoder_serving
 
 
@@ -33,3 +35,12 @@ def test_a_sample_that_fails_is_not_left_out(
     (tmp_path / "tokenizer.json").write_text(make_tokenizer("wordpiece", type_ids=True).backend_tokenizer.to_str())
     with pytest.raises(raised, match=message):
         evaluator._engine_feeds(tmp_path, ((Field("text_input", "TYPE_STRING"),), ()), ({"text_input": "a museum"},))
+
+
+@pytest.mark.slow
+def test_rounded_variant_is_judged_on_a_hundred_samples(tmp_path: Path) -> None:
+    """Regression: the worst of 32 samples flattered; 32 remain where no value is rounded."""
+    model = make_checkpoint(tmp_path / "model", "bert", "feature-extraction")
+    spec = make_spec(model=str(model), max_length=512, output=tmp_path / "repository")
+    assert build(spec).samples == 32
+    assert build(spec.model_copy(update={"precision": "int8", "quality": 0.5})).samples >= 100
