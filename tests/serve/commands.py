@@ -21,7 +21,7 @@ backend: "python"
 max_batch_size: 4
 input {{ name: "text_input" data_type: TYPE_STRING dims: [1] }}
 output {{ name: "label" data_type: TYPE_STRING dims: [1] }}
-parameters {{ key: "task" value {{ string_value: "text-classification" }} }}
+parameters {{ key: "task" value {{ string_value: "echo" }} }}
 parameters {{ key: "labels" value {{ string_value: "[\\"a\\"]" }} }}
 """
 PROGRAM = """

@@ -17,7 +17,7 @@ from builder.serve.triton import free_ports
 from tests.serve.commands import Served, descendants, put_echo, serving
 from tests.served.patience import comes_about
 
-PATH = "/v1/tasks/text-classification"
+PATH = "/v1/tasks/echo"
 
 
 class Clients(threading.Thread):
@@ -54,7 +54,7 @@ def _asking(served: Served, port: int) -> Iterator[Clients]:
     clients = Clients(port)
     clients.start()
     try:
-        assert comes_about(lambda: clients.answers > 5)
+        assert comes_about(lambda: clients.answers > 5, 60), clients.refused[-1:]
         yield clients
         answered = clients.answers
         assert comes_about(lambda: clients.answers > answered + 5 or not clients.is_alive())
