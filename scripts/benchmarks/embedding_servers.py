@@ -76,7 +76,7 @@ def infinity(folder: Path, engine: str, environments: Path) -> Any:
 
 
 def export_onnx(folder: Path, environments: Path) -> None:
-    """The checkpoint as Optimum exports it, beside it in onnx/."""
+    """Export the checkpoint with Optimum into onnx/ beside it. Raises PeerError."""
     if not (folder / "onnx").exists():
         command: list[str | Path] = [
             _program("torch", "optimum-cli", environments),
@@ -85,7 +85,7 @@ def export_onnx(folder: Path, environments: Path) -> None:
             "--task",
             "feature-extraction",
         ]
-        subprocess.run([*command, "--model", folder, folder / "onnx"], check=True, capture_output=True)
+        peers.run_command([*command, "--model", folder, folder / "onnx"])
 
 
 def _program(engine: str, name: str, environments: Path) -> Path:

@@ -241,8 +241,6 @@ def _fastembed(folder: Path, scratch: Path, texts: Sequence[str], environments: 
     work = scratch / "work.json"
     work.write_text(json.dumps({"texts": texts, "threads": available_cores(), "seconds": 3}))
     figures = peers.run("fastembed_peer", environments, work, folder)
-    if "error" in figures:
-        raise RuntimeError(f"FastEmbed: {figures['error']}")
     return figures["alone_ms"], figures["batched_per_s"]
 
 

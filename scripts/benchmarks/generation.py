@@ -87,15 +87,18 @@ def main() -> None:
     options = parser.parse_args()
     refuse_other(options.output, work=options.work)
     console = Console(width=130)
-    used = {title: peers.PACKAGES[peer] for title, peer, _ in PEERS if title in options.peers.split(",")}
+    others = peers.chosen(PEERS, options.peers)
+    used = {title: peers.PACKAGES[peer] for title, peer, _ in others}
     figures: dict[str, Any] = {**circumstances(), "peers": used, "work": options.work, "models": {}}
+    failures: list[str] = []
     console.print(f"{figures['cores']} cores, {figures['cpu']}", highlight=False)
     with tempfile.TemporaryDirectory() as folder:
         root = options.checkpoints or Path(folder)
         for name in options.models.split(","):
-            figures["models"][name] = _bench_model(console, name, root / name, Path(folder), options)
+            figures["models"][name] = _bench_model(console, name, root / name, Path(folder), options, others, failures)
             if options.output:
                 write_figures(options.output, figures)
+    peers.fail_with(failures)
 
 
 def make_work(tokenizer: Any, count: int, kind: str = "mixed", positions: int = 10**6) -> list[WorkItem]:
@@ -115,8 +118,15 @@ def make_work(tokenizer: Any, count: int, kind: str = "mixed", positions: int = 
 
 
 def _bench_model(
-    console: Console, name: str, folder: Path, scratch: Path, options: argparse.Namespace
+    console: Console,
+    name: str,
+    folder: Path,
+    scratch: Path,
+    options: argparse.Namespace,
+    others: Sequence[tuple[str, str, str]],
+    failures: list[str],
 ) -> dict[str, Any]:
+    """Return the figures of all sides of one model; append the reason of each peer that cannot run to `failures`."""
     checkpoint = make_checkpoint(name, folder)
     tokenizer = AutoTokenizer.from_pretrained(checkpoint)
     concurrencies = [int(part) for part in options.concurrency.split(",")]
@@ -156,19 +166,18 @@ def _bench_model(
         record = json.loads((repository / "model" / "build.json").read_text())
         sides[title]["megabytes"] = record["ladder"][-1]["size"] / 1e6
         _show(console, name, title, sides)
-    for title, peer, kind in PEERS:
-        if title not in options.peers.split(","):
+    for title, peer, kind in others:
+        documents = {
+            str(c): _work_document(work[: counts[c]][: 3 if kind == "no-cache" else None], c, longest)
+            for c in concurrencies
+            if kind != "no-cache" or c == 1
+        }
+        try:
+            sides[title] = peers.run_all(documents, peer, options.environments, scratch, checkpoint, kind)
+        except peers.PeerError as error:
+            failures.append(f"{name}, {title}: {error}")
+            console.print(f"{name}, {title}: failed, the reason follows at the end", highlight=False)
             continue
-        sides[title] = {}
-        for concurrency in concurrencies:
-            if kind == "no-cache" and concurrency > 1:
-                continue
-            requests = work[: counts[concurrency]]
-            if kind == "no-cache":
-                requests = requests[:3]
-            path = scratch / "work.json"
-            path.write_text(json.dumps(_work_document(requests, concurrency, longest)))
-            sides[title][str(concurrency)] = peers.run(peer, options.environments, path, checkpoint, kind)
         _show(console, name, title, sides)
     console.print(_table(name, sides, concurrencies))
     return sides
@@ -259,7 +268,7 @@ def _request(identity: str, item: WorkItem) -> Any:
 
 def _show(console: Console, name: str, title: str, sides: dict[str, dict[str, Any]]) -> None:
     figures = {c: v for c, v in sides[title].items() if isinstance(v, dict)}
-    text = ", ".join(f"{c}: {v['error']}" if "error" in v else f"{c}: {_cell(v)}" for c, v in figures.items())
+    text = ", ".join(f"{c}: {_cell(v)}" for c, v in figures.items())
     console.print(f"{name}, {title}: {text}", highlight=False)
 
 

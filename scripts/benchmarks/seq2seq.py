@@ -103,15 +103,18 @@ def main() -> None:
     parser.add_argument("--output", type=Path, help="write all figures here, as JSON")
     options = parser.parse_args()
     console = Console(width=130)
-    used = {title: peers.PACKAGES[peer] for title, peer, _ in PEERS if title in options.peers.split(",")}
+    others = peers.chosen(PEERS, options.peers)
+    used = {title: peers.PACKAGES[peer] for title, peer, _ in others}
     figures: dict[str, Any] = {**circumstances(), "peers": used, "models": {}}
+    failures: list[str] = []
     console.print(f"{figures['cores']} cores, {figures['cpu']}", highlight=False)
     with tempfile.TemporaryDirectory() as folder:
         root = options.checkpoints or Path(folder)
         for name in options.models.split(","):
-            figures["models"][name] = _bench_model(console, name, root / name, Path(folder), options)
+            figures["models"][name] = _bench_model(console, name, root / name, Path(folder), options, others, failures)
             if options.output:
                 options.output.write_text(json.dumps(figures, indent=1) + "\n")
+    peers.fail_with(failures)
 
 
 def make_checkpoint(name: str, folder: Path) -> Path:
@@ -142,8 +145,15 @@ def make_work(tokenizer: Any, count: int) -> list[WorkItem]:
 
 
 def _bench_model(
-    console: Console, name: str, folder: Path, scratch: Path, options: argparse.Namespace
+    console: Console,
+    name: str,
+    folder: Path,
+    scratch: Path,
+    options: argparse.Namespace,
+    others: Sequence[tuple[str, str, str]],
+    failures: list[str],
 ) -> dict[str, Any]:
+    """Return the figures of all sides of one model; append the reason of each peer that cannot run to `failures`."""
     checkpoint = make_checkpoint(name, folder)
     concurrencies = [int(part) for part in options.concurrency.split(",")]
     widths = [int(part) for part in options.beams.split(",")]
@@ -175,14 +185,14 @@ def _bench_model(
             }
         sides[title]["megabytes"] = report.ladder[-1].size / 1e6
         _show(console, name, title, sides)
-    for title, peer, kind in PEERS:
-        if title not in options.peers.split(","):
+    for title, peer, kind in others:
+        documents = {f"{beams}/{clients}": work_document(mine, clients, beams) for beams, clients, mine in cells}
+        try:
+            sides[title] = peers.run_all(documents, peer, options.environments, scratch, checkpoint, kind)
+        except peers.PeerError as error:
+            failures.append(f"{name}, {title}: {error}")
+            console.print(f"{name}, {title}: failed, the reason follows at the end", highlight=False)
             continue
-        sides[title] = {}
-        for beams, clients, requests in cells:
-            path = scratch / "work.json"
-            path.write_text(json.dumps(work_document(requests, clients, beams)))
-            sides[title][f"{beams}/{clients}"] = peers.run(peer, options.environments, path, checkpoint, kind)
         _show(console, name, title, sides)
     console.print(_table(name, sides, [(beams, clients) for beams, clients, _ in cells]))
     return sides
@@ -241,7 +251,7 @@ def _inputs(request: WorkItem, beams: int) -> list[Any]:
 
 def _show(console: Console, name: str, title: str, sides: dict[str, dict[str, Any]]) -> None:
     figures = {cell: value for cell, value in sides[title].items() if isinstance(value, dict)}
-    text = ", ".join(f"{c}: {v.get('error') or format(v['tokens_per_s'], '.1f')}" for c, v in figures.items())
+    text = ", ".join(f"{c}: {v['tokens_per_s']:.1f}" for c, v in figures.items())
     console.print(f"{name}, {title} (beams/clients): {text}", highlight=False)
 
 

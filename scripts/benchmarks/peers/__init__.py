@@ -1,4 +1,4 @@
-"""Other engines on the same work, each run by the interpreter of an environment of its own.
+"""Run other engines on the same work, each by the interpreter of an environment of its own.
 
 Each file is a program: WORK.json in (token ids of prompts, lengths of answers, concurrency, threads), one line of JSON
 out: {"tokens_per_s", "first_token_ms", "inter_token_ms"} (clock.py). They import nothing of this project but that.
@@ -10,7 +10,7 @@ import json
 import subprocess
 import sys
 import venv
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,29 +48,80 @@ PACKAGES = {
 }
 
 
+REASON_LINES = 30  # of a failed command's errors: its own traceback may follow that of a program that it called
+
+
+class PeerError(Exception):
+    """A peer cannot be installed or run."""
+
+
 def interpreter(peer: str, root: Path) -> Path:
-    """A Python with what `peer` needs, made under `root` at its first use."""
+    """Return a Python with the packages of `peer`; its environment is created under `root` at its first use."""
     packages = PACKAGES[peer]
     return environment(peer, packages, root) if packages else Path(sys.executable)
 
 
 def environment(name: str, packages: Sequence[str], root: Path) -> Path:
-    """The Python of an environment `name` with these packages, made under `root` at its first use."""
+    """Return the Python of an environment `name` with these packages, created under `root` at its first use.
+
+    torchvision comes along with some packages. Where it comes from another index than torch it fails at its import
+    (operator torchvision::nms does not exist), and transformers with it. No peer needs it: without it they run.
+    """
     python = root / name / "bin" / "python"
     done = root / name / "installed"
     if not done.exists():
         venv.create(root / name, with_pip=True, clear=True)
-        subprocess.run([str(python), "-m", "pip", "install", "--quiet", *packages], check=True)
+        run_command([python, "-m", "pip", "install", "--quiet", *packages])
+        run_command([python, "-m", "pip", "uninstall", "--quiet", "--yes", "torchvision"])
         done.touch()
     return python
 
 
 def run(peer: str, root: Path, *arguments: object) -> dict[str, Any]:
-    """The figures of one peer; `error` holds its last line where it failed."""
-    command = [str(interpreter(peer, root)), str(FOLDER / f"{peer}.py"), *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
-    lines = [line for line in result.stdout.splitlines() if line.startswith("{")]
-    if result.returncode or not lines:
-        return {"error": (result.stderr.strip().splitlines() or ["no output"])[-1][:200]}
+    """Return the figures of one peer. Raises PeerError with the reason if it cannot be installed or run."""
+    output = run_command([interpreter(peer, root), FOLDER / f"{peer}.py", *arguments])
+    lines = [line for line in output.splitlines() if line.startswith("{")]
+    if not lines:
+        raise PeerError(f"{peer} printed no figures")
     figures: dict[str, Any] = json.loads(lines[-1])
     return figures
+
+
+def run_all(
+    documents: Mapping[str, object], peer: str, root: Path, scratch: Path, *arguments: object
+) -> dict[str, dict[str, Any]]:
+    """Return a peer's figures by the name of each document of work, given to it in `scratch`. Raises PeerError."""
+    path, figures = scratch / "work.json", {}
+    for name, document in documents.items():
+        path.write_text(json.dumps(document))
+        figures[name] = run(peer, root, path, *arguments)
+    return figures
+
+
+def run_command(command: Sequence[object]) -> str:
+    """Return what the command printed. Raises PeerError with the end of its errors if it fails."""
+    words = [str(word) for word in command]
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
+    if result.returncode:
+        reason = result.stderr.strip().splitlines()[-REASON_LINES:] or ["it printed no reason"]
+        raise PeerError("\n".join([f"{' '.join(words)[:200]} ended with status {result.returncode}:", *reason]))
+    return result.stdout
+
+
+def chosen(peers: Sequence[tuple[str, str, str]], titles: str) -> list[tuple[str, str, str]]:
+    """Return the peers (title, program, kind) that the comma-separated `titles` names, in the order of `peers`.
+
+    Raises SystemExit for a title that no peer has.
+    """
+    named = [title for title in titles.split(",") if title]
+    known = [title for title, _, _ in peers]
+    for title in named:
+        if title not in known:
+            raise SystemExit(f"--peers: {title} is not a peer; choose from {', '.join(known)}")
+    return [peer for peer in peers if peer[0] in named]
+
+
+def fail_with(failures: Sequence[str]) -> None:
+    """Raise SystemExit with the reasons of the peers that could not run, if there are any."""
+    if failures:
+        raise SystemExit("\n\n".join(["these peers could not run:", *failures]))
