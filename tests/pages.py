@@ -1,8 +1,9 @@
-"""What every page that the product writes must be."""
+"""Check every page that the product writes: it stands alone, and its charts and tables show everything."""
 
 from __future__ import annotations
 
 import re
+from html import unescape
 from html.parser import HTMLParser
 
 
@@ -28,3 +29,24 @@ def stands_alone(html: str) -> None:
     assert "url(" not in html
     assert "NaN" not in html
     assert not re.search(r"https?://", html)
+
+
+GLYPH_WIDTH = 7.6  # of text of 12 px: an average of words and of digits in DejaVu Sans, wider than most
+TEXT = re.compile(r'<text x="([\d.-]+)" y="([\d.-]+)" text-anchor="(\w+)">(?:<title>[^<]*</title>)?([^<]*)</text>')
+ANCHORED = {"start": 0.0, "middle": 0.5, "end": 1.0}
+
+
+def shows_every_text(html: str) -> None:
+    """Every text of every chart lies inside its picture, and every table is in a box that scrolls."""
+    for picture in re.findall(r"<svg.*?</svg>", html, re.DOTALL):
+        width, height = map(float, re.findall(r'viewBox="0 0 (\d+) (\d+)"', picture)[0])
+        texts = TEXT.findall(picture)
+        assert len(texts) == picture.count("<text")
+        for x, y, anchor, text in texts:
+            taken = GLYPH_WIDTH * len(unescape(text))
+            left = float(x) - ANCHORED[anchor] * taken
+            assert left >= 0, text
+            assert left + taken <= width, text
+            assert 9 <= float(y) <= height - 3, text
+    assert html.count("<table") == len(re.findall(r'<div class="scroll" [^>]*tabindex="0"><table', html))
+    assert re.search(r"\.scroll \{[^}]*overflow-x: auto", html)

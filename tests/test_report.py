@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from dataclasses import replace
 from datetime import date
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -27,9 +29,11 @@ from builder.spec import Serving, make_spec
 from builder.triton.check import check, verdicts
 from builder.triton.entries import Config, RepositoryEntry
 from builder.variants.candidates import requested_variants
-from tests.pages import stands_alone
+from tests.pages import shows_every_text, stands_alone
 from tests.reports import REPORT
 from tests.trained import token_classification
+
+VARIANTS = ("fp32", "bf16 OpenVINO", "int8", "int8-static", "int8-static OpenVINO", "int8-weights, int8 cache", "int4")
 
 
 @pytest.mark.slow
@@ -165,6 +169,32 @@ def _printed(report: BuildReport) -> str:
     console = Console(width=300, record=True, file=io.StringIO())
     console.print(report.table())
     return " ".join(console.export_text().split())
+
+
+def test_report_page_shows_every_text_of_long_names_and_many_columns() -> None:
+    """Regression: labels and the name of the axis ran out of the charts, and the table was cut."""
+    names = [
+        "PyTorch fp32",
+        *VARIANTS,
+        "int4-weights, blocks of 128, int8 cache, 4 of 12 heads taken out, OpenVINO bf16",
+    ]
+    cells = [f"{batch}x{length}" for batch in (1, 8, 32) for length in (16, 64, 128, 512)]
+    ladder = tuple(
+        Rung(name, 10**9 // step, dict.fromkeys(cells, 12345.678 / step), quality=0.99 + step / 1e5, worst=0.98)
+        for step, name in enumerate(names, 1)
+    )
+    html = page(replace(REPORT, ladder=ladder, chosen="int8", samples=32, metric="cosine similarity of embeddings"))
+    stands_alone(html)
+    shows_every_text(html)
+    assert all(html.count(name) > 4 for name in names), "in the table and, whole, in each chart"
+
+
+def test_chart_labels_of_near_points_do_not_overlap() -> None:
+    near = {f"variant {i}": (5 + i / 1000, 0.99) for i in range(9)}
+    chart = charts.points({"slow": (1.0, 0.98), **near}, ("speed", "cosine"), None)
+    shows_every_text(f"{chart}.scroll {{overflow-x: auto}}")
+    rows = [float(y) for y in re.findall(r'y="([\d.]+)" text-anchor="start">variant', chart)]
+    assert min(abs(a - b) for a, b in pairwise(sorted(rows))) >= 12
 
 
 def test_what_a_front_tells_of_its_build_is_small_and_of_the_variant_that_is_served() -> None:

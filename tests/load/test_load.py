@@ -21,7 +21,7 @@ from builder.load.record import Run, read, save, table
 from builder.load.statistics import between
 from builder.load.traffic import Level, concurrencies, rates, shares
 from tests.load.runs import encoder, run_of, stream
-from tests.pages import stands_alone
+from tests.pages import shows_every_text, stands_alone
 
 EIGHT, TWENTY = Level("concurrency", 8), Level("rate", 20.0)
 
@@ -225,6 +225,7 @@ def test_the_page_stands_alone_and_shows_every_figure() -> None:
     run = run_of(*loads)
     html = page(run, run, compare(run, run))
     stands_alone(html)
+    shows_every_text(html)
     assert "&lt;b&gt;topics" in html
     for title in ("latency against throughput", "queue against compute", "sizes of batches", "ms to the first token"):
         assert title in html
