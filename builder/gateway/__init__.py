@@ -1,5 +1,5 @@
-"""One port in front of Triton for the clients that people have: OpenAI's, Cohere's, Jina's, TEI's.
+"""HTTP gateway in front of Triton for existing clients: OpenAI's, Cohere's, Jina's and TEI's.
 
-A process of its own that speaks gRPC to any Triton. What it knows of a model is what config.pbtxt says; it imports
+It is a separate process that speaks gRPC to any Triton. It knows of a model only what config.pbtxt says, and imports
 nothing of PyTorch, transformers or ONNX.
 """

@@ -1,4 +1,4 @@
-"""Who may ask, and how much: bearer keys, and for each key requests and tokens a minute."""
+"""Access control: bearer keys, and limits of requests and tokens a minute for each key."""
 
 from __future__ import annotations
 
@@ -17,16 +17,19 @@ from builder.gateway.facts import FACTS, Facts
 from builder.gateway.responses import send_json
 from builder.gateway.settings import Settings
 
-OPEN = {  # to everybody: whether it lives, and the page, which asks for a key itself
+OPEN = {  # public: liveness, and the page, which asks for a key itself
     (method, path) for method in ("GET", "HEAD") for path in ("/", "/health", "/health/ready")
 }
 NOBODY = "anonymous"
-MESSAGES = "/v1/messages"  # whose errors are Anthropic's
-ADMIN = "/admin/"  # what is below takes orders: a key of its own, always
+MESSAGES = "/v1/messages"  # errors of this route have Anthropic's shape
+ADMIN = "/admin/"  # admin API: every path below it needs a key of its own
 
 
 def read_keys(file: Path | None, environment: str) -> tuple[tuple[str, str], ...]:
-    """Keys as lines, or separated by commas, each NAME:SECRET. Raises SpecError for what is not."""
+    """Return (name, secret) of each NAME:SECRET entry, one a line or separated by commas.
+
+    Raises SpecError for a file that cannot be read, for other entries and for a name that occurs twice.
+    """
     try:
         text = file.read_text("utf-8") if file is not None else ""
     except (OSError, UnicodeDecodeError) as error:
@@ -48,13 +51,13 @@ def read_keys(file: Path | None, environment: str) -> tuple[tuple[str, str], ...
 
 
 class Keys:
-    """Secrets as digests, all of which are compared with what is given, in a time that says nothing of them."""
+    """Digests of the secrets. All are compared in constant time, so timing reveals nothing about them."""
 
     def __init__(self, keys: Sequence[tuple[str, str]]) -> None:
         self.digests = [(name, _digest(secret)) for name, secret in keys]
 
     def name(self, authorization: str) -> str:
-        """Whose key it is. Raises ApiError 401."""
+        """Return the name of the key. Raises ApiError 401 for an unknown key."""
         if not self.digests:
             return NOBODY
         scheme, _, secret = authorization.partition(" ")
@@ -76,15 +79,17 @@ def _digest(secret: str) -> bytes:
 
 
 class Allowance:
-    """So much a minute, spent by each key for itself: a bucket that fills evenly. It may go below empty, by what an
-    answer cost more than was left, and is refused until it has filled again."""
+    """Rate limit of each key: a bucket that refills evenly.
+
+    It may go below empty, where an answer cost more than was left; the key is then refused until the bucket refills.
+    """
 
     def __init__(self, per_minute: int, unit: str, now: Callable[[], float] = time.monotonic) -> None:
         self.per_minute, self.unit, self.now = per_minute, unit, now
         self.left: dict[str, tuple[float, float]] = {}
 
     def refuse(self, key: str) -> None:
-        """Raise ApiError 429 where nothing is left."""
+        """Raise ApiError 429 if the key has nothing left."""
         left = self._left(key)
         if left < 1:
             wait = (1 - left) * 60 / self.per_minute
@@ -96,7 +101,7 @@ class Allowance:
             )
 
     def spend(self, key: str, amount: int) -> None:
-        """Take `amount` off what is left."""
+        """Subtract `amount` from what the key has left."""
         self.left[key] = (self._left(key) - amount, self.now())
 
     def _left(self, key: str) -> float:
@@ -105,7 +110,7 @@ class Allowance:
 
 
 class Access:
-    """ASGI middleware: lets through who has a key and something left."""
+    """ASGI middleware that admits requests with a valid key that is within its limits."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app, self.keys = app, Keys(settings.keys)

@@ -1,4 +1,4 @@
-"""The routes, and what stands in front of them. A pure ASGI application: a step of a stream passes through no task."""
+"""Routes and their middleware, as a pure ASGI application: no task stands between a streamed step and its client."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def make_app(
     models: Models,
     metrics: Metrics | None = None,
 ) -> Journal:
-    """The gateway over `triton`: a gateway.triton.Triton, or what answers like one. `models`: those that it names."""
+    """Return the gateway over `triton`: a gateway.triton.Triton or another Backend. `models`: the models it offers."""
     metrics = metrics or Metrics()
     split = canary.Split(triton, metrics)
     gateway = Gateway(settings, split, models, metrics, Bound(settings.max_waiting))
@@ -68,14 +68,14 @@ def make_app(
 
 
 def routes(gateway: Gateway) -> list[BaseRoute]:
-    """Every route; each is an Endpoint."""
+    """Return every route; each is an Endpoint."""
     return [
         Route(api.path, Endpoint(gateway, api.handler, api.schema, api.errors[0]), methods=[api.method]) for api in APIS
     ]
 
 
 class Answering:
-    """Middleware next to the router: its own refusals, and what nobody foresaw, are answered like any other error."""
+    """Middleware around the router: answers its refusals and unexpected exceptions like any other error."""
 
     def __init__(self, router: Router) -> None:
         self.router = router
@@ -83,7 +83,7 @@ class Answering:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        scope["app"] = self  # the router then raises what it refuses
+        scope["app"] = self  # makes the router raise its refusals
         begun = False
 
         async def sending(message: Message) -> None:
@@ -111,24 +111,24 @@ async def _refuse(scope: Scope, send: Send, error: ApiError) -> None:
 
 
 async def page(call: Call) -> Plain:
-    """GET /: the models, and a place to try each."""
+    """Serve GET /: the models, and a form to try each."""
     return Plain(files("builder.gateway").joinpath("page.html").read_bytes(), "text/html; charset=utf-8", PAGE_HEADERS)
 
 
 async def health(call: Call) -> dict[str, str]:
-    """GET /health: this process answers."""
+    """Serve GET /health: this process is alive."""
     return {"status": "ok"}
 
 
 async def ready(call: Call) -> dict[str, str]:
-    """GET /health/ready: Triton does too. Raises ApiError 503."""
+    """Serve GET /health/ready: Triton is ready too. Raises ApiError 503 otherwise."""
     if not await call.gateway.triton.ready():
         raise ApiError(503, f"Triton at {call.gateway.settings.triton} is not ready", retry_after=2)
     return {"status": "ready"}
 
 
 async def metrics_text(call: Call) -> Plain:
-    """GET /metrics, for Prometheus."""
+    """Serve GET /metrics, for Prometheus."""
     text, below = call.gateway.metrics.text(), call.gateway.settings.triton_metrics
     if below is not None:
         text += await asyncio.to_thread(cache_usage, below)
@@ -136,7 +136,7 @@ async def metrics_text(call: Call) -> Plain:
 
 
 async def either_rerank(call: Call) -> Any:
-    """POST /rerank: TEI's where there are texts, Jina's and Cohere's where there are documents."""
+    """Serve POST /rerank: TEI's shape if the body has texts, Jina's and Cohere's if it has documents."""
     fields = call.body.model_extra
     if "texts" in fields:
         with tei.tei_errors():
@@ -145,7 +145,7 @@ async def either_rerank(call: Call) -> Any:
 
 
 async def openapi(call: Call) -> dict[str, Any]:
-    """GET /openapi.json: this document."""
+    """Serve GET /openapi.json: the description of this API."""
     return document(APIS)
 
 

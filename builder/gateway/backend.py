@@ -1,4 +1,4 @@
-"""What the gateway asks of Triton, whoever answers: Triton itself, a canary before it, models loaded on demand, Ray."""
+"""Interface of what answers inference requests: Triton, a canary split, models loaded on demand, Ray."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Backend(Protocol):
-    """What a request asks of Triton."""
+    """Inference backend of the gateway."""
 
     async def infer(
         self, request: service_pb2.ModelInferRequest, metadata: Sequence[tuple[str, str]] = ()

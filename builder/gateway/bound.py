@@ -1,7 +1,7 @@
-"""How many requests of one model may wait for it at once.
+"""Limit of the requests of one model that wait at once.
 
-A model that generates has a queue of its own, which refuses at once. The front of an encoder looks how many wait once a
-second while it is busy; here the next one is refused at once.
+A model that generates has its own queue, which refuses at once. An encoder's front model checks its queue only once a
+second while it is busy, so the gateway refuses the excess request immediately.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ RETRY_S = 1
 
 
 class Bound:
-    """At most `most` requests of each model."""
+    """Counter that admits at most `most` concurrent requests of each model."""
 
     def __init__(self, most: int) -> None:
         self.most = most
         self.running: Counter[str] = Counter()
 
     def enter(self, name: str) -> None:
-        """One more request of a model. Raises ApiError 429 where there are as many as may be."""
+        """Take one slot of a model. Raises ApiError 429 if all slots are taken."""
         if self.running[name] >= self.most:
             raise ApiError(
                 429,
@@ -32,5 +32,5 @@ class Bound:
         self.running[name] += 1
 
     def leave(self, name: str) -> None:
-        """It is over."""
+        """Release one slot."""
         self.running[name] -= 1

@@ -1,4 +1,4 @@
-"""One request on its way: who asks, what of, and what is known of its answer so far."""
+"""One request in progress: its client, its body and the facts collected so far."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Gateway:
-    """What all requests share."""
+    """State that all requests share."""
 
     settings: Settings
     triton: Split
@@ -29,24 +29,24 @@ class Gateway:
 
 @dataclass(frozen=True)
 class Call:
-    """A request that was read and checked. `body` is what its route's schema made of the JSON."""
+    """A request that was read and validated. `body` is an instance of the route's schema."""
 
     gateway: Gateway
     facts: Facts
     body: Any
     path: Mapping[str, str]
-    metadata: tuple[tuple[str, str], ...] = ()  # for Triton
+    metadata: tuple[tuple[str, str], ...] = ()  # gRPC metadata for Triton
 
     async def model(self, name: str) -> Model:
-        """The model that the request names. Raises ApiError 404."""
+        """Return the model that the request names. Raises ApiError 404 if it does not exist."""
         return self._of(await self.gateway.models.get(name))
 
     async def model_for(self, what: str, fits: Any, name: str | None) -> Model:
-        """The model that the request names, or the only one that `fits`. Raises ApiError."""
+        """Return the model that the request names, or the only one that `fits`. Raises ApiError."""
         return self._of(await one_of(self.gateway.models, what, fits, name))
 
     def _of(self, model: Model) -> Model:
-        """Note whose request it is. Raises ApiError 429 where too many wait for this model."""
+        """Record the request's model. Raises ApiError 429 if too many requests wait for this model."""
         self.gateway.metrics.start(self.facts, model.name)
         if not model.streams:
             self.gateway.bound.enter(model.name)

@@ -1,9 +1,9 @@
-"""A share of a model's requests for another version of it, and what came of both: a canary.
+"""Canary: sends a share of a model's requests to another version of it and compares the results.
 
-The version is a model of its own for Triton, the candidate (builder/serve/promote.py). What it fails at before its
-first answer, the model itself is asked, so that no client meets a failure of the candidate; a stream that it has begun
-cannot be moved. A canary ends by itself when whoever ordered it is gone. The request's id says which side it is for:
-one that is sent again goes there again.
+The candidate version is a separate Triton model (builder/serve/promote.py). If the candidate fails before its first
+answer, the model itself answers, so clients see no failure of the candidate; a stream that has begun cannot be moved. A
+canary ends by itself when the process that ordered it stops renewing it. The request id decides the side, so a retry
+goes to the same side.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from builder.gateway.tensors import Outputs
 if TYPE_CHECKING:
     from builder.gateway.metrics import Metrics
 
-LEASE_S = 10.0  # an order that is not repeated ends
-KEPT = 4096  # times of each kind, the last ones
+LEASE_S = 10.0  # an order that is not repeated expires
+KEPT = 4096  # latest times kept of each kind
 Metadata = Sequence[tuple[str, str]]
 Asks = Callable[[Any, Metadata], AsyncGenerator[Outputs, None]]
 
 
 class Order(BaseModel):
-    """`share` of the requests for `model`, 0 to 1, go to `candidate`. `versions`: the numbers of the two."""
+    """Order to send `share` (0 to 1) of the requests for `model` to `candidate`. `versions`: their version numbers."""
 
     model: str
     candidate: str
@@ -43,37 +43,37 @@ class Order(BaseModel):
 
 @dataclass
 class Side:
-    """What came of one version. Times are in seconds: until the first answer, and between those of a stream."""
+    """Results of one version. Times are in seconds: to the first answer, and between the answers of a stream."""
 
     version: int
     answers: int = 0
     failures: int = 0
-    failure: str = ""  # the last one
+    failure: str = ""  # message of the last failure
     first: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
     between: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
 
     def figures(self) -> dict[str, Any]:
-        """As JSON, times in milliseconds."""
+        """Return the results as JSON, with times in milliseconds."""
         times = {"first_ms": _quantiles(self.first), "between_ms": _quantiles(self.between)}
         return {name: getattr(self, name) for name in ("version", "answers", "failures", "failure")} | times
 
 
 @dataclass
 class Canary:
-    """Two versions of one model, and how the requests are shared."""
+    """Two versions of one model, and the share of requests that the candidate gets."""
 
     candidate: str
     sides: tuple[Side, Side]
     share: float = 0.0
-    until: float = 0.0  # by the clock of its Split
+    until: float = 0.0  # expiry, by the clock of its Split
 
     def takes(self, request: str) -> bool:
-        """Whether the request of this id is for the candidate."""
+        """Return True if the request with this id goes to the candidate."""
         return zlib.crc32(request.encode()) < self.share * 2**32
 
 
 class Split(Backend):
-    """Triton, and in front of it the canaries that were ordered."""
+    """Backend that applies the ordered canaries in front of Triton."""
 
     def __init__(self, triton: Backend, metrics: Metrics, now: Callable[[], float] = time.monotonic) -> None:
         self.triton, self.metrics, self.now = triton, metrics, now
@@ -83,7 +83,7 @@ class Split(Backend):
         return await self.triton.ready()
 
     def order(self, order: Order) -> dict[str, Any]:
-        """Share the requests of a model from now on; a share of 0 ends it. Returns what came of both so far."""
+        """Start, renew or (with a share of 0) end a canary. Returns the results of both versions so far."""
         canary = self.canaries.get(order.model)
         if canary is None or canary.candidate != order.candidate:
             canary = Canary(order.candidate, (Side(order.versions[0]), Side(order.versions[1])))
@@ -116,7 +116,7 @@ class Split(Backend):
     async def _shared(
         self, canary: Canary, request: Any, metadata: Metadata, asks: Asks
     ) -> AsyncGenerator[Outputs, None]:
-        """The answers of the one side, or of the other where the candidate fails before it has answered."""
+        """Yield the answers of one version, or of the running one if the candidate fails before its first answer."""
         (running, candidate), model = canary.sides, request.model_name
         refused: ApiError | None = None
         if canary.takes(request.id):
@@ -167,7 +167,7 @@ class Split(Backend):
 
 
 def _is_fault(error: ApiError) -> bool:
-    """Whether it is the server's, not the request's."""
+    """Return True if the server is at fault, not the request."""
     return error.status >= 500 or error.status == 429
 
 

@@ -1,4 +1,4 @@
-"""The models behind a Triton, kept, and asked for again now and then: which are ready, and which are only away."""
+"""Cached catalogue of a Triton's models, refreshed now and then: which are ready, and which are temporarily away."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any, Protocol
 from builder.gateway.errors import ApiError
 from builder.gateway.models import CANDIDATE_OF, Model, away, hosted_models, read_model, unknown
 
-FRESH_S = 10.0  # after that long the next request has the list read anew, without waiting for it
-LEAST_S = 1.0  # between two readings for a name that is not in the list
+FRESH_S = 10.0  # after that long the next request starts a refresh, without waiting for it
+LEAST_S = 1.0  # between two refreshes for an unknown name
 
 
 class Server(Protocol):
-    """What the catalogue asks of Triton."""
+    """Part of Triton's API that the catalogue needs."""
 
     async def index(self) -> list[tuple[str, str]]:
-        """(name, version) of each model that is ready."""
+        """Return (name, version) of each model that is ready."""
         ...
 
     async def known(self) -> set[str]:
@@ -25,40 +25,40 @@ class Server(Protocol):
         ...
 
     async def config(self, name: str, version: str) -> Any:
-        """The ModelConfig of a model."""
+        """Return the ModelConfig of a model."""
         ...
 
     async def hosted(self, front: str) -> str:
-        """hosted.json of a shared front, which says what models it answers for."""
+        """Return hosted.json of a shared front, which lists the models it answers for."""
         ...
 
 
 class Catalogue:
-    """The front models that Triton has ready: those that name their task."""
+    """Front models that Triton has ready: the ones that declare a task."""
 
     def __init__(self, server: Server) -> None:
         self.server = server
         self.models: dict[str, Model] = {}
-        self.candidates: dict[str, Model] = {}  # to take a model's place: no client asks for them
+        self.candidates: dict[str, Model] = {}  # to take a model's place; clients cannot request them
         self.hosted: dict[str, tuple[tuple[Model, str], dict[str, Model]]] = {}
-        self.seen: dict[str, Model] = {}  # each as it was when it was last ready
-        self.ready: set[str] = set()  # engines and shared fronts too
+        self.seen: dict[str, Model] = {}  # each model as it was when last ready
+        self.ready: set[str] = set()  # includes engines and shared fronts
         self.known: set[str] = set()
         self.read_at = -1e9
         self.refreshing: asyncio.Task[None] | None = None
 
     async def all(self) -> list[Model]:
-        """Every model, by name. Raises ApiError where Triton does not answer."""
+        """Return every model, by name. Raises ApiError if Triton does not answer."""
         await self._look(LEAST_S)
         return sorted(self.models.values(), key=lambda model: model.name)
 
     async def get(self, name: str) -> Model:
-        """The model of that name. Raises ApiError 404 with those that exist, or 503 while it is loaded again."""
+        """Return the model named `name`. Raises ApiError 404 with the existing names, or 503 while it is reloaded."""
         if self.read_at + FRESH_S < time.monotonic():
             if self.models:
-                self._refresh()  # this request does not wait for it
+                self._refresh()  # in the background: this request does not wait
             else:
-                await asyncio.shield(self._refresh())  # shared: one that leaves must not end it for the others
+                await asyncio.shield(self._refresh())  # shared: a cancelled request must not cancel it for others
         if name not in self.models:
             await self._look(LEAST_S)
         model = self.models.get(name)
@@ -67,17 +67,17 @@ class Catalogue:
         return model
 
     def missing(self) -> list[Model]:
-        """Return the models that are away, which an unload for good cannot be told from."""
+        """Return the models that are away. Those that were unloaded for good look the same."""
         return [model for name, model in self.seen.items() if name not in self.models and self._is_away(name)]
 
     def _is_away(self, name: str) -> bool:
-        """Return True if a model, or the shared front that answers for it, is in the repository and not ready."""
+        """Return True if a model, or the shared front that answers for it, is in the repository but not ready."""
         model = self.seen.get(name)
         entry = name if model is None or model.front is None else model.front
         return entry in self.known and entry not in self.ready
 
     async def candidate(self, name: str, of: str) -> None:
-        """Raise ApiError 404 unless `name` is to take the place of the model `of`, and both are there."""
+        """Raise ApiError 404 unless `name` is a candidate to replace the model `of` and both are ready."""
         await self.get(of)
         if name not in self.candidates:
             await asyncio.shield(self._refresh())
@@ -97,12 +97,12 @@ class Catalogue:
 
     async def _read(self) -> None:
         ready = await self.server.index()
-        known = await self.server.known()  # after it: what is ready by now was known before
+        known = await self.server.known()  # second, so that it contains every ready model
         configs = await asyncio.gather(*(self.server.config(*entry) for entry in ready), return_exceptions=True)
         models: dict[str, Model] = {}
         candidates: dict[str, Model] = {}
         for (name, version), config in zip(ready, configs, strict=True):
-            if isinstance(config, ApiError):  # unloaded since
+            if isinstance(config, ApiError):  # unloaded meanwhile
                 continue
             if isinstance(config, BaseException):
                 raise config
@@ -117,7 +117,7 @@ class Catalogue:
         self.models, self.candidates, self.read_at = models, candidates, time.monotonic()
 
     async def _hosted(self, front: Model) -> dict[str, Model]:
-        """The models of a shared front; those of before where it said the same, none where it is gone."""
+        """Return the models of a shared front: unchanged if hosted.json is unchanged, none if the front is gone."""
         try:
             text = await self.server.hosted(front.name)
         except ApiError:
@@ -129,6 +129,6 @@ class Catalogue:
 
 
 def _noticed(task: asyncio.Task[None]) -> None:
-    """A failure of a refresh that nobody waits for: the next request that needs the list meets it again."""
+    """Retrieve the exception of a background refresh, which the next request that needs the list meets again."""
     if not task.cancelled():
         task.exception()

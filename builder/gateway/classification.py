@@ -1,4 +1,4 @@
-"""The labels of texts with their scores, for every route that classifies, and scores without sigmoid or softmax."""
+"""Labels of texts with their scores, for all classification routes, and scores without sigmoid or softmax."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from builder.gateway.models import Model
 from builder.gateway.rows import ask_rows
 
 ALL_LABELS = 2**31 - 1
-FUNCTION = "function_to_apply"  # the input that says what becomes of logits
+FUNCTION = "function_to_apply"  # input that selects what is applied to the logits
 
 
 def classifies(model: Model) -> bool:
@@ -32,7 +32,7 @@ async def label_scores(
 
 
 def raw_scores(model: Model, name: str) -> dict[str, str]:
-    """Return the option that asks for logits. Raises ApiError, for the field `name`, where the model lacks it."""
+    """Return the option that requests logits. Raises ApiError for the field `name` if the model lacks it."""
     if FUNCTION not in model.inputs:
         raise bad_field(
             name, f"{model.name} answers its scores after sigmoid or softmax alone; build it again, or leave {name} out"

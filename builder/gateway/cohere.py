@@ -1,4 +1,4 @@
-"""POST /v1/embed and /v2/embed: vectors in several types at once, as Cohere's clients ask for them.
+"""POST /v1/embed and /v2/embed, as Cohere's clients send them: vectors in several types at once.
 
 Source: https://docs.cohere.com/reference/embed
 """
@@ -18,7 +18,7 @@ from builder.gateway.openai.embeddings import MOST_TEXTS, as_base64, embed, shor
 
 EmbeddingType = Literal["float", "int8", "uint8", "binary", "ubinary", "base64"]
 InputType = Literal["search_document", "search_query", "classification", "clustering"]
-PROMPTS: Mapping[str, tuple[str, ...]] = {  # of sentence-transformers' checkpoints, by what a text is for
+PROMPTS: Mapping[str, tuple[str, ...]] = {  # prompt names of sentence-transformers checkpoints, by input type
     "search_query": ("search_query", "query"),
     "search_document": ("search_document", "document", "passage"),
     "classification": ("classification",),
@@ -41,7 +41,7 @@ class Input(BaseModel):
 
 
 class Body(BaseModel):
-    """Of either version. Models here read texts, and cut them at their own limit."""
+    """Body of either version. Models here read texts, and truncate them at their own limit."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -54,7 +54,7 @@ class Body(BaseModel):
     truncate: Literal["NONE", "START", "END"] | None = None
 
     def all_texts(self) -> list[str]:
-        """Return the texts; parts of one input are joined by lines. Raises ApiError."""
+        """Return the texts; the parts of one input are joined by newlines. Raises ApiError."""
         if (self.texts is None) == (self.inputs is None):
             raise bad_field("texts", "send texts, or inputs with parts of text")
         if self.texts is not None:
@@ -62,7 +62,7 @@ class Body(BaseModel):
         return ["\n".join(part.text for part in entry.content) for entry in self.inputs or []]
 
     def options(self, model: Model) -> dict[str, Any]:
-        """Return the inputs of the model. Raises ApiError for a side on which it does not cut."""
+        """Return the inputs of the model. Raises ApiError if it cannot truncate on the requested side."""
         if self.truncate in SIDES:
             model.refuse_other_side("truncate", SIDES[self.truncate])
         names = [name for name in PROMPTS.get(self.input_type or "", ()) if name in model.prompts]
@@ -70,7 +70,7 @@ class Body(BaseModel):
 
 
 async def embed_v1(call: Call) -> dict[str, Any]:
-    """POST /v1/embed: the vectors as numbers, unless the request names types."""
+    """Serve POST /v1/embed: the vectors as numbers, unless the request names types."""
     body: Body = call.body
     texts, vectors = await _vectors(call, body)
     if body.embedding_types is not None:
@@ -79,7 +79,7 @@ async def embed_v1(call: Call) -> dict[str, Any]:
 
 
 async def embed_v2(call: Call) -> dict[str, Any]:
-    """POST /v2/embed: the vectors by type, as numbers unless the request names others."""
+    """Serve POST /v2/embed: the vectors by type, as numbers unless the request names others."""
     body: Body = call.body
     texts, vectors = await _vectors(call, body)
     return _by_type(call, body.embedding_types or ["float"], texts, vectors)
@@ -106,7 +106,7 @@ def _head(call: Call, response_type: str, texts: list[str]) -> dict[str, Any]:
 
 
 def _int8(vector: np.ndarray) -> np.ndarray:
-    """Return the vector at length 1, times 127: one scale for all texts, so that products compare."""
+    """Return the vector, scaled to length 1, times 127: one scale for all texts, so that products compare."""
     return np.round(unit(vector) * 127).astype(np.int8)
 
 
@@ -115,7 +115,7 @@ def _uint8(vector: np.ndarray) -> np.ndarray:
 
 
 def _ubinary(vector: np.ndarray) -> np.ndarray:
-    """Return a bit a number, 1 where it is above zero, eight to a byte and the first the highest."""
+    """Return one bit per number, 1 if it is above zero; eight to a byte, most significant bit first."""
     if len(vector) % 8:
         raise bad_field("embedding_types", f"the vectors have {len(vector)} numbers; binary needs a multiple of 8")
     return np.packbits(vector > 0)

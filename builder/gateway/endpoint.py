@@ -1,4 +1,4 @@
-"""A route: reads a body within its limits, checks it against a schema, answers, and stops when its client leaves."""
+"""Endpoint of one route: reads and validates a body, answers, and stops when its client disconnects."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from builder.runtime.fields import JSON_TYPES
 
 Handler = Callable[[Call], Awaitable[Any]]
 ErrorBody = Callable[[ApiError], Mapping[str, Any]]
-CLOSED = 499  # what nginx logs where a client did not wait
+CLOSED = 499  # nginx logs this status if the client disconnected
 
 
 class ClientLeft(Exception):
-    """Nobody waits for this answer any more."""
+    """The client disconnected before its answer was complete."""
 
 
 def openai_error(error: ApiError) -> Mapping[str, Any]:
-    """The body of an error as OpenAI's clients read it."""
+    """Return the body of an error in OpenAI's shape."""
     return error.body
 
 
@@ -95,14 +95,14 @@ class Endpoint:
             await send_json(send, 200, answer)
 
     async def _break_off(self, send: Send, facts: Facts, error: ApiError) -> None:
-        """The error as the last event of a stream that has begun."""
+        """Send the error as the last event of a stream that has begun."""
         facts.refused(error)
         facts.status = error.status
         await send({"type": "http.response.body", "body": event(self.error_body(error))})
 
 
 async def _while_there(receive: Receive, work: Any) -> None:
-    """Run `work` to its end; cancel it, and raise ClientLeft, when the client is gone."""
+    """Run `work` to its end; if the client disconnects, cancel it and raise ClientLeft."""
     task, left = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(receive))
     try:
         await asyncio.wait({task, left}, return_when=asyncio.FIRST_COMPLETED)
@@ -128,7 +128,10 @@ def _metadata(scope: Scope) -> tuple[tuple[str, str], ...]:
 
 
 def _refuse_media_type(scope: Scope) -> None:
-    """JSON alone: what a page of another origin can send without being asked for leave is of another type."""
+    """Raise ApiError 415 unless the body is JSON.
+
+    Pages of another origin can send other media types without a CORS preflight.
+    """
     media_type = dict(scope["headers"]).get(b"content-type", b"").decode("latin-1").split(";")[0].strip().lower()
     if media_type != "application/json":
         raise ApiError(415, f"content-type is {media_type or 'missing'}; send JSON as application/json")
@@ -164,7 +167,7 @@ def _parsed(raw: bytes) -> Any:
 
 
 def checked(schema: type[BaseModel], value: Any) -> BaseModel:
-    """`value`, of JSON, as `schema`. Raises ApiError with the field that does not fit."""
+    """Return `value`, of JSON, as an instance of `schema`. Raises ApiError with the field that does not fit."""
     if not isinstance(value, dict):
         raise ApiError(400, f"the body has the JSON type {JSON_TYPES[type(value)]}; expected object")
     try:

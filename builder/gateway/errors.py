@@ -1,4 +1,4 @@
-"""What a client is told when it gets no answer: a status, and OpenAI's error object.
+"""Errors of the API: a status and OpenAI's error object.
 
 Source of the shape: https://platform.openai.com/docs/guides/error-codes
 """
@@ -28,7 +28,7 @@ KINDS: Mapping[int, str] = {
 
 
 class ApiError(Exception):
-    """`param` is the field of the request that is at fault, `retry_after` seconds after which it may go better."""
+    """Refusal of a request. `param`: the field at fault. `retry_after`: seconds after which a retry may succeed."""
 
     def __init__(
         self,
@@ -51,10 +51,10 @@ class ApiError(Exception):
 
     @property
     def headers(self) -> dict[str, str]:
-        """What a client reads before the body."""
+        """The headers of the response."""
         return {} if self.retry_after is None else {"retry-after": str(max(1, round(self.retry_after)))}
 
 
 def bad_field(name: str, message: str) -> ApiError:
-    """The request is refused for its field `name`."""
+    """Return an ApiError 400 for the field `name`."""
     return ApiError(400, message, param=name)

@@ -1,4 +1,4 @@
-"""What is known of a request and its answer so far, for the access log and the metrics."""
+"""Facts about a request and its answer so far, for the access log and the metrics."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 
 from builder.gateway.errors import ApiError
 
-FACTS = "builder.gateway.facts"  # where a scope has them
+FACTS = "builder.gateway.facts"  # key of the ASGI scope
 
 
 @dataclass
 class Facts:
-    """What the access log and the metrics say of a request. Tokens are those that count for its key."""
+    """Facts for the access log and the metrics. The tokens count towards the limit of the request's key."""
 
     id: str = field(default_factory=lambda: uuid.uuid4().hex)
     method: str = ""
@@ -21,7 +21,7 @@ class Facts:
     client: str = ""
     key: str = ""
     model: str = ""
-    waits_for: str = ""  # a model whose requests are bounded
+    waits_for: str = ""  # model whose requests are bounded
     status: int = 0
     error: str = ""
     started: float = field(default_factory=time.perf_counter)
@@ -34,10 +34,10 @@ class Facts:
         return time.perf_counter() - self.started
 
     def fail(self, error: ApiError) -> None:
-        """Note why an answer that has begun broke off."""
+        """Record why an answer that has begun broke off."""
         self.refused(error)
         self.status = error.status
 
     def refused(self, error: ApiError) -> None:
-        """Note why there is no answer: the server's fault in words; of a request's only the field, never its value."""
+        """Record why there is no answer: the message of a server error; for a bad request its field, not the value."""
         self.error = error.message if error.status >= 500 else error.code or error.param or "refused"

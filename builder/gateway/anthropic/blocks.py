@@ -1,4 +1,4 @@
-"""Messages of content blocks as messages of a chat."""
+"""Converts messages of content blocks to chat messages."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def system_text(system: str | list[dict[str, Any]] | None) -> str | None:
 
 
 def as_messages(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return the messages of a chat: each result of a tool is one of its own. Raises ApiError for other blocks."""
+    """Return the chat messages; each tool result becomes its own message. Raises ApiError for other blocks."""
     read: list[dict[str, Any]] = []
     for number, message in enumerate(messages):
         where, role = f"messages[{number}]", message.get("role")

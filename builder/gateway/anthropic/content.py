@@ -1,4 +1,4 @@
-"""The content of an answer: its blocks, and the events that tell of them."""
+"""Content of an answer: its blocks and the events that stream them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ Event = dict[str, Any]
 
 
 class Content:
-    """Thinking, text and calls as blocks, put together as they come."""
+    """Content blocks (thinking, text, tool calls), assembled as the parts arrive."""
 
     def __init__(self) -> None:
         self.blocks: list[dict[str, Any]] = []
-        self.kind = ""  # of the last block, while it is open
+        self.kind = ""  # kind of the last block, while it is open
 
     def push(self, part: Part) -> list[Event]:
-        """Return the events of a part of the answer."""
+        """Return the events for one part of the answer."""
         if isinstance(part, Called):
             return [*self.close(), *self._call(part)]
         kind, text = ("thinking", part.text) if isinstance(part, Thought) else ("text", part)
@@ -33,7 +33,7 @@ class Content:
         return [*events, self._event("delta", delta={"type": f"{kind}_delta", kind: text})]
 
     def close(self) -> list[Event]:
-        """End the block that is open. Return the events of that."""
+        """Close the open block and return its events."""
         events = [self._event("stop")] if self.kind else []
         self.kind = ""
         return events
@@ -56,4 +56,4 @@ class Content:
         return {"type": f"content_block_{what}", "index": len(self.blocks) - 1, **fields}
 
 
-_SIGNED = {"thinking": {"signature": ""}}  # nobody signs it here
+_SIGNED = {"thinking": {"signature": ""}}  # answers here are not signed

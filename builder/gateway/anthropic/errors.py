@@ -1,4 +1,4 @@
-"""Errors as Anthropic's clients read them.
+"""Errors in Anthropic's shape.
 
 Source: https://docs.anthropic.com/en/api/errors
 """
@@ -22,6 +22,6 @@ KINDS: Mapping[int, str] = {
 
 
 def anthropic_error(error: ApiError) -> Mapping[str, Any]:
-    """Return the body of an error."""
+    """Return the JSON body of an error."""
     kind = KINDS.get(error.status, "api_error" if error.status >= 500 else "invalid_request_error")
     return {"type": "error", "error": {"type": kind, "message": error.message}}

@@ -19,7 +19,7 @@ REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use"}
 
 
 async def messages(call: Call) -> Any:
-    """An answer to a conversation, or a stream of its events."""
+    """Answer a conversation, either whole or as a stream of events."""
     body: Body = call.body
     asked = await read_chat(call, as_chat(body, await call.gateway.models.get(body.model)))
     if body.stream:
@@ -34,7 +34,7 @@ async def messages(call: Call) -> Any:
 
 
 async def count_tokens(call: Call) -> dict[str, int]:
-    """How many tokens the prompt of a conversation has."""
+    """Count the tokens of a conversation's prompt."""
     body: CountBody = call.body
     model = await call.gateway.models.get(body.model)
     asked = await read_chat(call, as_chat(body, model))
@@ -44,7 +44,7 @@ async def count_tokens(call: Call) -> dict[str, int]:
 
 
 async def _events(asked: Chat) -> AsyncGenerator[bytes, None]:
-    """Events. The first comes with the model's first piece: a refusal before is no stream."""
+    """Yield the events. The first comes with the model's first piece, so an earlier refusal is not sent as a stream."""
     content, reason, begun = Content(), None, False
     try:
         async with aclosing(deltas(asked)) as stream:
@@ -88,7 +88,7 @@ def _message(asked: Chat, content: Content) -> dict[str, Any]:
 
 
 def _usage(asked: Chat) -> dict[str, int]:
-    """Anthropic counts what was found in the cache apart."""
+    """Return the usage. Anthropic counts cached prompt tokens separately."""
     usage = asked.usage
     return {
         "input_tokens": usage.prompt - usage.cached,

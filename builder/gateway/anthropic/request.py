@@ -1,4 +1,4 @@
-"""A request of /v1/messages as a chat."""
+"""Converts a request of /v1/messages to a chat."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from builder.gateway.generation.reasoning import marks_of
 from builder.gateway.models import Model
 
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}
-SWITCHED_ON = "medium"  # effort of a request that asks for thinking and for no effort
-HARMLESS = ("cache_control",)  # every prompt's prefix is kept anyway
+SWITCHED_ON = "medium"  # reasoning effort of a request that turns thinking on without stating an effort
+HARMLESS = ("cache_control",)  # every prompt's prefix is cached anyway
 
 
 class CountBody(BaseModel):
-    """Further fields are options of the model, such as repetition_penalty; other fields are refused by name."""
+    """Fields of a token count. Extra ones are options of the model, such as repetition_penalty; others are refused."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -44,7 +44,7 @@ class Body(CountBody):
 
 
 def as_chat(body: CountBody, model: Model) -> chat.Body:
-    """Return the same request as a chat of `model`. Raises ApiError for what the models here cannot do."""
+    """Return the request as a chat of `model`. Raises ApiError for what the models here cannot do."""
     if "n" in (body.model_extra or {}):
         raise bad_field("n", "n is not a field of this route; an answer is one message")
     system = system_text(body.system)
@@ -96,7 +96,7 @@ def _response_format(config: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _effort(thinking: Mapping[str, Any], model: Model) -> str | None:
-    """Return the effort that turns thinking on or off; None where the model does by itself what is asked for."""
+    """Return the effort that turns thinking on or off; None if the model's default already does that."""
     kind, marks = thinking.get("type"), marks_of(model)
     if kind not in (None, "enabled", "adaptive", "disabled"):
         raise bad_field("thinking", f"thinking.type is {kind!r}; expected enabled, adaptive or disabled")

@@ -1,1 +1,1 @@
-"""One call of a model that generates, which every API of the gateway shares: fields, inputs, pieces, what they say."""
+"""One call of a generating model, shared by every API of the gateway: fields, inputs, pieces and their meaning."""

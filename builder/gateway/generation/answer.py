@@ -1,4 +1,4 @@
-"""An answer of a chat as it comes: its reasoning, its text and its calls of tools."""
+"""A chat's answer, parsed as it arrives: reasoning, text and tool calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from builder.gateway.tool_calls import ToolCall
 
 @dataclass(frozen=True)
 class Called:
-    """The call `number` of an answer; `arguments` is a JSON object, as text."""
+    """Tool call `number` of an answer; `arguments` is a JSON object, as text."""
 
     number: int
     id: str
@@ -28,7 +28,7 @@ Part = str | Thought | Called
 
 @dataclass(frozen=True)
 class Delta:
-    """What a piece of the answer `index` adds to it. An answer that is only text has one part in each."""
+    """What one piece adds to the answer `index`. An answer that is only text has one part in each delta."""
 
     index: int
     parts: list[Part]
@@ -39,7 +39,7 @@ class Delta:
 class Answer:
     """One of n answers to the request named `request`. Without `marks` and `reader` all of it is text.
 
-    `most`: calls after so many are left out.
+    `most`: maximum number of calls; later ones are dropped.
     """
 
     def __init__(
@@ -69,7 +69,7 @@ class Answer:
         return self._counted(reader.push(text))
 
     def _counted(self, read: list[str | ToolCall]) -> list[Part]:
-        """Return what was read, each call with its number and its id: nine letters, as Mistral's templates insist."""
+        """Return the parts, each call with number and id: nine hexadecimal digits, as Mistral's templates require."""
         parts: list[Part] = []
         for part in read:
             self.ends_with_call = isinstance(part, ToolCall)
@@ -83,6 +83,6 @@ class Answer:
         return parts
 
     def _reason(self, finished: str | None) -> str | None:
-        """Return why it ended: for its calls, unless it was cut in the middle of something else."""
+        """Return the finish reason: tool_calls if there are calls, unless the answer was cut in other text."""
         whole = self.ends_with_call or finished == "stop"
         return "tool_calls" if finished and self.calls and whole else finished

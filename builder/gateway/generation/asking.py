@@ -1,4 +1,4 @@
-"""Requests of a model that generates, and the pieces of its answers."""
+"""Requests to a generating model, and the pieces of its answers."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from builder.gateway.generation.pieces import Piece, read_pieces
 from builder.gateway.models import Model
 from builder.gateway.tensors import add_tensor, refuse_count
 
-STANDING: Mapping[str, Any] = {"n": 1, PERF: True}  # inputs of every request, where it does not say otherwise
-MOST_PROMPTS = 128  # of one request
+STANDING: Mapping[str, Any] = {"n": 1, PERF: True}  # inputs of every request that does not set them
+MOST_PROMPTS = 128  # prompts of one request
 
 
 def began(call: Call) -> int:
-    """When a request came, in seconds since 1970."""
+    """Return the time at which a request came, in seconds since 1970."""
     return int(time.time() - call.facts.elapsed_s)
 
 
 async def generate(call: Call, model: Model, inputs: Mapping[str, Any]) -> AsyncGenerator[Piece, None]:
-    """The pieces of one prompt. Raises ApiError; notes the time of the first one and the tokens used."""
+    """Yield the pieces of one prompt. Raises ApiError; records the time to the first piece and the tokens used."""
     facts, metrics = call.facts, call.gateway.metrics
     between = metrics.between.labels(model.name)
     streaming, last = inputs.get("stream", False), 0.0
@@ -53,7 +53,7 @@ async def generate(call: Call, model: Model, inputs: Mapping[str, Any]) -> Async
                         metrics.success.labels(model.name, piece.finish_reason).inc()
                     yield piece
         except ApiError as error:
-            if error.status == 400:  # the model's refusals begin with the name of the input
+            if error.status == 400:  # the model's error messages begin with the name of the input
                 error.param = error.param or _openai_name(model, error.message.split(" ", 1)[0].rstrip(":"))
             raise
         finally:
@@ -63,7 +63,7 @@ async def generate(call: Call, model: Model, inputs: Mapping[str, Any]) -> Async
 async def together(
     call: Call, model: Model, requests: Sequence[Mapping[str, Any]]
 ) -> AsyncGenerator[tuple[int, Piece], None]:
-    """The pieces of several prompts, answered at once, as they come; each with the number of its prompt."""
+    """Yield the pieces of several prompts, answered concurrently, each with the number of its prompt."""
     if len(requests) == 1:
         async with aclosing(generate(call, model, requests[0])) as pieces:
             async for piece in pieces:
@@ -98,15 +98,15 @@ async def together(
 
 
 def refuse_other_models(model: Model) -> None:
-    """Raise ApiError for a model that generates no text."""
+    """Raise ApiError for a model that does not generate text."""
     if not model.streams or "text_output" not in model.outputs:
         raise bad_field("model", f"{model.name} is a model for {model.task}; it does not generate text")
 
 
 def make_request(call: Call, model: Model, inputs: Mapping[str, Any]) -> Any:
-    """The request of one prompt, for one answer where `inputs` do not say: a checkpoint may have a number of its own.
+    """Build the request of one prompt. Raises ApiError for a value that an input does not accept.
 
-    Raises ApiError for a value that an input does not take.
+    It asks for one answer unless `inputs` set `n`: a checkpoint may have another default.
     """
     request = service_pb2.ModelInferRequest(model_name=model.name, id=call.facts.id)
     standing = {name: value for name, value in STANDING.items() if name in model.inputs}
@@ -122,6 +122,6 @@ def make_request(call: Call, model: Model, inputs: Mapping[str, Any]) -> Any:
 
 
 def _openai_name(model: Model, name: str) -> str | None:
-    """What OpenAI calls an input of the model; None for a word that is no input."""
+    """Return OpenAI's name for an input of the model; None for a word that is not an input."""
     names = {"stop_words": "stop", "random_seed": "seed", "text_input": "prompt"}
     return names.get(name, name) if name in model.inputs else None

@@ -1,7 +1,8 @@
-"""Calls of tools: demanded by a request, or made by the model of its own accord.
+"""Tool calls: required by a request, or made by the model of its own accord.
 
-`tool_choice: required` demands a call of any of the tools, a named function one of it: a guide lets the model write
-nothing else. With `auto` the model writes what it likes, and its own notation is looked for in it (tool_calls/).
+`tool_choice: required` requires a call of any of the tools, a named function a call of that one: a guide keeps the
+model from writing anything else. With `auto` the model writes freely, and the gateway looks for calls in the model's
+own notation (tool_calls/).
 """
 
 from __future__ import annotations
@@ -18,9 +19,9 @@ from builder.gateway.tool_calls import PARSERS, Part, ToolCall
 from builder.gateway.tool_calls.members import member_texts
 
 OPEN = ("additionalProperties", "patternProperties", "unevaluatedProperties", "$ref", "allOf", "anyOf", "oneOf")
-BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")  # schemas under any names
-DATA = ("const", "enum", "default", "examples")  # no schemas
-NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}  # what leaving `parameters` out means
+BY_NAME = ("properties", "patternProperties", "dependentSchemas", "$defs", "definitions")  # map any names to schemas
+DATA = ("const", "enum", "default", "examples")  # keywords whose values are not schemas
+NO_ARGUMENTS: Mapping[str, Any] = {"type": "object", "properties": {}}  # meaning of absent `parameters`
 
 
 class Function(BaseModel):
@@ -46,12 +47,12 @@ class Tool(BaseModel):
 
     @property
     def as_sent(self) -> dict[str, Any]:
-        """In the order that it was sent in, which a template may write out; without keys that have no value."""
+        """The tool in the order it was sent, which a template may print; without keys that have no value."""
         return {**_valued(self._given), "function": _valued(self._given["function"])}
 
 
 def call_schema(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
-    """The JSON schema of a call as `choice` demands it. Raises ApiError for a choice that is none of the tools."""
+    """Return the JSON schema of a call as `choice` requires it. Raises ApiError if `choice` is not one of the tools."""
     allowed = list(tools) if choice == "required" else [tool for tool in tools if tool.function.name == _named(choice)]
     if not allowed:
         known = ", ".join(tool.function.name for tool in tools)
@@ -65,13 +66,13 @@ def call_schema(tools: Sequence[Tool], choice: Any) -> dict[str, Any]:
 
 
 def closed(schema: dict[str, Any]) -> dict[str, Any]:
-    """An object has the properties that its schema names, and no others, unless the schema speaks of them."""
+    """Forbid properties that an object schema does not name, unless it speaks of additional ones itself."""
     named = "properties" in schema and not any(word in schema for word in OPEN)
     return {**schema, "additionalProperties": False} if named else schema
 
 
 class Reader(Protocol):
-    """Reads one answer: what is said in it, and what is called."""
+    """Parser of one answer: separates text from tool calls."""
 
     def push(self, text: str) -> list[Part]: ...
 
@@ -79,7 +80,7 @@ class Reader(Protocol):
 
 
 class Demanded:
-    """An answer that a guide makes a call; one that is cut before its end is text."""
+    """Reader of an answer that a guide forces to be a call; an answer that is cut off is text."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -97,7 +98,7 @@ class Demanded:
 
 
 def reader_of(model: Model, choice: Any) -> Callable[[], Reader]:
-    """What reads the answers of `model` as `choice` wants it. Raises ApiError for a notation that is not known."""
+    """Return the reader for `model` and `choice`. Raises ApiError for an unknown notation."""
     if choice not in (None, "auto"):
         return Demanded
     notation = model.parameters.get("tool_parser")
@@ -121,7 +122,7 @@ def _named(choice: Any) -> Any:
 
 
 def _call(function: Function, place: str) -> dict[str, Any]:
-    """The schema of one function's call, which is to lie at `place`, with the definitions of the function's own."""
+    """Return the schema of one function's call at the JSON pointer `place`, with the function's own definitions."""
     parameters = _moved(closed(dict(function.parameters or NO_ARGUMENTS)), f"{place}/properties/arguments")
     return {
         "type": "object",
@@ -132,7 +133,7 @@ def _call(function: Function, place: str) -> dict[str, Any]:
 
 
 def _moved(schema: Any, to: str) -> Any:
-    """`schema`, or a part of it, as it is where its root lies at `to`: what refers to that root refers to there."""
+    """Return `schema`, or a part of it, with its references to the root moved to the JSON pointer `to`."""
     if isinstance(schema, list):
         return [_moved(part, to) for part in schema]
     if not isinstance(schema, dict):

@@ -1,4 +1,4 @@
-"""One chat with a model, which every API shares: its fields, what the model is asked, and its answers as they come."""
+"""One chat with a model, shared by every API: its fields, the model's inputs, and its answers as they arrive."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from builder.gateway.models import Model
 
 
 class Body(fields.Body, Calling, Templated):
-    """A chat by OpenAI's names; the other APIs write theirs as one."""
+    """Fields of a chat by OpenAI's names; the other APIs convert theirs to it."""
 
     messages: list[Message] = Field(min_length=1, max_length=MOST_MESSAGES)
     max_completion_tokens: int | None = Field(None, ge=1)
@@ -33,13 +33,13 @@ class Body(fields.Body, Calling, Templated):
 
     @property
     def may_call(self) -> bool:
-        """Return whether an answer may call tools."""
+        """Return True if an answer may call tools."""
         return bool(self.tools) and self.tool_choice != "none"
 
 
 @dataclass(frozen=True)
 class Chat:
-    """A chat that was read and checked. `usage` counts while the answers come."""
+    """A chat that was read and validated. `usage` accumulates while the answers arrive."""
 
     call: Call
     model: Model
@@ -50,7 +50,7 @@ class Chat:
 
 @dataclass
 class Whole:
-    """One of n answers, put together."""
+    """One of n complete answers."""
 
     text: str = ""
     reasoning: str = ""
@@ -71,7 +71,7 @@ class Whole:
 
 
 async def read_chat(call: Call, body: Body) -> Chat:
-    """Return what the model is asked. Raises ApiError for what it cannot do."""
+    """Return the chat with the inputs of its model. Raises ApiError for what the model cannot do."""
     model = await call.model(body.model)
     refuse_other_models(model)
     if not model.chats:
@@ -90,7 +90,7 @@ async def read_chat(call: Call, body: Body) -> Chat:
 
 
 async def deltas(chat: Chat) -> AsyncGenerator[Delta, None]:
-    """Yield the answers as they come. Raises ApiError."""
+    """Yield the answers as they arrive. Raises ApiError."""
     body, answers = chat.body, dict[int, Answer]()
     marks = marks_of(chat.model)
     reader = reader_of(chat.model, body.tool_choice) if body.may_call else None
@@ -105,7 +105,7 @@ async def deltas(chat: Chat) -> AsyncGenerator[Delta, None]:
 
 
 async def whole(chat: Chat) -> list[Whole]:
-    """Return the answers, put together. Raises ApiError."""
+    """Return the complete answers. Raises ApiError."""
     answers: dict[int, Whole] = {}
     async with aclosing(deltas(chat)) as stream:
         async for delta in stream:

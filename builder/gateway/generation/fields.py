@@ -1,7 +1,7 @@
-"""What chats and completions share: fields to inputs of the model.
+"""Fields that chats and completions share, and their conversion to inputs of the model.
 
-OpenAI's names become the model's (MEANING). A field that is an input of the model under its own name goes in as it is,
-so that top_k, min_p, ignore_eos and the like work as they do with vLLM. Whatever is neither is refused by its name.
+MEANING maps OpenAI's names to the model's. A field that is an input of the model under its own name is passed on
+unchanged, so that top_k, min_p, ignore_eos and others work as they do with vLLM. Every other field is refused by name.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ MEANING: Mapping[str, str] = {  # OpenAI's field -> the model's input
     "frequency_penalty": "frequency_penalty",
     "logit_bias": "logit_bias",
 }
-DOCUMENTS = ("logit_bias", "chat_template_kwargs")  # inputs of JSON
+DOCUMENTS = ("logit_bias", "chat_template_kwargs")  # inputs that take JSON
 ABOUT_THE_CLIENT = {"user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"}
 HARMLESS: Mapping[str, Any] = {"best_of": 1, "modalities": ["text"], "suffix": "", "echo": False, "top_logprobs": 0}
 ROUTED = {
@@ -42,9 +42,9 @@ ROUTED = {
     "top_logprobs",
     "echo",
     "add_generation_prompt",
-}  # by a route
+}  # handled by a route
 COUNTS = ("return_num_input_tokens", "return_num_output_tokens")
-PERF = "return_perf_metrics"  # what usage and metrics have besides counts of tokens
+PERF = "return_perf_metrics"  # timings for usage and metrics
 OF_THE_ROUTE = {  # inputs that no field sets under its own name
     "text_input",
     "input_ids",
@@ -67,11 +67,11 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     include_usage: bool = False
-    continuous_usage_stats: bool = False  # vLLM's: with every chunk
+    continuous_usage_stats: bool = False  # vLLM's: usage with every chunk
 
 
 class Body(BaseModel):
-    """Fields that a chat and a completion have in common; the others are looked at one by one, in `option_inputs`."""
+    """Fields that chats and completions share; `option_inputs` checks the extra ones one by one."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -98,14 +98,14 @@ class Body(BaseModel):
 
 
 def usage_member(body: Body, usage: Usage) -> str:
-    """What a chunk says of usage, as JSON after its other members."""
+    """Return the usage of a chunk as JSON that follows its other members."""
     if not body.usage_wanted:
         return ""
     return f',"usage":{dumps(usage.body)}' if body.usage_of_each else ',"usage":null'
 
 
 def option_inputs(model: Model, body: Body) -> dict[str, Any]:
-    """The inputs that a request's options become. Raises ApiError for a field that the model cannot heed."""
+    """Return the inputs for a request's options. Raises ApiError for a field that the model does not support."""
     inputs: dict[str, Any] = {**guide_inputs(model, body), **_counting(model, body)}
     stated = {name: value for name, value in body if value is not None and value != []}
     looked_at = {*ABOUT_THE_CLIENT, *GUIDING, *ROUTED.intersection(type(body).model_fields)}  # elsewhere
@@ -120,7 +120,7 @@ def option_inputs(model: Model, body: Body) -> dict[str, Any]:
 
 
 def _counting(model: Model, body: Body) -> dict[str, bool]:
-    """The inputs that have every response count its tokens."""
+    """Return the inputs that make every response count its tokens."""
     if not body.usage_of_each:
         return {}
     if not set(COUNTS) <= set(model.inputs):

@@ -1,6 +1,6 @@
-"""Where an answer's form is asked for: response_format, guided_*, tools. One input of the model takes all of it.
+"""Fields that constrain an answer's form: response_format, guided_*, tools. One input of the model takes all of them.
 
-A model that has the input `guide` gets it as JSON (docs/text-generation.md); one that has not is asked for free text.
+A model with the input `guide` gets it as JSON (docs/text-generation.md); one without it can only answer free text.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from builder.gateway.models import Model
 from builder.gateway.responses import dumps, loads
 
 GUIDE = "guide"
-MARKS = "skip_special_tokens"  # false: the marks of a call, which may be special tokens, are part of the text
+MARKS = "skip_special_tokens"  # false: keep the marks of a call, which may be special tokens, in the text
 GUIDED = {"guided_json": "json_schema", "guided_regex": "regex", "guided_grammar": "grammar", "guided_choice": "choice"}
 CALLING = frozenset({"tools", "tool_choice", "parallel_tool_calls"})
-STRUCTURED = "structured_outputs"  # vLLM's newer name of guided_*
+STRUCTURED = "structured_outputs"  # vLLM's newer name for guided_*
 GUIDING = frozenset({"response_format", STRUCTURED, *GUIDED, *CALLING})
 
 
 class Calling(BaseModel):
-    """The fields of a chat that are about tools."""
+    """Fields of a chat about tools."""
 
     tools: list[Tool] | None = Field(None, max_length=128)
     tool_choice: str | dict[str, Any] | None = None
@@ -32,7 +32,7 @@ class Calling(BaseModel):
 
 
 def guide_inputs(model: Model, body: BaseModel) -> dict[str, Any]:
-    """The inputs that say what form an answer has. Raises ApiError for a form that the model cannot keep to."""
+    """Return the inputs that constrain an answer's form. Raises ApiError for a form that the model does not support."""
     forms = {name: value for name, value in body if name in GUIDING and _means_something(name, value)}
     if isinstance(body, Calling) and body.tools:
         forms = {name: value for name, value in forms.items() if name not in CALLING}
@@ -49,7 +49,7 @@ def guide_inputs(model: Model, body: BaseModel) -> dict[str, Any]:
 
 
 def _call_inputs(model: Model, tools: Sequence[Tool], choice: Any, other: str | None) -> dict[str, Any]:
-    """What tells the model of its tools, and demands a call where that is not left to it."""
+    """Return the inputs that describe the tools, and require a call unless the choice is left to the model."""
     if other is not None:
         raise bad_field(other, f"{other} and tools each say what the answer is; send one of them")
     demanded = choice not in (None, "auto")
@@ -63,7 +63,7 @@ def _call_inputs(model: Model, tools: Sequence[Tool], choice: Any, other: str | 
 
 
 def _guide(name: str, value: Any, said: str = "") -> dict[str, Any]:
-    """One entry: the kind of guide, and the guide. `said`: what the request calls it."""
+    """Return one entry: the kind of guide and the guide. `said`: the request's name for it."""
     said = said or name
     if name == "response_format":
         return _response_format(value)
@@ -112,7 +112,7 @@ def _member(value: Any, *names: str) -> Any:
 
 
 def _schema(name: str, value: Any) -> dict[str, Any]:
-    if isinstance(value, str):  # vLLM's clients send it as text too
+    if isinstance(value, str):  # vLLM's clients also send it as text
         try:
             value = loads(value)
         except (ValueError, RecursionError) as error:
@@ -123,7 +123,7 @@ def _schema(name: str, value: Any) -> dict[str, Any]:
 
 
 def _means_something(name: str, value: Any) -> bool:
-    """Whether `value` asks for anything but text."""
+    """Return True if `value` asks for anything but text."""
     if name == "response_format" and isinstance(value, dict):
         return bool(value != {"type": "text"})
     if name == "parallel_tool_calls" or (name == "tool_choice" and value in ("none", "auto")):

@@ -1,4 +1,4 @@
-"""The messages of a chat: OpenAI's, and what chat templates know of them."""
+"""Messages of a chat: OpenAI's, converted for chat templates."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOST_MESSAGES = 4096
 
 
 class Message(BaseModel):
-    """Further keys, such as name or reasoning_content, go to the template as they are."""
+    """One message. Extra keys, such as name or reasoning_content, go to the template unchanged."""
 
     model_config = ConfigDict(extra="allow", strict=True)
 
@@ -25,7 +25,7 @@ class Message(BaseModel):
 
 
 class Templated(BaseModel):
-    """The fields of a chat that say how its template is rendered."""
+    """Fields of a chat that control how its template is rendered."""
 
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool | None = None
