@@ -1,5 +1,6 @@
-"""How a container's tritonserver is started: the one list of its arguments, of docker-compose.yml and of what
-`build-repo deploy` writes alike.
+"""Arguments that start tritonserver in a container.
+
+docker-compose.yml and the files that `build-repo deploy` writes both use them.
 """
 
 from __future__ import annotations
@@ -8,16 +9,17 @@ from builder.triton.liveness import send_command
 from builder.triton.releases import OPTIONS, version_tuple
 
 HTTP_PORT, GRPC_PORT, METRICS_PORT = 8000, 8001, 8002
-RESTRICTED = "shared-memory,trace,logging"  # what changes the server for all its clients; nobody here needs it
+RESTRICTED = "shared-memory,trace,logging"  # APIs that change the server for all its clients; none is needed here
 ADMIN_KEY = "TRITON_ADMIN_KEY"
 RESPONSE_CACHE = 16 << 20  # bytes, for models whose configuration asks for it
 LIVENESS_FOLDER = "/liveness"  # in the image
-EXIT_TIMEOUT_S = 30  # Triton's own, after SIGTERM
+EXIT_TIMEOUT_S = 30  # Triton's own default, after SIGTERM
 USER = 1000  # triton-server, of the stock image
 
-# A container has nobody who starts a server that hangs again: a loop beside it asks for an inference and kills it. Only
-# silence counts (curl's status 28): one that loads its models, or is told to stop, refuses connections or requests.
-# The server is not the container's first process, which no signal of the container itself can kill: `init: true`.
+# A container has no supervisor that restarts a server that hangs: a loop beside it sends an inference and kills the
+# server if it stays silent. Only silence counts (curl's status 28): a server that loads its models or is shutting down
+# refuses connections or requests. The server must not be the container's first process, which no signal from inside the
+# container can kill: `init: true`.
 DEADLINE_S, MISSES = 5, 3
 WATCH = f"""ask() {{
   {send_command(f"127.0.0.1:{GRPC_PORT}", DEADLINE_S)}
@@ -33,7 +35,7 @@ while sleep 2; do
   fi
 done &
 """
-# The restricted APIs answer to a secret that is drawn at each start, unless the environment has one.
+# The restricted APIs require a secret, which is drawn at each start unless the environment has one.
 START = (
     f'restricted="{RESTRICTED}:triton-admin-key=${{{ADMIN_KEY}:-$(cat /proc/sys/kernel/random/uuid)}}"\n'
     'exec tritonserver --grpc-restricted-protocol="$restricted" --http-restricted-api="$restricted" "$@"\n'
@@ -41,12 +43,15 @@ START = (
 
 
 def command(watched: bool = False) -> list[str]:
-    """What starts it; the arguments follow. `watched`: it is killed when it hangs, which ends the container."""
+    """Return the command that starts the server; its arguments follow.
+
+    `watched`: a server that hangs is killed, which ends the container.
+    """
     return ["sh", "-euc", f"{WATCH}{START}" if watched else START, "tritonserver"]
 
 
 def arguments(release: str, response_cache: int = RESPONSE_CACHE) -> list[str]:
-    """Those of a server on /models, as far as the Triton `release` knows them. `response_cache`: bytes."""
+    """Return the arguments of a server on /models that the Triton `release` knows. `response_cache`: bytes."""
     return [
         "--model-repository=/models",
         f"--model-repository={LIVENESS_FOLDER}",

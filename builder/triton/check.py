@@ -1,6 +1,6 @@
-"""Would a stock Triton of the release load a repository, and is it what was built?
+"""Check that a stock Triton of the release would load a repository, and that its files are those that were built.
 
-The errors of builder/lint, as sentences: what is asked before anything is published. Knows files; starts nothing.
+Reports the errors of builder/lint as sentences; publishing runs it first. Knows files; starts nothing.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ PENDING = "TR653"
 
 
 def check(repository: Path, triton: str | None = None, digests: Digests | None = None) -> list[str]:
-    """The errors found, one sentence each, with the model's name; an empty list where there are none.
+    """Return the errors found, one sentence each, with the model's name.
 
-    `triton`: the release to check against, instead of the one that each model was built for. A plan that
-    still has to be compiled on a machine with a GPU is not an error: see `pending`. `digests`: of files that the
-    caller has just written; None: every file is read.
+    `triton`: the release to check against, instead of the one that each model was built for. A plan that still has to
+    be compiled on a machine with a GPU is not an error: see `pending`. `digests`: of files that the caller has just
+    written; None: every file is read.
     """
     errors = [finding for finding in lint(repository, triton, digests=digests) if finding.severity is Severity.ERROR]
     return [str(finding) for finding in errors if finding.code != PENDING]
 
 
 def pending(repository: Path, unserved: bool = False) -> dict[str, str]:
-    """What was built and cannot be loaded yet, by its name: plans that a machine with a GPU has still to compile.
+    """Return the models whose plan a machine with a GPU still has to compile: a sentence for each, by name.
 
-    `unserved`: those of versions too that take the place of an earlier one when they are compiled.
+    `unserved`: include versions that replace an earlier one once they are compiled.
     """
     versions = [recipe.parent.parent for recipe in sorted(repository.glob(f"*/*/{program.FOLDER}/recipe.json"))]
     return {
@@ -45,7 +45,10 @@ def pending(repository: Path, unserved: bool = False) -> dict[str, str]:
 
 
 def verdicts(repository: Path) -> dict[str, str]:
-    """Whether each model was verified, and on what; of the reports that can be read. `check` names the others."""
+    """Return each model's verdict (whether it was verified, and on what), by name.
+
+    Reports that cannot be read are left out: `check` names them.
+    """
     by_name = {}
     for path in sorted(repository.glob("*/build.json")):
         with contextlib.suppress(RepositoryError):

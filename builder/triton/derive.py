@@ -1,6 +1,7 @@
-"""A version made from the files of another: what can be changed without a build is the next version, at once.
+"""Publish new settings of a model without a build, as its next version.
 
-The files that are the same are hard links. What was measured of the build stays true; its report says what was changed.
+Unchanged files are hard links. What was measured of the build stays true; the version's report names the changed
+settings.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ POLICY = re.compile(r"^(  specific { versions: \[ )\d+( \] })$", re.MULTILINE)  
 
 
 def publish_settings(repository: Path, name: str, settings: Settings, reason: str, keep: int = KEEP) -> int:
-    """The served version of a model with other settings, as its next version, which is served; returns its number.
+    """Publish the served version of a model with other settings as its next version, and serve it; return its number.
 
-    `reason`: for its report; `keep`: versions that remain. Raises SpecError for settings that need a build, and
+    `reason`: for its report; `keep`: how many versions remain. Raises SpecError for settings that need a build, and
     RepositoryError; the repository is then as before.
     """
     known(repository, name)
@@ -70,7 +71,7 @@ def publish_settings(repository: Path, name: str, settings: Settings, reason: st
 
 
 def _with_new_memory(config: str, report: BuildReport) -> str:
-    """`config`, whose own short report says what memory the model takes now."""
+    """Return `config` with the model's new memory in the summary among its parameters."""
     parameters = parse(config, report.name).parameters
     if SUMMARY not in parameters or report.memory is None:
         return config
@@ -91,7 +92,7 @@ def _report(
 
 
 def _write(staged: Path, entry: Path, changed: Mapping[str, bytes], report: BuildReport, now: int) -> None:
-    """The entry with its new version alone, whose configuration lies beside it too."""
+    """Write the entry with its new version alone; copies of the files in BESIDE lie beside the version folder too."""
     folder = staged / str(report.version)
     shutil.copytree(entry / str(now), folder, copy_function=os.link, ignore=shutil.ignore_patterns(SIGNATURE))
     own = {
@@ -102,7 +103,7 @@ def _write(staged: Path, entry: Path, changed: Mapping[str, bytes], report: Buil
         BOM: bom(report).encode(),
     }
     for name, content in own.items():
-        (folder / name).unlink(missing_ok=True)  # a link: what it names is not to change
+        (folder / name).unlink(missing_ok=True)  # a hard link: the file it shares must not change
         (folder / name).write_bytes(content)
         sync(folder / name)
     for name in BESIDE:

@@ -1,4 +1,4 @@
-"""Which files of builder/runtime are emitted with each kind of model, and where they lie in its version folder."""
+"""The files of builder/runtime that each kind of model gets, and their places in its version folder."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ WITH_TEXT = (*EVERYWHERE, "panics.py", "tokens.py")
 
 
 def with_imports(file: str) -> tuple[str, ...]:
-    """`file` of builder/runtime and the modules there that it imports, by its own relative imports."""
+    """Return `file` of builder/runtime and the modules there that it imports through relative imports."""
     files = [file]
     for node in ast.walk(ast.parse((RUNTIME / file).read_text("utf-8"))):
         if isinstance(node, ast.ImportFrom) and node.level and node.module:
@@ -28,7 +28,7 @@ EXECUTOR_FILES = {  # by EncoderServing.executor
     for file in sorted((RUNTIME / EXECUTORS).glob("*.py"))
     if file.stem != "__init__"
 }
-# of every encoder: all but the tasks and the executors, of which each has its own
+# of every encoder: all but the tasks and the executors; an encoder gets its own one of each
 ENCODER = (
     *sorted(str(file.relative_to(RUNTIME)) for file in (RUNTIME / "encoder").glob("*.py")),
     f"{TASKS}/__init__.py",
@@ -61,10 +61,10 @@ RUNTIME_FILES: Mapping[
 
 
 def runtime_files(kind: str) -> dict[str, bytes | Path]:
-    """The emitted Python of a kind of model, in version 1."""
+    """Return the emitted Python of a kind of model, in version 1."""
     return {f"1/{target}": RUNTIME / source for target, source in RUNTIME_FILES[kind].items()}
 
 
 def task_files(module: str) -> tuple[str, ...]:
-    """The emitted task, and what it builds on."""
+    """Return the file of the emitted task and of the modules that it imports."""
     return with_imports(f"{TASKS}/{module}.py")

@@ -1,6 +1,6 @@
-"""What a repository is made of: models, each with a configuration and files. No file is read or written here.
+"""Entries of a repository: models, each with a configuration and files. Reads and writes no file.
 
-Everything is laid out as version 1; `RepositoryEntry.at` makes another version of it.
+Every entry is laid out as version 1; `RepositoryEntry.at` makes another version of it.
 """
 
 from __future__ import annotations
@@ -28,8 +28,10 @@ class WarmUp:
 
 @dataclass(frozen=True)
 class Config:
-    """What templates/config.pbtxt.j2 needs, all of it. `queue_size`, `queue_timeout_us`: the limits that the dynamic
-    batcher keeps, 0 where it keeps none."""
+    """Values that templates/config.pbtxt.j2 needs, all of them.
+
+    `queue_size`, `queue_timeout_us`: the limits that the dynamic batcher keeps, 0 where it keeps none.
+    """
 
     name: str
     backend: str
@@ -64,24 +66,27 @@ class RepositoryEntry:
     files: Mapping[str, bytes | Path]
 
     def at(self, version: int) -> RepositoryEntry:
-        """The same as version `version`."""
+        """Return the same entry as version `version`."""
         files = {
             numbered(path, version): self._in_version(path, content, version) for path, content in self.files.items()
         }
         return replace(self, config=replace(self.config, version=version), files=files)
 
     def _in_version(self, path: str, content: bytes | Path, version: int) -> bytes | Path:
-        """The arguments of vLLM and TensorRT-LLM say where in the repository their checkpoint is."""
+        """Return a file's content with its paths in version `version`.
+
+        The arguments of vLLM and TensorRT-LLM say where in the repository their checkpoint is.
+        """
         if path not in ("1/model.json", "1/model.yaml") or isinstance(content, Path):
             return content
         return content.replace(f"/{self.name}/1/".encode(), f"/{self.name}/{version}/".encode())
 
 
 def numbered(path: str, version: int, of: int = 1) -> str:
-    """The path that a file of version `of` has in version `version`."""
+    """Return the path in version `version` of a file of version `of`."""
     return re.sub(rf"^(warmup/)?{of}/", rf"\g<1>{version}/", path)
 
 
 def version_files(graph: Graph) -> dict[str, bytes | Path]:
-    """The files of a graph that its engine opens as they are, in version 1."""
+    """Return the files of a graph that its engine opens as they are, in version 1."""
     return {f"1/{file.name}": file for file in graph.files}

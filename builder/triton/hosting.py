@@ -1,8 +1,8 @@
-"""Which models a shared front hosts, and in which version: hosted.json, in the repository of those models.
+"""hosted.json: the models that a shared front hosts, and in which version. It lies in the repository of those models.
 
-The folder `models` of a shared front is a repository like any other, which Triton does not look into: models are built
-into it, rolled back and removed by the same commands. hosted.json is written as the last step of each change of what
-answers, in one rename; the shared front reads it then. Knows files; knows nothing of how they are published.
+The folder `models` of a shared front is a repository like any other, which Triton does not look into: the same commands
+build models into it, roll them back and remove them. Each change of what answers ends by replacing hosted.json in one
+rename; the shared front reads it then. Knows files; knows nothing of how they are published.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from builder.triton.transaction import Change
 
 MODELS = "models"  # the folder
 CONFIG, REPORT = "config.pbtxt", "build.json"
-FRONT = "encoder/front.py"  # what a shared front opens of a version
+FRONT = "encoder/front.py"  # the file of a version that a shared front opens
 NAMES_THE_MODEL, LISTS = "model", "models"  # tensors of a shared front that no task has
 
 
 def hosted_repositories(repository: Path) -> Iterator[Path]:
-    """Those of the shared fronts of `repository`."""
+    """Yield the repositories of the shared fronts of `repository`."""
     yield from (path.parent for path in sorted(repository.glob(f"*/{MODELS}/{HOSTED}")))
 
 
@@ -42,9 +42,10 @@ def refuse_hosted(repository: Path, name: str) -> None:
 
 
 def note(change: Change, repository: Path, name: str, version: int | None) -> None:
-    """Have version `version` of a model answer, or none, where `repository` is that of a shared front.
+    """Record in hosted.json that version `version` of a model answers; None: no version does.
 
-    Raises RepositoryError for a model that the shared front cannot host.
+    Does nothing unless `repository` is that of a shared front. Raises RepositoryError for a model that the shared front
+    cannot host.
     """
     if not (repository / HOSTED).is_file():
         return
@@ -57,7 +58,7 @@ def note(change: Change, repository: Path, name: str, version: int | None) -> No
 
 
 def read_hosted(repository: Path) -> Hosted:
-    """hosted.json. Raises RepositoryError where it cannot be read."""
+    """Read hosted.json. Raises RepositoryError if it cannot be read."""
     try:
         return Hosted(repository)
     except ContractError as error:
@@ -65,7 +66,7 @@ def read_hosted(repository: Path) -> Hosted:
 
 
 def hosted_model(entry: Path, version: int) -> HostedModel:
-    """What hosted.json says of a version. Raises RepositoryError for one that no shared front can host."""
+    """Return what hosted.json says of a version. Raises RepositoryError for one that no shared front can host."""
     name, folder = entry.name, entry / str(version)
     try:
         serving = load(folder)
@@ -94,9 +95,9 @@ def hosted_model(entry: Path, version: int) -> HostedModel:
 
 
 def refuse_other(hosted: Hosted, name: str, repository: Path) -> None:
-    """Raise RepositoryError where hosted.json says of a model what its files do not.
+    """Raise RepositoryError if hosted.json contradicts the files of a model.
 
-    ContractError where it is damaged.
+    Raises ContractError if hosted.json is damaged.
     """
     entry = repository / name
     if Path(name).name != name or not (entry / str(hosted[name].version)).is_dir():
@@ -108,7 +109,7 @@ def refuse_other(hosted: Hosted, name: str, repository: Path) -> None:
 
 
 def config_of(entry: Path, version: int | None = None) -> Any:
-    """The ModelConfig of a model, or of one of its versions. Raises RepositoryError."""
+    """Return the ModelConfig of a model, or of one of its versions. Raises RepositoryError."""
     path = (entry if version is None else entry / str(version)) / CONFIG
     try:
         return parse(path.read_text("utf-8"), entry.name)
@@ -117,7 +118,7 @@ def config_of(entry: Path, version: int | None = None) -> Any:
 
 
 def refuse_misfit(front: Any, model: Any) -> None:
-    """Raise RepositoryError where the shared front `front` does not have the task and the tensors of `model`."""
+    """Raise RepositoryError unless the shared front `front` has the task and the tensors of `model`."""
     tasks = [config.parameters["task"].string_value for config in (front, model)]
     if tasks[0] != tasks[1]:
         raise RepositoryError(

@@ -1,7 +1,7 @@
-"""From a verified encoder to the entries of a repository. Pure: no file is read or written here.
+"""Lay out a verified encoder as the entries of a repository. Pure: reads and writes no file.
 
-NAME/        python: tokenise, run the engine, post-process; dynamic batching on texts
-NAME_model/  the engine, where it is a Triton model of its own
+NAME/        python: tokenise, run the engine, post-process; dynamic batching on texts NAME_model/  the engine, where it
+is a Triton model of its own
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ def serving_document(
     alike: Alike = None,
     truncation_side: Literal["left", "right"] = "right",
 ) -> EncoderServing:
-    """What serving.json tells the emitted front. Raises SpecError.
+    """Return what serving.json tells the emitted front. Raises SpecError.
 
     `alike`: what rows that share a call must have in common.
     """
     token_budget = max(options.serving.token_budget, max_length)
     calls = Calls(options.max_batch_size, max_length, token_budget)
-    buckets = [] if alike == "length" else graph_buckets(options.gpu, graph, calls)  # they pad
+    buckets = [] if alike == "length" else graph_buckets(options.gpu, graph, calls)  # bucketing pads
     return EncoderServing(
         task=module,
         executor=graph.engine if options.in_process else "bls",
@@ -62,7 +62,7 @@ def serving_document(
 
 
 def request_limits(limits: RequestLimitOptions) -> RequestLimits:
-    """What one request may bring, as serving.json states it."""
+    """Return the limits of one request, as serving.json states them."""
     return RequestLimits(**limits.model_dump())
 
 
@@ -75,7 +75,7 @@ def lay_out(
     fields: tuple[Sequence[Field], Sequence[Field]],
     warm_up_rows: Sequence[Mapping[str, Sequence[int]]],
 ) -> tuple[RepositoryEntry, ...]:
-    """The front model with the engine's own files inside or, for BLS, in an entry of their own beside it."""
+    """Return the front model with the engine's own files inside or, for BLS, in an entry of their own beside it."""
     front = Config(
         name=options.name,
         backend="python",
@@ -107,7 +107,7 @@ def lay_out(
 
 @dataclass(frozen=True)
 class QueueLimits:
-    """Of the requests that wait for an encoder; 0: none. `by_front`: whether its front keeps them, and not Triton."""
+    """Limits of the requests that wait for an encoder; 0: none. `by_front`: the front keeps them, instead of Triton."""
 
     by_front: bool
     size: int
@@ -115,7 +115,11 @@ class QueueLimits:
 
 
 def queue_limits(options: LayoutOptions) -> QueueLimits:
-    """Kept by the front, where it can and Triton's batcher need not; where it cannot, those that were asked for."""
+    """Return the limits of the queue, and whether the front or Triton's batcher keeps them.
+
+    The front keeps them if it can and the batcher need not. If it cannot, the batcher keeps those that the options
+    name.
+    """
     queue = options.serving.queue
     if options.serving.batcher_keeps_limits:
         return QueueLimits(False, queue.size, queue.waiting_us)
@@ -135,14 +139,17 @@ def _batcher_limits(options: LayoutOptions) -> dict[str, Any]:
 
 
 def _answers_at_once(options: LayoutOptions) -> bool:
-    """Whether the front answers every request where it came: the Python backend of the release has no other way, or
-    it runs the engine and needs resources for that, which Triton's rate limiter takes back when execute() returns."""
+    """Return True if the front answers every request before execute() returns.
+
+    Either the Python backend of the release has no other way, or the front runs the engine and needs resources for
+    that, which Triton's rate limiter takes back when execute() returns.
+    """
     limited = options.in_process and bool(options.serving.rate_limiter)
     return limited or version_tuple(options.triton) < version_tuple(SENDERS_SINCE)
 
 
 def bucketed(serving: EncoderServing, graph: Graph) -> EncoderServing:
-    """`serving` with calls padded to a few shapes, where the engine of `graph` wants that."""
+    """Return `serving` with calls padded to a few shapes, if the engine of `graph` needs that."""
     batching = serving.batching
     shapes = engine(graph.engine).buckets(batching.max_rows, serving.max_length, batching.token_budget)
     if not shapes or batching.alike == "length":
@@ -153,7 +160,7 @@ def bucketed(serving: EncoderServing, graph: Graph) -> EncoderServing:
 def in_process(
     options: LayoutOptions, serving: EncoderServing, graph: Graph, rows: Sequence[Mapping[str, Sequence[int]]]
 ) -> EncoderServing:
-    """`serving` of a front that runs `graph` itself, and `rows` of it before the first request."""
+    """Return `serving` of a front that runs `graph` itself, and `rows` of it before the first request."""
     room = engine(graph.engine)
     session = room.session(graph, options.session_threads, options.serving.spinning)
     warm_up = [{name: row[name] for name in graph.inputs} for row in rows]
@@ -161,7 +168,7 @@ def in_process(
 
 
 def _front_parameters(serving: EncoderServing) -> dict[str, str]:
-    """Return what its configuration tells of a model: its task, limit, labels, mask, prompts and how it cuts texts."""
+    """Return what a model's configuration tells of it: its task, limit, labels, mask, prompts and how it cuts texts."""
     parameters = {"task": serving.task.replace("_", "-"), "max_input_length": str(serving.max_length)}
     if "labels" in serving.parameters:
         parameters["labels"] = json.dumps(list(serving.parameters["labels"]), ensure_ascii=False)
@@ -202,7 +209,7 @@ def _engine_entry(
         ],
         groups=placement.groups,
         serving=options.serving,
-        dynamic_batching=False,  # rows of one call have one length: the front model has batched them already
+        dynamic_batching=False,  # rows of one call have one length: the front model has already batched them
         default_model_filename=engine(graph.engine).MODEL_FILE,
         rate_limited=True,
         graph_level=options.serving.optimization_level,
@@ -215,7 +222,7 @@ def _engine_entry(
 
 
 def _texts_first(inputs: Sequence[str], rows: Sequence[Mapping[str, Sequence[int]]]) -> Iterator[WarmUp]:
-    """A call of each of `rows`, which is made before a client's first."""
+    """Yield a warm-up call for each of `rows`."""
     for index, row in enumerate(rows):
         values = {name: {"length": len(row[name]), "file": _warm_up_file(index, name)} for name in inputs}
         yield WarmUp(f"text_{index}", 1, values)
@@ -226,7 +233,7 @@ def _warm_up_file(index: int, name: str) -> str:
 
 
 def _largest_first(placement: Placement) -> Iterator[WarmUp]:
-    """The calls that an engine prepares itself for: asked for or not, or a client's first would wait for that."""
+    """Yield the calls that an engine prepares itself for, requested or not: else a client's first call would wait."""
     for index, shapes in enumerate(placement.warm_ups):
         zeros = {name: {"length": shape[1], "file": ""} for name, shape in shapes.items()}
         yield WarmUp(f"profile_{index}", max(shape[0] for shape in shapes.values()), zeros)

@@ -1,7 +1,7 @@
-"""From a verified model that generates to the entries of a repository. Pure: no file is read or written here.
+"""Lay out a verified model that generates as the entries of a repository. Pure: reads and writes no file.
 
-NAME/        python: the decode loop, decoupled, with its graphs where it runs them itself
-NAME_model/  its only graph, where the steps run through BLS
+NAME/        python: the decode loop, decoupled, with its graphs where it runs them itself NAME_model/  its only graph,
+where the steps run through BLS
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def lay_out_generating(
     fields: tuple[Sequence[Field], Sequence[Field]],
     step_inputs: Sequence[Field] = (),
 ) -> tuple[RepositoryEntry, ...]:
-    """The generating model, with its graphs inside or, for BLS, its only one beside it.
+    """Return the generating model, with its graphs inside or, for BLS, its only one beside it.
 
     `fields`: of the front model; `step_inputs`: of the graph that BLS calls, past included.
     """
@@ -57,7 +57,7 @@ def lay_out_generating(
 
 
 def _step(options: LayoutOptions, serving: GenerationServing, graph: Graph, inputs: Sequence[Field]) -> Config:
-    """The model that BLS calls for each step."""
+    """Return the configuration of the model that BLS calls for each step."""
     logits = [field for name, field in _logit_outputs(serving.vocabulary).items() if name in graph.outputs]
     presents = [_present(field) for field in inputs if field.name.startswith("past_")]
     placement = place(options, graph, options.serving.prefill_tokens, serving.arena.length)
@@ -76,7 +76,7 @@ def _step(options: LayoutOptions, serving: GenerationServing, graph: Graph, inpu
 
 
 def _logit_outputs(vocabulary: int) -> dict[str, Field]:
-    """What a graph says of the tokens that may follow, by the names of its outputs."""
+    """Return the fields of a graph's logits, or of its top candidates, by the names of its outputs."""
     candidates = (-1, min(MOST, vocabulary))
     fields = (
         Field("logits", "TYPE_FP32", (-1, vocabulary)),
@@ -91,7 +91,7 @@ def _present(past: Field) -> Field:
 
 
 def _generating_parameters(serving: GenerationServing) -> dict[str, str]:
-    """The same of a model that generates: its task and limits in tokens, whether it chats, its languages."""
+    """Return what a generating model's configuration tells of it: task, limits in tokens, chat format and languages."""
     source, longest = serving.source, serving.arena.length
     limits = {"max_total_tokens": longest} if source is None else {"max_output_length": longest - 1}
     limits["max_input_length"] = longest - 1 if source is None else source.max_length

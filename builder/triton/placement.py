@@ -1,6 +1,6 @@
-"""Where an engine's instances run and what its backend is told, as config.pbtxt states it.
+"""Placement of an engine's instances, and the parameters of its backend, as config.pbtxt states them.
 
-What each engine says is in its own room, builder/engines/*/placement.py. Fields: triton-inference-server/common,
+Each engine's part is in its own package, builder/engines/*/placement.py. Fields: triton-inference-server/common,
 protobuf/model_config.proto.
 """
 
@@ -22,7 +22,7 @@ Shapes = Mapping[str, tuple[int, int]]  # by input: (rows, its second axis)
 
 @dataclass(frozen=True)
 class InstanceGroup:
-    """`profiles`: the numbers of a plan's optimisation profiles that these instances have."""
+    """Group of instances. `profiles`: the numbers of a plan's optimisation profiles that they have."""
 
     count: int
     kind: str = "KIND_CPU"
@@ -40,8 +40,10 @@ class Accelerator:
 
 @dataclass(frozen=True)
 class Placement:
-    """`warm_ups`: calls that Triton makes at load, so that the engine prepares every shape before the first request;
-    empty where a new shape costs nothing.
+    """Placement of one engine.
+
+    `warm_ups`: calls that Triton makes at load, so that the engine prepares every shape before the first request; empty
+    if a new shape costs nothing.
     """
 
     groups: Sequence[InstanceGroup]
@@ -53,14 +55,17 @@ class Placement:
 
 
 def place(options: LayoutOptions, graph: Graph, token_budget: int, max_length: int) -> Placement:
-    """How the engine of `graph` is to run it on `options.target`. Raises SpecError for what it cannot be told."""
+    """Return how the engine of `graph` runs it on `options.target`. Raises SpecError for options that it lacks."""
     room = importlib.import_module(f"builder.engines.{graph.engine}.placement")
     placement: Placement = room.place(options, graph, Calls(options.max_batch_size, max_length, token_budget))
     return placement
 
 
 def on_cpu(options: LayoutOptions, parameters: Mapping[str, str]) -> Placement:
-    """Instances on the CPU, whose backend is told `parameters`. Raises SpecError for what no backend can be told."""
+    """Return the placement of instances on the CPU, whose backend gets `parameters`.
+
+    Raises SpecError for an option that no backend has a parameter for.
+    """
     if not options.serving.spinning:
         raise SpecError(
             "serving.spinning: false is for engines in process; Triton's own backends have no parameter for it: "
@@ -70,9 +75,9 @@ def on_cpu(options: LayoutOptions, parameters: Mapping[str, str]) -> Placement:
 
 
 def graph_buckets(gpu: Gpu, graph: Graph, calls: Calls) -> tuple[tuple[int, int], ...]:
-    """The shapes captured as CUDA graphs, to which the front model pads; none without gpu.cuda_graphs.
+    """Return the shapes captured as CUDA graphs, to which the front model pads; none without gpu.cuda_graphs.
 
-    Raises SpecError for an input whose length is not that of the text: no shape of it is known.
+    Raises SpecError for an input whose length is not that of the text: its shapes are unknown.
     """
     if not gpu.cuda_graphs:
         return ()

@@ -1,7 +1,7 @@
-"""TensorRT's optimisation profiles: which calls an engine takes, and which it is fastest at. Pure functions of shapes.
+"""TensorRT's optimisation profiles: the calls that an engine takes, and those that it is fastest at.
 
-A shape is (rows, tokens of a row). A profile takes the shapes between its least and its most, in both at once.
-Profiles: NVIDIA TensorRT developer guide, "Working with dynamic shapes".
+Pure functions of shapes. A shape is (rows, tokens of a row). A profile takes the shapes between its smallest and its
+largest, in both dimensions at once. Profiles: NVIDIA TensorRT developer guide, "Working with dynamic shapes".
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from builder.spec import Profile
 
-SHORT = 128  # tokens; where texts may be longer, those up to here get a profile of their own
+SHORT = 128  # tokens; if texts may be longer, those up to this length get a profile of their own
 LEAST_BUCKET = 16  # tokens; shorter calls cost a GPU as much
 
 Shape = tuple[int, int]
@@ -19,7 +19,7 @@ Shape = tuple[int, int]
 
 @dataclass(frozen=True)
 class Calls:
-    """The calls a front model makes: at most so many rows, tokens a row, and padded tokens; a single row always."""
+    """Calls that a front model makes: its maximum rows, tokens of a row and padded tokens; a single row always fits."""
 
     rows: int
     length: int
@@ -32,7 +32,7 @@ class Calls:
 
 
 def default_profiles(calls: Calls) -> tuple[Profile, ...]:
-    """A profile for short texts and one for longer ones, where there are longer ones; no length is in both.
+    """Return a profile for short texts and, if there are longer ones, one for those; no length is in both.
 
     Each is tuned for texts of half the length it ends at, as many as the token budget allows.
     """
@@ -42,7 +42,7 @@ def default_profiles(calls: Calls) -> tuple[Profile, ...]:
 
 
 def covering_profile(calls: Calls) -> Profile:
-    """The one profile that takes every call, for an engine that has no other."""
+    """Return the one profile that takes every call, for an engine that has no other."""
     return _profile(calls, 1, calls.length)
 
 
@@ -53,7 +53,7 @@ def _profile(calls: Calls, shortest: int, longest: int) -> Profile:
 
 
 def largest_calls(profile: Profile, calls: Calls) -> tuple[Shape, ...]:
-    """The calls of most rows and of longest rows among `calls` that `profile` takes."""
+    """Return the calls of `calls` that `profile` takes with the most rows, and with the longest rows."""
     rows = min(calls.rows, profile.max[0])
     length = min(calls.length, profile.max[1])
     most = (rows, min(length, max(profile.min[1], calls.token_budget // rows)))
@@ -62,9 +62,9 @@ def largest_calls(profile: Profile, calls: Calls) -> tuple[Shape, ...]:
 
 
 def buckets(calls: Calls) -> tuple[Shape, ...]:
-    """The shapes that calls are padded to where only captured ones run as CUDA graphs: powers of two, and the ends.
+    """Return the shapes that calls are padded to if only captured ones run as CUDA graphs: powers of two and the ends.
 
-    In order of tokens, so that the first that holds a call is the smallest.
+    Sorted by tokens, so that the first that fits a call is the smallest.
     """
     rows = [*_doublings(1, calls.rows), calls.rows]
     lengths = [*_doublings(min(LEAST_BUCKET, calls.length), calls.length), calls.length]
@@ -80,12 +80,12 @@ def _doublings(first: int, end: int) -> list[int]:
 
 
 def takes(profile: Profile, shape: Shape) -> bool:
-    """Whether an engine can run `shape` in `profile`."""
+    """Return True if an engine can run `shape` in `profile`."""
     return all(low <= size <= high for low, size, high in zip(profile.min, shape, profile.max, strict=True))
 
 
 def uncovered(profiles: Sequence[Profile], calls: Calls) -> Shape | None:
-    """The smallest of `calls` that no profile takes; None where each is taken by one.
+    """Return the smallest of `calls` that no profile takes; None if each is taken by one.
 
     Coverage changes only where a profile begins and after its end, so only those places are looked at.
     """
@@ -97,7 +97,10 @@ def uncovered(profiles: Sequence[Profile], calls: Calls) -> Shape | None:
 
 
 def input_shapes(profile: Profile, inputs: Sequence[str], of_tokens: Collection[str]) -> dict[str, dict[str, Shape]]:
-    """min, opt and max of each input. What is not of tokens is the task's own, from one to as many as tokens."""
+    """Return the min, opt and max shape of each input.
+
+    The second axis of an input that is not of tokens is the task's own: from one to as many as tokens.
+    """
     sides: Mapping[str, Shape] = {"min": profile.min, "opt": profile.opt, "max": profile.max}
     return {
         name: {side: shape if name in of_tokens or side == "max" else (shape[0], 1) for side, shape in sides.items()}

@@ -48,14 +48,16 @@ def publish(
     workplace: Path | None = None,
     since: int | None = None,
 ) -> BuildReport:
-    """Make its entries the next version in `repository` and have that served; `keep` versions remain. `first`: the
-    least number that it may have. `workplace`: a folder of this build alone, whose files are not written twice.
-    `since`: the newest version when the build began; where another process has made a later one of the same, that is
-    the version, so that two equal builds do not take the place of the two versions before.
+    """Publish the entries as the next version in `repository`, serve it and return its report.
 
-    A version that cannot be served yet, because a GPU has its plan still to compile, does not take the place of one
-    that can. Returns the report of the version, which lies in it as build.json. Raises RepositoryError when the disk or
-    the folder does not allow it; the repository is then as before.
+    `keep`: how many versions remain. `first`: the smallest number that it may have. `workplace`: a folder of this build
+    alone, whose files are not written twice. `since`: the newest version when the build began; if another process has
+    since published a later one of the same build, that version is returned, so that two equal builds do not displace
+    the two versions before.
+
+    A version that cannot be served yet, because a GPU still has to compile its plan, does not replace one that can. The
+    report lies in the version as build.json. Raises RepositoryError if the disk or the folder does not allow it; the
+    repository is then as before.
     """
     if not isinstance(outcome, Verified | Unverified):
         raise TypeError(f"only Verified or Unverified entries are published, not {type(outcome).__name__}")
@@ -85,7 +87,7 @@ def publish(
 
 
 def _made_since(entry: Path, since: int | None, key: str | None) -> BuildReport | None:
-    """The newest version, where it is later than `since` and of the same checkpoint and options; else None."""
+    """Return the report of the newest version if it is later than `since` and of the same checkpoint and options."""
     number = max(numbers(entry), default=0)
     if since is None or key is None or number <= since:
         return None
@@ -96,7 +98,7 @@ def _made_since(entry: Path, since: int | None, key: str | None) -> BuildReport 
 
 
 def _note(repository: Path, report: BuildReport, published: Published) -> None:
-    """Remember where the files of a version are, for whoever publishes the same."""
+    """Remember where the files of a version are, for later builds that publish the same files."""
     for name, files in report.files.items():
         for path, digest in files.items():
             published.note(digest, repository / name / path)
@@ -123,7 +125,7 @@ def _make(repository: Path) -> None:
 
 
 def existing_source(repository: Path, name: str) -> str | None:
-    """The checkpoint that the model `name` in `repository` was built from; None where there is no such model."""
+    """Return the checkpoint that the model `name` in `repository` was built from; None if there is no such model."""
     report = repository / name / REPORT
     if not (repository / name).exists():
         return None
@@ -134,7 +136,7 @@ def existing_source(repository: Path, name: str) -> str | None:
 
 
 def _as_version(outcome: Verified | Unverified, number: int) -> tuple[list[RepositoryEntry], BuildReport]:
-    """The entries and their report as version `number`."""
+    """Return the entries and their report as version `number`."""
     entries = [entry.at(number) for entry in outcome.entries]
     files = {}
     for entry in entries:
@@ -147,20 +149,22 @@ def _as_version(outcome: Verified | Unverified, number: int) -> tuple[list[Repos
 def _served(entry: Path) -> int | None:
     try:
         return served(entry)
-    except RepositoryError:  # its config.pbtxt is damaged: this build replaces it
+    except RepositoryError:  # the config.pbtxt is damaged: this build replaces it
         return None
 
 
 def _waits(engine: RepositoryEntry) -> bool:
-    """Whether a version cannot be served before its plan is compiled."""
+    """Return True if a version cannot be served before its plan is compiled."""
     return any(path.split("/")[1] == RECIPE for path in engine.files)
 
 
 def _write(
     folder: Path, entry: RepositoryEntry, report: BuildReport, there: Path, published: Published, workplace: Path | None
 ) -> None:
-    """One entry, as it is without other versions, linked to what is the same in earlier ones, which are in `there`,
-    in other models, and in `workplace`."""
+    """Write one entry without its other versions.
+
+    Files that earlier versions (in `there`), other models or `workplace` have already are links to those.
+    """
     version, digests = entry.config.version, report.files[entry.name]
     own: dict[str, bytes | Path] = {
         **entry.files,
@@ -197,7 +201,7 @@ def _copy(content: bytes | Path, target: Path) -> None:
 
 
 def _linked(target: Path, content: bytes | Path, earlier: Sequence[Path]) -> bool:
-    """Link `target` to the first of `earlier` that has this content; False where none has, or links cannot be."""
+    """Link `target` to the first of `earlier` that has this content; return False if none has it or links fail."""
     for path in earlier:
         if path.is_file() and _holds(path, content):
             try:
@@ -215,7 +219,7 @@ def _holds(path: Path, content: bytes | Path) -> bool:
 
 
 def move_in(change: Change, staged: Path, entry: Path, number: int) -> None:
-    """Put a version beside the others, where Triton does not look for it yet; where there are none, the whole entry."""
+    """Move a version in beside the others, where Triton does not look yet; without others, move the whole entry."""
     if not entry.exists():
         change.move(staged, entry)
         return
